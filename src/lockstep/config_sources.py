@@ -1,0 +1,308 @@
+"""Where a config comes from: presets, YAML/JSON/TOML files and the command line, one validator for all.
+
+Later sources override earlier ones: defaults, the preset of the environment, the file, the command line.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from lockstep.config import Config, RunOptions
+from lockstep.presets import preset_for
+
+FILE_SUFFIXES = (".yaml", ".yml", ".json", ".toml")
+
+ALIASES = {
+    "env": "env.id",
+    "env_id": "env.id",
+    "total_timesteps": "total_steps",
+    "timesteps": "total_steps",
+    "n_envs": "num_envs",
+    "n_steps": "num_steps",
+    "n_epochs": "ppo.num_epochs",
+    "learning_rate": "ppo.learning_rate",
+    "lr": "ppo.learning_rate",
+    "gamma": "ppo.gamma",
+    "gae_lambda": "ppo.gae_lambda",
+    "ent_coef": "ppo.entropy_coef",
+    "target_kl": "ppo.target_kl",
+    "max_grad_norm": "ppo.max_grad_norm",
+    "log_jsonl": "log.jsonl",
+    "num_workers": "env.workers",
+    "world_size": "nproc",
+    "nproc_per_node": "nproc",
+}
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One setting: its dotted path and its type."""
+
+    path: str
+    annotation: Any
+
+    @property
+    def kind(self) -> str:
+        """How the command line gives it: ``flag``, ``list``, ``json`` or ``value``."""
+        choices = [a for a in _members(self.annotation) if a is not type(None)]
+        if bool in choices:
+            return "flag"
+        if any(typing.get_origin(a) is tuple for a in choices):
+            return "list"
+        return "json" if any(typing.get_origin(a) is dict for a in choices) else "value"
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    return typing.get_args(annotation) if union else (annotation,)
+
+
+def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[Leaf]:
+    """Every setting of a config model, depth first."""
+    for name, info in model.model_fields.items():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            yield from leaves(info.annotation, f"{prefix}{name}.")
+        else:
+            yield Leaf(prefix + name, info.annotation)
+
+
+LEAVES = {leaf.path: leaf for model in (Config, RunOptions) for leaf in leaves(model)}
+
+
+def nearest(key: str, known: Sequence[str]) -> str:
+    """``'; did you mean X?'`` for the closest known key, or nothing."""
+    lookup = {k.split(".")[-1]: k for k in known} | {k: k for k in known}
+    close = difflib.get_close_matches(key, lookup, 1, 0.6) or difflib.get_close_matches(key.split(".")[-1], lookup, 1, 0.6)
+    return f"; did you mean {lookup[close[0]]}?" if close else ""
+
+
+# --- validation -------------------------------------------------------------------------------------------------
+
+
+def _describe(error: Any) -> str:
+    kind, value = error["type"], error["input"]
+    path = ".".join(str(part) for part in error["loc"])
+    if kind == "extra_forbidden":
+        return f"{path}: unknown key{nearest(path, list(LEAVES))}"
+    if kind in ("value_error", "assertion_error"):
+        text = str(error["ctx"]["error"])
+        return text if text.startswith(path) or not path else f"{path}: {text}"
+    message = error["msg"][0].lower() + error["msg"][1:]
+    return f"{path}: {value!r}: {message}"
+
+
+def validate(model: type[BaseModel], values: Mapping[str, Any], source: str) -> Any:
+    """Build a config model; a ``ValueError`` of one line with key, value and limit if that fails."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        problems = error.errors()
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise ValueError(f"{source}: {_describe(problems[0])}{more}") from None
+
+
+# --- files ------------------------------------------------------------------------------------------------------
+
+
+def _yaml(text: str) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from None
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """Read a YAML, JSON or TOML config file; keys may be nested or dotted.
+
+    Raises:
+        ValueError: the file is missing, of another kind, or doesn't parse; one line that says so.
+    """
+    if not path.is_file():
+        siblings = [str(p) for p in path.parent.glob("*") if p.suffix in FILE_SUFFIXES] if path.parent.is_dir() else []
+        close = difflib.get_close_matches(str(path), siblings, 1, 0.5)
+        raise ValueError(f"{path}: no such config file" + (f"; did you mean {close[0]}?" if close else ""))
+    readers = {".toml": tomllib.loads, ".json": json.loads, ".yaml": _yaml, ".yml": _yaml}
+    if path.suffix not in readers:
+        raise ValueError(f"{path}: a config file ends in {', '.join(FILE_SUFFIXES)}")
+    try:
+        values = readers[path.suffix](path.read_text())
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path}: can't be read: {error}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path}: a config is a mapping of keys to values, not {type(values).__name__}")
+    return nested(values)
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys as nested dicts, aliases as the names they stand for."""
+    out: dict[str, Any] = {}
+    for key, value in values.items():
+        name = str(key).replace("-", "_")
+        if name == "env" and isinstance(value, dict):
+            path = [name]
+        else:
+            path = ALIASES.get(name, name).split(".")
+        merge(out, _nest(path, nested(value) if isinstance(value, dict) and path != ["env", "kwargs"] else value))
+    return out
+
+
+def _nest(path: Sequence[str], value: Any) -> dict[str, Any]:
+    for part in reversed(path):
+        value = {part: value}
+    return value
+
+
+def merge(base: dict[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
+    """Overlay nested dicts in place; ``env.kwargs`` is replaced whole; returns ``base``."""
+    for key, value in overlay.items():
+        if isinstance(value, Mapping) and isinstance(base.get(key), dict) and key != "kwargs":
+            merge(base[key], value)
+        else:
+            base[key] = value
+    return base
+
+
+# --- command line -----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Arguments:
+    """What a command line says: positional words, and settings as nested dicts."""
+
+    positional: list[str] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+def _leaf_of(flag: str) -> tuple[Leaf, bool]:
+    """The setting that ``--flag`` names, and whether it is negated (``--no-quiet``, ``--log.no-tensorboard``)."""
+    name = flag[2:].replace("-", "_")
+    name = ALIASES.get(name, name)
+    if name in LEAVES:
+        return LEAVES[name], False
+    group, _, last = name.rpartition(".")
+    positive = f"{group}.{last[3:]}" if group else last[3:]
+    if last.startswith("no_") and positive in LEAVES and LEAVES[positive].kind == "flag":
+        return LEAVES[positive], True
+    flags = ["--" + path.replace("_", "-") for path in [*LEAVES, *ALIASES]]
+    close = difflib.get_close_matches(flag, flags, 1, 0.6)
+    raise ValueError(f"{flag}: unknown option{f'; did you mean {close[0]}?' if close else ''} (lockstep train --help lists all)")
+
+
+def _value(leaf: Leaf, flag: str, words: list[str]) -> Any:
+    if leaf.kind == "json":
+        try:
+            return json.loads(words[0])
+        except ValueError:
+            raise ValueError(f"{flag}: {words[0]!r} is not JSON, e.g. '{{\"g\": 9.8}}'") from None
+    values = [None if w.lower() in ("none", "null") else w for w in words]
+    if leaf.kind == "list":
+        return [part for w in words for part in w.split(",") if part]
+    return values[0]
+
+
+def parse_arguments(argv: Sequence[str]) -> Arguments:
+    """Split a command line into positional words and settings; values are checked later, by the config itself.
+
+    Raises:
+        ValueError: an unknown option or a missing value, in one line with the nearest option.
+    """
+    out, words = Arguments(), list(argv)
+    while words:
+        word = words.pop(0)
+        if not word.startswith("--"):
+            out.positional.append(word)
+            continue
+        flag, _, inline = word.partition("=")
+        leaf, negated = _leaf_of(flag)
+        given = [inline] if "=" in word else []
+        if leaf.kind == "flag":
+            if not given and words and words[0].lower() in ("true", "false"):
+                given = [words.pop(0)]
+            value: Any = (given[0] if given else "true") if not negated else "false"
+        else:
+            takes = len(words) if leaf.kind == "list" else 1
+            while not ("=" in word) and words and len(given) < takes and not words[0].startswith("--"):
+                given.append(words.pop(0))
+            if not given:
+                raise ValueError(f"{flag}: needs a value")
+            value = _value(leaf, flag, given)
+        merge(out.settings, _nest(leaf.path.split("."), value))
+    return out
+
+
+# --- together ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for: the config, its options, and which settings were given explicitly."""
+
+    config: Config
+    options: RunOptions
+    overrides: dict[str, Any]
+
+
+def base_settings(target: str | None) -> tuple[dict[str, Any], str]:
+    """The settings of a config file, a run directory or an environment id, and what to call their source."""
+    if target is None:
+        return {}, "command line"
+    path = Path(target)
+    if path.suffix in FILE_SUFFIXES:
+        return read_file(path), target
+    if path.is_dir() and (path / "config.json").is_file():
+        return read_file(path / "config.json"), str(path / "config.json")
+    return {"env": {"id": target}}, target
+
+
+def _layer(base: dict[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
+    if "num_envs_per_rank" in overlay and "num_envs" not in overlay:
+        base = {k: v for k, v in base.items() if k != "num_envs"}
+    if "num_envs" in overlay and "num_envs_per_rank" not in overlay:
+        base = {k: v for k, v in base.items() if k != "num_envs_per_rank"}
+    return merge(base, overlay)
+
+
+def _env_id(*layers: Mapping[str, Any]) -> str | None:
+    found = None
+    for layer in layers:
+        env = layer.get("env")
+        found = (env.get("id") if isinstance(env, Mapping) else env) or found
+    return found
+
+
+def read_request(argv: Sequence[str]) -> Request:
+    """The config and options of ``lockstep train ARGV``.
+
+    Raises:
+        ValueError: one line that names the key, the value and what would work.
+    """
+    arguments = parse_arguments(argv)
+    if len(arguments.positional) > 1:
+        raise ValueError(f"{arguments.positional[1]!r}: one config file or environment id is enough")
+    target = arguments.positional[0] if arguments.positional else None
+    file_settings, source = base_settings(target)
+    if isinstance(file_settings.get("env"), str):
+        file_settings["env"] = {"id": file_settings["env"]}
+    options_given = {k: v for k, v in arguments.settings.items() if k in RunOptions.model_fields}
+    config_given = {k: v for k, v in arguments.settings.items() if k in Config.model_fields}
+    options_in_file = {k: file_settings.pop(k) for k in list(file_settings) if k in RunOptions.model_fields}
+    options = validate(RunOptions, options_in_file | options_given, "command line" if options_given else source)
+    if target is None and options.resume is None and _env_id(config_given) is None:
+        raise ValueError("a config file or an environment id is needed, e.g. lockstep train CartPole-v1")
+    env_id = _env_id(file_settings, config_given)
+    base = preset_for(env_id) if env_id else {}
+    validate(Config, _layer(json.loads(json.dumps(base)), file_settings), source)
+    settings = _layer(_layer(base, file_settings), config_given)
+    return Request(validate(Config, settings, "command line"), options, merge(dict(file_settings), config_given))

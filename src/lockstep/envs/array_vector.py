@@ -1,0 +1,114 @@
+"""Array environments stepped all at once with NumPy: keyed resets, time limit, same-step autoreset."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from lockstep.config import EnvConfig
+from lockstep.envs.description import EnvDescription, array_environment
+from lockstep.envs.keyed import episode_key
+from lockstep.envs.vector import Buffers, HostEnvs, buffer_layout
+from lockstep.shards import keyed_generator
+
+
+class ArrayEnvs(HostEnvs):
+    """One batch of an array environment.
+
+    Args:
+        config: which environment.
+        description: its spaces.
+        seed: the run's seed.
+        env_ids: global ids of the environments.
+        purpose: of the resets' keys.
+    """
+
+    def __init__(
+        self, config: EnvConfig, description: EnvDescription, seed: int, env_ids: Sequence[int], purpose: str
+    ) -> None:
+        layout = buffer_layout(description, len(env_ids), 1)
+        super().__init__(description, env_ids, Buffers(**{k: np.zeros(s, d) for k, (s, d) in layout.items()}))
+        kind = array_environment(config.id)
+        assert kind is not None
+        self._env = kind(**config.kwargs)
+        self._seed, self._purpose = seed, purpose
+        self._limit = description.max_episode_steps or self._env.max_episode_steps
+        self._elapsed = np.zeros(len(env_ids), np.int64)
+        self._state: dict[str, np.ndarray] = {}
+        self._low = np.asarray(description.action_low, np.float32)
+        self._high = np.asarray(description.action_high, np.float32)
+
+    def _draws(self, rows: Sequence[int]) -> np.ndarray:
+        keys = [episode_key(self._purpose, self.env_ids[r], int(self.buffers.episodes[r])) for r in rows]
+        draws = [keyed_generator(self._seed, self._purpose, *key).random(self._env.reset_draws, np.float32) for key in keys]
+        return np.stack(draws)
+
+    def _step_draws(self) -> np.ndarray | None:
+        """Random numbers of a step, keyed by environment, episode and step."""
+        if not self._env.step_draws:
+            return None
+        rows = []
+        for r, env_id in enumerate(self.env_ids):
+            key = (*episode_key(self._purpose, env_id, int(self.buffers.episodes[r])), int(self._elapsed[r]))
+            rows.append(keyed_generator(self._seed, f"{self._purpose}/step", *key).random(self._env.step_draws, np.float32))
+        return np.stack(rows)
+
+    def _flat(self, observation: np.ndarray) -> np.ndarray:
+        return np.asarray(observation, np.float32).reshape(len(observation), -1)
+
+    def reset(self) -> None:
+        """See :meth:`HostEnvs.reset`."""
+        state, observation = self._env.reset(np, self._draws(range(self.num_envs)))
+        self._state = {k: np.array(v) for k, v in state.items()}
+        self.buffers.observations[:] = self._flat(observation)
+        self._elapsed[:] = 0
+
+    def _actions(self) -> np.ndarray:
+        actions = self.buffers.actions
+        if self.description.discrete:
+            return actions + self.description.action_start
+        return np.clip(actions, self._low, self._high).reshape(-1, *self.description.action_shape)
+
+    def step(self) -> None:
+        """See :meth:`HostEnvs.step`."""
+        b = self.buffers
+        state, observation, reward, terminated = self._env.step(np, self._state, self._actions(), self._step_draws())
+        self._elapsed += 1
+        b.rewards[:] = reward
+        b.terminated[:] = terminated
+        b.truncated[:] = self._elapsed >= self._limit
+        b.observations[:] = self._flat(observation)
+        self._state = state
+        rows = np.flatnonzero(b.terminated | b.truncated)
+        if rows.size:
+            b.final_observations[rows] = b.observations[rows]
+            b.episodes[rows] += 1
+            self._reset_rows(rows)
+
+    def _reset_rows(self, rows: np.ndarray) -> None:
+        fresh, observation = self._env.reset(np, self._draws(rows.tolist()))
+        state = {k: np.array(v) for k, v in self._state.items()}
+        for key, value in fresh.items():
+            state[key][rows] = value
+        self._state = state
+        self.buffers.observations[rows] = self._flat(observation)
+        self._elapsed[rows] = 0
+
+    def save_states(self) -> list[dict[str, np.ndarray] | None]:
+        """See :meth:`HostEnvs.save_states`."""
+        return [
+            {k: np.asarray(v[row]) for k, v in self._state.items()} | {"elapsed": np.asarray(self._elapsed[row])}
+            for row in range(self.num_envs)
+        ]
+
+    def restore(self, env: int, actions: np.ndarray, hashes: np.ndarray, state: dict[str, np.ndarray]) -> bool:
+        """See :meth:`HostEnvs.restore`; an array environment comes back by its arrays."""
+        if not self._state:
+            observations = self.buffers.observations.copy()
+            self.reset()
+            self.buffers.observations[:] = observations
+        self._elapsed[env] = state["elapsed"]
+        for key, value in self._state.items():
+            value[env] = state[key]
+        return True

@@ -1,0 +1,112 @@
+"""What an array environment is: physics as two pure functions on arrays, written once for NumPy, PyTorch and JAX.
+
+Nothing here imports an engine. Whoever calls passes the array namespace ``xp`` (``numpy``, ``array_api_compat.torch``
+or ``jax.numpy``), and with it arrays of that namespace, on any device. Constants are Python numbers, which take the
+dtype of the array they meet, so that float32 stays float32 on all three; no function branches on an array, so that
+``jax.jit`` can trace it. Every operation is elementwise over environments, of kinds whose bits depend neither on how
+many environments there are nor on where one stands among them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+from array_api_compat import is_torch_array
+from gymnasium.spaces import Box, Discrete
+
+Array = Any
+State = dict[str, Array]
+
+
+class ArrayEnvironment(ABC):
+    """A batch of ``n`` environments as pure functions; autoreset and time limits are the caller's.
+
+    Attributes:
+        gymnasium_id: Gymnasium's own environment of the same physics; it draws the pictures.
+        max_episode_steps: steps after which the caller truncates an episode.
+        reset_draws: uniform random numbers that a reset takes per environment.
+        step_draws: uniform random numbers that a step takes per environment.
+        render_fps: pictures per second of simulated time.
+        observation_space: of one environment, float32.
+        action_space: of one environment.
+    """
+
+    gymnasium_id: ClassVar[str]
+    max_episode_steps: ClassVar[int]
+    reset_draws: ClassVar[int]
+    step_draws: ClassVar[int] = 0
+    render_fps: ClassVar[int]
+    observation_space: Box
+    action_space: Discrete | Box
+
+    _renderer: gymnasium.Env | None = None
+
+    @abstractmethod
+    def reset(self, xp: Any, random: Array) -> tuple[State, Array]:
+        """Start an episode in every environment.
+
+        Args:
+            xp: array namespace of ``random``.
+            random: float32 ``[n, reset_draws]``, uniform in [0, 1).
+
+        Returns:
+            State, arrays ``[n, …]``, and observation, float32 ``[n, *observation_space.shape]``; they share no memory.
+        """
+
+    @abstractmethod
+    def step(self, xp: Any, state: State, action: Array, random: Array) -> tuple[State, Array, Array, Array]:
+        """One step of every environment; the inputs are left as they are.
+
+        Args:
+            xp: array namespace of the arrays.
+            state: arrays ``[n, …]``.
+            action: integers ``[n]`` (Discrete) or floats ``[n, *action_space.shape]`` (Box).
+            random: float32 ``[n, step_draws]``, uniform in [0, 1); may be None where a step takes none.
+
+        Returns:
+            State; observation, float32 ``[n, *observation_space.shape]``; reward, float32 ``[n]``; terminated, bool
+            ``[n]``. They share no memory with the inputs or each other.
+        """
+
+    @abstractmethod
+    def pose(self, renderer: Any, row: dict[str, np.ndarray]) -> None:
+        """Put Gymnasium's environment ``renderer`` into the state ``row`` of one environment."""
+
+    def render(self, state: State, index: int = 0) -> np.ndarray:
+        """Draw one environment.
+
+        Args:
+            state: arrays ``[n, …]`` of any namespace, on any device.
+            index: which of the ``n``.
+
+        Returns:
+            The picture, uint8 ``[height, width, 3]``.
+
+        Raises:
+            ValueError: pygame, which draws it, isn't installed.
+        """
+        try:
+            if self._renderer is None:
+                made = gymnasium.make(self.gymnasium_id, render_mode="rgb_array", disable_env_checker=True)
+                self._renderer = made.unwrapped
+            self.pose(self._renderer, {name: host_array(values[index]) for name, values in state.items()})
+            return np.asarray(self._renderer.render(), dtype=np.uint8)
+        except gymnasium.error.DependencyNotInstalled:
+            raise ValueError(
+                f"render: a picture of {self.gymnasium_id} needs pygame, which isn't installed; "
+                'pip install "gymnasium[classic-control]"'
+            ) from None
+
+    def close(self) -> None:
+        """Give back what :meth:`render` opened, if it did; it opens it again when needed."""
+        if self._renderer is not None:
+            self._renderer.close()
+            self._renderer = None
+
+
+def host_array(values: Array) -> np.ndarray:
+    """An array of any namespace, on any device, as NumPy on the host."""
+    return np.asarray(values.detach().cpu() if is_torch_array(values) else values)

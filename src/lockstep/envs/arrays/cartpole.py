@@ -1,0 +1,87 @@
+"""CartPole-v1 on arrays: the cart and pole of Barto, Sutton and Anderson (1983) as Gymnasium simulates them.
+
+"Neuronlike adaptive elements that can solve difficult learning control problems", IEEE Transactions on Systems, Man,
+and Cybernetics SMC-13(5); equations of motion after Florian (2007), "Correct equations for the dynamics of the
+cart-pole system", without friction.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+
+from lockstep.envs.arrays.base import Array, ArrayEnvironment, State
+
+
+class CartPole(ArrayEnvironment):
+    """Push a cart left (0) or right (1) to keep its pole upright: reward 1 a step, the terminating step too.
+
+    State, each float32 ``[n]``: ``x`` (m), ``x_dot`` (m/s), ``theta`` (rad, 0 is upright), ``theta_dot`` (rad/s).
+    The observation is these four in this order.
+    """
+
+    gymnasium_id = "CartPole-v1"
+    max_episode_steps = 500
+    reset_draws = 4
+    render_fps = 50
+
+    gravity: float = 9.8
+    """m/s²."""
+    cart_mass: ClassVar[float] = 1.0
+    """kg."""
+    pole_mass: ClassVar[float] = 0.1
+    """kg."""
+    half_pole_length: ClassVar[float] = 0.5
+    """m."""
+    force: ClassVar[float] = 10.0
+    """N."""
+    time_step: ClassVar[float] = 0.02
+    """s."""
+    x_limit: ClassVar[float] = 2.4
+    """m from the centre, beyond which the episode ends."""
+    theta_limit: ClassVar[float] = math.radians(12)
+    """rad from upright, beyond which the episode ends."""
+    reset_range: ClassVar[float] = 0.05
+    """A reset draws every component of the state from ± this."""
+
+    def __init__(self) -> None:
+        high = np.array([2 * self.x_limit, np.inf, 2 * self.theta_limit, np.inf], np.float32)
+        self.observation_space = Box(-high, high, dtype=np.float32)
+        self.action_space = Discrete(2)
+
+    def reset(self, xp: Any, random: Array) -> tuple[State, Array]:
+        """Start every episode near the upright rest: all four components uniform in ±0.05."""
+        names = ("x", "x_dot", "theta", "theta_dot")
+        state = {name: (2 * random[:, column] - 1) * self.reset_range for column, name in enumerate(names)}
+        return state, xp.stack(tuple(state.values()), axis=-1)
+
+    def step(self, xp: Any, state: State, action: Array, random: Array) -> tuple[State, Array, Array, Array]:
+        """One explicit Euler step of 0.02 s."""
+        x, x_dot, theta, theta_dot = state["x"], state["x_dot"], state["theta"], state["theta_dot"]
+        push = xp.full_like(x, self.force)
+        x_acc, theta_acc = self._accelerations(xp, theta, theta_dot, xp.where(action == 1, push, -push))
+        moved = {
+            "x": x + self.time_step * x_dot,
+            "x_dot": x_dot + self.time_step * x_acc,
+            "theta": theta + self.time_step * theta_dot,
+            "theta_dot": theta_dot + self.time_step * theta_acc,
+        }
+        terminated = (xp.abs(moved["x"]) > self.x_limit) | (xp.abs(moved["theta"]) > self.theta_limit)
+        return moved, xp.stack(tuple(moved.values()), axis=-1), xp.ones_like(x), terminated
+
+    def _accelerations(self, xp: Any, theta: Array, theta_dot: Array, force: Array) -> tuple[Array, Array]:
+        """Of the cart (m/s²) and of the pole's angle (rad/s²): Florian (2007), without friction."""
+        total_mass = self.cart_mass + self.pole_mass
+        mass_length = self.pole_mass * self.half_pole_length
+        cos, sin = xp.cos(theta), xp.sin(theta)
+        pushed = (force + mass_length * (theta_dot * theta_dot) * sin) / total_mass
+        inertia = self.half_pole_length * (4 / 3 - self.pole_mass * (cos * cos) / total_mass)
+        theta_acc = (self.gravity * sin - cos * pushed) / inertia
+        return pushed - mass_length * theta_acc * cos / total_mass, theta_acc
+
+    def pose(self, renderer: Any, row: dict[str, np.ndarray]) -> None:
+        """Put Gymnasium's CartPole into the state ``row``."""
+        renderer.state = np.array([row["x"], row["x_dot"], row["theta"], row["theta_dot"]], np.float64)

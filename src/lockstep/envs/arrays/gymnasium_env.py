@@ -1,0 +1,92 @@
+"""One array environment as a ``gymnasium.Env``, so that any library can use it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from lockstep.envs.arrays import ARRAY_ENVIRONMENTS, State
+
+
+class ArrayGymnasiumEnv(gymnasium.Env):
+    """An array environment on NumPy with ``n = 1``; random numbers come from Gymnasium's ``np_random``.
+
+    Args:
+        array_environment: key of ``ARRAY_ENVIRONMENTS``.
+        render_mode: None or ``"rgb_array"``.
+        kwargs: arguments of the array environment.
+
+    Raises:
+        ValueError: one of the first two is something else.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"]}  # noqa: RUF012 (Gymnasium's own declaration)
+
+    def __init__(self, array_environment: str, render_mode: str | None = None, **kwargs: Any) -> None:
+        if array_environment not in ARRAY_ENVIRONMENTS:
+            known = ", ".join(ARRAY_ENVIRONMENTS)
+            raise ValueError(f"array_environment: {array_environment!r} is none of ours; there are {known}")
+        if render_mode not in (None, "rgb_array"):
+            raise ValueError(f"render_mode: {render_mode!r} isn't offered; use 'rgb_array' or None")
+        self.array_environment = ARRAY_ENVIRONMENTS[array_environment](**kwargs)
+        self.metadata = {**self.metadata, "render_fps": self.array_environment.render_fps}
+        self.observation_space = self.array_environment.observation_space
+        self.action_space = self.array_environment.action_space
+        self.render_mode = render_mode
+        self._state: State | None = None
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Start an episode.
+
+        Args:
+            seed: of ``np_random``; None goes on with the generator as it stands.
+            options: there are none; taken because Gymnasium's interface has it.
+
+        Returns:
+            Observation, float32 of ``observation_space``, and an empty info.
+        """
+        super().reset(seed=seed, options=options)
+        self._state, observation = self.array_environment.reset(np, self._random(self.array_environment.reset_draws))
+        return observation[0], {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """One step.
+
+        Args:
+            action: of ``action_space``; a continuous one beyond its bounds is up to the physics (Pendulum clips it).
+
+        Returns:
+            Observation float32; reward; terminated; truncated, False (the registered time limit is around this
+            environment); an empty info.
+
+        Raises:
+            ValueError: a discrete action that doesn't exist.
+        """
+        space = self.action_space
+        if isinstance(space, gymnasium.spaces.Discrete) and not space.contains(action):
+            raise ValueError(f"action: {action!r} isn't one of the {space.n} actions {space}")
+        draws = self._random(self.array_environment.step_draws)
+        self._state, observation, reward, terminated = self.array_environment.step(
+            np, self._started(), np.asarray(action)[None], draws
+        )
+        return observation[0], float(reward[0]), bool(terminated[0]), False, {}
+
+    def render(self) -> np.ndarray | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The picture, uint8 ``[height, width, 3]``, or None without a render mode."""
+        return None if self.render_mode is None else self.array_environment.render(self._started())
+
+    def close(self) -> None:
+        """Give back what rendering opened."""
+        self.array_environment.close()
+
+    def _random(self, draws: int) -> np.ndarray:
+        return self.np_random.random((1, draws), dtype=np.float32)
+
+    def _started(self) -> State:
+        if self._state is None:
+            raise gymnasium.error.ResetNeeded("call reset() before step() or render()")
+        return self._state

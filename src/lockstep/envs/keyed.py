@@ -1,0 +1,127 @@
+"""One Gymnasium environment whose k-th episode is seeded by ``(seed, purpose, global env id, k)`` and nothing else."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from lockstep.config import EnvConfig
+from lockstep.envs.description import EnvDescription, make_environment
+from lockstep.envs.replay import row_hashes
+from lockstep.shards import keyed_seed
+
+
+class EnvironmentFailureError(RuntimeError):
+    """An environment raised, died or hung; the message is one line that names it."""
+
+
+def episode_key(purpose: str, env_id: int, episode: int) -> tuple[int, ...]:
+    """The key of an episode's reset: training counts episodes, an evaluation repeats the same ones."""
+    return (env_id,) if purpose == "eval" else (env_id, episode)
+
+
+class KeyedEnv:
+    """A Gymnasium environment with keyed resets, float32 observations and bounded actions.
+
+    Args:
+        config: which environment.
+        description: its spaces.
+        seed: the run's seed.
+        env_id: its global id.
+        purpose: ``"reset"`` for training, ``"eval"`` for evaluation.
+    """
+
+    def __init__(self, config: EnvConfig, description: EnvDescription, seed: int, env_id: int, purpose: str) -> None:
+        self.env_id, self._seed, self._purpose = env_id, seed, purpose
+        self._description = description
+        self._low = np.asarray(description.action_low)
+        self._high = np.asarray(description.action_high)
+        self._env = make_environment(config)
+        self._dtype = getattr(self._env.action_space, "dtype", None)
+
+    def _failure(self, where: str, error: Exception) -> EnvironmentFailureError:
+        frames = traceback.extract_tb(error.__traceback__)
+        at = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+        text = " ".join(str(error).split())
+        return EnvironmentFailureError(
+            f"environment {self.env_id} ({self._description.id}) raised in {where}: {type(error).__name__}: {text}{at}"
+        )
+
+    def reset(self, episode: int) -> np.ndarray:
+        """Start the k-th episode; observation float32, flat."""
+        key = episode_key(self._purpose, self.env_id, episode)
+        try:
+            observation, _ = self._env.reset(seed=keyed_seed(self._seed, self._purpose, *key))
+        except Exception as error:
+            raise self._failure("reset", error) from error
+        return np.asarray(observation, np.float32).reshape(-1)
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool]:
+        """One step.
+
+        Args:
+            action: an index (discrete), or an unbounded float vector that is clipped to the space's bounds.
+
+        Returns:
+            Observation float32 flat, reward, terminated, truncated.
+        """
+        try:
+            observation, reward, terminated, truncated, _ = self._env.step(self._native(action))
+        except Exception as error:
+            raise self._failure("step", error) from error
+        return np.asarray(observation, np.float32).reshape(-1), float(reward), bool(terminated), bool(truncated)
+
+    def _native(self, action: Any) -> Any:
+        if self._description.discrete:
+            return int(action) + self._description.action_start
+        return np.clip(action, self._low, self._high).astype(self._dtype).reshape(self._description.action_shape)
+
+    @property
+    def _hooks(self) -> Any:
+        inner = self._env.unwrapped
+        return inner if hasattr(inner, "get_env_state") and hasattr(inner, "set_env_state") else None
+
+    def save_state(self) -> dict[str, np.ndarray] | None:
+        """The arrays of an environment that offers ``get_env_state()`` and ``set_env_state(arrays)``, else None."""
+        return None if self._hooks is None else {k: np.asarray(v) for k, v in self._hooks.get_env_state().items()}
+
+    def restore(
+        self, episode: int, actions: np.ndarray, hashes: np.ndarray, observation: np.ndarray, state: dict[str, np.ndarray]
+    ) -> bool:
+        """Bring back a live episode: by its state hooks, else by replaying its actions and checking every step.
+
+        Args:
+            episode: its index k.
+            actions: ``[length, …]`` actions since the reset.
+            hashes: ``[length]`` uint64, of each step's observation and reward.
+            observation: the float32 observation at the end.
+            state: arrays of the state hooks, empty without.
+
+        Returns:
+            Whether the episode is exactly back; if not the environment is left as the check found it.
+        """
+        current = self.reset(episode)
+        if state and self._hooks is not None:
+            self._hooks.set_env_state(state)
+            self._set_elapsed_steps(len(actions))
+            return True
+        for action, expected in zip(actions, hashes, strict=True):
+            current, reward, terminated, truncated = self.step(action)
+            if terminated or truncated or row_hashes(current[None], np.array([reward]))[0] != expected:
+                return False
+        return bool(np.array_equal(current, observation, equal_nan=True))
+
+    def _set_elapsed_steps(self, steps: int) -> None:
+        env: gymnasium.Env | None = self._env
+        while isinstance(env, gymnasium.Wrapper):
+            if isinstance(env, gymnasium.wrappers.TimeLimit):
+                env._elapsed_steps = steps
+            env = env.env
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._env.close()

@@ -1,0 +1,36 @@
+"""From a config to the environments of a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from lockstep.config import EnvConfig
+from lockstep.envs.array_vector import ArrayEnvs
+from lockstep.envs.description import EnvDescription
+from lockstep.envs.vector import HostEnvs, InProcessEnvs
+from lockstep.envs.workers import WorkerEnvs
+
+
+def make_envs(
+    config: EnvConfig,
+    description: EnvDescription,
+    seed: int,
+    env_ids: Sequence[int],
+    fail: Callable[[str], None],
+    purpose: str = "reset",
+) -> HostEnvs:
+    """The environments with these global ids.
+
+    Args:
+        config: which environment, and in how many worker processes.
+        description: its spaces.
+        seed: the run's seed.
+        env_ids: global ids.
+        fail: ends the process with a message, for an environment in this process that hangs.
+        purpose: ``"reset"`` for training, ``"eval"`` for evaluation.
+    """
+    if description.is_array:
+        return ArrayEnvs(config, description, seed, env_ids, purpose)
+    if config.workers:
+        return WorkerEnvs(config, description, seed, env_ids, purpose)
+    return InProcessEnvs(config, description, seed, env_ids, purpose, fail)

@@ -1,0 +1,91 @@
+"""The actions of live episodes, kept so that a seeded environment can be brought back by replaying them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+_MULTIPLIERS = np.random.Generator(np.random.Philox(key=0x10C557E9)).integers(
+    0, 2**63, size=4096, dtype=np.uint64
+) * np.uint64(2) + np.uint64(1)
+
+
+def _weights(size: int) -> np.ndarray:
+    rounds = -(-size // _MULTIPLIERS.size)
+    tiled = np.concatenate([_MULTIPLIERS * np.uint64(2 * r + 1) for r in range(rounds)])
+    return tiled[:size]
+
+
+def row_hashes(observations: np.ndarray, rewards: np.ndarray) -> np.ndarray:
+    """A 64-bit multilinear hash of each row's bits.
+
+    Args:
+        observations: float32 ``[..., size]``.
+        rewards: float64 ``[...]``.
+
+    Returns:
+        uint64 ``[...]``.
+    """
+    bits = np.ascontiguousarray(observations, np.float32).view(np.uint32).astype(np.uint64)
+    rewards_bits = np.ascontiguousarray(rewards, np.float64).view(np.uint64)
+    weights = _weights(bits.shape[-1] + 1)
+    return (bits * weights[:-1]).sum(-1, dtype=np.uint64) + rewards_bits * weights[-1]
+
+
+@dataclass
+class LiveEpisode:
+    """Actions and hashes of one environment's live episode; ``None`` once it is longer than the limit."""
+
+    actions: list[np.ndarray] = field(default_factory=list)
+    hashes: list[np.ndarray] = field(default_factory=list)
+    length: int = 0
+
+
+class ReplayLog:
+    """Live episodes of all local environments.
+
+    Args:
+        num_envs: local environments.
+        limit: longest episode, in steps, whose actions are kept.
+    """
+
+    def __init__(self, num_envs: int, limit: int) -> None:
+        self._limit = limit
+        self._live = [LiveEpisode() for _ in range(num_envs)]
+
+    def extend(self, actions: np.ndarray, hashes: np.ndarray, done: np.ndarray) -> None:
+        """Append a rollout: actions ``[T, E, …]``, hashes uint64 ``[T, E]``, done ``[T, E]`` (cuts what came before)."""
+        steps = len(done)
+        last_done = np.where(done.any(0), steps - 1 - np.argmax(done[::-1], axis=0), -1)
+        for env, last in enumerate(last_done.tolist()):
+            live = LiveEpisode() if last >= 0 else self._live[env]
+            live.length += steps - 1 - last
+            if live.length > self._limit:
+                live.actions, live.hashes = [], []
+            else:
+                live.actions.append(actions[last + 1 :, env].copy())
+                live.hashes.append(hashes[last + 1 :, env].copy())
+            self._live[env] = live
+
+    def actions(self, env: int, like: np.ndarray) -> np.ndarray:
+        """Actions ``[length, …]`` of an environment's live episode, in the dtype and shape of a row of ``like``."""
+        parts = self._live[env].actions
+        return np.concatenate(parts) if parts else np.empty((0, *like.shape[1:]), like.dtype)
+
+    def hashes(self, env: int) -> np.ndarray:
+        """Hashes uint64 ``[length]`` of an environment's live episode."""
+        parts = self._live[env].hashes
+        return np.concatenate(parts) if parts else np.empty(0, np.uint64)
+
+    def length(self, env: int) -> int:
+        """Steps of the live episode, kept or not."""
+        return self._live[env].length
+
+    def restore(self, env: int, actions: np.ndarray, hashes: np.ndarray, length: int) -> None:
+        """Set an environment's live episode."""
+        self._live[env] = LiveEpisode([actions] if len(actions) else [], [hashes] if len(hashes) else [], length)
+
+    def clear(self, env: int) -> None:
+        """Forget an environment's live episode: it was reset."""
+        self._live[env] = LiveEpisode()

@@ -1,0 +1,224 @@
+"""The environments of one rank, stepped together, with same-step autoreset.
+
+Three back ends behind one interface: Gymnasium environments in the rank itself (:class:`InProcessEnvs`), in worker
+processes (:mod:`lockstep.envs.workers`), and array environments (:mod:`lockstep.envs.array_vector`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lockstep.config import EnvConfig
+from lockstep.envs.description import EnvDescription
+from lockstep.envs.keyed import KeyedEnv
+
+
+@dataclass
+class Buffers:
+    """What one step reads and writes, for ``E`` environments.
+
+    ``actions`` int64 ``[E]`` or float32 ``[E, A]``; ``observations`` and ``final_observations`` float32
+    ``[E, size]``; ``rewards`` float64 ``[E]``; ``terminated``, ``truncated`` bool ``[E]``; ``episodes`` int64 ``[E]``,
+    the index of each environment's live episode; ``stepping`` int64 ``[1 or workers]``, who is being stepped now.
+    A row of ``final_observations`` is valid where the step ended an episode; ``observations`` then holds the first
+    observation of the next one.
+    """
+
+    actions: np.ndarray
+    observations: np.ndarray
+    final_observations: np.ndarray
+    rewards: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    episodes: np.ndarray
+    stepping: np.ndarray
+
+
+def buffer_layout(description: EnvDescription, num_envs: int, slots: int) -> dict[str, tuple[tuple[int, ...], Any]]:
+    """Shape and dtype of each buffer."""
+    size = description.observation_size
+    actions = ((num_envs,), np.int64) if description.discrete else ((num_envs, description.num_actions), np.float32)
+    return {
+        "actions": actions,
+        "observations": ((num_envs, size), np.float32),
+        "final_observations": ((num_envs, size), np.float32),
+        "rewards": ((num_envs,), np.float64),
+        "terminated": ((num_envs,), np.bool_),
+        "truncated": ((num_envs,), np.bool_),
+        "episodes": ((num_envs,), np.int64),
+        "stepping": ((slots,), np.int64),
+    }
+
+
+class HostEnvs(ABC):
+    """Environments that are stepped on the host.
+
+    Attributes:
+        description: their spaces.
+        env_ids: their global ids.
+        buffers: what the last step left.
+    """
+
+    def __init__(self, description: EnvDescription, env_ids: Sequence[int], buffers: Buffers) -> None:
+        self.description = description
+        self.env_ids = list(env_ids)
+        self.buffers = buffers
+
+    @property
+    def num_envs(self) -> int:
+        """Environments here."""
+        return len(self.env_ids)
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Start the episodes ``buffers.episodes`` in every environment."""
+
+    @abstractmethod
+    def step(self) -> None:
+        """Step every environment with ``buffers.actions``; an ended episode is followed by the next one."""
+
+    @abstractmethod
+    def save_states(self) -> list[dict[str, np.ndarray] | None]:
+        """Each environment's own state, None where only replaying can restore it."""
+
+    @abstractmethod
+    def restore(self, env: int, actions: np.ndarray, hashes: np.ndarray, state: dict[str, np.ndarray]) -> bool:
+        """Bring back the live episode of one environment; False if it was restarted (as its next episode) instead."""
+
+    def close(self) -> None:
+        """Let the environments go."""
+
+
+def reset_envs(envs: Sequence[KeyedEnv], buffers: Buffers, first: int, slot: int) -> None:
+    """Reset the environments whose rows begin at ``first``."""
+    for row, env in enumerate(envs, first):
+        buffers.stepping[slot] = row
+        buffers.observations[row] = env.reset(int(buffers.episodes[row]))
+    buffers.stepping[slot] = -1
+
+
+def step_envs(envs: Sequence[KeyedEnv], buffers: Buffers, first: int, slot: int) -> None:
+    """Step the environments whose rows begin at ``first``, resetting those that end."""
+    for row, env in enumerate(envs, first):
+        buffers.stepping[slot] = row
+        observation, reward, terminated, truncated = env.step(buffers.actions[row])
+        buffers.rewards[row] = reward
+        buffers.terminated[row] = terminated
+        buffers.truncated[row] = truncated
+        if terminated or truncated:
+            buffers.final_observations[row] = observation
+            buffers.episodes[row] += 1
+            observation = env.reset(int(buffers.episodes[row]))
+        buffers.observations[row] = observation
+    buffers.stepping[slot] = -1
+
+
+def restore_env(
+    env: KeyedEnv, buffers: Buffers, row: int, actions: np.ndarray, hashes: np.ndarray, state: dict[str, np.ndarray]
+) -> bool:
+    """Restore one environment's live episode; restart it as the next one where that fails."""
+    if env.restore(int(buffers.episodes[row]), actions, hashes, buffers.observations[row], state):
+        return True
+    buffers.episodes[row] += 1
+    buffers.observations[row] = env.reset(int(buffers.episodes[row]))
+    return False
+
+
+class Watchdog:
+    """Ends the process with one line when an environment in it takes longer than its limit.
+
+    Args:
+        limit: seconds.
+        message: names the environment that hangs.
+        fail: called with the message; must end the process.
+    """
+
+    def __init__(self, limit: float, message: Callable[[], str], fail: Callable[[str], None]) -> None:
+        self._limit, self._message, self._fail = limit, message, fail
+        self._started: float | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="environment-watchdog", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> None:
+        self._started = time.monotonic()
+
+    def __exit__(self, *exc: object) -> None:
+        self._started = None
+
+    def _watch(self) -> None:
+        while not self._closed.wait(min(1.0, self._limit / 4)):
+            started = self._started
+            if started is not None and time.monotonic() - started > self._limit:
+                self._fail(self._message())
+                return
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._closed.set()
+
+
+class InProcessEnvs(HostEnvs):
+    """Gymnasium environments stepped one after the other in this process.
+
+    Args:
+        config: which environment.
+        description: its spaces.
+        seed: the run's seed.
+        env_ids: global ids of the environments.
+        purpose: of the resets' keys.
+        fail: ends the process with a message, for an environment that hangs.
+    """
+
+    def __init__(
+        self,
+        config: EnvConfig,
+        description: EnvDescription,
+        seed: int,
+        env_ids: Sequence[int],
+        purpose: str,
+        fail: Callable[[str], None],
+    ) -> None:
+        layout = buffer_layout(description, len(env_ids), 1)
+        super().__init__(description, env_ids, Buffers(**{k: np.zeros(s, d) for k, (s, d) in layout.items()}))
+        self._limit = config.timeout
+        self._envs = [KeyedEnv(config, description, seed, env_id, purpose) for env_id in env_ids]
+        self._watchdog = Watchdog(config.timeout, self._hang, fail)
+
+    def _hang(self) -> str:
+        row = int(self.buffers.stepping[0])
+        return (
+            f"environment {self.env_ids[max(row, 0)]} ({self.description.id}) didn't answer within "
+            f"{self._limit:g} s (env.timeout)"
+        )
+
+    def reset(self) -> None:
+        """See :meth:`HostEnvs.reset`."""
+        with self._watchdog:
+            reset_envs(self._envs, self.buffers, 0, 0)
+
+    def step(self) -> None:
+        """See :meth:`HostEnvs.step`."""
+        with self._watchdog:
+            step_envs(self._envs, self.buffers, 0, 0)
+
+    def save_states(self) -> list[dict[str, np.ndarray] | None]:
+        """See :meth:`HostEnvs.save_states`."""
+        return [env.save_state() for env in self._envs]
+
+    def restore(self, env: int, actions: np.ndarray, hashes: np.ndarray, state: dict[str, np.ndarray]) -> bool:
+        """See :meth:`HostEnvs.restore`."""
+        return restore_env(self._envs[env], self.buffers, env, actions, hashes, state)
+
+    def close(self) -> None:
+        """See :meth:`HostEnvs.close`."""
+        self._watchdog.close()
+        for env in self._envs:
+            env.close()

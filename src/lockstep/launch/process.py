@@ -1,0 +1,61 @@
+"""How a process of the run ends: with its parent, on a signal, or with one line that says why."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+EXIT_USER_ERROR = 2
+EXIT_FAILURE = 1
+
+
+def end_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent dies (Linux; elsewhere a closed pipe must do)."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def _error_file() -> Path | None:
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    return Path(path) if path else None
+
+
+def report_failure(message: str, *, secondary: bool = False) -> None:
+    """Say why this rank fails: to the launcher if there is one that listens, else on standard error.
+
+    Args:
+        message: one line, or a traceback where the program itself is at fault.
+        secondary: this rank fails only because another one did; a launcher shows it last.
+    """
+    path = _error_file()
+    if path is not None:
+        extra = {"timestamp": str(int(time.time())), "secondary": secondary}
+        path.write_text(json.dumps({"message": {"message": message, "extraInfo": extra}}))
+    if path is None or "LOCKSTEP_LAUNCHER" not in os.environ:
+        print(f"lockstep: error: {message}", file=sys.stderr, flush=True)
+
+
+def read_failure(path: str | None) -> tuple[str, bool] | None:
+    """What :func:`report_failure` wrote: the message and whether it is secondary; None if there is nothing."""
+    try:
+        content: Any = json.loads(Path(path or "").read_text())
+    except (OSError, ValueError):
+        return None
+    message = content.get("message", content)
+    if isinstance(message, dict):
+        return str(message.get("message", "")), bool(message.get("extraInfo", {}).get("secondary", False))
+    return str(message), False
+
+
+def fail_now(message: str) -> NoReturn:
+    """Report and end this process at once, from any thread, whatever the main thread is stuck in."""
+    report_failure(message)
+    sys.stderr.flush()
+    os._exit(EXIT_FAILURE)

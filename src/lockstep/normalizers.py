@@ -1,0 +1,112 @@
+"""Running normalisation of observations and rewards, on the host in float64, the same for both engines.
+
+Statistics are frozen during an iteration; after it the shards' deltas are merged in shard order (Chan et al. 1983).
+Everything here works on one shard at a time, so that nothing depends on which shards a rank owns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+EPSILON = 1e-8
+
+
+@dataclass
+class RunningMoments:
+    """Count, mean ``[size]`` and sum of squared deviations ``[size]``, float64."""
+
+    count: float
+    mean: np.ndarray
+    m2: np.ndarray
+
+    @classmethod
+    def empty(cls, size: int) -> RunningMoments:
+        """Moments of nothing."""
+        return cls(0.0, np.zeros(size), np.zeros(size))
+
+    @property
+    def variance(self) -> np.ndarray:
+        """Population variance ``[size]``; ones as long as there is nothing."""
+        return self.m2 / self.count if self.count else np.ones_like(self.m2)
+
+    def merge(self, count: float, mean: np.ndarray, m2: np.ndarray) -> None:
+        """Take in the moments of further samples."""
+        if not count:
+            return
+        total = self.count + count
+        delta = mean - self.mean
+        self.mean = self.mean + delta * (count / total)
+        self.m2 = self.m2 + m2 + delta * delta * (self.count * count / total)
+        self.count = total
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What a checkpoint holds."""
+        return {"count": np.array([self.count]), "mean": self.mean, "m2": self.m2}
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, np.ndarray]) -> RunningMoments:
+        """The reverse of :meth:`arrays`."""
+        return cls(float(arrays["count"][0]), arrays["mean"].copy(), arrays["m2"].copy())
+
+
+def shard_moments(samples: np.ndarray) -> np.ndarray:
+    """Mean and M2 of one shard's samples ``[n, size]``: float64 ``[2, size]``."""
+    x = np.ascontiguousarray(samples, np.float64)
+    mean = x.mean(0)
+    return np.stack([mean, np.square(x - mean).sum(0)])
+
+
+def merge_shards(moments: RunningMoments, parts: np.ndarray, count: int) -> None:
+    """Merge every shard's mean and M2, ``[num_shards, 2, size]`` of ``count`` samples each, in shard order."""
+    for mean, m2 in parts:
+        moments.merge(count, mean, m2)
+
+
+class ObservationNormalizer:
+    """Observations to zero mean and unit variance, within ``±clip``."""
+
+    def __init__(self, moments: RunningMoments, clip: float) -> None:
+        self.moments, self._clip = moments, np.float32(clip)
+        self.freeze()
+
+    def freeze(self) -> None:
+        """Use the moments as they are now until the next call."""
+        self._mean = self.moments.mean.astype(np.float32)
+        self._scale = (1.0 / np.sqrt(self.moments.variance + EPSILON)).astype(np.float32)
+
+    def __call__(self, observations: np.ndarray) -> np.ndarray:
+        """Normalise float32 ``[…, size]``."""
+        scaled = (observations - self._mean) * self._scale
+        return np.clip(scaled, -self._clip, self._clip, out=scaled)
+
+
+class RewardNormalizer:
+    """Rewards divided by the standard deviation of the discounted return, within ``±clip``.
+
+    Args:
+        moments: of the discounted return, size 1.
+        clip: limit of a normalised reward.
+        gamma: discount.
+        num_envs: local environments; ``running`` is each one's discounted return so far, float64 ``[num_envs]``.
+    """
+
+    def __init__(self, moments: RunningMoments, clip: float, gamma: float, num_envs: int) -> None:
+        self.moments, self._clip, self._gamma = moments, clip, gamma
+        self.running = np.zeros(num_envs)
+
+    def __call__(self, rewards: np.ndarray) -> np.ndarray:
+        """Normalise float64 ``[…]``."""
+        return np.clip(rewards / np.sqrt(self.moments.variance[0] + EPSILON), -self._clip, self._clip)
+
+    def discounted_returns(self, rewards: np.ndarray, done: np.ndarray) -> np.ndarray:
+        """Discounted return after each step, ``[T, num_envs]``; starts anew after a done one."""
+        out = np.empty_like(rewards)
+        running = self.running
+        for t in range(len(rewards)):
+            running = running * self._gamma + rewards[t]
+            out[t] = running
+            running = np.where(done[t], 0.0, running)
+        self.running = running
+        return out

@@ -1,0 +1,1 @@
+"""What a run leaves on disk and shows on the terminal; the only place that knows which rank writes."""

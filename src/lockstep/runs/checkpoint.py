@@ -1,0 +1,261 @@
+"""Checkpoints: safetensors and JSON, written in the background, committed by a rename, checked by a manifest."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load as load_safetensors
+from safetensors.numpy import save as save_safetensors
+
+MANIFEST = "manifest.json"
+GROUPS = ("policy", "optimizer", "normalizers")
+FORMAT = 1
+_NAME = re.compile(r"step_(\d+)$")
+
+
+class CheckpointError(ValueError):
+    """A checkpoint can't be written or read; the message is one line that names it."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint in memory.
+
+    Attributes:
+        arrays: ``policy/…``, ``optimizer/…`` and ``normalizers/…`` by name.
+        env_shards: each shard's environment arrays.
+        state: counters and whatever else is JSON.
+        path: where it was read from.
+    """
+
+    arrays: dict[str, np.ndarray]
+    env_shards: dict[int, dict[str, np.ndarray]]
+    state: dict[str, Any]
+    path: Path | None = None
+
+
+def pack(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """Arrays as safetensors bytes."""
+    return save_safetensors({name: np.ascontiguousarray(a) for name, a in arrays.items()})
+
+
+def unpack(content: bytes) -> dict[str, np.ndarray]:
+    """The reverse of :func:`pack`."""
+    return load_safetensors(content)
+
+
+def to_files(arrays: Mapping[str, np.ndarray], env_shards: Mapping[int, bytes], state: Mapping[str, Any]) -> dict[str, bytes]:
+    """A checkpoint's files by relative path; array names lose the prefix that their file's name says."""
+    files: dict[str, bytes] = {}
+    for group in GROUPS:
+        members = {k.removeprefix(f"{group}/"): v for k, v in arrays.items() if k.startswith(f"{group}/")}
+        files[f"{group}.safetensors"] = pack(members)
+    files |= {f"envs/shard_{shard}.safetensors": content for shard, content in env_shards.items()}
+    files["state.json"] = (json.dumps(state, indent=1) + "\n").encode()
+    return files
+
+
+# --- reading ----------------------------------------------------------------------------------------------------
+
+
+def problem_with(path: Path) -> str | None:
+    """Why a directory is not a valid checkpoint, or None if it is: every file of the manifest, byte for byte."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_text())
+        files = dict(manifest["files"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"{path} has no valid {MANIFEST}"
+    for name, expected in files.items():
+        try:
+            actual = hashlib.sha256((path / name).read_bytes()).hexdigest()
+        except OSError:
+            return f"{path / name} is missing"
+        if actual != expected:
+            return f"{path / name} is damaged (its sha256 is not the manifest's)"
+    return None
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read and check one checkpoint directory.
+
+    Raises:
+        CheckpointError: naming the file that is missing or damaged.
+    """
+    problem = problem_with(path)
+    if problem:
+        raise CheckpointError(problem)
+    arrays: dict[str, np.ndarray] = {}
+    for group in GROUPS:
+        members = unpack((path / f"{group}.safetensors").read_bytes())
+        arrays |= {f"{group}/{name}": a for name, a in members.items()}
+    shards = {int(f.stem.removeprefix("shard_")): unpack(f.read_bytes()) for f in (path / "envs").glob("shard_*")}
+    return Checkpoint(arrays, shards, json.loads((path / "state.json").read_text()), path)
+
+
+def step_of(path: Path) -> int | None:
+    """Global step of a checkpoint directory, by its name."""
+    match = _NAME.match(path.name)
+    return int(match.group(1)) if match else None
+
+
+def checkpoints_in(directory: Path) -> list[Path]:
+    """Checkpoint directories, newest first, valid or not."""
+    found = [p for p in directory.glob("step_*") if p.is_dir() and step_of(p) is not None]
+    return sorted(found, key=lambda p: step_of(p) or 0, reverse=True)
+
+
+def _score(path: Path) -> float | None:
+    try:
+        return json.loads((path / MANIFEST).read_text()).get("score")
+    except (OSError, ValueError):
+        return None
+
+
+def best_of(directory: Path) -> Path | None:
+    """The checkpoint with the highest score, the newest among equals."""
+    scored = [(score, step_of(p) or 0, p) for p in checkpoints_in(directory) if (score := _score(p)) is not None]
+    return max(scored)[2] if scored else None
+
+
+def find_checkpoint(directory: Path, which: str = "latest") -> Checkpoint:
+    """Read a run's checkpoint: ``latest``, ``best``, or a step number.
+
+    A damaged one is passed over, with a warning, for the newest valid one before it.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    if which == "best":
+        best = best_of(directory)
+        if best is None:
+            raise CheckpointError(f"{directory} holds no checkpoint with a return to be best by")
+        return read_checkpoint(best)
+    if which != "latest":
+        path = directory / f"step_{which.removeprefix('step_')}"
+        if not path.is_dir():
+            steps = ", ".join(str(step_of(p)) for p in checkpoints_in(directory)) or "none"
+            raise CheckpointError(f"{directory} holds no checkpoint of step {which}; there are: {steps}")
+        return read_checkpoint(path)
+    problems = []
+    for path in checkpoints_in(directory):
+        problem = problem_with(path)
+        if problem is None:
+            for passed in problems:
+                print(f"lockstep: warning: {passed}; passed over for {path.name}", file=sys.stderr)
+            return read_checkpoint(path)
+        problems.append(problem)
+    raise CheckpointError("; ".join(problems) if problems else f"{directory} holds no checkpoint to resume from or load")
+
+
+# --- writing ----------------------------------------------------------------------------------------------------
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_directory(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def commit(directory: Path, step: int, files: Mapping[str, bytes], score: float | None) -> Path:
+    """Write a checkpoint so that it is there whole or not at all: temporary directory, fsync, rename."""
+    final, temporary = directory / f"step_{step}", directory / f".step_{step}.{os.getpid()}.tmp"
+    if final.exists() and problem_with(final) is None:
+        return final
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        for name, content in files.items():
+            _write(temporary / name, content)
+        hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+        manifest = {"format": FORMAT, "step": step, "score": score, "files": hashes}
+        _write(temporary / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
+        for folder in {(temporary / name).parent for name in files} | {temporary}:
+            _sync_directory(folder)
+        if final.exists():
+            shutil.rmtree(final)
+        temporary.rename(final)
+        _sync_directory(directory)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        why = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error)
+        raise CheckpointError(f"checkpoint {final} can't be written: {why}; earlier checkpoints are untouched") from None
+    return final
+
+
+def prune(directory: Path, keep_last: int, keep_best: bool) -> None:
+    """Remove all but the newest ``keep_last`` checkpoints and the best one."""
+    keep = set(checkpoints_in(directory)[:keep_last])
+    best = best_of(directory) if keep_best else None
+    for path in checkpoints_in(directory):
+        if path not in keep and path != best:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+class CheckpointWriter:
+    """Commits checkpoints in a background thread, one at a time; a failure is raised at the next call.
+
+    Args:
+        directory: ``checkpoints/`` of the run.
+        keep_last: newest ones to keep.
+        keep_best: whether the best one is kept as well.
+    """
+
+    def __init__(self, directory: Path, keep_last: int, keep_best: bool) -> None:
+        self._directory, self._keep_last, self._keep_best = directory, keep_last, keep_best
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        for leftover in directory.glob(".step_*.tmp"):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+    def save(self, step: int, files: Mapping[str, bytes], score: float | None) -> None:
+        """Commit a checkpoint in the background, once the one before it is done."""
+        self.wait()
+        self._thread = threading.Thread(target=self._run, args=(step, files, score), name="checkpoint-writer")
+        self._thread.start()
+
+    def _run(self, step: int, files: Mapping[str, bytes], score: float | None) -> None:
+        try:
+            commit(self._directory, step, files, score)
+            prune(self._directory, self._keep_last, self._keep_best)
+        except BaseException as error:
+            self._error = error
+
+    def wait(self) -> None:
+        """Wait for the checkpoint under way; raises what went wrong with it."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+
+class NullCheckpointWriter:
+    """The writer of a rank that writes nothing."""
+
+    def save(self, step: int, files: Mapping[str, bytes], score: float | None) -> None:
+        """Nothing to do here."""
+
+    def wait(self) -> None:
+        """Nothing to do here."""

@@ -1,0 +1,188 @@
+"""What a run shows while it trains: a live bar on a terminal, a line now and then in a pipe.
+
+There is no background thread: the display is drawn in ``update``. A thread could hold a lock at the moment in which an
+environment process is forked, and the child would wait for it forever.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any, Protocol, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as RichProgress
+
+UNKNOWN = "–"
+LINE_INTERVAL = 2.0  # seconds between two plain lines
+DRAW_INTERVAL = 0.1  # seconds between two drawings of the live bar
+
+
+class Progress(Protocol):
+    """Shows how far a run is."""
+
+    def update(self, record: Mapping[str, Any]) -> None:
+        """Show the state after one iteration: ``record`` is its metrics record."""
+        ...
+
+    def message(self, text: str) -> None:
+        """Print a line of its own, above the bar if there is one."""
+        ...
+
+    def close(self) -> None:
+        """Show the last state and leave the terminal as it was; a second call does nothing."""
+        ...
+
+
+def make_progress(total_steps: int, quiet: bool, stream: TextIO | None = None) -> Progress:
+    """The display that suits ``stream`` (default: stdout): live on a terminal, plain lines elsewhere, none if quiet."""
+    if quiet:
+        return NullProgress()
+    output = sys.stdout if stream is None else stream
+    if output.isatty():
+        console = Console(file=output)
+        if console.is_terminal and not console.is_dumb_terminal:
+            return TerminalProgress(total_steps, console)
+    return PlainProgress(total_steps, output)
+
+
+class NullProgress:
+    """Shows nothing: for ``--quiet`` and for every rank but 0."""
+
+    def update(self, record: Mapping[str, Any]) -> None:
+        """Do nothing."""
+
+    def message(self, text: str) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class PlainProgress:
+    """Prints a line at the first update, then at most one every two seconds, and the last state on closing.
+
+    When nobody reads any more (``| head``) it falls silent, and training goes on.
+    """
+
+    def __init__(self, total_steps: int, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._total_steps = total_steps
+        self._stream: TextIO | None = stream
+        self._clock = clock
+        self._next_line = -math.inf
+        self._unprinted: Mapping[str, Any] | None = None
+
+    def update(self, record: Mapping[str, Any]) -> None:
+        """Print the state if it is time."""
+        self._unprinted = record
+        if self._clock() >= self._next_line:
+            self._print_state()
+            self._next_line = self._clock() + LINE_INTERVAL
+
+    def message(self, text: str) -> None:
+        """Print ``text``."""
+        if self._stream is None:
+            return
+        try:
+            print(text, file=self._stream, flush=True)
+        except BrokenPipeError:
+            self._stream = None
+
+    def close(self) -> None:
+        """Print the last state unless it is there already."""
+        self._print_state()
+
+    def _print_state(self) -> None:
+        if self._unprinted is not None:
+            self.message(plain_line(self._unprinted, self._total_steps))
+            self._unprinted = None
+
+
+class TerminalProgress:
+    """A bar over the run's global steps, with return, speed, time left and time gone, redrawn in place.
+
+    Whatever else is printed meanwhile appears above the bar.
+    """
+
+    def __init__(self, total_steps: int, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._total_steps = total_steps
+        self._clock = clock
+        self._next_drawing = -math.inf
+        is_stdout = console.file is sys.stdout
+        self._bar = RichProgress(
+            BarColumn(bar_width=None),
+            TaskProgressColumn(),
+            TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
+            TextColumn("return {task.fields[mean_return]}  {task.fields[speed]} steps/s  eta {task.fields[eta]}"),
+            TimeElapsedColumn(),
+            console=console,
+            auto_refresh=False,
+            redirect_stdout=is_stdout,
+            redirect_stderr=is_stdout and sys.stderr.isatty(),  # a stderr that goes to a file keeps going there
+            get_time=clock,
+            expand=True,
+        )
+        self._task = self._bar.add_task("", total=total_steps, mean_return=UNKNOWN, speed=UNKNOWN, eta=UNKNOWN)
+        self._bar.start()
+
+    def update(self, record: Mapping[str, Any]) -> None:
+        """Redraw the bar, ten times a second at most."""
+        self._bar.update(
+            self._task,
+            completed=record["global_step"],
+            mean_return=format_return(record),
+            speed=format_speed(record),
+            eta=format_eta(record, self._total_steps),
+        )
+        if self._clock() >= self._next_drawing:
+            self._bar.refresh()
+            self._next_drawing = self._clock() + DRAW_INTERVAL
+
+    def message(self, text: str) -> None:
+        """Print ``text`` above the bar."""
+        self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Draw the last state and give the terminal back."""
+        self._bar.stop()
+
+
+def plain_line(record: Mapping[str, Any], total_steps: int) -> str:
+    """One line such as ``step 40,960/200,000  20%  return 187.3  41,200 steps/s  eta 0:00:04``."""
+    step = record["global_step"]
+    percent = min(100, 100 * step // max(1, total_steps))
+    return (
+        f"step {step:,}/{total_steps:,}  {percent}%  return {format_return(record)}  "
+        f"{format_speed(record)} steps/s  eta {format_eta(record, total_steps)}"
+    )
+
+
+def format_return(record: Mapping[str, Any]) -> str:
+    """The mean return: one digit after the point from 100 on, two below; a dash until an episode has ended."""
+    value = _number(record, "rollout/episode_return_mean")
+    if value is None:
+        return UNKNOWN
+    return f"{value:,.1f}" if abs(value) >= 100 else f"{value:.2f}"
+
+
+def format_speed(record: Mapping[str, Any]) -> str:
+    """Global environment steps a second."""
+    fps = _number(record, "time/global_fps")
+    return UNKNOWN if fps is None else f"{fps:,.0f}"
+
+
+def format_eta(record: Mapping[str, Any], total_steps: int) -> str:
+    """Time left at the present speed, as ``h:mm:ss``, in whole seconds rounded up."""
+    fps = _number(record, "time/global_fps")
+    if not fps or fps < 0:
+        return UNKNOWN
+    return str(timedelta(seconds=math.ceil(max(0, total_steps - record["global_step"]) / fps)))
+
+
+def _number(record: Mapping[str, Any], key: str) -> float | None:
+    value = record.get(key)
+    return None if value is None or not math.isfinite(value) else value

@@ -1,0 +1,70 @@
+"""What the trackers that write files share: plain values, opening to continue, atomic replacement."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO, TextIO
+
+import numpy as np
+
+
+def plain_value(value: Any) -> Any:
+    """A metric as a plain Python value: NumPy scalars unwrapped, NaN and infinities as ``None``.
+
+    JSON has no token for a number that isn't finite, and the three formats should agree on what is missing.
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def open_to_append(path: Path) -> TextIO:
+    """Open a text file of whole lines to write more of them; its directory is made when missing.
+
+    Raises:
+        ValueError: the file ends in half a line (a crash while writing), onto which the next line would be glued.
+        OSError: the file cannot be opened.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_file() and path.stat().st_size:
+        with path.open("rb") as file:
+            file.seek(-1, os.SEEK_END)
+            if file.read() != b"\n":
+                raise ValueError(
+                    f"{path} ends in half a line: cut it to the last checkpoint first, or remove that line"
+                )
+    return path.open("a", encoding="utf-8", newline="")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Write the new content of an existing file; it takes the old one's place on leaving, whole or not at all."""
+    path = path.resolve()  # behind a link, the file is replaced, not the link
+    descriptor, temporary = tempfile.mkstemp(prefix=".rewrite-", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        shutil.copymode(path, temporary)
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    _sync_directory(path.parent)
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make a rename in ``directory`` survive a power loss."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

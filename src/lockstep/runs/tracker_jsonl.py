@@ -1,0 +1,62 @@
+"""Metrics as JSON lines: one object an iteration."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lockstep.runs.tracker_files import open_to_append, plain_value, replacing
+
+
+class JsonlTracker:
+    """Appends one JSON object a line and flushes each, with every digit of a float64.
+
+    A value that is ``None``, NaN or infinite is written as ``null``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = open_to_append(path)
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        """Append ``record``, keys in its own order."""
+        line = json.dumps({key: plain_value(value) for key, value in record.items()}, allow_nan=False)
+        self._file.write(line + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def cut_jsonl(path: Path, last_iteration: int) -> None:
+    """Remove the lines of iterations after ``last_iteration`` and a torn last line, atomically.
+
+    A file that doesn't exist (or isn't a regular one, such as a pipe) is left alone.
+
+    Raises:
+        ValueError: a line before the last is no metrics record.
+    """
+    if not path.is_file():
+        return
+    broken = 0
+    with path.open("rb") as lines, replacing(path) as kept:
+        for number, line in enumerate(lines, start=1):
+            if broken:
+                raise ValueError(f"{path}: line {broken} is no metrics record; remove that line")
+            iteration = _iteration(line)
+            if iteration is None:
+                broken = number
+            elif iteration <= last_iteration:
+                kept.write(line.rstrip(b"\n") + b"\n")
+
+
+def _iteration(line: bytes) -> int | None:
+    """The iteration of one line, ``None`` when the line is no whole record (half an object is never valid JSON)."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    iteration = record.get("iteration") if isinstance(record, dict) else None
+    return iteration if isinstance(iteration, int) else None

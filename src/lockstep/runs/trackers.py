@@ -1,0 +1,195 @@
+"""Where a run's metrics go: the run's own record (JSON lines, CSV) and the optional trackers beside it.
+
+A metrics record is a flat dict in a fixed order: ``iteration``, ``global_step``, then ``rollout/…``, ``train/…``,
+``time/…`` and now and then ``eval/…``. A value may be ``None`` or NaN: not known this time.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from lockstep.runs.tracker_csv import CsvTracker, cut_csv
+from lockstep.runs.tracker_jsonl import JsonlTracker, cut_jsonl
+
+METRICS_JSONL = "metrics.jsonl"
+METRICS_CSV = "metrics.csv"
+TENSORBOARD = "tensorboard"
+
+
+class Tracker(Protocol):
+    """Somewhere that metrics records go."""
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        """Take one record."""
+        ...
+
+    def close(self) -> None:
+        """Finish; nothing is logged afterwards."""
+        ...
+
+
+@runtime_checkable
+class TextTracker(Tracker, Protocol):
+    """A tracker that takes text too: the run's config, say."""
+
+    def text(self, tag: str, text: str) -> None:
+        """Keep ``text`` (markdown) under ``tag``."""
+        ...
+
+
+def _tensorboard(directory: Path) -> Tracker:
+    from lockstep.runs.tracker_tensorboard import TensorBoardTracker  # 0.2 s to import: only where it is used
+
+    return TensorBoardTracker(directory / TENSORBOARD)
+
+
+OPTIONAL_TRACKERS: Mapping[str, Callable[[Path], Tracker]] = {"tensorboard": _tensorboard}
+"""Name of each optional tracker and how to open it in a run's directory."""
+
+
+class RunTrackers:
+    """All trackers of one run.
+
+    ``metrics.jsonl`` and ``metrics.csv`` are the run's own record: when one cannot be written, ``log`` raises. The
+    optional trackers and the extra JSON lines are company: one that fails after the start costs a warning line and is
+    dropped. At the start any failure stops the run, while nothing is lost yet.
+
+    Args:
+        directory: the run's directory.
+        names: the optional trackers wanted, keys of ``available``.
+        extra_jsonl: path of a second ``metrics.jsonl``.
+        available: optional trackers by name.
+
+    Raises:
+        ValueError: a tracker cannot start; one line that names it and says why.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        names: Iterable[str] = ("tensorboard",),
+        extra_jsonl: Path | None = None,
+        available: Mapping[str, Callable[[Path], Tracker]] = OPTIONAL_TRACKERS,
+    ) -> None:
+        self._required: dict[str, Tracker] = {}
+        self._optional: dict[str, Tracker] = {}
+        jsonl = directory / METRICS_JSONL
+        is_new = not jsonl.is_file() or jsonl.stat().st_size == 0
+        try:
+            self._required["jsonl"] = _start("jsonl", lambda: JsonlTracker(jsonl))
+            self._required["csv"] = _start("csv", lambda: CsvTracker(directory / METRICS_CSV))
+            if extra_jsonl is not None:
+                self._optional["extra jsonl"] = _start("extra jsonl", lambda: _extra_jsonl(extra_jsonl, is_new))
+            for name in names:
+                self._optional[name] = _start(name, lambda name=name: _lookup(name, available)(directory))
+        except ValueError:
+            self.close()
+            raise
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        """Hand ``record`` to every tracker.
+
+        Raises:
+            OSError: the run's own record cannot be written.
+        """
+        for tracker in self._required.values():
+            tracker.log(record)
+        self._try_optional(lambda tracker: tracker.log(record))
+
+    def text(self, tag: str, text: str) -> None:
+        """Hand ``text`` to the trackers that take text; for a new run only, or it stands there twice."""
+        self._try_optional(lambda tracker: tracker.text(tag, text) if isinstance(tracker, TextTracker) else None)
+
+    def close(self) -> None:
+        """Close every tracker; a second call does nothing.
+
+        Raises:
+            OSError: the run's own record cannot be finished (the others are closed all the same).
+        """
+        self._try_optional(lambda tracker: tracker.close())
+        self._optional = {}
+        failure = None
+        while self._required:
+            _, tracker = self._required.popitem()
+            try:
+                tracker.close()
+            except OSError as error:
+                failure = error
+        if failure is not None:
+            raise failure
+
+    def _try_optional(self, action: Callable[[Tracker], None]) -> None:
+        """Do ``action`` with each optional tracker; warn of one that fails, and drop it."""
+        for name, tracker in list(self._optional.items()):
+            try:
+                action(tracker)
+            except Exception as error:
+                del self._optional[name]
+                line = f"tracker {name} failed: {_reason(error)}; it is switched off, training goes on"
+                print(line, file=sys.stderr, flush=True)
+                with suppress(Exception):
+                    tracker.close()
+
+
+class NullTrackers:
+    """The trackers of every rank but 0: they do nothing."""
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        """Do nothing."""
+
+    def text(self, tag: str, text: str) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def cut_trackers(directory: Path, last_iteration: int, last_global_step: int, extra_jsonl: Path | None = None) -> None:
+    """Remove what the trackers of a run hold beyond a checkpoint, before they are opened again.
+
+    Args:
+        directory: the run's directory.
+        last_iteration: the last iteration that the checkpoint includes.
+        last_global_step: ``global_step`` of that iteration.
+        extra_jsonl: path of the second ``metrics.jsonl``.
+
+    Raises:
+        ValueError: a file is damaged elsewhere than at its end.
+    """
+    cut_jsonl(directory / METRICS_JSONL, last_iteration)
+    cut_csv(directory / METRICS_CSV, last_iteration)
+    if extra_jsonl is not None:
+        cut_jsonl(extra_jsonl, last_iteration)
+    if (directory / TENSORBOARD).is_dir():
+        from lockstep.runs.tracker_tensorboard import cut_tensorboard
+
+        cut_tensorboard(directory / TENSORBOARD, last_global_step)
+
+
+def _start(name: str, open_tracker: Callable[[], Tracker]) -> Tracker:
+    try:
+        return open_tracker()
+    except Exception as error:
+        raise ValueError(f"tracker {name} cannot start: {_reason(error)}") from error
+
+
+def _lookup(name: str, available: Mapping[str, Callable[[Path], Tracker]]) -> Callable[[Path], Tracker]:
+    if name not in available:
+        raise ValueError(f"there is no such tracker; choose from {', '.join(sorted(available))}")
+    return available[name]
+
+
+def _extra_jsonl(path: Path, is_new_run: bool) -> JsonlTracker:
+    if is_new_run and path.is_file() and path.stat().st_size:
+        raise ValueError(f"{path} already holds another run's records; give another path or remove it")
+    return JsonlTracker(path)
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, on one line; the class too where the message alone says little (``KeyError: 'loss'``)."""
+    text = " ".join(str(error).split())
+    return text if text and isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {text}"

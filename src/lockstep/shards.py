@@ -1,0 +1,125 @@
+"""Shards: the unit of data parallelism, and the random numbers keyed to them.
+
+A run has ``num_envs`` environments with global ids ``0 … num_envs-1``, cut into ``num_shards`` equal, contiguous
+shards. ``num_shards`` is part of the config; the number of ranks is not. Rank ``r`` of ``N`` owns the shards
+``[r·S/N, (r+1)·S/N)``. Every random draw is keyed by what it is for, never by a rank.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+
+MAX_DEFAULT_SHARDS = 8
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """Which shards and environments one rank owns.
+
+    Attributes:
+        num_envs: environments of the whole run.
+        num_shards: shards of the whole run, a power of two that divides ``num_envs``.
+        world_size: ranks of the run, a divisor of ``num_shards``.
+        rank: this rank.
+    """
+
+    num_envs: int
+    num_shards: int
+    world_size: int = 1
+    rank: int = 0
+
+    def __post_init__(self) -> None:
+        check_shards(self.num_envs, self.num_shards)
+        check_world_size(self.world_size, self.num_shards)
+
+    @property
+    def envs_per_shard(self) -> int:
+        """Environments in one shard."""
+        return self.num_envs // self.num_shards
+
+    @property
+    def local_num_shards(self) -> int:
+        """Shards that this rank owns."""
+        return self.num_shards // self.world_size
+
+    @property
+    def local_num_envs(self) -> int:
+        """Environments that this rank steps."""
+        return self.num_envs // self.world_size
+
+    @property
+    def shards(self) -> range:
+        """Global indices of this rank's shards."""
+        return range(self.rank * self.local_num_shards, (self.rank + 1) * self.local_num_shards)
+
+    @property
+    def env_ids(self) -> range:
+        """Global ids of this rank's environments, shard by shard."""
+        return range(self.rank * self.local_num_envs, (self.rank + 1) * self.local_num_envs)
+
+    def shard_env_ids(self, shard: int) -> range:
+        """Global ids of the environments of one shard."""
+        return range(shard * self.envs_per_shard, (shard + 1) * self.envs_per_shard)
+
+
+def default_num_shards(num_envs: int) -> int:
+    """The largest power of two that divides ``num_envs``, at most 8."""
+    return min(num_envs & -num_envs, MAX_DEFAULT_SHARDS)
+
+
+def check_shards(num_envs: int, num_shards: int) -> None:
+    """Raise a one-line ``ValueError`` unless ``num_shards`` is a power of two that divides ``num_envs``."""
+    if num_shards < 1 or num_shards & (num_shards - 1):
+        below = 1 << max(0, num_shards.bit_length() - 1)
+        raise ValueError(
+            f"num_shards: {num_shards} is not a power of two; nearest that work: {below} or {below * 2}"
+        )
+    if num_envs % num_shards:
+        below = num_envs // num_shards * num_shards
+        fits = " or ".join(str(n) for n in (below, below + num_shards) if n > 0)
+        raise ValueError(
+            f"num_envs: {num_envs} environments can't be cut into {num_shards} equal shards; nearest that work: "
+            f"num_envs {fits}, or num_shards {default_num_shards(num_envs)}"
+        )
+
+
+def world_sizes(num_shards: int) -> list[int]:
+    """Every number of ranks that can own ``num_shards`` shards equally, ascending."""
+    return [n for n in range(1, num_shards + 1) if num_shards % n == 0]
+
+
+def check_world_size(world_size: int, num_shards: int) -> None:
+    """Raise a one-line ``ValueError`` unless ``world_size`` ranks can own ``num_shards`` shards equally."""
+    if world_size < 1 or num_shards % world_size:
+        sizes = world_sizes(num_shards)
+        nearest = [max((n for n in sizes if n < world_size), default=None), min((n for n in sizes if n > world_size), default=None)]
+        fits = " or ".join(str(n) for n in nearest if n is not None)
+        raise ValueError(
+            f"nproc: {world_size} ranks can't own {num_shards} shards equally; nearest that work: {fits} ranks "
+            f"(num_shards is a power of two that the number of ranks must divide)"
+        )
+
+
+def _digest(seed: int, purpose: str, key: tuple[int, ...]) -> bytes:
+    text = f"{seed}/{purpose}/" + "/".join(str(int(k)) for k in key)
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+def keyed_generator(seed: int, purpose: str, *key: int) -> np.random.Generator:
+    """A counter-based generator (Philox, Salmon et al. 2011) for one purpose and key; there is no state to keep.
+
+    Args:
+        seed: the run's seed.
+        purpose: what the numbers are for: ``"init"``, ``"action"``, ``"minibatch"``, ``"reset"``, ``"eval"``, …
+        key: integers, e.g. ``(iteration, shard)`` or ``(global env id, episode)``.
+    """
+    words = np.frombuffer(_digest(seed, purpose, key), dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=words))
+
+
+def keyed_seed(seed: int, purpose: str, *key: int) -> int:
+    """A 31-bit integer seed for one purpose and key, for ``env.reset(seed=…)``."""
+    return int.from_bytes(_digest(seed, purpose, key)[:4], "little") & 0x7FFFFFFF

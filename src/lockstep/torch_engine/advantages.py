@@ -1,0 +1,57 @@
+"""Generalised advantage estimation and the moments of advantages; references in :mod:`lockstep.reference`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def gae(
+    rewards: Tensor, values: Tensor, next_values: Tensor, terminated: Tensor, done: Tensor, gamma: float, gae_lambda: float
+) -> tuple[Tensor, Tensor]:
+    """Advantages and returns (Schulman et al. 2016, eq. 16), all ``[num_steps, num_envs]`` float32.
+
+    Args:
+        rewards: rewards.
+        values: V of the observation acted on.
+        next_values: V of what followed: of the final observation where an episode was truncated.
+        terminated: 1.0 where the episode terminated: nothing is bootstrapped.
+        done: 1.0 where it terminated or was truncated: nothing flows back across.
+        gamma: discount.
+        gae_lambda: lambda.
+    """
+    deltas = rewards + gamma * next_values * (1.0 - terminated) - values
+    carry = gamma * gae_lambda * (1.0 - done)
+    advantages = torch.empty_like(deltas)
+    running = torch.zeros_like(deltas[0])
+    for t in range(len(deltas) - 1, -1, -1):
+        running = deltas[t] + carry[t] * running
+        advantages[t] = running
+    return advantages, advantages + values
+
+
+def moments(x: Tensor) -> Tensor:
+    """Mean and sum of squared deviations over the last axis in float64: ``[…, n]`` to ``[…, 2]``."""
+    x = x.double()
+    mean = x.mean(-1, keepdim=True)
+    return torch.cat([mean, (x - mean).square().sum(-1, keepdim=True)], -1)
+
+
+def merge_equal_counts(parts: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of the union of shards, combined in shard order (Chan et al. 1983).
+
+    Args:
+        parts: float64 ``[num_shards, …, 2]``, mean and M2 of ``count`` samples each.
+        count: samples per shard.
+
+    Returns:
+        Mean and population standard deviation, float64 ``[…]``.
+    """
+    mean, m2, seen = parts[0, ..., 0], parts[0, ..., 1], float(count)
+    for part in parts[1:]:
+        total = seen + count
+        delta = part[..., 0] - mean
+        mean = mean + delta * (count / total)
+        m2 = m2 + part[..., 1] + delta * delta * (seen * count / total)
+        seen = total
+    return mean, (m2 / seen).sqrt()

@@ -1,0 +1,207 @@
+"""Everything that touches ``torch.distributed``: the process group, and the few collectives that a run needs."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import os
+import platform
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from lockstep.config import Config
+from lockstep.shards import ShardPlan
+from lockstep.topology import Topology
+
+COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
+
+# Defaults that only apply where the user set nothing.
+NCCL_DEFAULTS = {"NCCL_DEBUG": "WARN", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+DETERMINISTIC_DEFAULTS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+
+
+class PeerFailureError(RuntimeError):
+    """A collective failed because another rank is gone."""
+
+
+def check_device(device: str, nproc: int) -> None:
+    """Raise a one-line ``ValueError`` unless this machine has the devices that ``nproc`` ranks need."""
+    if device != "cuda":
+        return
+    visible = torch.cuda.device_count()
+    if not visible:
+        raise ValueError(f"device: cuda, but PyTorch {torch.__version__} sees no CUDA device here; use --device cpu")
+    if nproc > visible:
+        raise ValueError(f"nproc: {nproc} ranks need {nproc} GPUs and {visible} are visible (CUDA_VISIBLE_DEVICES); use {visible}")
+
+
+def visible_gpus() -> int:
+    """CUDA devices that PyTorch sees."""
+    return torch.cuda.device_count()
+
+
+def set_up_torch(config: Config, topology: Topology) -> torch.device:
+    """Pin down what decides the last bits (threads, TF32, autotuning) and give this rank its device."""
+    torch.set_num_threads(config.threads)
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False
+    if config.device == "cpu":
+        return torch.device("cpu")
+    for name, value in (NCCL_DEFAULTS | DETERMINISTIC_DEFAULTS).items():
+        os.environ.setdefault(name, value)
+    torch.use_deterministic_algorithms(True, warn_only=config.reduction == "fast")
+    device = torch.device("cuda", topology.local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def open_process_group(topology: Topology, config: Config) -> None:
+    """Join the ranks, over loopback when they all run on this host; nothing to do for a single rank."""
+    if topology.world_size == 1:
+        return
+    if topology.loopback:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    use_nccl = config.device == "cuda" and config.backend in ("auto", "nccl")
+    backend = "cpu:gloo,cuda:nccl" if use_nccl else "gloo"
+    dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
+
+
+def close_process_group() -> None:
+    """Leave the process group, if there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def tree_sum(x: Tensor) -> Tensor:
+    """Sum over the first axis (a power of two long) by a fixed binary tree of neighbours."""
+    while len(x) > 1:
+        x = x[0::2] + x[1::2]
+    return x[0]
+
+
+class Communicator:
+    """The collectives of one rank. Every float that meets another shard's passes through here.
+
+    Args:
+        topology: this rank's place.
+        plan: its shards.
+        device: where its tensors live.
+
+    Attributes:
+        durations: seconds of each collective since the last :meth:`take_durations`.
+        bytes_sent: bytes this rank contributed to collectives so far; ``calls`` their number.
+    """
+
+    def __init__(self, topology: Topology, plan: ShardPlan, device: torch.device) -> None:
+        self.topology, self.plan, self.device = topology, plan, device
+        self.durations: list[float] = []
+        self.bytes_sent = 0
+        self.calls = 0
+
+    @property
+    def alone(self) -> bool:
+        """Whether this is the only rank."""
+        return self.topology.world_size == 1
+
+    def _timed(self, operation: Any, x: Tensor, *args: Any) -> Any:
+        if x.is_cuda:
+            torch.cuda.synchronize(x.device)
+        started = time.perf_counter()
+        try:
+            result = operation(*args)
+            if x.is_cuda:
+                torch.cuda.synchronize(x.device)
+        except RuntimeError as error:
+            raise PeerFailureError(f"rank {self.topology.rank} lost its peers: {str(error).splitlines()[0]}") from error
+        self.durations.append(time.perf_counter() - started)
+        self.bytes_sent += x.numel() * x.element_size()
+        self.calls += 1
+        return result
+
+    def gather_ranks(self, x: Tensor) -> Tensor:
+        """``[…]`` of every rank, in rank order: ``[world_size, …]``; the shape must be the same on all ranks."""
+        x = x.contiguous()
+        if self.alone:
+            return x.unsqueeze(0)
+        out = x.new_empty((self.topology.world_size, *x.shape))
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        self._timed(gather, x, out.view(-1), x.view(-1))
+        return out
+
+    def gather_shards(self, x: Tensor) -> Tensor:
+        """``[local shards, …]`` of every rank, in shard order: ``[num_shards, …]``."""
+        return self.gather_ranks(x).flatten(0, 1)
+
+    def sum_shards(self, x: Tensor) -> Tensor:
+        """Sum over all shards of ``[local shards, …]``; the same bits for every world size.
+
+        The shards meet in one fixed binary tree in shard order: a rank adds its own aligned subtree, the ranks'
+        partial sums are gathered, and every rank finishes the tree.
+        """
+        return tree_sum(self.gather_ranks(tree_sum(x)))
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Sum over ranks by the backend's own all-reduce, whose order depends on the world size (``fast`` only)."""
+        if not self.alone:
+            self._timed(dist.all_reduce, x, x)
+        return x
+
+    def gather_bytes(self, payload: bytes) -> list[bytes]:
+        """A byte string of every rank, in rank order."""
+        sizes = self.gather_ranks(torch.tensor([len(payload)], dtype=torch.int64))[:, 0].tolist()
+        padded = torch.zeros(max(*sizes, 1), dtype=torch.uint8)
+        padded[: len(payload)] = torch.from_numpy(np.frombuffer(payload, np.uint8).copy())
+        rows = self.gather_ranks(padded)
+        return [row[:size].numpy().tobytes() for row, size in zip(rows, sizes, strict=True)]
+
+    def gather_json(self, value: Any) -> list[Any]:
+        """A JSON value of every rank, in rank order."""
+        return [json.loads(raw) for raw in self.gather_bytes(json.dumps(value).encode())]
+
+    def take_durations(self) -> list[float]:
+        """Seconds of each collective since the last call; every rank has made the same number."""
+        taken, self.durations = self.durations, []
+        return taken
+
+    def data_parallel(self, module: nn.Module) -> nn.Module:
+        """The module behind DDP, or itself for a single rank."""
+        if self.alone:
+            return module
+        ids = [self.device.index] if self.device.type == "cuda" else None
+        return DistributedDataParallel(module, device_ids=ids)
+
+
+def machine_facts(device: torch.device) -> dict[str, str]:
+    """What must be the same on every rank for the same bits: instruction set, versions, device."""
+    return {
+        "machine": platform.machine(),
+        "cpu capability": torch.backends.cpu.get_cpu_capability(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": ".".join(platform.python_version_tuple()[:2]),
+    }
+
+
+def check_ranks_alike(communicator: Communicator, config: Config) -> None:
+    """Raise a ``ValueError`` on every rank if machines, versions or configs differ between ranks."""
+    facts = machine_facts(communicator.device)
+    facts["config"] = hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:16]
+    everyone = communicator.gather_json(facts)
+    for rank, theirs in enumerate(everyone):
+        for key, value in everyone[0].items():
+            if theirs[key] != value:
+                raise ValueError(
+                    f"rank {rank} differs from rank 0 in {key}: {theirs[key]} against {value}; "
+                    "the same agent needs the same kind of machine, versions and config on every rank"
+                )

@@ -1,0 +1,188 @@
+"""What training changes: parameters, moments, normalisers, counters; and their names in a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.config import Config
+from lockstep.envs.description import EnvDescription
+from lockstep.episodes import EpisodeCounter, RecentEpisodes
+from lockstep.initializers import mlp_parameters
+from lockstep.normalizers import ObservationNormalizer, RewardNormalizer, RunningMoments
+from lockstep.shards import ShardPlan
+from lockstep.torch_engine.nets import PolicyNet
+
+POLICY, OPTIMIZER, NORMALIZERS = "policy/", "optimizer/", "normalizers/"
+
+
+class FlatParameters:
+    """All parameters in one float32 vector ``[P]``, and views of it by name."""
+
+    def __init__(self, shapes: dict[str, tuple[int, ...]], device: torch.device) -> None:
+        self.shapes = shapes
+        self.sizes = {name: int(np.prod(shape)) for name, shape in shapes.items()}
+        self.flat = torch.zeros(sum(self.sizes.values()), device=device)
+        self.views = self.split(self.flat)
+
+    def split(self, flat: Tensor) -> dict[str, Tensor]:
+        """Views of a vector ``[P]`` by parameter name."""
+        parts = torch.split(flat, list(self.sizes.values()))
+        return {name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
+
+    def arrays(self, flat: Tensor) -> dict[str, np.ndarray]:
+        """Copies of a vector's parts on the host."""
+        host = flat.detach().cpu()
+        return {name: part.numpy().copy() for name, part in self.split(host).items()}
+
+    def load(self, flat: Tensor, arrays: dict[str, np.ndarray]) -> None:
+        """Copy arrays into a vector's parts; the names and shapes must be these."""
+        if {k: tuple(v.shape) for k, v in arrays.items()} != self.shapes:
+            raise ValueError("the checkpoint's parameters have other names or shapes than this config's networks")
+        for name, view in self.split(flat).items():
+            view.copy_(torch.from_numpy(np.ascontiguousarray(arrays[name])))
+
+
+@dataclass
+class TrainState:
+    """The whole state of training on one rank; all of it but ``counter`` and ``running`` is the same on every rank.
+
+    Attributes:
+        net: shapes of the networks.
+        parameters: their weights; ``optimizer`` is Adam over the flat vector.
+        observations: normaliser of observations, or None.
+        rewards: normaliser of rewards, or None.
+        counter: live episodes' returns and lengths, local environments.
+        recent: the last hundred episodes.
+        learning_rate: as the adaptive schedule left it.
+        iteration: iterations done; ``global_step`` environment steps, ``optimizer_steps`` optimiser steps.
+    """
+
+    net: PolicyNet
+    parameters: FlatParameters
+    optimizer: torch.optim.Adam
+    observations: ObservationNormalizer | None
+    rewards: RewardNormalizer | None
+    counter: EpisodeCounter
+    learning_rate: float
+    recent: RecentEpisodes = field(default_factory=RecentEpisodes)
+    iteration: int = 0
+    global_step: int = 0
+    optimizer_steps: int = 0
+
+
+def make_net(config: Config, description: EnvDescription) -> PolicyNet:
+    """The networks that a config asks for."""
+    return PolicyNet(
+        observation_size=description.observation_size,
+        num_actions=description.num_actions,
+        discrete=description.discrete,
+        hidden_sizes=config.network.hidden_sizes,
+        activation=config.network.activation,
+    )
+
+
+def initial_parameters(config: Config, net: PolicyNet) -> dict[str, np.ndarray]:
+    """Parameters keyed by ``(seed, "init")``: orthogonal, gain 0.01 for the actor's output and 1 for the critic's."""
+    arrays = mlp_parameters(config.seed, "actor", net.actor_sizes, 0.01)
+    arrays |= mlp_parameters(config.seed, "critic", net.critic_sizes, 1.0)
+    if not net.discrete:
+        arrays["log_std"] = np.full(net.num_actions, config.network.log_std_init, np.float32)
+    return arrays
+
+
+def make_optimizer(flat: Tensor, config: Config) -> torch.optim.Adam:
+    """Adam over the flat parameters, its moments in place from the start."""
+    flat.grad = torch.zeros_like(flat)
+    ppo = config.ppo
+    optimizer = torch.optim.Adam([flat], lr=ppo.learning_rate, betas=ppo.adam_betas, eps=ppo.adam_eps, fused=True)
+    step = torch.zeros((), device=flat.device)
+    optimizer.state[flat] = {"step": step, "exp_avg": torch.zeros_like(flat), "exp_avg_sq": torch.zeros_like(flat)}
+    return optimizer
+
+
+def init_state(config: Config, description: EnvDescription, plan: ShardPlan, device: torch.device) -> TrainState:
+    """The state before the first iteration."""
+    net = make_net(config, description)
+    parameters = FlatParameters(net.shapes(), device)
+    parameters.load(parameters.flat, initial_parameters(config, net))
+    observations = rewards = None
+    if config.normalize.observations:
+        moments = RunningMoments.empty(net.observation_size)
+        observations = ObservationNormalizer(moments, config.normalize.clip_observations)
+    if config.normalize.returns:
+        moments = RunningMoments.empty(1)
+        rewards = RewardNormalizer(moments, config.normalize.clip_rewards, config.ppo.gamma, plan.local_num_envs)
+    return TrainState(
+        net=net,
+        parameters=parameters,
+        optimizer=make_optimizer(parameters.flat, config),
+        observations=observations,
+        rewards=rewards,
+        counter=EpisodeCounter(plan.local_num_envs),
+        learning_rate=config.ppo.learning_rate,
+    )
+
+
+def moments_of(state: TrainState) -> dict[str, Tensor]:
+    """Adam's state: ``step`` scalar, ``exp_avg`` and ``exp_avg_sq`` ``[P]``."""
+    return state.optimizer.state[state.parameters.flat]
+
+
+def state_arrays(state: TrainState) -> dict[str, np.ndarray]:
+    """Every array of the training state by name: what is saved is what is fingerprinted is what is compared."""
+    flat, adam = state.parameters, moments_of(state)
+    arrays = {POLICY + name: array for name, array in flat.arrays(flat.flat).items()}
+    for moment in ("exp_avg", "exp_avg_sq"):
+        arrays |= {f"{OPTIMIZER}{moment}/{name}": array for name, array in flat.arrays(adam[moment]).items()}
+    arrays[OPTIMIZER + "step"] = adam["step"].detach().cpu().numpy().reshape(1).copy()
+    for name, normalizer in (("observations", state.observations), ("returns", state.rewards)):
+        if normalizer is not None:
+            arrays |= {f"{NORMALIZERS}{name}.{k}": v for k, v in normalizer.moments.arrays().items()}
+    return arrays
+
+
+def _below(arrays: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+def load_state_arrays(state: TrainState, arrays: dict[str, np.ndarray]) -> None:
+    """The reverse of :func:`state_arrays`.
+
+    Raises:
+        ValueError: names or shapes are not those of this config.
+    """
+    flat, adam = state.parameters, moments_of(state)
+    flat.load(flat.flat, _below(arrays, POLICY))
+    for moment in ("exp_avg", "exp_avg_sq"):
+        flat.load(adam[moment], _below(arrays, f"{OPTIMIZER}{moment}/"))
+    adam["step"].fill_(float(arrays[OPTIMIZER + "step"][0]))
+    for name, normalizer in (("observations", state.observations), ("returns", state.rewards)):
+        if normalizer is not None:
+            normalizer.moments = RunningMoments.from_arrays(_below(arrays, f"{NORMALIZERS}{name}."))
+    if state.observations is not None:
+        state.observations.freeze()
+
+
+def counters(state: TrainState) -> dict[str, Any]:
+    """The counters that ``state.json`` holds."""
+    return {
+        "iteration": state.iteration,
+        "global_step": state.global_step,
+        "optimizer_steps": state.optimizer_steps,
+        "learning_rate": state.learning_rate,
+        "recent_episodes": state.recent.to_json(),
+    }
+
+
+def load_counters(state: TrainState, values: dict[str, Any]) -> None:
+    """The reverse of :func:`counters`."""
+    state.iteration = int(values["iteration"])
+    state.global_step = int(values["global_step"])
+    state.optimizer_steps = int(values["optimizer_steps"])
+    state.learning_rate = float(values["learning_rate"])
+    state.recent = RecentEpisodes.from_json(values["recent_episodes"])

@@ -1,0 +1,227 @@
+import math
+import re
+import sys
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from lockstep.runs.progress import NullProgress, PlainProgress, TerminalProgress, make_progress, plain_line
+
+TOTAL = 200_000
+
+
+def make_record(step, episode_return: float | None = 187.3, fps: float | None = 41_200.0):
+    return {"global_step": step, "rollout/episode_return_mean": episode_return, "time/global_fps": fps}
+
+
+class Clock:
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+class Terminal(StringIO):
+    def isatty(self):
+        return True
+
+
+class ClosedPipe(StringIO):
+    def write(self, text):
+        raise BrokenPipeError
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def without_escapes(text):
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
+
+
+# ---- the line
+
+
+def test_plain_line():
+    expected = "step 40,960/200,000  20%  return 187.3  41,200 steps/s  eta 0:00:04"
+    assert plain_line(make_record(40_960), TOTAL) == expected
+
+
+@pytest.mark.parametrize("missing", [None, math.nan])
+def test_plain_line_shows_dashes_for_what_is_not_known(missing):
+    line = plain_line(make_record(2048, missing, missing), TOTAL)
+    assert line == "step 2,048/200,000  1%  return –  – steps/s  eta –"
+    assert plain_line({"global_step": 2048}, TOTAL) == line
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(-1234.56, "-1,234.6"), (100.0, "100.0"), (99.996, "100.00"), (0.953, "0.95"), (0.0, "0.00")]
+)
+def test_returns_have_digits_that_suit_their_size(value, shown):
+    assert f"return {shown} " in plain_line(make_record(0, value), TOTAL)
+
+
+@pytest.mark.parametrize(
+    ("step", "fps", "end"),
+    [
+        (0, 10.0, "0%  return 187.3  10 steps/s  eta 5:33:20"),
+        (0, 0.0, "0%  return 187.3  0 steps/s  eta –"),
+        (199_999, 41_200.0, "99%  return 187.3  41,200 steps/s  eta 0:00:01"),  # 100% is kept for the end
+        (200_000, 41_200.0, "100%  return 187.3  41,200 steps/s  eta 0:00:00"),
+        (204_800, 41_200.0, "100%  return 187.3  41,200 steps/s  eta 0:00:00"),  # whole iterations overshoot
+    ],
+)
+def test_percent_and_time_left(step, fps, end):
+    assert plain_line(make_record(step, fps=fps), TOTAL).endswith(end)
+
+
+# ---- plain lines in a pipe
+
+
+def printed_steps(stream):
+    return [int(step.replace(",", "")) for step in re.findall(r"step ([\d,]+)/", stream.getvalue())]
+
+
+def test_plain_prints_the_first_then_one_every_two_seconds_then_the_last(clock):
+    stream = StringIO()
+    progress = PlainProgress(TOTAL, stream, clock)
+    for step in range(1, 12):
+        progress.update(make_record(step))
+        clock.now += 0.5
+    assert printed_steps(stream) == [1, 5, 9]
+    progress.close()
+    progress.close()
+    assert printed_steps(stream) == [1, 5, 9, 11]
+    assert stream.getvalue().count("\n") == 4
+
+
+def test_plain_does_not_repeat_a_last_line_that_is_there(clock):
+    stream = StringIO()
+    progress = PlainProgress(TOTAL, stream, clock)
+    progress.update(make_record(1))
+    progress.close()
+    assert printed_steps(stream) == [1]
+
+
+def test_plain_prints_nothing_on_closing_a_run_without_iterations(clock):
+    stream = StringIO()
+    PlainProgress(TOTAL, stream, clock).close()
+    assert stream.getvalue() == ""
+
+
+def test_plain_messages_are_printed_at_once_and_in_order(clock):
+    stream = StringIO()
+    progress = PlainProgress(TOTAL, stream, clock)
+    progress.update(make_record(1))
+    progress.message("checkpoint [step_1] written")
+    assert stream.getvalue().splitlines() == [plain_line(make_record(1), TOTAL), "checkpoint [step_1] written"]
+
+
+def test_plain_falls_silent_when_nobody_reads(clock):
+    progress = PlainProgress(TOTAL, ClosedPipe(), clock)
+    for step in range(3):
+        progress.update(make_record(step))
+        clock.now += 5
+    progress.message("still here")
+    progress.close()
+
+
+# ---- the live bar on a terminal
+
+
+def make_terminal(clock, width=120):
+    stream = StringIO()
+    console = Console(force_terminal=True, file=stream, width=width, color_system=None)
+    return stream, TerminalProgress(TOTAL, console, clock)
+
+
+def drawn_steps(stream):
+    return {int(step.replace(",", "")) for step in re.findall(r"([\d,]+)/200,000", stream.getvalue())}
+
+
+def test_terminal_shows_steps_return_speed_and_times(clock):
+    stream, progress = make_terminal(clock)
+    clock.now += 65
+    progress.update(make_record(40_960))
+    progress.close()
+    last = without_escapes(stream.getvalue()).rstrip().splitlines()[-1]
+    assert re.search(r"20% +40,960/200,000 return 187\.3  41,200 steps/s  eta 0:00:04 0:01:05", last)
+
+
+def test_terminal_shows_a_dash_until_there_is_a_return(clock):
+    stream, progress = make_terminal(clock)
+    progress.update(make_record(2048, None))
+    progress.close()
+    assert "return –  41,200 steps/s" in without_escapes(stream.getvalue())
+
+
+def test_terminal_draws_at_most_ten_times_a_second_and_always_the_last_state(clock):
+    stream, progress = make_terminal(clock)
+    for step in range(1000, 1050):
+        progress.update(make_record(step))
+        clock.now += 1 / 64
+    assert drawn_steps(stream) == {0, *range(1000, 1050, 7)}
+    progress.close()
+    assert drawn_steps(stream) == {0, *range(1000, 1050, 7), 1049}
+
+
+def test_terminal_prints_messages_above_the_bar_as_they_are(clock):
+    stream, progress = make_terminal(clock, width=80)
+    text = "checkpoint [step_1] written to " + "a/long/path" * 8
+    progress.message(text)
+    progress.close()
+    lines = without_escapes(stream.getvalue()).replace("\r", "\n").splitlines()
+    assert text in lines
+    assert "0/200,000" in "".join(lines[lines.index(text) + 1 :])
+
+
+def test_terminal_gives_the_cursor_back_once(clock):
+    stream, progress = make_terminal(clock)
+    progress.close()
+    progress.close()
+    assert stream.getvalue().count("\x1b[?25l") == 1
+    assert stream.getvalue().count("\x1b[?25h") == 1
+
+
+def test_a_bar_elsewhere_leaves_stdout_and_stderr_alone(clock):
+    stdout, stderr = sys.stdout, sys.stderr
+    _, progress = make_terminal(clock)
+    assert (sys.stdout, sys.stderr) == (stdout, stderr)
+    progress.close()
+
+
+# ---- the choice between them
+
+
+def test_make_progress_prints_plain_lines_into_a_pipe(capsys):
+    progress = make_progress(TOTAL, quiet=False)
+    progress.update(make_record(40_960))
+    progress.close()
+    assert capsys.readouterr().out == plain_line(make_record(40_960), TOTAL) + "\n"
+
+
+def test_make_progress_is_live_on_a_terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    progress = make_progress(TOTAL, quiet=False, stream=stream)
+    assert isinstance(progress, TerminalProgress)
+    progress.close()
+    assert "\x1b[" in stream.getvalue()
+
+
+def test_make_progress_is_plain_on_a_terminal_that_cannot_redraw(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(make_progress(TOTAL, quiet=False, stream=Terminal()), PlainProgress)
+
+
+def test_quiet_prints_nothing():
+    stream = Terminal()
+    progress = make_progress(TOTAL, quiet=True, stream=stream)
+    assert isinstance(progress, NullProgress)
+    progress.update(make_record(1))
+    progress.message("hello")
+    progress.close()
+    assert stream.getvalue() == ""

@@ -1,0 +1,212 @@
+import csv
+import json
+import math
+import os
+
+import numpy as np
+import pytest
+
+from lockstep.runs.tracker_csv import CsvTracker, cut_csv
+from lockstep.runs.tracker_files import replacing
+from lockstep.runs.tracker_jsonl import JsonlTracker, cut_jsonl
+
+RETURN = "rollout/episode_return_mean"
+
+
+def make_record(iteration, episode_return=1.5, **more):
+    return {"iteration": iteration, "global_step": 100 * (iteration + 1), RETURN: episode_return, **more}
+
+
+def log_all(tracker, iterations):
+    for iteration in iterations:
+        tracker.log(make_record(iteration))
+    tracker.close()
+
+
+def read_jsonl(path):
+    return [json.loads(line, parse_constant=pytest.fail) for line in path.read_text().splitlines()]
+
+
+def read_csv(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# ---- JSON lines
+
+
+def test_jsonl_keeps_every_digit_and_the_order_of_keys(tmp_path):
+    values = {
+        "train/a": 0.1 + 0.2,
+        "train/b": np.float32(0.1),
+        "train/c": np.float64(1) / 3,
+        "train/d": np.int64(2**60),
+    }
+    tracker = JsonlTracker(tmp_path / "metrics.jsonl")
+    tracker.log(make_record(0, **values))
+    line = (tmp_path / "metrics.jsonl").read_text()  # flushed: readable before the tracker is closed
+    tracker.close()
+    read = json.loads(line)
+    assert list(read) == ["iteration", "global_step", RETURN, *values]
+    assert read["train/a"] == 0.30000000000000004
+    assert read["train/b"] == float(np.float32(0.1))
+    assert read["train/c"] == 1 / 3
+    assert read["train/d"] == 2**60
+
+
+def test_jsonl_writes_null_for_what_json_has_no_token_for(tmp_path):
+    tracker = JsonlTracker(tmp_path / "m.jsonl")
+    tracker.log({"iteration": 0, "a": None, "b": math.nan, "c": np.float32("nan"), "d": math.inf, "e": -math.inf})
+    tracker.close()
+    assert read_jsonl(tmp_path / "m.jsonl") == [{"iteration": 0, "a": None, "b": None, "c": None, "d": None, "e": None}]
+
+
+def test_cut_jsonl_removes_later_iterations_and_continues(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    log_all(JsonlTracker(path), range(5))
+    path.chmod(0o640)
+    kept = path.read_bytes().splitlines(keepends=True)[:3]
+    cut_jsonl(path, last_iteration=2)
+    assert path.read_bytes() == b"".join(kept)
+    assert path.stat().st_mode & 0o777 == 0o640
+    log_all(JsonlTracker(path), [3, 4])
+    assert [record["iteration"] for record in read_jsonl(path)] == [0, 1, 2, 3, 4]
+    assert os.listdir(tmp_path) == ["metrics.jsonl"]
+
+
+@pytest.mark.parametrize("tail", [b'{"iteration": 2, "global_st', b'{"iteration": 2, "x": "\xc3', b"\0\0\0\0", b"1"])
+def test_cut_jsonl_removes_a_torn_tail(tmp_path, tail):
+    path = tmp_path / "metrics.jsonl"
+    log_all(JsonlTracker(path), range(2))
+    whole = path.read_bytes()
+    path.write_bytes(whole + tail)
+    with pytest.raises(ValueError, match="half a line"):
+        JsonlTracker(path)
+    cut_jsonl(path, last_iteration=9)
+    assert path.read_bytes() == whole
+
+
+def test_cut_jsonl_keeps_a_whole_record_that_lacks_only_its_newline(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    log_all(JsonlTracker(path), range(2))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    cut_jsonl(path, last_iteration=1)
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("broken", [b'{"iteration": \n', b"[1]\n", b'{"global_step": 1}\n', b'{"iteration": "1"}\n'])
+def test_cut_jsonl_names_a_broken_line_in_the_middle_and_changes_nothing(tmp_path, broken):
+    path = tmp_path / "metrics.jsonl"
+    content = b'{"iteration": 0}\n' + broken + b'{"iteration": 2}\n'
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="line 2 is no metrics record"):
+        cut_jsonl(path, last_iteration=0)
+    assert path.read_bytes() == content
+    assert os.listdir(tmp_path) == ["metrics.jsonl"]
+
+
+# ---- CSV
+
+
+def test_csv_has_exact_floats_and_empty_cells_for_what_is_missing(tmp_path):
+    path = tmp_path / "metrics.csv"
+    tracker = CsvTracker(path)
+    tracker.log({"iteration": 0, "global_step": 10, "train/loss": np.float64(1) / 3, "train/kl": math.nan})
+    tracker.log({"iteration": 1, "global_step": 20, "train/kl": None})
+    assert path.read_text() == "iteration,global_step,train/loss,train/kl\n0,10,0.3333333333333333,\n1,20,,\n"
+    tracker.close()
+
+
+def test_csv_extends_the_header_for_a_new_key_in_the_middle(tmp_path):
+    path = tmp_path / "metrics.csv"
+    tracker = CsvTracker(path)
+    tracker.log(make_record(0))
+    tracker.log({"iteration": 1, "global_step": 200, "eval/return_mean": 7.0, RETURN: 2.0, "eval/n, all": 3})
+    tracker.log(make_record(2))
+    tracker.close()
+    header = path.read_text().splitlines()[0]
+    assert header == f'iteration,global_step,{RETURN},eval/return_mean,"eval/n, all"'
+    rows = read_csv(path)
+    assert [row["iteration"] for row in rows] == ["0", "1", "2"]
+    assert [row["eval/return_mean"] for row in rows] == ["", "7.0", ""]
+    assert [row["eval/n, all"] for row in rows] == ["", "3", ""]
+    assert [row[RETURN] for row in rows] == ["1.5", "2.0", "1.5"]
+    assert os.listdir(tmp_path) == ["metrics.csv"]
+
+
+def test_csv_continues_with_the_header_of_an_existing_file(tmp_path):
+    path = tmp_path / "metrics.csv"
+    log_all(CsvTracker(path), [0])
+    tracker = CsvTracker(path)
+    tracker.log({RETURN: 9.0, "iteration": 1, "global_step": 200})  # another order
+    tracker.close()
+    assert path.read_text() == f"iteration,global_step,{RETURN}\n0,100,1.5\n1,200,9.0\n"
+
+
+@pytest.mark.parametrize("tail", ["2,3", "2,300,1.", '"2', "\0\0\0"])
+def test_cut_csv_removes_later_rows_and_a_torn_tail(tmp_path, tail):
+    path = tmp_path / "metrics.csv"
+    log_all(CsvTracker(path), range(4))
+    with path.open("a") as file:
+        file.write(tail)
+    with pytest.raises(ValueError, match="half a line"):
+        CsvTracker(path)
+    cut_csv(path, last_iteration=1)
+    assert path.read_text() == f"iteration,global_step,{RETURN}\n0,100,1.5\n1,200,1.5\n"
+    log_all(CsvTracker(path), [2])
+    assert [row["iteration"] for row in read_csv(path)] == ["0", "1", "2"]
+
+
+def test_cut_csv_of_a_torn_header_leaves_an_empty_file_to_begin_again(tmp_path):
+    path = tmp_path / "metrics.csv"
+    path.write_text("iteration,glob")
+    cut_csv(path, last_iteration=5)
+    assert path.read_bytes() == b""
+    log_all(CsvTracker(path), [0])
+    assert read_csv(path)[0]["global_step"] == "100"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("iteration,global_step\n0,100\n1\n2,300\n", "line 3 does not fit the header"),
+        ("iteration,global_step\nzero,100\n", "line 2 does not fit the header"),
+        ("name,price\nscrew,3\n", "no column named iteration"),
+    ],
+)
+def test_cut_csv_refuses_what_is_no_table_of_metrics_and_changes_nothing(tmp_path, content, message):
+    path = tmp_path / "metrics.csv"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=message):
+        cut_csv(path, last_iteration=5)
+    assert path.read_text() == content
+    assert os.listdir(tmp_path) == ["metrics.csv"]
+
+
+# ---- atomic replacement
+
+
+def test_replacing_leaves_the_old_file_when_writing_fails(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+
+    def fail_half_way():
+        with replacing(path) as file:
+            file.write(b"ne")
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        fail_half_way()
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_replacing_follows_a_link(tmp_path):
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "file").write_bytes(b"old")
+    (tmp_path / "link").symlink_to(tmp_path / "far" / "file")
+    with replacing(tmp_path / "link") as file:
+        file.write(b"new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "far" / "file").read_bytes() == b"new"

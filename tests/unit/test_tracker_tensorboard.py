@@ -1,0 +1,98 @@
+import math
+
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lockstep.runs.tracker_tensorboard import TensorBoardTracker, cut_tensorboard
+
+RETURN = "rollout/episode_return_mean"
+
+
+def make_record(iteration, episode_return=1.5, **more):
+    return {"iteration": iteration, "global_step": 100 * (iteration + 1), RETURN: episode_return, **more}
+
+
+def log_all(tracker, iterations):
+    for iteration in iterations:
+        tracker.log(make_record(iteration))
+    tracker.close()
+
+
+def read_scalars(directory):
+    accumulator = EventAccumulator(str(directory), size_guidance={"scalars": 0, "tensors": 0}).Reload()
+    return {tag: [(e.step, e.value) for e in accumulator.Scalars(tag)] for tag in accumulator.Tags()["scalars"]}
+
+
+def test_tensorboard_writes_the_tagged_metrics_at_the_global_step(tmp_path):
+    tracker = TensorBoardTracker(tmp_path)
+    tracker.log(make_record(0, **{"train/kl": math.nan, "train/loss": None, "train/n": np.int64(3)}))
+    tracker.log(make_record(1, 2.5, **{"train/kl": np.float32(0.25)}))
+    expected = {RETURN: [(100, 1.5), (200, 2.5)], "train/kl": [(200, 0.25)], "train/n": [(100, 3.0)]}
+    assert read_scalars(tmp_path) == expected  # flushed: readable before the tracker is closed
+    tracker.close()
+
+
+def test_tensorboard_keeps_text_for_the_text_tab(tmp_path):
+    tracker = TensorBoardTracker(tmp_path)
+    tracker.text("config", "# num_envs: 8 – é")
+    log_all(tracker, range(3))
+    cut_tensorboard(tmp_path, last_global_step=100)
+    log_all(TensorBoardTracker(tmp_path), [1])
+    accumulator = EventAccumulator(str(tmp_path)).Reload()
+    assert list(accumulator.PluginTagToContent("text")) == ["config"]
+    (event,) = accumulator.Tensors("config")
+    assert event.step == 0
+    assert event.tensor_proto.string_val[0].decode() == "# num_envs: 8 – é"
+    assert [event.step for event in accumulator.Scalars(RETURN)] == [100, 200]
+
+
+def test_tensorboard_sees_each_step_once_after_cuts_and_continued_writing(tmp_path):
+    log_all(TensorBoardTracker(tmp_path), range(6))
+    cut_tensorboard(tmp_path, last_global_step=300)
+    assert [step for step, _ in read_scalars(tmp_path)[RETURN]] == [100, 200, 300]
+    log_all(TensorBoardTracker(tmp_path), range(3, 8))
+    cut_tensorboard(tmp_path, last_global_step=500)
+    log_all(TensorBoardTracker(tmp_path), range(5, 7))
+    assert [step for step, _ in read_scalars(tmp_path)[RETURN]] == [100, 200, 300, 400, 500, 600, 700]
+    # The cut is in the files, not in a marker that TensorBoard obeys when it reads them.
+    reader = EventAccumulator(str(tmp_path), purge_orphaned_data=False).Reload()
+    assert [event.step for event in reader.Scalars(RETURN)] == [100, 200, 300, 400, 500, 600, 700]
+    assert all(path.name.startswith("events.out.tfevents.") for path in tmp_path.iterdir())
+
+
+def test_a_tensorboard_that_is_open_during_the_resume_sees_each_step_once(tmp_path):
+    log_all(TensorBoardTracker(tmp_path), range(6))
+    reader = EventAccumulator(str(tmp_path)).Reload()
+    assert len(reader.Scalars(RETURN)) == 6
+    cut_tensorboard(tmp_path, last_global_step=300)
+    tracker = TensorBoardTracker(tmp_path)
+    tracker.log(make_record(3, 8.0))
+    tracker.close()
+    assert [(e.step, e.value) for e in reader.Reload().Scalars(RETURN)] == [
+        (100, 1.5),
+        (200, 1.5),
+        (300, 1.5),
+        (400, 8.0),
+    ]
+
+
+@pytest.mark.parametrize("bytes_lost", [1, 4, 30])
+def test_cut_tensorboard_drops_a_torn_record(tmp_path, bytes_lost):
+    log_all(TensorBoardTracker(tmp_path), range(4))
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes()[:-bytes_lost])
+    cut_tensorboard(tmp_path, last_global_step=9999)
+    log_all(TensorBoardTracker(tmp_path), [3])
+    assert [step for step, _ in read_scalars(tmp_path)[RETURN]] == [100, 200, 300, 400]
+    (first, _) = sorted(tmp_path.iterdir())
+    whole = first.read_bytes()
+    cut_tensorboard(tmp_path, last_global_step=9999)
+    assert first.read_bytes() == whole  # what stays is copied byte for byte
+
+
+def test_tensorboard_file_names_sort_after_those_of_other_writers(tmp_path):
+    (tmp_path / "events.out.tfevents.1700000000.host.1.0").write_bytes(b"")
+    (tmp_path / "events.out.tfevents.odd").write_bytes(b"")
+    TensorBoardTracker(tmp_path).close()
+    assert (tmp_path / "events.out.tfevents.1700000001.lockstep").is_file()
