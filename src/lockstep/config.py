@@ -89,7 +89,8 @@ class EvalConfig(Section):
     """Evaluation during training."""
 
     interval: int = Field(0, ge=0, description="iterations between evaluations; 0: none")
-    episodes: int = Field(16, ge=1, description="episodes of an evaluation")
+    episodes: int = Field(16, ge=1, description="episodes of an evaluation, rounded up to a multiple of num_shards")
+    max_steps: int = Field(10_000, ge=1, description="longer episodes are cut here")
 
 
 class LogConfig(Section):

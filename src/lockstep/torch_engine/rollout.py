@@ -108,13 +108,14 @@ class Actor:
     def __call__(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Sample actions ``[E]`` or ``[E, A]``; noise float32 ``[E, num_actions]``."""
         x = self._sharded(observations)
-        actions = by_shard(self._mode, self._sample, x, self._sharded(noise))
+        actions = by_shard(self._mode, self.output, x, self._sharded(noise))
         return actions.flatten(0, 1).cpu().numpy()
 
     def _sharded(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._device).view(self._shards, self._rows, -1)
 
-    def _sample(self, observations: Tensor, noise: Tensor) -> Tensor:
+    def output(self, observations: Tensor, noise: Tensor) -> Tensor:
+        """Actions ``[k, rows, …]`` of observations and noise ``[k, rows, …]``."""
         weights = nets.expand(self._weights, len(observations))
         return nets.sample(self._net, weights, nets.actor(self._net, weights, observations), noise)
 

@@ -1,0 +1,187 @@
+"""What the shards tell each other once an iteration: moments, counts, stop flags; and the metrics made of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.config import Config
+from lockstep.normalizers import merge_shards, shard_moments
+from lockstep.shards import ShardPlan
+from lockstep.torch_engine.advantages import merge_equal_counts, moments
+from lockstep.torch_engine.batch import Batch
+from lockstep.torch_engine.distributed import Communicator
+from lockstep.torch_engine.rollout import Rollout
+from lockstep.torch_engine.state import TrainState
+
+
+@dataclass
+class Shared:
+    """Every shard's statistics of one iteration, the same on all ranks.
+
+    Attributes:
+        advantages: float64 ``[num_shards, num_epochs, num_minibatches, 2]``, mean and M2.
+        fit: float64 ``[num_shards, 2, 2]``, mean and M2 of returns and of returns minus values.
+        observations: float64 ``[num_shards, 2, size]``, mean and M2, or empty.
+        returns: float64 ``[num_shards, 2, 1]`` of discounted returns, or empty.
+        episodes: most episodes that ended in one shard.
+        stop: the highest stop code of any rank.
+    """
+
+    advantages: Tensor
+    fit: Tensor
+    observations: np.ndarray
+    returns: np.ndarray
+    episodes: int
+    stop: int
+
+
+def _shard_columns(array: np.ndarray, plan: ShardPlan) -> list[np.ndarray]:
+    """Each local shard's samples ``[T·rows, …]`` of a host array ``[T, E, …]``."""
+    rows = plan.envs_per_shard
+    parts = [array[:, s * rows : (s + 1) * rows] for s in range(plan.local_num_shards)]
+    return [part.reshape(-1, *array.shape[2:]) for part in parts]
+
+
+def normalizer_moments(state: TrainState, rollout: Rollout, plan: ShardPlan) -> np.ndarray:
+    """Mean and M2 of the rollout's observations and discounted returns by shard: float64 ``[k, 2·size + 2]``."""
+    parts = [np.zeros((plan.local_num_shards, 0))]
+    if state.observations is not None:
+        parts.append(np.stack([shard_moments(x).ravel() for x in _shard_columns(rollout.raw, plan)]))
+    if state.rewards is not None:
+        running = state.rewards.discounted_returns(rollout.rewards, rollout.done)[..., None]
+        parts.append(np.stack([shard_moments(x).ravel() for x in _shard_columns(running, plan)]))
+    return np.concatenate(parts, 1)
+
+
+def split_normalizer_moments(state: TrainState, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The reverse: ``[num_shards, …]`` to observations ``[num_shards, 2, size]`` and returns ``[num_shards, 2, 1]``."""
+    width = 2 * state.net.observation_size if state.observations is not None else 0
+    return rows[:, :width].reshape(len(rows), 2, -1 if width else 0), rows[:, width:].reshape(len(rows), 2, -1 if rows.shape[1] > width else 0)
+
+
+def fit_moments(batch: Batch) -> Tensor:
+    """Mean and M2 of returns and of returns minus values by shard: float64 ``[k, 2, 2]``."""
+    per_shard = [
+        torch.stack([moments(returns), moments(returns.double() - values.double())])
+        for returns, values in zip(batch.returns, batch.values, strict=True)
+    ]
+    return torch.stack(per_shard)
+
+
+def share(
+    state: TrainState,
+    rollout: Rollout,
+    batch: Batch,
+    advantages: Tensor,
+    finished: np.ndarray,
+    stop: int,
+    plan: ShardPlan,
+    communicator: Communicator,
+) -> Shared:
+    """Gather every shard's statistics, once, in shard order.
+
+    Args:
+        state: normalisers that are on decide what is shared.
+        rollout: observations and rewards as the environments gave them.
+        batch: returns and values.
+        advantages: ``[k, num_epochs, num_minibatches, 2]``.
+        finished: episodes that ended here ``[n, 4]``.
+        stop: this rank's stop code.
+        plan: the shards here.
+        communicator: joins the ranks.
+    """
+    k, rows = plan.local_num_shards, plan.envs_per_shard
+    shard_of = (finished[:, 1].astype(np.int64) // rows) - plan.shards.start
+    counts = np.bincount(shard_of, minlength=k).astype(np.float64)
+    flags = np.stack([counts, np.full(k, float(stop))], 1)
+    normal = normalizer_moments(state, rollout, plan)
+    fit = fit_moments(batch).cpu().reshape(k, -1)
+    local = torch.cat([advantages.cpu().reshape(k, -1), fit, torch.from_numpy(np.concatenate([flags, normal], 1))], 1)
+    rows_of_all = communicator.gather_shards(local)
+    widths = [advantages[0].numel(), fit.shape[1], flags.shape[1], normal.shape[1]]
+    adv, fits, flag, norm = torch.split(rows_of_all, widths, 1)
+    observations, returns = split_normalizer_moments(state, norm.numpy())
+    return Shared(
+        advantages=adv.reshape(-1, *advantages.shape[1:]).to(advantages.device),
+        fit=fits.reshape(-1, 2, 2),
+        observations=observations,
+        returns=returns,
+        episodes=int(flag[:, 0].max()),
+        stop=int(flag[:, 1].max()),
+    )
+
+
+def explained_variance(fit: Tensor, count: int) -> float | None:
+    """1 - Var(returns - values) / Var(returns) over all samples; None where returns don't vary."""
+    _, std = merge_equal_counts(fit, count)
+    returns, residuals = std.square().tolist()
+    return None if returns == 0.0 else 1.0 - residuals / returns
+
+
+def merge_normalizers(state: TrainState, observations: np.ndarray, returns: np.ndarray, count: int) -> None:
+    """Take the shards' deltas into the normalisers: after the iteration that they were measured in."""
+    if state.observations is not None:
+        merge_shards(state.observations.moments, observations, count)
+        state.observations.freeze()
+    if state.rewards is not None:
+        merge_shards(state.rewards.moments, returns, count)
+
+
+def initial_statistics(state: TrainState, rollout: Rollout, plan: ShardPlan, config: Config, communicator: Communicator) -> None:
+    """First statistics of the normalisers, from a rollout of random actions."""
+    if state.observations is None and state.rewards is None:
+        return
+    local = torch.from_numpy(normalizer_moments(state, rollout, plan))
+    rows = communicator.gather_shards(local).numpy()
+    merge_normalizers(state, *split_normalizer_moments(state, rows), config.num_steps * plan.envs_per_shard)
+    if state.rewards is not None:
+        state.rewards.running = np.zeros(plan.local_num_envs)
+
+
+@dataclass
+class Clock:
+    """Wall time of one iteration on this rank, in seconds; collectives are measured apart."""
+
+    rollout: float = 0.0
+    learn: float = 0.0
+    other: float = 0.0
+
+
+def share_metrics(
+    finished: np.ndarray, episodes: int, clock: Clock, config: Config, plan: ShardPlan, communicator: Communicator
+) -> tuple[np.ndarray, dict[str, float]]:
+    """Gather the episodes and times of all ranks in one collective.
+
+    ``t_comm`` is the time inside collectives that even the last rank to arrive spent, ``t_wait`` what the ranks spent
+    on waiting for it, both summed over the iteration's collectives and averaged over ranks.
+
+    Returns:
+        Episodes ``[n, 4]`` of all ranks, and ``time/…`` metrics.
+    """
+    durations = communicator.take_durations()
+    table = np.zeros((plan.local_num_shards * episodes, 4))
+    table[: len(finished)] = finished
+    head = np.array([len(finished), clock.rollout, clock.learn, clock.other])
+    local = torch.from_numpy(np.concatenate([head, np.array(durations), table.ravel()]))
+    everyone = communicator.gather_ranks(local).numpy()
+    spent = everyone[:, 4 : 4 + len(durations)]
+    comm = float(spent.min(0).sum())
+    wait = float(spent.mean(0).sum()) - comm
+    rollout, learn, other = everyone[:, 1:4].mean(0).tolist()
+    learn = max(0.0, learn - comm - wait)
+    total = rollout + learn + other + comm + wait
+    times = {
+        "time/t_rollout": rollout,
+        "time/t_learn": learn,
+        "time/t_comm": comm,
+        "time/t_wait": wait,
+        "time/t_other": other,
+        "time/t_iter": total,
+        "time/global_fps": config.steps_per_iteration / total if total else 0.0,
+    }
+    tables = [row[4 + len(durations) :].reshape(-1, 4)[: int(row[0])] for row in everyone]
+    return np.concatenate(tables), times

@@ -1,0 +1,290 @@
+"""Training: the loop, from the first iteration to the last checkpoint."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from lockstep import __version__
+from lockstep.config import Config, RunOptions
+from lockstep.evaluation import summarize
+from lockstep.launch.signals import StopRequest, stop_requests
+from lockstep.proof.fingerprint import array_digest, sha256_of
+from lockstep.runs.checkpoint import Checkpoint
+from lockstep.runs.directory import RunDirectory
+from lockstep.topology import Topology
+from lockstep.torch_engine.batch import make_batch
+from lockstep.torch_engine.distributed import close_process_group, machine_facts
+from lockstep.torch_engine.rollout import action_noise, collect, record_replay
+from lockstep.torch_engine.session import (
+    Session,
+    check_ranks_in_sync,
+    checkpoint_files,
+    evaluate_policy,
+    open_session,
+)
+from lockstep.torch_engine.state import POLICY, state_arrays
+from lockstep.torch_engine.statistics import Clock, explained_variance, merge_normalizers, share, share_metrics
+from lockstep.torch_engine.update import advantage_moments, advantage_scales, minibatch_indices, update
+
+# Stop codes, agreed as the highest of any rank; signals are their own numbers' negative exit convention (128 + n).
+RUNNING, TIME_LIMIT, STEP_LIMIT, FINISHED = 0, 1, -1, -2
+STATUS = {FINISHED: "finished", STEP_LIMIT: "stopped at step", TIME_LIMIT: "stopped at time limit"}
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """How a training run ended.
+
+    Attributes:
+        status: ``finished``, ``stopped at step``, ``stopped at time limit`` or ``stopped by signal N``.
+        signal: the signal that stopped it, or None.
+        summary: what ``summary.json`` holds.
+    """
+
+    status: str
+    signal: int | None
+    summary: dict[str, Any]
+
+
+class Trainer:
+    """One rank's training run: a session, the run directory's writers, and the loop."""
+
+    def __init__(
+        self, session: Session, run: RunDirectory, options: RunOptions, request: StopRequest, started: float
+    ) -> None:
+        self.session, self.run, self.options, self.request, self.started = session, run, options, request, started
+        self.config, self.state = session.config, session.state
+        self.trackers = run.open_trackers(self.config.log)
+        self.fingerprints = run.open_fingerprints() if self.config.proof.trace else None
+        self.checkpoints = run.open_checkpoints(self.config.checkpoint)
+        self.progress = run.open_progress(self.config.total_steps)
+        self.score: float | None = None
+        self.saved_iteration: int | None = None
+        self.steps_before = self.state.global_step
+        self.clock = Clock()
+
+    def loop(self) -> int:
+        """Iterate until the end, a limit, or a signal; returns the stop code."""
+        stop = self.reached()
+        while stop == RUNNING:
+            self.session.communicator.take_durations()
+            record, asked = self.iterate()
+            self.clock, mark = Clock(), time.perf_counter()
+            record |= self.evaluate()
+            self.log(record)
+            self.prove()
+            stop = self.reached() or asked
+            self.save_checkpoint(force=stop != RUNNING)
+            self.clock.other = time.perf_counter() - mark
+        return stop
+
+    def iterate(self) -> tuple[dict[str, Any], int]:
+        """One iteration: collect, estimate, share, update, share; the metrics record and any rank's stop code."""
+        s, state, config, plan, comm = (
+            self.session, self.state, self.config, self.session.plan, self.session.communicator
+        )  # fmt: skip
+        mark = time.perf_counter()
+        noise = action_noise(config, plan, state.net, state.iteration)
+        collect(state, s.envs, s.actor, noise, s.rollout)
+        record_replay(s.replay, s.envs, s.rollout)
+        finished = state.counter.finished(s.rollout.rewards, s.rollout.done, plan.env_ids)
+        batch = make_batch(state, s.rollout, plan, config, s.mode)
+        self.clock.rollout, mark = time.perf_counter() - mark, time.perf_counter()
+
+        indices = minibatch_indices(config, plan, state.iteration)
+        local = advantage_moments(batch, indices)
+        shared = share(state, s.rollout, batch, local, finished, self.stop_code(), plan, comm)
+        scales = advantage_scales(config, local, shared.advantages, indices.shape[-1])
+        result = update(state, batch, indices, scales, config, s.source)
+        samples = config.num_steps * plan.envs_per_shard
+        merge_normalizers(state, shared.observations, shared.returns, samples)
+        state.iteration += 1
+        state.global_step += config.steps_per_iteration
+        self.clock.learn = time.perf_counter() - mark
+
+        episodes, times = share_metrics(finished, shared.episodes, self.clock, config, plan, comm)
+        state.recent.extend(episodes)
+        record = {"iteration": state.iteration, "global_step": state.global_step}
+        record |= state.recent.metrics() | result.metrics(config, state.learning_rate)
+        record["train/explained_variance"] = explained_variance(shared.fit, samples)
+        return record | times, shared.stop
+
+    def stop_code(self) -> int:
+        """What this rank would stop for: a signal's number, the time limit, or nothing."""
+        if self.request.signal is not None:
+            return 128 + self.request.signal
+        limit = self.options.max_hours
+        return TIME_LIMIT if limit is not None and time.monotonic() - self.started > 3600 * limit else RUNNING
+
+    def reached(self) -> int:
+        """Whether the steps asked for are done."""
+        if self.state.iteration >= self.config.num_iterations:
+            return FINISHED
+        stop_at = self.options.stop_at_step
+        return STEP_LIMIT if stop_at is not None and self.state.global_step >= stop_at else RUNNING
+
+    def evaluate(self) -> dict[str, Any]:
+        """An evaluation if one is due; sets the score by which the best checkpoint is kept."""
+        interval = self.config.eval.interval
+        if not interval:
+            self.score = self.state.recent.metrics()["rollout/episode_return_mean"]
+            return {}
+        if self.state.iteration % interval and self.state.iteration < self.config.num_iterations:
+            return {}
+        summary = summarize(evaluate_policy(self.session))
+        self.score = summary["return_mean"]
+        return {f"eval/{name}": value for name, value in summary.items()}
+
+    def log(self, record: dict[str, Any]) -> None:
+        """Hand a record to trackers and progress."""
+        self.trackers.log(record)
+        self.progress.update(record)
+
+    def prove(self) -> None:
+        """Compare the ranks' fingerprints if that is due, and write this iteration's if they are traced."""
+        interval = self.config.proof.interval
+        if interval and self.state.iteration % interval == 0:
+            check_ranks_in_sync(self.session, f"after iteration {self.state.iteration}")
+        if self.fingerprints is not None:
+            digests = {name: array_digest(a).hex() for name, a in state_arrays(self.state).items()}
+            self.fingerprints.log({"iteration": self.state.iteration, **digests})
+
+    def wall_time(self) -> float:
+        """Seconds of training so far, earlier sessions included."""
+        return self.session.wall_time_before + time.monotonic() - self.started
+
+    def save_checkpoint(self, force: bool) -> None:
+        """Save a checkpoint if one is due; it is written in the background."""
+        interval, iteration = self.config.checkpoint.interval, self.state.iteration
+        if self.saved_iteration == iteration or not (force or (interval and iteration % interval == 0)):
+            return
+        files = checkpoint_files(self.session, self.wall_time())
+        self.checkpoints.save(self.state.global_step, files, self.score)
+        self.saved_iteration = iteration
+
+    def summarize(self, status: str) -> dict[str, Any]:
+        """``summary.json``."""
+        state, s = self.state, self.session
+        arrays = state_arrays(state)
+        seconds = time.monotonic() - self.started
+        return {
+            "status": status,
+            "environment": self.config.env.id,
+            "seed": self.config.seed,
+            "iteration": state.iteration,
+            "global_step": state.global_step,
+            "final_return": state.recent.metrics()["rollout/episode_return_mean"],
+            "episodes": state.recent.total,
+            "params_sha256": sha256_of({k: v for k, v in arrays.items() if k.startswith(POLICY)}),
+            "state_sha256": sha256_of(arrays),
+            "wall_time": self.wall_time(),
+            "steps_per_second": (state.global_step - self.steps_before) / seconds,
+            "world_size": s.topology.world_size,
+            "num_shards": self.config.shards,
+            "reduction": self.config.reduction,
+            "shards_on_a_rank": s.mode,
+            "restarted_environments": s.restarted,
+            "lockstep": __version__,
+            "engine": "torch",
+            **machine_facts(state.parameters.flat.device),
+        }
+
+    def finish(self, stop: int) -> TrainResult:
+        """Last proof, checkpoint on disk, ``summary.json``."""
+        check_ranks_in_sync(self.session, "at the end")
+        self.save_checkpoint(force=True)
+        self.checkpoints.wait()
+        signal = stop - 128 if stop > 128 else None
+        status = STATUS.get(stop, f"stopped by signal {signal}")
+        summary = self.summarize(status)
+        self.run.write_summary(summary)
+        return TrainResult(status, signal, summary)
+
+    def close(self) -> None:
+        """Close what is open, whatever happened."""
+        self.progress.close()
+        self.trackers.close()
+        if self.fingerprints is not None:
+            self.fingerprints.close()
+
+
+def announcement(session: Session) -> str:
+    """One line that confirms the set-up: ranks, shards, devices, parameters in sync."""
+    config, plan = session.config, session.plan
+    devices = session.communicator.gather_json(str(session.state.parameters.flat.device))
+    listed = devices[0] if len(set(devices)) == 1 else ", ".join(devices)
+    check_ranks_in_sync(session, "at the start")
+    digest = sha256_of({k: v for k, v in state_arrays(session.state).items() if k.startswith(POLICY)})[:8]
+    reduction = "fast" if config.reduction == "fast" else f"exact, shards {session.mode}"
+    return (
+        f"{config.env.id} · torch · {plan.world_size} rank{'s' if plan.world_size > 1 else ''} × "
+        f"{plan.local_num_shards} shard{'s' if plan.local_num_shards > 1 else ''} × {plan.envs_per_shard} "
+        f"environment{'s' if plan.envs_per_shard > 1 else ''} · {listed} · {reduction} · parameters in sync ({digest})"
+    )
+
+
+def notes(session: Session, options: RunOptions) -> list[str]:
+    """What the user should know before training starts: what leaves the promise, what was restarted."""
+    config, out = session.config, []
+    if config.reduction == "fast":
+        out.append("reduction fast: repeatable at this world size; other world sizes agree up to summation order only")
+    elif session.mode == "loop":
+        out.append("self-check: batching changes a shard's bits on this machine, so shards run one after the other (slower)")
+    if options.max_hours is not None:
+        out.append("max-hours: where the run ends depends on the speed of this machine")
+    if session.restarted:
+        out.append(f"environments {session.restarted} couldn't be restored exactly and began a new episode")
+    return out
+
+
+def train(
+    config: Config, run: RunDirectory, topology: Topology, options: RunOptions, checkpoint: Checkpoint | None = None
+) -> TrainResult:
+    """Train one rank's part of a run, from its beginning or from a checkpoint.
+
+    Args:
+        config: resolved.
+        run: its directory, as this rank sees it.
+        topology: this rank's place.
+        options: limits of this session.
+        checkpoint: what to resume from.
+
+    Raises:
+        ValueError: what the config asks for can't be had here; one line.
+        EnvironmentFailureError: an environment raised, died or hung.
+        NonFiniteError: the loss is not finite; on all ranks at the same step.
+        DesyncError: ranks hold different bytes; on all ranks.
+        PeerFailureError: another rank is gone.
+    """
+    started = time.monotonic()
+    run.lock()
+    with stop_requests() as request:
+        try:
+            session = open_session(config, topology, checkpoint)
+            try:
+                return _train(session, run, options, request, started, resumed=checkpoint is not None)
+            finally:
+                session.close()
+        finally:
+            run.unlock()
+            close_process_group()
+
+
+def _train(
+    session: Session, run: RunDirectory, options: RunOptions, request: StopRequest, started: float, *, resumed: bool
+) -> TrainResult:
+    line = announcement(session)
+    if resumed:
+        run.cut_logs(session.state.iteration, session.state.global_step, session.config.log)
+    trainer = Trainer(session, run, options, request, started)
+    try:
+        trainer.progress.message(line)
+        for note in notes(session, options):
+            trainer.progress.message(note)
+        if not resumed:
+            trainer.trackers.text("config", f"```json\n{session.config.model_dump_json(indent=2)}\n```")
+        return trainer.finish(trainer.loop())
+    finally:
+        trainer.close()
