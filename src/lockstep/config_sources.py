@@ -145,16 +145,14 @@ def read_file(path: Path) -> dict[str, Any]:
     return nested(values)
 
 
-def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted keys as nested dicts, aliases as the names they stand for."""
+def nested(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted keys as nested dicts; at the top, aliases as the names they stand for."""
     out: dict[str, Any] = {}
     for key, value in values.items():
         name = str(key).replace("-", "_")
-        if name == "env" and isinstance(value, dict):
-            path = [name]
-        else:
-            path = ALIASES.get(name, name).split(".")
-        merge(out, _nest(path, nested(value) if isinstance(value, dict) and path != ["env", "kwargs"] else value))
+        path = name if prefix or isinstance(value, dict) else ALIASES.get(name, name)
+        inner = isinstance(value, dict) and prefix + path != "env.kwargs"
+        merge(out, _nest(path.split("."), nested(value, f"{prefix}{path}.") if inner else value))
     return out
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+LAUNCHER_VARIABLE = "LOCKSTEP_LAUNCHER"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -61,6 +63,17 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Topology:
         )
     master = environ.get("MASTER_ADDR", "127.0.0.1")
     return Topology(rank, world_size, local_rank, local_world_size, launched=True, master_addr=master)
+
+
+def error_file(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Where the launcher wants a failing rank's message, or None."""
+    path = environ.get("TORCHELASTIC_ERROR_FILE")
+    return Path(path) if path else None
+
+
+def started_by_lockstep(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether ``lockstep train --nproc`` started this rank; it shows a failing rank's message itself."""
+    return LAUNCHER_VARIABLE in environ
 
 
 def available_cores() -> int:

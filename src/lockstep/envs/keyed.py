@@ -12,11 +12,8 @@ import numpy as np
 from lockstep.config import EnvConfig
 from lockstep.envs.description import EnvDescription, make_environment
 from lockstep.envs.replay import row_hashes
+from lockstep.errors import EnvironmentFailureError
 from lockstep.shards import keyed_seed
-
-
-class EnvironmentFailureError(RuntimeError):
-    """An environment raised, died or hung; the message is one line that names it."""
 
 
 def episode_key(purpose: str, env_id: int, episode: int) -> tuple[int, ...]:

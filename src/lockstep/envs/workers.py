@@ -14,8 +14,9 @@ import numpy as np
 
 from lockstep.config import EnvConfig
 from lockstep.envs.description import EnvDescription
-from lockstep.envs.keyed import EnvironmentFailureError, KeyedEnv
+from lockstep.envs.keyed import KeyedEnv
 from lockstep.envs.vector import Buffers, HostEnvs, buffer_layout, reset_envs, restore_env, step_envs
+from lockstep.errors import EnvironmentFailureError
 from lockstep.launch.process import end_with_parent
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")

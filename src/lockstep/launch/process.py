@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
+from lockstep.topology import error_file, started_by_lockstep
+
 EXIT_USER_ERROR = 2
 EXIT_FAILURE = 1
 
@@ -22,11 +24,6 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
-def _error_file() -> Path | None:
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    return Path(path) if path else None
-
-
 def report_failure(message: str, *, secondary: bool = False) -> None:
     """Say why this rank fails: to the launcher if there is one that listens, else on standard error.
 
@@ -34,11 +31,11 @@ def report_failure(message: str, *, secondary: bool = False) -> None:
         message: one line, or a traceback where the program itself is at fault.
         secondary: this rank fails only because another one did; a launcher shows it last.
     """
-    path = _error_file()
+    path = error_file()
     if path is not None:
         extra = {"timestamp": str(int(time.time())), "secondary": secondary}
         path.write_text(json.dumps({"message": {"message": message, "extraInfo": extra}}))
-    if path is None or "LOCKSTEP_LAUNCHER" not in os.environ:
+    if path is None or not started_by_lockstep():
         print(f"lockstep: error: {message}", file=sys.stderr, flush=True)
 
 

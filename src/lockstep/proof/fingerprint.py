@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-
-class DesyncError(RuntimeError):
-    """Ranks that should hold the same arrays don't; the message names tensor, ranks and iteration."""
+from lockstep.errors import DesyncError
 
 
 def array_digest(array: np.ndarray) -> bytes:

@@ -129,7 +129,7 @@ def best_of(directory: Path) -> Path | None:
     return max(scored)[2] if scored else None
 
 
-def find_checkpoint(directory: Path, which: str = "latest") -> Checkpoint:
+def find_checkpoint(directory: Path, which: str = "latest", warn: bool = True) -> Checkpoint:
     """Read a run's checkpoint: ``latest``, ``best``, or a step number.
 
     A damaged one is passed over, with a warning, for the newest valid one before it.
@@ -152,7 +152,7 @@ def find_checkpoint(directory: Path, which: str = "latest") -> Checkpoint:
     for path in checkpoints_in(directory):
         problem = problem_with(path)
         if problem is None:
-            for passed in problems:
+            for passed in problems if warn else ():
                 print(f"lockstep: warning: {passed}; passed over for {path.name}", file=sys.stderr)
             return read_checkpoint(path)
         problems.append(problem)

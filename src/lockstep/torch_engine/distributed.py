@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.config import Config
+from lockstep.errors import PeerFailureError
 from lockstep.shards import ShardPlan
 from lockstep.topology import Topology
 
@@ -26,10 +27,6 @@ COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
 # Defaults that only apply where the user set nothing.
 NCCL_DEFAULTS = {"NCCL_DEBUG": "WARN", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
 DETERMINISTIC_DEFAULTS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-
-
-class PeerFailureError(RuntimeError):
-    """A collective failed because another rank is gone."""
 
 
 def check_device(device: str, nproc: int) -> None:

@@ -15,7 +15,8 @@ from lockstep.runs.checkpoint import Checkpoint
 from lockstep.runs.directory import RunDirectory
 from lockstep.topology import Topology
 from lockstep.torch_engine.batch import make_batch
-from lockstep.torch_engine.distributed import close_process_group, machine_facts
+from lockstep.torch_engine.distributed import check_device, close_process_group, machine_facts, visible_gpus
+from lockstep.torch_engine.elastic import ElasticRanks as start_ranks
 from lockstep.torch_engine.rollout import action_noise, collect, record_replay
 from lockstep.torch_engine.session import (
     Session,
@@ -27,6 +28,8 @@ from lockstep.torch_engine.session import (
 from lockstep.torch_engine.state import POLICY, state_arrays
 from lockstep.torch_engine.statistics import Clock, explained_variance, merge_normalizers, share, share_metrics
 from lockstep.torch_engine.update import advantage_moments, advantage_scales, minibatch_indices, update
+
+__all__ = ["TrainResult", "check_device", "start_ranks", "train", "visible_gpus"]
 
 # Stop codes, agreed as the highest of any rank; signals are their own numbers' negative exit convention (128 + n).
 RUNNING, TIME_LIMIT, STEP_LIMIT, FINISHED = 0, 1, -1, -2

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lockstep.config import Config
+from lockstep.errors import NonFiniteError
 from lockstep.shards import ShardPlan, keyed_generator
 from lockstep.torch_engine import nets
 from lockstep.torch_engine.advantages import merge_equal_counts, moments
@@ -27,10 +28,6 @@ LEARNING_RATE_LIMITS = (1e-5, 1e-2)
 # A gradient source takes a minibatch (observations, actions, log_probs, values, advantages, returns), each [k, rows, …],
 # and returns the reduced gradient and loss terms of the global minibatch in one vector [P + 5].
 GradientSource = Callable[..., Tensor]
-
-
-class NonFiniteError(RuntimeError):
-    """A loss or gradient is NaN or infinite; every rank raises it at the same optimiser step."""
 
 
 def loss_settings(config: Config) -> LossSettings:

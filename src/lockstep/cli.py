@@ -1,0 +1,86 @@
+"""The ``lockstep`` command: the door. Each command loads what it needs when it is called."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from lockstep import __version__
+
+USAGE = """\
+usage: lockstep COMMAND ...
+
+Train one reinforcement-learning agent on many devices: the same bytes on 1 process or 64.
+
+  lockstep train CartPole-v1                    train by the environment's preset
+  lockstep train config.yaml --nproc 4          the same run on four ranks
+  lockstep train --resume runs/NAME             continue, on any number of ranks
+  lockstep eval RUN --episodes 20               returns of the trained policy
+  lockstep play RUN --video out.mp4             watch it
+  lockstep verify CartPole-v1 --world-sizes 1,2,4   prove that they give the same agent
+
+lockstep COMMAND --help lists every option; lockstep --version prints the version."""
+
+
+def _train(argv: Sequence[str]) -> int:
+    from lockstep.config_sources import read_request
+
+    if "--help" in argv or "-h" in argv:
+        from lockstep.cli_help import print_train_help
+
+        print_train_help([word for word in argv if word not in ("--help", "-h")])
+        return 0
+    request = read_request(argv)
+    from lockstep.launch.start import start_run
+
+    return start_run(request)
+
+
+def _eval(argv: Sequence[str]) -> int:
+    from lockstep.policy_commands import eval_command
+
+    return eval_command(argv)
+
+
+def _play(argv: Sequence[str]) -> int:
+    from lockstep.policy_commands import play_command
+
+    return play_command(argv)
+
+
+def _verify(argv: Sequence[str]) -> int:
+    from lockstep.proof.verify import verify_command
+
+    return verify_command(argv)
+
+
+COMMANDS = {"train": _train, "eval": _eval, "play": _play, "verify": _verify}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line; returns the exit status: 0, 1 (failed), 2 (bad input), 128 + n (stopped by signal n)."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(USAGE)
+        return 0 if words else 2
+    if words[0] == "--version":
+        print(f"lockstep {__version__}")
+        return 0
+    from lockstep.launch.process import EXIT_USER_ERROR, report_failure
+    from lockstep.topology import from_environment
+
+    try:
+        if words[0] not in COMMANDS:
+            import difflib
+
+            close = difflib.get_close_matches(words[0], COMMANDS, 1)
+            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(COMMANDS)}"
+            raise ValueError(f"{words[0]!r} is no command; {hint}")
+        return COMMANDS[words[0]](words[1:])
+    except ValueError as error:
+        rank = from_environment().rank if words[0] == "train" else 0
+        report_failure(" ".join(str(error).split()), secondary=rank != 0)
+        return EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        report_failure("interrupted")
+        return 130

@@ -1,0 +1,21 @@
+"""Failures of a run whose message is one line for the user; user errors before a run starts are ``ValueError``."""
+
+
+class RunError(RuntimeError):
+    """A run can't go on; the message says why in one line."""
+
+
+class PeerFailureError(RunError):
+    """A collective failed because another rank is gone: that rank's own error is the one to show."""
+
+
+class EnvironmentFailureError(RunError):
+    """An environment raised, died or hung; the message names it."""
+
+
+class NonFiniteError(RunError):
+    """A loss or gradient is NaN or infinite; every rank raises it at the same optimiser step."""
+
+
+class DesyncError(RunError):
+    """Ranks that should hold the same arrays don't; the message names tensor, ranks and iteration."""

@@ -1,0 +1,100 @@
+"""One rank's part of a run, from a prepared run directory to an exit code; ``python -m lockstep.launch.rank``."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from lockstep.config import Config, RunOptions
+from lockstep.config_sources import read_file, validate
+from lockstep.errors import PeerFailureError, RunError
+from lockstep.launch.process import EXIT_FAILURE, EXIT_USER_ERROR, end_with_parent, report_failure
+from lockstep.runs.checkpoint import find_checkpoint
+from lockstep.runs.directory import CHECKPOINTS, CONFIG, RunDirectory
+from lockstep.topology import Topology, from_environment
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What a rank is to do.
+
+    Attributes:
+        path: the run directory; on a rank that doesn't write and starts anew it may not exist.
+        options: limits of this session.
+        resume_from: checkpoint to resume from (``latest`` or ``step_<n>``), or None to begin.
+    """
+
+    path: Path
+    options: RunOptions
+    resume_from: str | None = None
+
+    def to_json(self) -> str:
+        """As one command-line argument."""
+        return TypeAdapter(Assignment).dump_json(self).decode()
+
+    @classmethod
+    def from_json(cls, text: str) -> Assignment:
+        """The reverse of :meth:`to_json`."""
+        return TypeAdapter(Assignment).validate_json(text)
+
+
+def engine_module(config: Config) -> Any:
+    """The training module of the config's engine, imported now."""
+    try:
+        return importlib.import_module(f"lockstep.{config.engine}_engine.train")
+    except ModuleNotFoundError as error:
+        if error.name and error.name.startswith("lockstep"):
+            raise
+        raise ValueError(
+            f"engine: {config.engine} needs {error.name}; pip install 'lockstep-rl[{config.engine}]'"
+        ) from None
+
+
+def run_rank(config: Config | None, assignment: Assignment, topology: Topology) -> int:
+    """Train this rank's part (config None: read it from the run); every failure becomes one report and an exit code."""
+    try:
+        config = config or validate(Config, read_file(assignment.path / CONFIG), str(assignment.path / CONFIG))
+        engine = engine_module(config)
+        run = RunDirectory(assignment.path, is_writer=topology.rank == 0, quiet=assignment.options.quiet)
+        checkpoint = None
+        if assignment.resume_from is not None:
+            checkpoint = find_checkpoint(run.path / CHECKPOINTS, assignment.resume_from, warn=run.is_writer)
+        result = engine.train(config, run, topology, assignment.options, checkpoint)
+    except PeerFailureError as error:
+        report_failure(str(error), secondary=True)
+        return EXIT_FAILURE
+    except KeyboardInterrupt:
+        report_failure("interrupted; the last checkpoint is intact")
+        return 130
+    except (RunError, ValueError, OSError) as error:
+        if os.environ.get("LOCKSTEP_TRACEBACK"):
+            traceback.print_exc()
+        report_failure(" ".join(str(error).split()))
+        return EXIT_USER_ERROR if isinstance(error, ValueError) else EXIT_FAILURE
+    except Exception:
+        report_failure("this is a bug in lockstep or in a custom part\n" + traceback.format_exc())
+        return EXIT_FAILURE
+    if result.signal is not None and not topology.launched:
+        return 128 + result.signal
+    return 0
+
+
+def main() -> int:
+    """Entry of a rank that ``lockstep train --nproc`` started: the assignment is its only argument."""
+    end_with_parent()
+    assignment = Assignment.from_json(sys.argv[1])
+    return run_rank(None, assignment, from_environment())
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,122 @@
+"""From a request to a running run: everything that can be wrong is found before any process is started."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from lockstep.config import Config, RunOptions, resolve
+from lockstep.config_sources import Request, merge, read_file, validate
+from lockstep.envs.description import describe
+from lockstep.launch.local import supervise
+from lockstep.launch.rank import Assignment, engine_module, run_rank
+from lockstep.runs.checkpoint import find_checkpoint
+from lockstep.runs.directory import CHECKPOINTS, CONFIG, RunDirectory, create_run, find_run
+from lockstep.shards import world_sizes
+from lockstep.topology import Topology, available_cores, from_environment
+
+# Settings that a resumed run may change: they don't decide the agent's bytes up to total_steps.
+CHANGEABLE = ("total_steps", "checkpoint.", "eval.", "log.", "proof.", "env.workers", "env.timeout")
+
+
+def _differences(a: dict[str, Any], b: dict[str, Any], prefix: str = "") -> list[tuple[str, Any, Any]]:
+    out: list[tuple[str, Any, Any]] = []
+    for key in a:
+        if isinstance(a[key], dict) and isinstance(b[key], dict) and key != "kwargs":
+            out += _differences(a[key], b[key], f"{prefix}{key}.")
+        elif a[key] != b[key]:
+            out.append((prefix + key, a[key], b[key]))
+    return out
+
+
+def resumed_config(path: Path, overrides: dict[str, Any]) -> Config:
+    """A run's own config with the overrides that a resumed run may have.
+
+    Raises:
+        ValueError: an override would change what the run is a function of.
+    """
+    stored: Config = validate(Config, read_file(path / CONFIG), str(path / CONFIG))
+    settings = stored.model_dump(mode="json")
+    changed: Config = validate(Config, merge(stored.model_dump(mode="json"), overrides), "command line")
+    for key, old, new in _differences(settings, changed.model_dump(mode="json")):
+        if not key.startswith(CHANGEABLE):
+            raise ValueError(f"{key}: run {path} was started with {old} and can't be resumed with {new}; start a new run")
+    return changed
+
+
+def number_of_ranks(options: RunOptions, config: Config, topology: Topology) -> int:
+    """World size: the launcher's, or ``nproc``, or as many ranks as cores or GPUs allow."""
+    if topology.launched:
+        if options.nproc not in (1, "auto", topology.world_size):
+            raise ValueError(f"nproc: {options.nproc}, but the launcher started {topology.world_size} ranks; leave it out")
+        return topology.world_size
+    if options.nproc != "auto":
+        return options.nproc
+    limit = available_cores() if config.device == "cpu" else max(1, engine_module(config).visible_gpus())
+    if config.num_envs_per_rank is not None and config.num_shards is None:
+        return 1 << (limit.bit_length() - 1)
+    return max(n for n in world_sizes(resolve(config).shards) if n <= limit)
+
+
+def _check_machine(config: Config, ranks_here: int) -> None:
+    if config.device == "cuda":
+        engine_module(config).check_device(config.device, ranks_here)
+    describe(config.env)
+
+
+def _prepare(request: Request, topology: Topology) -> tuple[Config, Assignment, int]:
+    """Resolve and check everything; make the run directory if this process is the one to write it."""
+    options, writer = request.options, topology.rank == 0
+    path, which = (None, None) if options.resume is None else find_run(options.resume, options.runs_dir)
+    config = request.config if path is None else resumed_config(path, request.overrides)
+    nproc = number_of_ranks(options, config, topology)
+    config = resolve(config, nproc)
+    if options.resume is None and options.stop_at_step is not None and options.stop_at_step > config.total_steps:
+        raise ValueError(f"stop_at_step: {options.stop_at_step} is beyond total_steps {config.total_steps}")
+    _check_machine(config, topology.local_world_size if topology.launched else nproc)
+    if path is None:
+        path = create_run(options.runs_dir, options.name, config) if writer else Path(options.runs_dir)
+    else:
+        find_checkpoint(path / CHECKPOINTS, which or "latest", warn=False)
+        RunDirectory(path, is_writer=writer).write_config(config)
+    return config, Assignment(path, options, which), nproc
+
+
+def next_steps(path: Path, summary: dict[str, Any]) -> str:
+    """What a finished run tells its user: the result, where it lies, what to do next."""
+    final = summary["final_return"]
+    result = "no episode ended yet" if final is None else f"mean return of the last 100 episodes {final:,.1f}"
+    how = "" if summary["status"] == "finished" else f" ({summary['status']})"
+    lines = [
+        f"{result} after {summary['global_step']:,} steps, {summary['wall_time']:.1f} s{how}",
+        f"run: {path}   parameters sha256 {summary['params_sha256'][:16]}…",
+    ]
+    if summary["status"] != "finished":
+        lines.append(f"continue:  lockstep train --resume {path}")
+    lines.append(f"evaluate:  lockstep eval {path} --episodes 20")
+    lines.append(f"watch:     lockstep play {path} --video out.mp4")
+    lines.append(f"curves:    tensorboard --logdir {path / 'tensorboard'}")
+    return "\n".join(lines)
+
+
+def start_run(request: Request) -> int:
+    """Run a request on as many ranks as it asks for, or this rank's part under a launcher; returns the exit code.
+
+    Raises:
+        ValueError: one line, before any process is started.
+    """
+    topology = from_environment()
+    config, assignment, nproc = _prepare(request, topology)
+    if topology.launched or nproc == 1:
+        code = run_rank(config, assignment, topology)
+    else:
+        arguments = ["-m", "lockstep.launch.rank", assignment.to_json()]
+        code = supervise(lambda logs: engine_module(config).start_ranks(arguments, nproc, config.threads, logs))
+    if code in (0, 130, 143) and topology.rank == 0 and not assignment.options.quiet:
+        summary = read_file(assignment.path / "summary.json") if (assignment.path / "summary.json").is_file() else None
+        if summary is not None:
+            print(next_steps(assignment.path, summary), flush=True)
+    if code in (130, 143) and topology.rank == 0:
+        print("lockstep: stopped by a signal, with a checkpoint", file=sys.stderr)
+    return code
