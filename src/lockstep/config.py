@@ -51,8 +51,12 @@ class PPOConfig(Section):
         "global", description="over the global minibatch, over each shard's part of it, or not at all"
     )
     entropy_coef: float = Field(0.0, ge=0, description="weight of the entropy bonus")
-    value_coef: float = Field(0.5, ge=0, description="weight of the value loss 0.5*(v-return)^2 (as in CleanRL; SB3's vf_coef is half of it)")
-    max_grad_norm: float | None = Field(0.5, gt=0, description="clipping by global norm, after the reduction; None: off")
+    value_coef: float = Field(
+        0.5, ge=0, description="weight of the value loss 0.5*(v-return)^2 (as in CleanRL; SB3's vf_coef is half of it)"
+    )
+    max_grad_norm: float | None = Field(
+        0.5, gt=0, description="clipping by global norm, after the reduction; None: off"
+    )
     target_kl: float | None = Field(None, gt=0, description="stop an update above 1.5 times this approx_kl; None: off")
     desired_kl: float = Field(0.01, gt=0, description="what the adaptive schedule aims at")
     adam_eps: float = Field(1e-5, gt=0, description="Adam's epsilon")
@@ -82,7 +86,9 @@ class CheckpointConfig(Section):
     interval: int = Field(50, ge=0, description="iterations between checkpoints; 0: only at the end")
     keep_last: int = Field(3, ge=1, description="newest checkpoints to keep")
     keep_best: bool = Field(True, description="keep the checkpoint with the best return as well")
-    replay_limit: int = Field(10_000, ge=0, description="longest live episode, in steps, that is restored by replaying it")
+    replay_limit: int = Field(
+        10_000, ge=0, description="longest live episode, in steps, that is restored by replaying it"
+    )
 
 
 class EvalConfig(Section):
@@ -118,7 +124,9 @@ class Config(Section):
     num_envs: int | None = Field(None, ge=1, description="environments of the whole run (default 8)")
     num_envs_per_rank: int | None = Field(None, ge=1, description="instead of num_envs: environments grow with ranks")
     num_shards: int | None = Field(
-        None, ge=1, description="power of two; the most ranks that can share the run (default: divides num_envs, at most 8)"
+        None,
+        ge=1,
+        description="power of two; the most ranks that can share the run (default: divides num_envs, at most 8)",
     )
     num_steps: int = Field(128, ge=1, description="steps of each environment in a rollout")
     reduction: Literal["exact", "fast"] = Field(
@@ -161,10 +169,14 @@ class RunOptions(Section):
     """How and where a run is executed; nothing here changes the agent."""
 
     nproc: int | Literal["auto"] = Field(1, description="ranks on this machine, or auto: what cores or GPUs allow")
-    name: str | None = Field(None, min_length=1, description="of the run directory (default: environment, seed and time)")
+    name: str | None = Field(
+        None, min_length=1, description="of the run directory (default: environment, seed and time)"
+    )
     runs_dir: str = Field("runs", min_length=1, description="where run directories are made")
     resume: str | None = Field(None, description="run (name or path) or checkpoint to continue")
-    stop_at_step: int | None = Field(None, ge=1, description="end with a checkpoint once this many global steps are done")
+    stop_at_step: int | None = Field(
+        None, ge=1, description="end with a checkpoint once this many global steps are done"
+    )
     max_hours: float | None = Field(None, gt=0, description="end with a checkpoint after this wall time")
     quiet: bool = Field(False, description="print only errors and warnings")
 

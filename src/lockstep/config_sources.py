@@ -82,7 +82,9 @@ LEAVES = {leaf.path: leaf for model in (Config, RunOptions) for leaf in leaves(m
 def nearest(key: str, known: Sequence[str]) -> str:
     """``'; did you mean X?'`` for the closest known key, or nothing."""
     lookup = {k.split(".")[-1]: k for k in known} | {k: k for k in known}
-    close = difflib.get_close_matches(key, lookup, 1, 0.6) or difflib.get_close_matches(key.split(".")[-1], lookup, 1, 0.6)
+    close = difflib.get_close_matches(key, lookup, 1, 0.6) or difflib.get_close_matches(
+        key.split(".")[-1], lookup, 1, 0.6
+    )
     return f"; did you mean {lookup[close[0]]}?" if close else ""
 
 
@@ -195,7 +197,9 @@ def _leaf_of(flag: str) -> tuple[Leaf, bool]:
         return LEAVES[positive], True
     flags = ["--" + path.replace("_", "-") for path in [*LEAVES, *ALIASES]]
     close = difflib.get_close_matches(flag, flags, 1, 0.6)
-    raise ValueError(f"{flag}: unknown option{f'; did you mean {close[0]}?' if close else ''} (lockstep train --help lists all)")
+    raise ValueError(
+        f"{flag}: unknown option{f'; did you mean {close[0]}?' if close else ''} (lockstep train --help lists all)"
+    )
 
 
 def _value(leaf: Leaf, flag: str, words: list[str]) -> Any:
@@ -231,7 +235,7 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
             value: Any = (given[0] if given else "true") if not negated else "false"
         else:
             takes = len(words) if leaf.kind == "list" else 1
-            while not ("=" in word) and words and len(given) < takes and not words[0].startswith("--"):
+            while "=" not in word and words and len(given) < takes and not words[0].startswith("--"):
                 given.append(words.pop(0))
             if not given:
                 raise ValueError(f"{flag}: needs a value")

@@ -74,9 +74,7 @@ def check_shards(num_envs: int, num_shards: int) -> None:
     """Raise a one-line ``ValueError`` unless ``num_shards`` is a power of two that divides ``num_envs``."""
     if num_shards < 1 or num_shards & (num_shards - 1):
         below = 1 << max(0, num_shards.bit_length() - 1)
-        raise ValueError(
-            f"num_shards: {num_shards} is not a power of two; nearest that work: {below} or {below * 2}"
-        )
+        raise ValueError(f"num_shards: {num_shards} is not a power of two; nearest that work: {below} or {below * 2}")
     if num_envs % num_shards:
         below = num_envs // num_shards * num_shards
         fits = " or ".join(str(n) for n in (below, below + num_shards) if n > 0)
@@ -95,7 +93,10 @@ def check_world_size(world_size: int, num_shards: int) -> None:
     """Raise a one-line ``ValueError`` unless ``world_size`` ranks can own ``num_shards`` shards equally."""
     if world_size < 1 or num_shards % world_size:
         sizes = world_sizes(num_shards)
-        nearest = [max((n for n in sizes if n < world_size), default=None), min((n for n in sizes if n > world_size), default=None)]
+        nearest = [
+            max((n for n in sizes if n < world_size), default=None),
+            min((n for n in sizes if n > world_size), default=None),
+        ]
         fits = " or ".join(str(n) for n in nearest if n is not None)
         raise ValueError(
             f"nproc: {world_size} ranks can't own {num_shards} shards equally; nearest that work: {fits} ranks "

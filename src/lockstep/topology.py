@@ -55,7 +55,9 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Topology:
         local_rank = int(environ.get("LOCAL_RANK", rank))
         local_world_size = int(environ.get("LOCAL_WORLD_SIZE", world_size))
     except ValueError as error:
-        raise ValueError(f"launcher variables: RANK, WORLD_SIZE and LOCAL_RANK must be whole numbers ({error})") from None
+        raise ValueError(
+            f"launcher variables: RANK, WORLD_SIZE and LOCAL_RANK must be whole numbers ({error})"
+        ) from None
     if not 0 <= rank < world_size or not 0 <= local_rank < local_world_size:
         raise ValueError(
             f"launcher variables: RANK {rank} of WORLD_SIZE {world_size}, LOCAL_RANK {local_rank} of "

@@ -41,7 +41,9 @@ class ArrayEnvs(HostEnvs):
 
     def _draws(self, rows: Sequence[int]) -> np.ndarray:
         keys = [episode_key(self._purpose, self.env_ids[r], int(self.buffers.episodes[r])) for r in rows]
-        draws = [keyed_generator(self._seed, self._purpose, *key).random(self._env.reset_draws, np.float32) for key in keys]
+        draws = [
+            keyed_generator(self._seed, self._purpose, *key).random(self._env.reset_draws, np.float32) for key in keys
+        ]
         return np.stack(draws)
 
     def _step_draws(self) -> np.ndarray | None:
@@ -51,7 +53,9 @@ class ArrayEnvs(HostEnvs):
         rows = []
         for r, env_id in enumerate(self.env_ids):
             key = (*episode_key(self._purpose, env_id, int(self.buffers.episodes[r])), int(self._elapsed[r]))
-            rows.append(keyed_generator(self._seed, f"{self._purpose}/step", *key).random(self._env.step_draws, np.float32))
+            rows.append(
+                keyed_generator(self._seed, f"{self._purpose}/step", *key).random(self._env.step_draws, np.float32)
+            )
         return np.stack(rows)
 
     def _flat(self, observation: np.ndarray) -> np.ndarray:

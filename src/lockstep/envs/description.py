@@ -12,6 +12,7 @@ import numpy as np
 from lockstep.config import EnvConfig
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 from lockstep.envs.gymnasium_registration import register_array_environments
+from lockstep.envs.mujoco_warnings import calm_mujoco
 
 SUPPORTED = "supported are Box observations and Discrete or Box actions"
 
@@ -61,6 +62,7 @@ def make_environment(config: EnvConfig, **kwargs: Any) -> gymnasium.Env:
         ValueError: the id is unknown, or what it needs isn't installed; one line that says so.
     """
     register_array_environments()
+    calm_mujoco(gymnasium.registry.get(config.id))
     extra = {} if config.max_episode_steps is None else {"max_episode_steps": config.max_episode_steps}
     try:
         return gymnasium.make(config.id, disable_env_checker=True, **extra, **config.kwargs, **kwargs)
@@ -101,8 +103,12 @@ def describe_spaces(env_id: str, env: gymnasium.Env) -> EnvDescription:
     """The description of an environment that stands already; errors as :func:`describe`."""
     observation, action = env.observation_space, env.action_space
     shape = observation.shape
-    if not isinstance(observation, gymnasium.spaces.Box) or (observation.dtype == np.uint8 and len(observation.shape) > 1):
-        raise ValueError(f"env.id: {env_id} has observation space {observation}, which isn't supported yet; {SUPPORTED}")
+    if not isinstance(observation, gymnasium.spaces.Box) or (
+        observation.dtype == np.uint8 and len(observation.shape) > 1
+    ):
+        raise ValueError(
+            f"env.id: {env_id} has observation space {observation}, which isn't supported yet; {SUPPORTED}"
+        )
     limit = env.spec.max_episode_steps if env.spec else None
     fixed: dict[str, Any] = {
         "id": env_id,

@@ -87,7 +87,12 @@ class KeyedEnv:
         return None if self._hooks is None else {k: np.asarray(v) for k, v in self._hooks.get_env_state().items()}
 
     def restore(
-        self, episode: int, actions: np.ndarray, hashes: np.ndarray, observation: np.ndarray, state: dict[str, np.ndarray]
+        self,
+        episode: int,
+        actions: np.ndarray,
+        hashes: np.ndarray,
+        observation: np.ndarray,
+        state: dict[str, np.ndarray],
     ) -> bool:
         """Bring back a live episode: by its state hooks, else by replaying its actions and checking every step.
 

@@ -50,7 +50,9 @@ def save_shards(
     return out
 
 
-def _restore_env(envs: HostEnvs, replay: ReplayLog, env: int, row: int, length: int, arrays: Mapping[str, np.ndarray]) -> bool:
+def _restore_env(
+    envs: HostEnvs, replay: ReplayLog, env: int, row: int, length: int, arrays: Mapping[str, np.ndarray]
+) -> bool:
     prefix = f"state.{row}."
     state = {name[len(prefix) :]: value for name, value in arrays.items() if name.startswith(prefix)}
     no_actions = np.zeros((length if state else 0, *envs.buffers.actions.shape[1:]), envs.buffers.actions.dtype)

@@ -126,7 +126,9 @@ class WorkerEnvs(HostEnvs):
             if not ready:
                 slot = min(waiting.values())
                 self.close()
-                raise EnvironmentFailureError(f"{self._name(slot)}, didn't answer within {self._timeout:g} s (env.timeout)")
+                raise EnvironmentFailureError(
+                    f"{self._name(slot)}, didn't answer within {self._timeout:g} s (env.timeout)"
+                )
             for connection in ready:
                 slot = waiting.pop(connection)  # type: ignore[call-overload]
                 answers[slot] = self._receive(slot)

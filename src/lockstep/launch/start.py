@@ -41,7 +41,9 @@ def resumed_config(path: Path, overrides: dict[str, Any]) -> Config:
     changed: Config = validate(Config, merge(stored.model_dump(mode="json"), overrides), "command line")
     for key, old, new in _differences(settings, changed.model_dump(mode="json")):
         if not key.startswith(CHANGEABLE):
-            raise ValueError(f"{key}: run {path} was started with {old} and can't be resumed with {new}; start a new run")
+            raise ValueError(
+                f"{key}: run {path} was started with {old} and can't be resumed with {new}; start a new run"
+            )
     return changed
 
 
@@ -49,7 +51,9 @@ def number_of_ranks(options: RunOptions, config: Config, topology: Topology) -> 
     """World size: the launcher's, or ``nproc``, or as many ranks as cores or GPUs allow."""
     if topology.launched:
         if options.nproc not in (1, "auto", topology.world_size):
-            raise ValueError(f"nproc: {options.nproc}, but the launcher started {topology.world_size} ranks; leave it out")
+            raise ValueError(
+                f"nproc: {options.nproc}, but the launcher started {topology.world_size} ranks; leave it out"
+            )
         return topology.world_size
     if options.nproc != "auto":
         return options.nproc

@@ -56,7 +56,9 @@ def unpack(content: bytes) -> dict[str, np.ndarray]:
     return load_safetensors(content)
 
 
-def to_files(arrays: Mapping[str, np.ndarray], env_shards: Mapping[int, bytes], state: Mapping[str, Any]) -> dict[str, bytes]:
+def to_files(
+    arrays: Mapping[str, np.ndarray], env_shards: Mapping[int, bytes], state: Mapping[str, Any]
+) -> dict[str, bytes]:
     """A checkpoint's files by relative path; array names lose the prefix that their file's name says."""
     files: dict[str, bytes] = {}
     for group in GROUPS:
@@ -156,7 +158,9 @@ def find_checkpoint(directory: Path, which: str = "latest", warn: bool = True) -
                 print(f"lockstep: warning: {passed}; passed over for {path.name}", file=sys.stderr)
             return read_checkpoint(path)
         problems.append(problem)
-    raise CheckpointError("; ".join(problems) if problems else f"{directory} holds no checkpoint to resume from or load")
+    raise CheckpointError(
+        "; ".join(problems) if problems else f"{directory} holds no checkpoint to resume from or load"
+    )
 
 
 # --- writing ----------------------------------------------------------------------------------------------------
@@ -199,7 +203,9 @@ def commit(directory: Path, step: int, files: Mapping[str, bytes], score: float 
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         why = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error)
-        raise CheckpointError(f"checkpoint {final} can't be written: {why}; earlier checkpoints are untouched") from None
+        raise CheckpointError(
+            f"checkpoint {final} can't be written: {why}; earlier checkpoints are untouched"
+        ) from None
     return final
 
 

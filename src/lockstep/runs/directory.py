@@ -116,8 +116,10 @@ def _untouched(path: Path) -> bool:
     """Whether a directory holds no more than a run that never got through its first iteration."""
     metrics = path / METRICS_JSONL
     trained = metrics.is_file() and metrics.stat().st_size > 0
-    return not trained and not any((path / CHECKPOINTS).glob("step_*")) and (
-        (path / CONFIG).is_file() or not any(path.iterdir())
+    return (
+        not trained
+        and not any((path / CHECKPOINTS).glob("step_*"))
+        and ((path / CONFIG).is_file() or not any(path.iterdir()))
     )
 
 
@@ -133,7 +135,9 @@ def create_run(runs_dir: str, name: str | None, config: Config) -> Path:
         suffix += 1
         path = Path(runs_dir) / f"{default_name(config)}-{suffix}"
     if path.exists() and not (path.is_dir() and _untouched(path)):
-        raise ValueError(f"name: run {path} exists already; --resume {path} continues it, another --name starts a new one")
+        raise ValueError(
+            f"name: run {path} exists already; --resume {path} continues it, another --name starts a new one"
+        )
     try:
         path.mkdir(parents=True, exist_ok=True)
         RunDirectory(path).write_config(config)

@@ -7,7 +7,13 @@ from torch import Tensor
 
 
 def gae(
-    rewards: Tensor, values: Tensor, next_values: Tensor, terminated: Tensor, done: Tensor, gamma: float, gae_lambda: float
+    rewards: Tensor,
+    values: Tensor,
+    next_values: Tensor,
+    terminated: Tensor,
+    done: Tensor,
+    gamma: float,
+    gae_lambda: float,
 ) -> tuple[Tensor, Tensor]:
     """Advantages and returns (Schulman et al. 2016, eq. 16), all ``[num_steps, num_envs]`` float32.
 

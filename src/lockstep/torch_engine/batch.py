@@ -59,7 +59,9 @@ def evaluate(state: TrainState, mode: Mode, observations: Tensor, actions: Tenso
     return by_shard(mode, one_pass, observations, actions)
 
 
-def final_values(state: TrainState, rollout: Rollout, plan: ShardPlan, device: torch.device) -> dict[tuple[int, int], float]:
+def final_values(
+    state: TrainState, rollout: Rollout, plan: ShardPlan, device: torch.device
+) -> dict[tuple[int, int], float]:
     """V of the observations that truncated an episode, always in blocks of ``envs_per_shard`` rows of one shard."""
     rows = plan.envs_per_shard
     weights = nets.expand(state.parameters.views, 1)

@@ -37,7 +37,9 @@ def check_device(device: str, nproc: int) -> None:
     if not visible:
         raise ValueError(f"device: cuda, but PyTorch {torch.__version__} sees no CUDA device here; use --device cpu")
     if nproc > visible:
-        raise ValueError(f"nproc: {nproc} ranks need {nproc} GPUs and {visible} are visible (CUDA_VISIBLE_DEVICES); use {visible}")
+        raise ValueError(
+            f"nproc: {nproc} ranks need {nproc} GPUs and {visible} are visible (CUDA_VISIBLE_DEVICES); use {visible}"
+        )
 
 
 def visible_gpus() -> int:

@@ -60,7 +60,9 @@ def normalizer_moments(state: TrainState, rollout: Rollout, plan: ShardPlan) -> 
 def split_normalizer_moments(state: TrainState, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The reverse: ``[num_shards, …]`` to observations ``[num_shards, 2, size]`` and returns ``[num_shards, 2, 1]``."""
     width = 2 * state.net.observation_size if state.observations is not None else 0
-    return rows[:, :width].reshape(len(rows), 2, -1 if width else 0), rows[:, width:].reshape(len(rows), 2, -1 if rows.shape[1] > width else 0)
+    return rows[:, :width].reshape(len(rows), 2, -1 if width else 0), rows[:, width:].reshape(
+        len(rows), 2, -1 if rows.shape[1] > width else 0
+    )
 
 
 def fit_moments(batch: Batch) -> Tensor:
@@ -131,7 +133,9 @@ def merge_normalizers(state: TrainState, observations: np.ndarray, returns: np.n
         merge_shards(state.rewards.moments, returns, count)
 
 
-def initial_statistics(state: TrainState, rollout: Rollout, plan: ShardPlan, config: Config, communicator: Communicator) -> None:
+def initial_statistics(
+    state: TrainState, rollout: Rollout, plan: ShardPlan, config: Config, communicator: Communicator
+) -> None:
     """First statistics of the normalisers, from a rollout of random actions."""
     if state.observations is None and state.rewards is None:
         return

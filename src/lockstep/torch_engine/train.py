@@ -234,7 +234,9 @@ def notes(session: Session, options: RunOptions) -> list[str]:
     if config.reduction == "fast":
         out.append("reduction fast: repeatable at this world size; other world sizes agree up to summation order only")
     elif session.mode == "loop":
-        out.append("self-check: batching changes a shard's bits on this machine, so shards run one after the other (slower)")
+        out.append(
+            "self-check: batching changes a shard's bits on this machine, so shards run one after the other (slower)"
+        )
     if options.max_hours is not None:
         out.append("max-hours: where the run ends depends on the speed of this machine")
     if session.restarted:

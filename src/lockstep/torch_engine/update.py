@@ -50,9 +50,7 @@ def shard_gradients(state: TrainState, settings: LossSettings) -> GradientSource
             output = nets.actor(net, weights, observations)
             log_prob, entropy = nets.log_prob_and_entropy(net, weights, output, actions)
             new_values = nets.critic(net, weights, observations)
-            loss, terms = ppo_terms(
-                log_prob, entropy, new_values, log_probs, values, advantages, returns, settings
-            )
+            loss, terms = ppo_terms(log_prob, entropy, new_values, log_probs, values, advantages, returns, settings)
             parts = torch.autograd.grad(loss.sum(), list(weights.values()))
         return torch.cat([*(part.reshape(shards, -1) for part in parts), terms], 1)
 
@@ -184,7 +182,9 @@ def clip_and_step(state: TrainState, gradient: Tensor, max_norm: float | None, l
     return float(norm)
 
 
-def epoch_minibatches(batch: Batch, indices: np.ndarray, scales: tuple[Tensor, Tensor] | None) -> list[tuple[Tensor, ...]]:
+def epoch_minibatches(
+    batch: Batch, indices: np.ndarray, scales: tuple[Tensor, Tensor] | None
+) -> list[tuple[Tensor, ...]]:
     """The minibatches of one epoch, tensors ``[k, rows, …]``; ``indices`` ``[num_minibatches, k, rows]``."""
     shards, samples = batch.advantages.shape
     offsets = np.arange(shards)[:, None] * samples

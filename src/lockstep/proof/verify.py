@@ -1,0 +1,182 @@
+"""``lockstep verify``: run a config on several world sizes and compare every tensor and metric, iteration by iteration."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from lockstep.config import Config, resolve
+from lockstep.config_sources import parse_arguments, read_request
+from lockstep.envs.description import describe
+from lockstep.launch.process import EXIT_FAILURE
+from lockstep.runs.directory import FINGERPRINTS
+from lockstep.runs.trackers import METRICS_JSONL
+from lockstep.topology import LAUNCHER_VARIABLE
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What one world size left.
+
+    Attributes:
+        world_size: number of ranks.
+        error: the run's own error, or None.
+        tensors: each iteration's fingerprints by tensor name; ``metrics`` each iteration's metrics without times.
+    """
+
+    world_size: int
+    error: str | None
+    tensors: list[dict[str, Any]]
+    metrics: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One world size against the first one: equal, or where they first differ."""
+
+    trace: Trace
+    equal: bool
+    difference: str
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+def run_trace(config: Config, world_size: int, iterations: int, directory: Path) -> Trace:
+    """Train ``iterations`` iterations on ``world_size`` ranks in fresh processes, tracing fingerprints."""
+    name = f"world_size_{world_size}"
+    source = directory / f"{name}.json"
+    source.write_text(config.model_dump_json())
+    command = [sys.executable, "-m", "lockstep", "train", str(source), "--nproc", str(world_size), "--name", name]
+    command += ["--runs-dir", str(directory), "--stop-at-step", str(iterations * config.steps_per_iteration), "--quiet"]
+    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", LAUNCHER_VARIABLE)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    error = None
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if line.startswith("lockstep: error: ")]
+        error = said[-1].removeprefix("lockstep: error: ") if said else done.stderr.strip()[-500:]
+        error = error or f"exit status {done.returncode}"
+    metrics = [
+        {k: v for k, v in record.items() if not k.startswith("time/")}
+        for record in _lines(directory / name / METRICS_JSONL)
+    ]
+    return Trace(world_size, error, _lines(directory / name / FINGERPRINTS), metrics)
+
+
+def _first_difference(reference: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    return [key for key in reference if other.get(key, _MISSING) != reference[key]]
+
+
+_MISSING = object()
+
+
+def compare(reference: Trace, trace: Trace) -> Comparison:
+    """Where a trace first differs from the reference: iteration, tensor, metric."""
+    if trace.error is not None:
+        return Comparison(trace, False, trace.error)
+    for kind in ("tensors", "metrics"):
+        if len(getattr(trace, kind)) != len(getattr(reference, kind)):
+            return Comparison(
+                trace, False, f"{len(getattr(trace, kind))} iterations against {len(getattr(reference, kind))}"
+            )
+    rows = zip(reference.tensors, trace.tensors, reference.metrics, trace.metrics, strict=True)
+    for number, (tensors, other_tensors, metrics, other_metrics) in enumerate(rows, 1):
+        names = _first_difference(tensors, other_tensors)
+        values = _first_difference(metrics, other_metrics)
+        if names or values:
+            parts = [f"{len(names)} of {len(tensors) - 1} tensors, first {names[0]}"] if names else ["no tensor"]
+            if values:
+                key = values[0]
+                parts.append(f"metric {key}: {metrics[key]} against {other_metrics.get(key)}")
+            return Comparison(trace, False, f"iteration {number}: {'; '.join(parts)}")
+    return Comparison(trace, True, "")
+
+
+def verify(config: Config, world_sizes: Sequence[int], iterations: int) -> list[Comparison]:
+    """Run every world size and compare each with the first.
+
+    Args:
+        config: the run; it is resolved for the first world size.
+        world_sizes: numbers of ranks.
+        iterations: how many iterations each trains.
+
+    Raises:
+        ValueError: a world size can't share the config's shards; before anything is started.
+    """
+    config = resolve(config, world_sizes[0])
+    for world_size in world_sizes:
+        resolve(config, world_size)
+    describe(config.env)
+    proof = config.proof.model_copy(update={"trace": True, "interval": 1})
+    log = config.log.model_copy(update={"tensorboard": False, "jsonl": None})
+    steps = max(config.total_steps, iterations * config.steps_per_iteration)
+    config = config.model_copy(update={"proof": proof, "log": log, "total_steps": steps})
+    with tempfile.TemporaryDirectory(prefix="lockstep-verify-") as directory:
+        traces = [run_trace(config, n, iterations, Path(directory)) for n in world_sizes]
+    return [compare(traces[0], trace) for trace in traces]
+
+
+def _print(config: Config, results: Sequence[Comparison], iterations: int) -> None:
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    table = Table(title=f"{config.env.id}, seed {config.seed}, {iterations} iterations, reduction {config.reduction}")
+    table.add_column("world size", justify="right")
+    table.add_column("equal")
+    table.add_column("tensors", justify="right")
+    table.add_column("first difference", overflow="fold")
+    for result in results:
+        tensors = str(len(result.trace.tensors[0]) - 1) if result.trace.tensors else "–"
+        table.add_row(str(result.trace.world_size), "yes" if result.equal else "NO", tensors, result.difference)
+    console.print(table)
+    if all(result.equal for result in results):
+        print("verified: every tensor and every metric has the same bytes at every iteration")
+    else:
+        print("NOT VERIFIED: the run depends on its world size, or a rank left the others; see the first difference")
+
+
+def _world_sizes(text: str) -> list[int]:
+    try:
+        sizes = [int(part) for part in text.split(",")]
+    except ValueError:
+        sizes = []
+    if not sizes or min(sizes) < 1:
+        raise ValueError(f"world-sizes: {text!r} is not a list of numbers of ranks such as 1,2,4")
+    return sizes
+
+
+def verify_command(argv: Sequence[str]) -> int:
+    """``lockstep verify CONFIG``: exit status 0 if every world size gives the same bytes, 1 if not."""
+    parser = argparse.ArgumentParser(
+        prog="lockstep verify",
+        description="Train a config for some iterations on several world sizes and compare every tensor and metric.",
+        epilog="Every option of lockstep train that describes the run is accepted too, e.g. --seed 3 --num-envs 64.",
+    )
+    parser.add_argument("config", metavar="CONFIG_FILE_OR_ENV_ID")
+    parser.add_argument(
+        "--world-sizes", default="1,2,4", help="numbers of ranks, the first is the reference (default: 1,2,4)"
+    )
+    parser.add_argument("--iterations", type=int, default=5, help="iterations of each (default: 5)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    options, rest = parser.parse_known_args(list(argv))
+    if options.iterations < 1:
+        raise ValueError(f"iterations: {options.iterations} is below 1")
+    parse_arguments(rest)
+    request = read_request([options.config, *rest])
+    results = verify(request.config, _world_sizes(options.world_sizes), options.iterations)
+    if options.json:
+        rows = [{"world_size": r.trace.world_size, "equal": r.equal, "difference": r.difference} for r in results]
+        print(json.dumps(rows))
+    else:
+        _print(request.config, results, options.iterations)
+    return 0 if all(result.equal for result in results) else EXIT_FAILURE
