@@ -22,11 +22,17 @@ class Section(BaseModel):
 class EnvConfig(Section):
     """The environment."""
 
-    id: str = Field("CartPole-v1", min_length=1, description="Gymnasium id ('module:Id-v0' imports module first)")
+    id: str = Field(
+        default="CartPole-v1", min_length=1, description="Gymnasium id ('module:Id-v0' imports module first)"
+    )
     kwargs: dict[str, Any] = Field(default_factory=dict, description="arguments of the environment, as JSON")
-    max_episode_steps: int | None = Field(None, ge=1, description="time limit in steps; None: the environment's own")
-    workers: int = Field(0, ge=0, description="worker processes per rank that step environments; 0: in the rank itself")
-    timeout: float = Field(60.0, gt=0, description="seconds an environment may take for a step or a reset")
+    max_episode_steps: int | None = Field(
+        default=None, ge=1, description="time limit in steps; None: the environment's own"
+    )
+    workers: int = Field(
+        default=0, ge=0, description="worker processes per rank that step environments; 0: in the rank itself"
+    )
+    timeout: float = Field(default=60.0, gt=0, description="seconds an environment may take for a step or a reset")
 
     @model_validator(mode="before")
     @classmethod
@@ -37,103 +43,120 @@ class EnvConfig(Section):
 class PPOConfig(Section):
     """Proximal policy optimisation (Schulman et al. 2017)."""
 
-    learning_rate: float = Field(3e-4, gt=0, description="Adam's step size")
+    learning_rate: float = Field(default=3e-4, gt=0, description="Adam's step size")
     schedule: Literal["constant", "linear", "adaptive"] = Field(
-        "linear", description="of the learning rate: linear falls to 0 over total_steps, adaptive follows desired_kl"
+        default="linear",
+        description="of the learning rate: linear falls to 0 over total_steps, adaptive follows desired_kl",
     )
-    gamma: float = Field(0.99, ge=0, le=1, description="discount per step")
-    gae_lambda: float = Field(0.95, ge=0, le=1, description="lambda of GAE (Schulman et al. 2016)")
-    num_epochs: int = Field(4, ge=1, description="passes over each rollout")
-    num_minibatches: int = Field(4, ge=1, description="minibatches (optimiser steps) per epoch")
-    clip_range: float = Field(0.2, gt=0, description="clipping of the probability ratio")
-    value_clip_range: float | None = Field(None, gt=0, description="clipping of the value's change; None: off")
+    gamma: float = Field(default=0.99, ge=0, le=1, description="discount per step")
+    gae_lambda: float = Field(default=0.95, ge=0, le=1, description="lambda of GAE (Schulman et al. 2016)")
+    num_epochs: int = Field(default=4, ge=1, description="passes over each rollout")
+    num_minibatches: int = Field(default=4, ge=1, description="minibatches (optimiser steps) per epoch")
+    clip_range: float = Field(default=0.2, gt=0, description="clipping of the probability ratio")
+    value_clip_range: float | None = Field(default=None, gt=0, description="clipping of the value's change; None: off")
     advantage_normalization: Literal["global", "local", "off"] = Field(
-        "global", description="over the global minibatch, over each shard's part of it, or not at all"
+        default="global", description="over the global minibatch, over each shard's part of it, or not at all"
     )
-    entropy_coef: float = Field(0.0, ge=0, description="weight of the entropy bonus")
+    entropy_coef: float = Field(default=0.0, ge=0, description="weight of the entropy bonus")
     value_coef: float = Field(
-        0.5, ge=0, description="weight of the value loss 0.5*(v-return)^2 (as in CleanRL; SB3's vf_coef is half of it)"
+        default=0.5,
+        ge=0,
+        description="weight of the value loss 0.5*(v-return)^2 (as in CleanRL; SB3's vf_coef is half of it)",
     )
     max_grad_norm: float | None = Field(
-        0.5, gt=0, description="clipping by global norm, after the reduction; None: off"
+        default=0.5, gt=0, description="clipping by global norm, after the reduction; None: off"
     )
-    target_kl: float | None = Field(None, gt=0, description="stop an update above 1.5 times this approx_kl; None: off")
-    desired_kl: float = Field(0.01, gt=0, description="what the adaptive schedule aims at")
-    adam_eps: float = Field(1e-5, gt=0, description="Adam's epsilon")
-    adam_betas: tuple[float, float] = Field((0.9, 0.999), description="Adam's decay rates")
+    target_kl: float | None = Field(
+        default=None, gt=0, description="stop an update above 1.5 times this approx_kl; None: off"
+    )
+    desired_kl: float = Field(default=0.01, gt=0, description="what the adaptive schedule aims at")
+    adam_eps: float = Field(default=1e-5, gt=0, description="Adam's epsilon")
+    adam_betas: tuple[float, float] = Field(default=(0.9, 0.999), description="Adam's decay rates")
 
 
 class NetworkConfig(Section):
     """Actor and critic: two multilayer perceptrons."""
 
-    hidden_sizes: tuple[int, ...] = Field((64, 64), description="units of each hidden layer, of actor and critic")
-    activation: Literal["tanh", "relu", "elu", "silu", "gelu"] = Field("tanh", description="after each hidden layer")
-    log_std_init: float = Field(0.0, description="initial log standard deviation of continuous actions")
+    hidden_sizes: tuple[int, ...] = Field(
+        default=(64, 64), description="units of each hidden layer, of actor and critic"
+    )
+    activation: Literal["tanh", "relu", "elu", "silu", "gelu"] = Field(
+        default="tanh", description="after each hidden layer"
+    )
+    log_std_init: float = Field(default=0.0, description="initial log standard deviation of continuous actions")
 
 
 class NormalizeConfig(Section):
     """Running normalisation; its statistics are frozen during an iteration."""
 
-    observations: bool = Field(False, description="to zero mean and unit variance")
-    returns: bool = Field(False, description="rewards divided by the standard deviation of the discounted return")
-    clip_observations: float = Field(10.0, gt=0, description="limit of a normalised observation's components")
-    clip_rewards: float = Field(10.0, gt=0, description="limit of a normalised reward")
+    observations: bool = Field(default=False, description="to zero mean and unit variance")
+    returns: bool = Field(
+        default=False, description="rewards divided by the standard deviation of the discounted return"
+    )
+    clip_observations: float = Field(default=10.0, gt=0, description="limit of a normalised observation's components")
+    clip_rewards: float = Field(default=10.0, gt=0, description="limit of a normalised reward")
 
 
 class CheckpointConfig(Section):
     """Checkpoints."""
 
-    interval: int = Field(50, ge=0, description="iterations between checkpoints; 0: only at the end")
-    keep_last: int = Field(3, ge=1, description="newest checkpoints to keep")
-    keep_best: bool = Field(True, description="keep the checkpoint with the best return as well")
+    interval: int = Field(default=50, ge=0, description="iterations between checkpoints; 0: only at the end")
+    keep_last: int = Field(default=3, ge=1, description="newest checkpoints to keep")
+    keep_best: bool = Field(default=True, description="keep the checkpoint with the best return as well")
     replay_limit: int = Field(
-        10_000, ge=0, description="longest live episode, in steps, that is restored by replaying it"
+        default=10_000, ge=0, description="longest live episode, in steps, that is restored by replaying it"
     )
 
 
 class EvalConfig(Section):
     """Evaluation during training."""
 
-    interval: int = Field(0, ge=0, description="iterations between evaluations; 0: none")
-    episodes: int = Field(16, ge=1, description="episodes of an evaluation, rounded up to a multiple of num_shards")
-    max_steps: int = Field(10_000, ge=1, description="longer episodes are cut here")
+    interval: int = Field(default=0, ge=0, description="iterations between evaluations; 0: none")
+    episodes: int = Field(
+        default=16, ge=1, description="episodes of an evaluation, rounded up to a multiple of num_shards"
+    )
+    max_steps: int = Field(default=10_000, ge=1, description="longer episodes are cut here")
 
 
 class LogConfig(Section):
     """Trackers; metrics.jsonl and metrics.csv are always written."""
 
-    tensorboard: bool = Field(True, description="write TensorBoard event files")
-    jsonl: str | None = Field(None, description="a second metrics.jsonl at this path")
+    tensorboard: bool = Field(default=True, description="write TensorBoard event files")
+    jsonl: str | None = Field(default=None, description="a second metrics.jsonl at this path")
 
 
 class ProofConfig(Section):
     """Fingerprints of every parameter and moment, compared across ranks."""
 
-    interval: int = Field(10, ge=0, description="iterations between comparisons; 0: only at start and end")
-    trace: bool = Field(False, description="write each iteration's fingerprints to fingerprints.jsonl")
+    interval: int = Field(default=10, ge=0, description="iterations between comparisons; 0: only at start and end")
+    trace: bool = Field(default=False, description="write each iteration's fingerprints to fingerprints.jsonl")
 
 
 class Config(Section):
     """What a run is a function of."""
 
     env: EnvConfig = EnvConfig()
-    engine: Literal["torch"] = Field("torch", description="framework that trains")
-    device: Literal["cpu", "cuda"] = Field("cpu", description="where policy and update run")
-    seed: int = Field(0, ge=0, description="of every random number")
-    total_steps: int = Field(100_000, ge=1, description="global environment steps; schedules run over them")
-    num_envs: int | None = Field(None, ge=1, description="environments of the whole run (default 8)")
-    num_envs_per_rank: int | None = Field(None, ge=1, description="instead of num_envs: environments grow with ranks")
+    engine: Literal["torch"] = Field(default="torch", description="framework that trains")
+    device: Literal["cpu", "cuda"] = Field(default="cpu", description="where policy and update run")
+    seed: int = Field(default=0, ge=0, description="of every random number")
+    total_steps: int = Field(default=100_000, ge=1, description="global environment steps; schedules run over them")
+    num_envs: int | None = Field(default=None, ge=1, description="environments of the whole run (default 8)")
+    num_envs_per_rank: int | None = Field(
+        default=None, ge=1, description="instead of num_envs: environments grow with ranks"
+    )
     num_shards: int | None = Field(
-        None,
+        default=None,
         ge=1,
         description="power of two; the most ranks that can share the run (default: divides num_envs, at most 8)",
     )
-    num_steps: int = Field(128, ge=1, description="steps of each environment in a rollout")
+    num_steps: int = Field(default=128, ge=1, description="steps of each environment in a rollout")
     reduction: Literal["exact", "fast"] = Field(
-        "exact", description="exact: bitwise equal for every number of ranks; fast: DDP's own all-reduce"
+        default="exact", description="exact: bitwise equal for every number of ranks; fast: DDP's own all-reduce"
     )
-    threads: int = Field(1, ge=1, description="CPU threads per rank; results depend on it in the last bits")
-    backend: Literal["auto", "gloo", "nccl"] = Field("auto", description="of the collectives: gloo on CPU, NCCL on GPU")
+    threads: int = Field(default=1, ge=1, description="CPU threads per rank; results depend on it in the last bits")
+    backend: Literal["auto", "gloo", "nccl"] = Field(
+        default="auto", description="of the collectives: gloo on CPU, NCCL on GPU"
+    )
     ppo: PPOConfig = PPOConfig()
     network: NetworkConfig = NetworkConfig()
     normalize: NormalizeConfig = NormalizeConfig()
@@ -168,17 +191,19 @@ class Config(Section):
 class RunOptions(Section):
     """How and where a run is executed; nothing here changes the agent."""
 
-    nproc: int | Literal["auto"] = Field(1, description="ranks on this machine, or auto: what cores or GPUs allow")
+    nproc: int | Literal["auto"] = Field(
+        default=1, description="ranks on this machine, or auto: what cores or GPUs allow"
+    )
     name: str | None = Field(
-        None, min_length=1, description="of the run directory (default: environment, seed and time)"
+        default=None, min_length=1, description="of the run directory (default: environment, seed and time)"
     )
-    runs_dir: str = Field("runs", min_length=1, description="where run directories are made")
-    resume: str | None = Field(None, description="run (name or path) or checkpoint to continue")
+    runs_dir: str = Field(default="runs", min_length=1, description="where run directories are made")
+    resume: str | None = Field(default=None, description="run (name or path) or checkpoint to continue")
     stop_at_step: int | None = Field(
-        None, ge=1, description="end with a checkpoint once this many global steps are done"
+        default=None, ge=1, description="end with a checkpoint once this many global steps are done"
     )
-    max_hours: float | None = Field(None, gt=0, description="end with a checkpoint after this wall time")
-    quiet: bool = Field(False, description="print only errors and warnings")
+    max_hours: float | None = Field(default=None, gt=0, description="end with a checkpoint after this wall time")
+    quiet: bool = Field(default=False, description="print only errors and warnings")
 
     @model_validator(mode="after")
     def _positive(self) -> RunOptions:
@@ -199,7 +224,7 @@ def resolve(config: Config, world_size: int = 1) -> Config:
     if config.num_envs_per_rank is not None:
         if num_envs is not None:
             raise ValueError(
-                f"num_envs_per_rank: {config.num_envs_per_rank} given together with num_envs {num_envs}; give one of them"
+                f"num_envs_per_rank: {config.num_envs_per_rank} given together with num_envs {num_envs}; give one"
             )
         num_envs = config.num_envs_per_rank * world_size
         num_shards = num_shards or world_size

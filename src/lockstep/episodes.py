@@ -51,7 +51,7 @@ class RecentEpisodes:
     total: int = 0
 
     def extend(self, episodes: np.ndarray) -> None:
-        """Append the episodes of an iteration ``[n, 4]`` of all ranks, ordered by (step, env id) whatever their order."""
+        """Append an iteration's episodes of all ranks ``[n, 4]`` in order of (step, env id), whatever order they are in."""
         order = np.lexsort((episodes[:, 1], episodes[:, 0]))
         self.window.extend((float(r), int(n)) for _, _, r, n in episodes[order])
         self.total += len(episodes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from threadpoolctl import threadpool_limits
 
@@ -30,7 +32,7 @@ def mlp_parameters(seed: int, name: str, sizes: tuple[int, ...], output_gain: fl
     generator = keyed_generator(seed, f"init/{name}")
     parameters: dict[str, np.ndarray] = {}
     last = len(sizes) - 2
-    for layer, (inputs, outputs) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for layer, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
         gain = output_gain if layer == last else float(np.sqrt(2.0))
         parameters[f"{name}.{layer}.weight"] = orthogonal(generator, (outputs, inputs), gain)
         parameters[f"{name}.{layer}.bias"] = np.zeros(outputs, np.float32)

@@ -82,7 +82,7 @@ class Policy:
         return actions[0] if single else actions
 
     def native(self, observations: np.ndarray, deterministic: bool = True) -> np.ndarray:
-        """Actions as our environments' buffers take them (indices from 0, unbounded floats) of flat ``[rows, size]``."""
+        """Actions as :class:`lockstep.envs.vector.Buffers` takes them, of flat observations ``[rows, size]``."""
         return self._act(observations, deterministic)
 
     def _act(self, rows: np.ndarray, deterministic: bool) -> np.ndarray:

@@ -22,4 +22,4 @@ def calm_mujoco(spec: Any) -> None:
     import mujoco
 
     if hasattr(mujoco, "set_mju_user_warning"):
-        mujoco.set_mju_user_warning(show_once)
+        mujoco.set_mju_user_warning(show_once)  # pyright: ignore[reportAttributeAccessIssue]

@@ -94,6 +94,7 @@ class HostEnvs(ABC):
 
     def close(self) -> None:
         """Let the environments go."""
+        self.env_ids = []
 
 
 def reset_envs(envs: Sequence[KeyedEnv], buffers: Buffers, first: int, slot: int) -> None:

@@ -45,23 +45,28 @@ class Assignment:
         return TypeAdapter(Assignment).validate_json(text)
 
 
-def engine_module(config: Config) -> Any:
-    """The training module of the config's engine, imported now."""
+def engine_module(engine: str) -> Any:
+    """The training module of an engine, imported now."""
     try:
-        return importlib.import_module(f"lockstep.{config.engine}_engine.train")
+        return importlib.import_module(f"lockstep.{engine}_engine.train")
     except ModuleNotFoundError as error:
         if error.name and error.name.startswith("lockstep"):
             raise
-        raise ValueError(
-            f"engine: {config.engine} needs {error.name}; pip install 'lockstep-rl[{config.engine}]'"
-        ) from None
+        raise ValueError(f"engine: {engine} needs {error.name}; pip install 'lockstep-rl[{engine}]'") from None
+
+
+def stored_config(path: Path) -> Config:
+    """The config of a run directory."""
+    config: Config = validate(Config, read_file(path / CONFIG), str(path / CONFIG))
+    return config
 
 
 def run_rank(config: Config | None, assignment: Assignment, topology: Topology) -> int:
     """Train this rank's part (config None: read it from the run); every failure becomes one report and an exit code."""
     try:
-        config = config or validate(Config, read_file(assignment.path / CONFIG), str(assignment.path / CONFIG))
-        engine = engine_module(config)
+        if config is None:
+            config = stored_config(assignment.path)
+        engine = engine_module(config.engine)
         run = RunDirectory(assignment.path, is_writer=topology.rank == 0, quiet=assignment.options.quiet)
         checkpoint = None
         if assignment.resume_from is not None:

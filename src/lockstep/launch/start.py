@@ -57,7 +57,7 @@ def number_of_ranks(options: RunOptions, config: Config, topology: Topology) -> 
         return topology.world_size
     if options.nproc != "auto":
         return options.nproc
-    limit = available_cores() if config.device == "cpu" else max(1, engine_module(config).visible_gpus())
+    limit = available_cores() if config.device == "cpu" else max(1, engine_module(config.engine).visible_gpus())
     if config.num_envs_per_rank is not None and config.num_shards is None:
         return 1 << (limit.bit_length() - 1)
     return max(n for n in world_sizes(resolve(config).shards) if n <= limit)
@@ -65,7 +65,7 @@ def number_of_ranks(options: RunOptions, config: Config, topology: Topology) -> 
 
 def _check_machine(config: Config, ranks_here: int) -> None:
     if config.device == "cuda":
-        engine_module(config).check_device(config.device, ranks_here)
+        engine_module(config.engine).check_device(config.device, ranks_here)
     describe(config.env)
 
 
@@ -116,7 +116,7 @@ def start_run(request: Request) -> int:
         code = run_rank(config, assignment, topology)
     else:
         arguments = ["-m", "lockstep.launch.rank", assignment.to_json()]
-        code = supervise(lambda logs: engine_module(config).start_ranks(arguments, nproc, config.threads, logs))
+        code = supervise(lambda logs: engine_module(config.engine).start_ranks(arguments, nproc, config.threads, logs))
     if code in (0, 130, 143) and topology.rank == 0 and not assignment.options.quiet:
         summary = read_file(assignment.path / "summary.json") if (assignment.path / "summary.json").is_file() else None
         if summary is not None:

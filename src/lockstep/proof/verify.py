@@ -1,4 +1,4 @@
-"""``lockstep verify``: run a config on several world sizes and compare every tensor and metric, iteration by iteration."""
+"""``lockstep verify``: run a config on several world sizes and compare every tensor and metric at each iteration."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def from_shards(x: Tensor, steps: int) -> Tensor:
 
 
 def evaluate(state: TrainState, mode: Mode, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probabilities ``[k, n]`` of the actions, and values ``[k, m]`` of all observations ``[k, m, size]``, m >= n."""
+    """Log-probabilities ``[k, n]`` of the actions, and values ``[k, m]`` of observations ``[k, m, size]``, m >= n."""
     views, net = state.parameters.views, state.net
 
     def one_pass(x: Tensor, taken: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SubprocessContext, start_processes
 
 from lockstep.topology import LAUNCHER_VARIABLE
 
@@ -32,7 +32,7 @@ class ElasticRanks:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         port = listener.getsockname()[1]
-        self._store = dist.TCPStore(
+        self._store = TCPStore(
             "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
         )
         common = {
@@ -45,13 +45,15 @@ class ElasticRanks:
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
             LAUNCHER_VARIABLE: "1",
         }
-        self._context = start_processes(
+        context = start_processes(
             name="lockstep",
             entrypoint=sys.executable,
             args={rank: tuple(arguments) for rank in range(nproc)},
             envs={rank: common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(nproc)},
             logs_specs=DefaultLogsSpecs(log_dir=str(log_dir)),
         )
+        assert isinstance(context, SubprocessContext)
+        self._context = context
 
     def exit_codes(self) -> dict[int, int | None]:
         """Exit code of each rank, None while it runs, ``-n`` if signal ``n`` killed it."""
@@ -70,3 +72,8 @@ class ElasticRanks:
     def kill(self) -> None:
         """End every rank, and whatever it started, at once."""
         self._context.close(signal.SIGKILL, timeout=5)
+
+
+def start_ranks(arguments: Sequence[str], nproc: int, threads: int, log_dir: Path) -> ElasticRanks:
+    """Start ``nproc`` ranks of ``python ARGUMENTS``; see :class:`ElasticRanks`."""
+    return ElasticRanks(arguments, nproc, threads, log_dir)

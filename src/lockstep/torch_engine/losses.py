@@ -22,7 +22,7 @@ class LossSettings:
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_range: float | None) -> Tensor:
-    """Half the squared error, or with a clip range the larger of it and the clipped one (Huang et al. 2022, detail 9)."""
+    """Half the squared error; with a clip range the larger of it and the clipped one (Huang et al. 2022, detail 9)."""
     error = (values - returns).square()
     if clip_range is not None:
         clipped = old_values + (values - old_values).clamp(-clip_range, clip_range)

@@ -8,6 +8,7 @@ start by :mod:`lockstep.torch_engine.self_check`).
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -61,7 +62,7 @@ class PolicyNet:
         """Shape of every parameter, in the order in which they are stored."""
         out: dict[str, tuple[int, ...]] = {}
         for name, sizes in (("actor", self.actor_sizes), ("critic", self.critic_sizes)):
-            for layer, (inputs, outputs) in enumerate(zip(sizes, sizes[1:], strict=False)):
+            for layer, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
                 out[f"{name}.{layer}.weight"] = (outputs, inputs)
                 out[f"{name}.{layer}.bias"] = (outputs,)
         if not self.discrete:

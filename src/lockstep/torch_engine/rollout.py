@@ -101,7 +101,8 @@ class Actor:
     """The policy during a rollout: normalised observations ``[E, size]`` to actions, shard by shard or batched."""
 
     def __init__(self, state: TrainState, plan: ShardPlan, mode: Mode, device: torch.device) -> None:
-        self._net, self._mode, self._device = state.net, mode, device
+        self._net, self._device = state.net, device
+        self._mode: Mode = mode
         self._shards, self._rows = plan.local_num_shards, plan.envs_per_shard
         self._weights = state.parameters.views
 

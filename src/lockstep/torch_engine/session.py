@@ -129,7 +129,7 @@ def begin(session: Session) -> None:
 
 
 def choose_mode(state: TrainState, config: Config, description: EnvDescription, communicator: Communicator) -> Mode:
-    """Batched over shards where that can't change a shard's bits on this machine, else shard by shard; all ranks alike."""
+    """Batched over shards where that can't change a shard's bits on this machine, else one by one; all ranks alike."""
     if config.reduction == "fast":
         return "batched"
     passed = shards_invariant_here(state, config, description)

@@ -16,7 +16,7 @@ from lockstep.runs.directory import RunDirectory
 from lockstep.topology import Topology
 from lockstep.torch_engine.batch import make_batch
 from lockstep.torch_engine.distributed import check_device, close_process_group, machine_facts, visible_gpus
-from lockstep.torch_engine.elastic import ElasticRanks as start_ranks
+from lockstep.torch_engine.elastic import start_ranks
 from lockstep.torch_engine.rollout import action_noise, collect, record_replay
 from lockstep.torch_engine.session import (
     Session,

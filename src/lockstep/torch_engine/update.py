@@ -25,8 +25,8 @@ ADVANTAGE_EPSILON = 1e-8
 KL_STOP_FACTOR = 1.5
 LEARNING_RATE_LIMITS = (1e-5, 1e-2)
 
-# A gradient source takes a minibatch (observations, actions, log_probs, values, advantages, returns), each [k, rows, …],
-# and returns the reduced gradient and loss terms of the global minibatch in one vector [P + 5].
+# A gradient source takes a minibatch (observations, actions, log_probs, values, advantages, returns), each
+# [k, rows, …], and returns the reduced gradient and loss terms of the global minibatch in one vector [P + 5].
 GradientSource = Callable[..., Tensor]
 
 
@@ -75,8 +75,9 @@ def fast_gradient(state: TrainState, config: Config, communicator: Communicator)
 
     def reduced(observations: Tensor, actions: Tensor, *rest: Tensor) -> Tensor:
         inner.zero_grad(set_to_none=True)
+        old_log_prob, old_values, advantages, returns = (x.flatten() for x in rest)
         log_prob, entropy, values = module(observations.flatten(0, 1), actions.flatten(0, 1))
-        loss, terms = ppo_terms(log_prob, entropy, values, *(x.flatten() for x in rest), settings)
+        loss, terms = ppo_terms(log_prob, entropy, values, old_log_prob, old_values, advantages, returns, settings)
         (loss * world_size).backward()  # DDP averages over ranks; the loss is a part of a global mean already
         gradient = torch.cat([p.grad.flatten() for p in inner.parameters() if p.grad is not None])
         return torch.cat([gradient, communicator.all_reduce(terms)])
