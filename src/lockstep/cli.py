@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from lockstep import __version__
+from lockstep.topology import Topology, from_environment
 
 USAGE = """\
 usage: lockstep COMMAND ...
@@ -54,6 +55,14 @@ def _verify(argv: Sequence[str]) -> int:
     return verify_command(argv)
 
 
+def _topology() -> Topology:
+    """This process's place in a run, also where the launcher's variables make no sense."""
+    try:
+        return from_environment()
+    except ValueError:
+        return Topology()
+
+
 COMMANDS = {"train": _train, "eval": _eval, "play": _play, "verify": _verify}
 
 
@@ -67,7 +76,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"lockstep {__version__}")
         return 0
     from lockstep.launch.process import EXIT_USER_ERROR, report_failure
-    from lockstep.topology import from_environment
 
     try:
         if words[0] not in COMMANDS:
@@ -78,8 +86,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ValueError(f"{words[0]!r} is no command; {hint}")
         return COMMANDS[words[0]](words[1:])
     except ValueError as error:
-        rank = from_environment().rank if words[0] == "train" else 0
-        report_failure(" ".join(str(error).split()), secondary=rank != 0)
+        from lockstep.runs.directory import is_writer
+
+        report_failure(" ".join(str(error).split()), secondary=not is_writer(_topology()))
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         report_failure("interrupted")

@@ -51,7 +51,7 @@ class RecentEpisodes:
     total: int = 0
 
     def extend(self, episodes: np.ndarray) -> None:
-        """Append an iteration's episodes of all ranks ``[n, 4]`` in order of (step, env id), whatever order they are in."""
+        """Append an iteration's episodes ``[n, 4]`` of all ranks, by (step, env id) whatever order they come in."""
         order = np.lexsort((episodes[:, 1], episodes[:, 0]))
         self.window.extend((float(r), int(n)) for _, _, r, n in episodes[order])
         self.total += len(episodes)

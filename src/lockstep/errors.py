@@ -2,7 +2,13 @@
 
 
 class RunError(RuntimeError):
-    """A run can't go on; the message says why in one line."""
+    """A run can't go on; the message says why in one line.
+
+    Attributes:
+        everywhere: whether every rank raises it at the same time, so that one of them says it for all.
+    """
+
+    everywhere = False
 
 
 class PeerFailureError(RunError):
@@ -16,6 +22,16 @@ class EnvironmentFailureError(RunError):
 class NonFiniteError(RunError):
     """A loss or gradient is NaN or infinite; every rank raises it at the same optimiser step."""
 
+    everywhere = True
+
 
 class DesyncError(RunError):
     """Ranks that should hold the same arrays don't; the message names tensor, ranks and iteration."""
+
+    everywhere = True
+
+
+class RankMismatchError(ValueError):
+    """Ranks run on different machines, versions or configs; every rank raises it."""
+
+    everywhere = True

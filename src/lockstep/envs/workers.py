@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import multiprocessing.connection
 import os
+import signal
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -18,6 +20,7 @@ from lockstep.envs.keyed import KeyedEnv
 from lockstep.envs.vector import Buffers, HostEnvs, buffer_layout, reset_envs, restore_env, step_envs
 from lockstep.errors import EnvironmentFailureError
 from lockstep.launch.process import end_with_parent
+from lockstep.launch.signals import STOP_SIGNALS
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -53,6 +56,8 @@ def _work(
 ) -> None:
     """A worker's whole life: make its environments, answer commands until the rank closes the pipe."""
     end_with_parent()
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # the rank decides when to stop
     config, description, seed, purpose = make
     try:
         buffers = _views(raw, layout)
@@ -109,6 +114,7 @@ class WorkerEnvs(HostEnvs):
         finally:
             for name, value in saved.items():
                 os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+        atexit.register(self.close)
         self._collect(range(workers))
 
     def _name(self, slot: int) -> str:
@@ -176,6 +182,7 @@ class WorkerEnvs(HostEnvs):
 
     def close(self) -> None:
         """See :meth:`HostEnvs.close`."""
+        atexit.unregister(self.close)
         for connection in self._connections:
             connection.close()
         for process in self._processes:

@@ -29,13 +29,13 @@ def report_failure(message: str, *, secondary: bool = False) -> None:
 
     Args:
         message: one line, or a traceback where the program itself is at fault.
-        secondary: this rank fails only because another one did; a launcher shows it last.
+        secondary: this rank fails only because another one did, or another one says it; shown last or not at all.
     """
     path = error_file()
     if path is not None:
         extra = {"timestamp": str(int(time.time())), "secondary": secondary}
         path.write_text(json.dumps({"message": {"message": message, "extraInfo": extra}}))
-    if path is None or not started_by_lockstep():
+    if path is None or not (secondary or started_by_lockstep()):
         print(f"lockstep: error: {message}", file=sys.stderr, flush=True)
 
 

@@ -17,7 +17,7 @@ from lockstep.config_sources import read_file, validate
 from lockstep.errors import PeerFailureError, RunError
 from lockstep.launch.process import EXIT_FAILURE, EXIT_USER_ERROR, end_with_parent, report_failure
 from lockstep.runs.checkpoint import find_checkpoint
-from lockstep.runs.directory import CHECKPOINTS, CONFIG, RunDirectory
+from lockstep.runs.directory import CHECKPOINTS, CONFIG, RunDirectory, is_writer
 from lockstep.topology import Topology, from_environment
 
 
@@ -67,7 +67,7 @@ def run_rank(config: Config | None, assignment: Assignment, topology: Topology) 
         if config is None:
             config = stored_config(assignment.path)
         engine = engine_module(config.engine)
-        run = RunDirectory(assignment.path, is_writer=topology.rank == 0, quiet=assignment.options.quiet)
+        run = RunDirectory(assignment.path, is_writer=is_writer(topology), quiet=assignment.options.quiet)
         checkpoint = None
         if assignment.resume_from is not None:
             checkpoint = find_checkpoint(run.path / CHECKPOINTS, assignment.resume_from, warn=run.is_writer)
@@ -81,7 +81,8 @@ def run_rank(config: Config | None, assignment: Assignment, topology: Topology) 
     except (RunError, ValueError, OSError) as error:
         if os.environ.get("LOCKSTEP_TRACEBACK"):
             traceback.print_exc()
-        report_failure(" ".join(str(error).split()))
+        said_by_another = getattr(error, "everywhere", False) and not is_writer(topology)
+        report_failure(" ".join(str(error).split()), secondary=said_by_another)
         return EXIT_USER_ERROR if isinstance(error, ValueError) else EXIT_FAILURE
     except Exception:
         report_failure("this is a bug in lockstep or in a custom part\n" + traceback.format_exc())

@@ -12,7 +12,7 @@ from lockstep.envs.description import describe
 from lockstep.launch.local import supervise
 from lockstep.launch.rank import Assignment, engine_module, run_rank
 from lockstep.runs.checkpoint import find_checkpoint
-from lockstep.runs.directory import CHECKPOINTS, CONFIG, RunDirectory, create_run, find_run
+from lockstep.runs.directory import CHECKPOINTS, CONFIG, RunDirectory, create_run, find_run, is_writer
 from lockstep.shards import world_sizes
 from lockstep.topology import Topology, available_cores, from_environment
 
@@ -71,11 +71,16 @@ def _check_machine(config: Config, ranks_here: int) -> None:
 
 def _prepare(request: Request, topology: Topology) -> tuple[Config, Assignment, int]:
     """Resolve and check everything; make the run directory if this process is the one to write it."""
-    options, writer = request.options, topology.rank == 0
+    options, writer = request.options, is_writer(topology)
     path, which = (None, None) if options.resume is None else find_run(options.resume, options.runs_dir)
     config = request.config if path is None else resumed_config(path, request.overrides)
     nproc = number_of_ranks(options, config, topology)
+    per_rank = config.num_envs_per_rank
     config = resolve(config, nproc)
+    if per_rank is not None and writer and not options.quiet:
+        print(
+            f"num_envs_per_rank {per_rank}: num_envs is {config.num_envs} on {nproc} ranks; another number is another run"
+        )
     if options.resume is None and options.stop_at_step is not None and options.stop_at_step > config.total_steps:
         raise ValueError(f"stop_at_step: {options.stop_at_step} is beyond total_steps {config.total_steps}")
     _check_machine(config, topology.local_world_size if topology.launched else nproc)
@@ -117,10 +122,10 @@ def start_run(request: Request) -> int:
     else:
         arguments = ["-m", "lockstep.launch.rank", assignment.to_json()]
         code = supervise(lambda logs: engine_module(config.engine).start_ranks(arguments, nproc, config.threads, logs))
-    if code in (0, 130, 143) and topology.rank == 0 and not assignment.options.quiet:
+    if code in (0, 130, 143) and is_writer(topology) and not assignment.options.quiet:
         summary = read_file(assignment.path / "summary.json") if (assignment.path / "summary.json").is_file() else None
         if summary is not None:
             print(next_steps(assignment.path, summary), flush=True)
-    if code in (130, 143) and topology.rank == 0:
+    if code in (130, 143) and is_writer(topology):
         print("lockstep: stopped by a signal, with a checkpoint", file=sys.stderr)
     return code

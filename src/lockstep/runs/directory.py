@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from lockstep.runs.checkpoint import CheckpointWriter, NullCheckpointWriter, fin
 from lockstep.runs.progress import NullProgress, Progress, make_progress
 from lockstep.runs.tracker_jsonl import JsonlTracker, cut_jsonl
 from lockstep.runs.trackers import METRICS_JSONL, NullTrackers, RunTrackers, TextTracker, cut_trackers
+from lockstep.topology import Topology
 
 CONFIG, SUMMARY, CHECKPOINTS, FINGERPRINTS = "config.json", "summary.json", "checkpoints", "fingerprints.jsonl"
 
@@ -91,6 +93,11 @@ class RunDirectory:
         if (self.path / FINGERPRINTS).exists():
             cut_jsonl(self.path / FINGERPRINTS, iteration)
 
+    def warn(self, text: str) -> None:
+        """One warning on standard error, quiet or not."""
+        if self.is_writer:
+            print(f"lockstep: warning: {text}", file=sys.stderr, flush=True)
+
     def write_config(self, config: Config) -> None:
         """Write ``config.json``."""
         self._write_json(CONFIG, config.model_dump(mode="json"))
@@ -104,6 +111,11 @@ class RunDirectory:
             temporary = self.path / f".{name}.tmp"
             temporary.write_text(json.dumps(value, indent=2) + "\n")
             temporary.replace(self.path / name)
+
+
+def is_writer(topology: Topology) -> bool:
+    """Whether this rank writes the run and speaks for it: one does."""
+    return topology.rank == 0
 
 
 def default_name(config: Config) -> str:

@@ -12,7 +12,7 @@ from lockstep.config import Config
 from lockstep.shards import ShardPlan
 from lockstep.torch_engine import nets
 from lockstep.torch_engine.advantages import gae
-from lockstep.torch_engine.rollout import Rollout
+from lockstep.torch_engine.rollout import Rollout, aligned
 from lockstep.torch_engine.self_check import Mode, by_shard
 from lockstep.torch_engine.state import TrainState
 
@@ -53,7 +53,7 @@ def evaluate(state: TrainState, mode: Mode, observations: Tensor, actions: Tenso
 
     def one_pass(x: Tensor, taken: Tensor) -> tuple[Tensor, Tensor]:
         weights = nets.expand(views, len(x))
-        output = nets.actor(net, weights, x[:, : taken.shape[1]].contiguous())
+        output = nets.actor(net, weights, x[:, : taken.shape[1]].clone())
         return nets.log_prob_and_entropy(net, weights, output, taken)[0], nets.critic(net, weights, x)
 
     return by_shard(mode, one_pass, observations, actions)
@@ -72,7 +72,7 @@ def final_values(
             chunk = keys[start : start + rows]
             block = np.zeros((1, rows, state.net.observation_size), np.float32)
             block[0, : len(chunk)] = [rollout.final[key] for key in chunk]
-            values = nets.critic(state.net, weights, torch.from_numpy(block).to(device))[0, : len(chunk)].tolist()
+            values = nets.critic(state.net, weights, aligned(block, device))[0, : len(chunk)].tolist()
             out.update(zip(chunk, values, strict=True))
     return out
 
@@ -81,7 +81,7 @@ def final_values(
 def make_batch(state: TrainState, rollout: Rollout, plan: ShardPlan, config: Config, mode: Mode) -> Batch:
     """Values, log-probabilities, advantages and returns of a rollout."""
     device, shards, steps = state.parameters.flat.device, plan.local_num_shards, config.num_steps
-    observations = to_shards(torch.from_numpy(rollout.observations).to(device), shards)
+    observations = to_shards(aligned(rollout.observations, device), shards)
     actions = to_shards(torch.from_numpy(rollout.actions).to(device), shards)
     log_probs, all_values = evaluate(state, mode, observations, actions)
     values = from_shards(all_values, steps + 1)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.config import Config
-from lockstep.errors import PeerFailureError
+from lockstep.errors import PeerFailureError, RankMismatchError
 from lockstep.shards import ShardPlan
 from lockstep.topology import Topology
 
@@ -70,9 +70,13 @@ def open_process_group(topology: Topology, config: Config) -> None:
     if topology.loopback:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-    use_nccl = config.device == "cuda" and config.backend in ("auto", "nccl")
-    backend = "cpu:gloo,cuda:nccl" if use_nccl else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if uses_nccl(config) else "gloo"
     dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
+
+
+def uses_nccl(config: Config) -> bool:
+    """Whether tensors on a GPU travel by NCCL; with gloo they go through the host."""
+    return config.device == "cuda" and config.backend in ("auto", "nccl")
 
 
 def close_process_group() -> None:
@@ -95,14 +99,15 @@ class Communicator:
         topology: this rank's place.
         plan: its shards.
         device: where its tensors live.
+        nccl: whether tensors on a GPU travel by NCCL; else they go through the host.
 
     Attributes:
         durations: seconds of each collective since the last :meth:`take_durations`.
         bytes_sent: bytes this rank contributed to collectives so far; ``calls`` their number.
     """
 
-    def __init__(self, topology: Topology, plan: ShardPlan, device: torch.device) -> None:
-        self.topology, self.plan, self.device = topology, plan, device
+    def __init__(self, topology: Topology, plan: ShardPlan, device: torch.device, nccl: bool = False) -> None:
+        self.topology, self.plan, self.device, self.nccl = topology, plan, device, nccl
         self.durations: list[float] = []
         self.bytes_sent = 0
         self.calls = 0
@@ -132,6 +137,8 @@ class Communicator:
         x = x.contiguous()
         if self.alone:
             return x.unsqueeze(0)
+        if x.is_cuda and not self.nccl:
+            return self.gather_ranks(x.cpu()).to(x.device)
         out = x.new_empty((self.topology.world_size, *x.shape))
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         self._timed(gather, x, out.view(-1), x.view(-1))
@@ -193,14 +200,14 @@ def machine_facts(device: torch.device) -> dict[str, str]:
 
 
 def check_ranks_alike(communicator: Communicator, config: Config) -> None:
-    """Raise a ``ValueError`` on every rank if machines, versions or configs differ between ranks."""
+    """Raise a ``RankMismatchError`` on every rank if machines, versions or configs differ between ranks."""
     facts = machine_facts(communicator.device)
     facts["config"] = hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:16]
     everyone = communicator.gather_json(facts)
     for rank, theirs in enumerate(everyone):
         for key, value in everyone[0].items():
             if theirs[key] != value:
-                raise ValueError(
+                raise RankMismatchError(
                     f"rank {rank} differs from rank 0 in {key}: {theirs[key]} against {value}; "
                     "the same agent needs the same kind of machine, versions and config on every rank"
                 )

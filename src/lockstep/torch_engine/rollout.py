@@ -97,6 +97,12 @@ def random_actions(config: Config, plan: ShardPlan, description: EnvDescription)
     return np.concatenate(parts, 1)
 
 
+def aligned(array: np.ndarray, device: torch.device) -> Tensor:
+    """A host array as a tensor of its own: a product's last bits may depend on how its input lies in memory."""
+    tensor = torch.from_numpy(array)
+    return tensor.clone() if device.type == "cpu" else tensor.to(device)
+
+
 class Actor:
     """The policy during a rollout: normalised observations ``[E, size]`` to actions, shard by shard or batched."""
 
@@ -108,12 +114,9 @@ class Actor:
 
     def __call__(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Sample actions ``[E]`` or ``[E, A]``; noise float32 ``[E, num_actions]``."""
-        x = self._sharded(observations)
-        actions = by_shard(self._mode, self.output, x, self._sharded(noise))
-        return actions.flatten(0, 1).cpu().numpy()
-
-    def _sharded(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self._device).view(self._shards, self._rows, -1)
+        x = aligned(observations, self._device).view(self._shards, self._rows, -1)
+        drawn = torch.from_numpy(noise).to(self._device).view(self._shards, self._rows, -1)
+        return by_shard(self._mode, self.output, x, drawn).flatten(0, 1).cpu().numpy()
 
     def output(self, observations: Tensor, noise: Tensor) -> Tensor:
         """Actions ``[k, rows, …]`` of observations and noise ``[k, rows, …]``."""

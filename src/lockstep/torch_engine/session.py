@@ -21,8 +21,14 @@ from lockstep.shards import ShardPlan, keyed_generator
 from lockstep.topology import Topology
 from lockstep.torch_engine import nets
 from lockstep.torch_engine.batch import evaluate, to_shards
-from lockstep.torch_engine.distributed import Communicator, check_ranks_alike, open_process_group, set_up_torch
-from lockstep.torch_engine.rollout import Actor, Rollout, collect_random, normalized, random_actions
+from lockstep.torch_engine.distributed import (
+    Communicator,
+    check_ranks_alike,
+    open_process_group,
+    set_up_torch,
+    uses_nccl,
+)
+from lockstep.torch_engine.rollout import Actor, Rollout, aligned, collect_random, normalized, random_actions
 from lockstep.torch_engine.self_check import Mode, by_shard, shard_invariant
 from lockstep.torch_engine.state import TrainState, counters, init_state, load_counters, load_state_arrays, state_arrays
 from lockstep.torch_engine.statistics import initial_statistics
@@ -88,7 +94,7 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
     device = set_up_torch(config, topology)
     plan = ShardPlan(config.envs, config.shards, topology.world_size, topology.rank)
     open_process_group(topology, config)
-    communicator = Communicator(topology, plan, device)
+    communicator = Communicator(topology, plan, device, uses_nccl(config))
     check_ranks_alike(communicator, config)
     description = describe(config.env)
     envs = make_envs(config.env, description, config.seed, plan.env_ids, fail_now)
@@ -176,7 +182,7 @@ def evaluate_policy(session: Session) -> np.ndarray:
         return nets.mode(state.net, nets.actor(state.net, weights, x))
 
     def act(observations: np.ndarray) -> np.ndarray:
-        x = torch.from_numpy(normalized(observations, state.observations)).to(device)
+        x = aligned(normalized(observations, state.observations), device)
         actions = by_shard("loop", mode_actions, x.view(shards, -1, x.shape[-1]))
         return actions.flatten(0, 1).cpu().numpy()
 

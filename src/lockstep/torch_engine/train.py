@@ -8,6 +8,7 @@ from typing import Any
 
 from lockstep import __version__
 from lockstep.config import Config, RunOptions
+from lockstep.errors import RunError
 from lockstep.evaluation import summarize
 from lockstep.launch.signals import StopRequest, stop_requests
 from lockstep.proof.fingerprint import array_digest, sha256_of
@@ -142,7 +143,10 @@ class Trainer:
 
     def log(self, record: dict[str, Any]) -> None:
         """Hand a record to trackers and progress."""
-        self.trackers.log(record)
+        try:
+            self.trackers.log(record)
+        except OSError as error:
+            raise RunError(f"{self.run.path}: the run's metrics can't be written: {error.strerror or error}") from error
         self.progress.update(record)
 
     def prove(self) -> None:
@@ -229,7 +233,7 @@ def announcement(session: Session) -> str:
 
 
 def notes(session: Session, options: RunOptions) -> list[str]:
-    """What the user should know before training starts: what leaves the promise, what was restarted."""
+    """What the user should know before training starts: what leaves the promise."""
     config, out = session.config, []
     if config.reduction == "fast":
         out.append("reduction fast: repeatable at this world size; other world sizes agree up to summation order only")
@@ -239,8 +243,6 @@ def notes(session: Session, options: RunOptions) -> list[str]:
         )
     if options.max_hours is not None:
         out.append("max-hours: where the run ends depends on the speed of this machine")
-    if session.restarted:
-        out.append(f"environments {session.restarted} couldn't be restored exactly and began a new episode")
     return out
 
 
@@ -288,6 +290,8 @@ def _train(
         trainer.progress.message(line)
         for note in notes(session, options):
             trainer.progress.message(note)
+        if session.restarted:
+            run.warn(f"environments {session.restarted} couldn't be restored exactly and began a new episode")
         if not resumed:
             trainer.trackers.text("config", f"```json\n{session.config.model_dump_json(indent=2)}\n```")
         return trainer.finish(trainer.loop())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -190,9 +191,10 @@ def epoch_minibatches(
     shards, samples = batch.advantages.shape
     offsets = np.arange(shards)[:, None] * samples
     index = torch.from_numpy(np.ascontiguousarray(indices + offsets)).to(batch.advantages.device)
-    columns = [x.reshape(shards * samples, *x.shape[2:])[index] for x in batch.tensors()]
+    columns: list[Any] = [x.reshape(shards * samples, *x.shape[2:])[index] for x in batch.tensors()]
     if scales is not None:
         columns[4] = (columns[4] - scales[0]) / scales[1]
+    columns[0] = [x.clone() for x in columns[0]]  # each in memory of its own: see rollout.aligned
     return list(zip(*columns, strict=True))
 
 

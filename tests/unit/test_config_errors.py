@@ -1,0 +1,276 @@
+"""Every complaint about a config is one line: where, which key, which value, and the nearest thing that works."""
+
+import json
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from lockstep.config_sources import read_request
+from lockstep.shards import check_shards, check_world_size
+
+
+def complaint(*words):
+    with pytest.raises(ValueError) as caught:
+        read_request(words)
+    assert not isinstance(caught.value, ValidationError)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def flag_complaint(*words):
+    return complaint("CartPole-v1", *words)
+
+
+@pytest.fixture
+def file_complaint(tmp_path):
+    def complain(content, name="config.yaml"):
+        path = tmp_path / name
+        path.write_text(content if isinstance(content, str) else json.dumps({"env": "CartPole-v1"} | content))
+        text = complaint(str(path))
+        assert text.startswith(f"{path}: ")
+        return text.removeprefix(f"{path}: ")
+
+    return complain
+
+
+# ---- unknown keys
+
+
+@pytest.mark.parametrize(
+    ("settings", "wrong", "right"),
+    [
+        ({"ppo": {"gama": 0.9}}, "ppo.gama", "ppo.gamma"),
+        ({"ppo.gama": 0.9}, "ppo.gama", "ppo.gamma"),
+        ({"learning_rat": 1}, "learning_rat", "ppo.learning_rate"),
+        ({"num_env": 1}, "num_env", "num_envs"),
+        ({"normalise": {"observations": True}}, "normalise", "normalize"),
+        ({"normalize": {"observation": True}}, "normalize.observation", "normalize.observations"),
+        ({"ppo": {"lr": 0.1}}, "ppo.lr", "ppo.learning_rate"),
+    ],
+)
+def test_an_unknown_key_in_a_file(file_complaint, settings, wrong, right):
+    text = file_complaint(settings)
+    assert text.startswith(f"{wrong}: unknown key")
+    assert f"did you mean {right}" in text
+
+
+def test_an_unknown_key_like_no_other_gets_no_suggestion(file_complaint):
+    assert file_complaint({"qwertz": 1}) == "qwertz: unknown key"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("--ppo.gama", "--ppo.gamma"),
+        ("--lerning-rate", "--learning-rate"),
+        ("--num-env", "--num-envs"),
+        ("--log.no-tensorbord", "--log."),
+        ("--ppo.lr", "--ppo.learning-rate"),
+    ],
+)
+def test_an_unknown_option(wrong, right):
+    text = flag_complaint(wrong, "1")
+    assert text.startswith(f"{wrong}: unknown option")
+    assert f"did you mean {right}" in text
+    assert "--help" in text
+
+
+def test_an_unknown_option_like_no_other_gets_no_suggestion():
+    text = flag_complaint("--qwertz")
+    assert text.startswith("--qwertz: unknown option")
+    assert "did you mean" not in text
+
+
+# ---- wrong values
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "value"),
+    [
+        ({"num_envs": "ten"}, "num_envs", "'ten'"),
+        ({"seed": 1.5}, "seed", "1.5"),
+        ({"seed": -1}, "seed", "-1"),
+        ({"lr": -0.001}, "ppo.learning_rate", "-0.001"),
+        ({"lr": 0}, "ppo.learning_rate", "0"),
+        ({"gamma": 1.5}, "ppo.gamma", "1.5"),
+        ({"ppo": {"num_epochs": [1]}}, "ppo.num_epochs", "[1]"),
+        ({"ppo": 3}, "ppo", "3"),
+        ({"ppo": None}, "ppo", "None"),
+        ({"log": {"tensorboard": "perhaps"}}, "log.tensorboard", "'perhaps'"),
+        ({"network.hidden_sizes": ["x"]}, "network.hidden_sizes", "'x'"),
+        ({"env": {"id": "CartPole-v1", "kwargs": [1]}}, "env.kwargs", "[1]"),
+        ({"env": ""}, "env.id", "''"),
+        ({"env": None}, "env.id", "None"),
+        ({"total_steps": None}, "total_steps", "None"),
+        ({"resume": 3}, "resume", "3"),
+        ({"name": "a/b"}, "name", "'a/b'"),
+        ({"nproc": 0}, "nproc", "0"),
+    ],
+)
+def test_a_wrong_value_in_a_file(file_complaint, settings, key, value):
+    text = file_complaint(settings)
+    assert text.startswith(key)
+    assert value in text
+
+
+@pytest.mark.parametrize("environment", [3, 1.5, True, ["a"], {"id": 3}, {"id": ["a"]}])
+def test_an_environment_id_that_is_no_text(file_complaint, environment):
+    assert file_complaint({"env": environment}).startswith("env.id: ")
+
+
+@pytest.mark.parametrize("settings", [{"seed": True}, {"lr": True}, {"num_envs": True}])
+def test_true_is_no_number(file_complaint, settings):
+    assert "True" in file_complaint(settings)
+
+
+def test_infinite_and_missing_numbers(file_complaint):
+    assert file_complaint("env: CartPole-v1\nlr: .inf").startswith("ppo.learning_rate: inf: ")
+    assert file_complaint("env: CartPole-v1\nlr: .nan").startswith("ppo.learning_rate: nan: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "value"),
+    [
+        (["--lr", "-1"], "ppo.learning_rate", "'-1'"),
+        (["--seed", "x"], "seed", "'x'"),
+        (["--seed="], "seed", "''"),
+        (["--env.kwargs", "[1]"], "env.kwargs", "[1]"),
+        (["--network.hidden-sizes", "8", "x"], "network.hidden_sizes", "'x'"),
+        (["--ppo.adam-betas", "0.1", "0.2", "0.3"], "ppo.adam_betas", "'0.3'"),
+        (["--ppo.adam-betas", "0.1"], "ppo.adam_betas", "'0.1'"),
+        (["--stop-at-step", "0"], "stop_at_step", "'0'"),
+        (["--nproc", "0"], "nproc", "0"),
+    ],
+)
+def test_a_wrong_value_on_the_command_line(words, key, value):
+    text = flag_complaint(*words)
+    assert text.startswith(f"command line: {key}")
+    assert value in text
+
+
+@pytest.mark.parametrize("value", ["two", "1.5", "automatic"])
+def test_a_number_of_ranks_that_is_none(value):
+    text = flag_complaint("--nproc", value)
+    assert text.startswith(f"command line: nproc: '{value}'")
+    assert "auto" in text
+
+
+def test_choices_are_listed():
+    assert flag_complaint("--device", "tpu") == "command line: device: 'tpu': input should be 'cpu' or 'cuda'"
+    text = flag_complaint("--network.activation", "swish")
+    assert "'swish'" in text
+    assert "'silu'" in text
+
+
+def test_the_number_of_further_problems_is_told():
+    assert flag_complaint("--lr", "-1", "--gamma", "2").endswith("(and 1 more)")
+    assert not flag_complaint("--lr", "-1").endswith("more)")
+
+
+def test_a_missing_value():
+    assert flag_complaint("--seed") == "--seed: needs a value"
+    assert flag_complaint("--seed", "--quiet") == "--seed: needs a value"
+    assert flag_complaint("--network.hidden-sizes", "--quiet") == "--network.hidden-sizes: needs a value"
+
+
+def test_environment_arguments_that_are_not_json():
+    text = flag_complaint("--env.kwargs", "{g: 1}")
+    assert text.startswith("--env.kwargs: '{g: 1}' is not JSON, e.g. ")
+    example = re.findall(r"e\.g\. '(.*)'$", text)[0]
+    assert read_request(["CartPole-v1", "--env.kwargs", example]).config.env.kwargs == json.loads(example)
+
+
+def test_a_second_target():
+    assert complaint("CartPole-v1", "Hopper-v5").startswith("'Hopper-v5': one ")
+
+
+def test_the_layer_that_is_wrong_is_the_one_that_is_named(tmp_path):
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps({"env": "CartPole-v1", "nproc": "many"}))
+    assert complaint(str(path), "--quiet").startswith(f"{path}: nproc")
+    path.write_text(json.dumps({"env": "CartPole-v1", "seed": "many"}))
+    assert complaint(str(path), "--gamma", "0.5").startswith(f"{path}: seed")
+    path.write_text(json.dumps({"env": "CartPole-v1"}))
+    assert complaint(str(path), "--seed", "many").startswith("command line: seed")
+
+
+# ---- files
+
+
+def test_a_missing_file_suggests_its_neighbour(tmp_path):
+    (tmp_path / "cartpole.yaml").write_text("env: CartPole-v1")
+    (tmp_path / "cartpole.txt").write_text("")
+    text = complaint(str(tmp_path / "cartpole.yml"))
+    assert text == f"{tmp_path / 'cartpole.yml'}: no such config file; did you mean {tmp_path / 'cartpole.yaml'}?"
+    assert complaint(str(tmp_path / "nowhere" / "a.yaml")).endswith("a.yaml: no such config file")
+
+
+def test_a_missing_file_does_not_suggest_what_is_nothing_like_it(tmp_path):
+    (tmp_path / "hopper.yaml").write_text("env: Hopper-v5")
+    assert complaint(str(tmp_path / "q.json")) == f"{tmp_path / 'q.json'}: no such config file"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.yaml", "env: [CartPole-v1\nseed: 3\n"),
+        ("a.yaml", "env: CartPole-v1\n\tseed: 3\n"),
+        ("a.yaml", "env: \x00"),
+        ("a.json", '{"env": "CartPole-v1",\n "seed": }'),
+        ("a.toml", "env = \nseed = 3"),
+        ("a.toml", "seed = 1\nseed = 2"),
+    ],
+)
+def test_a_file_that_does_not_parse(file_complaint, name, content):
+    assert file_complaint(content, name).startswith("can't be read: ")
+
+
+def test_a_file_that_is_no_text(tmp_path):
+    (tmp_path / "a.yaml").write_bytes(b"\xff\xfe\x00\x80")
+    assert complaint(str(tmp_path / "a.yaml")).startswith(f"{tmp_path / 'a.yaml'}: can't be read: ")
+
+
+@pytest.mark.parametrize(("name", "content"), [("a.yaml", ""), ("a.yaml", "- 1"), ("a.yaml", "x"), ("a.json", "[1]")])
+def test_a_file_that_is_no_mapping(file_complaint, name, content):
+    assert "a config is a mapping of keys to values, not " in file_complaint(content, name)
+
+
+# ---- what is offered works
+
+
+@given(st.integers(1, 200), st.integers(1, 70))
+def test_shard_numbers_that_an_error_offers_work(num_envs, num_shards):
+    try:
+        check_shards(num_envs, num_shards)
+    except ValueError as error:
+        text = str(error)
+    else:
+        assert num_shards & (num_shards - 1) == 0
+        assert num_envs % num_shards == 0
+        return
+    offered = text.partition("nearest that work: ")[2]
+    assert offered
+    for environments in re.findall(r"\d+", offered.partition(", or num_shards")[0]):
+        if "num_envs" in offered:
+            check_shards(int(environments), num_shards)
+        else:
+            check_shards(num_envs, int(environments))
+    for shards in re.findall(r"num_shards (\d+)", offered):
+        check_shards(num_envs, int(shards))
+
+
+@given(st.integers(-2, 70), st.sampled_from([1, 2, 4, 8, 16, 64]))
+def test_world_sizes_that_an_error_offers_work(world_size, num_shards):
+    try:
+        check_world_size(world_size, num_shards)
+    except ValueError as error:
+        offered = re.findall(r"\d+", str(error).partition("nearest that work: ")[2].partition("ranks")[0])
+        assert offered
+        for number in offered:
+            check_world_size(int(number), num_shards)
+    else:
+        assert world_size > 0
+        assert num_shards % world_size == 0
