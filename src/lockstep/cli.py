@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -90,6 +91,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         report_failure(" ".join(str(error).split()), secondary=not is_writer(_topology()))
         return EXIT_USER_ERROR
+    except BrokenPipeError:  # whoever read our output has left (`| head`)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         report_failure("interrupted")
         return 130

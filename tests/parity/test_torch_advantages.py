@@ -32,7 +32,8 @@ def rollouts(draw):
 def engine_gae(rollout, gamma, gae_lambda, dtype=torch.float64):
     rewards, values, next_values, terminated, truncated = rollout
     columns = (rewards, values, next_values, terminated, terminated | truncated)
-    return gae(*(torch.from_numpy(np.asarray(x)).to(dtype) for x in columns), gamma, gae_lambda)
+    tensors = [torch.from_numpy(np.asarray(x)).to(dtype) for x in columns]
+    return gae(*tensors, gamma=gamma, gae_lambda=gae_lambda)
 
 
 @given(rollouts(), floats(0.0, 1.0), floats(0.0, 1.0))
@@ -97,7 +98,7 @@ def test_moments_of_a_shard_are_the_references(parts):
 @given(equal_parts())
 def test_shards_merge_to_the_mean_and_deviation_of_their_union(parts):
     mean, std = merge_equal_counts(moments(torch.from_numpy(parts).transpose(1, 2)), parts.shape[1])
-    expected = reference.merge_all([tuple(reference.moments(samples)) for samples in parts])
+    expected = reference.merge_all([reference.moments(samples) for samples in parts])
     whole = parts.reshape(-1, parts.shape[2])
     np.testing.assert_allclose(mean.numpy(), expected.mean, rtol=1e-14, atol=1e-14)
     np.testing.assert_allclose(std.numpy(), np.sqrt(expected.m2 / expected.count), rtol=1e-6, atol=1e-6)

@@ -86,7 +86,7 @@ def ratio_edge(x: Samples, settings: LossSettings) -> float:
 def test_every_term_is_the_references(x, settings):
     expected = expected_loss(x, settings)
     assume(ratio_edge(x, settings) > 1e-6)
-    loss, terms = ppo_terms(*tensors(x), settings)
+    loss, terms = ppo_terms(*tensors(x), settings=settings)
     assert loss.item() == pytest.approx(expected["loss"], rel=1e-12, abs=1e-12)
     assert terms.tolist() == pytest.approx([expected[name] for name in TERMS], rel=1e-12, abs=1e-12)
 
@@ -95,7 +95,7 @@ def test_every_term_is_the_references(x, settings):
 def test_float32_loses_no_more_than_rounding(x, settings):
     assume(ratio_edge(x, settings) > 1e-4)
     expected = expected_loss(x, settings)
-    loss, terms = ppo_terms(*tensors(x, torch.float32), settings)
+    loss, terms = ppo_terms(*tensors(x, torch.float32), settings=settings)
     assert loss.item() == pytest.approx(expected["loss"], rel=1e-5, abs=1e-5)
     assert terms.tolist() == pytest.approx([expected[name] for name in TERMS], rel=1e-5, abs=1e-5)
 
@@ -130,21 +130,23 @@ def test_each_option_changes_the_loss():
         "value_coef": LossSettings(0.2, None, 0.0, 1.0, 1),
         "count": LossSettings(0.2, None, 0.0, 0.5, 4),
     }
-    assert {k: ppo_terms(*tensors(x), s)[0].item() for k, s in changed.items()} == pytest.approx(losses)
+    assert {k: ppo_terms(*tensors(x), settings=s)[0].item() for k, s in changed.items()} == pytest.approx(losses)
 
 
 def test_value_clipping_takes_the_worse_error():
     # V moves from 0 to 0.9 towards R = 1; clipped at 0.1 the error is (0.1 - 1)^2 = 0.81, not 0.01.
     x = Samples(*(np.array([v]) for v in (0.0, 0.0, 0.9, 0.0, 0.0, 0.0, 1.0)))
-    clipped, unclipped = (ppo_terms(*tensors(x), LossSettings(0.2, c, 0.0, 1.0, 1))[0].item() for c in (0.1, None))
+    clipped, unclipped = (
+        ppo_terms(*tensors(x), settings=LossSettings(0.2, c, 0.0, 1.0, 1))[0].item() for c in (0.1, None)
+    )
     assert clipped == pytest.approx(0.5 * 0.81)
     assert unclipped == pytest.approx(0.5 * 0.01)
 
 
 @given(samples(size=8), loss_settings(count=8), st.sampled_from([1, 2, 4, 8]))
 def test_the_sums_of_shards_add_up_to_the_whole(x, settings, num_shards):
-    whole_loss, whole_terms = ppo_terms(*tensors(x), settings)
-    loss, terms = ppo_terms(*(part.view(num_shards, -1) for part in tensors(x)), settings)
+    whole_loss, whole_terms = ppo_terms(*tensors(x), settings=settings)
+    loss, terms = ppo_terms(*(part.view(num_shards, -1) for part in tensors(x)), settings=settings)
     assert loss.shape == (num_shards,)
     assert terms.shape == (num_shards, len(TERMS))
     assert loss.sum().item() == pytest.approx(whole_loss.item(), rel=1e-12, abs=1e-12)
@@ -153,8 +155,8 @@ def test_the_sums_of_shards_add_up_to_the_whole(x, settings, num_shards):
 
 def test_the_mean_of_the_shards_own_means_is_another_number_if_counts_are_local():
     x = Samples(*(np.arange(8.0) / 8 for _ in range(7)))
-    whole = ppo_terms(*tensors(x), LossSettings(0.2, None, 0.0, 0.5, 8))[0]
-    local = ppo_terms(*(part.view(2, 4) for part in tensors(x)), LossSettings(0.2, None, 0.0, 0.5, 4))[0]
+    whole = ppo_terms(*tensors(x), settings=LossSettings(0.2, None, 0.0, 0.5, 8))[0]
+    local = ppo_terms(*(part.view(2, 4) for part in tensors(x)), settings=LossSettings(0.2, None, 0.0, 0.5, 4))[0]
     assert local.sum().item() == pytest.approx(2 * whole.item())
 
 
@@ -173,7 +175,7 @@ def test_the_gradient_is_the_references_by_finite_differences(x, settings):
     assume(smooth_here(x, settings))
     inputs = tensors(x)
     trained = [inputs[Samples._fields.index(name)].requires_grad_() for name in TRAINED]
-    loss, terms = ppo_terms(*inputs, settings)
+    loss, terms = ppo_terms(*inputs, settings=settings)
     assert not terms.requires_grad
     gradients = torch.autograd.grad(loss, trained)
     for name, gradient in zip(TRAINED, gradients, strict=True):

@@ -79,8 +79,8 @@ def test_an_unknown_option(wrong, right):
 
 
 def test_an_unknown_option_like_no_other_gets_no_suggestion():
-    text = flag_complaint("--qwertz")
-    assert text.startswith("--qwertz: unknown option")
+    text = flag_complaint("--xyzzy")
+    assert text.startswith("--xyzzy: unknown option")
     assert "did you mean" not in text
 
 

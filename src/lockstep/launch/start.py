@@ -78,9 +78,7 @@ def _prepare(request: Request, topology: Topology) -> tuple[Config, Assignment, 
     per_rank = config.num_envs_per_rank
     config = resolve(config, nproc)
     if per_rank is not None and writer and not options.quiet:
-        print(
-            f"num_envs_per_rank {per_rank}: num_envs is {config.num_envs} on {nproc} ranks; another number is another run"
-        )
+        print(f"num_envs_per_rank {per_rank} on {nproc} ranks: num_envs {config.num_envs}; other ranks, another run")
     if options.resume is None and options.stop_at_step is not None and options.stop_at_step > config.total_steps:
         raise ValueError(f"stop_at_step: {options.stop_at_step} is beyond total_steps {config.total_steps}")
     _check_machine(config, topology.local_world_size if topology.launched else nproc)

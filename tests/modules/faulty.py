@@ -1,0 +1,50 @@
+"""CartPole whose environment number 5 fails in the third iteration of 16 steps, in a way that an argument names."""
+
+import os
+import time
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+
+from lockstep.shards import keyed_seed
+
+FAILING = 5
+GOES_WELL = 36
+
+
+class FaultyCartPole(CartPoleEnv):
+    """Without a fault it is CartPole-v1, step for step."""
+
+    def __init__(self, fault="none", **kwargs):
+        super().__init__(**kwargs)
+        if fault == "construction" or (fault == "construction in a rank" and "RANK" in os.environ):
+            raise RuntimeError("the pole is missing")
+        self._fault, self._steps, self._chosen = fault, 0, False
+
+    def _fails(self, where):
+        return self._chosen and self._fault == where and self._steps > GOES_WELL
+
+    def reset(self, *, seed=None, options=None):
+        self._chosen |= seed == keyed_seed(0, "reset", FAILING, 0)
+        if self._fails("reset"):
+            raise RuntimeError("the cart left the track")
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        self._steps += 1
+        if self._fails("step"):
+            raise RuntimeError("the motor is gone\n  for good")
+        if self._fails("hang"):
+            time.sleep(3600)
+        if self._fails("death"):
+            os._exit(3)
+        observation, reward, terminated, truncated, info = super().step(action)
+        if self._fails("nan reward"):
+            reward = float("nan")
+        if self._fails("nan observation"):
+            observation = np.full_like(observation, np.nan)
+        return observation, reward, terminated, truncated, info
+
+
+gymnasium.register("FaultyCartPole-v0", FaultyCartPole, max_episode_steps=500)

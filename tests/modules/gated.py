@@ -1,0 +1,29 @@
+"""CartPole that stands still in the middle of a run for as long as the file ``$GATE`` exists, then goes on slowly."""
+
+import os
+import time
+from pathlib import Path
+
+import gymnasium
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+
+GATE = os.environ.get("GATE")
+STOPS_AT = 40
+SECONDS = 0.01
+
+
+class GatedCartPole(CartPoleEnv):
+    """Without ``$GATE`` it is CartPole-v1, step for step."""
+
+    _steps = 0
+
+    def step(self, action):
+        self._steps += 1
+        if GATE and self._steps >= STOPS_AT:
+            while Path(GATE).exists():
+                time.sleep(SECONDS)
+            time.sleep(SECONDS)
+        return super().step(action)
+
+
+gymnasium.register("GatedCartPole-v0", GatedCartPole, max_episode_steps=500)

@@ -1,0 +1,107 @@
+import re
+
+import pytest
+
+from lockstep.cli_help import print_train_help
+from lockstep.config_sources import ALIASES, LEAVES, parse_arguments, read_request
+
+
+@pytest.fixture
+def help_of(capsys, monkeypatch):
+    """What ``lockstep train WORDS --help`` prints."""
+
+    def read(*words):
+        monkeypatch.setenv("COLUMNS", "80")
+        print_train_help(words)
+        return capsys.readouterr().out
+
+    return read
+
+
+def entries(text):
+    """Each option's spellings and what is said about it, by its first spelling without ``--``, as a setting's path."""
+    found = {}
+    for line in text.splitlines():
+        content, inside = line.strip("│| "), line.startswith(("│", "|"))
+        if inside and content.startswith("--"):
+            spellings = [word for word in re.split("[ ,]+", content) if word.startswith("--")]
+            path = spellings[0][2:].replace("-", "_")
+            found[path] = (spellings, content.replace(", --", " --").partition(spellings[-1])[2])
+        elif inside and found:
+            spellings, said = found[path]
+            found[path] = (spellings, f"{said} {content}")
+    return found
+
+
+def default_of(text, path):
+    return re.findall(r"\(default: ([^()]*)\)", entries(text)[path][1])[-1]
+
+
+def test_every_setting_is_listed(help_of):
+    text = help_of()
+    missing = [path for path in LEAVES if not re.search(rf"--{path.replace('_', '-')}\b", text)]
+    assert missing == []
+    assert not re.search(r"--no-such-thing\b", text)
+
+
+def test_every_option_has_a_meaning_and_a_default(help_of):
+    listed = entries(help_of())
+    assert len(listed) > 40
+    for path, (_, said) in listed.items():
+        meaning, found, _ = said.partition("(default: ")
+        assert found, path
+        assert len(meaning.split()) > 2, path
+
+
+def test_every_option_listed_is_accepted_and_sets_what_it_says(help_of):
+    words = {"flag": "true", "list": "1", "json": "{}", "value": "1"}
+    for path, (spellings, _) in entries(help_of()).items():
+        for spelling in spellings:
+            negated = spelling.rpartition(".")[2].removeprefix("--").startswith("no-")
+            given = [] if negated else [words[LEAVES[path].kind]]
+            value = parse_arguments([spelling, *given]).settings
+            for part in path.split("."):
+                value = value[part]
+            assert (value == "false") == negated, spelling
+    with pytest.raises(ValueError, match="unknown option"):
+        parse_arguments(["--no-such-thing", "1"])
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Hopper-v5"])
+def test_every_default_printed_may_be_given_and_changes_nothing(help_of, env_id):
+    plain, text = read_request([env_id]), help_of(env_id)
+    for path in entries(text):
+        if path in ("num_envs_per_rank", "env.kwargs"):
+            continue  # the first goes with num_envs or without; the second is JSON
+        words = [env_id, "--" + path, *default_of(text, path).split()]
+        given = read_request(words)
+        assert (given.config, given.options) == (plain.config, plain.options), words
+
+
+def test_defaults_are_those_of_the_preset_and_of_the_other_words(help_of):
+    general, hopper = help_of(), help_of("Hopper-v5")
+    assert default_of(general, "ppo.num_minibatches") == "4"
+    assert default_of(hopper, "ppo.num_minibatches") == "32"
+    assert default_of(general, "normalize.observations") == "False"
+    assert default_of(hopper, "normalize.observations") == "True"
+    assert default_of(hopper, "env.id") == "Hopper-v5"
+    assert default_of(hopper, "seed") == "0"
+    given = help_of("Hopper-v5", "--seed", "7", "--nproc", "2")
+    assert (default_of(given, "seed"), default_of(given, "nproc")) == ("7", "2")
+
+
+def test_help_needs_no_environment(help_of):
+    assert default_of(help_of("--seed", "7"), "seed") == "7"
+
+
+def test_aliases_in_the_help_are_aliases(help_of):
+    named = re.findall(r"--[\w-]+", help_of().partition("Aliases:")[2].partition(".\n")[0])
+    assert len(named) > 10
+    for alias in named:
+        assert alias[2:].replace("-", "_") in ALIASES
+
+
+def test_choices_are_listed(help_of):
+    listed = entries(help_of())
+    assert listed["reduction"][1].split()[0] == "{exact,fast}"
+    assert listed["ppo.schedule"][1].split()[0] == "{constant,linear,adaptive}"

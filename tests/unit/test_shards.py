@@ -1,0 +1,141 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.shards import (
+    ShardPlan,
+    check_shards,
+    check_world_size,
+    keyed_generator,
+    keyed_seed,
+    world_sizes,
+)
+
+PLANS = st.tuples(st.sampled_from([1, 2, 4, 8, 16]), st.integers(1, 6)).map(lambda pair: (pair[0] * pair[1], pair[0]))
+KEYS = st.lists(st.integers(0, 2**31), max_size=3).map(tuple)
+PURPOSES = st.sampled_from(["init", "action", "minibatch", "reset", "eval"])
+
+
+# ---- who owns what
+
+
+@given(PLANS)
+def test_ranks_own_every_shard_and_environment_once_and_in_order(sizes):
+    num_envs, num_shards = sizes
+    for world_size in world_sizes(num_shards):
+        plans = [ShardPlan(num_envs, num_shards, world_size, rank) for rank in range(world_size)]
+        assert [s for plan in plans for s in plan.shards] == list(range(num_shards))
+        assert [e for plan in plans for e in plan.env_ids] == list(range(num_envs))
+        for plan in plans:
+            assert [e for s in plan.shards for e in plan.shard_env_ids(s)] == list(plan.env_ids)
+            assert len(plan.shards) == plan.local_num_shards
+            assert len(plan.env_ids) == plan.local_num_envs == plan.local_num_shards * plan.envs_per_shard
+
+
+@given(PLANS)
+def test_a_shards_environments_do_not_depend_on_the_world_size(sizes):
+    num_envs, num_shards = sizes
+    alone = ShardPlan(num_envs, num_shards)
+    for world_size in world_sizes(num_shards):
+        plan = ShardPlan(num_envs, num_shards, world_size, world_size - 1)
+        for shard in plan.shards:
+            assert plan.shard_env_ids(shard) == alone.shard_env_ids(shard)
+
+
+def test_what_a_plan_of_sixteen_environments_on_two_ranks_says():
+    plan = ShardPlan(num_envs=16, num_shards=8, world_size=2, rank=1)
+    assert (plan.envs_per_shard, plan.local_num_shards, plan.local_num_envs) == (2, 4, 8)
+    assert plan.shards == range(4, 8)
+    assert plan.env_ids == range(8, 16)
+    assert plan.shard_env_ids(5) == range(10, 12)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "text"),
+    [
+        ((10, 4), "num_envs: 10 "),
+        ((12, 6), "num_shards: 6 "),
+        ((8, 0), "num_shards: 0 "),
+        ((8, 8, 3), "nproc: 3 "),
+        ((8, 8, 16), "nproc: 16 "),
+        ((8, 8, 0), "nproc: 0 "),
+    ],
+)
+def test_a_plan_that_does_not_divide_is_refused_in_one_line(sizes, text):
+    with pytest.raises(ValueError) as caught:
+        ShardPlan(*sizes)
+    assert str(caught.value).startswith(text)
+    assert "nearest that work" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@given(st.integers(1, 100), st.integers(1, 100), st.integers(1, 100))
+def test_what_the_checks_let_pass_divides(num_envs, num_shards, world_size):
+    def passes(check, *arguments):
+        try:
+            check(*arguments)
+        except ValueError:
+            return False
+        return True
+
+    is_power = num_shards in (1, 2, 4, 8, 16, 32, 64)
+    assert passes(check_shards, num_envs, num_shards) == (is_power and num_envs % num_shards == 0)
+    assert passes(check_world_size, world_size, num_shards) == (num_shards % world_size == 0)
+
+
+def test_world_sizes():
+    assert world_sizes(8) == [1, 2, 4, 8]
+    assert world_sizes(1) == [1]
+
+
+# ---- keyed random numbers
+
+
+def draw(seed, purpose, *key):
+    generator = keyed_generator(seed, purpose, *key)
+    return np.concatenate([generator.standard_normal(3), generator.integers(0, 2**60, 3)])
+
+
+@given(st.integers(0, 2**63), PURPOSES, KEYS)
+def test_the_same_key_gives_the_same_numbers_whatever_was_drawn_before(seed, purpose, key):
+    first, first_seed = draw(seed, purpose, *key), keyed_seed(seed, purpose, *key)
+    keyed_generator(seed, purpose, *key).random(5)
+    keyed_generator(seed + 1, purpose, *key).random(1000)
+    np.random.default_rng(0).random(3)
+    np.testing.assert_array_equal(draw(seed, purpose, *key), first)
+    assert keyed_seed(seed, purpose, *key) == first_seed
+
+
+@given(st.tuples(st.integers(0, 5), PURPOSES, KEYS), st.tuples(st.integers(0, 5), PURPOSES, KEYS))
+def test_another_seed_purpose_or_key_gives_other_numbers(a, b):
+    same = a == b
+    assert np.array_equal(draw(a[0], a[1], *a[2]), draw(b[0], b[1], *b[2])) == same
+    assert (keyed_seed(a[0], a[1], *a[2]) == keyed_seed(b[0], b[1], *b[2])) == same
+
+
+def test_neighbouring_keys_are_unrelated():
+    """Seed and key don't add up: (seed 1, env 2), (seed 2, env 1) and (seed 0, env 12) are three streams."""
+    keys = [(seed, *key) for seed in range(4) for key in [(), *((e,) for e in range(13)), (0, 0), (0, 1), (1, 0)]]
+    first = [float(draw(seed, "reset", *key)[0]) for seed, *key in keys]
+    assert len(set(first)) == len(keys)
+    assert len({keyed_seed(seed, "reset", *key) for seed, *key in keys}) == len(keys)
+    normals = np.array([keyed_generator(0, "action", i).standard_normal(64) for i in range(64)])
+    correlations = np.corrcoef(normals)[np.triu_indices(64, 1)]
+    assert np.abs(correlations).max() < 0.6  # 2,016 pairs of 64 samples: 4.8 standard deviations
+
+
+@given(st.integers(0, 2**63), PURPOSES, KEYS)
+def test_keyed_seeds_are_31_bit(seed, purpose, key):
+    assert 0 <= keyed_seed(seed, purpose, *key) < 2**31
+
+
+def test_numpy_integers_are_keys_like_any_other():
+    np.testing.assert_array_equal(draw(0, "reset", np.int64(3)), draw(0, "reset", 3))
+    assert keyed_seed(0, "reset", np.int64(3)) == keyed_seed(0, "reset", 3)
+
+
+def test_the_derivation_of_keys_stays_as_it_is():
+    """Runs are functions of these numbers: whoever changes them changes every run, and should know."""
+    assert keyed_seed(0, "reset", 0, 0) == 29944790
+    assert keyed_generator(0, "action", 0, 0).integers(0, 2**63) == 7626435003809735367
