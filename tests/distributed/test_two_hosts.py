@@ -1,0 +1,89 @@
+"""Two hosts, as two network namespaces of this machine that only a virtual cable connects."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.xdist_group("two-hosts")
+
+ARGUMENTS = [
+    "-m",
+    "lockstep",
+    "train",
+    "CartPole-v1",
+    "--num-steps",
+    "16",
+    "--total-steps",
+    "1024",
+    "--ppo.num-epochs",
+    "2",
+]
+ADDRESSES = ("10.77.0.1", "10.77.0.2")
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=20)
+
+
+@pytest.fixture
+def hosts() -> Iterator[list[tuple[str, str]]]:
+    """Namespace and interface of each host."""
+    if shutil.which("ip") is None:
+        pytest.skip("needs iproute2")
+    tag = os.getpid() % 100_000
+    pairs = [(f"lockstep{tag}{side}", f"ls{tag}{side}") for side in "ab"]
+    try:
+        for namespace, _ in pairs:
+            _ip("netns", "add", namespace)
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"network namespaces are not permitted here: {error.stderr!r}")
+    try:
+        (ns_a, if_a), (ns_b, if_b) = pairs
+        _ip("link", "add", if_a, "netns", ns_a, "type", "veth", "peer", "name", if_b, "netns", ns_b)
+        for (namespace, interface), address in zip(pairs, ADDRESSES, strict=True):
+            _ip("-n", namespace, "addr", "add", f"{address}/24", "dev", interface)
+            _ip("-n", namespace, "link", "set", "lo", "up")
+            _ip("-n", namespace, "link", "set", interface, "up")
+        yield pairs
+    finally:
+        for namespace, _ in pairs:
+            subprocess.run(["ip", "netns", "del", namespace], check=False, capture_output=True, timeout=20)
+
+
+def _start(number: int, namespace: str, interface: str, directory: Path) -> subprocess.Popen[str]:
+    torchrun = ["-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(number), "--nproc-per-node", "1"]
+    torchrun += ["--master-addr", ADDRESSES[0], "--master-port", "29477"]
+    return subprocess.Popen(
+        ["ip", "netns", "exec", namespace, sys.executable, *torchrun, *ARGUMENTS, "--name", "two"],
+        cwd=directory,
+        env=os.environ | {"GLOO_SOCKET_IFNAME": interface, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def _summary(directory: Path, name: str) -> dict:
+    return json.loads((directory / "runs" / name / "summary.json").read_text())
+
+
+def test_one_rank_on_each_of_two_hosts_gives_the_same_agent(hosts: list[tuple[str, str]], tmp_path: Path) -> None:
+    processes = [_start(number, *host, tmp_path) for number, host in enumerate(hosts)]
+    try:
+        outputs = [process.communicate(timeout=180)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    subprocess.run([sys.executable, *ARGUMENTS, "--name", "one", "--quiet"], cwd=tmp_path, check=True, timeout=120)
+    two, one = _summary(tmp_path, "two"), _summary(tmp_path, "one")
+    assert (two["world_size"], one["world_size"]) == (2, 1)
+    assert two["state_sha256"] == one["state_sha256"]
