@@ -121,6 +121,21 @@ def keyed_generator(seed: int, purpose: str, *key: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=words))
 
 
+class KeyedDraws:
+    """:func:`keyed_generator` without the cost of making one: a single generator, set to a key again and again."""
+
+    def __init__(self) -> None:
+        self._bits = np.random.Philox(key=0)
+        self._generator = np.random.Generator(self._bits)
+        self._fresh = self._bits.state
+
+    def generator(self, seed: int, purpose: str, *key: int) -> np.random.Generator:
+        """The numbers of ``keyed_generator(seed, purpose, *key)``; valid until the next call."""
+        self._fresh["state"]["key"] = np.frombuffer(_digest(seed, purpose, key), dtype=np.uint64)
+        self._bits.state = self._fresh
+        return self._generator
+
+
 def keyed_seed(seed: int, purpose: str, *key: int) -> int:
     """A 31-bit integer seed for one purpose and key, for ``env.reset(seed=…)``."""
     return int.from_bytes(_digest(seed, purpose, key)[:4], "little") & 0x7FFFFFFF

@@ -10,7 +10,7 @@ from lockstep.config import EnvConfig
 from lockstep.envs.description import EnvDescription, array_environment
 from lockstep.envs.keyed import episode_key
 from lockstep.envs.vector import Buffers, HostEnvs, buffer_layout
-from lockstep.shards import keyed_generator
+from lockstep.shards import KeyedDraws
 
 
 class ArrayEnvs(HostEnvs):
@@ -32,7 +32,7 @@ class ArrayEnvs(HostEnvs):
         kind = array_environment(config.id)
         assert kind is not None
         self._env = kind(**config.kwargs)
-        self._seed, self._purpose = seed, purpose
+        self._seed, self._purpose, self._keyed = seed, purpose, KeyedDraws()
         self._limit = description.max_episode_steps or self._env.max_episode_steps
         self._elapsed = np.zeros(len(env_ids), np.int64)
         self._state: dict[str, np.ndarray] = {}
@@ -41,10 +41,8 @@ class ArrayEnvs(HostEnvs):
 
     def _draws(self, rows: Sequence[int]) -> np.ndarray:
         keys = [episode_key(self._purpose, self.env_ids[r], int(self.buffers.episodes[r])) for r in rows]
-        draws = [
-            keyed_generator(self._seed, self._purpose, *key).random(self._env.reset_draws, np.float32) for key in keys
-        ]
-        return np.stack(draws)
+        draw = self._keyed.generator
+        return np.stack([draw(self._seed, self._purpose, *k).random(self._env.reset_draws, np.float32) for k in keys])
 
     def _step_draws(self) -> np.ndarray | None:
         """Random numbers of a step, keyed by environment, episode and step."""
@@ -53,9 +51,8 @@ class ArrayEnvs(HostEnvs):
         rows = []
         for r, env_id in enumerate(self.env_ids):
             key = (*episode_key(self._purpose, env_id, int(self.buffers.episodes[r])), int(self._elapsed[r]))
-            rows.append(
-                keyed_generator(self._seed, f"{self._purpose}/step", *key).random(self._env.step_draws, np.float32)
-            )
+            generator = self._keyed.generator(self._seed, f"{self._purpose}/step", *key)
+            rows.append(generator.random(self._env.step_draws, np.float32))
         return np.stack(rows)
 
     def _flat(self, observation: np.ndarray) -> np.ndarray:

@@ -10,22 +10,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-Parameters = Mapping[str, Tensor]
+from lockstep.torch_engine.activations import ACTIVATIONS, fast_activation
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "tanh": torch.tanh,
-    "relu": torch.relu,
-    "elu": functional.elu,
-    "silu": functional.silu,
-    "gelu": functional.gelu,
-}
+Parameters = Mapping[str, Tensor]
 
 LOG_TWO_PI = math.log(2.0 * math.pi)
 
@@ -75,7 +69,8 @@ def expand(parameters: Parameters, num_shards: int) -> dict[str, Tensor]:
     return {name: p.expand(num_shards, *p.shape) for name, p in parameters.items()}
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """One layer: ``[k, rows, in]``, weights ``[k, out, in]`` and biases ``[k, out]`` to ``[k, rows, out]``."""
     if weight.shape[1] == 1:  # a batched product with one output column rounds differently for one shard than for two
         weight, bias = functional.pad(weight, (0, 0, 0, 1)), functional.pad(bias, (0, 1))
         return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))[..., :1]
@@ -84,10 +79,11 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 def mlp(x: Tensor, parameters: Parameters, name: str, layers: int, activation: str) -> Tensor:
     """A multilayer perceptron: ``[k, rows, in]`` to ``[k, rows, out]`` with expanded parameters."""
+    activate = ACTIVATIONS[activation] if torch.is_grad_enabled() else fast_activation(activation)
     for layer in range(layers):
-        x = _linear(x, parameters[f"{name}.{layer}.weight"], parameters[f"{name}.{layer}.bias"])
+        x = linear(x, parameters[f"{name}.{layer}.weight"], parameters[f"{name}.{layer}.bias"])
         if layer < layers - 1:
-            x = ACTIVATIONS[activation](x)
+            x = activate(x)
     return x
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from lockstep.shards import ShardPlan, keyed_generator
 from lockstep.torch_engine import nets
 from lockstep.torch_engine.advantages import merge_equal_counts, moments
 from lockstep.torch_engine.batch import Batch
+from lockstep.torch_engine.derived import derivable, ppo_gradients
 from lockstep.torch_engine.distributed import Communicator
 from lockstep.torch_engine.losses import TERMS, LossSettings, ppo_terms
 from lockstep.torch_engine.nets import PolicyModule
@@ -40,6 +42,12 @@ def loss_settings(config: Config) -> LossSettings:
 
 def shard_gradients(state: TrainState, settings: LossSettings) -> GradientSource:
     """A function of a minibatch ``[k, rows, …]`` that returns each shard's gradient and loss terms, ``[k, P + 5]``."""
+    views, net = state.parameters.views, state.net
+    return partial(ppo_gradients, net, views, settings) if derivable(net) else autograd_gradients(state, settings)
+
+
+def autograd_gradients(state: TrainState, settings: LossSettings) -> GradientSource:
+    """What :func:`shard_gradients` returns, by autograd: for networks without a derivation of their own."""
     views, net = state.parameters.views, state.net
 
     def gradients(
