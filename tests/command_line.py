@@ -1,15 +1,18 @@
-"""The ``lockstep`` command as the tests call it: in processes of its own, with a time limit, marked so as to be found."""
+"""The ``lockstep`` command as the tests call it: in processes of its own, with a time limit and a mark to find them."""
 
+import fcntl
+import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +23,15 @@ MODULES = Path(__file__).parent / "modules"
 MARKER = "LOCKSTEP_TEST_MARKER"
 
 SMALL = (
-    "--num-envs 8 --num-steps 16 --total-steps 1024 --ppo.num-epochs 2 --ppo.num-minibatches 2 "
-    "--ppo.learning-rate 1e-3 --ppo.gamma 0.98 --ppo.gae-lambda 0.8 --checkpoint.interval 2"
-).split()
+    *("--num-envs", 8, "--num-steps", 16, "--total-steps", 1024, "--ppo.num-epochs", 4, "--ppo.num-minibatches", 2),
+    *("--ppo.learning-rate", 5e-3, "--ppo.gamma", 0.98, "--ppo.gae-lambda", 0.8, "--ppo.value-coef", 1.0),
+    *("--checkpoint.interval", 3),
+)
 """Eight iterations of 128 steps; everything that a preset sets, so that other ids of the same physics are equal."""
+
+CARTPOLE = ("CartPole-v1", *SMALL)
+EVALUATED = (*CARTPOLE, "--eval.interval", 4)
+GATED = ("gated:GatedCartPole-v0", *SMALL)
 
 
 @dataclass(frozen=True)
@@ -60,14 +68,18 @@ class Run:
 def metrics_of(path: Path) -> list[dict[str, Any]]:
     """``metrics.jsonl`` without what the clock says."""
     file = path / "metrics.jsonl"
-    whole = [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")] if file.exists() else []
+    whole = (
+        [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")] if file.exists() else []
+    )
     return [{k: v for k, v in json.loads(line).items() if not k.startswith("time/")} for line in whole]
 
 
 def surroundings(mark: str, more: Mapping[str, str] | None = None) -> dict[str, str]:
     """Environment variables of a command: no launcher's, and the modules of the tests importable."""
     launcher = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    kept = {k: v for k, v in os.environ.items() if k not in launcher and not k.startswith(("LOCKSTEP_", "TORCHELASTIC"))}
+    kept = {
+        k: v for k, v in os.environ.items() if k not in launcher and not k.startswith(("LOCKSTEP_", "TORCHELASTIC"))
+    }
     return kept | {"PYTHONPATH": str(MODULES), MARKER: mark} | dict(more or {})
 
 
@@ -113,20 +125,14 @@ def running(*words: Any, cwd: Path, **more: str) -> Iterator[tuple[subprocess.Po
     """``lockstep WORDS`` while it runs, and the mark of its processes; on leaving they are all gone."""
     mark = uuid.uuid4().hex
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(command(*words), cwd=cwd, env=surroundings(mark, more), **pipes)
+    process = subprocess.Popen(command(*words), cwd=cwd, env=surroundings(mark, more), start_new_session=True, **pipes)
     try:
         yield process, mark
     finally:
         for pid in marked(mark):
-            with_suppressed_kill(pid)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         process.communicate()
-
-
-def with_suppressed_kill(pid: int) -> None:
-    try:
-        os.kill(pid, 9)
-    except ProcessLookupError:
-        return
 
 
 def ending(process: subprocess.Popen[str], mark: str) -> Ended:
@@ -146,21 +152,26 @@ def wait_until(condition: Callable[[], Any], what: str, seconds: float = 60.0) -
     pytest.fail(f"{what}: not within {seconds:g} s")
 
 
-def marked(mark: str) -> list[int]:
-    """Processes, alive, that a command started, by the variable that all of them inherit."""
-    found = []
+def marked(mark: str, *variables: str) -> list[int]:
+    """Processes, alive, that a command started, by the variable they all inherit, and by others (``RANK=1``)."""
+    found, wanted = [], {f"{MARKER}={mark}".encode(), *(v.encode() for v in variables)}
     for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if f"{MARKER}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+        with suppress(OSError):
+            if wanted <= set((entry / "environ").read_bytes().split(b"\0")):
                 found.append(int(entry.name))
-        except OSError:
-            continue
     return found
 
 
 def assert_no_orphans(ended: Ended) -> None:
     """Nothing that a command started outlives it."""
     wait_until(lambda: not marked(ended.mark), "processes outlive their run", 15.0)
+
+
+def same(a: Run, b: Run) -> None:
+    """The same agent by the same way: parameters, optimiser state and every metric of every iteration."""
+    assert a.agent == b.agent
+    assert len(a.metrics) == 8
+    assert a.metrics == b.metrics
 
 
 def error_line(ended: Ended) -> str:
@@ -175,12 +186,21 @@ def error_line(ended: Ended) -> str:
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
-    """Training runs by their command line, each trained once for all tests that look at it."""
-    root, done = tmp_path_factory.mktemp("trained"), {}
+    """Training runs by their command line, each trained once for all tests and all pytest workers that look at it."""
+    base = tmp_path_factory.getbasetemp()
+    root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "trained"
+    root.mkdir(exist_ok=True)
 
     def find(*words: Any) -> Run:
-        if words not in done:
-            done[words] = train(root, *words, name=f"run_{len(done)}")
-        return done[words]
+        name = hashlib.sha256(repr(words).encode()).hexdigest()[:8]
+        told = root / f"{name}.json"
+        with (root / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if told.is_file():
+                return Run(root / "runs" / name, Ended(**json.loads(told.read_text())))
+            shutil.rmtree(root / "runs" / name, ignore_errors=True)
+            run = train(root, *words, name=name)
+            told.write_text(json.dumps(asdict(run.ended)))
+            return run
 
     return find

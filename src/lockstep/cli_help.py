@@ -12,6 +12,7 @@ from lockstep.config_sources import read_request
 
 _EPILOG = """\
 CONFIG_FILE_OR_ENV_ID is a YAML, JSON or TOML file, a run directory, or an environment id whose preset is the start.
+--env.kwargs '{"g": 9.8}' gives the environment arguments, as JSON (default: {}).
 Aliases: --total-timesteps, --n-envs, --n-steps, --n-epochs, --learning-rate, --lr, --gamma, --gae-lambda, --ent-coef,
 --target-kl, --max-grad-norm, --log-jsonl, --env-id, --world-size."""
 
@@ -27,7 +28,7 @@ def print_train_help(argv: Sequence[str]) -> None:
     ordered = create_model("Train", __base__=Train, __doc__=f"{Train.__doc__}\n\n{_EPILOG}")
     defaults = {}
     if argv:
-        request = read_request(argv)
+        request = read_request(argv, needs_env=False)
         defaults = {name: getattr(request.config, name) for name in Config.model_fields}
         defaults |= {name: getattr(request.options, name) for name in RunOptions.model_fields}
     try:

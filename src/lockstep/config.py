@@ -227,7 +227,9 @@ def resolve(config: Config, world_size: int = 1) -> Config:
                 f"num_envs_per_rank: {config.num_envs_per_rank} given together with num_envs {num_envs}; give one"
             )
         num_envs = config.num_envs_per_rank * world_size
-        num_shards = num_shards or world_size
+        if num_shards is None:
+            _check_power_of_two(world_size)
+            num_shards = world_size
     num_envs = num_envs or 8
     num_shards = num_shards or default_num_shards(num_envs)
     check_shards(num_envs, num_shards)
@@ -235,6 +237,15 @@ def resolve(config: Config, world_size: int = 1) -> Config:
     _check_minibatches(config, num_envs // num_shards)
     _check_choices(config)
     return config.model_copy(update={"num_envs": num_envs, "num_envs_per_rank": None, "num_shards": num_shards})
+
+
+def _check_power_of_two(world_size: int) -> None:
+    if world_size & (world_size - 1):
+        below = 1 << (world_size.bit_length() - 1)
+        raise ValueError(
+            f"nproc: {world_size} ranks with num_envs_per_rank make {world_size} shards, which is no power of two; "
+            f"nearest that work: {below} or {2 * below} ranks"
+        )
 
 
 def _check_minibatches(config: Config, envs_per_shard: int) -> None:

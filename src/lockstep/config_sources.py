@@ -81,6 +81,9 @@ LEAVES = {leaf.path: leaf for model in (Config, RunOptions) for leaf in leaves(m
 
 def nearest(key: str, known: Sequence[str]) -> str:
     """``'; did you mean X?'`` for the closest known key, or nothing."""
+    alias = ALIASES.get(key.split(".")[-1])
+    if alias in known:
+        return f"; did you mean {alias}?"
     lookup = {k.split(".")[-1]: k for k in known} | {k: k for k in known}
     close = difflib.get_close_matches(key, lookup, 1, 0.6) or difflib.get_close_matches(
         key.split(".")[-1], lookup, 1, 0.6
@@ -91,9 +94,20 @@ def nearest(key: str, known: Sequence[str]) -> str:
 # --- validation -------------------------------------------------------------------------------------------------
 
 
+def _path(error: Any) -> str:
+    """The dotted key of an error; pydantic appends which member of a union it tried."""
+    parts = [str(part) for part in error["loc"]]
+    for end in range(len(parts), 0, -1):
+        if ".".join(parts[:end]) in LEAVES:
+            return ".".join(parts[:end])
+    return ".".join(parts)
+
+
 def _describe(error: Any) -> str:
     kind, value = error["type"], error["input"]
-    path = ".".join(str(part) for part in error["loc"])
+    path = _path(error)
+    if path == "nproc" and kind != "value_error":
+        return f"nproc: {value!r}: a number of ranks, at least 1, or auto"
     if kind == "extra_forbidden":
         return f"{path}: unknown key{nearest(path, list(LEAVES))}"
     if kind in ("value_error", "assertion_error"):
@@ -108,7 +122,7 @@ def validate(model: type[BaseModel], values: Mapping[str, Any], source: str) -> 
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        problems = error.errors()
+        problems = list({_path(e): e for e in reversed(error.errors())}.values())[::-1]
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise ValueError(f"{source}: {_describe(problems[0])}{more}") from None
 
@@ -132,9 +146,11 @@ def read_file(path: Path) -> dict[str, Any]:
         ValueError: the file is missing, of another kind, or doesn't parse; one line that says so.
     """
     if not path.is_file():
-        siblings = [str(p) for p in path.parent.glob("*") if p.suffix in FILE_SUFFIXES] if path.parent.is_dir() else []
-        close = difflib.get_close_matches(str(path), siblings, 1, 0.5)
-        raise ValueError(f"{path}: no such config file" + (f"; did you mean {close[0]}?" if close else ""))
+        siblings = [p.name for p in path.parent.glob("*") if p.suffix in FILE_SUFFIXES] if path.parent.is_dir() else []
+        close = difflib.get_close_matches(path.name, siblings, 1, 0.6)
+        raise ValueError(
+            f"{path}: no such config file" + (f"; did you mean {path.parent / close[0]}?" if close else "")
+        )
     readers = {".toml": tomllib.loads, ".json": json.loads, ".yaml": _yaml, ".yml": _yaml}
     if path.suffix not in readers:
         raise ValueError(f"{path}: a config file ends in {', '.join(FILE_SUFFIXES)}")
@@ -196,7 +212,9 @@ def _leaf_of(flag: str) -> tuple[Leaf, bool]:
     if last.startswith("no_") and positive in LEAVES and LEAVES[positive].kind == "flag":
         return LEAVES[positive], True
     flags = ["--" + path.replace("_", "-") for path in [*LEAVES, *ALIASES]]
-    close = difflib.get_close_matches(flag, flags, 1, 0.6)
+    alias = ALIASES.get(last)
+    same_group = alias is not None and group and alias.startswith(f"{group}.")
+    close = ["--" + alias.replace("_", "-")] if alias and same_group else difflib.get_close_matches(flag, flags, 1, 0.6)
     raise ValueError(
         f"{flag}: unknown option{f'; did you mean {close[0]}?' if close else ''} (lockstep train --help lists all)"
     )
@@ -232,6 +250,8 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
         if leaf.kind == "flag":
             if not given and words and words[0].lower() in ("true", "false"):
                 given = [words.pop(0)]
+            if negated and given:
+                raise ValueError(f"{flag}: takes no value; {flag} alone says false")
             value: Any = (given[0] if given else "true") if not negated else "false"
         else:
             takes = len(words) if leaf.kind == "list" else 1
@@ -268,10 +288,20 @@ def base_settings(target: str | None) -> tuple[dict[str, Any], str]:
     return {"env": {"id": target}}, target
 
 
+def _no_booleans(values: Any, path: str = "") -> None:
+    """A YAML ``true`` where a number is wanted would quietly be 1."""
+    for key, value in values.items() if isinstance(values, Mapping) else ():
+        inner = f"{path}{key}"
+        if isinstance(value, bool) and inner in LEAVES and LEAVES[inner].kind != "flag":
+            raise ValueError(f"{inner}: {value}: a number or text is wanted here, not true or false")
+        if inner != "env.kwargs":
+            _no_booleans(value, f"{inner}.")
+
+
 def _layer(base: dict[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
-    if "num_envs_per_rank" in overlay and "num_envs" not in overlay:
+    if overlay.get("num_envs_per_rank") is not None and "num_envs" not in overlay:
         base = {k: v for k, v in base.items() if k != "num_envs"}
-    if "num_envs" in overlay and "num_envs_per_rank" not in overlay:
+    if overlay.get("num_envs") is not None and "num_envs_per_rank" not in overlay:
         base = {k: v for k, v in base.items() if k != "num_envs_per_rank"}
     return merge(base, overlay)
 
@@ -284,8 +314,8 @@ def _env_id(*layers: Mapping[str, Any]) -> str | None:
     return found
 
 
-def read_request(argv: Sequence[str]) -> Request:
-    """The config and options of ``lockstep train ARGV``.
+def read_request(argv: Sequence[str], needs_env: bool = True) -> Request:
+    """The config and options of ``lockstep train ARGV``; without an environment if that is not needed.
 
     Raises:
         ValueError: one line that names the key, the value and what would work.
@@ -300,11 +330,16 @@ def read_request(argv: Sequence[str]) -> Request:
     options_given = {k: v for k, v in arguments.settings.items() if k in RunOptions.model_fields}
     config_given = {k: v for k, v in arguments.settings.items() if k in Config.model_fields}
     options_in_file = {k: file_settings.pop(k) for k in list(file_settings) if k in RunOptions.model_fields}
-    options = validate(RunOptions, options_in_file | options_given, "command line" if options_given else source)
-    if target is None and options.resume is None and _env_id(config_given) is None:
+    try:
+        _no_booleans(file_settings | options_in_file)
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from None
+    validate(RunOptions, options_in_file, source)
+    options = validate(RunOptions, options_in_file | options_given, "command line")
+    if needs_env and target is None and options.resume is None and _env_id(config_given) is None:
         raise ValueError("a config file or an environment id is needed, e.g. lockstep train CartPole-v1")
     env_id = _env_id(file_settings, config_given)
-    base = preset_for(env_id) if env_id else {}
+    base = preset_for(env_id) if isinstance(env_id, str) else {}
     validate(Config, _layer(json.loads(json.dumps(base)), file_settings), source)
     settings = _layer(_layer(base, file_settings), config_given)
     return Request(validate(Config, settings, "command line"), options, merge(dict(file_settings), config_given))

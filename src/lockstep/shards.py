@@ -73,8 +73,12 @@ def default_num_shards(num_envs: int) -> int:
 def check_shards(num_envs: int, num_shards: int) -> None:
     """Raise a one-line ``ValueError`` unless ``num_shards`` is a power of two that divides ``num_envs``."""
     if num_shards < 1 or num_shards & (num_shards - 1):
-        below = 1 << max(0, num_shards.bit_length() - 1)
-        raise ValueError(f"num_shards: {num_shards} is not a power of two; nearest that work: {below} or {below * 2}")
+        fits = [1 << n for n in range(num_envs.bit_length()) if num_envs % (1 << n) == 0]
+        nearest = sorted(sorted(fits, key=lambda n: abs(n - num_shards))[:2])
+        raise ValueError(
+            f"num_shards: {num_shards} is not a power of two (that divides num_envs {num_envs}); nearest that work: "
+            f"{' or '.join(map(str, nearest))}"
+        )
     if num_envs % num_shards:
         below = num_envs // num_shards * num_shards
         fits = " or ".join(str(n) for n in (below, below + num_shards) if n > 0)

@@ -48,8 +48,13 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Topology:
     Raises:
         ValueError: the variables are incomplete or contradict one another.
     """
-    if "RANK" not in environ or "WORLD_SIZE" not in environ:
+    if "RANK" not in environ and "WORLD_SIZE" not in environ:
         return Topology()
+    missing = [name for name in ("RANK", "WORLD_SIZE") if name not in environ]
+    if missing:
+        raise ValueError(
+            f"launcher variables: {missing[0]} is not set but the other of RANK and WORLD_SIZE is; unset it"
+        )
     try:
         rank, world_size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
         local_rank = int(environ.get("LOCAL_RANK", rank))
@@ -58,7 +63,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Topology:
         raise ValueError(
             f"launcher variables: RANK, WORLD_SIZE and LOCAL_RANK must be whole numbers ({error})"
         ) from None
-    if not 0 <= rank < world_size or not 0 <= local_rank < local_world_size:
+    if not (0 <= rank < world_size and 0 <= local_rank < local_world_size <= world_size):
         raise ValueError(
             f"launcher variables: RANK {rank} of WORLD_SIZE {world_size}, LOCAL_RANK {local_rank} of "
             f"LOCAL_WORLD_SIZE {local_world_size} don't fit together; unset them or start through torchrun"

@@ -1,7 +1,11 @@
-"""CartPole whose environment number 5 fails in the third iteration of 16 steps, in a way that an argument names."""
+"""CartPole whose environment number 5 fails in the third iteration of 16 steps, in a way that an argument names.
+
+It does so once the file or directory ``$FAILS_AFTER`` is there.
+"""
 
 import os
 import time
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -23,7 +27,13 @@ class FaultyCartPole(CartPoleEnv):
         self._fault, self._steps, self._chosen = fault, 0, False
 
     def _fails(self, where):
-        return self._chosen and self._fault == where and self._steps > GOES_WELL
+        if not self._chosen or self._fault != where or self._steps <= GOES_WELL:
+            return False
+        deadline = time.monotonic() + 60
+        while "FAILS_AFTER" in os.environ and not Path(os.environ["FAILS_AFTER"]).exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        return True
 
     def reset(self, *, seed=None, options=None):
         self._chosen |= seed == keyed_seed(0, "reset", FAILING, 0)

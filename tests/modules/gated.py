@@ -1,4 +1,4 @@
-"""CartPole that stands still in the middle of a run for as long as the file ``$GATE`` exists, then goes on slowly."""
+"""CartPole that stands still in the fifth iteration for as long as the file ``$GATE`` exists, then goes on slowly."""
 
 import os
 import time
@@ -8,7 +8,7 @@ import gymnasium
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
 GATE = os.environ.get("GATE")
-STOPS_AT = 40
+STOPS_AT = 72  # in the fifth iteration of 16 steps
 SECONDS = 0.01
 
 

@@ -1,5 +1,7 @@
 """The normalisers both engines share, against the float64 reference."""
 
+from typing import Literal
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -17,7 +19,7 @@ from lockstep.normalizers import (
 )
 
 
-def floats(low=-10.0, high=10.0, width=64):
+def floats(low=-10.0, high=10.0, width: Literal[32, 64] = 64):
     return st.floats(low, high, allow_subnormal=False, width=width)
 
 

@@ -1,6 +1,7 @@
 """The PyTorch engine's GAE, moments and explained variance against the float64 reference."""
 
 import math
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from lockstep.torch_engine.statistics import explained_variance
 KINDS = ("runs on", "terminated", "truncated", "both")
 
 
-def floats(low=-10.0, high=10.0, width=64):
+def floats(low=-10.0, high=10.0, width: Literal[32, 64] = 64):
     return st.floats(low, high, allow_subnormal=False, width=width)
 
 

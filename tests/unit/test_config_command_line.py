@@ -32,7 +32,9 @@ def test_the_last_of_an_option_given_twice_counts():
 
 
 def test_underscores_and_hyphens_are_alike():
-    assert config_of("--ppo.learning_rate", "0.5") == config_of("--ppo.learning-rate", "0.5") == config_of("--lr", "0.5")
+    assert (
+        config_of("--ppo.learning_rate", "0.5") == config_of("--ppo.learning-rate", "0.5") == config_of("--lr", "0.5")
+    )
     assert config_of("--lr", "0.5") != config_of()
 
 

@@ -19,15 +19,15 @@ def help_of(capsys, monkeypatch):
 
 
 def entries(text):
-    """Each option's spellings and what is said about it, by its first spelling without ``--``, as a setting's path."""
-    found = {}
-    for line in text.splitlines():
-        content, inside = line.strip("│| "), line.startswith(("│", "|"))
-        if inside and content.startswith("--"):
+    """Each option's spellings and what is said about it, by its setting's path; with boxes around or without."""
+    found, path = {}, None
+    for line in text.partition("-h, --help")[2].splitlines():
+        content = line.strip("│| ")
+        if re.match("--[a-z]", content):
             spellings = [word for word in re.split("[ ,]+", content) if word.startswith("--")]
             path = spellings[0][2:].replace("-", "_")
-            found[path] = (spellings, content.replace(", --", " --").partition(spellings[-1])[2])
-        elif inside and found:
+            found[path] = (spellings, content.partition(spellings[-1])[2])
+        elif path is not None:
             spellings, said = found[path]
             found[path] = (spellings, f"{said} {content}")
     return found
@@ -95,7 +95,7 @@ def test_help_needs_no_environment(help_of):
 
 
 def test_aliases_in_the_help_are_aliases(help_of):
-    named = re.findall(r"--[\w-]+", help_of().partition("Aliases:")[2].partition(".\n")[0])
+    named = re.findall(r"--[a-z][\w-]*", help_of().partition("Aliases:")[2].partition("-h, --help")[0])
     assert len(named) > 10
     for alias in named:
         assert alias[2:].replace("-", "_") in ALIASES

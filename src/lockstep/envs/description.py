@@ -73,7 +73,8 @@ def make_environment(config: EnvConfig, **kwargs: Any) -> gymnasium.Env:
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
         raise ValueError(f"env.id: {_unknown(config.id, error)}") from None
     except Exception as error:
-        raise ValueError(f"env.id: {config.id} can't be made: {type(error).__name__}: {error}") from error
+        text = " ".join(str(error).split())
+        raise ValueError(f"env.id: {config.id} can't be made: {type(error).__name__}: {text}") from error
 
 
 def _unknown(env_id: str, error: Exception) -> str:
@@ -102,12 +103,13 @@ def describe(config: EnvConfig) -> EnvDescription:
 def describe_spaces(env_id: str, env: gymnasium.Env) -> EnvDescription:
     """The description of an environment that stands already; errors as :func:`describe`."""
     observation, action = env.observation_space, env.action_space
+    met_observation, met_action = (" ".join(str(space).split()) for space in (observation, action))
     shape = observation.shape
     if not isinstance(observation, gymnasium.spaces.Box) or (
         observation.dtype == np.uint8 and len(observation.shape) > 1
     ):
         raise ValueError(
-            f"env.id: {env_id} has observation space {observation}, which isn't supported yet; {SUPPORTED}"
+            f"env.id: {env_id} has observation space {met_observation}, which isn't supported yet; {SUPPORTED}"
         )
     limit = env.spec.max_episode_steps if env.spec else None
     fixed: dict[str, Any] = {
@@ -128,4 +130,4 @@ def describe_spaces(env_id: str, env: gymnasium.Env) -> EnvDescription:
             action_high=tuple(high.tolist()),
             **fixed,
         )
-    raise ValueError(f"env.id: {env_id} has action space {action}, which isn't supported yet; {SUPPORTED}")
+    raise ValueError(f"env.id: {env_id} has action space {met_action}, which isn't supported yet; {SUPPORTED}")

@@ -12,7 +12,7 @@ from lockstep.envs.description import describe
 from lockstep.launch.local import supervise
 from lockstep.launch.rank import Assignment, engine_module, run_rank
 from lockstep.runs.checkpoint import find_checkpoint
-from lockstep.runs.directory import CHECKPOINTS, CONFIG, RunDirectory, create_run, find_run, is_writer
+from lockstep.runs.directory import CHECKPOINTS, CONFIG, create_run, find_run, is_writer, write_config
 from lockstep.shards import world_sizes
 from lockstep.topology import Topology, available_cores, from_environment
 
@@ -86,7 +86,8 @@ def _prepare(request: Request, topology: Topology) -> tuple[Config, Assignment, 
         path = create_run(options.runs_dir, options.name, config) if writer else Path(options.runs_dir)
     else:
         find_checkpoint(path / CHECKPOINTS, which or "latest", warn=False)
-        RunDirectory(path, is_writer=writer).write_config(config)
+        if writer:
+            write_config(path, config)
     return config, Assignment(path, options, which), nproc
 
 

@@ -76,7 +76,8 @@ def run_trace(config: Config, world_size: int, iterations: int, directory: Path)
 
 
 def _first_difference(reference: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    return [key for key in reference if other.get(key, _MISSING) != reference[key]]
+    keys = [*reference, *(key for key in other if key not in reference)]
+    return [key for key in keys if other.get(key, _MISSING) != reference.get(key, _MISSING)]
 
 
 _MISSING = object()
@@ -91,6 +92,8 @@ def compare(reference: Trace, trace: Trace) -> Comparison:
             return Comparison(
                 trace, False, f"{len(getattr(trace, kind))} iterations against {len(getattr(reference, kind))}"
             )
+    if not trace.tensors or not trace.metrics:
+        return Comparison(trace, False, "no iteration was traced")
     rows = zip(reference.tensors, trace.tensors, reference.metrics, trace.metrics, strict=True)
     for number, (tensors, other_tensors, metrics, other_metrics) in enumerate(rows, 1):
         names = _first_difference(tensors, other_tensors)
@@ -99,7 +102,7 @@ def compare(reference: Trace, trace: Trace) -> Comparison:
             parts = [f"{len(names)} of {len(tensors) - 1} tensors, first {names[0]}"] if names else ["no tensor"]
             if values:
                 key = values[0]
-                parts.append(f"metric {key}: {metrics[key]} against {other_metrics.get(key)}")
+                parts.append(f"metric {key}: {metrics.get(key)} against {other_metrics.get(key)}")
             return Comparison(trace, False, f"iteration {number}: {'; '.join(parts)}")
     return Comparison(trace, True, "")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -21,6 +22,7 @@ from safetensors.numpy import save as save_safetensors
 
 MANIFEST = "manifest.json"
 GROUPS = ("policy", "optimizer", "normalizers")
+REQUIRED = (*(f"{group}.safetensors" for group in GROUPS), "state.json")
 FORMAT = 1
 _NAME = re.compile(r"step_(\d+)$")
 
@@ -48,7 +50,7 @@ class Checkpoint:
 
 def pack(arrays: Mapping[str, np.ndarray]) -> bytes:
     """Arrays as safetensors bytes."""
-    return save_safetensors({name: np.ascontiguousarray(a) for name, a in arrays.items()})
+    return save_safetensors({name: np.array(a, order="C") for name, a in arrays.items()})
 
 
 def unpack(content: bytes) -> dict[str, np.ndarray]:
@@ -72,17 +74,30 @@ def to_files(
 # --- reading ----------------------------------------------------------------------------------------------------
 
 
-def problem_with(path: Path) -> str | None:
-    """Why a directory is not a valid checkpoint, or None if it is: every file of the manifest, byte for byte."""
+def _read_manifest(path: Path) -> dict[str, Any] | None:
+    """A checkpoint's manifest, or None if it hasn't the shape of one."""
     try:
         manifest = json.loads((path / MANIFEST).read_text())
-        files = dict(manifest["files"])
-    except (OSError, ValueError, KeyError, TypeError):
+        files = manifest["files"]
+        if not all(isinstance(name, str) and isinstance(digest, str) for name, digest in files.items()):
+            return None
+        return manifest if manifest["format"] == FORMAT else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def problem_with(path: Path) -> str | None:
+    """Why a directory is not a valid checkpoint, or None if it is: every file of the manifest, byte for byte."""
+    manifest = _read_manifest(path)
+    if manifest is None:
         return f"{path} has no valid {MANIFEST}"
-    for name, expected in files.items():
+    for name in REQUIRED:
+        if name not in manifest["files"]:
+            return f"{path / MANIFEST} doesn't name {name}"
+    for name, expected in manifest["files"].items():
         try:
             actual = hashlib.sha256((path / name).read_bytes()).hexdigest()
-        except OSError:
+        except (OSError, ValueError):
             return f"{path / name} is missing"
         if actual != expected:
             return f"{path / name} is damaged (its sha256 is not the manifest's)"
@@ -102,7 +117,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
     for group in GROUPS:
         members = unpack((path / f"{group}.safetensors").read_bytes())
         arrays |= {f"{group}/{name}": a for name, a in members.items()}
-    shards = {int(f.stem.removeprefix("shard_")): unpack(f.read_bytes()) for f in (path / "envs").glob("shard_*")}
+    named = [name for name in (_read_manifest(path) or {"files": {}})["files"] if name.startswith("envs/shard_")]
+    shards = {int(Path(n).stem.removeprefix("shard_")): unpack((path / n).read_bytes()) for n in named}
     return Checkpoint(arrays, shards, json.loads((path / "state.json").read_text()), path)
 
 
@@ -119,10 +135,8 @@ def checkpoints_in(directory: Path) -> list[Path]:
 
 
 def _score(path: Path) -> float | None:
-    try:
-        return json.loads((path / MANIFEST).read_text()).get("score")
-    except (OSError, ValueError):
-        return None
+    score = (_read_manifest(path) or {}).get("score")
+    return score if isinstance(score, int | float) and math.isfinite(score) else None
 
 
 def best_of(directory: Path) -> Path | None:
@@ -210,11 +224,14 @@ def commit(directory: Path, step: int, files: Mapping[str, bytes], score: float 
 
 
 def prune(directory: Path, keep_last: int, keep_best: bool) -> None:
-    """Remove all but the newest ``keep_last`` checkpoints and the best one."""
-    keep = set(checkpoints_in(directory)[:keep_last])
+    """Remove all but the newest ``keep_last`` valid checkpoints and the best one; damaged ones take no place."""
+    keep: set[Path] = set()
+    for path in checkpoints_in(directory):
+        if len(keep) < keep_last and problem_with(path) is None:
+            keep.add(path)
     best = best_of(directory) if keep_best else None
     for path in checkpoints_in(directory):
-        if path not in keep and path != best:
+        if path not in keep and path != best and _read_manifest(path) is not None:
             shutil.rmtree(path, ignore_errors=True)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from lockstep.config import CheckpointConfig, Config, LogConfig
-from lockstep.runs.checkpoint import CheckpointWriter, NullCheckpointWriter, find_checkpoint
+from lockstep.runs.checkpoint import CheckpointWriter, NullCheckpointWriter
 from lockstep.runs.progress import NullProgress, Progress, make_progress
 from lockstep.runs.tracker_jsonl import JsonlTracker, cut_jsonl
 from lockstep.runs.trackers import METRICS_JSONL, NullTrackers, RunTrackers, TextTracker, cut_trackers
@@ -49,19 +49,21 @@ class RunDirectory:
         """
         if not self.is_writer:
             return
-        self._lock = (self.path / ".lock").open("w")
+        lock = (self.path / ".lock").open("w")
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
+            lock.close()
             raise ValueError(f"run {self.path} is being written by another process; wait for it or stop it") from None
+        self._lock = lock
 
     def unlock(self) -> None:
         """Let others write this run."""
         if self._lock is not None:
-            self._lock.close()
-            self._lock = None
             with contextlib.suppress(OSError):
                 (self.path / ".lock").unlink()
+            self._lock.close()
+            self._lock = None
 
     def open_trackers(self, log: LogConfig) -> TextTracker:
         """The trackers that a config asks for."""
@@ -152,7 +154,7 @@ def create_run(runs_dir: str, name: str | None, config: Config) -> Path:
         )
     try:
         path.mkdir(parents=True, exist_ok=True)
-        RunDirectory(path).write_config(config)
+        write_config(path, config)
     except OSError as error:
         raise ValueError(f"runs_dir: {path} can't be written: {error.strerror or error}") from None
     return path
@@ -174,10 +176,15 @@ def find_run(run: str, runs_dir: str = "runs") -> tuple[Path, str]:
     raise ValueError(f"run: neither {run} nor {Path(runs_dir) / run} is a run directory{listed}")
 
 
-def has_checkpoint(path: Path) -> bool:
-    """Whether a run can be resumed; a warning names checkpoints that are passed over."""
+def write_config(path: Path, config: Config) -> None:
+    """Write ``config.json`` unless another process is writing the run.
+
+    Raises:
+        ValueError: one is.
+    """
+    run = RunDirectory(path)
+    run.lock()
     try:
-        find_checkpoint(path / CHECKPOINTS)
-    except ValueError:
-        return False
-    return True
+        run.write_config(config)
+    finally:
+        run.unlock()

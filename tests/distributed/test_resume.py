@@ -1,0 +1,131 @@
+"""A run that was stopped, killed or moved to other ranks ends as the one that never stopped."""
+
+import csv
+import os
+import signal
+
+import pytest
+from command_line import (
+    CARTPOLE,
+    EVALUATED,
+    GATED,
+    SMALL,
+    Run,
+    assert_no_orphans,
+    copy_of,
+    ending,
+    error_line,
+    marked,
+    metrics_of,
+    resume,
+    running,
+    same,
+    wait_until,
+)
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lockstep.cli import main
+from lockstep.runs.checkpoint import problem_with, read_checkpoint
+
+STEPS = [128 * iteration for iteration in range(1, 9)]
+
+
+def tensorboard_steps(path):
+    events = EventAccumulator(str(path / "tensorboard"), size_guidance={"scalars": 0}).Reload()
+    return {tag: [event.step for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def csv_steps(path):
+    with (path / "metrics.csv").open(newline="") as file:
+        return [int(row["global_step"]) for row in csv.DictReader(file)]
+
+
+def each_step_stands_once(path):
+    tags = tensorboard_steps(path)
+    assert tags.get("eval/return_mean", STEPS[3::4]) == STEPS[3::4]
+    assert all(steps == STEPS for tag, steps in tags.items() if tag.startswith(("train/", "time/")))
+    assert {"train/loss", "time/global_fps"} <= set(tags)
+    assert csv_steps(path) == STEPS
+    assert [record["global_step"] for record in metrics_of(path)] == STEPS
+
+
+@pytest.mark.parametrize("nproc", [1, 4])
+def test_stopped_on_two_ranks_and_resumed_on_others(trained, tmp_path, nproc):
+    stopped = trained(*EVALUATED, "--stop-at-step", 512, "--nproc", 2)
+    assert stopped.summary["status"] == "stopped at step"
+    assert csv_steps(stopped.path) == STEPS[:4]
+    assert f"--resume {stopped.path.relative_to(stopped.path.parents[1])}" in stopped.ended.stdout
+    resumed = resume(copy_of(stopped, tmp_path / "run"), "--nproc", nproc, "--proof.interval", 1)
+    same(trained(*EVALUATED), resumed)
+    assert resumed.summary["status"] == "finished"
+    assert resumed.summary["world_size"] == nproc
+    assert resumed.summary["restarted_environments"] == []
+    assert resumed.ended.stderr == ""
+    each_step_stands_once(resumed.path)
+
+
+def test_a_killed_rank_ends_the_run_and_the_run_can_go_on(trained, tmp_path):
+    gate, path = tmp_path / "gate", tmp_path / "runs" / "killed"
+    gate.touch()
+    with running("train", *GATED, "--nproc", 2, "--name", path.name, cwd=tmp_path, GATE=str(gate)) as (process, mark):
+        wait_until(lambda: len(metrics_of(path)) == 4, "the run doesn't reach the gate")
+        wait_until((path / "checkpoints" / "step_384").is_dir, "no checkpoint of the third iteration")
+        (rank,) = marked(mark, "RANK=1")
+        os.kill(rank, signal.SIGKILL)
+        gate.unlink()
+        ended = ending(process, mark)
+    assert "rank 1 was killed by SIGKILL" in error_line(ended)
+    assert_no_orphans(ended)
+    assert problem_with(path / "checkpoints" / "step_384") is None
+    resumed = resume(path, "--nproc", 1)
+    same(trained(*CARTPOLE), resumed)
+    each_step_stands_once(path)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_signal_stops_all_ranks_with_a_checkpoint(trained, tmp_path, name, ranks):
+    number, gate, path = signal.Signals[name], tmp_path / "gate", tmp_path / "runs" / "stopped"
+    gate.touch()
+    words = ("train", *GATED, "--nproc", ranks, "--env.workers", 2 // ranks, "--name", path.name)
+    with running(*words, cwd=tmp_path, GATE=str(gate)) as (process, mark):
+        wait_until(lambda: len(metrics_of(path)) == 4, "the run doesn't reach the gate")
+        if number == signal.SIGINT:
+            os.killpg(process.pid, number)  # as a terminal does: to the launcher and to all that share its group
+        else:
+            process.send_signal(number)
+        gate.unlink()
+        ended = ending(process, mark)
+    assert ended.code == 128 + number
+    assert ended.stderr.splitlines() == ["lockstep: stopped by a signal, with a checkpoint"]
+    assert_no_orphans(ended)
+    stopped = Run(path, ended)
+    assert stopped.summary["status"] == f"stopped by signal {int(number)}"
+    assert stopped.summary["global_step"] == 640
+    assert problem_with(path / "checkpoints" / "step_640") is None
+    same(trained(*CARTPOLE), resume(path, "--nproc", 1))
+    each_step_stands_once(path)
+
+
+def test_a_resumed_run_cannot_change_what_it_is_a_function_of(trained, capsys):
+    stopped = trained(*EVALUATED, "--stop-at-step", 512, "--nproc", 2)
+    before = (stopped.path / "config.json").read_bytes()
+    assert main(["train", "--resume", str(stopped.path), "--ppo.learning-rate", "0.1"]) == 2
+    captured = capsys.readouterr()
+    (line,) = captured.err.splitlines()
+    assert line.startswith("lockstep: error: ppo.learning_rate: ")
+    assert "0.005" in line
+    assert "0.1" in line
+    assert (stopped.path / "config.json").read_bytes() == before
+
+
+def test_an_environment_that_no_seed_repeats_is_restarted_and_named(trained, tmp_path):
+    stopped = trained("forgetful:ForgetfulCartPole-v0", *SMALL, "--stop-at-step", 384)
+    shards = read_checkpoint(stopped.path / "checkpoints" / "step_384").env_shards
+    live = [shard for shard in sorted(shards) if shards[shard]["lengths"][0] > 0]
+    resumed = resume(copy_of(stopped, tmp_path / "run"))
+    assert live
+    assert resumed.summary["restarted_environments"] == live
+    warning = f"lockstep: warning: environments {live} couldn't be restored exactly and began a new episode"
+    assert resumed.ended.stderr.splitlines() == [warning]
+    each_step_stands_once(resumed.path)

@@ -1,0 +1,104 @@
+"""Environments that raise, hang, die, or return nonsense end the run in one line, and leave its checkpoints whole."""
+
+import json
+
+import pytest
+from command_line import SMALL, assert_no_orphans, error_line, lockstep
+
+from lockstep.runs.checkpoint import checkpoints_in, problem_with
+
+ID = "faulty:FaultyCartPole-v0"
+NUMBER = f"environment 5 ({ID})"
+
+
+def fail(cwd, fault, nproc, workers, *more):
+    """A run whose environment 5 fails in its third iteration, and the one line that says so."""
+    after = cwd / "runs" / "run" / "checkpoints" / "step_256"
+    words = ("--checkpoint.interval", 2, "--env.kwargs", json.dumps({"fault": fault}), "--env.workers", workers, *more)
+    ended = lockstep(*("train", ID, *SMALL, *words, "--nproc", nproc, "--name", "run"), cwd=cwd, FAILS_AFTER=str(after))
+    line = error_line(ended)
+    assert_no_orphans(ended)
+    return line
+
+
+def assert_checkpoints_whole(cwd):
+    path = cwd / "runs" / "run"
+    (checkpoint,) = checkpoints_in(path / "checkpoints")
+    assert checkpoint.name == "step_256"
+    assert problem_with(checkpoint) is None
+    assert len((path / "metrics.jsonl").read_text().splitlines()) == 2
+    assert not (path / "summary.json").exists()
+
+
+@pytest.mark.parametrize(("nproc", "workers"), [(1, 0), (1, 2), (2, 0), (2, 1)])
+def test_raising_in_a_step(tmp_path, nproc, workers):
+    line = fail(tmp_path, "step", nproc, workers)
+    assert f"{NUMBER} raised in step: RuntimeError: the motor is gone for good (faulty.py:" in line
+    assert ("rank 1: " in line) == (nproc == 2)
+    assert_checkpoints_whole(tmp_path)
+
+
+@pytest.mark.parametrize(("nproc", "workers"), [(1, 0), (2, 1)])
+def test_raising_in_a_reset(tmp_path, nproc, workers):
+    line = fail(tmp_path, "reset", nproc, workers)
+    assert f"{NUMBER} raised in reset: RuntimeError: the cart left the track" in line
+    assert_checkpoints_whole(tmp_path)
+
+
+@pytest.mark.parametrize(("nproc", "workers"), [(1, 0), (2, 0), (2, 1)])
+def test_hanging_in_a_step(tmp_path, nproc, workers):
+    limit = 1 if workers == 0 else 10  # the worker's start counts too
+    line = fail(tmp_path, "hang", nproc, workers, "--env.timeout", limit)
+    assert NUMBER in line
+    assert f"didn't answer within {limit} s (env.timeout)" in line
+    assert_checkpoints_whole(tmp_path)
+
+
+@pytest.mark.parametrize(("nproc", "workers"), [(1, 2), (2, 1)])
+def test_a_worker_process_that_dies(tmp_path, nproc, workers):
+    line = fail(tmp_path, "death", nproc, workers)
+    assert NUMBER in line
+    assert "died (exit code 3)" in line
+    assert_checkpoints_whole(tmp_path)
+
+
+def test_an_environment_that_takes_its_rank_along(tmp_path):
+    assert fail(tmp_path, "death", 2, 0).endswith("rank 1 ended with exit code 3")
+    assert_checkpoints_whole(tmp_path)
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_an_environment_that_cannot_be_made_starts_no_run(tmp_path, nproc):
+    line = fail(tmp_path, "construction", nproc, 0)
+    assert f"env.id: {ID} can't be made: RuntimeError: the pole is missing" in line
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_environment_that_can_be_made_in_the_launcher_only(tmp_path, workers):
+    line = fail(tmp_path, "construction in a rank", 2, workers)
+    assert f"env.id: {ID} can't be made: RuntimeError: the pole is missing" in line
+
+
+@pytest.mark.parametrize("fault", ["nan reward", "nan observation"])
+def test_numbers_that_are_none_stop_every_rank_before_the_optimiser(tmp_path, fault):
+    line = fail(tmp_path, fault, 2, 0)
+    assert "non-finite loss or gradient in iteration 3, epoch 1, minibatch" in line
+    assert "policy_loss nan" in line
+    assert_checkpoints_whole(tmp_path)
+
+
+def test_a_checkpoint_that_was_due_is_written_before_a_failure_ends_the_run(tmp_path):
+    ended = lockstep(
+        *("train", ID, *SMALL, "--checkpoint.interval", 2, "--env.kwargs", '{"fault": "nan reward"}', "--nproc", 2),
+        *("--name", "run"),
+        cwd=tmp_path,
+    )
+    assert "non-finite loss" in error_line(ended)
+    assert_checkpoints_whole(tmp_path)
+
+
+def test_without_a_fault_the_same_environment_trains(trained):
+    run = trained(ID, *SMALL)
+    assert run.ended.stderr == ""
+    assert run.summary["status"] == "finished"

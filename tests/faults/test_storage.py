@@ -1,0 +1,150 @@
+"""Full disks and damaged files: one line, nothing lost that was there before."""
+
+import json
+import shutil
+import subprocess
+
+import pytest
+from command_line import CARTPOLE, assert_no_orphans, copy_of, error_line, lockstep, metrics_of, resume, same
+
+from lockstep.cli import main
+from lockstep.runs.checkpoint import checkpoints_in, problem_with
+
+KIB = 1024
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """Makes a file system of so many KiB."""
+    mounted = []
+
+    def mount(kib):
+        path = tmp_path / "disk"
+        path.mkdir()
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", path], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+        mounted.append(path)
+        return path
+
+    if shutil.which("mount") is None:
+        pytest.skip("there is no mount command here")
+    yield mount
+    for path in mounted:
+        subprocess.run(["umount", path], check=True)
+
+
+@pytest.fixture
+def finished(trained, tmp_path):
+    """A copy of a finished run with the checkpoints of steps 1,024, 768 and 384."""
+    path = copy_of(trained(*CARTPOLE), tmp_path / "runs" / "run")
+    assert [p.name for p in checkpoints_in(path / "checkpoints")] == ["step_1024", "step_768", "step_384"]
+    return path
+
+
+def flip_a_bit(checkpoint):
+    file = checkpoint / "policy.safetensors"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def remove_a_file(checkpoint):
+    (checkpoint / "policy.safetensors").unlink()
+
+
+def cut_a_file(checkpoint):
+    file = checkpoint / "policy.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+DAMAGE = [flip_a_bit, remove_a_file, cut_a_file]
+
+
+def test_a_run_directory_below_a_file(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes").write_text("mine")
+    assert main(["train", "CartPole-v1", "--runs-dir", "notes/runs"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("lockstep: error: runs_dir: notes/runs/")
+    assert (tmp_path / "notes").read_text() == "mine"
+
+
+def test_a_disk_that_is_full_at_a_checkpoint(small_disk, tmp_path):
+    disk = small_disk(240)
+    words = ("--runs-dir", disk, "--name", "run", "--log.no-tensorboard", "--checkpoint.keep-last", 1, "--nproc", 2)
+    ended = lockstep("train", *CARTPOLE, *words, cwd=tmp_path)
+    line = error_line(ended)
+    assert_no_orphans(ended)
+    assert f"checkpoint {disk / 'run' / 'checkpoints'}/step_768 can't be written: the disk is full" in line
+    (left,) = (disk / "run" / "checkpoints").iterdir()
+    assert left.name == "step_384"
+    assert problem_with(left) is None
+
+
+def test_a_disk_that_is_full_at_a_line_of_metrics(small_disk, tmp_path):
+    disk = small_disk(240)
+    words = ("--runs-dir", disk, "--name", "run", "--log.no-tensorboard", "--checkpoint.interval", 3)
+    ended = lockstep("train", *CARTPOLE, *words, "--stop-at-step", 384, cwd=tmp_path)
+    assert ended.code == 0, ended.stderr
+    with (disk / "filler").open("wb") as filler, pytest.raises(OSError, match="No space left"):
+        while True:
+            filler.write(bytes(KIB))
+            filler.flush()
+    words = ("--resume", disk / "run", "--total-steps", 10_240, "--checkpoint.interval", 0)
+    line = error_line(lockstep("train", *words, cwd=tmp_path))
+    assert "metrics." in line or "run" in line
+    assert "No space left" in line or "the disk is full" in line
+    assert problem_with(disk / "run" / "checkpoints" / "step_384") is None
+    assert len(metrics_of(disk / "run")) >= 3
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_evaluation_passes_over_a_damaged_checkpoint(finished, damage, capsys):
+    damage(finished / "checkpoints" / "step_1024")
+    assert main(["eval", str(finished), "--episodes", "2", "--json"]) == 0
+    captured = capsys.readouterr()
+    (line,) = captured.err.splitlines()
+    assert line.startswith(f"lockstep: warning: {finished / 'checkpoints' / 'step_1024' / 'policy.safetensors'}")
+    assert line.endswith("passed over for step_768")
+    assert json.loads(captured.out)["global_step"] == 768
+
+
+def test_evaluation_of_whole_checkpoints_warns_of_nothing(finished, capsys):
+    assert main(["eval", str(finished), "--episodes", "2", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert json.loads(captured.out)["global_step"] == 1024
+
+
+def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(finished, trained):
+    flip_a_bit(finished / "checkpoints" / "step_1024")
+    resumed = resume(finished)
+    (line,) = resumed.ended.stderr.splitlines()
+    assert line.startswith(f"lockstep: warning: {finished / 'checkpoints' / 'step_1024' / 'policy.safetensors'}")
+    assert line.endswith("passed over for step_768")
+    same(trained(*CARTPOLE), resumed)
+    assert problem_with(finished / "checkpoints" / "step_1024") is None
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("words", [["eval"], ["train", "--resume"]], ids=" ".join)
+def test_a_damaged_checkpoint_that_is_the_only_one_is_named(finished, damage, words, capsys):
+    for step in (768, 384):
+        shutil.rmtree(finished / "checkpoints" / f"step_{step}")
+    only = finished / "checkpoints" / "step_1024"
+    damage(only)
+    assert main([*words, str(finished)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"lockstep: error: {only / 'policy.safetensors'} is ")
+
+
+def test_a_directory_without_a_manifest_is_no_checkpoint(finished, capsys):
+    for path in checkpoints_in(finished / "checkpoints"):
+        (path / "manifest.json").write_text("{}")
+    assert main(["eval", str(finished)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("lockstep: error: ")
+    assert "step_1024 has no valid manifest.json" in line

@@ -1,0 +1,187 @@
+"""Small runs for the tests of the engine: configs, states, batches, and environments that follow a script."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lockstep.config import Config, resolve
+from lockstep.envs.description import EnvDescription
+from lockstep.envs.vector import Buffers, HostEnvs, buffer_layout
+from lockstep.shards import ShardPlan
+from lockstep.topology import Topology
+from lockstep.torch_engine.batch import Batch
+from lockstep.torch_engine.distributed import Communicator
+from lockstep.torch_engine.nets import PolicyNet
+from lockstep.torch_engine.state import TrainState, init_state
+
+T = TypeVar("T")
+CPU = torch.device("cpu")
+MODULES = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU, "gelu": nn.GELU}
+
+
+def small_config(**changes: Any) -> Config:
+    """Eight environments, four steps, two minibatches; groups given as dicts are laid over these."""
+    values: dict[str, Any] = {
+        "num_envs": 8,
+        "num_steps": 4,
+        "network": {"hidden_sizes": (8,)},
+        "ppo": {"num_minibatches": 2, "num_epochs": 2, "schedule": "constant"},
+    }
+    for name, value in changes.items():
+        values[name] = {**values.get(name, {}), **value} if isinstance(value, dict) else value
+    return resolve(Config.model_validate(values))
+
+
+def described(discrete: bool = True, size: int = 4, actions: int = 3) -> EnvDescription:
+    """Spaces without an environment; continuous actions lie in ±1."""
+    bounds: dict[str, Any] = {} if discrete else {"action_low": (-1.0,) * actions, "action_high": (1.0,) * actions}
+    shape = () if discrete else (actions,)
+    return EnvDescription("Scripted-v0", (size,), discrete, actions, action_shape=shape, **bounds)
+
+
+def plan_of(config: Config, world_size: int = 1, rank: int = 0) -> ShardPlan:
+    return ShardPlan(config.envs, config.shards, world_size, rank)
+
+
+def alone(config: Config) -> Communicator:
+    """The collectives of a single rank."""
+    return Communicator(Topology(), plan_of(config), CPU)
+
+
+class _Meeting:
+    """Where the ranks of :func:`run_ranks` exchange tensors."""
+
+    def __init__(self, world_size: int) -> None:
+        self._barrier = threading.Barrier(world_size, timeout=30)
+        self._slots: list[Tensor] = [torch.empty(0)] * world_size
+
+    def gather(self, rank: int, x: Tensor) -> Tensor:
+        self._slots[rank] = x.clone()
+        self._barrier.wait()
+        everyone = torch.stack(self._slots)
+        self._barrier.wait()
+        return everyone
+
+
+def run_ranks(config: Config, world_size: int, function: Callable[[ShardPlan, Communicator], T]) -> list[T]:
+    """Call a function as every rank of a run, in threads whose communicators meet; results in rank order."""
+    meeting = _Meeting(world_size)
+
+    def rank_of(rank: int) -> T:
+        torch.set_num_threads(1)
+        plan = plan_of(config, world_size, rank)
+        communicator = Communicator(Topology(rank=rank, world_size=world_size), plan, CPU)
+        communicator.gather_ranks = lambda x: meeting.gather(rank, x)
+        return function(plan, communicator)
+
+    with ThreadPoolExecutor(world_size) as pool:
+        return list(pool.map(rank_of, range(world_size)))
+
+
+def small_state(config: Config, description: EnvDescription, plan: ShardPlan | None = None) -> TrainState:
+    """A state whose parameters are all random: no zero biases, no nearly uniform policy."""
+    state = init_state(config, description, plan or plan_of(config), CPU)
+    with torch.no_grad():
+        state.parameters.flat.add_(torch.randn(state.parameters.flat.shape, generator=seeded(1)), alpha=0.3)
+    return state
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def random_parameters(net: PolicyNet, seed: int = 0) -> dict[str, Tensor]:
+    generator = seeded(seed)
+    return {name: 0.5 * torch.randn(shape, generator=generator) for name, shape in net.shapes().items()}
+
+
+def random_actions_of(net: PolicyNet, shape: Sequence[int], seed: int = 0) -> Tensor:
+    if net.discrete:
+        return torch.randint(0, net.num_actions, tuple(shape), generator=seeded(seed))
+    return torch.randn((*shape, net.num_actions), generator=seeded(seed))
+
+
+def random_batch(config: Config, net: PolicyNet, seed: int = 0) -> Batch:
+    """Samples of all shards, as if the policy had moved a little since they were drawn."""
+    shape = (config.shards, config.num_steps * config.envs // config.shards)
+    g = seeded(seed)
+    columns = [torch.randn(shape, generator=g) for _ in range(4)]
+    return Batch(
+        observations=torch.randn((*shape, net.observation_size), generator=g),
+        actions=random_actions_of(net, shape, seed),
+        log_probs=-1.0 + 0.3 * columns[0],
+        values=columns[1],
+        advantages=columns[2],
+        returns=columns[3],
+    )
+
+
+def of_rank(batch: Batch, plan: ShardPlan) -> Batch:
+    """The part of a batch of all shards that one rank holds, in memory of its own."""
+    owned = slice(plan.shards.start, plan.shards.stop)
+    return Batch(*(x[owned].clone() for x in batch.tensors()))
+
+
+def linear_stack(net: PolicyNet, parameters: dict[str, Tensor], name: str) -> nn.Sequential:
+    """The actor or the critic as anybody would write it, in float64."""
+    sizes = net.actor_sizes if name == "actor" else net.critic_sizes
+    layers: list[nn.Module] = []
+    for number, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
+        layer = nn.Linear(inputs, outputs, dtype=torch.float64)
+        with torch.no_grad():
+            layer.weight.copy_(parameters[f"{name}.{number}.weight"])
+            layer.bias.copy_(parameters[f"{name}.{number}.bias"])
+        layers += [layer, MODULES[net.activation]()]
+    return nn.Sequential(*layers[:-1])
+
+
+class ScriptedEnvs(HostEnvs):
+    """Environments whose every number is known: the observation of environment ``e`` in step ``t`` is ``[e, t]``.
+
+    A step's reward is ``10·e + t``, its final observation ``[e, 1000 + t]``, the first one of the next episode
+    ``[e, -t]``. All of it is written into the same buffers in every step, as environments do.
+
+    Args:
+        env_ids: global ids.
+        ends: what ends in step ``t`` of environment ``e``: ``(t, e)`` to ``"terminated"``, ``"truncated"``, ``"both"``.
+    """
+
+    def __init__(self, env_ids: Sequence[int], ends: dict[tuple[int, int], str] | None = None) -> None:
+        description = described(size=2)
+        layout = buffer_layout(description, len(env_ids), 1)
+        super().__init__(description, env_ids, Buffers(**{k: np.zeros(s, d) for k, (s, d) in layout.items()}))
+        self._ends, self._clock = ends or {}, 0
+        self.taken: list[np.ndarray] = []
+
+    def reset(self) -> None:
+        self._clock = 0
+        self.buffers.observations[:, 0], self.buffers.observations[:, 1] = self.env_ids, 0
+
+    def step(self) -> None:
+        b, t = self.buffers, self._clock
+        self._clock += 1
+        self.taken.append(b.actions.copy())
+        b.observations[:, 1] = t + 1
+        b.final_observations[:] = np.nan
+        b.rewards[:] = 10.0 * np.array(self.env_ids) + t
+        for row, env in enumerate(self.env_ids):
+            end = self._ends.get((t, env), "")
+            b.terminated[row], b.truncated[row] = end in ("terminated", "both"), end in ("truncated", "both")
+            if end:
+                b.episodes[row] += 1
+                b.final_observations[row] = env, 1000 + t
+                b.observations[row, 1] = -t
+
+    def save_states(self) -> list[dict[str, np.ndarray] | None]:
+        raise NotImplementedError
+
+    def restore(self, env: int, actions: np.ndarray, hashes: np.ndarray, state: dict[str, np.ndarray]) -> bool:
+        raise NotImplementedError

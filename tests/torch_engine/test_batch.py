@@ -1,0 +1,195 @@
+"""From a rollout to a batch: layout by shard, bootstrapping at the ends of episodes, blocks of fixed shape."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from small_runs import CPU, described, linear_stack, plan_of, small_config, small_state
+
+from lockstep import reference
+from lockstep.config import Config
+from lockstep.normalizers import RunningMoments
+from lockstep.shards import ShardPlan
+from lockstep.torch_engine import nets
+from lockstep.torch_engine.batch import Batch, final_values, from_shards, make_batch, to_shards
+from lockstep.torch_engine.rollout import Rollout
+from lockstep.torch_engine.state import TrainState
+
+
+def test_a_shard_is_one_block_in_time_order_by_hand():
+    # Two steps of four environments; environments 0, 1 are shard 0 and 2, 3 shard 1.
+    x = torch.tensor([[0, 1, 2, 3], [10, 11, 12, 13]])
+    assert to_shards(x, 2).tolist() == [[0, 1, 10, 11], [2, 3, 12, 13]]
+    assert to_shards(x, 1).tolist() == [[0, 1, 2, 3, 10, 11, 12, 13]]
+    assert from_shards(to_shards(x, 2), 2).tolist() == x.tolist()
+    assert from_shards(to_shards(x, 2), 4).tolist() != x.tolist()
+
+
+@given(st.integers(1, 5), st.sampled_from([1, 2, 4]), st.integers(1, 3), st.sampled_from([(), (3,)]))
+def test_from_shards_undoes_to_shards(steps, shards, rows, rest):
+    x = torch.arange(steps * shards * rows * int(np.prod(rest, dtype=int))).view(steps, shards * rows, *rest)
+    blocks = to_shards(x, shards)
+    assert blocks.shape == (shards, steps * rows, *rest)
+    for shard in range(shards):
+        owned = x[:, shard * rows : (shard + 1) * rows].reshape(steps * rows, *rest)
+        assert torch.equal(blocks[shard], owned)
+    if not rest:
+        assert torch.equal(from_shards(blocks, steps), x)
+
+
+# --- make_batch -------------------------------------------------------------------------------------------------------
+
+
+def made_rollout(config: Config, plan: ShardPlan, ends: dict[tuple[int, int], str], size: int = 4) -> Rollout:
+    """A rollout of random numbers in which the given steps `(t, env)` end an episode."""
+    rng, shape = np.random.default_rng(0), (config.num_steps, config.envs)
+    kinds = np.full(shape, "", object)
+    for where, kind in ends.items():
+        kinds[where] = kind
+    truncated = {where for where, kind in ends.items() if kind == "truncated"}
+    observations = rng.normal(size=(config.num_steps + 1, config.envs, size)).astype(np.float32)
+    whole = Rollout(
+        raw=observations[:-1].copy(),
+        observations=observations,
+        actions=rng.integers(0, 3, shape),
+        rewards=rng.normal(size=shape),
+        terminated=kinds == "terminated",
+        truncated=kinds == "truncated",
+        final={where: rng.normal(size=size).astype(np.float32) for where in sorted(truncated)},
+    )
+    return part_of(whole, plan)
+
+
+def part_of(whole: Rollout, plan: ShardPlan) -> Rollout:
+    """What one rank has of a rollout."""
+    ids = plan.env_ids
+    columns = {
+        f.name: np.ascontiguousarray(getattr(whole, f.name)[:, ids.start : ids.stop])
+        for f in dataclasses.fields(whole)
+        if f.name != "final"
+    }
+    final = {(t, env - ids.start): x for (t, env), x in whole.final.items() if env in ids}
+    return Rollout(**columns, final=final)
+
+
+def value(state: TrainState, observations: np.ndarray) -> np.ndarray:
+    """V in float64 by a stack of `nn.Linear`."""
+    stack = linear_stack(state.net, state.parameters.views, "critic")
+    with torch.no_grad():
+        return stack(torch.from_numpy(observations).double())[..., 0].numpy()
+
+
+def expected_advantages(state: TrainState, rollout: Rollout, config: Config, rewards=None):
+    next_values = value(state, rollout.observations[1:])
+    for where, observation in rollout.final.items():
+        next_values[where] = value(state, observation)
+    rewards = rollout.rewards if rewards is None else rewards
+    values = value(state, rollout.observations[:-1])
+    flags = rollout.terminated, rollout.truncated
+    return reference.gae(rewards, values, next_values, *flags, config.ppo.gamma, config.ppo.gae_lambda)
+
+
+ENDS = {(0, 0): "truncated", (1, 0): "terminated", (3, 1): "truncated", (3, 2): "terminated", (2, 5): "truncated"}
+
+
+@pytest.fixture
+def config() -> Config:
+    return small_config(num_shards=4, ppo={"gamma": 0.9, "gae_lambda": 0.8})
+
+
+@pytest.mark.parametrize("mode", ["batched", "loop"])
+def test_advantages_bootstrap_from_the_final_observation_of_a_truncated_episode_only(config, mode):
+    plan, state = plan_of(config), small_state(config, described())
+    rollout = made_rollout(config, plan, ENDS)
+    batch = make_batch(state, rollout, plan, config, mode)
+    for ours, expected in zip(
+        (batch.advantages, batch.returns), expected_advantages(state, rollout, config), strict=True
+    ):
+        np.testing.assert_allclose(from_shards(ours, config.num_steps).numpy(), expected, atol=1e-5)
+
+
+def test_an_end_of_another_kind_gives_other_advantages(config):
+    """The negative of the above, end by end: each one matters where it stands, and nothing after it does."""
+    plan, state = plan_of(config), small_state(config, described())
+    right = make_batch(state, made_rollout(config, plan, ENDS), plan, config, "batched")
+    for (step, env), kind in ENDS.items():
+        for other in {"", "terminated", "truncated"} - {kind}:
+            wrong = make_batch(state, made_rollout(config, plan, ENDS | {(step, env): other}), plan, config, "batched")
+            pairs = [from_shards(b.advantages, config.num_steps) for b in (right, wrong)]
+            differs = (pairs[0] - pairs[1]).abs() > 1e-3
+            assert differs[step, env]
+            assert not differs[step + 1 :, env].any()
+
+
+def test_the_columns_of_a_batch_belong_together(config):
+    plan, state = plan_of(config), small_state(config, described())
+    rollout = made_rollout(config, plan, {})
+    batch = make_batch(state, rollout, plan, config, "batched")
+    logits = linear_stack(state.net, state.parameters.views, "actor")(batch.observations.double()).detach()
+    expected = reference.categorical_log_prob(logits.numpy(), batch.actions.numpy())
+    np.testing.assert_allclose(batch.log_probs.numpy(), expected, atol=1e-5)
+    np.testing.assert_allclose(batch.values.numpy(), value(state, batch.observations.numpy()), atol=1e-5)
+    torch.testing.assert_close(batch.returns, batch.advantages + batch.values)
+    assert torch.equal(batch.observations, to_shards(torch.from_numpy(rollout.observations[:-1]), 4))
+    assert torch.equal(batch.actions, to_shards(torch.from_numpy(rollout.actions), 4))
+    assert [len(x) for x in batch.tensors()] == [4] * 6
+    exchanged = reference.categorical_log_prob(logits.numpy(), (batch.actions.numpy() + 1) % 3)
+    assert not np.allclose(batch.log_probs.numpy(), exchanged, atol=1e-2)
+
+
+def test_normalised_rewards_go_into_the_advantages(config):
+    config = config.model_copy(update={"normalize": config.normalize.model_copy(update={"returns": True})})
+    plan, state = plan_of(config), small_state(config, described())
+    assert state.rewards is not None
+    state.rewards.moments = RunningMoments(4.0, np.array([0.0]), np.array([36.0]))  # a standard deviation of 3
+    rollout = made_rollout(config, plan, ENDS)
+    ours = from_shards(make_batch(state, rollout, plan, config, "batched").advantages, config.num_steps).numpy()
+    np.testing.assert_allclose(ours, expected_advantages(state, rollout, config, rollout.rewards / 3)[0], atol=1e-5)
+    assert not np.allclose(ours, expected_advantages(state, rollout, config)[0], atol=1e-2)
+
+
+@pytest.mark.parametrize(("mode", "size"), [("batched", 4), ("loop", 4), ("loop", 11)])
+def test_a_rank_makes_its_part_of_the_batch_bit_for_bit(mode, size):
+    """Observations of 11 numbers don't fill whole cache lines: how they lie in memory must not show."""
+    config = small_config(num_shards=4, network={"hidden_sizes": (64, 64)})
+    state, whole_plan = small_state(config, described(size=size)), plan_of(config)
+    whole = make_batch(state, made_rollout(config, whole_plan, ENDS, size), whole_plan, config, mode)
+    for world_size in (2, 4):
+        plans = [plan_of(config, world_size, rank) for rank in range(world_size)]
+        parts = [make_batch(state, made_rollout(config, p, ENDS, size), p, config, mode) for p in plans]
+        for field in dataclasses.fields(Batch):
+            joined = torch.cat([getattr(part, field.name) for part in parts])
+            assert torch.equal(joined, getattr(whole, field.name)), (world_size, field.name)
+
+
+# --- final_values -----------------------------------------------------------------------------------------------------
+
+
+def test_more_truncations_than_rows_are_valued_in_blocks_of_one_shape(config, monkeypatch):
+    """Two environments a shard, and shard 0 truncates five episodes, shard 2 one: three blocks and one."""
+    ends = {(t, e): "truncated" for t, e in [(0, 0), (0, 1), (1, 0), (2, 1), (3, 0), (1, 5)]}
+    plan, state = plan_of(config), small_state(config, described())
+    rollout = made_rollout(config, plan, ends)
+    shapes, critic = [], nets.critic
+
+    def recorded(net, weights, x):
+        shapes.append(tuple(x.shape))
+        return critic(net, weights, x)
+
+    monkeypatch.setattr(nets, "critic", recorded)
+    with torch.no_grad():
+        ours = final_values(state, rollout, plan, CPU)
+    assert shapes == [(1, 2, 4)] * 4
+    assert set(ours) == set(ends)
+    for where, observation in rollout.final.items():
+        assert ours[where] == pytest.approx(float(value(state, observation)), abs=1e-5)
+    assert len({round(v, 4) for v in ours.values()}) == len(ends)
+
+
+def test_nothing_truncated_is_nothing_valued(config):
+    plan = plan_of(config)
+    rollout = made_rollout(config, plan, {(0, 0): "terminated"})
+    assert final_values(small_state(config, described()), rollout, plan, CPU) == {}

@@ -1,0 +1,167 @@
+"""What the shards tell each other once an iteration, and the metrics made of it: the same for every number of ranks."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from small_runs import (
+    ScriptedEnvs,
+    alone,
+    described,
+    of_rank,
+    plan_of,
+    random_batch,
+    run_ranks,
+    small_config,
+    small_state,
+)
+
+from lockstep.config import Config
+from lockstep.normalizers import shard_moments
+from lockstep.shards import ShardPlan
+from lockstep.torch_engine.distributed import Communicator
+from lockstep.torch_engine.rollout import Rollout
+from lockstep.torch_engine.statistics import (
+    Clock,
+    Shared,
+    initial_statistics,
+    merge_normalizers,
+    normalizer_moments,
+    share,
+    share_metrics,
+    split_normalizer_moments,
+)
+from lockstep.torch_engine.update import advantage_moments, minibatch_indices
+
+NORMALIZE = [{}, {"observations": True}, {"returns": True}, {"observations": True, "returns": True}]
+with_every_normaliser = pytest.mark.parametrize("normalize", NORMALIZE, ids=lambda n: "+".join(n) or "none")
+
+
+def random_rollout(config: Config, plan: ShardPlan) -> Rollout:
+    """A rank's part of a rollout of random numbers of two components."""
+    rng, ids = np.random.default_rng(0), slice(plan.env_ids.start, plan.env_ids.stop)
+    out = Rollout.empty(config.num_steps, ScriptedEnvs(plan.env_ids))
+    out.raw[:] = rng.normal(3.0, 2.0, (config.num_steps, config.envs, 2))[:, ids]
+    out.rewards[:] = rng.normal(size=(config.num_steps, config.envs))[:, ids]
+    out.terminated[:] = (rng.random((config.num_steps, config.envs)) < 0.3)[:, ids]
+    return out
+
+
+def test_every_shard_has_the_moments_of_its_own_samples():
+    config = small_config(num_shards=4, normalize=NORMALIZE[3])
+    state, plan = small_state(config, described(size=2)), plan_of(config)
+    rollout = random_rollout(config, plan)
+    observations, returns = split_normalizer_moments(state, normalizer_moments(state, rollout, plan))
+    state.rewards.running[:] = 0.0  # pyright: ignore[reportOptionalMemberAccess]
+    running = state.rewards.discounted_returns(rollout.rewards, rollout.done)  # pyright: ignore[reportOptionalMemberAccess]
+    assert (observations.shape, returns.shape) == ((4, 2, 2), (4, 2, 1))
+    for shard in range(4):
+        ids = slice(2 * shard, 2 * shard + 2)
+        np.testing.assert_array_equal(observations[shard], shard_moments(rollout.raw[:, ids].reshape(-1, 2)))
+        np.testing.assert_array_equal(returns[shard], shard_moments(running[:, ids].reshape(-1, 1)))
+    assert not np.array_equal(observations[0], observations[1])
+
+
+@with_every_normaliser
+def test_only_what_is_normalised_is_measured_and_merged(normalize):
+    config = small_config(num_shards=4, normalize=normalize)
+    state, plan = small_state(config, described(size=2)), plan_of(config)
+    rows = normalizer_moments(state, random_rollout(config, plan), plan)
+    observations, returns = split_normalizer_moments(state, rows)
+    assert observations.shape == (4, 2, 2 if "observations" in normalize else 0)
+    assert returns.shape == (4, 2, 1 if "returns" in normalize else 0)
+    merge_normalizers(state, observations, returns, 8)
+    for name, normalizer in (("observations", state.observations), ("returns", state.rewards)):
+        assert (normalizer is not None) == (name in normalize)
+        assert normalizer is None or normalizer.moments.count == 32
+
+
+def test_first_statistics_are_those_of_all_random_steps_and_leave_no_return_running():
+    config = small_config(num_shards=4, normalize=NORMALIZE[3])
+    whole = random_rollout(config, plan_of(config)).raw.reshape(-1, 2).astype(np.float64)
+
+    def rank(plan: ShardPlan, communicator: Communicator) -> tuple[bytes, ...]:
+        state = small_state(config, described(size=2), plan)
+        initial_statistics(state, random_rollout(config, plan), plan, config, communicator)
+        assert state.observations is not None
+        assert state.rewards is not None
+        moments = state.observations.moments
+        np.testing.assert_allclose(moments.mean, whole.mean(0), rtol=1e-12)
+        np.testing.assert_allclose(moments.variance, whole.var(0), rtol=1e-12)
+        np.testing.assert_allclose(state.observations(whole.astype(np.float32)).std(0), 1.0, rtol=1e-4)
+        assert not state.rewards.running.any()
+        return moments.mean.tobytes(), moments.m2.tobytes(), state.rewards.moments.m2.tobytes()
+
+    assert len({result for world_size in (1, 2, 4) for result in run_ranks(config, world_size, rank)}) == 1
+
+
+EPISODES = np.array([[0, 1, 5.0, 10], [0, 6, 7.0, 20], [1, 0, -1.0, 3], [1, 1, 2.0, 2], [3, 5, 4.0, 9]])
+
+
+def of_plan(episodes: np.ndarray, plan: ShardPlan) -> np.ndarray:
+    return episodes[np.isin(episodes[:, 1], plan.env_ids)]
+
+
+@with_every_normaliser
+def test_what_is_shared_is_the_same_for_every_number_of_ranks(normalize):
+    config = small_config(num_shards=4, normalize=normalize)
+    batch = random_batch(config, small_state(config, described(size=2)).net)
+
+    def rank(plan: ShardPlan, communicator: Communicator) -> Shared:
+        state, mine = small_state(config, described(size=2), plan), of_rank(batch, plan)
+        moments = advantage_moments(mine, minibatch_indices(config, plan, 0))
+        finished, stop = of_plan(EPISODES, plan), 15 if plan.rank == plan.world_size - 1 else 0
+        return share(state, random_rollout(config, plan), mine, moments, finished, stop, plan, communicator)
+
+    (expected,) = run_ranks(config, 1, rank)
+    assert (expected.episodes, expected.stop) == (3, 15)  # environments 0 and 1 are one shard, with three episodes
+    assert expected.advantages.shape == (4, 2, 2, 2)
+    for world_size in (2, 4):
+        for ours in run_ranks(config, world_size, rank):
+            for field in dataclasses.fields(Shared):
+                a, b = (np.asarray(getattr(shared, field.name)) for shared in (ours, expected))
+                np.testing.assert_array_equal(a, b, err_msg=f"{field.name}, {world_size} ranks")
+
+
+@pytest.mark.parametrize("episodes", [EPISODES, EPISODES[:0]], ids=["some", "none"])
+def test_every_rank_learns_of_all_episodes(episodes):
+    config = small_config(num_shards=4)
+
+    def rank(plan: ShardPlan, communicator: Communicator) -> np.ndarray:
+        most = 3 if len(episodes) else 0
+        return share_metrics(of_plan(episodes, plan), most, Clock(), config, plan, communicator)[0]
+
+    for world_size in (1, 2, 4):
+        for gathered in run_ranks(config, world_size, rank):
+            assert sorted(gathered.tolist()) == sorted(episodes.tolist())
+
+
+def test_times_by_hand():
+    # Two ranks, two collectives: 1 s and 2 s on rank 0, 3 s and 1 s on rank 1. Even the last to arrive spent
+    # 1 + 1 = 2 s inside; on average they spent 2 + 1.5 s, so 1.5 s were spent waiting.
+    config = small_config()
+
+    def rank(plan: ShardPlan, communicator: Communicator) -> dict[str, float]:
+        communicator.durations = [[1.0, 2.0], [3.0, 1.0]][plan.rank]
+        clock = [Clock(rollout=4.0, learn=10.0, other=0.0), Clock(rollout=6.0, learn=10.0, other=1.0)][plan.rank]
+        return share_metrics(EPISODES[:0], 0, clock, config, plan, communicator)[1]
+
+    first, second = run_ranks(config, 2, rank)
+    assert first == second
+    assert first == pytest.approx(
+        {
+            "time/t_rollout": 5.0,
+            "time/t_comm": 2.0,
+            "time/t_wait": 1.5,
+            "time/t_learn": 6.5,
+            "time/t_other": 0.5,
+            "time/t_iter": 15.5,
+            "time/global_fps": 32 / 15.5,
+        }
+    )
+
+
+def test_a_single_rank_spends_no_time_on_others():
+    config = small_config()
+    _, times = share_metrics(EPISODES, 3, Clock(1.0, 2.0, 1.0), config, plan_of(config), alone(config))
+    assert (times["time/t_comm"], times["time/t_wait"], times["time/global_fps"]) == (0.0, 0.0, 8.0)

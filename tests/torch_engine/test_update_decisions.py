@@ -1,0 +1,221 @@
+"""What an update decides: early stop by KL, learning rate, and what it does about numbers that aren't finite."""
+
+import numpy as np
+import pytest
+import torch
+from small_runs import alone, described, of_rank, plan_of, random_batch, run_ranks, small_config, small_state
+from torch import Tensor
+
+from lockstep import reference
+from lockstep.config import Config
+from lockstep.errors import NonFiniteError
+from lockstep.torch_engine.batch import evaluate
+from lockstep.torch_engine.losses import TERMS
+from lockstep.torch_engine.state import TrainState, moments_of, state_arrays
+from lockstep.torch_engine.update import (
+    LEARNING_RATE_LIMITS,
+    UpdateResult,
+    advantage_moments,
+    advantage_scales,
+    exact_gradient,
+    minibatch_indices,
+    update,
+)
+
+
+class ScriptedSource:
+    """Gradients of ones and loss terms with the approximate KLs of a script, recording what the optimiser has done.
+
+    Attributes:
+        parameters: the flat parameters at each call; ``learning_rates`` likewise, as the last step left them.
+    """
+
+    def __init__(self, state: TrainState, kls: list[float]) -> None:
+        self._state, self._kls = state, kls
+        self.parameters: list[Tensor] = []
+        self.learning_rates: list[float] = []
+
+    def __call__(self, *minibatch: Tensor) -> Tensor:
+        kl = self._kls[len(self.parameters)]
+        self.parameters.append(self._state.parameters.flat.clone())
+        self.learning_rates.append(self._state.optimizer.param_groups[0]["lr"])
+        terms = torch.zeros(len(TERMS))
+        terms[TERMS.index("approx_kl")] = kl
+        return torch.cat([torch.ones_like(self._state.parameters.flat), terms])
+
+
+def run_script(
+    config: Config, kls: list[float], global_step: int = 0
+) -> tuple[TrainState, ScriptedSource, UpdateResult]:
+    state = small_state(config, described())
+    state.global_step = global_step
+    source = ScriptedSource(state, kls)
+    batch = random_batch(config, state.net)
+    return state, source, update(state, batch, minibatch_indices(config, plan_of(config), 0), None, config, source)
+
+
+# --- Early stop -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kls", "steps"),
+    [([0.02, 0.0, 0.0, 0.0], 0), ([0.0, 0.01, 0.016, 0.0], 2), ([0.0, 0.0, 0.0, 0.2], 3)],
+)
+def test_an_update_stops_at_the_first_minibatch_beyond_the_target_without_applying_it(kls, steps):
+    state, source, result = run_script(small_config(ppo={"target_kl": 0.01}), kls)
+    assert result.stopped_by_kl
+    assert result.steps == state.optimizer_steps == int(moments_of(state)["step"]) == steps
+    assert len(source.parameters) == steps + 1  # none is evaluated after the one that stopped it, in no epoch
+    assert torch.equal(state.parameters.flat, source.parameters[-1])
+    assert result.terms[TERMS.index("approx_kl")] == pytest.approx(sum(kls[:steps]))
+
+
+@pytest.mark.parametrize(("target", "kl"), [(None, 10.0), (0.01, 0.0149), (0.01, -1.0)])
+def test_an_update_goes_on_below_one_and_a_half_times_the_target(target, kl):
+    state, source, result = run_script(small_config(ppo={"target_kl": target}), [kl] * 4)
+    assert not result.stopped_by_kl
+    assert result.steps == state.optimizer_steps == 4
+    assert not torch.equal(state.parameters.flat, source.parameters[-1])
+
+
+def test_a_tiny_target_stops_a_real_update_once_the_policy_has_moved():
+    config = small_config(ppo={"target_kl": 1e-9, "learning_rate": 0.1})
+    state = small_state(config, described())
+    batch, indices = random_batch(config, state.net), minibatch_indices(config, plan_of(config), 0)
+    before = state.parameters.flat.clone()
+    source = exact_gradient(state, config, alone(config), "batched")
+    result = update(state, batch, indices, None, config, source)  # its old log-probabilities are another policy's
+    assert (result.stopped_by_kl, result.steps) == (True, 0)
+    assert torch.equal(state.parameters.flat, before)
+
+
+def test_all_ranks_stop_at_the_same_step_by_the_global_kl():
+    """Shard 0's policy has moved far and the others' not at all: the ranks' own KLs would disagree."""
+    config = small_config(num_shards=4, ppo={"target_kl": 0.02, "num_epochs": 1})
+
+    def rank(plan, communicator):
+        state = small_state(config, described(), plan)
+        batch, indices = of_rank(random_batch(config, state.net), plan), minibatch_indices(config, plan, 0)
+        source = exact_gradient(state, config, communicator, "loop")
+        with torch.no_grad():
+            batch.log_probs[:] = evaluate(state, "batched", batch.observations, batch.actions)[0]
+            batch.log_probs[0] -= 0.0 if plan.rank else 1.0
+        result = update(state, batch, indices, None, config, source)
+        return result.steps, result.stopped_by_kl
+
+    assert run_ranks(config, 4, rank) == [(0, True)] * 4
+
+
+# --- Learning rate ----------------------------------------------------------------------------------------------------
+
+
+def test_the_adaptive_schedule_follows_the_kl_of_every_minibatch():
+    config = small_config(ppo={"schedule": "adaptive", "desired_kl": 0.01, "learning_rate": 1e-3})
+    kls = [0.001, 0.0, 0.5, 0.03]
+    state, source, result = run_script(config, kls)
+    expected, lr = [], 1e-3
+    for kl in kls:
+        lr = reference.adaptive_learning_rate(lr, float(np.float32(kl)), 0.01, *LEARNING_RATE_LIMITS)
+        expected.append(lr)
+    assert expected == pytest.approx([1.5e-3, 1.5e-3, 1e-3, 1e-3 / 1.5])
+    assert [*source.learning_rates[1:], state.learning_rate] == expected
+    assert result.steps == 4
+
+
+def test_the_adaptive_learning_rate_is_kept_between_updates():
+    config = small_config(ppo={"schedule": "adaptive", "learning_rate": 1e-3, "num_epochs": 1})
+    state = small_state(config, described())
+    batch, indices = random_batch(config, state.net), minibatch_indices(config, plan_of(config), 0)
+    update(state, batch, indices, None, config, ScriptedSource(state, [1.0, 1.0]))
+    source = ScriptedSource(state, [0.01, 0.01])
+    update(state, batch, indices, None, config, source)
+    assert state.learning_rate == source.learning_rates[1] == pytest.approx(1e-3 / 1.5**2)
+
+
+@pytest.mark.parametrize(("step", "share"), [(0, 1.0), (250, 0.75), (1000, 0.0), (1032, 0.0)])
+def test_the_linear_schedule_falls_to_zero_over_the_runs_steps(step, share):
+    config = small_config(total_steps=1000, ppo={"schedule": "linear", "learning_rate": 0.01})
+    state, source, _ = run_script(config, [0.5] * 4, step)
+    assert state.learning_rate == pytest.approx(0.01 * share)
+    assert source.learning_rates[1:] == [state.learning_rate] * 3
+    moved = (source.parameters[1] - source.parameters[0]).abs().max().item()
+    assert moved == pytest.approx(0.01 * share, rel=1e-2)
+
+
+def test_the_constant_schedule_stays():
+    config = small_config(total_steps=1000, ppo={"schedule": "constant", "learning_rate": 0.01})
+    state, source, _ = run_script(config, [0.5] * 4, 900)
+    assert [*source.learning_rates[1:], state.learning_rate] == [0.01] * 4
+
+
+# --- Numbers that aren't finite ---------------------------------------------------------------------------------------
+
+
+def state_with_bad_sample(normalization: str, bad: float, where: tuple[int, int] | None):
+    config = small_config(num_shards=4, ppo={"advantage_normalization": normalization})
+    state = small_state(config, described())
+    batch, indices = random_batch(config, state.net), minibatch_indices(config, plan_of(config), 0)
+    if where is not None:
+        minibatch, shard = where
+        batch.advantages[shard, indices[0, minibatch, shard, 1]] = bad
+    local = advantage_moments(batch, indices)
+    scales = advantage_scales(config, local, local, indices.shape[-1])
+    source = exact_gradient(state, config, alone(config), "batched")
+    return state, lambda: update(state, batch, indices, scales, config, source)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("normalization", ["global", "local", "off"])
+def test_one_bad_advantage_ends_the_update_before_the_optimiser_has_seen_it(normalization, bad):
+    state, run = state_with_bad_sample(normalization, bad, (0, 2))
+    before = state_arrays(state)
+    with pytest.raises(NonFiniteError, match=r"iteration 1, epoch 1, minibatch 1 \(policy_loss (nan|inf|-inf)"):
+        run()
+    for name, array in state_arrays(state).items():
+        np.testing.assert_array_equal(array, before[name], err_msg=name)
+
+
+def test_good_advantages_don_t():
+    state, run = state_with_bad_sample("global", 0.0, None)
+    before = state.parameters.flat.clone()
+    assert run().steps == 4
+    assert not torch.equal(state.parameters.flat, before)
+
+
+def test_what_came_before_the_bad_minibatch_stays_applied():
+    state, run = state_with_bad_sample("off", float("nan"), (1, 0))
+    good, run_good = state_with_bad_sample("off", 0.0, None)
+    with pytest.raises(NonFiniteError, match="epoch 1, minibatch 2"):
+        run()
+    run_good()
+    assert state.optimizer_steps == int(moments_of(state)["step"]) == 1
+    assert torch.isfinite(state.parameters.flat).all()
+    assert good.optimizer_steps == 4
+
+
+@pytest.mark.parametrize("place", [0, -1, -len(TERMS)], ids=["a gradient", "the last term", "the first term"])
+def test_a_gradient_or_any_term_that_is_not_finite_is_enough(place):
+    config = small_config()
+    state = small_state(config, described())
+    batch, indices = random_batch(config, state.net), minibatch_indices(config, plan_of(config), 0)
+    combined = torch.ones(state.parameters.flat.numel() + len(TERMS))
+    combined[place] = float("inf")
+    with pytest.raises(NonFiniteError):
+        update(state, batch, indices, None, config, lambda *_: combined)
+    assert state.optimizer_steps == 0
+
+
+def test_all_ranks_end_at_the_same_step_when_one_of_them_has_the_bad_sample():
+    config = small_config(num_shards=4, ppo={"advantage_normalization": "off"})
+
+    def rank(plan, communicator):
+        state = small_state(config, described(), plan)
+        batch = of_rank(random_batch(config, state.net), plan)
+        if plan.rank == 1:
+            batch.advantages[0, 0] = float("nan")
+        source = exact_gradient(state, config, communicator, "loop")
+        with pytest.raises(NonFiniteError) as error:
+            update(state, batch, minibatch_indices(config, plan, 0), None, config, source)
+        return str(error.value), state.optimizer_steps
+
+    assert len(set(run_ranks(config, 4, rank))) == 1

@@ -1,0 +1,208 @@
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+
+from lockstep.config import EnvConfig
+from lockstep.envs.description import EnvDescription, array_environment, describe, make_environment
+
+FAKE = "LockstepTest/Fake-v0"
+VECTOR = Box(-1.0, 1.0, (3,), np.float32)
+
+
+class FakeEnv(gymnasium.Env):
+    """Has the spaces that it is given."""
+
+    closed = 0
+
+    def __init__(self, observation_space=VECTOR, action_space=None, error=None):
+        if error is not None:
+            raise error
+        self.observation_space = observation_space
+        self.action_space = Discrete(2) if action_space is None else action_space
+
+    def close(self):
+        FakeEnv.closed += 1
+
+
+@pytest.fixture(autouse=True)
+def _registered():
+    gymnasium.register(FAKE, entry_point=lambda **kwargs: FakeEnv(**kwargs), max_episode_steps=70)
+    yield
+    del gymnasium.registry[FAKE]
+
+
+def fake(max_episode_steps=None, **spaces):
+    return EnvConfig(id=FAKE, kwargs=spaces, max_episode_steps=max_episode_steps)
+
+
+def complaint(config):
+    with pytest.raises(ValueError) as caught:
+        describe(config)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# ---- what is supported
+
+
+def test_discrete_actions():
+    assert describe(fake(action_space=Discrete(5, start=-2))) == EnvDescription(
+        id=FAKE,
+        observation_shape=(3,),
+        discrete=True,
+        num_actions=5,
+        action_start=-2,
+        max_episode_steps=70,
+    )
+
+
+def test_continuous_actions_with_their_bounds():
+    bounds = np.array([[-1.0, -2.0], [0.0, -np.inf]], np.float32), np.array([[1.0, 2.0], [3.0, np.inf]], np.float32)
+    description = describe(fake(action_space=Box(*bounds)))
+    assert not description.discrete
+    assert (description.num_actions, description.action_shape) == (4, (2, 2))
+    assert description.action_low == (-1.0, -2.0, 0.0, -np.inf)
+    assert description.action_high == (1.0, 2.0, 3.0, np.inf)
+
+
+@pytest.mark.parametrize(
+    ("space", "shape", "size"),
+    [
+        (Box(-1, 1, (2, 3), np.float64), (2, 3), 6),
+        (Box(0, 255, (128,), np.uint8), (128,), 128),
+        (Box(0, 9, (4,), np.int64), (4,), 4),
+        (Box(-1, 1, (), np.float32), (), 1),
+    ],
+)
+def test_box_observations_are_counted_flat(space, shape, size):
+    description = describe(fake(observation_space=space))
+    assert (description.observation_shape, description.observation_size) == (shape, size)
+
+
+def test_the_time_limit_is_the_environments_own_or_the_configs():
+    assert describe(fake()).max_episode_steps == 70
+    assert describe(fake(max_episode_steps=9)).max_episode_steps == 9
+    env = make_environment(EnvConfig(id="CartPole-v1", max_episode_steps=4))
+    env.reset(seed=0)
+    truncated = [env.step(t % 2)[3] for t in range(4)]
+    assert truncated == [False, False, False, True]
+    env.close()
+
+
+def test_array_environments_are_known_as_such():
+    assert describe(EnvConfig(id="lockstep/CartPole-v1")).is_array
+    assert not describe(EnvConfig(id="CartPole-v1")).is_array
+    assert array_environment("lockstep/CartPole-v1") is not None
+    assert array_environment("CartPole-v1") is None
+
+
+def test_arguments_reach_the_environment():
+    env = make_environment(EnvConfig(id="Pendulum-v1", kwargs={"g": 1.5}))
+    assert getattr(env.unwrapped, "g", None) == 1.5
+    env.close()
+
+
+# ---- what is not
+
+
+@pytest.mark.parametrize(
+    ("space", "said"),
+    [
+        (Dict({"a": VECTOR}), "Dict("),
+        (Discrete(16), "Discrete(16)"),
+        (Tuple([VECTOR]), "Tuple("),
+        (MultiBinary(3), "MultiBinary(3)"),
+        (MultiDiscrete([2, 3]), "MultiDiscrete("),
+        (Box(0, 255, (84, 84, 3), np.uint8), "(84, 84, 3), uint8"),
+    ],
+)
+def test_observation_spaces_that_are_not_supported_are_named(space, said):
+    text = complaint(fake(observation_space=space))
+    assert text.startswith(f"env.id: {FAKE} has observation space ")
+    assert said in text
+    assert "supported are Box observations" in text
+
+
+@pytest.mark.parametrize(
+    ("space", "said"),
+    [
+        (MultiDiscrete([2, 3]), "MultiDiscrete("),
+        (MultiBinary(3), "MultiBinary(3)"),
+        (Dict({"a": VECTOR}), "Dict("),
+        (Box(0, 3, (2,), np.int32), "int32"),
+    ],
+)
+def test_action_spaces_that_are_not_supported_are_named(space, said):
+    text = complaint(fake(action_space=space))
+    assert text.startswith(f"env.id: {FAKE} has action space ")
+    assert said in text
+    assert "Discrete or Box actions" in text
+
+
+@pytest.mark.parametrize(
+    "spaces", [{"action_space": MultiDiscrete(np.full((2, 60), 3))}, {"observation_space": MultiDiscrete([2] * 99)}]
+)
+def test_a_space_with_a_long_name_is_still_one_line(spaces):
+    assert "MultiDiscrete(" in complaint(fake(**spaces))
+
+
+def test_the_environment_is_closed_whatever_it_is():
+    FakeEnv.closed = 0
+    describe(fake())
+    assert FakeEnv.closed == 1
+    complaint(fake(observation_space=Discrete(2)))
+    assert FakeEnv.closed == 2
+
+
+def test_workers_are_not_for_array_environments():
+    text = complaint(EnvConfig(id="lockstep/CartPole-v1", workers=2))
+    assert text.startswith("env.workers: 2,")
+    assert "use 0" in text
+    assert not describe(EnvConfig(id="CartPole-v1", workers=2)).is_array
+
+
+# ---- what can't be made
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("CartPol-v1", "CartPole-v1"),
+        ("CartPole-v99", "CartPole-v1"),
+        ("cartpole-v1", "CartPole-v1"),
+        ("lockstep/CartPol-v1", "lockstep/CartPole-v1"),
+        ("LockstepTest/Fak-v0", FAKE),
+    ],
+)
+def test_an_unknown_id_gets_the_nearest_one(wrong, right):
+    assert complaint(EnvConfig(id=wrong)) == f"env.id: no environment {wrong!r} is registered; did you mean {right}?"
+
+
+def test_an_id_like_no_other_gets_no_suggestion():
+    text = complaint(EnvConfig(id="Qqqqqqqq-v7"))
+    assert text.startswith("env.id: no environment 'Qqqqqqqq-v7' is registered; ")
+    assert "did you mean" not in text
+
+
+@pytest.mark.parametrize("env_id", ["not an id", "nosuchmodule_at_all:Env-v0"])
+def test_an_id_that_is_none_and_a_module_that_is_not_there(env_id):
+    assert complaint(EnvConfig(id=env_id)).startswith(f"env.id: {env_id}")
+
+
+def test_arguments_that_the_environment_does_not_take():
+    text = complaint(EnvConfig(id="CartPole-v1", kwargs={"gravitation": 1}))
+    assert text.startswith("env.id: CartPole-v1 can't be made: TypeError: ")
+    assert "'gravitation'" in text
+
+
+def test_an_environment_that_raises_when_it_is_made():
+    text = complaint(fake(error=RuntimeError("no licence")))
+    assert text.startswith(f"env.id: {FAKE} can't be made: RuntimeError: no licence")
+    text = complaint(fake(error=RuntimeError("first line\nsecond line")))
+    assert "first line second line" in text
+
+
+def test_a_package_that_is_missing():
+    text = complaint(fake(error=gymnasium.error.DependencyNotInstalled("pip install something")))
+    assert text == f"env.id: {FAKE} needs a package that isn't installed: pip install something"

@@ -1,0 +1,273 @@
+"""The three back ends of environments: keyed episodes, same-step autoreset, and the same bytes in worker processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.config import EnvConfig
+from lockstep.envs.array_vector import ArrayEnvs
+from lockstep.envs.description import describe
+from lockstep.envs.registry import make_envs
+from lockstep.envs.vector import Buffers, HostEnvs, InProcessEnvs, Watchdog
+from lockstep.envs.workers import WorkerEnvs
+from lockstep.errors import EnvironmentFailureError
+
+pytestmark = pytest.mark.xdist_group("environment back ends")
+
+MODULES = Path(__file__).parents[1] / "modules"
+SEED, LIMIT, EVERYONE = 3, 25, range(8)
+CONFIGS = {
+    "arrays": {"id": "lockstep/CartPole-v1"},
+    "in process": {"id": "CartPole-v1"},
+    "workers": {"id": "CartPole-v1", "workers": 2},
+}
+BACKENDS = {"arrays": ArrayEnvs, "in process": InProcessEnvs, "workers": WorkerEnvs}
+HERE = pytest.mark.parametrize("kind", ["arrays", "in process"])
+
+
+def make(
+    config: dict[str, Any], env_ids: Sequence[int] = EVERYONE, seed: int = SEED, purpose: str = "reset"
+) -> HostEnvs:
+    """Environments of a config, whose episodes of CartPole end by falling as often as by the limit of 25 steps."""
+    limit = {"max_episode_steps": LIMIT} if "CartPole" in config["id"] else {}
+    env_config = EnvConfig.model_validate(limit | config)
+    return make_envs(env_config, describe(env_config), seed, env_ids, pytest.fail, purpose)
+
+
+def begin(envs: HostEnvs, episode: int = 0) -> HostEnvs:
+    envs.buffers.episodes[:] = episode
+    envs.reset()
+    return envs
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _modules() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(MODULES)
+        yield
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def backend(request: pytest.FixtureRequest) -> Iterator[HostEnvs]:
+    """Each back end once, eight environments; worker processes are started once for all tests."""
+    envs = make(CONFIGS[request.param])
+    assert isinstance(envs, BACKENDS[request.param])
+    yield envs
+    envs.close()
+
+
+@pytest.fixture(scope="module")
+def in_process() -> Iterator[HostEnvs]:
+    envs = make(CONFIGS["in process"])
+    yield envs
+    envs.close()
+
+
+def fixed_actions(steps: int, env_ids: Sequence[int] = EVERYONE) -> np.ndarray:
+    """The same actions for the same environments however they are grouped, `[T, E]`."""
+    columns = [np.random.default_rng([9, env_id]).integers(0, 2, steps) for env_id in env_ids]
+    return np.stack(columns, 1)
+
+
+def played(envs: HostEnvs, actions: np.ndarray) -> Buffers:
+    """What each step left, stacked over time, the first observations before it; without garbage in `final`."""
+    names = [f.name for f in dataclasses.fields(Buffers)]
+    rows: dict[str, list[np.ndarray]] = {name: [] for name in names}
+    for row in actions:
+        envs.buffers.actions[:] = row
+        envs.step()
+        ended = envs.buffers.terminated | envs.buffers.truncated
+        for name in names:
+            value = getattr(envs.buffers, name).copy()
+            if name == "final_observations":
+                value[~ended] = 0
+            rows[name].append(value)
+    return Buffers(**{name: np.stack(values) for name, values in rows.items()})
+
+
+def assert_same(ours: Buffers, theirs: Buffers, columns: slice = slice(None)) -> None:
+    for field in dataclasses.fields(Buffers):
+        if field.name != "stepping":
+            expected = getattr(theirs, field.name)[:, columns]
+            assert getattr(ours, field.name).tobytes() == expected.tobytes(), field.name
+
+
+# --- Keys -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["workers"], indirect=True)
+def test_workers_and_this_process_give_the_same_bytes(backend, in_process):
+    actions = fixed_actions(300)
+    first = begin(backend).buffers.observations.copy()
+    np.testing.assert_array_equal(first, begin(in_process).buffers.observations)
+    ours, theirs = played(backend, actions), played(in_process, actions)
+    assert ours.terminated.any()
+    assert ours.truncated.any()
+    assert_same(ours, theirs)
+
+
+@HERE
+def test_an_environment_does_not_know_with_which_others_it_is_grouped(kind):
+    together = played(begin(make(CONFIGS[kind])), fixed_actions(60))
+    for env_ids in (range(4), range(4, 8), [6]):
+        group = played(begin(make(CONFIGS[kind], env_ids)), fixed_actions(60, env_ids))
+        assert_same(group, together, slice(env_ids[0], env_ids[0] + len(env_ids)))
+    assert together.episodes[-1].min() >= 2  # several episodes each, not only the first reset
+
+
+@HERE
+def test_every_environment_episode_seed_and_purpose_starts_elsewhere(kind):
+    def starts(seed: int = SEED, episode: int = 0, purpose: str = "reset") -> np.ndarray:
+        return begin(make(CONFIGS[kind], seed=seed, purpose=purpose), episode).buffers.observations.copy()
+
+    drawn = np.concatenate([starts(), starts(seed=4), starts(episode=1), starts(purpose="eval")])
+    assert len(np.unique(drawn, axis=0)) == 32
+    np.testing.assert_array_equal(starts(), starts())
+
+
+@HERE
+def test_an_evaluation_starts_the_same_episodes_every_time(kind):
+    envs = begin(make(CONFIGS[kind], purpose="eval"))
+    first = envs.buffers.observations.copy()
+    envs.reset()
+    np.testing.assert_array_equal(envs.buffers.observations, first)
+    played(envs, fixed_actions(40))
+    envs.reset()
+    np.testing.assert_array_equal(envs.buffers.observations, first)
+
+
+# --- Autoreset --------------------------------------------------------------------------------------------------------
+
+
+def test_an_ended_episode_keeps_its_final_observation_and_the_next_one_has_begun(backend):
+    before = begin(backend).buffers.observations.copy()
+    steps = played(backend, fixed_actions(80))
+    ended = steps.terminated | steps.truncated
+    assert ended.any(0).all()
+    arrived = np.where(ended[..., None], steps.final_observations, steps.observations)
+    previous = np.concatenate([before[None], steps.observations[:-1]])
+    # Both worlds move by Euler's rule: x and theta by 0.02 of their speeds. A row that had been reset would not.
+    np.testing.assert_allclose(arrived[..., [0, 2]], previous[..., [0, 2]] + 0.02 * previous[..., [1, 3]], atol=1e-6)
+    fallen = (np.abs(arrived[..., 0]) > 2.4) | (np.abs(arrived[..., 2]) > np.radians(12))
+    np.testing.assert_array_equal(steps.terminated, fallen)
+    assert (np.abs(steps.observations[ended]) <= 0.05).all()
+    assert (np.abs(steps.final_observations[ended]) > 0.05).any(1).all()
+    assert (steps.rewards == 1.0).all()
+
+
+def test_the_next_episode_is_the_one_of_its_key(backend):
+    begin(backend)
+    steps = played(backend, fixed_actions(80))
+    ended = steps.terminated | steps.truncated
+    np.testing.assert_array_equal(steps.episodes, np.cumsum(ended, 0))
+    for episode in (1, 2):
+        expected = begin(backend, episode).buffers.observations
+        for env in EVERYONE:
+            (t,) = np.flatnonzero(ended[:, env] & (steps.episodes[:, env] == episode))
+            np.testing.assert_array_equal(steps.observations[t, env], expected[env])
+
+
+def test_the_time_limit_truncates_an_episode_at_its_step_and_no_other(backend):
+    begin(backend)
+    steps = played(backend, fixed_actions(120))
+    ended = steps.terminated | steps.truncated
+    for env in EVERYONE:
+        last = -1
+        for t in np.flatnonzero(ended[:, env]):
+            assert steps.truncated[t, env] == (t - last == LIMIT)
+            assert t - last <= LIMIT
+            last = t
+    assert (steps.terminated & ~steps.truncated).any()
+    assert (steps.truncated & ~steps.terminated).any()
+
+
+# --- Actions ----------------------------------------------------------------------------------------------------------
+
+
+def echoed(env_id: str, actions: Any) -> HostEnvs:
+    envs = begin(make({"id": env_id}, range(2)))
+    envs.buffers.actions[:] = actions
+    envs.step()
+    return envs
+
+
+def test_box_actions_are_clipped_to_their_bounds_and_arrive_in_the_spaces_shape_and_dtype():
+    given = [[5.0, -9.0], [0.25, 0.4]]
+    envs = echoed("echoing:EchoBox-v0", given)
+    np.testing.assert_allclose(envs.buffers.observations, [[1.0, -2.0], [0.25, 0.4]])
+    np.testing.assert_allclose(envs.buffers.rewards, [-1.0, 0.65])
+    np.testing.assert_allclose(envs.buffers.actions, given)  # what the policy drew is what it is trained on
+
+
+def test_torques_of_the_array_environment_are_clipped_too():
+    config = {"id": "lockstep/Pendulum-v1"}
+    torques = {torque: begin(make(config, range(2))) for torque in (1.0, 2.0, 50.0)}
+    for torque, envs in torques.items():
+        envs.buffers.actions[:] = torque
+        envs.step()
+    np.testing.assert_array_equal(torques[50.0].buffers.observations, torques[2.0].buffers.observations)
+    np.testing.assert_array_equal(torques[50.0].buffers.rewards, torques[2.0].buffers.rewards)
+    assert not np.array_equal(torques[1.0].buffers.observations, torques[2.0].buffers.observations)
+
+
+def test_discrete_actions_begin_where_their_space_does():
+    assert echoed("echoing:EchoDiscrete-v0", [0, 2]).buffers.observations.ravel().tolist() == [5.0, 7.0]
+    with pytest.raises(EnvironmentFailureError, match="8"):
+        echoed("echoing:EchoDiscrete-v0", [0, 3])
+
+
+# --- Failures ---------------------------------------------------------------------------------------------------------
+
+
+def run_faulty(fault: str, env_ids: Sequence[int], workers: int) -> None:
+    """Environment 5 fails some time after 36 steps."""
+    config = {"id": "faulty:FaultyCartPole-v0", "kwargs": {"fault": fault}, "workers": workers}
+    envs = make(config, env_ids, seed=0)
+    try:
+        played(begin(envs), fixed_actions(36, env_ids))
+        played(envs, fixed_actions(36, env_ids))
+    finally:
+        envs.close()
+
+
+@pytest.mark.parametrize(
+    ("fault", "workers", "says"),
+    [
+        ("step", 0, r"raised in step: RuntimeError: the motor is gone for good \(faulty.py:\d+\)"),
+        ("reset", 0, r"raised in reset: RuntimeError: the cart left the track \(faulty.py:\d+\)"),
+        ("step", 2, r"raised in step: RuntimeError: the motor is gone for good \(faulty.py:\d+\)"),
+    ],
+)
+def test_an_environment_that_raises_is_named_by_its_global_id(fault, workers, says):
+    with pytest.raises(EnvironmentFailureError, match=rf"^environment 5 \(faulty:FaultyCartPole-v0\) {says}$"):
+        run_faulty(fault, range(2, 8), workers)
+
+
+def test_without_that_environment_or_without_the_fault_nothing_fails():
+    run_faulty("step", range(5), 0)
+    run_faulty("none", range(4, 6), 0)
+
+
+def test_a_watchdog_says_who_hangs_and_only_while_somebody_is_being_waited_for():
+    said, barked = [], threading.Event()
+
+    def fail(message: str) -> None:
+        said.append(message)
+        barked.set()
+
+    watchdog = Watchdog(0.05, lambda: "environment 4 hangs", fail)
+    with watchdog:
+        assert barked.wait(30)
+    watchdog.close()
+    assert said == ["environment 4 hangs"]
+    calm = Watchdog(1e-3, lambda: "nobody", fail)
+    assert not threading.Event().wait(0.05)
+    calm.close()
+    assert said == ["environment 4 hangs"]

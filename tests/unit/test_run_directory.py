@@ -1,0 +1,293 @@
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from lockstep.config import CheckpointConfig, Config, EnvConfig, LogConfig, resolve
+from lockstep.config_sources import read_request
+from lockstep.runs.checkpoint import CheckpointWriter, pack, to_files
+from lockstep.runs.directory import RunDirectory, create_run, default_name, find_run, is_writer
+from lockstep.topology import Topology
+
+CONFIG = resolve(Config(seed=3))
+FILES = to_files({"policy/w": np.ones(2)}, {0: pack({"x": np.ones(1)})}, {"iteration": 1})
+
+
+def complaint(action, *arguments):
+    with pytest.raises(ValueError) as caught:
+        action(*arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def create(tmp_path, name: str | None = "a", config=CONFIG):
+    return create_run(str(tmp_path / "runs"), name, config)
+
+
+def save_checkpoint(path, step=100):
+    run = RunDirectory(path)
+    writer = run.open_checkpoints(CheckpointConfig())
+    assert isinstance(writer, CheckpointWriter)
+    writer.save(step, FILES, None)
+    writer.wait()
+
+
+def record(iteration):
+    return {"iteration": iteration, "global_step": 10 * iteration, "rollout/episode_return_mean": 1.0}
+
+
+def everything_in(path):
+    return sorted(str(p.relative_to(path)) for p in path.rglob("*"))
+
+
+# ---- making one
+
+
+def test_a_new_run_holds_its_config_and_nothing_else(tmp_path):
+    path = create(tmp_path)
+    assert path == tmp_path / "runs" / "a"
+    assert everything_in(path) == ["config.json"]
+    assert read_request([str(path)]).config == CONFIG
+
+
+def test_a_run_without_a_name_is_named_after_environment_and_seed(tmp_path):
+    config = CONFIG.model_copy(update={"env": EnvConfig(id="my.module:lockstep/CartPole-v1")})
+    paths = [create(tmp_path, None, config) for _ in range(3)]
+    for path in paths:
+        (path / "metrics.jsonl").write_text("{}\n")
+        assert path.name.startswith("lockstep-CartPole-v1-seed3-")
+    assert len(set(paths)) == 3
+    assert default_name(CONFIG).startswith("CartPole-v1-seed3-")
+
+
+@pytest.mark.parametrize("trace", ["metrics", "checkpoint", "foreign", "file"])
+def test_a_name_that_is_taken_is_refused_and_left_as_it_is(tmp_path, trace):
+    path = tmp_path / "runs" / "a"
+    if trace == "file":
+        path.parent.mkdir()
+        path.write_text("a file")
+    elif trace == "foreign":
+        path.mkdir(parents=True)
+        (path / "thesis.tex").write_text("mine")
+    else:
+        create(tmp_path)
+        if trace == "metrics":
+            (path / "metrics.jsonl").write_text('{"iteration": 1}\n')
+        else:
+            save_checkpoint(path)
+    before = everything_in(tmp_path)
+    text = complaint(create, tmp_path, "a", resolve(Config(seed=4)))
+    assert text.startswith(f"name: run {path} exists already")
+    assert "--name" in text
+    assert everything_in(tmp_path) == before
+    if trace in ("metrics", "checkpoint"):
+        assert f"--resume {path}" in text
+        assert json.loads((path / "config.json").read_text())["seed"] == 3
+
+
+def test_a_run_that_never_got_anywhere_may_be_started_again(tmp_path):
+    path = create(tmp_path)
+    (path / "metrics.jsonl").touch()
+    (path / "checkpoints").mkdir()
+    assert create(tmp_path, "a", resolve(Config(seed=4))) == path
+    assert json.loads((path / "config.json").read_text())["seed"] == 4
+
+
+def test_an_empty_directory_may_become_a_run(tmp_path):
+    (tmp_path / "runs" / "a").mkdir(parents=True)
+    assert everything_in(create(tmp_path)) == ["config.json"]
+
+
+def test_a_run_in_its_first_iteration_is_not_started_again_over_its_head(tmp_path):
+    """It has logged nothing yet, but a process holds its lock: its config must stay what that process runs."""
+    path = create(tmp_path)
+    running = RunDirectory(path)
+    running.lock()
+    complaint(create, tmp_path, "a", resolve(Config(seed=4)))
+    assert json.loads((path / "config.json").read_text())["seed"] == 3
+    running.unlock()
+
+
+def test_a_place_that_cannot_be_written(tmp_path):
+    (tmp_path / "runs").write_text("a file")
+    text = complaint(create, tmp_path)
+    assert text.startswith(f"runs_dir: {tmp_path / 'runs' / 'a'} can't be written: ")
+
+
+# ---- finding one
+
+
+def test_a_run_is_found_by_name_and_by_path(tmp_path, monkeypatch):
+    path = create(tmp_path)
+    assert find_run("a", str(tmp_path / "runs")) == (path, "latest")
+    assert find_run(str(path), "elsewhere") == (path, "latest")
+    assert find_run(f"{path}/", "elsewhere") == (path, "latest")
+    monkeypatch.chdir(tmp_path)
+    assert find_run("a")[0].resolve() == path
+    assert find_run("runs/a")[0].resolve() == path
+
+
+def test_a_run_is_found_by_one_of_its_checkpoints(tmp_path):
+    path = create(tmp_path)
+    save_checkpoint(path, 100)
+    assert find_run(str(path / "checkpoints" / "step_100")) == (path, "step_100")
+    assert find_run("a/checkpoints/step_100", str(tmp_path / "runs")) == (path, "step_100")
+    complaint(find_run, str(path / "checkpoints" / "step_200"))
+
+
+def test_a_run_that_is_not_there(tmp_path):
+    runs = str(tmp_path / "runs")
+    text = complaint(find_run, "b", runs)
+    assert "neither b nor " in text
+    assert text.endswith(f"{runs} holds no runs")
+    create(tmp_path, "a")
+    create(tmp_path, "c")
+    (tmp_path / "runs" / "no-run").mkdir()
+    assert complaint(find_run, "b", runs).endswith(f"in {runs} there are: a, c")
+
+
+# ---- one writer
+
+
+LOCK = """
+import pathlib, sys
+from lockstep.runs.directory import RunDirectory
+run = RunDirectory(pathlib.Path(sys.argv[1]))
+run.lock()
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+def other_process(path, **keywords):
+    return subprocess.Popen(
+        [sys.executable, "-c", LOCK, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **keywords,
+    )
+
+
+def test_a_second_process_is_kept_out_until_the_first_lets_go(tmp_path):
+    path = create(tmp_path)
+    run = RunDirectory(path)
+    run.lock()
+    with other_process(path) as other:
+        out, err = other.communicate(timeout=60)
+    assert "locked" not in out
+    assert f"run {path} is being written by another process" in err
+    run.unlock()
+    assert everything_in(path) == ["config.json"]
+    with other_process(path) as other:
+        out, _ = other.communicate(timeout=60)
+    assert out == "locked\n"
+
+
+def test_a_process_that_is_killed_leaves_no_lock(tmp_path):
+    path = create(tmp_path)
+    with other_process(path) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "locked\n"
+        assert "being written by another process" in complaint(RunDirectory(path).lock)
+        other.kill()
+        other.wait(timeout=60)
+    run = RunDirectory(path)
+    run.lock()
+    assert "being written" in complaint(RunDirectory(path).lock)
+    run.unlock()
+
+
+def test_who_was_kept_out_cannot_open_the_door_for_others(tmp_path):
+    path = create(tmp_path)
+    run, second = RunDirectory(path), RunDirectory(path)
+    run.lock()
+    complaint(second.lock)
+    second.unlock()
+    assert "being written" in complaint(RunDirectory(path).lock)
+    run.unlock()
+
+
+# ---- writing
+
+
+def use_every_writer(run):
+    run.lock()
+    run.write_config(CONFIG)
+    run.write_summary({"final_return": 1.0})
+    trackers = run.open_trackers(LogConfig(jsonl=str(run.path / "second.jsonl")))
+    trackers.log(record(1))
+    trackers.text("config", "text")
+    trackers.close()
+    fingerprints = run.open_fingerprints()
+    fingerprints.log({"iteration": 1})
+    fingerprints.close()
+    checkpoints = run.open_checkpoints(CheckpointConfig())
+    checkpoints.save(1, FILES, None)
+    checkpoints.wait()
+    run.cut_logs(0, 0, LogConfig(jsonl=str(run.path / "second.jsonl")))
+    run.open_progress(100).close()
+    run.warn("something")
+    run.unlock()
+
+
+def test_only_the_writer_writes(tmp_path, capsys):
+    path = create(tmp_path)
+    before = {name: (path / name).read_text() for name in everything_in(path)}
+    use_every_writer(RunDirectory(path, is_writer=False))
+    assert {name: (path / name).read_text() for name in everything_in(path)} == before
+    assert capsys.readouterr() == ("", "")
+    use_every_writer(RunDirectory(path, is_writer=True, quiet=True))
+    assert capsys.readouterr().err == "lockstep: warning: something\n"
+    written = everything_in(path)
+    for name in ("summary.json", "metrics.jsonl", "metrics.csv", "second.jsonl", "fingerprints.jsonl", "tensorboard"):
+        assert name in written
+    assert "checkpoints/step_1/manifest.json" in written
+    assert not any(name.endswith(".tmp") or name == ".lock" for name in written)
+
+
+def test_of_all_ranks_one_writes():
+    assert [is_writer(Topology(rank, 4, rank % 2, 2)) for rank in range(4)] == [True, False, False, False]
+
+
+def test_a_rank_that_does_not_write_needs_no_directory(tmp_path):
+    use_every_writer(RunDirectory(tmp_path / "nowhere" / "a", is_writer=False))
+    assert everything_in(tmp_path) == []
+
+
+def test_trackers_are_those_that_the_config_asks_for(tmp_path):
+    path = create(tmp_path)
+    trackers = RunDirectory(path).open_trackers(LogConfig(tensorboard=False))
+    trackers.log(record(1))
+    trackers.close()
+    assert everything_in(path) == ["config.json", "metrics.csv", "metrics.jsonl"]
+
+
+def test_summary_and_config_replace_the_ones_before(tmp_path):
+    run = RunDirectory(create(tmp_path))
+    run.write_summary({"final_return": 1.0})
+    run.write_summary({"final_return": None})
+    assert json.loads((run.path / "summary.json").read_text()) == {"final_return": None}
+    run.write_config(resolve(Config(seed=9)))
+    assert read_request([str(run.path)]).config.seed == 9
+    assert everything_in(run.path) == ["config.json", "summary.json"]
+
+
+def test_logs_are_cut_to_the_checkpoint(tmp_path):
+    run = RunDirectory(create(tmp_path))
+    log = LogConfig(jsonl=str(tmp_path / "second.jsonl"), tensorboard=False)
+    trackers, fingerprints = run.open_trackers(log), run.open_fingerprints()
+    for iteration in range(1, 6):
+        trackers.log(record(iteration))
+        fingerprints.log({"iteration": iteration, "policy/w": iteration})
+    trackers.close()
+    fingerprints.close()
+    run.cut_logs(3, 30, log)
+    for file in (run.path / "metrics.jsonl", run.path / "fingerprints.jsonl", tmp_path / "second.jsonl"):
+        assert [json.loads(line)["iteration"] for line in file.read_text().splitlines()] == [1, 2, 3], file
+    assert len((run.path / "metrics.csv").read_text().splitlines()) == 1 + 3
+    run.cut_logs(3, 30, log)
+    assert len((run.path / "metrics.jsonl").read_text().splitlines()) == 3

@@ -1,0 +1,106 @@
+"""Evaluation: whole episodes, each counted to its own end."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lockstep.config import EnvConfig
+from lockstep.envs.description import EnvDescription, describe
+from lockstep.envs.registry import make_envs
+from lockstep.envs.vector import Buffers, HostEnvs, buffer_layout
+from lockstep.evaluation import run_episodes, summarize
+
+
+class Countdown(HostEnvs):
+    """Environment ``e`` pays 10 to the power ``e`` a step and ends after ``lengths[e]`` steps, then begins again."""
+
+    def __init__(self, lengths: list[int], end: str = "terminated") -> None:
+        description = EnvDescription("Countdown-v0", (1,), True, 2)
+        layout = buffer_layout(description, len(lengths), 1)
+        super().__init__(
+            description, range(len(lengths)), Buffers(**{k: np.zeros(s, d) for k, (s, d) in layout.items()})
+        )
+        self._lengths, self._end, self.steps = np.array(lengths), end, 0
+
+    def reset(self) -> None:
+        self.steps = 0
+        self._left = self._lengths.copy()
+        self.buffers.observations[:, 0] = self._left
+
+    def step(self) -> None:
+        self.steps += 1
+        self._left -= 1
+        ended = self._left == 0
+        self.buffers.rewards[:] = np.where(self.buffers.actions == 1, 10.0 ** np.arange(self.num_envs), 0.0)
+        getattr(self.buffers, self._end)[:] = ended
+        self._left = np.where(ended, self._lengths, self._left)
+        self.buffers.observations[:, 0] = self._left
+
+    def save_states(self) -> list[dict[str, np.ndarray] | None]:
+        raise NotImplementedError
+
+    def restore(self, env: int, actions: np.ndarray, hashes: np.ndarray, state: dict[str, np.ndarray]) -> bool:
+        raise NotImplementedError
+
+
+def always(action: int):
+    return lambda observations: np.full(len(observations), action)
+
+
+@pytest.mark.parametrize("end", ["terminated", "truncated"])
+def test_each_episode_is_counted_to_its_own_end_and_no_further(end):
+    envs = Countdown([1, 3, 5], end)
+    assert run_episodes(envs, always(1), 100).tolist() == [[1, 1], [30, 3], [500, 5]]
+    assert envs.steps == 5  # until the longest has ended
+
+
+def test_longer_episodes_are_cut():
+    envs = Countdown([1, 3, 5])
+    assert run_episodes(envs, always(1), 2).tolist() == [[1, 1], [20, 2], [200, 2]]
+    assert envs.steps == 2
+
+
+def test_the_policy_decides_and_sees_the_current_observations():
+    envs, seen = Countdown([2, 3]), []
+
+    def act(observations: np.ndarray) -> np.ndarray:
+        seen.append(observations[:, 0].tolist())
+        return (observations[:, 0] == 2).astype(int)
+
+    assert run_episodes(envs, act, 100).tolist() == [[1, 2], [10, 3]]
+    assert seen == [[2, 3], [1, 2], [2, 1]]
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "lockstep/CartPole-v1"])
+def test_an_evaluation_can_be_repeated_and_belongs_to_a_seed(env_id):
+    config = EnvConfig(id=env_id)
+
+    def evaluation(seed: int) -> HostEnvs:
+        return make_envs(config, describe(config), seed, range(6), pytest.fail, "eval")
+
+    envs = evaluation(0)
+    first = run_episodes(envs, always(1), 100)
+    np.testing.assert_array_equal(run_episodes(envs, always(1), 100), first)
+    np.testing.assert_array_equal(run_episodes(evaluation(0), always(1), 100), first)
+    np.testing.assert_array_equal(first[:, 0], first[:, 1])  # CartPole pays 1 a step
+    assert (first[:, 1] < 15).all()  # pushing one way only, the pole falls soon
+    starts = []
+    for seed in (0, 1):
+        envs = evaluation(seed)
+        envs.reset()
+        starts.append(envs.buffers.observations.copy())
+    assert not np.array_equal(starts[0], starts[1])
+
+
+def test_summary_by_hand():
+    # Returns 1, 2, 6: mean 3, population variance (4 + 1 + 9) / 3.
+    summary = summarize(np.array([[1.0, 10.0], [2.0, 20.0], [6.0, 60.0]]))
+    assert summary == {
+        "episodes": 3,
+        "return_mean": 3.0,
+        "return_std": pytest.approx(np.sqrt(14 / 3)),
+        "return_min": 1.0,
+        "return_max": 6.0,
+        "length_mean": 30.0,
+    }

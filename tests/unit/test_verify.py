@@ -1,0 +1,96 @@
+from dataclasses import replace
+
+import pytest
+
+from lockstep.proof.verify import Trace, compare
+
+
+def tensors():
+    return [{"iteration": i, "policy/w": f"w{i}", "policy/b": f"b{i}", "optimizer/step": f"s{i}"} for i in (1, 2, 3)]
+
+
+def metrics():
+    return [{"iteration": i, "global_step": 8 * i, "train/loss": 0.5 / i, "rollout/return": None} for i in (1, 2, 3)]
+
+
+def trace(world_size=2, error=None, **changes):
+    return replace(Trace(world_size, error, tensors(), metrics()), **changes)
+
+
+def with_rows(kind, rows):
+    return replace(trace(), **{kind: rows})
+
+
+def changed(rows, iteration, **values):
+    return [row | (values if row["iteration"] == iteration else {}) for row in rows]
+
+
+def without(rows, key):
+    return [{k: v for k, v in row.items() if k != key} for row in rows]
+
+
+REFERENCE = trace(1)
+
+
+def test_equal_traces_are_equal():
+    result = compare(REFERENCE, trace(2))
+    assert (result.equal, result.difference) == (True, "")
+    assert result.trace.world_size == 2
+    assert compare(REFERENCE, REFERENCE).equal
+
+
+def test_the_first_tensor_that_differs_is_named_with_its_iteration():
+    other = changed(changed(tensors(), 2, **{"policy/b": "x"}), 3, **{"policy/w": "y"})
+    result = compare(REFERENCE, trace(tensors=other))
+    assert not result.equal
+    assert result.difference == "iteration 2: 1 of 3 tensors, first policy/b"
+
+
+def test_all_tensors_that_differ_are_counted():
+    other = changed(tensors(), 1, **{"policy/w": "x", "optimizer/step": "y"})
+    assert compare(REFERENCE, trace(tensors=other)).difference == "iteration 1: 2 of 3 tensors, first policy/w"
+
+
+def test_a_metric_that_differs_is_named_with_both_values():
+    result = compare(REFERENCE, trace(metrics=changed(metrics(), 2, **{"train/loss": 0.25000000000000006})))
+    assert not result.equal
+    assert result.difference == "iteration 2: no tensor; metric train/loss: 0.25 against 0.25000000000000006"
+
+
+def test_a_tensor_and_a_metric_together():
+    other = trace(
+        tensors=changed(tensors(), 3, **{"policy/w": "x"}), metrics=changed(metrics(), 3, **{"rollout/return": 1.0})
+    )
+    difference = compare(REFERENCE, other).difference
+    assert difference == "iteration 3: 1 of 3 tensors, first policy/w; metric rollout/return: None against 1.0"
+
+
+@pytest.mark.parametrize("kind", ["tensors", "metrics"])
+def test_a_missing_iteration_is_a_difference(kind):
+    rows = {"tensors": tensors(), "metrics": metrics()}[kind]
+    result = compare(REFERENCE, with_rows(kind, rows[:2]))
+    assert (result.equal, result.difference) == (False, "2 iterations against 3")
+    result = compare(REFERENCE, with_rows(kind, []))
+    assert (result.equal, result.difference) == (False, "0 iterations against 3")
+
+
+@pytest.mark.parametrize(("kind", "key"), [("tensors", "policy/b"), ("metrics", "rollout/return")])
+def test_a_missing_tensor_or_metric_is_a_difference_on_either_side(kind, key):
+    rows = {"tensors": tensors(), "metrics": metrics()}[kind]
+    less = with_rows(kind, without(rows, key))
+    for reference, other in ((REFERENCE, less), (less, REFERENCE)):
+        result = compare(reference, other)
+        assert not result.equal
+        assert key in result.difference
+
+
+def test_a_run_that_failed_is_not_equal_and_says_why():
+    result = compare(REFERENCE, trace(error="env.id: no such environment", tensors=[], metrics=[]))
+    assert (result.equal, result.difference) == (False, "env.id: no such environment")
+    failed = trace(1, error="out of memory")
+    assert not compare(failed, failed).equal
+
+
+def test_nothing_is_no_proof():
+    nothing = trace(tensors=[], metrics=[])
+    assert not compare(nothing, nothing).equal
