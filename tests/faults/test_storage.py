@@ -1,6 +1,7 @@
 """Full disks and damaged files: one line, nothing lost that was there before."""
 
 import json
+import os
 import shutil
 import subprocess
 
@@ -84,21 +85,26 @@ def test_a_disk_that_is_full_at_a_checkpoint(small_disk, tmp_path):
     assert problem_with(left) is None
 
 
-def test_a_disk_that_is_full_at_a_line_of_metrics(small_disk, tmp_path):
-    disk = small_disk(240)
-    words = ("--runs-dir", disk, "--name", "run", "--log.no-tensorboard", "--checkpoint.interval", 3)
-    ended = lockstep("train", *CARTPOLE, *words, "--stop-at-step", 384, cwd=tmp_path)
+def run_on_a_disk_with(free, disk, cwd):
+    """A run that was stopped after its first checkpoint, on a disk with so much room left."""
+    words = ("--runs-dir", disk, "--name", "run", "--log.no-tensorboard", "--stop-at-step", 384)
+    ended = lockstep("train", *CARTPOLE, *words, cwd=cwd)
     assert ended.code == 0, ended.stderr
-    with (disk / "filler").open("wb") as filler, pytest.raises(OSError, match="No space left"):
-        while True:
-            filler.write(bytes(KIB))
-            filler.flush()
-    words = ("--resume", disk / "run", "--total-steps", 10_240, "--checkpoint.interval", 0)
-    line = error_line(lockstep("train", *words, cwd=tmp_path))
-    assert "metrics." in line or "run" in line
+    room = os.statvfs(disk)
+    (disk / "filler").write_bytes(bytes(room.f_bavail * room.f_bsize - free))
+    return disk / "run"
+
+
+@pytest.mark.parametrize(("free", "file"), [(0, "config.json"), (24 * KIB, "metrics.")])
+def test_a_disk_that_is_full_between_checkpoints(small_disk, tmp_path, free, file):
+    path = run_on_a_disk_with(free, small_disk(240), tmp_path)
+    ended = lockstep("train", "--resume", path, "--total-steps", 10_240, "--checkpoint.interval", 0, cwd=tmp_path)
+    line = error_line(ended)
     assert "No space left" in line or "the disk is full" in line
-    assert problem_with(disk / "run" / "checkpoints" / "step_384") is None
-    assert len(metrics_of(disk / "run")) >= 3
+    assert str(path / file) in line
+    assert problem_with(path / "checkpoints" / "step_384") is None
+    assert json.loads((path / "config.json").read_text())["env"]["id"] == "CartPole-v1"
+    assert len(metrics_of(path)) >= 3
 
 
 @pytest.mark.parametrize("damage", DAMAGE)

@@ -49,10 +49,10 @@ def from_shards(x: Tensor, steps: int) -> Tensor:
 
 def evaluate(state: TrainState, mode: Mode, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
     """Log-probabilities ``[k, n]`` of the actions, and values ``[k, m]`` of observations ``[k, m, size]``, m >= n."""
-    views, net = state.parameters.views, state.net
+    parameters, net = state.parameters, state.net
 
     def one_pass(x: Tensor, taken: Tensor) -> tuple[Tensor, Tensor]:
-        weights = nets.expand(views, len(x))
+        weights = parameters.expanded(len(x))
         output = nets.actor(net, weights, x[:, : taken.shape[1]].clone())
         return nets.log_prob_and_entropy(net, weights, output, taken)[0], nets.critic(net, weights, x)
 
@@ -64,7 +64,7 @@ def final_values(
 ) -> dict[tuple[int, int], float]:
     """V of the observations that truncated an episode, always in blocks of ``envs_per_shard`` rows of one shard."""
     rows = plan.envs_per_shard
-    weights = nets.expand(state.parameters.views, 1)
+    weights = state.parameters.expanded(1)
     out: dict[tuple[int, int], float] = {}
     for shard in range(plan.local_num_shards):
         keys = sorted(key for key in rollout.final if key[1] // rows == shard)

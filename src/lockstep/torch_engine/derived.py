@@ -25,12 +25,11 @@ def derivable(net: PolicyNet) -> bool:
 class _Pass:
     """One network's forward pass with its hidden outputs, and its backward pass."""
 
-    def __init__(self, net: PolicyNet, parameters: Parameters, name: str, layers: int, shards: int) -> None:
+    def __init__(self, net: PolicyNet, parameters: Parameters, name: str, layers: int) -> None:
         self._activate = fast_activation(net.activation)
         self._derive = derivative_from_output[net.activation]
         self._weights = [parameters[f"{name}.{layer}.weight"] for layer in range(layers)]
         self._biases = [parameters[f"{name}.{layer}.bias"] for layer in range(layers)]
-        self._shards = shards
         self._inputs: list[Tensor] = []
 
     def forward(self, x: Tensor) -> Tensor:
@@ -38,7 +37,7 @@ class _Pass:
         last = len(self._weights) - 1
         for layer, (weight, bias) in enumerate(zip(self._weights, self._biases, strict=True)):
             self._inputs.append(x)
-            x = nets.linear(x, weight.expand(self._shards, *weight.shape), bias.expand(self._shards, *bias.shape))
+            x = nets.linear(x, weight, bias)
             if layer < last:
                 x = self._activate(x)
         return x
@@ -50,7 +49,7 @@ class _Pass:
             x = self._inputs[layer]
             gradients += [d.sum(1), _outer(d, x).flatten(1)]
             if layer:
-                d = self._derive(_times(d, self._weights[layer].expand(self._shards, -1, -1)), x)
+                d = self._derive(_times(d, self._weights[layer]), x)
         return gradients[::-1]
 
 
@@ -143,7 +142,7 @@ def ppo_gradients(
 
     Args:
         net: shapes; its activation must be :func:`derivable`.
-        parameters: weights ``[out, in]`` and biases ``[out]`` by name.
+        parameters: expanded weights ``[k, out, in]`` and biases ``[k, out]`` by name.
         settings: coefficients and the global count.
         observations: what the minibatch holds, as :func:`lockstep.torch_engine.losses.ppo_terms` takes it.
         actions: see there.
@@ -152,15 +151,13 @@ def ppo_gradients(
         advantages: see there.
         returns: see there.
     """
-    shards = len(observations)
-    actor = _Pass(net, parameters, "actor", len(net.actor_sizes) - 1, shards)
-    critic = _Pass(net, parameters, "critic", len(net.critic_sizes) - 1, shards)
+    actor = _Pass(net, parameters, "actor", len(net.actor_sizes) - 1)
+    critic = _Pass(net, parameters, "critic", len(net.critic_sizes) - 1)
     output, new_values = actor.forward(observations), critic.forward(observations)
     if net.discrete:
         chosen, entropy, back = _categorical(output, actions, settings)
     else:
-        log_std = parameters["log_std"].expand(shards, 1, -1)
-        chosen, entropy, back = _gaussian(output, log_std, actions, settings)
+        chosen, entropy, back = _gaussian(output, parameters["log_std"].unsqueeze(1), actions, settings)
     d_chosen, policy, rest = _policy_loss(chosen - log_probs, advantages, settings)
     d_value, value = _value_loss(new_values[..., 0], values, returns, settings)
     d_output, d_log_std = back(d_chosen)

@@ -110,7 +110,7 @@ class Actor:
         self._net, self._device = state.net, device
         self._mode: Mode = mode
         self._shards, self._rows = plan.local_num_shards, plan.envs_per_shard
-        self._weights = state.parameters.views
+        self._parameters = state.parameters
 
     def __call__(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Sample actions ``[E]`` or ``[E, A]``; noise float32 ``[E, num_actions]``."""
@@ -120,7 +120,7 @@ class Actor:
 
     def output(self, observations: Tensor, noise: Tensor) -> Tensor:
         """Actions ``[k, rows, …]`` of observations and noise ``[k, rows, …]``."""
-        weights = nets.expand(self._weights, len(observations))
+        weights = self._parameters.expanded(len(observations))
         return nets.sample(self._net, weights, nets.actor(self._net, weights, observations), noise)
 
 

@@ -178,7 +178,7 @@ def evaluate_policy(session: Session) -> np.ndarray:
     device, shards = state.parameters.flat.device, session.plan.local_num_shards
 
     def mode_actions(x: torch.Tensor) -> torch.Tensor:
-        weights = nets.expand(state.parameters.views, len(x))
+        weights = state.parameters.expanded(len(x))
         return nets.mode(state.net, nets.actor(state.net, weights, x))
 
     def act(observations: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ from lockstep.episodes import EpisodeCounter, RecentEpisodes
 from lockstep.initializers import mlp_parameters
 from lockstep.normalizers import ObservationNormalizer, RewardNormalizer, RunningMoments
 from lockstep.shards import ShardPlan
-from lockstep.torch_engine.nets import PolicyNet
+from lockstep.torch_engine.nets import PolicyNet, expand
 
 POLICY, OPTIMIZER, NORMALIZERS = "policy/", "optimizer/", "normalizers/"
 
@@ -28,6 +28,13 @@ class FlatParameters:
         self.sizes = {name: int(np.prod(shape)) for name, shape in shapes.items()}
         self.flat = torch.zeros(sum(self.sizes.values()), device=device)
         self.views = self.split(self.flat)
+        self._expanded: dict[int, dict[str, Tensor]] = {}
+
+    def expanded(self, num_shards: int) -> dict[str, Tensor]:
+        """The views with a leading shard axis (:func:`~lockstep.torch_engine.nets.expand`), made once per number."""
+        if num_shards not in self._expanded:
+            self._expanded[num_shards] = expand(self.views, num_shards)
+        return self._expanded[num_shards]
 
     def split(self, flat: Tensor) -> dict[str, Tensor]:
         """Views of a vector ``[P]`` by parameter name."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,8 +41,13 @@ def loss_settings(config: Config) -> LossSettings:
 
 def shard_gradients(state: TrainState, settings: LossSettings) -> GradientSource:
     """A function of a minibatch ``[k, rows, …]`` that returns each shard's gradient and loss terms, ``[k, P + 5]``."""
-    views, net = state.parameters.views, state.net
-    return partial(ppo_gradients, net, views, settings) if derivable(net) else autograd_gradients(state, settings)
+    if not derivable(state.net):
+        return autograd_gradients(state, settings)
+
+    def gradients(*minibatch: Tensor) -> Tensor:
+        return ppo_gradients(state.net, state.parameters.expanded(len(minibatch[0])), settings, *minibatch)
+
+    return gradients
 
 
 def autograd_gradients(state: TrainState, settings: LossSettings) -> GradientSource:
