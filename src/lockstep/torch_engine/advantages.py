@@ -26,7 +26,7 @@ def gae(
         gamma: discount.
         gae_lambda: lambda.
     """
-    deltas = rewards + gamma * next_values * (1.0 - terminated) - values
+    deltas = rewards + gamma * torch.where(terminated > 0, 0.0, next_values) - values
     carry = gamma * gae_lambda * (1.0 - done)
     advantages = torch.empty_like(deltas)
     running = torch.zeros_like(deltas[0])

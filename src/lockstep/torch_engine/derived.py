@@ -109,9 +109,8 @@ def _policy_loss(log_ratio: Tensor, advantages: Tensor, settings: LossSettings) 
     clipped = ratio.clamp(1.0 - settings.clip_range, 1.0 + settings.clip_range)
     plain, limited = -advantages * ratio, -advantages * clipped
     gradient = torch.where(plain >= limited, plain, 0.0) / settings.count
-    distance = ratio - 1.0
-    outside = (distance.abs() > settings.clip_range).to(ratio.dtype)
-    return gradient, torch.maximum(plain, limited), [distance - log_ratio, outside]
+    outside = ((ratio - 1.0).abs() > settings.clip_range).to(ratio.dtype)
+    return gradient, torch.maximum(plain, limited), [torch.expm1(log_ratio) - log_ratio, outside]
 
 
 def _value_loss(values: Tensor, old: Tensor, returns: Tensor, settings: LossSettings) -> tuple[Tensor, Tensor]:

@@ -53,7 +53,7 @@ def ppo_terms(
     clipped = ratio.clamp(1.0 - settings.clip_range, 1.0 + settings.clip_range)
     policy = torch.maximum(-advantages * ratio, -advantages * clipped)
     value = value_loss(values, old_values, returns, settings.value_clip_range)
-    kl = (ratio - 1.0) - log_ratio
+    kl = torch.expm1(log_ratio) - log_ratio
     outside = ((ratio - 1.0).abs() > settings.clip_range).to(ratio.dtype)
     terms = torch.stack([x.sum(-1) for x in (policy, value, entropy, kl.detach(), outside)], -1) / settings.count
     loss = terms[..., 0] + settings.value_coef * terms[..., 1] - settings.entropy_coef * terms[..., 2]

@@ -48,8 +48,6 @@ class FlatParameters:
 
     def load(self, flat: Tensor, arrays: dict[str, np.ndarray]) -> None:
         """Copy arrays into a vector's parts; the names and shapes must be these."""
-        if {k: tuple(v.shape) for k, v in arrays.items()} != self.shapes:
-            raise ValueError("the checkpoint's parameters have other names or shapes than this config's networks")
         for name, view in self.split(flat).items():
             view.copy_(torch.from_numpy(np.ascontiguousarray(arrays[name])))
 
@@ -163,6 +161,14 @@ def load_state_arrays(state: TrainState, arrays: dict[str, np.ndarray]) -> None:
     Raises:
         ValueError: names or shapes are not those of this config.
     """
+    mine = {name: array.shape for name, array in state_arrays(state).items()}
+    theirs = {name: array.shape for name, array in arrays.items()}
+    for name in [*mine, *theirs]:
+        if mine.get(name) != theirs.get(name):
+            raise ValueError(
+                f"the checkpoint doesn't fit this config: {name} is {theirs.get(name, 'missing')} there and "
+                f"{mine.get(name, 'missing')} here"
+            )
     flat, adam = state.parameters, moments_of(state)
     flat.load(flat.flat, _below(arrays, POLICY))
     for moment in ("exp_avg", "exp_avg_sq"):
