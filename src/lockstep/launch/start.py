@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -91,19 +93,28 @@ def _prepare(request: Request, topology: Topology) -> tuple[Config, Assignment, 
     return config, Assignment(path, options, which), nproc
 
 
+def _command() -> str:
+    """How this user calls us: by name if the shell finds it, else by the path that was used."""
+    if shutil.which("lockstep"):
+        return "lockstep"
+    called = Path(sys.argv[0])
+    return os.path.relpath(called) if called.name == "lockstep" else f"{os.path.relpath(sys.executable)} -m lockstep"
+
+
 def next_steps(path: Path, summary: dict[str, Any]) -> str:
     """What a finished run tells its user: the result, where it lies, what to do next."""
     final = summary["final_return"]
     result = "no episode ended yet" if final is None else f"mean return of the last 100 episodes {final:,.1f}"
     how = "" if summary["status"] == "finished" else f" ({summary['status']})"
+    command = _command()
     lines = [
         f"{result} after {summary['global_step']:,} steps, {summary['wall_time']:.1f} s{how}",
         f"run: {path}   parameters sha256 {summary['params_sha256'][:16]}…",
     ]
     if summary["status"] != "finished":
-        lines.append(f"continue:  lockstep train --resume {path}")
-    lines.append(f"evaluate:  lockstep eval {path} --episodes 20")
-    lines.append(f"watch:     lockstep play {path} --video out.mp4")
+        lines.append(f"continue:  {command} train --resume {path}")
+    lines.append(f"evaluate:  {command} eval {path} --episodes 20")
+    lines.append(f"watch:     {command} play {path} --video out.mp4")
     lines.append(f"curves:    tensorboard --logdir {path / 'tensorboard'}")
     return "\n".join(lines)
 
