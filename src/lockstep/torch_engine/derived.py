@@ -118,9 +118,9 @@ def _value_loss(values: Tensor, old: Tensor, returns: Tensor, settings: LossSett
     error = values - returns
     squared, gradient = error * error, error
     if settings.value_clip_range is not None:
-        limit = settings.value_clip_range
-        clipped = (old + (values - old).clamp(-limit, limit) - returns).square()
-        gradient = torch.where(squared >= clipped, error, 0.0)
+        limit, change = settings.value_clip_range, values - old
+        clipped = (old + change.clamp(-limit, limit) - returns).square()
+        gradient = torch.where((squared >= clipped) | (change.abs() <= limit), error, 0.0)
         squared = torch.maximum(squared, clipped)
     return gradient * (settings.value_coef / settings.count), 0.5 * squared
 
