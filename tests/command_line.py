@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 TIMEOUT = 150
+NEEDS_PROC = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks at processes through /proc")
 MODULES = Path(__file__).parent / "modules"
 MARKER = "LOCKSTEP_TEST_MARKER"
 
@@ -87,30 +88,30 @@ def command(*words: Any) -> list[str]:
     return [sys.executable, "-m", "lockstep", *map(str, words)]
 
 
-def run_words(words: Sequence[str], cwd: Path, timeout: float = TIMEOUT, **more: str) -> Ended:
-    """Run any command line to its end."""
+def run_words(words: Sequence[str], cwd: Path, **more: str) -> Ended:
+    """Run any command line to its end; ``more`` are environment variables."""
     mark = uuid.uuid4().hex
     done = subprocess.run(
-        words, cwd=cwd, env=surroundings(mark, more), capture_output=True, text=True, timeout=timeout, check=False
+        words, cwd=cwd, env=surroundings(mark, more), capture_output=True, text=True, timeout=TIMEOUT, check=False
     )
     return Ended(done.returncode, done.stdout, done.stderr, mark)
 
 
-def lockstep(*words: Any, cwd: Path, timeout: float = TIMEOUT, **more: str) -> Ended:
+def lockstep(*words: Any, cwd: Path, **more: str) -> Ended:
     """Run ``lockstep WORDS`` to its end; ``more`` are environment variables."""
-    return run_words(command(*words), cwd, timeout, **more)
+    return run_words(command(*words), cwd, **more)
 
 
-def train(cwd: Path, *words: Any, name: str = "run", **more: str) -> Run:
+def train(cwd: Path, *words: Any, name: str = "run") -> Run:
     """``lockstep train WORDS`` that must end well."""
-    ended = lockstep("train", *words, "--name", name, cwd=cwd, **more)
+    ended = lockstep("train", *words, "--name", name, cwd=cwd)
     assert ended.code == 0, ended.stderr
     return Run(cwd / "runs" / name, ended)
 
 
-def resume(path: Path, *words: Any) -> Run:
-    """``lockstep train --resume`` that must end well."""
-    ended = lockstep("train", "--resume", path, *words, cwd=path.parent)
+def resume(path: Path, *words: Any, **more: str) -> Run:
+    """``lockstep train --resume`` that must end well; ``more`` are environment variables."""
+    ended = run_words(command("train", "--resume", path, *words), path.parent, **more)
     assert ended.code == 0, ended.stderr
     return Run(path, ended)
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from command_line import EVALUATED, GATED, marked, metrics_of, running, wait_until
+from command_line import EVALUATED, GATED, NEEDS_PROC, marked, metrics_of, running, wait_until
 
 LISTENING = "0A"
 LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
@@ -56,6 +56,7 @@ def test_the_first_line_shows_a_digest_of_the_first_parameters(trained):
     assert one.split("sync")[1] != other.split("sync")[1]
 
 
+@NEEDS_PROC
 def test_ranks_listen_on_loopback_only_and_die_with_their_parent(tmp_path):
     gate, path = tmp_path / "gate", tmp_path / "runs" / "run"
     gate.touch()
@@ -76,11 +77,13 @@ def test_ranks_listen_on_loopback_only_and_die_with_their_parent(tmp_path):
     assert all(remote in LOOPBACK for _, remote, state in held if state != LISTENING), held
 
 
+@NEEDS_PROC
 def test_a_socket_on_every_interface_would_be_seen():
     with socket.create_server(("0.0.0.0", 0)):
         assert ("0.0.0.0", "0.0.0.0", LISTENING) in sockets_of(os.getpid())
 
 
+@NEEDS_PROC
 def test_workers_of_a_single_process_die_with_it(tmp_path):
     gate, path = tmp_path / "gate", tmp_path / "runs" / "run"
     gate.touch()

@@ -9,6 +9,7 @@ from command_line import (
     CARTPOLE,
     EVALUATED,
     GATED,
+    NEEDS_PROC,
     SMALL,
     Run,
     assert_no_orphans,
@@ -64,6 +65,7 @@ def test_stopped_on_two_ranks_and_resumed_on_others(trained, tmp_path, nproc):
     each_step_stands_once(resumed.path)
 
 
+@NEEDS_PROC
 def test_a_killed_rank_ends_the_run_and_the_run_can_go_on(trained, tmp_path):
     gate, path = tmp_path / "gate", tmp_path / "runs" / "killed"
     gate.touch()
@@ -101,8 +103,9 @@ def test_a_signal_stops_all_ranks_with_a_checkpoint(trained, tmp_path, name, ran
     assert_no_orphans(ended)
     stopped = Run(path, ended)
     assert stopped.summary["status"] == f"stopped by signal {int(number)}"
-    assert stopped.summary["global_step"] == 640
-    assert problem_with(path / "checkpoints" / "step_640") is None
+    step = stopped.summary["global_step"]
+    assert 640 <= step < 1024
+    assert problem_with(path / "checkpoints" / f"step_{step}") is None
     same(trained(*CARTPOLE), resume(path, "--nproc", 1))
     each_step_stands_once(path)
 
@@ -129,3 +132,13 @@ def test_an_environment_that_no_seed_repeats_is_restarted_and_named(trained, tmp
     warning = f"lockstep: warning: environments {live} couldn't be restored exactly and began a new episode"
     assert resumed.ended.stderr.splitlines() == [warning]
     each_step_stands_once(resumed.path)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_episode_may_take_longer_to_replay_than_a_step_may_take(trained, tmp_path, workers):
+    one_environment = ("slow:SlowPendulum-v0", *SMALL, "--num-envs", 1, "--stop-at-step", 64)
+    stopped = trained(*one_environment)
+    words = ("--env.workers", workers, "--env.timeout", 1, "--stop-at-step", 64)
+    resumed = resume(copy_of(stopped, tmp_path / "run"), *words, SECONDS="0.025")
+    assert resumed.summary["restarted_environments"] == []
+    assert resumed.agent == stopped.agent

@@ -1,6 +1,7 @@
 """Environments that raise, hang, die, or return nonsense end the run in one line, and leave its checkpoints whole."""
 
 import json
+import re
 
 import pytest
 from command_line import SMALL, assert_no_orphans, error_line, lockstep
@@ -47,7 +48,7 @@ def test_raising_in_a_reset(tmp_path, nproc, workers):
 
 @pytest.mark.parametrize(("nproc", "workers"), [(1, 0), (2, 0), (2, 1)])
 def test_hanging_in_a_step(tmp_path, nproc, workers):
-    limit = 1 if workers == 0 else 10  # the worker's start counts too
+    limit = 3 if workers == 0 else 10  # the worker's start counts too
     line = fail(tmp_path, "hang", nproc, workers, "--env.timeout", limit)
     assert NUMBER in line
     assert f"didn't answer within {limit} s (env.timeout)" in line
@@ -96,6 +97,29 @@ def test_a_checkpoint_that_was_due_is_written_before_a_failure_ends_the_run(tmp_
     )
     assert "non-finite loss" in error_line(ended)
     assert_checkpoints_whole(tmp_path)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_observation_of_another_shape_than_the_space(tmp_path, workers):
+    assert NUMBER in fail(tmp_path, "shape", 1, workers)
+    assert_checkpoints_whole(tmp_path)
+
+
+@pytest.mark.parametrize("fault", ["step", "shape"])
+def test_worker_processes_that_fail_at_the_same_time_share_one_line(tmp_path, fault):
+    ended = lockstep("train", ID, *SMALL, "--env.workers", 8, "--name", "run", cwd=tmp_path, FAULT=fault)
+    line = error_line(ended)
+    assert re.search(rf"environment [0-7] \({re.escape(ID)}\)", line)
+    assert_no_orphans(ended)
+
+
+@pytest.mark.parametrize("words", [("eval",), ("play", "--video", "out.mp4")], ids=["eval", "play"])
+def test_raising_while_a_policy_is_watched(trained, tmp_path, words):
+    name, *options = words
+    ended = lockstep(name, trained(ID, *SMALL).path, *options, cwd=tmp_path, FAULT="step")
+    line = error_line(ended)
+    assert ID in line
+    assert "raised in step: RuntimeError: the motor is gone for good" in line
 
 
 def test_without_a_fault_the_same_environment_trains(trained):

@@ -95,16 +95,29 @@ def run_on_a_disk_with(free, disk, cwd):
     return disk / "run"
 
 
-@pytest.mark.parametrize(("free", "file"), [(0, "config.json"), (24 * KIB, "metrics.")])
-def test_a_disk_that_is_full_between_checkpoints(small_disk, tmp_path, free, file):
-    path = run_on_a_disk_with(free, small_disk(240), tmp_path)
-    ended = lockstep("train", "--resume", path, "--total-steps", 10_240, "--checkpoint.interval", 0, cwd=tmp_path)
+def go_on_without_room(path, file):
+    """Resume a run on a full disk; the line says why it can't go on, and what there was is there."""
+    ended = lockstep("train", "--resume", path, "--total-steps", 10_240, "--checkpoint.interval", 0, cwd=path.parent)
     line = error_line(ended)
     assert "No space left" in line or "the disk is full" in line
-    assert str(path / file) in line
+    assert str(path) in line
+    assert file in line
     assert problem_with(path / "checkpoints" / "step_384") is None
-    assert json.loads((path / "config.json").read_text())["env"]["id"] == "CartPole-v1"
     assert len(metrics_of(path)) >= 3
+
+
+def test_a_disk_that_is_full_when_a_run_is_resumed(small_disk, tmp_path):
+    path = run_on_a_disk_with(0, small_disk(240), tmp_path)
+    before = (path / "config.json").read_bytes()
+    go_on_without_room(path, "config.json")
+    assert (path / "config.json").read_bytes() == before
+
+
+def test_a_disk_that_is_full_at_a_line_of_metrics(small_disk, tmp_path, trained):
+    path = run_on_a_disk_with(24 * KIB, small_disk(600), tmp_path)
+    go_on_without_room(path, "metrics.")
+    (path.parent / "filler").unlink()
+    same(trained(*CARTPOLE), resume(path, "--total-steps", 1024))
 
 
 @pytest.mark.parametrize("damage", DAMAGE)

@@ -1,6 +1,6 @@
 """CartPole whose environment number 5 fails in the third iteration of 16 steps, in a way that an argument names.
 
-It does so once the file or directory ``$FAILS_AFTER`` is there.
+It does so once the file or directory ``$FAILS_AFTER`` is there. ``$FAULT`` has every environment fail in its first step.
 """
 
 import os
@@ -24,10 +24,12 @@ class FaultyCartPole(CartPoleEnv):
         super().__init__(**kwargs)
         if fault == "construction" or (fault == "construction in a rank" and "RANK" in os.environ):
             raise RuntimeError("the pole is missing")
-        self._fault, self._steps, self._chosen = fault, 0, False
+        self._fault, self._steps, self._chosen, self._goes_well = fault, 0, False, GOES_WELL
+        if "FAULT" in os.environ:
+            self._fault, self._chosen, self._goes_well = os.environ["FAULT"], True, 0
 
     def _fails(self, where):
-        if not self._chosen or self._fault != where or self._steps <= GOES_WELL:
+        if not self._chosen or self._fault != where or self._steps <= self._goes_well:
             return False
         deadline = time.monotonic() + 60
         while "FAILS_AFTER" in os.environ and not Path(os.environ["FAILS_AFTER"]).exists():
@@ -54,7 +56,9 @@ class FaultyCartPole(CartPoleEnv):
             reward = float("nan")
         if self._fails("nan observation"):
             observation = np.full_like(observation, np.nan)
+        if self._fails("shape"):
+            observation = observation[:2]
         return observation, reward, terminated, truncated, info
 
 
-gymnasium.register("FaultyCartPole-v0", FaultyCartPole, max_episode_steps=500)
+gymnasium.register("FaultyCartPole-v0", "faulty:FaultyCartPole", max_episode_steps=500)

@@ -15,4 +15,4 @@ class ForgetfulCartPole(CartPoleEnv):
         return observation + self._disturbance.normal(scale=1e-3, size=4).astype(np.float32), *rest
 
 
-gymnasium.register("ForgetfulCartPole-v0", ForgetfulCartPole, max_episode_steps=500)
+gymnasium.register("ForgetfulCartPole-v0", "forgetful:ForgetfulCartPole", max_episode_steps=500)

@@ -26,4 +26,4 @@ class GatedCartPole(CartPoleEnv):
         return super().step(action)
 
 
-gymnasium.register("GatedCartPole-v0", GatedCartPole, max_episode_steps=500)
+gymnasium.register("GatedCartPole-v0", "gated:GatedCartPole", max_episode_steps=500)

@@ -74,10 +74,21 @@ def test_an_end_by_hand(kind, first):
 
 @pytest.mark.parametrize("nothing", [math.nan, math.inf])
 def test_gae_ignores_what_would_have_followed_a_termination(nothing):
-    rollout = (np.ones((1, 1)), np.full((1, 1), 2.0), np.full((1, 1), nothing), np.ones((1, 1), bool), np.zeros((1, 1)))
+    flags = np.ones((1, 1), bool), np.zeros((1, 1), bool)
+    rollout = (np.ones((1, 1)), np.full((1, 1), 2.0), np.full((1, 1), nothing), *flags)
     expected, _ = reference.gae(*rollout, gamma=0.5, gae_lambda=0.5)
-    advantages, _ = engine_gae((*rollout[:4], np.zeros((1, 1), bool)), 0.5, 0.5)
+    advantages, _ = engine_gae(rollout, 0.5, 0.5)
     assert advantages.item() == expected.item() == -1.0
+
+
+@pytest.mark.parametrize("end", ["terminated", "truncated"])
+def test_gae_lets_no_nan_of_the_next_episode_back_into_the_last_one(end):
+    flags = [np.array([[end == name], [False]]) for name in ("terminated", "truncated")]
+    rollout = (np.array([[1.0], [math.nan]]), np.array([[2.0], [1.0]]), np.array([[4.0], [1.0]]), *flags)
+    expected, _ = reference.gae(*rollout, gamma=0.5, gae_lambda=0.5)
+    advantages, _ = engine_gae(rollout, 0.5, 0.5)
+    assert advantages[0].item() == expected[0].item() == (1.0 if end == "truncated" else -1.0)
+    assert math.isnan(advantages[1].item())
 
 
 @st.composite

@@ -19,6 +19,7 @@ from lockstep.shards import ShardPlan
 from lockstep.topology import Topology
 from lockstep.torch_engine.batch import Batch
 from lockstep.torch_engine.distributed import Communicator
+from lockstep.torch_engine.losses import LossSettings
 from lockstep.torch_engine.nets import PolicyNet
 from lockstep.torch_engine.state import TrainState, init_state
 
@@ -141,6 +142,39 @@ def linear_stack(net: PolicyNet, parameters: dict[str, Tensor], name: str) -> nn
             layer.bias.copy_(parameters[f"{name}.{number}.bias"])
         layers += [layer, MODULES[net.activation]()]
     return nn.Sequential(*layers[:-1])
+
+
+def naive_gradient(
+    net: PolicyNet, parameters: dict[str, Tensor], settings: LossSettings, minibatch: Sequence[Tensor]
+) -> Tensor:
+    """What anybody would write: the mean over all samples of a minibatch, `nn.Linear` and autograd in float64."""
+    columns = [x.flatten(0, 1).double() if x.is_floating_point() else x.flatten(0, 1) for x in minibatch]
+    observations, actions, old_log_prob, old_values, advantages, returns = columns
+    stacks = {name: linear_stack(net, parameters, name) for name in ("actor", "critic")}
+    output, values = stacks["actor"](observations), stacks["critic"](observations)[:, 0]
+    trained: list[Tensor] = [p for stack in stacks.values() for p in stack.parameters()]
+    if net.discrete:
+        distribution = torch.distributions.Categorical(logits=output)
+        log_prob, entropy = distribution.log_prob(actions), distribution.entropy()
+    else:
+        log_std = parameters["log_std"].double().clone().requires_grad_()
+        trained.append(log_std)
+        distribution = torch.distributions.Normal(output, log_std.exp().expand_as(output))
+        log_prob, entropy = distribution.log_prob(actions).sum(-1), distribution.entropy().sum(-1)
+    ratio, change = (log_prob - old_log_prob).exp(), values - old_values
+    surrogate = torch.min(
+        ratio * advantages, ratio.clamp(1 - settings.clip_range, 1 + settings.clip_range) * advantages
+    )
+    error = (values - returns).square()
+    if settings.value_clip_range is not None:
+        limit = settings.value_clip_range
+        clipped = (old_values + change.clamp(-limit, limit) - returns).square()
+        error = torch.where(change.abs() <= limit, error, torch.maximum(error, clipped))
+    loss = (-surrogate + 0.5 * settings.value_coef * error - settings.entropy_coef * entropy).sum() / settings.count
+    gradients = torch.autograd.grad(loss, trained, allow_unused=True)
+    return torch.cat(
+        [(torch.zeros_like(p) if g is None else g).flatten() for g, p in zip(gradients, trained, strict=True)]
+    )
 
 
 class ScriptedEnvs(HostEnvs):

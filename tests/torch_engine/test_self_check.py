@@ -6,33 +6,33 @@ from small_runs import (
     alone,
     described,
     random_actions_of,
-    random_parameters,
     seeded,
     small_config,
     small_state,
 )
 
-from lockstep.torch_engine import nets, session
-from lockstep.torch_engine.losses import LossSettings, ppo_terms
+from lockstep.torch_engine import nets, session, update
+from lockstep.torch_engine.losses import LossSettings
 from lockstep.torch_engine.nets import PolicyNet
 from lockstep.torch_engine.self_check import by_shard, shard_invariant
+from lockstep.torch_engine.update import shard_gradients
 
 SHARDS = 8
 
 
 def forward_and_gradient(net: PolicyNet):
     """A function of shards with everything a run does with its networks: outputs, loss terms and gradients."""
-    parameters = random_parameters(net)
-    settings = LossSettings(0.2, 0.2, 0.01, 0.5, 64)
+    config = small_config(network={"hidden_sizes": net.hidden_sizes, "activation": net.activation})
+    state = small_state(config, described(net.discrete, net.observation_size, net.num_actions))
+    assert state.net == net
+    gradients = shard_gradients(state, LossSettings(0.2, 0.2, 0.01, 0.5, 64))
 
+    @torch.no_grad()
     def function(x: torch.Tensor, actions: torch.Tensor, *rest: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        weights = {name: w.requires_grad_() for name, w in nets.expand(parameters, len(x)).items()}
+        weights = state.parameters.expanded(len(x))
         output, values = nets.actor(net, weights, x), nets.critic(net, weights, x)
         log_prob, entropy = nets.log_prob_and_entropy(net, weights, output, actions)
-        loss, terms = ppo_terms(log_prob, entropy, values, *rest, settings=settings)
-        parts = torch.autograd.grad(loss.sum(), list(weights.values()))
-        gradient = torch.cat([part.reshape(len(x), -1) for part in parts], 1)
-        return output.detach(), values.detach(), terms, gradient
+        return output, values, log_prob, entropy.clone(), gradients(x, actions, *rest)
 
     return function
 
@@ -55,7 +55,7 @@ def test_batching_shards_keeps_their_bits_in_the_usual_networks(activation, disc
 
 @pytest.mark.parametrize("hidden_sizes", [(64, 64), (17,), (17, 5)], ids=str)
 @pytest.mark.parametrize(("size", "rows"), [(4, 8), (3, 1), (11, 2), (11, 3), (3, 7)])
-@pytest.mark.parametrize("activation", ["tanh", "elu"])
+@pytest.mark.parametrize("activation", ["tanh", "elu", "silu"])
 def test_in_the_mode_that_the_check_chooses_every_rank_gets_the_same_bits(activation, size, rows, hidden_sizes):
     """On other numbers than the check saw; each rank's inputs lie in memory of their own."""
     net = PolicyNet(size, 3, True, hidden_sizes, activation)
@@ -169,16 +169,20 @@ def test_the_check_of_a_run_finds_networks_that_mix_shards(monkeypatch, part):
     assert chosen() == "loop"
 
 
-def test_the_check_of_a_run_finds_a_gradient_that_mixes_shards(monkeypatch):
-    """Rollout and evaluation are as they should be; only the loss depends on how many shards are batched."""
-    right = ppo_terms
+@pytest.mark.parametrize(("activation", "name"), [("tanh", "ppo_gradients"), ("silu", "ppo_terms")])
+def test_the_check_of_a_run_finds_a_gradient_that_mixes_shards(monkeypatch, activation, name):
+    """Rollout and evaluation are as they should be; only the gradient depends on how many shards are batched."""
+    config = small_config(network={"hidden_sizes": (64, 64), "activation": activation})
+    right = getattr(update, name)
 
-    def mixed(*arguments, **settings):
-        loss, terms = right(*arguments, **settings)
-        return loss * len(loss), terms
+    def mixed(*arguments):
+        result = right(*arguments)
+        shards = len(result[0] if isinstance(result, tuple) else result)
+        return (result[0] * shards, result[1]) if isinstance(result, tuple) else result * shards
 
-    monkeypatch.setattr("lockstep.torch_engine.update.ppo_terms", mixed)
-    assert chosen() == "loop"
+    assert chosen(config) == "batched"
+    monkeypatch.setattr(update, name, mixed)
+    assert chosen(config) == "loop"
 
 
 def test_every_shard_count_is_checked_at_the_sizes_that_ranks_can_own():

@@ -132,15 +132,24 @@ BROKEN = {
 @pytest.mark.parametrize("what", BROKEN)
 def test_arrays_of_another_config_are_refused(what):
     config = small_config(normalize=NORMALIZED)
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="doesn't fit this config"):
         load_state_arrays(small_state(config, described()), BROKEN[what](state_arrays(stepped(config))))
+
+
+def test_what_is_refused_changes_nothing():
+    config = small_config(normalize=NORMALIZED)
+    state = small_state(config, described())
+    before = as_saved(state_arrays(state))
+    with pytest.raises(ValueError, match=r"normalizers/observations\.mean"):
+        load_state_arrays(state, BROKEN["a normaliser's shape"](state_arrays(stepped(config))))
+    assert_same(state_arrays(state), {name: before[name] for name in state_arrays(state)})
 
 
 def test_parameters_of_another_network_are_refused():
     arrays = state_arrays(stepped(small_config()))
-    with pytest.raises(ValueError, match="names or shapes"):
+    with pytest.raises(ValueError, match="doesn't fit this config: policy/"):
         load_state_arrays(small_state(small_config(network={"hidden_sizes": (9,)}), described()), arrays)
-    with pytest.raises(ValueError, match="names or shapes"):
+    with pytest.raises(ValueError, match="doesn't fit this config: policy/"):
         load_state_arrays(small_state(small_config(), described(discrete=False)), arrays)
 
 

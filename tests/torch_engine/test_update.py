@@ -6,7 +6,7 @@ import torch
 from small_runs import (
     alone,
     described,
-    linear_stack,
+    naive_gradient,
     of_rank,
     plan_of,
     random_batch,
@@ -88,40 +88,19 @@ def minibatch_of(config: Config, state: TrainState, seed: int = 0) -> tuple[Tens
     return epoch_minibatches(batch, minibatch_indices(config, plan_of(config), 0)[0], None)[1]
 
 
-def naive_gradient(state: TrainState, config: Config, minibatch: tuple[Tensor, ...]) -> Tensor:
-    """What anybody would write: the mean over the whole minibatch, `nn.Linear` and autograd in float64."""
-    observations, actions, old_log_prob, _, advantages, returns = (x.flatten(0, 1) for x in minibatch)
-    net, ppo = state.net, config.ppo
-    stacks = {name: linear_stack(net, state.parameters.views, name) for name in ("actor", "critic")}
-    output, values = stacks["actor"](observations.double()), stacks["critic"](observations.double())[:, 0]
-    trained = [p for stack in stacks.values() for p in stack.parameters()]
-    if net.discrete:
-        distribution = torch.distributions.Categorical(logits=output)
-        log_prob, entropy = distribution.log_prob(actions), distribution.entropy()
-    else:
-        log_std = state.parameters.views["log_std"].double().clone().requires_grad_()
-        trained.append(log_std)  # pyright: ignore[reportArgumentType]
-        distribution = torch.distributions.Normal(output, log_std.exp().expand_as(output))
-        log_prob, entropy = distribution.log_prob(actions).sum(-1), distribution.entropy().sum(-1)
-    ratio = (log_prob - old_log_prob).exp()
-    surrogate = torch.min(ratio * advantages, ratio.clamp(1 - ppo.clip_range, 1 + ppo.clip_range) * advantages)
-    loss = -surrogate.mean() + ppo.value_coef * 0.5 * (values - returns).square().mean()
-    gradients = torch.autograd.grad(loss - ppo.entropy_coef * entropy.mean(), trained)
-    return torch.cat([gradient.flatten() for gradient in gradients])
-
-
 @HEADS
+@pytest.mark.parametrize("activation", ["tanh", "silu"], ids=["derived", "by autograd"])
 @pytest.mark.parametrize("mode", ["batched", "loop"])
-def test_the_sum_over_shards_is_the_gradient_of_the_whole_minibatch(mode, discrete):
-    config = small_config(ppo={"entropy_coef": 0.05})
+def test_the_sum_over_shards_is_the_gradient_of_the_whole_minibatch(mode, activation, discrete):
+    config = small_config(ppo={"entropy_coef": 0.05}, network={"activation": activation})
     state = small_state(config, described(discrete))
     minibatch = minibatch_of(config, state)
     size = state.parameters.flat.numel()
     ours = exact_gradient(state, config, alone(config), mode)(*minibatch)
-    expected = naive_gradient(state, config, minibatch)
+    expected = naive_gradient(state.net, state.parameters.views, loss_settings(config), minibatch)
     assert ours.shape == (size + len(TERMS),)
     torch.testing.assert_close(ours[:size].double(), expected, rtol=1e-4, atol=1e-5)
-    other = naive_gradient(state, config, minibatch_of(config, state, seed=1))
+    other = naive_gradient(state.net, state.parameters.views, loss_settings(config), minibatch_of(config, state, 1))
     assert (ours[:size] - other).abs().max() > 1e-2
 
 

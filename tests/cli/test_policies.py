@@ -1,0 +1,157 @@
+"""A trained policy: ``lockstep eval``, ``lockstep play`` and ``load_policy``."""
+
+import json
+import re
+import signal
+
+import gymnasium
+import numpy as np
+import pytest
+from command_line import CARTPOLE, NEEDS_PROC, SMALL, lockstep, marked, running, wait_until
+
+from lockstep import load_policy
+from lockstep.cli import main
+from lockstep.shards import keyed_seed
+
+PENDULUM = ("Pendulum-v1", *SMALL, "--normalize.observations", "--stop-at-step", 256)
+
+
+def evaluation(run, capsys, *words):
+    assert main(["eval", str(run.path), "--json", *words]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def returns_by_hand(run, env_id, episodes):
+    """Returns of the policy in a plain Gymnasium loop, on the starts of an evaluation."""
+    policy, env, returns = load_policy(run.path), gymnasium.make(env_id), []
+    for episode in range(episodes):
+        observation, _ = env.reset(seed=keyed_seed(0, "eval", episode))
+        total, over = 0.0, False
+        while not over:
+            observation, reward, terminated, truncated, _ = env.step(policy(observation))
+            total, over = total + float(reward), terminated or truncated
+        returns.append(total)
+    env.close()
+    return returns
+
+
+@pytest.mark.parametrize(("words", "tolerance"), [(CARTPOLE, 0), (PENDULUM, 1e-4)], ids=["CartPole", "Pendulum"])
+def test_an_evaluation_is_what_a_plain_loop_finds(trained, capsys, words, tolerance):
+    run = trained(*words)
+    found, returns = evaluation(run, capsys, "--episodes", "5"), returns_by_hand(run, words[0], 5)
+    for name, value in (
+        ("mean", np.mean(returns)),
+        ("std", np.std(returns)),
+        ("min", min(returns)),
+        ("max", max(returns)),
+    ):
+        assert found[f"return_{name}"] == pytest.approx(value, rel=tolerance)
+    assert found["episodes"] == 5
+    assert found["environment"] == words[0]
+    assert found["global_step"] == run.summary["global_step"]
+    assert found["length_mean"] == (found["return_mean"] if words is CARTPOLE else 200)
+
+
+def test_evaluations_repeat_themselves_and_depend_on_seed_and_checkpoint(trained, capsys):
+    run = trained(*CARTPOLE)
+    first = evaluation(run, capsys)
+    assert evaluation(run, capsys) == first
+    assert evaluation(run, capsys, "--seed", "7") != first
+    assert evaluation(run, capsys, "--stochastic") != first
+    early = evaluation(run, capsys, "--checkpoint", "384")
+    assert early["global_step"] == 384
+    assert early["return_mean"] < first["return_mean"]
+
+
+def test_an_evaluation_in_words(trained, capsys):
+    run = trained(*CARTPOLE)
+    found = evaluation(run, capsys)
+    assert main(["eval", str(run.path)]) == 0
+    assert capsys.readouterr().out == (
+        f"CartPole-v1 after 1,024 training steps, 20 episodes: return {found['return_mean']:,.2f} ± "
+        f"{found['return_std']:,.2f} (min {found['return_min']:,.2f}, max {found['return_max']:,.2f}), "
+        f"length {found['length_mean']:,.1f}\n"
+    )
+
+
+def test_a_video_has_a_frame_of_every_step(trained, tmp_path):
+    imageio = pytest.importorskip("imageio")
+    pytest.importorskip("imageio_ffmpeg")
+    pytest.importorskip("pygame")
+    video = tmp_path / "videos" / "out.mp4"
+    ended = lockstep("play", trained(*CARTPOLE).path, "--video", video, cwd=tmp_path)
+    assert ended.code == 0, ended.stderr
+    match = re.fullmatch(rf"CartPole-v1: return (\d+)\.00 → {re.escape(str(video))}\n", ended.stdout)
+    assert match, ended.stdout
+    frames = [np.asarray(frame) for frame in imageio.get_reader(video)]
+    assert len(frames) == int(match.group(1))  # CartPole pays 1 a step
+    assert frames[0].shape == (400, 600, 3)
+    assert frames[0].std() > 0
+    assert np.abs(frames[0].astype(int) - frames[-1]).max() > 20
+
+
+@NEEDS_PROC
+def test_playing_ends_on_a_signal(trained, tmp_path):
+    pytest.importorskip("pygame")
+    words = ("play", trained("faulty:FaultyCartPole-v0", *SMALL).path, "--video", "out.mp4")
+    with running(*words, cwd=tmp_path, FAULT="hang") as (process, mark):
+        wait_until(lambda: len(marked(mark)) > 1, "no encoder is started")
+        process.terminate()
+        assert process.wait(30) in (-signal.SIGTERM, 128 + signal.SIGTERM)
+
+
+def test_playing_needs_a_screen_or_an_mp4_file(trained, tmp_path, capsys, monkeypatch):
+    run = trained(*CARTPOLE)
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("sys.platform", "linux")
+    assert main(["play", str(run.path)]) == 2
+    assert "--video out.mp4" in capsys.readouterr().err
+    assert main(["play", str(run.path), "--video", str(tmp_path / "out.gif")]) == 2
+    assert "out.gif must end in .mp4" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_policy_takes_one_observation_or_a_batch(trained):
+    policy = load_policy(trained(*CARTPOLE).path)
+    observations = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+    actions = policy(observations)
+    assert actions.shape == (64,)
+    assert set(actions.tolist()) == {0, 1}
+    one = policy(observations[0])
+    assert isinstance(one, int)
+    assert one == actions[0]
+    assert [policy(row) for row in observations] == actions.tolist()
+    assert policy(observations.astype(np.float64).tolist()).tolist() == actions.tolist()
+
+
+def test_continuous_actions_lie_within_their_bounds(trained):
+    policy = load_policy(trained(*PENDULUM).path)
+    observations = np.random.default_rng(0).normal(scale=3.0, size=(256, 3)).astype(np.float32)
+    sampled = policy(observations, deterministic=False)
+    assert sampled.shape == (256, 1)
+    assert sampled.dtype == np.float32
+    assert np.abs(sampled).max() == 2.0
+    assert not np.array_equal(sampled, policy(observations))
+    assert policy(observations[0]).shape == (1,)
+
+
+@pytest.mark.parametrize("shape", [(3,), (5,), (2, 3), (2, 2, 4), ()])
+def test_an_observation_of_another_shape_is_refused(trained, shape):
+    policy = load_policy(trained(*CARTPOLE).path)
+    with pytest.raises(ValueError, match=re.escape(f"observation of shape {shape}; this policy takes (4,)")):
+        policy(np.zeros(shape, np.float32))
+
+
+def test_policies_are_found_by_name_by_path_and_by_checkpoint(trained, monkeypatch):
+    run = trained(*CARTPOLE)
+    monkeypatch.chdir(run.path.parents[1])
+    assert load_policy(run.path.name).global_step == 1024
+    assert load_policy(str(run.path)).global_step == 1024
+    assert load_policy(run.path / "checkpoints" / "step_384").global_step == 384
+    assert load_policy(run.path, "768").global_step == 768
+    assert load_policy(run.path, "best").global_step in (384, 768, 1024)
+    with pytest.raises(ValueError, match=r"no checkpoint of step 99; there are: 1024, 768, 384"):
+        load_policy(run.path, "99")
+    with pytest.raises(ValueError, match="neither missing nor runs/missing is a run directory"):
+        load_policy("missing")

@@ -1,0 +1,74 @@
+"""``lockstep verify`` passes what is in lockstep, and catches the three mistakes that make agents depend on ranks."""
+
+import json
+
+import pytest
+from command_line import SMALL, lockstep
+
+from lockstep.cli import main
+
+SHORT = ("--iterations", 2)
+
+
+def verify(cwd, env_id, *words):
+    return lockstep("verify", env_id, *SMALL, *SHORT, *words, cwd=cwd)
+
+
+def rows(ended):
+    return {row["world_size"]: row for row in json.loads(ended.stdout)}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    yield tmp_path
+    assert not any(tmp_path.iterdir()), "verify leaves nothing behind"
+
+
+def test_one_rank_and_two_are_the_same(folder):
+    ended = verify(folder, "CartPole-v1", "--world-sizes", "1,2")
+    assert ended.code == 0, ended.stdout
+    assert ended.stderr == ""
+    assert "CartPole-v1, seed 0, 2 iterations, reduction exact" in ended.stdout
+    table = [line.split("│") for line in ended.stdout.splitlines() if line.startswith("│")]
+    cells = [[cell.strip() for cell in row[1:-1]] for row in table]
+    assert cells == [["1", "yes", cells[0][2], ""], ["2", "yes", cells[0][2], ""]]
+    assert int(cells[0][2]) == 37  # 12 weights, two moments of each, Adam's step
+    assert ended.stdout.endswith("verified: every tensor and every metric has the same bytes at every iteration\n")
+
+
+def test_a_loss_that_bypasses_the_reduction_is_caught(folder):
+    ended = verify(folder, "unreduced:CartPole-v1", "--world-sizes", "1,2")
+    assert ended.code == 1
+    assert ended.stderr == ""
+    text = " ".join(" ".join(line.split("│")[-2].split()) for line in ended.stdout.splitlines() if "│" in line)
+    assert "out of sync after iteration 1: rank 1 of 2" in text
+    assert "first policy/actor.0.weight" in text
+    assert ended.stdout.splitlines()[-1].startswith("NOT VERIFIED")
+
+
+def test_seeding_by_rank_is_caught(folder):
+    ended = verify(folder, "seeded_by_rank:CartPole-v1", "--world-sizes", "2", "--json")
+    assert ended.code == 1
+    row = rows(ended)[2]
+    assert row["equal"] is False
+    assert "out of sync at the start: rank 1 of 2" in row["difference"]
+    assert "first policy/actor.0.weight" in row["difference"]
+
+
+def test_shuffling_by_rank_is_caught(folder):
+    ended = verify(folder, "shuffled_by_rank:CartPole-v1", "--world-sizes", "1,2", "--json")
+    assert ended.code == 1
+    assert rows(ended)[1] == {"world_size": 1, "equal": True, "difference": ""}
+    row = rows(ended)[2]
+    assert row["equal"] is False
+    assert row["difference"].startswith("iteration 1: ")
+    assert "first policy/" in row["difference"]
+    assert "metric train/loss: " in row["difference"]
+
+
+def test_the_first_world_size_is_the_reference_and_all_are_checked_before_any_is_started(folder, capsys, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert main(["verify", "CartPole-v1", "--num-envs", "8", "--world-sizes", "1,2,3"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "nproc: 3 ranks can't own 8 shards equally" in captured.err

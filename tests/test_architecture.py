@@ -1,0 +1,160 @@
+"""Rules of the source that no linter knows, each shown on a counterexample."""
+
+import ast
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "lockstep"
+FILES = sorted(SOURCE.rglob("*.py"))
+MAX_LINES = 650
+
+COLLECTIVES = ("torch.distributed", "torch._C._distributed_c10d", "torch.nn.parallel")
+COLLECTIVE_FILES = ("torch_engine/distributed.py", "torch_engine/elastic.py")
+RANKS = ("rank", "local_rank", "global_rank", "node_rank")
+WRITERS = ("runs/", "launch/", "cli.py")
+UNSAFE_MODULES = ("pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib")
+UNSAFE_BUILTINS = ("eval", "exec", "compile", "__import__")
+UNSAFE_CALLS = ("yaml.load", "yaml.unsafe_load", "yaml.full_load", "torch.load", "torch.save", "np.load", "numpy.load")
+
+
+def imports(node: ast.AST) -> list[str]:
+    """What an import statement names, members included."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.module:
+        return [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return []
+
+
+def below(name: str, modules: tuple[str, ...]) -> bool:
+    return any(name == module or name.startswith(f"{module}.") for module in modules)
+
+
+def touches_collectives(node: ast.AST) -> bool:
+    """Imports ``torch.distributed`` or what builds on it, or reaches for it through ``torch``."""
+    dotted = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
+    return below(dotted, COLLECTIVES) or any(below(name, COLLECTIVES) for name in imports(node))
+
+
+def asks_for_the_first_rank(node: ast.AST) -> bool:
+    """Compares a rank with a constant, or takes its truth: ``rank == 0``, ``0 < rank``, ``not topology.rank``.
+
+    ``0 <= rank < world_size`` asks for no rank in particular.
+    """
+
+    def is_rank(part: ast.expr) -> bool:
+        name = part.attr if isinstance(part, ast.Attribute) else getattr(part, "id", "")
+        return name in RANKS
+
+    def is_constant(part: ast.expr) -> bool:
+        return isinstance(part, ast.Constant) or (isinstance(part, (ast.Tuple, ast.List, ast.Set)) and bool(part.elts))
+
+    if isinstance(node, ast.Compare):
+        sides = [node.left, *node.comparators]
+        return any(map(is_rank, sides)) and all(is_rank(side) or is_constant(side) for side in sides)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return is_rank(node.operand)
+    tests = [node.test] if isinstance(node, (ast.If, ast.IfExp, ast.While, ast.Assert)) else []
+    tests += node.values if isinstance(node, ast.BoolOp) else []
+    return any(map(is_rank, tests))
+
+
+def loads_code(node: ast.AST) -> bool:
+    """Uses what executes what it reads: pickle and its kin, ``eval``, an unsafe YAML loader."""
+    if any(below(name, UNSAFE_MODULES) for name in imports(node)):
+        return True
+    if not isinstance(node, ast.Call):
+        return False
+    called = ast.unparse(node.func)
+    allows_pickle = any(k.arg == "allow_pickle" and ast.unparse(k.value) != "False" for k in node.keywords)
+    return called in UNSAFE_BUILTINS or called in UNSAFE_CALLS or allows_pickle
+
+
+def found(rule: Callable[[ast.AST], bool], source: str) -> Iterator[int]:
+    """Lines on which a rule finds something."""
+    for node in ast.walk(ast.parse(source)):
+        if rule(node):
+            yield getattr(node, "lineno", 0)
+
+
+def offenders(rule: Callable[[ast.AST], bool], allowed: tuple[str, ...] = ()) -> list[str]:
+    """``file:line`` of everything in the source that a rule finds outside the files and folders it is allowed in."""
+    out = []
+    for file in FILES:
+        name = file.relative_to(SOURCE).as_posix()
+        if not name.startswith(allowed or ("\0",)):
+            out += [f"{name}:{line}" for line in found(rule, file.read_text())]
+    return out
+
+
+def test_the_source_is_found():
+    assert {"cli.py", "train.py", "distributed.py"} <= {file.name for file in FILES}
+
+
+def test_only_two_modules_touch_torch_distributed():
+    assert offenders(touches_collectives, COLLECTIVE_FILES) == []
+    assert len({line.partition(":")[0] for line in offenders(touches_collectives)}) == 2
+
+
+def test_only_the_writing_side_asks_for_the_first_rank():
+    assert offenders(asks_for_the_first_rank, WRITERS) == []
+    assert offenders(asks_for_the_first_rank) != []
+
+
+def test_nothing_that_is_loaded_can_execute():
+    assert offenders(loads_code) == []
+
+
+def test_files_are_short():
+    lengths = {file.relative_to(SOURCE).as_posix(): len(file.read_text().splitlines()) for file in FILES}
+    assert {name: lines for name, lines in lengths.items() if lines > MAX_LINES} == {}
+
+
+@pytest.mark.parametrize(
+    ("rule", "source"),
+    [
+        *[(touches_collectives, f"import torch\n{line}") for line in (
+            "import torch.distributed as dist",
+            "from torch import distributed",
+            "from torch.distributed import all_reduce",
+            "from torch.nn.parallel import DistributedDataParallel",
+            "torch.distributed.barrier()",
+        )],
+        *[(asks_for_the_first_rank, line) for line in (
+            "if rank == 0: save()",
+            "writer = topology.rank == 0",
+            "if 0 != self.local_rank: pass",
+            "if rank in (0, 1): pass",
+            "if rank > 0: pass",
+            "if not topology.rank: pass",
+            "if rank and ready: pass",
+            "x = 1 if rank else 2",
+        )],
+        *[(loads_code, line) for line in (
+            "import pickle",
+            "from joblib import load",
+            "eval(text)",
+            "yaml.load(text)",
+            "torch.load(path)",
+            "reader(path, allow_pickle=True)",
+        )],
+    ],
+)  # fmt: skip
+def test_the_rules_find_what_they_look_for(rule, source):
+    assert list(found(rule, source))
+
+
+@pytest.mark.parametrize(
+    ("rule", "source"),
+    [
+        (touches_collectives, "import torch\ntorch.nn.functional.relu(x)"),
+        (asks_for_the_first_rank, "for rank in range(world_size): use(rank)\nif theirs[rank] != ours: fail()"),
+        (asks_for_the_first_rank, "if not 0 <= rank < world_size or rank < other: fail()"),
+        (asks_for_the_first_rank, "envs = config.num_envs_per_rank or 8\nassert config.num_envs_per_rank != 0"),
+        (loads_code, "model.eval()\nre.compile(x)\nyaml.safe_load(text)\nreader(path, allow_pickle=False)"),
+    ],
+)
+def test_the_rules_leave_the_rest_alone(rule, source):
+    assert list(found(rule, source)) == []
