@@ -76,7 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[0] == "--version":
         print(f"lockstep {__version__}")
         return 0
-    from lockstep.launch.process import EXIT_USER_ERROR, report_failure
+    from lockstep.errors import RunError
+    from lockstep.launch.process import EXIT_FAILURE, EXIT_USER_ERROR, report_failure
 
     try:
         if words[0] not in COMMANDS:
@@ -91,9 +92,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         report_failure(" ".join(str(error).split()), secondary=not is_writer(_topology()))
         return EXIT_USER_ERROR
-    except BrokenPipeError:  # whoever read our output has left (`| head`)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except (RunError, OSError) as error:
+        if isinstance(error, BrokenPipeError):  # whoever read our output has left (`| head`)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        report_failure(" ".join(str(error).split()))
+        return EXIT_FAILURE
     except KeyboardInterrupt:
         report_failure("interrupted")
         return 130

@@ -10,19 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lockstep.command_parser import CommandParser
 from lockstep.envs.description import describe, make_environment
 from lockstep.envs.registry import make_envs
 from lockstep.evaluation import run_episodes, summarize
 from lockstep.launch.process import EXIT_FAILURE, fail_now, report_failure
 from lockstep.policy import Policy, load_policy
 from lockstep.shards import keyed_seed
-
-
-class _Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are ``ValueError``."""
-
-    def error(self, message: str) -> Any:
-        raise ValueError(f"{message} ({self.prog} --help)")
 
 
 def _positive(text: str) -> int:
@@ -32,8 +26,8 @@ def _positive(text: str) -> int:
     return number
 
 
-def _parser(command: str, description: str) -> _Parser:
-    parser = _Parser(prog=f"lockstep {command}", description=description)
+def _parser(command: str, description: str) -> CommandParser:
+    parser = CommandParser(prog=f"lockstep {command}", description=description)
     parser.add_argument("run", help="name, run directory or checkpoint directory")
     parser.add_argument("--checkpoint", default="latest", help="latest, best or a step number (default: latest)")
     parser.add_argument("--runs-dir", default="runs", help="where runs given by name lie (default: runs)")
@@ -102,6 +96,7 @@ def _has_screen() -> bool:
 
 
 def _prepare_rendering(has_screen: bool) -> None:
+    os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")  # pygame would swallow SIGTERM
     if not has_screen:
         os.environ.setdefault("MUJOCO_GL", "egl")
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")

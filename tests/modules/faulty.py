@@ -1,6 +1,6 @@
 """CartPole whose environment number 5 fails in the third iteration of 16 steps, in a way that an argument names.
 
-It does so once the file or directory ``$FAILS_AFTER`` is there. ``$FAULT`` has every environment fail in its first step.
+It does so once ``$FAILS_AFTER``, a file or directory, is there. ``$FAULT`` has every environment fail at once.
 """
 
 import os

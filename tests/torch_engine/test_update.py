@@ -177,9 +177,9 @@ def test_one_sample_more_or_less_has_other_bits():
 # --- Metrics ----------------------------------------------------------------------------------------------------------
 
 
-def test_metrics_are_means_over_the_optimiser_steps():
+def test_metrics_are_means_over_minibatches_and_optimiser_steps():
     config = small_config(ppo={"value_coef": 2.0, "entropy_coef": 0.5})
-    result = UpdateResult(terms=np.array([4.0, 2.0, 6.0, 0.2, 1.0]), grad_norm=3.0, steps=2, stopped_by_kl=True)
+    result = UpdateResult(np.array([4.0, 2.0, 6.0, 0.2, 1.0]), evaluated=2, grad_norm=3.0, steps=2, stopped_by_kl=True)
     metrics = result.metrics(config, 0.25)
     assert metrics["train/policy_loss"] == 2.0
     assert metrics["train/loss"] == 2.0 + 2.0 * 1.0 - 0.5 * 3.0

@@ -67,7 +67,8 @@ def test_an_update_stops_at_the_first_minibatch_beyond_the_target_without_applyi
     assert result.steps == state.optimizer_steps == int(moments_of(state)["step"]) == steps
     assert len(source.parameters) == steps + 1  # none is evaluated after the one that stopped it, in no epoch
     assert torch.equal(state.parameters.flat, source.parameters[-1])
-    assert result.terms[TERMS.index("approx_kl")] == pytest.approx(sum(kls[:steps]))
+    assert result.evaluated == steps + 1
+    assert result.terms[TERMS.index("approx_kl")] == pytest.approx(sum(kls[: steps + 1]))
 
 
 @pytest.mark.parametrize(("target", "kl"), [(None, 10.0), (0.01, 0.0149), (0.01, -1.0)])

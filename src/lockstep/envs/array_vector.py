@@ -24,6 +24,8 @@ class ArrayEnvs(HostEnvs):
         purpose: of the resets' keys.
     """
 
+    replayed = False
+
     def __init__(
         self, config: EnvConfig, description: EnvDescription, seed: int, env_ids: Sequence[int], purpose: str
     ) -> None:

@@ -30,9 +30,20 @@ class KeyedEnv:
         seed: the run's seed.
         env_id: its global id.
         purpose: ``"reset"`` for training, ``"eval"`` for evaluation.
+        heartbeat: int64 ``[1]``, counted up at each step and reset: who doesn't count hangs.
     """
 
-    def __init__(self, config: EnvConfig, description: EnvDescription, seed: int, env_id: int, purpose: str) -> None:
+    def __init__(
+        self,
+        config: EnvConfig,
+        description: EnvDescription,
+        seed: int,
+        env_id: int,
+        purpose: str,
+        heartbeat: np.ndarray | None = None,
+    ) -> None:
+        self._heartbeat = np.zeros(1, np.int64) if heartbeat is None else heartbeat
+        self._size = description.observation_size
         self.env_id, self._seed, self._purpose = env_id, seed, purpose
         self._description = description
         self._low = np.asarray(description.action_low)
@@ -51,11 +62,19 @@ class KeyedEnv:
     def reset(self, episode: int) -> np.ndarray:
         """Start the k-th episode; observation float32, flat."""
         key = episode_key(self._purpose, self.env_id, episode)
+        self._heartbeat += 1
         try:
             observation, _ = self._env.reset(seed=keyed_seed(self._seed, self._purpose, *key))
+            return self._flat(observation)
         except Exception as error:
             raise self._failure("reset", error) from error
-        return np.asarray(observation, np.float32).reshape(-1)
+
+    def _flat(self, observation: Any) -> np.ndarray:
+        flat = np.asarray(observation, np.float32).reshape(-1)
+        if flat.size != self._size:
+            shape, expected = np.shape(observation), self._description.observation_shape
+            raise ValueError(f"observation of shape {shape}, its space says {expected}")
+        return flat
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool]:
         """One step.
@@ -66,11 +85,12 @@ class KeyedEnv:
         Returns:
             Observation float32 flat, reward, terminated, truncated.
         """
+        self._heartbeat += 1
         try:
             observation, reward, terminated, truncated, _ = self._env.step(self._native(action))
+            return self._flat(observation), float(reward), bool(terminated), bool(truncated)
         except Exception as error:
             raise self._failure("step", error) from error
-        return np.asarray(observation, np.float32).reshape(-1), float(reward), bool(terminated), bool(truncated)
 
     def _native(self, action: Any) -> Any:
         if self._description.discrete:

@@ -26,7 +26,8 @@ class Buffers:
 
     ``actions`` int64 ``[E]`` or float32 ``[E, A]``; ``observations`` and ``final_observations`` float32
     ``[E, size]``; ``rewards`` float64 ``[E]``; ``terminated``, ``truncated`` bool ``[E]``; ``episodes`` int64 ``[E]``,
-    the index of each environment's live episode; ``stepping`` int64 ``[1 or workers]``, who is being stepped now.
+    the index of each environment's live episode; ``stepping`` int64 ``[1 or workers]``, who is being stepped now, and
+    ``heartbeats`` likewise, counted up at each step and reset.
     A row of ``final_observations`` is valid where the step ended an episode; ``observations`` then holds the first
     observation of the next one.
     """
@@ -39,6 +40,7 @@ class Buffers:
     truncated: np.ndarray
     episodes: np.ndarray
     stepping: np.ndarray
+    heartbeats: np.ndarray
 
 
 def buffer_layout(description: EnvDescription, num_envs: int, slots: int) -> dict[str, tuple[tuple[int, ...], Any]]:
@@ -54,6 +56,7 @@ def buffer_layout(description: EnvDescription, num_envs: int, slots: int) -> dic
         "truncated": ((num_envs,), np.bool_),
         "episodes": ((num_envs,), np.int64),
         "stepping": ((slots,), np.int64),
+        "heartbeats": ((slots,), np.int64),
     }
 
 
@@ -64,7 +67,10 @@ class HostEnvs(ABC):
         description: their spaces.
         env_ids: their global ids.
         buffers: what the last step left.
+        replayed: whether live episodes may have to be restored by replaying their actions.
     """
+
+    replayed = True
 
     def __init__(self, description: EnvDescription, env_ids: Sequence[int], buffers: Buffers) -> None:
         self.description = description
@@ -137,27 +143,33 @@ class Watchdog:
 
     Args:
         limit: seconds.
+        heartbeat: int64 ``[1]`` that every step and reset counts up.
         message: names the environment that hangs.
         fail: called with the message; must end the process.
     """
 
-    def __init__(self, limit: float, message: Callable[[], str], fail: Callable[[str], None]) -> None:
-        self._limit, self._message, self._fail = limit, message, fail
-        self._started: float | None = None
+    def __init__(
+        self, limit: float, heartbeat: np.ndarray, message: Callable[[], str], fail: Callable[[str], None]
+    ) -> None:
+        self._limit, self._heartbeat, self._message, self._fail = limit, heartbeat, message, fail
+        self._busy = False
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="environment-watchdog", daemon=True)
         self._thread.start()
 
     def __enter__(self) -> None:
-        self._started = time.monotonic()
+        self._busy = True
 
     def __exit__(self, *exc: object) -> None:
-        self._started = None
+        self._busy = False
 
     def _watch(self) -> None:
+        seen, since = -1, time.monotonic()
         while not self._closed.wait(min(1.0, self._limit / 4)):
-            started = self._started
-            if started is not None and time.monotonic() - started > self._limit:
+            beat = int(self._heartbeat[0])
+            if beat != seen or not self._busy:
+                seen, since = beat, time.monotonic()
+            elif time.monotonic() - since > self._limit:
                 self._fail(self._message())
                 return
 
@@ -190,8 +202,9 @@ class InProcessEnvs(HostEnvs):
         layout = buffer_layout(description, len(env_ids), 1)
         super().__init__(description, env_ids, Buffers(**{k: np.zeros(s, d) for k, (s, d) in layout.items()}))
         self._limit = config.timeout
-        self._envs = [KeyedEnv(config, description, seed, env_id, purpose) for env_id in env_ids]
-        self._watchdog = Watchdog(config.timeout, self._hang, fail)
+        beats = self.buffers.heartbeats
+        self._envs = [KeyedEnv(config, description, seed, env_id, purpose, beats) for env_id in env_ids]
+        self._watchdog = Watchdog(config.timeout, beats, self._hang, fail)
 
     def _hang(self) -> str:
         row = int(self.buffers.stepping[0])
@@ -216,7 +229,9 @@ class InProcessEnvs(HostEnvs):
 
     def restore(self, env: int, actions: np.ndarray, hashes: np.ndarray, state: dict[str, np.ndarray]) -> bool:
         """See :meth:`HostEnvs.restore`."""
-        return restore_env(self._envs[env], self.buffers, env, actions, hashes, state)
+        self.buffers.stepping[0] = env
+        with self._watchdog:
+            return restore_env(self._envs[env], self.buffers, env, actions, hashes, state)
 
     def close(self) -> None:
         """See :meth:`HostEnvs.close`."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import multiprocessing
 import multiprocessing.connection
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -62,7 +63,8 @@ def _work(
     try:
         buffers = _views(raw, layout)
         buffers.stepping[slot] = first
-        envs = [KeyedEnv(config, description, seed, env_id, purpose) for env_id in env_ids]
+        beat = buffers.heartbeats[slot : slot + 1]
+        envs = [KeyedEnv(config, description, seed, env_id, purpose, beat) for env_id in env_ids]
         buffers.stepping[slot] = -1
         connection.send(("ok", None))
         while True:
@@ -70,10 +72,10 @@ def _work(
             connection.send(("ok", _serve(envs, buffers, first, slot, command, tuple(arguments))))
     except (EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
         return
-    except (EnvironmentFailureError, ValueError) as error:
-        connection.send(("failed", str(error)))
     except Exception as error:
-        connection.send(("failed", f"worker {slot}: {type(error).__name__}: {error}"))
+        known = isinstance(error, EnvironmentFailureError | ValueError)
+        with contextlib.suppress(OSError):  # the rank may have failed for another environment already
+            connection.send(("failed", str(error) if known else f"worker {slot}: {type(error).__name__}: {error}"))
 
 
 class WorkerEnvs(HostEnvs):
@@ -126,19 +128,28 @@ class WorkerEnvs(HostEnvs):
         """One answer of each worker; raises naming the environment that failed, died or hung."""
         waiting = {self._connections[slot]: slot for slot in slots}
         answers: dict[int, Any] = {}
-        deadline = time.monotonic() + self._timeout
+        now = time.monotonic()
+        beats: dict[int, tuple[int, float]] = {slot: (-1, now) for slot in slots}
         while waiting:
-            ready = multiprocessing.connection.wait(list(waiting), max(0.0, deadline - time.monotonic()))
+            ready = multiprocessing.connection.wait(list(waiting), min(1.0, self._timeout / 4))
             if not ready:
-                slot = min(waiting.values())
-                self.close()
-                raise EnvironmentFailureError(
-                    f"{self._name(slot)}, didn't answer within {self._timeout:g} s (env.timeout)"
-                )
+                self._check_heartbeats(beats, waiting.values())
             for connection in ready:
                 slot = waiting.pop(connection)  # type: ignore[call-overload]
                 answers[slot] = self._receive(slot)
         return answers
+
+    def _check_heartbeats(self, beats: dict[int, tuple[int, float]], waiting: Iterable[int]) -> None:
+        """Fail for the first worker whose environment has not moved for longer than the limit."""
+        now = time.monotonic()
+        for slot in sorted(waiting):
+            beat, (seen, since) = int(self.buffers.heartbeats[slot]), beats[slot]
+            if beat != seen:
+                beats[slot] = (beat, now)
+            elif now - since > self._timeout:
+                name = self._name(slot)
+                self.close()
+                raise EnvironmentFailureError(f"{name}, didn't answer within {self._timeout:g} s (env.timeout)")
 
     def _receive(self, slot: int) -> Any:
         try:

@@ -85,7 +85,7 @@ def supervise(start: Callable[[Path], Ranks]) -> int:
 
 
 def _wait(ranks: Ranks) -> dict[int, int | None]:
-    """Exit codes once all ranks are done, or shortly after the first failed."""
+    """Exit codes once all ranks are done, or some seconds after the first failed: a checkpoint may be under way."""
     deadline: float | None = None
     while True:
         codes = ranks.exit_codes()
@@ -93,7 +93,7 @@ def _wait(ranks: Ranks) -> dict[int, int | None]:
             return codes
         if deadline is None and any(codes.values()):
             deadline = time.monotonic() + GRACE_SECONDS
-        if deadline is not None and (time.monotonic() > deadline or _own_failure(ranks, codes) is not None):
+        if deadline is not None and time.monotonic() > deadline:
             return codes
         time.sleep(POLL_SECONDS)
 

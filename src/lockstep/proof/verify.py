@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -16,6 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from lockstep.command_parser import CommandParser
 from lockstep.config import Config, resolve
 from lockstep.config_sources import parse_arguments, read_request
 from lockstep.envs.description import describe
@@ -160,7 +160,7 @@ def _world_sizes(text: str) -> list[int]:
 
 def verify_command(argv: Sequence[str]) -> int:
     """``lockstep verify CONFIG``: exit status 0 if every world size gives the same bytes, 1 if not."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="lockstep verify",
         description="Train a config for some iterations on several world sizes and compare every tensor and metric.",
         epilog="Every option of lockstep train that describes the run is accepted too, e.g. --seed 3 --num-envs 64.",

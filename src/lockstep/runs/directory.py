@@ -109,10 +109,16 @@ class RunDirectory:
         self._write_json(SUMMARY, summary)
 
     def _write_json(self, name: str, value: Any) -> None:
-        if self.is_writer:
-            temporary = self.path / f".{name}.tmp"
+        if not self.is_writer:
+            return
+        temporary = self.path / f".{name}.tmp"
+        try:
             temporary.write_text(json.dumps(value, indent=2) + "\n")
             temporary.replace(self.path / name)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise OSError(error.errno, error.strerror, str(self.path / name)) from None
 
 
 def is_writer(topology: Topology) -> bool:

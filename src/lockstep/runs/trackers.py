@@ -75,6 +75,7 @@ class RunTrackers:
         extra_jsonl: Path | None = None,
         available: Mapping[str, Callable[[Path], Tracker]] = OPTIONAL_TRACKERS,
     ) -> None:
+        self._directory = directory
         self._required: dict[str, Tracker] = {}
         self._optional: dict[str, Tracker] = {}
         jsonl = directory / METRICS_JSONL
@@ -96,8 +97,12 @@ class RunTrackers:
         Raises:
             OSError: the run's own record cannot be written.
         """
-        for tracker in self._required.values():
-            tracker.log(record)
+        for name, tracker in self._required.items():
+            try:
+                tracker.log(record)
+            except OSError as error:
+                path = str(self._directory / f"metrics.{name}")
+                raise OSError(error.errno, error.strerror, path) from error
         self._try_optional(lambda tracker: tracker.log(record))
 
     def text(self, tag: str, text: str) -> None:

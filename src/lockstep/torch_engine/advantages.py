@@ -27,11 +27,10 @@ def gae(
         gae_lambda: lambda.
     """
     deltas = rewards + gamma * torch.where(terminated > 0, 0.0, next_values) - values
-    carry = gamma * gae_lambda * (1.0 - done)
     advantages = torch.empty_like(deltas)
-    running = torch.zeros_like(deltas[0])
+    running, over, discount = torch.zeros_like(deltas[0]), done > 0, gamma * gae_lambda
     for t in range(len(deltas) - 1, -1, -1):
-        running = deltas[t] + carry[t] * running
+        running = deltas[t] + torch.where(over[t], 0.0, discount * running)
         advantages[t] = running
     return advantages, advantages + values
 

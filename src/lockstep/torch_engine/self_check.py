@@ -18,7 +18,7 @@ ShardFunction = Callable[..., Any]
 
 def by_shard(mode: Mode, function: ShardFunction, *arguments: Tensor) -> Any:
     """Call a function of ``[k, …]`` tensors on all shards at once, or shard by shard with the results concatenated."""
-    if mode == "batched" or len(arguments[0]) == 1:
+    if mode == "batched":
         return function(*arguments)
     results = [function(*(a[s : s + 1].clone() for a in arguments)) for s in range(len(arguments[0]))]
     if isinstance(results[0], tuple):

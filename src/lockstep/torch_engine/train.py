@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -92,7 +93,8 @@ class Trainer:
         mark = time.perf_counter()
         noise = action_noise(config, plan, state.net, state.iteration)
         collect(state, s.envs, s.actor, noise, s.rollout)
-        record_replay(s.replay, s.envs, s.rollout)
+        if s.envs.replayed:
+            record_replay(s.replay, s.envs, s.rollout)
         finished = state.counter.finished(s.rollout.rewards, s.rollout.done, plan.env_ids)
         batch = make_batch(state, s.rollout, plan, config, s.mode)
         self.clock.rollout, mark = time.perf_counter() - mark, time.perf_counter()
@@ -146,7 +148,7 @@ class Trainer:
         try:
             self.trackers.log(record)
         except OSError as error:
-            raise RunError(f"{self.run.path}: the run's metrics can't be written: {error.strerror or error}") from error
+            raise RunError(f"{error.filename} can't be written: {error.strerror or error}") from error
         self.progress.update(record)
 
     def prove(self) -> None:
@@ -212,7 +214,10 @@ class Trainer:
     def close(self) -> None:
         """Close what is open, whatever happened."""
         self.progress.close()
-        self.trackers.close()
+        with contextlib.suppress(Exception):  # a checkpoint under way is finished even if the run failed
+            self.checkpoints.wait()
+        with contextlib.suppress(OSError):  # every line was written when it was logged
+            self.trackers.close()
         if self.fingerprints is not None:
             self.fingerprints.close()
 

@@ -143,17 +143,25 @@ def advantage_scales(config: Config, local: Tensor, everyone: Tensor, rows: int)
 
 @dataclass
 class UpdateResult:
-    """What an update did: sums over its optimiser steps, on every rank the same."""
+    """What an update did, on every rank the same.
+
+    Attributes:
+        terms: sums of the loss terms over the minibatches that were evaluated, the one that stopped it included.
+        evaluated: number of those minibatches.
+        grad_norm: sum over optimiser steps; ``steps`` their number.
+        stopped_by_kl: whether the KL stop ended it.
+    """
 
     terms: np.ndarray
+    evaluated: int = 0
     grad_norm: float = 0.0
     steps: int = 0
     stopped_by_kl: bool = False
 
     def metrics(self, config: Config, learning_rate: float) -> dict[str, float | int]:
-        """Means over the optimiser steps."""
+        """Means over the minibatches."""
         steps = max(1, self.steps)
-        means = dict(zip(TERMS, (self.terms / steps).tolist(), strict=True))
+        means = dict(zip(TERMS, (self.terms / max(1, self.evaluated)).tolist(), strict=True))
         ppo = config.ppo
         total = means["policy_loss"] + ppo.value_coef * means["value_loss"] - ppo.entropy_coef * means["entropy"]
         out: dict[str, float | int] = {"train/loss": total}
@@ -245,6 +253,8 @@ def update(
                     f"non-finite loss or gradient in iteration {state.iteration + 1}, epoch {epoch + 1}, minibatch "
                     f"{number + 1} ({named}); a smaller ppo.learning_rate or normalize.observations may help"
                 )
+            result.terms += terms
+            result.evaluated += 1
             kl = float(terms[TERMS.index("approx_kl")])
             if ppo.target_kl is not None and kl > KL_STOP_FACTOR * ppo.target_kl:
                 result.stopped_by_kl = True
@@ -252,6 +262,5 @@ def update(
             if ppo.schedule == "adaptive":
                 state.learning_rate = adapted_learning_rate(state.learning_rate, kl, ppo.desired_kl)
             result.grad_norm += clip_and_step(state, combined[:size], ppo.max_grad_norm, state.learning_rate)
-            result.terms += terms
             result.steps += 1
     return result

@@ -1,0 +1,14 @@
+"""The parser of the small commands: what is wrong becomes one line, as everywhere."""
+
+from __future__ import annotations
+
+import argparse
+from typing import NoReturn
+
+
+class CommandParser(argparse.ArgumentParser):
+    """An argument parser whose errors are ``ValueError``."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what is wrong instead of printing the usage."""
+        raise ValueError(f"{message} ({self.prog} --help)")
