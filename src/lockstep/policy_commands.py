@@ -12,6 +12,7 @@ from typing import Any
 
 from lockstep.command_parser import CommandParser
 from lockstep.envs.description import describe, make_environment
+from lockstep.envs.keyed import environment_failure
 from lockstep.envs.registry import make_envs
 from lockstep.evaluation import run_episodes, summarize
 from lockstep.launch.process import EXIT_FAILURE, fail_now, report_failure
@@ -129,20 +130,31 @@ def play(
     returns = []
     try:
         for episode in range(episodes):
-            start = config.seed if seed is None else seed
-            observation, _ = env.reset(seed=keyed_seed(start, "eval", episode))
-            total, steps, over = 0.0, 0, False
-            while not over and steps < config.eval.max_steps:
-                if writer is not None:
-                    writer.append_data(_frame(env))
-                observation, reward, terminated, truncated, _ = env.step(policy(observation, deterministic))
-                total, steps, over = total + float(reward), steps + 1, terminated or truncated
-            returns.append(total)
+            start = keyed_seed(config.seed if seed is None else seed, "eval", episode)
+            returns.append(_play_episode(env, policy, writer, start, deterministic))
     finally:
         if writer is not None:
             writer.close()
         env.close()
     return returns
+
+
+def _play_episode(env: Any, policy: Policy, writer: Any, seed: int, deterministic: bool) -> float:
+    """One episode, drawn before every step; its return."""
+    name, where, total, steps, over = policy.config.env.id, "reset", 0.0, 0, False
+    try:
+        observation, _ = env.reset(seed=seed)
+        where = "step"
+        while not over and steps < policy.config.eval.max_steps:
+            if writer is not None:
+                writer.append_data(_frame(env))
+            observation, reward, terminated, truncated, _ = env.step(policy(observation, deterministic))
+            total, steps, over = total + float(reward), steps + 1, terminated or truncated
+    except (ValueError, OSError):
+        raise
+    except Exception as error:
+        raise environment_failure(f"environment {name}", where, error) from error
+    return total
 
 
 def _frame(env: Any) -> Any:

@@ -21,6 +21,14 @@ def episode_key(purpose: str, env_id: int, episode: int) -> tuple[int, ...]:
     return (env_id,) if purpose == "eval" else (env_id, episode)
 
 
+def environment_failure(name: str, where: str, error: Exception) -> EnvironmentFailureError:
+    """What an environment raised, as one line that says where."""
+    frames = traceback.extract_tb(error.__traceback__)
+    at = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    text = " ".join(str(error).split())
+    return EnvironmentFailureError(f"{name} raised in {where}: {type(error).__name__}: {text}{at}")
+
+
 class KeyedEnv:
     """A Gymnasium environment with keyed resets, float32 observations and bounded actions.
 
@@ -52,12 +60,7 @@ class KeyedEnv:
         self._dtype = getattr(self._env.action_space, "dtype", None)
 
     def _failure(self, where: str, error: Exception) -> EnvironmentFailureError:
-        frames = traceback.extract_tb(error.__traceback__)
-        at = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-        text = " ".join(str(error).split())
-        return EnvironmentFailureError(
-            f"environment {self.env_id} ({self._description.id}) raised in {where}: {type(error).__name__}: {text}{at}"
-        )
+        return environment_failure(f"environment {self.env_id} ({self._description.id})", where, error)
 
     def reset(self, episode: int) -> np.ndarray:
         """Start the k-th episode; observation float32, flat."""
