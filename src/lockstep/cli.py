@@ -76,6 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[0] == "--version":
         print(f"lockstep {__version__}")
         return 0
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # `module:Id-v0` finds a module beside the user, as `python -m` does
     from lockstep.errors import RunError
     from lockstep.launch.process import EXIT_FAILURE, EXIT_USER_ERROR, report_failure
 
@@ -88,9 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ValueError(f"{words[0]!r} is no command; {hint}")
         return COMMANDS[words[0]](words[1:])
     except ValueError as error:
-        from lockstep.runs.directory import is_writer
-
-        report_failure(" ".join(str(error).split()), secondary=not is_writer(_topology()))
+        report_failure(" ".join(str(error).split()), secondary=_topology().local_rank > 0)
         return EXIT_USER_ERROR
     except (RunError, OSError) as error:
         if isinstance(error, BrokenPipeError):  # whoever read our output has left (`| head`)

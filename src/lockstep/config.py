@@ -6,6 +6,7 @@ by :mod:`lockstep.config_sources`.
 
 from __future__ import annotations
 
+import json
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -260,6 +261,14 @@ def _check_minibatches(config: Config, envs_per_shard: int) -> None:
 
 
 def _check_choices(config: Config) -> None:
+    try:
+        plain = json.loads(json.dumps(config.env.kwargs)) == config.env.kwargs
+    except (TypeError, ValueError):
+        plain = False
+    if not plain:
+        raise ValueError(
+            f"env.kwargs: {config.env.kwargs!r} is more than JSON can hold (text as keys; numbers, text, lists)"
+        )
     if config.backend == "nccl" and config.device == "cpu":
         raise ValueError("backend: nccl works on GPUs only and device is cpu; use backend gloo or device cuda")
     if any(size < 1 for size in config.network.hidden_sizes):

@@ -23,7 +23,9 @@ def complaint(action, *arguments):
 
 
 def create(tmp_path, name: str | None = "a", config=CONFIG):
-    return create_run(str(tmp_path / "runs"), name, config)
+    run = create_run(str(tmp_path / "runs"), name, config)
+    run.unlock()
+    return run.path
 
 
 def save_checkpoint(path, step=100):
@@ -228,7 +230,7 @@ def use_every_writer(run):
     checkpoints = run.open_checkpoints(CheckpointConfig())
     checkpoints.save(1, FILES, None)
     checkpoints.wait()
-    run.cut_logs(0, 0, LogConfig(jsonl=str(run.path / "second.jsonl")))
+    run.cut_after(0, 1, LogConfig(jsonl=str(run.path / "second.jsonl")))
     run.open_progress(100).close()
     run.warn("something")
     run.unlock()
@@ -285,9 +287,9 @@ def test_logs_are_cut_to_the_checkpoint(tmp_path):
         fingerprints.log({"iteration": iteration, "policy/w": iteration})
     trackers.close()
     fingerprints.close()
-    run.cut_logs(3, 30, log)
+    run.cut_after(3, 30, log)
     for file in (run.path / "metrics.jsonl", run.path / "fingerprints.jsonl", tmp_path / "second.jsonl"):
         assert [json.loads(line)["iteration"] for line in file.read_text().splitlines()] == [1, 2, 3], file
     assert len((run.path / "metrics.csv").read_text().splitlines()) == 1 + 3
-    run.cut_logs(3, 30, log)
+    run.cut_after(3, 30, log)
     assert len((run.path / "metrics.jsonl").read_text().splitlines()) == 3

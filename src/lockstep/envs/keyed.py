@@ -21,7 +21,7 @@ def episode_key(purpose: str, env_id: int, episode: int) -> tuple[int, ...]:
     return (env_id,) if purpose == "eval" else (env_id, episode)
 
 
-def environment_failure(name: str, where: str, error: Exception) -> EnvironmentFailureError:
+def environment_failure(name: str, where: str, error: BaseException) -> EnvironmentFailureError:
     """What an environment raised, as one line that says where."""
     frames = traceback.extract_tb(error.__traceback__)
     at = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
@@ -59,7 +59,7 @@ class KeyedEnv:
         self._env = make_environment(config)
         self._dtype = getattr(self._env.action_space, "dtype", None)
 
-    def _failure(self, where: str, error: Exception) -> EnvironmentFailureError:
+    def _failure(self, where: str, error: BaseException) -> EnvironmentFailureError:
         return environment_failure(f"environment {self.env_id} ({self._description.id})", where, error)
 
     def reset(self, episode: int) -> np.ndarray:
@@ -69,7 +69,7 @@ class KeyedEnv:
         try:
             observation, _ = self._env.reset(seed=keyed_seed(self._seed, self._purpose, *key))
             return self._flat(observation)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._failure("reset", error) from error
 
     def _flat(self, observation: Any) -> np.ndarray:
@@ -92,7 +92,7 @@ class KeyedEnv:
         try:
             observation, reward, terminated, truncated, _ = self._env.step(self._native(action))
             return self._flat(observation), float(reward), bool(terminated), bool(truncated)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._failure("step", error) from error
 
     def _native(self, action: Any) -> Any:

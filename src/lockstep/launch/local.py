@@ -17,6 +17,8 @@ from lockstep.launch.signals import STOP_SIGNALS
 
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 3.0
+INTERRUPTED = "interrupted; the last checkpoint is intact"
+NOT_BEGUN = "stopped by a signal before training began"
 
 
 class Ranks(Protocol):
@@ -79,9 +81,12 @@ def supervise(start: Callable[[Path], Ranks]) -> int:
         if message is None:
             return 128 + received[0] if received else 0
         if received.count(signal.SIGINT) > 1:
-            message = "interrupted; the last checkpoint is intact"
+            message = INTERRUPTED
+        elif received and all(code in (0, -received[0]) for code in codes.values()):
+            message = NOT_BEGUN
+        stopped = received and message in (INTERRUPTED, NOT_BEGUN)
         print(f"lockstep: error: {message}", file=sys.stderr, flush=True)
-        return 128 + received[0] if received else EXIT_FAILURE
+        return 128 + received[0] if stopped else EXIT_FAILURE
 
 
 def _wait(ranks: Ranks) -> dict[int, int | None]:

@@ -13,11 +13,10 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from lockstep.config import Config, RunOptions
-from lockstep.config_sources import read_file, validate
 from lockstep.errors import PeerFailureError, RunError
 from lockstep.launch.process import EXIT_FAILURE, EXIT_USER_ERROR, end_with_parent, report_failure
 from lockstep.runs.checkpoint import find_checkpoint
-from lockstep.runs.directory import CHECKPOINTS, CONFIG, RunDirectory, is_writer
+from lockstep.runs.directory import CHECKPOINTS, RunDirectory, is_writer
 from lockstep.topology import Topology, from_environment
 
 
@@ -26,11 +25,13 @@ class Assignment:
     """What a rank is to do.
 
     Attributes:
+        config: resolved.
         path: the run directory; on a rank that doesn't write and starts anew it may not exist.
         options: limits of this session.
         resume_from: checkpoint to resume from (``latest`` or ``step_<n>``), or None to begin.
     """
 
+    config: Config
     path: Path
     options: RunOptions
     resume_from: str | None = None
@@ -55,17 +56,10 @@ def engine_module(engine: str) -> Any:
         raise ValueError(f"engine: {engine} needs {error.name}; pip install 'lockstep-rl[{engine}]'") from None
 
 
-def stored_config(path: Path) -> Config:
-    """The config of a run directory."""
-    config: Config = validate(Config, read_file(path / CONFIG), str(path / CONFIG))
-    return config
-
-
-def run_rank(config: Config | None, assignment: Assignment, topology: Topology) -> int:
-    """Train this rank's part (config None: read it from the run); every failure becomes one report and an exit code."""
+def run_rank(assignment: Assignment, topology: Topology) -> int:
+    """Train this rank's part; every failure becomes one report and an exit code."""
     try:
-        if config is None:
-            config = stored_config(assignment.path)
+        config = assignment.config
         engine = engine_module(config.engine)
         run = RunDirectory(assignment.path, is_writer=is_writer(topology), quiet=assignment.options.quiet)
         checkpoint = None
@@ -96,7 +90,7 @@ def main() -> int:
     """Entry of a rank that ``lockstep train --nproc`` started: the assignment is its only argument."""
     end_with_parent()
     assignment = Assignment.from_json(sys.argv[1])
-    return run_rank(None, assignment, from_environment())
+    return run_rank(assignment, from_environment())
 
 
 if __name__ == "__main__":

@@ -13,10 +13,21 @@ from lockstep.config_sources import Request, merge, read_file, validate
 from lockstep.envs.description import describe
 from lockstep.launch.local import supervise
 from lockstep.launch.rank import Assignment, engine_module, run_rank
-from lockstep.runs.checkpoint import find_checkpoint
-from lockstep.runs.directory import CHECKPOINTS, CONFIG, create_run, find_run, is_writer, write_config
+from lockstep.runs.checkpoint import checkpoints_in, find_checkpoint
+from lockstep.runs.directory import (
+    CHECKPOINTS,
+    CONFIG,
+    SUMMARY,
+    RunDirectory,
+    create_run,
+    find_run,
+    is_writer,
+    open_run,
+)
 from lockstep.shards import world_sizes
 from lockstep.topology import Topology, available_cores, from_environment
+
+STOPPED_BY_SIGNAL = (130, 143)
 
 # Settings that a resumed run may change: they don't decide the agent's bytes up to total_steps.
 CHANGEABLE = ("total_steps", "checkpoint.", "eval.", "log.", "proof.", "env.workers", "env.timeout")
@@ -71,7 +82,42 @@ def _check_machine(config: Config, ranks_here: int) -> None:
     describe(config.env)
 
 
-def _prepare(request: Request, topology: Topology) -> tuple[Config, Assignment, int]:
+def _check_options(options: RunOptions, config: Config) -> None:
+    if options.resume is not None and options.name is not None:
+        raise ValueError(f"name: {options.name} with --resume {options.resume}; a resumed run keeps its name")
+    stop = options.stop_at_step
+    if options.resume is None and stop is not None and stop > config.total_steps:
+        raise ValueError(f"stop_at_step: {stop} is beyond total_steps {config.total_steps}")
+
+
+def _check_second_log(path: Path, config: Config) -> None:
+    """A second metrics.jsonl that this run did not write before must be new: it would be cut and appended to."""
+    stored = read_file(path / CONFIG).get("log", {}).get("jsonl")
+    second = config.log.jsonl
+    if second is not None and second != stored and Path(second).is_file() and Path(second).stat().st_size:
+        raise ValueError(f"log.jsonl: {second} already holds another run's records; give another path or remove it")
+
+
+def _open_directory(
+    request: Request, config: Config, path: Path | None, which: str | None, writer: bool
+) -> tuple[RunDirectory, str | None]:
+    """The run's directory, locked if this process writes it, and the checkpoint to resume from."""
+    options = request.options
+    if path is None:
+        if not writer:
+            return RunDirectory(Path(options.runs_dir), is_writer=False), None
+        return create_run(options.runs_dir, options.name, config), None
+    if not checkpoints_in(path / CHECKPOINTS):
+        which = None  # it ended before its first checkpoint: it begins again
+        if writer and not options.quiet:
+            print(f"run {path} has no checkpoint yet; it begins again")
+    else:
+        find_checkpoint(path / CHECKPOINTS, which or "latest", warn=False)
+    _check_second_log(path, config)
+    return (open_run(path, config) if writer else RunDirectory(path, is_writer=False)), which
+
+
+def _prepare(request: Request, topology: Topology) -> tuple[Assignment, RunDirectory, int]:
     """Resolve and check everything; make the run directory if this process is the one to write it."""
     options, writer = request.options, is_writer(topology)
     path, which = (None, None) if options.resume is None else find_run(options.resume, options.runs_dir)
@@ -81,16 +127,10 @@ def _prepare(request: Request, topology: Topology) -> tuple[Config, Assignment, 
     config = resolve(config, nproc)
     if per_rank is not None and writer and not options.quiet:
         print(f"num_envs_per_rank {per_rank} on {nproc} ranks: num_envs {config.num_envs}; other ranks, another run")
-    if options.resume is None and options.stop_at_step is not None and options.stop_at_step > config.total_steps:
-        raise ValueError(f"stop_at_step: {options.stop_at_step} is beyond total_steps {config.total_steps}")
+    _check_options(options, config)
     _check_machine(config, topology.local_world_size if topology.launched else nproc)
-    if path is None:
-        path = create_run(options.runs_dir, options.name, config) if writer else Path(options.runs_dir)
-    else:
-        find_checkpoint(path / CHECKPOINTS, which or "latest", warn=False)
-        if writer:
-            write_config(path, config)
-    return config, Assignment(path, options, which), nproc
+    run, which = _open_directory(request, config, path, which, writer)
+    return Assignment(config, run.path, options, which), run, nproc
 
 
 def _command() -> str:
@@ -115,7 +155,8 @@ def next_steps(path: Path, summary: dict[str, Any]) -> str:
         lines.append(f"continue:  {command} train --resume {path}")
     lines.append(f"evaluate:  {command} eval {path} --episodes 20")
     lines.append(f"watch:     {command} play {path} --video out.mp4")
-    lines.append(f"curves:    tensorboard --logdir {path / 'tensorboard'}")
+    if (path / "tensorboard").is_dir():
+        lines.append(f"curves:    tensorboard --logdir {path / 'tensorboard'}")
     return "\n".join(lines)
 
 
@@ -126,16 +167,30 @@ def start_run(request: Request) -> int:
         ValueError: one line, before any process is started.
     """
     topology = from_environment()
-    config, assignment, nproc = _prepare(request, topology)
-    if topology.launched or nproc == 1:
-        code = run_rank(config, assignment, topology)
-    else:
-        arguments = ["-m", "lockstep.launch.rank", assignment.to_json()]
-        code = supervise(lambda logs: engine_module(config.engine).start_ranks(arguments, nproc, config.threads, logs))
-    if code in (0, 130, 143) and is_writer(topology) and not assignment.options.quiet:
-        summary = read_file(assignment.path / "summary.json") if (assignment.path / "summary.json").is_file() else None
-        if summary is not None:
-            print(next_steps(assignment.path, summary), flush=True)
-    if code in (130, 143) and is_writer(topology):
-        print("lockstep: stopped by a signal, with a checkpoint", file=sys.stderr)
+    assignment, run, nproc = _prepare(request, topology)
+    try:
+        code = _train(assignment, topology, nproc)
+    finally:
+        run.unlock()
+    if is_writer(topology) and code in (0, *STOPPED_BY_SIGNAL):
+        _report(assignment, code)
     return code
+
+
+def _train(assignment: Assignment, topology: Topology, nproc: int) -> int:
+    if topology.launched or nproc == 1:
+        return run_rank(assignment, topology)
+    arguments, config = ["-m", "lockstep.launch.rank", assignment.to_json()], assignment.config
+    engine = engine_module(config.engine)
+    return supervise(lambda logs: engine.start_ranks(arguments, nproc, config.threads, logs))
+
+
+def _report(assignment: Assignment, code: int) -> None:
+    """What came of a run that ended well or was stopped; the summary is there only if it ended by itself."""
+    path = assignment.path / SUMMARY
+    if not path.is_file():
+        return
+    if not assignment.options.quiet:
+        print(next_steps(assignment.path, read_file(path)), flush=True)
+    if code in STOPPED_BY_SIGNAL:
+        print("lockstep: stopped by a signal, with a checkpoint", file=sys.stderr)

@@ -16,10 +16,10 @@ from rich.console import Console
 from rich.table import Table
 
 from lockstep.command_parser import CommandParser
-from lockstep.config import Config, resolve
+from lockstep.config import Config, RunOptions, resolve
 from lockstep.config_sources import parse_arguments, read_request
 from lockstep.envs.description import describe
-from lockstep.launch.process import EXIT_FAILURE
+from lockstep.launch.process import EXIT_FAILURE, end_with_parent
 from lockstep.runs.directory import FINGERPRINTS
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.topology import LAUNCHER_VARIABLE
@@ -62,7 +62,9 @@ def run_trace(config: Config, world_size: int, iterations: int, directory: Path)
     command = [sys.executable, "-m", "lockstep", "train", str(source), "--nproc", str(world_size), "--name", name]
     command += ["--runs-dir", str(directory), "--stop-at-step", str(iterations * config.steps_per_iteration), "--quiet"]
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", LAUNCHER_VARIABLE)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, check=False, preexec_fn=end_with_parent
+    )
     error = None
     if done.returncode:
         said = [line for line in done.stderr.splitlines() if line.startswith("lockstep: error: ")]
@@ -163,6 +165,7 @@ def verify_command(argv: Sequence[str]) -> int:
     parser = CommandParser(
         prog="lockstep verify",
         description="Train a config for some iterations on several world sizes and compare every tensor and metric.",
+        allow_abbrev=False,
         epilog="Every option of lockstep train that describes the run is accepted too, e.g. --seed 3 --num-envs 64.",
     )
     parser.add_argument("config", metavar="CONFIG_FILE_OR_ENV_ID")
@@ -174,7 +177,12 @@ def verify_command(argv: Sequence[str]) -> int:
     options, rest = parser.parse_known_args(list(argv))
     if options.iterations < 1:
         raise ValueError(f"iterations: {options.iterations} is below 1")
-    parse_arguments(rest)
+    given = parse_arguments(rest)
+    for key in given.settings:
+        if key in RunOptions.model_fields:
+            raise ValueError(f"{key}: verify starts its own runs; give only what describes the run")
+    if given.positional:
+        raise ValueError(f"{given.positional[0]!r}: one config file or environment id is enough, before the options")
     request = read_request([options.config, *rest])
     results = verify(request.config, _world_sizes(options.world_sizes), options.iterations)
     if options.json:

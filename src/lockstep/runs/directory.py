@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import os
+import shutil
 import sys
 import time
 from dataclasses import dataclass, field
@@ -12,13 +14,23 @@ from pathlib import Path
 from typing import IO, Any
 
 from lockstep.config import CheckpointConfig, Config, LogConfig
-from lockstep.runs.checkpoint import CheckpointWriter, NullCheckpointWriter
+from lockstep.runs.checkpoint import CheckpointWriter, NullCheckpointWriter, checkpoints_in, step_of
 from lockstep.runs.progress import NullProgress, Progress, make_progress
 from lockstep.runs.tracker_jsonl import JsonlTracker, cut_jsonl
-from lockstep.runs.trackers import METRICS_JSONL, NullTrackers, RunTrackers, TextTracker, cut_trackers
+from lockstep.runs.trackers import (
+    METRICS_CSV,
+    METRICS_JSONL,
+    TENSORBOARD,
+    NullTrackers,
+    RunTrackers,
+    TextTracker,
+    cut_trackers,
+)
 from lockstep.topology import Topology
 
 CONFIG, SUMMARY, CHECKPOINTS, FINGERPRINTS = "config.json", "summary.json", "checkpoints", "fingerprints.jsonl"
+LOCK = ".lock"
+OWN_NAMES = {CONFIG, SUMMARY, CHECKPOINTS, FINGERPRINTS, LOCK, METRICS_JSONL, METRICS_CSV, TENSORBOARD, "videos"}
 
 
 @dataclass
@@ -49,19 +61,26 @@ class RunDirectory:
         """
         if not self.is_writer:
             return
-        lock = (self.path / ".lock").open("w")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.close()
-            raise ValueError(f"run {self.path} is being written by another process; wait for it or stop it") from None
-        self._lock = lock
+        path = self.path / LOCK
+        while True:
+            lock = path.open("w")
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                lock.close()
+                raise ValueError(
+                    f"run {self.path} is being written by another process; wait for it or stop it"
+                ) from None
+            if path.exists() and path.stat().st_ino == os.fstat(lock.fileno()).st_ino:
+                self._lock = lock
+                return
+            lock.close()  # its last holder removed it between our opening and locking it
 
     def unlock(self) -> None:
         """Let others write this run."""
         if self._lock is not None:
             with contextlib.suppress(OSError):
-                (self.path / ".lock").unlink()
+                (self.path / LOCK).unlink()
             self._lock.close()
             self._lock = None
 
@@ -87,10 +106,13 @@ class RunDirectory:
         self.checkpoints.mkdir(exist_ok=True)
         return CheckpointWriter(self.checkpoints, config.keep_last, config.keep_best)
 
-    def cut_logs(self, iteration: int, global_step: int, log: LogConfig) -> None:
-        """Remove what was logged after a checkpoint, so that nothing stands twice."""
+    def cut_after(self, iteration: int, global_step: int, log: LogConfig) -> None:
+        """Remove checkpoints and log lines after a point, so that the run that goes on from it has one future."""
         if not self.is_writer:
             return
+        for path in checkpoints_in(self.checkpoints):
+            if (step_of(path) or 0) > global_step:
+                shutil.rmtree(path, ignore_errors=True)
         cut_trackers(self.path, iteration, global_step, Path(log.jsonl) if log.jsonl else None)
         if (self.path / FINGERPRINTS).exists():
             cut_jsonl(self.path / FINGERPRINTS, iteration)
@@ -103,6 +125,11 @@ class RunDirectory:
     def write_config(self, config: Config) -> None:
         """Write ``config.json``."""
         self._write_json(CONFIG, config.model_dump(mode="json"))
+
+    def remove_summary(self) -> None:
+        """Remove the summary of an earlier session: the run is not at its end any more."""
+        if self.is_writer:
+            (self.path / SUMMARY).unlink(missing_ok=True)
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write ``summary.json``."""
@@ -133,37 +160,67 @@ def default_name(config: Config) -> str:
 
 
 def _untouched(path: Path) -> bool:
-    """Whether a directory holds no more than a run that never got through its first iteration."""
+    """Whether a directory is empty, or holds no more than a run of ours that never got through its first iteration."""
+    if not path.is_dir() or not {p.name for p in path.iterdir()} <= OWN_NAMES:
+        return False
     metrics = path / METRICS_JSONL
-    trained = metrics.is_file() and metrics.stat().st_size > 0
-    return (
-        not trained
-        and not any((path / CHECKPOINTS).glob("step_*"))
-        and ((path / CONFIG).is_file() or not any(path.iterdir()))
-    )
+    if (metrics.is_file() and metrics.stat().st_size > 0) or any((path / CHECKPOINTS).glob("step_*")):
+        return False
+    try:
+        return not (path / CONFIG).exists() or bool(Config.model_validate_json((path / CONFIG).read_text()))
+    except ValueError:
+        return False
 
 
-def create_run(runs_dir: str, name: str | None, config: Config) -> Path:
-    """Make a run directory with its ``config.json``.
+def create_run(runs_dir: str, name: str | None, config: Config) -> RunDirectory:
+    """Make a run directory with its ``config.json``; it comes back locked.
 
     Raises:
         ValueError: the name is taken, or the directory can't be written; one line.
     """
-    path = Path(runs_dir) / (name or default_name(config))
-    suffix = 1
-    while name is None and path.exists():
-        suffix += 1
-        path = Path(runs_dir) / f"{default_name(config)}-{suffix}"
-    if path.exists() and not (path.is_dir() and _untouched(path)):
-        raise ValueError(
-            f"name: run {path} exists already; --resume {path} continues it, another --name starts a new one"
-        )
+    stem, suffix = name or default_name(config), 1
+    path = Path(runs_dir) / stem
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        write_config(path, config)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        while name is None and path.exists():
+            suffix += 1
+            path = Path(runs_dir) / f"{stem}-{suffix}"
+        if path.exists() and not path.is_dir():
+            raise ValueError(f"name: run {path} exists already, as a file; choose another --name")
+        path.mkdir(exist_ok=name is not None)
+        run = RunDirectory(path)
+        run.lock()
     except OSError as error:
         raise ValueError(f"runs_dir: {path} can't be written: {error.strerror or error}") from None
-    return path
+    try:
+        if not _untouched(path):
+            raise ValueError(
+                f"name: run {path} exists already; --resume {path} continues it, another --name starts a new one"
+            )
+        run.write_config(config)
+    except OSError as error:
+        run.unlock()
+        raise ValueError(f"runs_dir: {path} can't be written: {error.strerror or error}") from None
+    except ValueError:
+        run.unlock()
+        raise
+    return run
+
+
+def open_run(path: Path, config: Config) -> RunDirectory:
+    """A run that is resumed, its ``config.json`` brought up to date; it comes back locked.
+
+    Raises:
+        ValueError: another process is writing it.
+    """
+    run = RunDirectory(path)
+    run.lock()
+    try:
+        run.write_config(config)
+    except OSError:
+        run.unlock()
+        raise
+    return run
 
 
 def find_run(run: str, runs_dir: str = "runs") -> tuple[Path, str]:
@@ -180,17 +237,3 @@ def find_run(run: str, runs_dir: str = "runs") -> tuple[Path, str]:
     there = sorted(p.parent.name for p in Path(runs_dir).glob(f"*/{CONFIG}"))[-5:]
     listed = f"; in {runs_dir} there are: {', '.join(there)}" if there else f"; {runs_dir} holds no runs"
     raise ValueError(f"run: neither {run} nor {Path(runs_dir) / run} is a run directory{listed}")
-
-
-def write_config(path: Path, config: Config) -> None:
-    """Write ``config.json`` unless another process is writing the run.
-
-    Raises:
-        ValueError: one is.
-    """
-    run = RunDirectory(path)
-    run.lock()
-    try:
-        run.write_config(config)
-    finally:
-        run.unlock()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import json
@@ -9,8 +10,10 @@ import os
 import platform
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -71,7 +74,8 @@ def open_process_group(topology: Topology, config: Config) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     backend = "cpu:gloo,cuda:nccl" if uses_nccl(config) else "gloo"
-    dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
+    timeout = max(COLLECTIVE_TIMEOUT, datetime.timedelta(seconds=2 * config.env.timeout))
+    dist.init_process_group(backend, timeout=timeout)
 
 
 def uses_nccl(config: Config) -> bool:
@@ -187,14 +191,26 @@ class Communicator:
         return DistributedDataParallel(module, device_ids=ids)
 
 
+def cpu_model() -> str:
+    """The processor's name, where the system tells it."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()
+
+
 def machine_facts(device: torch.device) -> dict[str, str]:
     """What must be the same on every rank for the same bits: instruction set, versions, device."""
     return {
         "machine": platform.machine(),
+        "cpu": cpu_model(),
         "cpu capability": torch.backends.cpu.get_cpu_capability(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "torch": torch.__version__,
         "numpy": np.__version__,
+        "gymnasium": gymnasium.__version__,
+        "mujoco": str(getattr(sys.modules.get("mujoco"), "__version__", "not loaded")),
         "python": ".".join(platform.python_version_tuple()[:2]),
     }
 

@@ -34,6 +34,8 @@ from lockstep.torch_engine.state import TrainState, counters, init_state, load_c
 from lockstep.torch_engine.statistics import initial_statistics
 from lockstep.torch_engine.update import GradientSource, exact_gradient, fast_gradient, loss_settings, shard_gradients
 
+SELF_CHECK_DRAWS = 3
+
 
 @dataclass
 class Session:
@@ -46,7 +48,7 @@ class Session:
         state: what training changes.
         mode: whether shards are batched or looped over.
         actor: the policy for rollouts; ``source`` gives reduced gradients; ``rollout`` are the buffers.
-        restarted: environments that a resume couldn't restore exactly.
+        restarted: environments that this resume couldn't restore exactly; ``restarted_before`` those of earlier ones.
     """
 
     config: Config
@@ -62,6 +64,7 @@ class Session:
     source: GradientSource
     rollout: Rollout
     restarted: list[int] = field(default_factory=list)
+    restarted_before: list[int] = field(default_factory=list)
     wall_time_before: float = 0.0
     _eval_envs: HostEnvs | None = None
 
@@ -145,25 +148,34 @@ def choose_mode(state: TrainState, config: Config, description: EnvDescription, 
 
 def shards_invariant_here(state: TrainState, config: Config, description: EnvDescription) -> bool:
     """Run action, evaluation and gradient of this run, at its shapes on keyed random data, alone and batched."""
-    plan, device, net = ShardPlan(config.envs, config.shards), state.parameters.flat.device, state.net
+    plan = ShardPlan(config.envs, config.shards)
     if plan.num_shards == 1:
         return True
-    generator = keyed_generator(config.seed, "self-check")
+    return all(_shards_invariant(state, config, description, plan, draw) for draw in range(SELF_CHECK_DRAWS))
+
+
+def _shards_invariant(
+    state: TrainState, config: Config, description: EnvDescription, plan: ShardPlan, number: int
+) -> bool:
+    """One draw of the self-check: raw outputs are compared, of which actions would hide the last bits."""
+    device, net = state.parameters.flat.device, state.net
+    generator = keyed_generator(config.seed, "self-check", number)
     samples = config.num_steps * plan.envs_per_shard
     rows = samples // config.ppo.num_minibatches
 
     def draw(*shape: int) -> torch.Tensor:
         return torch.from_numpy(generator.standard_normal((plan.num_shards, *shape), np.float32)).to(device)
 
-    actor = Actor(state, plan, "loop", device)
-    noise = draw(plan.envs_per_shard, net.num_actions)
+    def raw_actions(x: torch.Tensor) -> torch.Tensor:
+        return nets.actor(net, state.parameters.expanded(len(x)), x)
+
     observations = draw(samples + plan.envs_per_shard, net.observation_size)
     actions = to_shards(torch.from_numpy(random_actions(config, plan, description)).to(device), plan.num_shards)
     gradients = shard_gradients(state, loss_settings(config))
     minibatch = (observations[:, :rows].contiguous(), actions[:, :rows].contiguous(), *(draw(rows) for _ in range(4)))
     with torch.no_grad():
         return (
-            shard_invariant(actor.output, observations[:, : plan.envs_per_shard].contiguous(), noise)
+            shard_invariant(raw_actions, observations[:, : plan.envs_per_shard].contiguous())
             and shard_invariant(lambda x, a: evaluate(state, "batched", x, a), observations, actions)
             and shard_invariant(gradients, *minibatch)
         )
@@ -202,7 +214,7 @@ def check_ranks_in_sync(session: Session, when: str) -> None:
     compare_ranks(list(arrays), rows.numpy(), when)
 
 
-def checkpoint_files(session: Session, wall_time: float) -> dict[str, bytes]:
+def checkpoint_files(session: Session, wall_time: float, score: float | None) -> dict[str, bytes]:
     """The files of a checkpoint; environments of all ranks are gathered."""
     state = session.state
     running = state.rewards.running if state.rewards is not None else None
@@ -213,7 +225,12 @@ def checkpoint_files(session: Session, wall_time: float) -> dict[str, bytes]:
         for key, array in unpack(content).items():
             shard, _, name = key.partition("/")
             gathered.setdefault(int(shard), {})[name] = array
-    facts = counters(state) | {"wall_time": wall_time, "environment": asdict(session.description)}
+    facts = counters(state) | {
+        "wall_time": wall_time,
+        "score": score,
+        "restarted_environments": session.restarted_before + session.restarted,
+        "environment": asdict(session.description),
+    }
     return to_files(state_arrays(state), {s: pack(a) for s, a in sorted(gathered.items())}, facts)
 
 
@@ -227,3 +244,4 @@ def resume(session: Session, checkpoint: Checkpoint) -> None:
     restarted = load_shards(session.envs, session.replay, state.counter, running, session.plan, checkpoint.env_shards)
     everyone = session.communicator.gather_json(restarted)
     session.restarted = sorted(env for ids in everyone for env in ids)
+    session.restarted_before = list(checkpoint.state.get("restarted_environments", []))

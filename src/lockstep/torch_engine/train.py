@@ -169,7 +169,7 @@ class Trainer:
         interval, iteration = self.config.checkpoint.interval, self.state.iteration
         if self.saved_iteration == iteration or not (force or (interval and iteration % interval == 0)):
             return
-        files = checkpoint_files(self.session, self.wall_time())
+        files = checkpoint_files(self.session, self.wall_time(), self.score)
         self.checkpoints.save(self.state.global_step, files, self.score)
         self.saved_iteration = iteration
 
@@ -194,7 +194,7 @@ class Trainer:
             "num_shards": self.config.shards,
             "reduction": self.config.reduction,
             "shards_on_a_rank": s.mode,
-            "restarted_environments": s.restarted,
+            "restarted_environments": s.restarted_before + s.restarted,
             "lockstep": __version__,
             "engine": "torch",
             **machine_facts(state.parameters.flat.device),
@@ -271,33 +271,37 @@ def train(
         PeerFailureError: another rank is gone.
     """
     started = time.monotonic()
-    run.lock()
+    run.remove_summary()
     with stop_requests() as request:
         try:
             session = open_session(config, topology, checkpoint)
             try:
-                return _train(session, run, options, request, started, resumed=checkpoint is not None)
+                return _train(session, run, options, request, started, checkpoint)
             finally:
                 session.close()
         finally:
-            run.unlock()
             close_process_group()
 
 
 def _train(
-    session: Session, run: RunDirectory, options: RunOptions, request: StopRequest, started: float, *, resumed: bool
+    session: Session,
+    run: RunDirectory,
+    options: RunOptions,
+    request: StopRequest,
+    started: float,
+    checkpoint: Checkpoint | None,
 ) -> TrainResult:
     line = announcement(session)
-    if resumed:
-        run.cut_logs(session.state.iteration, session.state.global_step, session.config.log)
+    run.cut_after(session.state.iteration, session.state.global_step, session.config.log)
     trainer = Trainer(session, run, options, request, started)
+    trainer.score = None if checkpoint is None else checkpoint.state.get("score")
     try:
         trainer.progress.message(line)
         for note in notes(session, options):
             trainer.progress.message(note)
         if session.restarted:
             run.warn(f"environments {session.restarted} couldn't be restored exactly and began a new episode")
-        if not resumed:
+        if checkpoint is None:
             trainer.trackers.text("config", f"```json\n{session.config.model_dump_json(indent=2)}\n```")
         return trainer.finish(trainer.loop())
     finally:
