@@ -10,7 +10,7 @@ train: $(VENV)/.train
 	$(BIN)/lockstep train CartPole-v1
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2
 
 lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
