@@ -20,7 +20,6 @@ from lockstep.envs.vector import Buffers, HostEnvs, InProcessEnvs, Watchdog
 from lockstep.envs.workers import WorkerEnvs
 from lockstep.errors import EnvironmentFailureError
 
-
 MODULES = Path(__file__).parents[1] / "modules"
 SEED, LIMIT, EVERYONE = 3, 25, range(8)
 CONFIGS = {

@@ -20,7 +20,6 @@ from lockstep.envs.vector import HostEnvs
 from lockstep.episodes import EpisodeCounter
 from lockstep.shards import ShardPlan
 
-
 MODULES = Path(__file__).parents[1] / "modules"
 ENVS, SHARDS, STEPS = 8, 4, 45
 CARTPOLE = {"id": "CartPole-v1", "max_episode_steps": 30}
