@@ -7,6 +7,7 @@ by :mod:`lockstep.config_sources`.
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -18,6 +19,18 @@ class Section(BaseModel):
     """A frozen group of settings that knows every one of its keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _scientific(cls, values: Any) -> Any:
+        """Whole numbers may be written as 1e6 (which YAML takes for text)."""
+        if not isinstance(values, dict):
+            return values
+        whole = {name for name, info in cls.model_fields.items() if info.annotation in (int, int | None)}
+        pattern = re.compile(r"\d+(\.\d+)?[eE]\+?\d{1,2}")
+        return {
+            k: float(v) if k in whole and isinstance(v, str) and pattern.fullmatch(v) else v for k, v in values.items()
+        }
 
 
 class EnvConfig(Section):

@@ -285,6 +285,8 @@ def base_settings(target: str | None) -> tuple[dict[str, Any], str]:
         return read_file(path), target
     if path.is_dir() and (path / "config.json").is_file():
         return read_file(path / "config.json"), str(path / "config.json")
+    if path.is_dir() and path.parent.name == "checkpoints":
+        raise ValueError(f"{target} is a checkpoint; --resume {target} continues from it")
     return {"env": {"id": target}}, target
 
 

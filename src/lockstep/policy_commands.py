@@ -6,11 +6,13 @@ import argparse
 import json
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lockstep.command_parser import CommandParser
+from lockstep.config import EnvConfig
 from lockstep.envs.description import describe, make_environment
 from lockstep.envs.keyed import environment_failure
 from lockstep.envs.registry import make_envs
@@ -125,7 +127,7 @@ def play(
     """
     config = policy.config
     _prepare_rendering(_has_screen())
-    env = make_environment(config.env, render_mode="rgb_array" if video else "human")
+    env = _drawn_environment(config.env, "rgb_array" if video else "human")
     writer = _writer(video, int(env.metadata.get("render_fps") or 30)) if video else None
     returns = []
     try:
@@ -137,6 +139,17 @@ def play(
             writer.close()
         env.close()
     return returns
+
+
+def _drawn_environment(config: EnvConfig, mode: str) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Gymnasium warns of the mode that the error below names
+        try:
+            return make_environment(config, render_mode=mode)
+        except ValueError as error:
+            if "render_mode" not in str(error):
+                raise
+            raise ValueError(f"{config.id} can't be drawn: it takes no render_mode={mode!r}") from None
 
 
 def _play_episode(env: Any, policy: Policy, writer: Any, seed: int, deterministic: bool) -> float:

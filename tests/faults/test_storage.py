@@ -98,7 +98,10 @@ def run_on_a_disk_with(free, disk, cwd):
 def go_on_without_room(path, file):
     """Resume a run on a full disk; the line says why it can't go on, and what there was is there."""
     ended = lockstep("train", "--resume", path, "--total-steps", 10_240, "--checkpoint.interval", 0, cwd=path.parent)
-    line = error_line(ended)
+    warning, line = ended.stderr.splitlines()  # the first says that total_steps is another from here on
+    assert warning.startswith("lockstep: warning: total_steps was 1024 and is 10240")
+    assert ended.code != 0
+    assert line.startswith("lockstep: error: ")
     assert "No space left" in line or "the disk is full" in line
     assert str(path) in line
     assert file in line

@@ -17,7 +17,7 @@ from lockstep.launch.signals import STOP_SIGNALS
 
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 3.0
-INTERRUPTED = "interrupted; the last checkpoint is intact"
+INTERRUPTED = "interrupted at once; --resume goes on from the last checkpoint, if there is one"
 NOT_BEGUN = "stopped by a signal before training began"
 
 
@@ -82,7 +82,7 @@ def supervise(start: Callable[[Path], Ranks]) -> int:
             return 128 + received[0] if received else 0
         if received.count(signal.SIGINT) > 1:
             message = INTERRUPTED
-        elif received and all(code in (0, -received[0]) for code in codes.values()):
+        elif received and all(code in (0, -received[0], 128 + received[0]) for code in codes.values()):
             message = NOT_BEGUN
         stopped = received and message in (INTERRUPTED, NOT_BEGUN)
         print(f"lockstep: error: {message}", file=sys.stderr, flush=True)

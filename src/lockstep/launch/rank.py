@@ -70,7 +70,7 @@ def run_rank(assignment: Assignment, topology: Topology) -> int:
         report_failure(str(error), secondary=True)
         return EXIT_FAILURE
     except KeyboardInterrupt:
-        report_failure("interrupted; the last checkpoint is intact")
+        report_failure("interrupted at once; --resume goes on from the last checkpoint, if there is one")
         return 130
     except (RunError, ValueError, OSError) as error:
         if os.environ.get("LOCKSTEP_TRACEBACK"):

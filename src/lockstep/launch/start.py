@@ -98,6 +98,16 @@ def _check_second_log(path: Path, config: Config) -> None:
         raise ValueError(f"log.jsonl: {second} already holds another run's records; give another path or remove it")
 
 
+def _warn_of_new_length(path: Path, config: Config, writer: bool) -> None:
+    before = read_file(path / CONFIG).get("total_steps")
+    if writer and before != config.total_steps:
+        print(
+            f"lockstep: warning: total_steps was {before} and is {config.total_steps} from here on: schedules follow it, "
+            "so a new run of this config.json is another run",
+            file=sys.stderr,
+        )
+
+
 def _open_directory(
     request: Request, config: Config, path: Path | None, which: str | None, writer: bool
 ) -> tuple[RunDirectory, str | None]:
@@ -114,6 +124,7 @@ def _open_directory(
     else:
         find_checkpoint(path / CHECKPOINTS, which or "latest", warn=False)
     _check_second_log(path, config)
+    _warn_of_new_length(path, config, writer)
     return (open_run(path, config) if writer else RunDirectory(path, is_writer=False)), which
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import fcntl
 import json
 import os
@@ -234,6 +235,9 @@ def find_run(run: str, runs_dir: str = "runs") -> tuple[Path, str]:
             return path, "latest"
         if path.parent.name == CHECKPOINTS and (path.parent.parent / CONFIG).is_file() and path.is_dir():
             return path.parent.parent, path.name
-    there = sorted(p.parent.name for p in Path(runs_dir).glob(f"*/{CONFIG}"))[-5:]
-    listed = f"; in {runs_dir} there are: {', '.join(there)}" if there else f"; {runs_dir} holds no runs"
+    there = sorted(p.parent.name for p in Path(runs_dir).glob(f"*/{CONFIG}"))
+    close = difflib.get_close_matches(run, there, 1, 0.6)
+    more = f" and {len(there) - 5} more" if len(there) > 5 else ""
+    listed = f"; in {runs_dir} there are: {', '.join(there[:5])}{more}" if there else f"; {runs_dir} holds no runs"
+    listed = f"; did you mean {close[0]}?" if close else listed
     raise ValueError(f"run: neither {run} nor {Path(runs_dir) / run} is a run directory{listed}")
