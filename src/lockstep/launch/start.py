@@ -101,11 +101,9 @@ def _check_second_log(path: Path, config: Config) -> None:
 def _warn_of_new_length(path: Path, config: Config, writer: bool) -> None:
     before = read_file(path / CONFIG).get("total_steps")
     if writer and before != config.total_steps:
-        print(
-            f"lockstep: warning: total_steps was {before} and is {config.total_steps} from here on: schedules follow it, "
-            "so a new run of this config.json is another run",
-            file=sys.stderr,
-        )
+        change = f"total_steps was {before} and is {config.total_steps} from here on"
+        note = "schedules follow it, so a new run of this config.json is another run"
+        print(f"lockstep: warning: {change}; {note}", file=sys.stderr)
 
 
 def _open_directory(
