@@ -10,7 +10,7 @@ train: $(VENV)/.train
 	$(BIN)/lockstep train CartPole-v1
 
 test: lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
