@@ -14,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from lockstep.shards import check_shards, check_world_size, default_num_shards
 
+MAX_SEQUENCE = 32
+
 
 class Section(BaseModel):
     """A frozen group of settings that knows every one of its keys."""
@@ -43,6 +45,12 @@ class EnvConfig(Section):
     max_episode_steps: int | None = Field(
         default=None, ge=1, description="time limit in steps; None: the environment's own"
     )
+    action_mask: str | None = Field(
+        default=None,
+        min_length=1,
+        description="which actions are allowed: info (info['action_mask']), method (env.action_masks()), or an entry "
+        "of a Dict observation; None: all",
+    )
     workers: int = Field(
         default=0, ge=0, description="worker processes per rank that step environments; 0: in the rank itself"
     )
@@ -66,6 +74,9 @@ class PPOConfig(Section):
     gae_lambda: float = Field(default=0.95, ge=0, le=1, description="lambda of GAE (Schulman et al. 2016)")
     num_epochs: int = Field(default=4, ge=1, description="passes over each rollout")
     num_minibatches: int = Field(default=4, ge=1, description="minibatches (optimiser steps) per epoch")
+    gradient_accumulation: int = Field(
+        default=1, ge=1, description="parts in which a minibatch goes through the networks, to save memory"
+    )
     clip_range: float = Field(default=0.2, gt=0, description="clipping of the probability ratio")
     value_clip_range: float | None = Field(default=None, gt=0, description="clipping of the value's change; None: off")
     advantage_normalization: Literal["global", "local", "off"] = Field(
@@ -88,8 +99,40 @@ class PPOConfig(Section):
     adam_betas: tuple[float, float] = Field(default=(0.9, 0.999), description="Adam's decay rates")
 
 
+class GRPOConfig(Section):
+    """Group-relative policy optimisation (Shao et al. 2024); it takes its optimisation from the ppo section."""
+
+    group_size: int = Field(
+        default=8, ge=2, description="environments that start each iteration from the same seeded state"
+    )
+    normalize_std: bool = Field(
+        default=True, description="divide by the group's standard deviation (Liu et al. 2025 leave that out)"
+    )
+    kl_coef: float = Field(default=0.0, ge=0, description="weight of the KL divergence from the reference policy")
+    reference: str | None = Field(
+        default=None, min_length=1, description="run or checkpoint of the reference policy; None: the initial one"
+    )
+
+
+class ImageConfig(Section):
+    """Convolutions for image observations."""
+
+    kind: Literal["auto", "nature", "impala", "simple"] = Field(
+        default="auto",
+        description="nature (Mnih et al. 2015), impala (Espeholt et al. 2018), simple (3x3 at full resolution, for "
+        "small grids); auto: nature from 36 pixels on, else simple",
+    )
+    width: float = Field(default=1.0, gt=0, description="channels and features are multiplied by it")
+    depth: int = Field(default=2, ge=1, description="residual blocks per stage (impala) or layers (simple)")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_kind(cls, value: Any) -> Any:
+        return {"kind": value} if isinstance(value, str) else value
+
+
 class NetworkConfig(Section):
-    """Actor and critic: two multilayer perceptrons."""
+    """Actor and critic: image encoder, recurrent core, hidden layers, head; what isn't needed is left out."""
 
     hidden_sizes: tuple[int, ...] = Field(
         default=(64, 64), description="units of each hidden layer, of actor and critic"
@@ -97,7 +140,30 @@ class NetworkConfig(Section):
     activation: Literal["tanh", "relu", "elu", "silu", "gelu"] = Field(
         default="tanh", description="after each hidden layer"
     )
+    shared: bool = Field(default=False, description="actor and critic share all but their heads")
     log_std_init: float = Field(default=0.0, description="initial log standard deviation of continuous actions")
+    state_dependent_std: bool = Field(
+        default=False, description="the actor gives the standard deviation too, instead of one parameter per component"
+    )
+    squash: bool = Field(
+        default=False, description="tanh squashes continuous actions into their bounds; else they are clipped"
+    )
+    image: ImageConfig = ImageConfig()
+    recurrent: Literal["lstm", "gru"] | None = Field(
+        default=None, description="recurrent core before the hidden layers"
+    )
+    recurrent_size: int = Field(default=128, ge=1, description="units of the recurrent core")
+    sequence_length: int | None = Field(
+        default=None,
+        ge=1,
+        description="steps through which gradients flow back; divides num_steps (default: its largest such, up to 32)",
+    )
+    custom: str | None = Field(
+        default=None,
+        pattern=r"^[\w.]+:[\w.]+$",
+        description="a torch.nn.Module in place of all this, as 'module:Class'; see docs/networks.md",
+    )
+    custom_kwargs: dict[str, Any] = Field(default_factory=dict, description="arguments of the custom module, as JSON")
 
 
 class NormalizeConfig(Section):
@@ -150,6 +216,7 @@ class Config(Section):
     """What a run is a function of."""
 
     env: EnvConfig = EnvConfig()
+    algorithm: Literal["ppo", "grpo"] = Field(default="ppo", description="PPO with a critic, or GRPO without")
     engine: Literal["torch"] = Field(default="torch", description="framework that trains")
     device: Literal["cpu", "cuda"] = Field(default="cpu", description="where policy and update run")
     seed: int = Field(default=0, ge=0, description="of every random number")
@@ -167,11 +234,15 @@ class Config(Section):
     reduction: Literal["exact", "fast"] = Field(
         default="exact", description="exact: bitwise equal for every number of ranks; fast: DDP's own all-reduce"
     )
+    precision: Literal["fp32", "bf16"] = Field(
+        default="fp32", description="bf16: networks compute in bfloat16 (autocast); parameters and losses stay float32"
+    )
     threads: int = Field(default=1, ge=1, description="CPU threads per rank; results depend on it in the last bits")
     backend: Literal["auto", "gloo", "nccl"] = Field(
         default="auto", description="of the collectives: gloo on CPU, NCCL on GPU"
     )
     ppo: PPOConfig = PPOConfig()
+    grpo: GRPOConfig = GRPOConfig()
     network: NetworkConfig = NetworkConfig()
     normalize: NormalizeConfig = NormalizeConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -190,6 +261,19 @@ class Config(Section):
         """``num_shards`` of a resolved config."""
         assert self.num_shards is not None, "the config is not resolved"
         return self.num_shards
+
+    @property
+    def sequence_length(self) -> int:
+        """Steps of one training sequence: 1 without a recurrent core."""
+        if self.network.recurrent is None:
+            return 1
+        wanted = self.network.sequence_length
+        return wanted or max(n for n in range(1, MAX_SEQUENCE + 1) if self.num_steps % n == 0)
+
+    @property
+    def group_size(self) -> int:
+        """Environments that share their starts: 1 but for GRPO."""
+        return self.grpo.group_size if self.algorithm == "grpo" else 1
 
     @property
     def steps_per_iteration(self) -> int:
@@ -245,7 +329,7 @@ def resolve(config: Config, world_size: int = 1) -> Config:
             _check_power_of_two(world_size)
             num_shards = world_size
     num_envs = num_envs or 8
-    num_shards = num_shards or default_num_shards(num_envs)
+    num_shards = num_shards or default_num_shards(max(1, num_envs // config.group_size))
     check_shards(num_envs, num_shards)
     check_world_size(world_size, num_shards)
     _check_minibatches(config, num_envs // num_shards)
@@ -263,14 +347,37 @@ def _check_power_of_two(world_size: int) -> None:
 
 
 def _check_minibatches(config: Config, envs_per_shard: int) -> None:
-    samples, wanted = envs_per_shard * config.num_steps, config.ppo.num_minibatches
-    if samples % wanted:
-        fits = [n for n in range(1, samples + 1) if samples % n == 0]
-        nearest = sorted(sorted(fits, key=lambda n: abs(n - wanted))[:2])
+    length = config.sequence_length
+    if config.num_steps % length:
         raise ValueError(
-            f"ppo.num_minibatches: {wanted} doesn't divide a shard's {envs_per_shard} environments x "
-            f"{config.num_steps} steps = {samples} samples; nearest that work: {' or '.join(map(str, nearest))}"
+            f"network.sequence_length: {length} doesn't divide num_steps {config.num_steps}; nearest that work: "
+            f"{_nearest_divisors(config.num_steps, length)}"
         )
+    units, wanted = envs_per_shard * config.num_steps // length, config.ppo.num_minibatches
+    what = f"{config.num_steps} steps = {units} samples" if length == 1 else f"{config.num_steps} steps / {length} = "
+    if length > 1:
+        what += f"{units} sequences"
+    if units % wanted:
+        raise ValueError(
+            f"ppo.num_minibatches: {wanted} doesn't divide a shard's {envs_per_shard} environments x {what}; nearest "
+            f"that work: {_nearest_divisors(units, wanted)}"
+        )
+    part = units // wanted
+    if part % config.ppo.gradient_accumulation:
+        raise ValueError(
+            f"ppo.gradient_accumulation: {config.ppo.gradient_accumulation} doesn't divide a shard's minibatch of "
+            f"{part}; nearest that work: {_nearest_divisors(part, config.ppo.gradient_accumulation)}"
+        )
+    if envs_per_shard % config.group_size:
+        raise ValueError(
+            f"grpo.group_size: {config.group_size} doesn't divide a shard's {envs_per_shard} environments (groups "
+            f"don't cross shards); nearest that work: {_nearest_divisors(envs_per_shard, config.group_size)}"
+        )
+
+
+def _nearest_divisors(number: int, wanted: int) -> str:
+    fits = [n for n in range(1, number + 1) if number % n == 0]
+    return " or ".join(map(str, sorted(sorted(fits, key=lambda n: abs(n - wanted))[:2])))
 
 
 def _check_choices(config: Config) -> None:
@@ -286,5 +393,9 @@ def _check_choices(config: Config) -> None:
         raise ValueError("backend: nccl works on GPUs only and device is cpu; use backend gloo or device cuda")
     if any(size < 1 for size in config.network.hidden_sizes):
         raise ValueError(f"network.hidden_sizes: {list(config.network.hidden_sizes)} has a layer below 1 unit")
+    if config.algorithm == "grpo" and config.normalize.returns:
+        raise ValueError(
+            "normalize.returns: GRPO's advantages are relative to the group and need no scale; leave it out"
+        )
     if not all(0 <= beta < 1 for beta in config.ppo.adam_betas):
         raise ValueError(f"ppo.adam_betas: {list(config.ppo.adam_betas)} must lie in [0, 1)")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Mapping
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -23,17 +23,24 @@ def orthogonal(generator: np.random.Generator, shape: tuple[int, int], gain: flo
     return np.ascontiguousarray(gain * (q if rows >= cols else q.T), np.float32)
 
 
-def mlp_parameters(seed: int, name: str, sizes: tuple[int, ...], output_gain: float) -> dict[str, np.ndarray]:
-    """Weights ``{name}.{layer}.weight`` ``[out, in]`` and zero biases ``{name}.{layer}.bias`` ``[out]``.
+def orthogonal_parameters(
+    seed: int, shapes: Mapping[str, tuple[int, ...]], output_gains: Mapping[str, float]
+) -> dict[str, np.ndarray]:
+    """Orthogonal weights and zero biases, keyed by ``(seed, "init/" and the first part of the name)``.
 
-    Hidden layers have gain sqrt(2), the last one ``output_gain``, as PPO implementations do (Huang et al. 2022,
-    "The 37 implementation details", detail 2).
+    Gain sqrt(2) but where ``output_gains`` says otherwise, 1 within recurrent cores, as PPO implementations do (Huang
+    et al. 2022, "The 37 implementation details", detail 2). A convolution ``[out, in, h, w]`` is one matrix
+    ``[out, in·h·w]``.
     """
-    generator = keyed_generator(seed, f"init/{name}")
-    parameters: dict[str, np.ndarray] = {}
-    last = len(sizes) - 2
-    for layer, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
-        gain = output_gain if layer == last else float(np.sqrt(2.0))
-        parameters[f"{name}.{layer}.weight"] = orthogonal(generator, (outputs, inputs), gain)
-        parameters[f"{name}.{layer}.bias"] = np.zeros(outputs, np.float32)
-    return parameters
+    generators: dict[str, np.random.Generator] = {}
+    out: dict[str, np.ndarray] = {}
+    for name, shape in shapes.items():
+        if len(shape) < 2:
+            out[name] = np.zeros(shape, np.float32)
+            continue
+        network = name.partition(".")[0]
+        generator = generators.setdefault(network, keyed_generator(seed, f"init/{network}"))
+        gain = output_gains.get(name, 1.0 if ".core." in name else float(np.sqrt(2.0)))
+        matrix = (shape[0], int(np.prod(shape[1:], dtype=int)))
+        out[name] = orthogonal(generator, matrix, gain).reshape(shape)
+    return out

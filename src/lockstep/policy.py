@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -14,20 +15,15 @@ from lockstep.normalizers import ObservationNormalizer, RunningMoments
 from lockstep.runs.checkpoint import Checkpoint, find_checkpoint
 from lockstep.runs.directory import CHECKPOINTS, CONFIG, find_run
 from lockstep.shards import keyed_generator
+from lockstep.spaces import ActionLayout, ObservationLayout
 
 NORMALIZER_PREFIX = "normalizers/observations."
 
 
-class ActorFunction(Protocol):
-    """An engine's actor: normalised float32 ``[rows, size]`` to logits or means, and the standard deviations."""
-
-    def __call__(self, observations: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """Logits or means ``[rows, num_actions]``, standard deviations ``[num_actions]`` or None if discrete."""
-        ...
-
-
 class Policy:
     """A callable from observations to actions, normalisation included.
+
+    A recurrent policy remembers what it saw: call :meth:`reset` when an episode begins.
 
     Args:
         config: the run's.
@@ -35,7 +31,9 @@ class Policy:
 
     Attributes:
         config: the run's.
-        environment: the environment's spaces, as a dict.
+        environment: the environment's description, as a dict.
+        observation: how observations lie in rows.
+        action: what actions are.
         global_step: environment steps that it was trained for.
     """
 
@@ -44,54 +42,86 @@ class Policy:
         self.environment: dict[str, Any] = checkpoint.state["environment"]
         self.global_step = int(checkpoint.state["global_step"])
         engine = importlib.import_module(f"lockstep.{config.engine}_engine.policy")
-        self._actor: ActorFunction = engine.actor_function(config, self.environment, checkpoint.arrays)
-        self._low = np.asarray(self.environment["action_low"])
-        self._high = np.asarray(self.environment["action_high"])
-        self._noise = keyed_generator(config.seed, "policy")
+        self._function = engine.PolicyFunction(config, self.environment, checkpoint.arrays)
+        self.observation: ObservationLayout = self._function.observation
+        self.action: ActionLayout = self._function.action
         self._normalizer: ObservationNormalizer | None = None
         if config.normalize.observations:
             names = ("count", "mean", "m2")
             moments = RunningMoments.from_arrays({n: checkpoint.arrays[NORMALIZER_PREFIX + n] for n in names})
             self._normalizer = ObservationNormalizer(moments, config.normalize.clip_observations)
+        self.reset(config.seed)
 
-    def __call__(self, observation: Any, deterministic: bool = True) -> Any:
+    def reset(self, seed: int | None = None) -> None:
+        """Begin an episode: forget what was seen; with a seed also draw the noise of sampled actions anew."""
+        self._carry = np.zeros((0, self._function.carry_size), np.float32)
+        if seed is not None:
+            self._noise = keyed_generator(seed, "policy")
+
+    def __call__(self, observation: Any, deterministic: bool = True, action_mask: Any = None) -> Any:
         """The action for one observation, or the actions for a batch of them.
 
         Args:
-            observation: of the environment's shape, or with one leading batch axis.
+            observation: of the environment's space, or with one leading batch axis (of every part of a Dict).
             deterministic: the most likely action, else a sample.
+            action_mask: which actions are allowed, where the environment gives that apart from its observations;
+                None: all.
 
         Returns:
-            What ``env.step`` takes: an int, or float32 of the action's shape within its bounds; for a batch an array
+            What ``env.step`` takes: an int, or an array of the action's shape within its bounds; for a batch an array
             of them.
 
         Raises:
             ValueError: the observation has another shape than the environment's.
         """
-        shape = tuple(self.environment["observation_shape"])
-        array = np.asarray(observation, np.float32)
-        single = array.shape == shape
-        if not single and array.shape[1:] != shape:
-            raise ValueError(f"observation of shape {array.shape}; this policy takes {shape} or a batch (n, {shape})")
-        actions = self._act(array.reshape(-1, int(np.prod(shape, dtype=int))), deterministic)
-        if self.environment["discrete"]:
-            actions = actions + self.environment["action_start"]
-            return int(actions[0]) if single else actions
-        actions = np.clip(actions, self._low, self._high).astype(np.float32)
-        actions = actions.reshape(-1, *self.environment["action_shape"])
-        return actions[0] if single else actions
+        rows, single = self._rows(observation, action_mask)
+        actions = self.native(rows, deterministic)
+        return self.action.native(actions[0]) if single else self.action.natives(actions)
+
+    def _rows(self, observation: Any, action_mask: Any) -> tuple[np.ndarray, bool]:
+        """Observation rows ``[n, width]``, and whether there was a single observation."""
+        leaf = next(x for x in self.observation.leaves if x.kind != "mask")
+        part: Any = observation
+        for key in leaf.name.split("/") if leaf.name else ():
+            part = part[key] if isinstance(part, Mapping) else part[int(key)]
+        shape = np.shape(part)
+        if shape != leaf.shape and shape[1:] != leaf.shape:
+            raise ValueError(
+                f"observation of shape {shape}; this policy takes {leaf.shape} or a batch (n, {leaf.shape})"
+            )
+        masks = np.ones(self.action.outputs) if action_mask is None else np.asarray(action_mask)
+        if shape == leaf.shape:
+            return self.observation.encode(observation, masks)[None], True
+        encoded = [
+            self.observation.encode(_item(observation, n), masks if masks.ndim == 1 else masks[n])
+            for n in range(shape[0])
+        ]
+        return np.stack(encoded), False
 
     def native(self, observations: np.ndarray, deterministic: bool = True) -> np.ndarray:
-        """Actions as :class:`lockstep.envs.vector.Buffers` takes them, of flat observations ``[rows, size]``."""
-        return self._act(observations, deterministic)
-
-    def _act(self, rows: np.ndarray, deterministic: bool) -> np.ndarray:
+        """Actions as :class:`lockstep.envs.vector.Buffers` takes them, of observation rows ``[rows, width]``."""
+        rows = observations
         if self._normalizer is not None:
-            rows = self._normalizer(rows)
-        output, std = self._actor(rows)
-        if std is None:
-            return (output if deterministic else output + self._noise.gumbel(size=output.shape)).argmax(-1)
-        return output if deterministic else output + std * self._noise.standard_normal(output.shape, np.float32)
+            rows = rows.copy()
+            vectors = self.observation.floats(rows)[..., : self.observation.vector_size]
+            vectors[...] = self._normalizer(vectors)
+        noise, shape = None, (len(rows), self.action.outputs)
+        if not deterministic:
+            drawn = self._noise.gumbel(size=shape) if self.action.discrete else self._noise.standard_normal(shape)
+            noise = drawn.astype(np.float32)
+        if len(self._carry) != len(rows):
+            self._carry = np.zeros((len(rows), self._function.carry_size), np.float32)
+        actions, self._carry = self._function(rows, noise, self._carry)
+        return actions
+
+
+def _item(observation: Any, index: int) -> Any:
+    """One observation of a batch of them."""
+    if isinstance(observation, Mapping):
+        return {key: _item(value, index) for key, value in observation.items()}
+    if isinstance(observation, tuple):
+        return tuple(_item(value, index) for value in observation)
+    return observation[index]
 
 
 def load_policy(run: str | Path, checkpoint: str = "latest", runs_dir: str = "runs") -> Policy:

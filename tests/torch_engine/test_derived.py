@@ -7,12 +7,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from lockstep.torch_engine.derived import derivable, ppo_gradients
 from small_runs import naive_gradient, random_actions_of, random_parameters, seeded
 
 from lockstep import reference
 from lockstep.torch_engine import nets
 from lockstep.torch_engine.activations import ACTIVATIONS, derivative_from_output, fast_activation
-from lockstep.torch_engine.derived import derivable, ppo_gradients
 from lockstep.torch_engine.losses import TERMS, LossSettings
 from lockstep.torch_engine.nets import PolicyNet
 

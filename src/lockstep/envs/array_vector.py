@@ -22,27 +22,33 @@ class ArrayEnvs(HostEnvs):
         seed: the run's seed.
         env_ids: global ids of the environments.
         purpose: of the resets' keys.
+        keys: what stands for each environment in them; None: its id.
     """
 
     replayed = False
 
     def __init__(
-        self, config: EnvConfig, description: EnvDescription, seed: int, env_ids: Sequence[int], purpose: str
+        self,
+        config: EnvConfig,
+        description: EnvDescription,
+        seed: int,
+        env_ids: Sequence[int],
+        purpose: str,
+        keys: Sequence[int] | None = None,
     ) -> None:
         layout = buffer_layout(description, len(env_ids), 1)
         super().__init__(description, env_ids, Buffers(**{k: np.zeros(s, d) for k, (s, d) in layout.items()}))
         kind = array_environment(config.id)
         assert kind is not None
         self._env = kind(**config.kwargs)
+        self._keys = list(env_ids if keys is None else keys)
         self._seed, self._purpose, self._keyed = seed, purpose, KeyedDraws()
         self._limit = description.max_episode_steps or self._env.max_episode_steps
         self._elapsed = np.zeros(len(env_ids), np.int64)
         self._state: dict[str, np.ndarray] = {}
-        self._low = np.asarray(description.action_low, np.float32)
-        self._high = np.asarray(description.action_high, np.float32)
 
     def _draws(self, rows: Sequence[int]) -> np.ndarray:
-        keys = [episode_key(self._purpose, self.env_ids[r], int(self.buffers.episodes[r])) for r in rows]
+        keys = [episode_key(self._purpose, self._keys[r], int(self.buffers.episodes[r])) for r in rows]
         draw = self._keyed.generator
         return np.stack([draw(self._seed, self._purpose, *k).random(self._env.reset_draws, np.float32) for k in keys])
 
@@ -51,14 +57,14 @@ class ArrayEnvs(HostEnvs):
         if not self._env.step_draws:
             return None
         rows = []
-        for r, env_id in enumerate(self.env_ids):
+        for r, env_id in enumerate(self._keys):
             key = (*episode_key(self._purpose, env_id, int(self.buffers.episodes[r])), int(self._elapsed[r]))
             generator = self._keyed.generator(self._seed, f"{self._purpose}/step", *key)
             rows.append(generator.random(self._env.step_draws, np.float32))
         return np.stack(rows)
 
     def _flat(self, observation: np.ndarray) -> np.ndarray:
-        return np.asarray(observation, np.float32).reshape(len(observation), -1)
+        return np.asarray(observation, self.description.observation.dtype).reshape(len(observation), -1)
 
     def reset(self) -> None:
         """See :meth:`HostEnvs.reset`."""
@@ -67,16 +73,11 @@ class ArrayEnvs(HostEnvs):
         self.buffers.observations[:] = self._flat(observation)
         self._elapsed[:] = 0
 
-    def _actions(self) -> np.ndarray:
-        actions = self.buffers.actions
-        if self.description.discrete:
-            return actions + self.description.action_start
-        return np.clip(actions, self._low, self._high).reshape(-1, *self.description.action_shape)
-
     def step(self) -> None:
         """See :meth:`HostEnvs.step`."""
         b = self.buffers
-        state, observation, reward, terminated = self._env.step(np, self._state, self._actions(), self._step_draws())
+        actions = self.description.action.natives(b.actions)
+        state, observation, reward, terminated = self._env.step(np, self._state, actions, self._step_draws())
         self._elapsed += 1
         b.rewards[:] = reward
         b.terminated[:] = terminated

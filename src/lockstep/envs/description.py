@@ -7,47 +7,35 @@ from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
-import numpy as np
 
 from lockstep.config import EnvConfig
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 from lockstep.envs.gymnasium_registration import register_array_environments
 from lockstep.envs.mujoco_warnings import calm_mujoco
+from lockstep.spaces import ActionLayout, ObservationLayout, action_layout, observation_layout
 
-SUPPORTED = "supported are Box observations and Discrete or Box actions"
+MASK_SOURCES = ("info", "method")
 
 
 @dataclass(frozen=True)
 class EnvDescription:
-    """The spaces of an environment.
+    """An environment from outside.
 
     Attributes:
         id: its Gymnasium id.
-        observation_shape: shape of one observation; ``observation_size`` is its number of components.
-        discrete: whether actions are Discrete, else a Box.
-        num_actions: number of discrete actions, or components of a continuous one.
-        action_start: value of the first discrete action.
-        action_shape: shape of one continuous action.
-        action_low: lower bounds of a continuous action, flat; ``action_high`` the upper ones.
+        observation: how its observations lie in rows.
+        action: what its actions are.
         max_episode_steps: time limit in steps, or None.
         is_array: whether it is one of our array environments.
+        mask_from: where the action mask is found: ``info``, ``method`` or ``""`` (nowhere, or in the observation).
     """
 
     id: str
-    observation_shape: tuple[int, ...]
-    discrete: bool
-    num_actions: int
-    action_start: int = 0
-    action_shape: tuple[int, ...] = ()
-    action_low: tuple[float, ...] = ()
-    action_high: tuple[float, ...] = ()
+    observation: ObservationLayout
+    action: ActionLayout
     max_episode_steps: int | None = None
     is_array: bool = False
-
-    @property
-    def observation_size(self) -> int:
-        """Components of one observation."""
-        return int(np.prod(self.observation_shape, dtype=int))
+    mask_from: str = ""
 
 
 def array_environment(env_id: str) -> type | None:
@@ -95,39 +83,32 @@ def describe(config: EnvConfig) -> EnvDescription:
         raise ValueError(f"env.workers: {config.workers}, but {config.id} is stepped as arrays; use 0")
     env = make_environment(config)
     try:
-        return describe_spaces(config.id, env)
+        return describe_spaces(config, env)
     finally:
         env.close()
 
 
-def describe_spaces(env_id: str, env: gymnasium.Env) -> EnvDescription:
+def describe_spaces(config: EnvConfig, env: gymnasium.Env) -> EnvDescription:
     """The description of an environment that stands already; errors as :func:`describe`."""
-    observation, action = env.observation_space, env.action_space
-    met_observation, met_action = (" ".join(str(space).split()) for space in (observation, action))
-    shape = observation.shape
-    if not isinstance(observation, gymnasium.spaces.Box) or (
-        observation.dtype == np.uint8 and len(observation.shape) > 1
-    ):
+    source = config.action_mask if config.action_mask in MASK_SOURCES else ""
+    key = None if source else config.action_mask
+    try:
+        action = action_layout(env.action_space)
+        if config.action_mask and not action.discrete:
+            raise ValueError(f"env.action_mask: {config.action_mask!r}, but actions are continuous; leave it out")
+        observation = observation_layout(env.observation_space, key, action.outputs if source else 0)
+    except ValueError as error:
+        raise ValueError(f"env.id: {config.id}: {error}") from None
+    if observation.mask is not None and observation.mask.size != action.outputs:
         raise ValueError(
-            f"env.id: {env_id} has observation space {met_observation}, which isn't supported yet; {SUPPORTED}"
+            f"env.action_mask: {config.action_mask!r} has {observation.mask.size} entries and the actions have "
+            f"{action.outputs} choices"
         )
-    limit = env.spec.max_episode_steps if env.spec else None
-    fixed: dict[str, Any] = {
-        "id": env_id,
-        "observation_shape": tuple(shape or ()),
-        "max_episode_steps": limit,
-        "is_array": array_environment(env_id) is not None,
-    }
-    if isinstance(action, gymnasium.spaces.Discrete):
-        return EnvDescription(discrete=True, num_actions=int(action.n), action_start=int(action.start), **fixed)
-    if isinstance(action, gymnasium.spaces.Box) and np.issubdtype(action.dtype, np.floating):
-        low, high = (np.asarray(bound, np.float64).ravel() for bound in (action.low, action.high))
-        return EnvDescription(
-            discrete=False,
-            num_actions=low.size,
-            action_shape=tuple(action.shape),
-            action_low=tuple(low.tolist()),
-            action_high=tuple(high.tolist()),
-            **fixed,
-        )
-    raise ValueError(f"env.id: {env_id} has action space {met_action}, which isn't supported yet; {SUPPORTED}")
+    return EnvDescription(
+        id=config.id,
+        observation=observation,
+        action=action,
+        max_episode_steps=env.spec.max_episode_steps if env.spec else None,
+        is_array=array_environment(config.id) is not None,
+        mask_from=source,
+    )

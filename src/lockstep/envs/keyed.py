@@ -14,6 +14,7 @@ from lockstep.envs.description import EnvDescription, make_environment
 from lockstep.envs.replay import row_hashes
 from lockstep.errors import EnvironmentFailureError
 from lockstep.shards import keyed_seed
+from lockstep.spaces import MASK
 
 
 def episode_key(purpose: str, env_id: int, episode: int) -> tuple[int, ...]:
@@ -30,7 +31,7 @@ def environment_failure(name: str, where: str, error: BaseException) -> Environm
 
 
 class KeyedEnv:
-    """A Gymnasium environment with keyed resets, float32 observations and bounded actions.
+    """A Gymnasium environment with keyed resets, observations as rows and bounded actions.
 
     Args:
         config: which environment.
@@ -39,6 +40,7 @@ class KeyedEnv:
         env_id: its global id.
         purpose: ``"reset"`` for training, ``"eval"`` for evaluation.
         heartbeat: int64 ``[1]``, counted up at each step and reset: who doesn't count hangs.
+        key: what stands for it in the keys of its resets; None: its id.
     """
 
     def __init__(
@@ -49,56 +51,59 @@ class KeyedEnv:
         env_id: int,
         purpose: str,
         heartbeat: np.ndarray | None = None,
+        key: int | None = None,
     ) -> None:
         self._heartbeat = np.zeros(1, np.int64) if heartbeat is None else heartbeat
-        self._size = description.observation_size
         self.env_id, self._seed, self._purpose = env_id, seed, purpose
+        self._key = env_id if key is None else key
         self._description = description
-        self._low = np.asarray(description.action_low)
-        self._high = np.asarray(description.action_high)
         self._env = make_environment(config)
-        self._dtype = getattr(self._env.action_space, "dtype", None)
 
     def _failure(self, where: str, error: BaseException) -> EnvironmentFailureError:
         return environment_failure(f"environment {self.env_id} ({self._description.id})", where, error)
 
     def reset(self, episode: int) -> np.ndarray:
-        """Start the k-th episode; observation float32, flat."""
-        key = episode_key(self._purpose, self.env_id, episode)
+        """Start the k-th episode; the observation's row."""
+        key = episode_key(self._purpose, self._key, episode)
         self._heartbeat += 1
         try:
-            observation, _ = self._env.reset(seed=keyed_seed(self._seed, self._purpose, *key))
-            return self._flat(observation)
+            observation, info = self._env.reset(seed=keyed_seed(self._seed, self._purpose, *key))
+            return self._row(observation, info)
         except (Exception, SystemExit) as error:
             raise self._failure("reset", error) from error
 
-    def _flat(self, observation: Any) -> np.ndarray:
-        flat = np.asarray(observation, np.float32).reshape(-1)
-        if flat.size != self._size:
-            shape, expected = np.shape(observation), self._description.observation_shape
-            raise ValueError(f"observation of shape {shape}, its space says {expected}")
-        return flat
+    def _row(self, observation: Any, info: dict[str, Any]) -> np.ndarray:
+        return self._description.observation.encode(observation, self._mask(info))
+
+    def _mask(self, info: dict[str, Any]) -> Any:
+        """The action mask that comes apart from the observation; for several indices their masks one after another."""
+        source = self._description.mask_from
+        if not source:
+            return None
+        if source == "method":
+            mask = self._env.get_wrapper_attr("action_masks")()
+        elif MASK in info:
+            mask = info[MASK]
+        else:
+            raise ValueError(f"env.action_mask is 'info', but info has no {MASK!r}; it has {sorted(info)}")
+        return np.concatenate([np.ravel(part) for part in mask]) if isinstance(mask, tuple | list) else np.ravel(mask)
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool]:
         """One step.
 
         Args:
-            action: an index (discrete), or an unbounded float vector that is clipped to the space's bounds.
+            action: one row of actions; continuous ones are clipped to the space's bounds.
 
         Returns:
-            Observation float32 flat, reward, terminated, truncated.
+            The observation's row, reward, terminated, truncated.
         """
         self._heartbeat += 1
         try:
-            observation, reward, terminated, truncated, _ = self._env.step(self._native(action))
-            return self._flat(observation), float(reward), bool(terminated), bool(truncated)
+            native = self._description.action.native(action)
+            observation, reward, terminated, truncated, info = self._env.step(native)
+            return self._row(observation, info), float(reward), bool(terminated), bool(truncated)
         except (Exception, SystemExit) as error:
             raise self._failure("step", error) from error
-
-    def _native(self, action: Any) -> Any:
-        if self._description.discrete:
-            return int(action) + self._description.action_start
-        return np.clip(action, self._low, self._high).astype(self._dtype).reshape(self._description.action_shape)
 
     @property
     def _hooks(self) -> Any:
@@ -123,7 +128,7 @@ class KeyedEnv:
             episode: its index k.
             actions: ``[length, …]`` actions since the reset.
             hashes: ``[length]`` uint64, of each step's observation and reward.
-            observation: the float32 observation at the end.
+            observation: the observation's row at the end.
             state: arrays of the state hooks, empty without.
 
         Returns:

@@ -18,6 +18,7 @@ def make_envs(
     env_ids: Sequence[int],
     fail: Callable[[str], None],
     purpose: str = "reset",
+    group_size: int = 1,
 ) -> HostEnvs:
     """The environments with these global ids.
 
@@ -28,9 +29,11 @@ def make_envs(
         env_ids: global ids.
         fail: ends the process with a message, for an environment in this process that hangs.
         purpose: ``"reset"`` for training, ``"eval"`` for evaluation.
+        group_size: environments that share the keys of their resets, and so their starts.
     """
+    keys = [env_id // group_size for env_id in env_ids]
     if description.is_array:
-        return ArrayEnvs(config, description, seed, env_ids, purpose)
+        return ArrayEnvs(config, description, seed, env_ids, purpose, keys)
     if config.workers:
-        return WorkerEnvs(config, description, seed, env_ids, purpose)
-    return InProcessEnvs(config, description, seed, env_ids, purpose, fail)
+        return WorkerEnvs(config, description, seed, env_ids, purpose, keys)
+    return InProcessEnvs(config, description, seed, env_ids, purpose, fail, keys)

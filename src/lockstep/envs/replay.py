@@ -21,13 +21,13 @@ def row_hashes(observations: np.ndarray, rewards: np.ndarray) -> np.ndarray:
     """A 64-bit multilinear hash of each row's bits.
 
     Args:
-        observations: float32 ``[..., size]``.
+        observations: rows ``[..., width]``, float32, or bytes in whole words.
         rewards: float64 ``[...]``.
 
     Returns:
         uint64 ``[...]``.
     """
-    bits = np.ascontiguousarray(observations, np.float32).view(np.uint32).astype(np.uint64)
+    bits = np.ascontiguousarray(observations).view(np.uint32).astype(np.uint64)
     rewards_bits = np.ascontiguousarray(rewards, np.float64).view(np.uint64)
     weights = _weights(bits.shape[-1] + 1)
     return (bits * weights[:-1]).sum(-1, dtype=np.uint64) + rewards_bits * weights[-1]

@@ -12,10 +12,11 @@ from lockstep.episodes import EpisodeCounter
 from lockstep.shards import ShardPlan
 
 ShardArrays = dict[str, np.ndarray]
+Carried = Mapping[str, np.ndarray]
 
 
 def save_shards(
-    envs: HostEnvs, replay: ReplayLog, counter: EpisodeCounter, discounted: np.ndarray | None, plan: ShardPlan
+    envs: HostEnvs, replay: ReplayLog, counter: EpisodeCounter, carried: Carried, plan: ShardPlan
 ) -> dict[int, ShardArrays]:
     """Arrays of each local shard.
 
@@ -23,7 +24,7 @@ def save_shards(
         envs: the environments.
         replay: actions of their live episodes.
         counter: returns and lengths of the live episodes.
-        discounted: the reward normaliser's running returns ``[E]``, or None.
+        carried: what else each environment carries from step to step, arrays ``[E, …]``.
         plan: which shards are here.
     """
     states = envs.save_states()
@@ -37,8 +38,7 @@ def save_shards(
             "returns": counter.returns[part].copy(),
             "lengths": counter.lengths[part].copy(),
         }
-        if discounted is not None:
-            arrays["discounted"] = discounted[part].copy()
+        arrays |= {name: values[part].copy() for name, values in carried.items()}
         for row in range(rows):
             env, state = local * rows + row, states[local * rows + row]
             if state is not None:
@@ -59,7 +59,8 @@ def _restore_env(
     actions = arrays.get(f"replay.{row}.actions", no_actions)
     hashes = arrays.get(f"replay.{row}.hashes", np.zeros(0, np.int64)).view(np.uint64)
     if not state and len(actions) != length:  # longer than the limit: its actions were not kept
-        envs.buffers.observations[env] = np.nan
+        bits = envs.buffers.observations[env].view(np.uint8)
+        np.invert(bits, out=bits)  # an observation that replaying nothing can't give
         actions, hashes = no_actions, hashes[:0]
     if not envs.restore(env, actions, hashes, state):
         replay.clear(env)
@@ -72,7 +73,7 @@ def load_shards(
     envs: HostEnvs,
     replay: ReplayLog,
     counter: EpisodeCounter,
-    discounted: np.ndarray | None,
+    carried: Carried,
     plan: ShardPlan,
     shards: Mapping[int, ShardArrays],
 ) -> list[int]:
@@ -89,14 +90,14 @@ def load_shards(
         b.observations[part] = arrays["observations"]
         counter.returns[part] = arrays["returns"]
         counter.lengths[part] = arrays["lengths"]
-        if discounted is not None:
-            discounted[part] = arrays["discounted"]
+        for name, values in carried.items():
+            values[part] = arrays[name]
     for local, shard in enumerate(plan.shards):
         for row in range(rows):
             env = local * rows + row
             if not _restore_env(envs, replay, env, row, int(counter.lengths[env]), shards[shard]):
                 counter.forget(env)
-                if discounted is not None:
-                    discounted[env] = 0.0
+                for values in carried.values():
+                    values[env] = 0.0
                 restarted.append(envs.env_ids[env])
     return restarted

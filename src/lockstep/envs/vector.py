@@ -24,9 +24,10 @@ from lockstep.envs.keyed import KeyedEnv
 class Buffers:
     """What one step reads and writes, for ``E`` environments.
 
-    ``actions`` int64 ``[E]`` or float32 ``[E, A]``; ``observations`` and ``final_observations`` float32
-    ``[E, size]``; ``rewards`` float64 ``[E]``; ``terminated``, ``truncated`` bool ``[E]``; ``episodes`` int64 ``[E]``,
-    the index of each environment's live episode; ``stepping`` int64 ``[1 or workers]``, who is being stepped now, and
+    ``actions`` int64 ``[E]`` or ``[E, indices]``, or float32 ``[E, components]``; ``observations`` and
+    ``final_observations`` rows ``[E, width]`` (:class:`lockstep.spaces.ObservationLayout`); ``rewards``
+    float64 ``[E]``; ``terminated``, ``truncated`` bool ``[E]``; ``episodes`` int64 ``[E]``, the index of each
+    environment's live episode; ``stepping`` int64 ``[1 or workers]``, who is being stepped now, and
     ``heartbeats`` likewise, counted up at each step and reset.
     A row of ``final_observations`` is valid where the step ended an episode; ``observations`` then holds the first
     observation of the next one.
@@ -45,12 +46,11 @@ class Buffers:
 
 def buffer_layout(description: EnvDescription, num_envs: int, slots: int) -> dict[str, tuple[tuple[int, ...], Any]]:
     """Shape and dtype of each buffer."""
-    size = description.observation_size
-    actions = ((num_envs,), np.int64) if description.discrete else ((num_envs, description.num_actions), np.float32)
+    action, rows = description.action, ((num_envs, description.observation.width), description.observation.dtype)
     return {
-        "actions": actions,
-        "observations": ((num_envs, size), np.float32),
-        "final_observations": ((num_envs, size), np.float32),
+        "actions": ((num_envs, *action.row_shape), action.row_dtype),
+        "observations": rows,
+        "final_observations": rows,
         "rewards": ((num_envs,), np.float64),
         "terminated": ((num_envs,), np.bool_),
         "truncated": ((num_envs,), np.bool_),
@@ -188,6 +188,7 @@ class InProcessEnvs(HostEnvs):
         env_ids: global ids of the environments.
         purpose: of the resets' keys.
         fail: ends the process with a message, for an environment that hangs.
+        keys: what stands for each environment in them; None: its id.
     """
 
     def __init__(
@@ -198,12 +199,14 @@ class InProcessEnvs(HostEnvs):
         env_ids: Sequence[int],
         purpose: str,
         fail: Callable[[str], None],
+        keys: Sequence[int] | None = None,
     ) -> None:
         layout = buffer_layout(description, len(env_ids), 1)
         super().__init__(description, env_ids, Buffers(**{k: np.zeros(s, d) for k, (s, d) in layout.items()}))
         self._limit = config.timeout
         beats = self.buffers.heartbeats
-        self._envs = [KeyedEnv(config, description, seed, env_id, purpose, beats) for env_id in env_ids]
+        named = zip(env_ids, env_ids if keys is None else keys, strict=True)
+        self._envs = [KeyedEnv(config, description, seed, env_id, purpose, beats, key) for env_id, key in named]
         self._watchdog = Watchdog(config.timeout, beats, self._hang, fail)
 
     def _hang(self) -> str:

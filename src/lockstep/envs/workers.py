@@ -51,7 +51,7 @@ def _work(
     raw: dict[str, Any],
     layout: dict[str, tuple[tuple[int, ...], Any]],
     make: tuple[EnvConfig, EnvDescription, int, str],
-    env_ids: list[int],
+    env_ids: list[tuple[int, int]],
     first: int,
     slot: int,
 ) -> None:
@@ -64,7 +64,7 @@ def _work(
         buffers = _views(raw, layout)
         buffers.stepping[slot] = first
         beat = buffers.heartbeats[slot : slot + 1]
-        envs = [KeyedEnv(config, description, seed, env_id, purpose, beat) for env_id in env_ids]
+        envs = [KeyedEnv(config, description, seed, env_id, purpose, beat, key) for env_id, key in env_ids]
         buffers.stepping[slot] = -1
         connection.send(("ok", None))
         while True:
@@ -87,10 +87,17 @@ class WorkerEnvs(HostEnvs):
         seed: the run's seed.
         env_ids: global ids of the environments.
         purpose: of the resets' keys.
+        keys: what stands for each environment in them; None: its id.
     """
 
     def __init__(
-        self, config: EnvConfig, description: EnvDescription, seed: int, env_ids: Sequence[int], purpose: str
+        self,
+        config: EnvConfig,
+        description: EnvDescription,
+        seed: int,
+        env_ids: Sequence[int],
+        purpose: str,
+        keys: Sequence[int] | None = None,
     ) -> None:
         workers = min(config.workers, len(env_ids))
         layout = buffer_layout(description, len(env_ids), workers)
@@ -102,12 +109,13 @@ class WorkerEnvs(HostEnvs):
         self._processes: list[Any] = []
         self._connections: list[Connection] = []
         make = (config, description, seed, purpose)
+        named = list(zip(env_ids, env_ids if keys is None else keys, strict=True))
         saved = {name: os.environ.get(name) for name in _THREAD_VARIABLES}
         os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))
         try:
             for slot, (first, last) in enumerate(zip(self._bounds, self._bounds[1:], strict=False)):
                 ours, theirs = context.Pipe()
-                arguments = (theirs, raw, layout, make, self.env_ids[first:last], first, slot)
+                arguments = (theirs, raw, layout, make, named[first:last], first, slot)
                 process = context.Process(target=_work, args=arguments, name=f"environments-{slot}", daemon=True)
                 process.start()
                 theirs.close()

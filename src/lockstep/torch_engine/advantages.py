@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+GROUP_EPSILON = 1e-8
+
 
 def gae(
     rewards: Tensor,
@@ -35,11 +37,55 @@ def gae(
     return advantages, advantages + values
 
 
+def group_advantages(returns: Tensor, normalize_std: bool) -> Tensor:
+    """Group-relative advantages (Shao et al. 2024, section 4.1.2; without the division: Liu et al. 2025, section 3.2).
+
+    Args:
+        returns: float64 ``[groups, group_size]``.
+        normalize_std: divide by the group's (population) standard deviation.
+    """
+    centred = returns - returns.mean(1, keepdim=True)
+    if not normalize_std:
+        return centred
+    return centred / (centred.square().mean(1, keepdim=True).sqrt() + GROUP_EPSILON)
+
+
 def moments(x: Tensor) -> Tensor:
     """Mean and sum of squared deviations over the last axis in float64: ``[…, n]`` to ``[…, 2]``."""
     x = x.double()
     mean = x.mean(-1, keepdim=True)
     return torch.cat([mean, (x - mean).square().sum(-1, keepdim=True)], -1)
+
+
+def counted_moments(x: Tensor, valid: Tensor | None) -> Tensor:
+    """Count, mean and M2 over the last axis in float64 of what is valid (1.0; None: all): ``[…, n]`` to ``[…, 3]``."""
+    if valid is None:
+        both = moments(x)
+        return torch.cat([torch.full_like(both[..., :1], x.shape[-1]), both], -1)
+    x, weight = x.double(), valid.double()
+    count = weight.sum(-1, keepdim=True)
+    mean = (x * weight).sum(-1, keepdim=True) / count.clamp(min=1.0)
+    return torch.cat([count, mean, ((x - mean).square() * weight).sum(-1, keepdim=True)], -1)
+
+
+def merge_counts(parts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Count, mean and standard deviation of the union of shards, combined in shard order (Chan et al. 1983).
+
+    Args:
+        parts: float64 ``[num_shards, …, 3]``: count, mean and M2 of each shard.
+
+    Returns:
+        Count, mean and population standard deviation, float64 ``[…]``; 0 where nothing counts.
+    """
+    count, mean, m2 = parts[0].unbind(-1)
+    for part in parts[1:]:
+        n, its_mean, its_m2 = part.unbind(-1)
+        total = (count + n).clamp(min=1.0)
+        delta = its_mean - mean
+        mean = mean + delta * (n / total)
+        m2 = m2 + its_m2 + delta * delta * (count * n / total)
+        count = count + n
+    return count, mean, (m2 / count.clamp(min=1.0)).sqrt()
 
 
 def merge_equal_counts(parts: Tensor, count: int) -> tuple[Tensor, Tensor]:

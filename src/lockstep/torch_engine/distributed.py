@@ -17,6 +17,7 @@ import gymnasium
 import numpy as np
 import torch
 import torch.distributed as dist
+from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -53,6 +54,7 @@ def visible_gpus() -> int:
 def set_up_torch(config: Config, topology: Topology) -> torch.device:
     """Pin down what decides the last bits (threads, TF32, autotuning) and give this rank its device."""
     torch.set_num_threads(config.threads)
+    threadpool_limits(config.threads, "blas")
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_tf32 = False

@@ -1,4 +1,4 @@
-"""PPO's loss as sums per shard over a global count; the reference is :func:`lockstep.reference.ppo_loss`."""
+"""The losses of PPO and GRPO as sums per shard over a global count; references in :mod:`lockstep.reference`."""
 
 from __future__ import annotations
 
@@ -8,17 +8,24 @@ import torch
 from torch import Tensor
 
 TERMS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
+REFERENCE_KL = "reference_kl"
 
 
 @dataclass(frozen=True)
 class LossSettings:
-    """Coefficients of the loss; ``count`` is the number of samples of the global minibatch."""
+    """Coefficients of the loss; ``count`` is the number of valid samples of the global minibatch."""
 
     clip_range: float
     value_clip_range: float | None
     entropy_coef: float
     value_coef: float
     count: int
+    kl_coef: float = 0.0
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """Names of the loss terms, in order."""
+        return (*TERMS, REFERENCE_KL) if self.kl_coef else TERMS
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_range: float | None) -> Tensor:
@@ -30,31 +37,67 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_range: 
     return 0.5 * error
 
 
-def ppo_terms(
+def k3(log_ratio: Tensor) -> Tensor:
+    """The k3 estimator ``exp(x) - 1 - x`` of a KL divergence (Schulman 2020; Shao et al. 2024, eq. 4)."""
+    return torch.expm1(log_ratio) - log_ratio
+
+
+def surrogate(ratio: Tensor, advantages: Tensor, clip_range: float) -> Tensor:
+    """The clipped surrogate objective, negated (Schulman et al. 2017, eq. 7)."""
+    clipped = ratio.clamp(1.0 - clip_range, 1.0 + clip_range)
+    return torch.maximum(-advantages * ratio, -advantages * clipped)
+
+
+def loss_and_terms(
     log_prob: Tensor,
     entropy: Tensor,
-    values: Tensor,
+    values: Tensor | None,
     old_log_prob: Tensor,
-    old_values: Tensor,
+    old_values: Tensor | None,
     advantages: Tensor,
-    returns: Tensor,
+    returns: Tensor | None,
     settings: LossSettings,
+    valid: Tensor | None = None,
+    reference_log_prob: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The clipped surrogate objective (Schulman et al. 2017, eq. 7 and 9), summed over the last axis.
+    """The loss of PPO (Schulman et al. 2017, eq. 9), or of GRPO (Shao et al. 2024, eq. 3), summed over the last axis.
 
-    All arguments are ``[k, rows]`` (or ``[rows]``); advantages are normalised already.
+    All tensors are ``[k, rows]`` (or ``[rows]``); advantages are normalised already.
+
+    Args:
+        log_prob: of the actions under the policy; ``old_log_prob`` under the one that took them.
+        entropy: of the policy.
+        values: of the critic, None without one; ``old_values`` before the update; ``returns`` what they should be.
+        old_log_prob: see ``log_prob``.
+        old_values: see ``values``.
+        advantages: of the actions.
+        returns: see ``values``.
+        settings: coefficients and the global count.
+        valid: 1.0 where a sample counts; None where all do.
+        reference_log_prob: of the actions under the policy that ``settings.kl_coef`` ties this one to.
 
     Returns:
-        The loss ``[k]`` and the terms ``[k, 5]`` in the order of :data:`TERMS`, both sums over rows divided by the
-        global count; approx_kl is the k3 estimator (Schulman 2020).
+        The loss ``[k]`` and the terms ``[k, T]`` in the order of ``settings.terms``, sums over rows divided by the
+        global count.
     """
     log_ratio = log_prob - old_log_prob
     ratio = log_ratio.exp()
-    clipped = ratio.clamp(1.0 - settings.clip_range, 1.0 + settings.clip_range)
-    policy = torch.maximum(-advantages * ratio, -advantages * clipped)
-    value = value_loss(values, old_values, returns, settings.value_clip_range)
-    kl = torch.expm1(log_ratio) - log_ratio
+    policy = surrogate(ratio, advantages, settings.clip_range)
+    if values is None:
+        value = torch.zeros_like(policy)
+    else:
+        assert old_values is not None
+        assert returns is not None
+        value = value_loss(values, old_values, returns, settings.value_clip_range)
     outside = ((ratio - 1.0).abs() > settings.clip_range).to(ratio.dtype)
-    terms = torch.stack([x.sum(-1) for x in (policy, value, entropy, kl.detach(), outside)], -1) / settings.count
+    parts = [policy, value, entropy, k3(log_ratio).detach(), outside]
+    if settings.kl_coef:
+        assert reference_log_prob is not None
+        parts.append(k3(reference_log_prob - log_prob))
+    if valid is not None:
+        parts = [torch.where(valid > 0, part, 0.0) for part in parts]
+    terms = torch.stack([x.sum(-1) for x in parts], -1) / settings.count
     loss = terms[..., 0] + settings.value_coef * terms[..., 1] - settings.entropy_coef * terms[..., 2]
+    if settings.kl_coef:
+        loss = loss + settings.kl_coef * terms[..., 5]
     return loss, terms.detach()

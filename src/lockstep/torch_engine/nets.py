@@ -4,24 +4,33 @@ A parameter is ``[out, in]`` or ``[out]`` in a checkpoint. Here each layer is on
 weights ``[k, out, in]``, inputs ``[k, rows, in]``. With weights expanded over the ``k`` shards that a rank owns,
 autograd returns one gradient per shard, and a shard's numbers don't depend on ``k`` (DESIGN: Reductions; checked at
 start by :mod:`lockstep.torch_engine.self_check`).
+
+A network is encoder → recurrent core → hidden layers → head; the parts that a config doesn't ask for are left out.
+Actor and critic are two of them, or share all but the head.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
+from lockstep.spaces import ActionLayout, ObservationLayout
+from lockstep.torch_engine import recurrent
 from lockstep.torch_engine.activations import ACTIVATIONS, fast_activation
+from lockstep.torch_engine.custom import CustomNet
+from lockstep.torch_engine.encoders import ImageEncoder, action_mask, encode
 
 Parameters = Mapping[str, Tensor]
+Shapes = dict[str, tuple[int, ...]]
 
-LOG_TWO_PI = math.log(2.0 * math.pi)
+MASKED_LOGIT = -1e8
+DEFAULT_IMAGE_ENCODER = ImageEncoder()
 
 
 @dataclass(frozen=True)
@@ -29,39 +38,109 @@ class PolicyNet:
     """Shapes of an actor and a critic.
 
     Attributes:
-        observation_size: components of an observation.
-        num_actions: discrete actions, or components of a continuous one.
-        discrete: categorical (else diagonal Gaussian with a state-independent standard deviation).
+        observation: how observations lie in rows.
+        action: what actions are.
         hidden_sizes: units of the hidden layers.
         activation: name of the activation.
+        critic: whether there is one.
+        shared: whether actor and critic share all but their heads.
+        squashed: a tanh squashes continuous actions into their bounds, else they are clipped there.
+        state_dependent_std: the actor gives a continuous action's log standard deviation too, else it is a parameter.
+        image: the encoder of images.
+        core: recurrent core, or None; ``core_size`` its units.
+        custom: a network of the user's own in place of all of this.
     """
 
-    observation_size: int
-    num_actions: int
-    discrete: bool
-    hidden_sizes: tuple[int, ...]
-    activation: str
+    observation: ObservationLayout
+    action: ActionLayout
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    activation: str = "tanh"
+    critic: bool = True
+    shared: bool = False
+    squashed: bool = False
+    state_dependent_std: bool = False
+    image: ImageEncoder = DEFAULT_IMAGE_ENCODER
+    core: Literal["lstm", "gru"] | None = None
+    core_size: int = 128
+    custom: CustomNet | None = None
 
     @property
-    def actor_sizes(self) -> tuple[int, ...]:
-        """Units of every layer of the actor, input and output included."""
-        return (self.observation_size, *self.hidden_sizes, self.num_actions)
+    def discrete(self) -> bool:
+        """Whether actions are indices."""
+        return self.action.discrete
 
     @property
-    def critic_sizes(self) -> tuple[int, ...]:
-        """Units of every layer of the critic, input and output included."""
-        return (self.observation_size, *self.hidden_sizes, 1)
+    def outputs(self) -> int:
+        """What the actor's head gives: logits, means, or means and log standard deviations."""
+        return self.action.outputs * (2 if not self.discrete and self.state_dependent_std else 1)
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
+    @property
+    def plain(self) -> bool:
+        """Whether these are two multilayer perceptrons on numbers with a categorical or diagonal Gaussian head."""
+        options = (self.shared, self.squashed, self.state_dependent_std, self.core, self.custom)
+        return (
+            self.critic
+            and not any(options)
+            and self.observation.plain
+            and self.action.kind in ("discrete", "continuous")
+        )
+
+    @property
+    def convolutional(self) -> bool:
+        """Whether there are images."""
+        return bool(self.observation.image_bytes)
+
+    @property
+    def trunks(self) -> tuple[str, ...]:
+        """Names of the networks up to their heads."""
+        if self.shared:
+            return ("trunk",)
+        return ("actor", "critic") if self.critic else ("actor",)
+
+    @property
+    def carry_size(self) -> int:
+        """Numbers that the recurrent cores of all trunks carry from step to step."""
+        return len(self.trunks) * recurrent.carry_size(self.core, self.core_size)
+
+    @property
+    def feature_size(self) -> int:
+        """Inputs of the hidden layers."""
+        return self.core_size if self.core else self.image.feature_size(self.observation)
+
+    def sizes(self, name: str) -> tuple[int, ...]:
+        """Units of the layers of a multilayer perceptron, input and output included."""
+        hidden = (self.feature_size, *self.hidden_sizes)
+        if name == "trunk":
+            return hidden
+        head = self.outputs if name == "actor" else 1
+        return (hidden[-1], head) if self.shared else (*hidden, head)
+
+    def shapes(self) -> Shapes:
         """Shape of every parameter, in the order in which they are stored."""
-        out: dict[str, tuple[int, ...]] = {}
-        for name, sizes in (("actor", self.actor_sizes), ("critic", self.critic_sizes)):
-            for layer, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
-                out[f"{name}.{layer}.weight"] = (outputs, inputs)
-                out[f"{name}.{layer}.bias"] = (outputs,)
-        if not self.discrete:
-            out["log_std"] = (self.num_actions,)
-        return out
+        if self.custom is not None:
+            return self.custom.shapes() | self._log_std_shape()
+        out: Shapes = {}
+        for trunk in self.trunks:
+            out |= self.image.shapes(self.observation, trunk)
+            if self.core:
+                out |= recurrent.shapes(self.core, trunk, self.image.feature_size(self.observation), self.core_size)
+            if self.shared:
+                out |= layer_shapes(trunk, self.sizes(trunk))
+        for name in ("actor", "critic") if self.critic else ("actor",):
+            out |= layer_shapes(name, self.sizes(name))
+        return out | self._log_std_shape()
+
+    def _log_std_shape(self) -> Shapes:
+        return {} if self.discrete or self.state_dependent_std else {"log_std": (self.action.outputs,)}
+
+
+def layer_shapes(name: str, sizes: tuple[int, ...]) -> Shapes:
+    """Weights and biases of a multilayer perceptron."""
+    out: Shapes = {}
+    for layer, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
+        out[f"{name}.{layer}.weight"] = (outputs, inputs)
+        out[f"{name}.{layer}.bias"] = (outputs,)
+    return out
 
 
 def expand(parameters: Parameters, num_shards: int) -> dict[str, Tensor]:
@@ -77,77 +156,106 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
 
 
-def mlp(x: Tensor, parameters: Parameters, name: str, layers: int, activation: str) -> Tensor:
+def mlp(x: Tensor, parameters: Parameters, name: str, layers: int, activation: str, activate_last: bool) -> Tensor:
     """A multilayer perceptron: ``[k, rows, in]`` to ``[k, rows, out]`` with expanded parameters."""
     activate = ACTIVATIONS[activation] if torch.is_grad_enabled() else fast_activation(activation)
     for layer in range(layers):
         x = linear(x, parameters[f"{name}.{layer}.weight"], parameters[f"{name}.{layer}.bias"])
-        if layer < layers - 1:
+        if activate_last or layer < layers - 1:
             x = activate(x)
     return x
 
 
+def _layers(net: PolicyNet, parameters: Parameters, name: str, x: Tensor) -> Tensor:
+    return mlp(x, parameters, name, len(net.sizes(name)) - 1, net.activation, name == "trunk")
+
+
+def _masked(net: PolicyNet, observations: Tensor, output: Tensor) -> Tensor:
+    mask = action_mask(net.observation, observations)
+    return output if mask is None else torch.where(mask, output, MASKED_LOGIT)
+
+
 def actor(net: PolicyNet, parameters: Parameters, observations: Tensor) -> Tensor:
-    """Logits or means ``[k, rows, num_actions]`` of observations ``[k, rows, size]``."""
-    return mlp(observations, parameters, "actor", len(net.actor_sizes) - 1, net.activation)
+    """The actor's output ``[k, rows, outputs]`` of observation rows ``[k, rows, width]``; forbidden logits -1e8."""
+    if net.custom is not None:
+        return _masked(net, observations, net.custom(parameters, net.observation, observations)[0])
+    trunk = net.trunks[0]
+    x = encode(net.observation, net.image, parameters, trunk, observations)
+    if net.shared:
+        x = _layers(net, parameters, trunk, x)
+    return _masked(net, observations, _layers(net, parameters, "actor", x))
 
 
 def critic(net: PolicyNet, parameters: Parameters, observations: Tensor) -> Tensor:
-    """Values ``[k, rows]`` of observations ``[k, rows, size]``."""
-    return mlp(observations, parameters, "critic", len(net.critic_sizes) - 1, net.activation)[..., 0]
+    """Values ``[k, rows]`` of observation rows ``[k, rows, width]``."""
+    if net.custom is not None:
+        return net.custom(parameters, net.observation, observations)[1]
+    trunk = net.trunks[-1]
+    x = encode(net.observation, net.image, parameters, trunk, observations)
+    if net.shared:
+        x = _layers(net, parameters, trunk, x)
+    return _layers(net, parameters, "critic", x)[..., 0]
 
 
-def sample(net: PolicyNet, parameters: Parameters, output: Tensor, noise: Tensor) -> Tensor:
-    """Actions from the actor's output and noise drawn beforehand.
+def actor_critic(net: PolicyNet, parameters: Parameters, observations: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The actor's output ``[k, rows, outputs]`` and the values ``[k, rows]`` (None without a critic)."""
+    if net.custom is not None:
+        output, values = net.custom(parameters, net.observation, observations)
+        return _masked(net, observations, output), values if net.critic else None
+    if not net.shared:
+        return actor(net, parameters, observations), critic(net, parameters, observations) if net.critic else None
+    x = encode(net.observation, net.image, parameters, "trunk", observations)
+    return _heads(net, parameters, observations, [_layers(net, parameters, "trunk", x)])
+
+
+def _heads(
+    net: PolicyNet, parameters: Parameters, observations: Tensor, features: list[Tensor]
+) -> tuple[Tensor, Tensor | None]:
+    """Both heads on the features of their trunks ``[k, rows, …]``."""
+    output = _masked(net, observations, _layers(net, parameters, "actor", features[0]))
+    return output, _layers(net, parameters, "critic", features[-1])[..., 0] if net.critic else None
+
+
+def unroll(
+    net: PolicyNet,
+    parameters: Parameters,
+    observations: Tensor,
+    carry: Tensor,
+    resets: Tensor,
+    actor_only: bool = False,
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Run recurrent networks over sequences.
 
     Args:
-        net: shapes.
-        parameters: expanded parameters.
-        output: ``[k, rows, num_actions]``.
-        noise: the same shape; Gumbel noise (discrete, the Gumbel-max trick) or standard normal (continuous).
+        net: with a recurrent core.
+        parameters: expanded.
+        observations: rows ``[k, steps, n, width]``.
+        carry: ``[k, n, carry_size]`` before the first step.
+        resets: 1.0 where an episode begins with this step, ``[k, steps, n]``: nothing is carried into it.
+        actor_only: leave the critic out, also where it has a core of its own (whose carry stays what it was).
 
     Returns:
-        int64 ``[k, rows]`` or float32 ``[k, rows, num_actions]``.
+        The actor's output ``[k, steps, n, outputs]``, values ``[k, steps, n]`` or None, and what is carried after each
+        step ``[k, steps, n, carry_size]``.
     """
-    if net.discrete:
-        return (output + noise).argmax(-1)
-    return output + parameters["log_std"].exp().unsqueeze(1) * noise
-
-
-def mode(net: PolicyNet, output: Tensor) -> Tensor:
-    """The most likely actions, shaped as :func:`sample`'s."""
-    return output.argmax(-1) if net.discrete else output
-
-
-def log_prob_and_entropy(
-    net: PolicyNet, parameters: Parameters, output: Tensor, actions: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Log-probability and entropy, each ``[k, rows]``, of actions shaped as :func:`sample`'s."""
-    if net.discrete:
-        log_probs = torch.log_softmax(output, -1)
-        chosen = log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
-        return chosen, -(log_probs.exp() * log_probs).sum(-1)
-    log_std = parameters["log_std"].unsqueeze(1)
-    z = (actions - output) * torch.exp(-log_std)
-    log_prob = (-0.5 * z * z - log_std - 0.5 * LOG_TWO_PI).sum(-1)
-    entropy = (log_std + 0.5 * (1.0 + LOG_TWO_PI)).sum(-1)
-    return log_prob, entropy.expand_as(log_prob)
-
-
-class PolicyModule(nn.Module):
-    """The networks as a module, for DDP: every gradient-producing pass goes through its ``forward``."""
-
-    def __init__(self, net: PolicyNet, parameters: Parameters) -> None:
-        super().__init__()
-        self.net = net
-        self._names = {name: name.replace(".", "_") for name in parameters}
-        for name, value in parameters.items():
-            self.register_parameter(self._names[name], nn.Parameter(value))
-
-    def forward(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probabilities, entropies and values, each ``[rows]``, of ``[rows, …]``."""
-        parameters = expand({name: getattr(self, flat) for name, flat in self._names.items()}, 1)
-        rows = observations.unsqueeze(0)
-        output = actor(self.net, parameters, rows)
-        log_prob, entropy = log_prob_and_entropy(self.net, parameters, output, actions.unsqueeze(0))
-        return log_prob[0], entropy[0], critic(self.net, parameters, rows)[0]
+    k, steps, n, _ = observations.shape
+    rows = observations.flatten(1, 2)
+    width = net.carry_size // len(net.trunks)
+    features: list[Tensor] = []
+    carries: list[Tensor] = []
+    for number, trunk in enumerate(net.trunks):
+        part = carry[..., number * width : (number + 1) * width]
+        if actor_only and trunk == "critic":
+            carries.append(part.unsqueeze(1).expand(k, steps, n, width))
+            continue
+        x = encode(net.observation, net.image, parameters, trunk, rows).view(k, steps, n, -1)
+        outputs, carried = recurrent.unroll(net.core, parameters, trunk, x, part, resets)
+        x = outputs.flatten(1, 2)
+        features.append(_layers(net, parameters, trunk, x) if net.shared else x)
+        carries.append(carried)
+    if actor_only:
+        output, values = _masked(net, rows, _layers(net, parameters, "actor", features[0])), None
+    else:
+        output, values = _heads(net, parameters, rows, features)
+    shaped = None if values is None else values.view(k, steps, n)
+    return output.view(k, steps, n, -1), shaped, torch.cat(carries, -1)

@@ -1,22 +1,19 @@
-"""The trained actor as a function of NumPy arrays."""
+"""A trained policy as a function of NumPy arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
 from lockstep.config import Config
-from lockstep.torch_engine import nets
-from lockstep.torch_engine.nets import PolicyNet
-from lockstep.torch_engine.state import POLICY
+from lockstep.spaces import layouts_from_json
+from lockstep.torch_engine import distributions, nets
+from lockstep.torch_engine.state import POLICY, make_net
 
 
-def actor_function(
-    config: Config, environment: dict[str, Any], arrays: dict[str, np.ndarray]
-) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray | None]]:
+class PolicyFunction:
     """The actor of a checkpoint, on the CPU.
 
     Args:
@@ -24,24 +21,43 @@ def actor_function(
         environment: the description that the checkpoint holds.
         arrays: ``policy/…`` by name.
 
-    Returns:
-        From normalised float32 ``[rows, size]`` to logits or means ``[rows, num_actions]``, and the standard
-        deviations ``[num_actions]`` (None if discrete).
+    Attributes:
+        observation: how observations lie in rows; ``action`` what actions are.
+        carry_size: numbers that a recurrent policy carries from step to step, else 0.
     """
-    net = PolicyNet(
-        observation_size=int(np.prod(environment["observation_shape"], dtype=int)),
-        num_actions=environment["num_actions"],
-        discrete=environment["discrete"],
-        hidden_sizes=config.network.hidden_sizes,
-        activation=config.network.activation,
-    )
-    weights = {name: torch.from_numpy(arrays[POLICY + name]) for name in net.shapes()}
-    expanded = nets.expand(weights, 1)
-    std = None if net.discrete else np.exp(arrays[POLICY + "log_std"])
+
+    def __init__(self, config: Config, environment: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        torch.set_num_threads(config.threads)
+        self.observation, self.action = layouts_from_json(environment["observation"], environment["action"])
+        self._net = make_net(config, self.observation, self.action)
+        weights = {name: torch.from_numpy(arrays[POLICY + name]) for name in self._net.shapes()}
+        self._weights = nets.expand(weights, 1)
+        self.carry_size = self._net.carry_size if self._net.core else 0
 
     @torch.inference_mode()
-    def act(observations: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        rows = torch.from_numpy(np.ascontiguousarray(observations, np.float32)).unsqueeze(0)
-        return nets.actor(net, expanded, rows)[0].numpy(), std
+    def __call__(
+        self, observations: np.ndarray, noise: np.ndarray | None, carry: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Actions of normalised observation rows.
 
-    return act
+        Args:
+            observations: ``[rows, width]``.
+            noise: float32 ``[rows, action outputs]``, Gumbel or normal; None: the most likely actions.
+            carry: float32 ``[rows, carry_size]``.
+
+        Returns:
+            Rows of actions as :class:`lockstep.envs.vector.Buffers` takes them, and what is carried on.
+        """
+        net, rows = self._net, torch.from_numpy(np.ascontiguousarray(observations)).unsqueeze(0)
+        if net.core is None:
+            output = nets.actor(net, self._weights, rows)
+        else:
+            none = torch.zeros((1, 1, rows.shape[1]))
+            before = torch.from_numpy(carry).unsqueeze(0)
+            unrolled, _, carries = nets.unroll(net, self._weights, rows.unsqueeze(1), before, none, actor_only=True)
+            output, carry = unrolled[:, 0], carries[0, 0].numpy()
+        if noise is None:
+            actions = distributions.mode(net, output)
+        else:
+            actions = distributions.sample(net, self._weights, output, torch.from_numpy(noise).unsqueeze(0))
+        return distributions.squash(net, actions[0].numpy()), carry

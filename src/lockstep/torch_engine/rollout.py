@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from lockstep.config import Config
-from lockstep.envs.description import EnvDescription
 from lockstep.envs.replay import ReplayLog, row_hashes
 from lockstep.envs.vector import HostEnvs
 from lockstep.normalizers import ObservationNormalizer
 from lockstep.shards import ShardPlan, keyed_generator
-from lockstep.torch_engine import nets
+from lockstep.spaces import ActionLayout, ObservationLayout
+from lockstep.torch_engine import distributions, nets
 from lockstep.torch_engine.nets import PolicyNet
 from lockstep.torch_engine.self_check import Mode, by_shard
 from lockstep.torch_engine.state import TrainState
@@ -25,17 +25,19 @@ class Rollout:
     """One rank's rollout, host arrays ``[T, E, …]`` over its local environments.
 
     Attributes:
-        raw: observations as the environments gave them, float32 ``[T, E, size]``.
-        observations: the same, normalised, with the one that follows the last step: ``[T+1, E, size]``.
-        actions: int64 ``[T, E]`` or float32 ``[T, E, A]``.
+        observations: rows as the networks see them, with the one that follows the last step: ``[T+1, E, width]``.
+        raw: rows as the environments gave them, ``[T, E, width]``; the same memory where nothing is normalised.
+        actions: as the policy took them: int64 ``[T, E]`` or ``[T, E, indices]``, or float32 ``[T, E, A]``.
+        native: rows of actions as the environments took them; the same memory but for squashed ones.
         rewards: float64 ``[T, E]``, as the environments gave them.
         terminated: bool ``[T, E]``; ``truncated`` likewise.
-        final: observations that truncated an episode: ``(step, environment) -> float32 [size]``, normalised.
+        final: rows that truncated an episode: ``(step, environment) -> [width]``, as the networks see them.
     """
 
-    raw: np.ndarray
     observations: np.ndarray
+    raw: np.ndarray
     actions: np.ndarray
+    native: np.ndarray
     rewards: np.ndarray
     terminated: np.ndarray
     truncated: np.ndarray
@@ -46,15 +48,23 @@ class Rollout:
         """Where an episode ended, bool ``[T, E]``."""
         return self.terminated | self.truncated
 
+    @property
+    def first_episodes(self) -> np.ndarray:
+        """Where no episode had ended before in this rollout, bool ``[T, E]``."""
+        done = self.done
+        return np.cumsum(done, 0) - done == 0
+
     @classmethod
-    def empty(cls, num_steps: int, envs: HostEnvs) -> Rollout:
+    def empty(cls, num_steps: int, envs: HostEnvs, net: PolicyNet, normalized: bool) -> Rollout:
         """Buffers for ``num_steps`` steps."""
         b, shape = envs.buffers, (num_steps, envs.num_envs)
-        size = b.observations.shape[1]
+        observations = np.zeros((num_steps + 1, *b.observations.shape), b.observations.dtype)
+        actions = np.zeros((num_steps, *b.actions.shape), b.actions.dtype)
         return cls(
-            raw=np.zeros((*shape, size), np.float32),
-            observations=np.zeros((num_steps + 1, envs.num_envs, size), np.float32),
-            actions=np.zeros((num_steps, *b.actions.shape), b.actions.dtype),
+            observations=observations,
+            raw=np.zeros_like(observations[:-1]) if normalized else observations[:-1],
+            actions=actions,
+            native=np.zeros_like(actions) if net.squashed else actions,
             rewards=np.zeros(shape),
             terminated=np.zeros(shape, np.bool_),
             truncated=np.zeros(shape, np.bool_),
@@ -63,12 +73,12 @@ class Rollout:
 
 
 def action_noise(config: Config, plan: ShardPlan, net: PolicyNet, iteration: int) -> np.ndarray:
-    """Noise of a whole rollout keyed by ``(seed, "action", iteration, shard)``: float32 ``[T, E, num_actions]``.
+    """Noise of a whole rollout keyed by ``(seed, "action", iteration, shard)``: float32 ``[T, E, action outputs]``.
 
     Gumbel for discrete actions (adding it to the logits and taking the largest samples the categorical), standard
     normal for continuous ones.
     """
-    shape = (config.num_steps, plan.envs_per_shard, net.num_actions)
+    shape = (config.num_steps, plan.envs_per_shard, net.action.outputs)
     parts = []
     for shard in plan.shards:
         generator = keyed_generator(config.seed, "action", iteration, shard)
@@ -77,18 +87,21 @@ def action_noise(config: Config, plan: ShardPlan, net: PolicyNet, iteration: int
     return np.concatenate(parts, 1)
 
 
-def random_actions(config: Config, plan: ShardPlan, description: EnvDescription) -> np.ndarray:
-    """Actions of a random policy keyed by ``(seed, "random", shard)``, ``[T, E]`` or ``[T, E, A]``.
+def random_actions(config: Config, plan: ShardPlan, action: ActionLayout) -> np.ndarray:
+    """Actions of a random policy keyed by ``(seed, "random", shard)``, rows ``[T, E, …]``.
 
-    Uniform over the actions or within the bounds; standard normal in a component without bounds.
+    Uniform over the choices or within the bounds; standard normal in a component without bounds.
     """
     parts = []
-    low, high = (np.asarray(bound) for bound in (description.action_low, description.action_high))
+    low, high = (np.asarray(bound) for bound in (action.low, action.high))
     for shard in plan.shards:
         generator = keyed_generator(config.seed, "random", shard)
         shape = (config.num_steps, plan.envs_per_shard)
-        if description.discrete:
-            parts.append(generator.integers(0, description.num_actions, shape))
+        if action.kind == "discrete":
+            parts.append(generator.integers(0, action.choices[0], shape))
+            continue
+        if action.kind == "multi_discrete":
+            parts.append(np.stack([generator.integers(0, count, shape) for count in action.choices], -1))
             continue
         uniform, normal = generator.random((*shape, low.size)), generator.standard_normal((*shape, low.size))
         bounded = np.isfinite(low) & np.isfinite(high)
@@ -104,59 +117,100 @@ def aligned(array: np.ndarray, device: torch.device) -> Tensor:
 
 
 class Actor:
-    """The policy during a rollout: normalised observations ``[E, size]`` to actions, shard by shard or batched."""
+    """The policy during a rollout: rows ``[E, width]`` to actions, shard by shard or batched."""
 
     def __init__(self, state: TrainState, plan: ShardPlan, mode: Mode, device: torch.device) -> None:
         self._net, self._device = state.net, device
         self._mode: Mode = mode
         self._shards, self._rows = plan.local_num_shards, plan.envs_per_shard
-        self._parameters = state.parameters
+        self._parameters, self._plain = state.parameters, state.plain
+        self._carry = torch.zeros(0)
+        self._none = torch.zeros((self._shards, 1, self._rows), device=device)
+
+    def begin(self, carry: np.ndarray | None) -> None:
+        """Begin a rollout with what a recurrent policy carries into it, float32 ``[E, carry_size]``."""
+        if carry is not None:
+            self._carry = torch.from_numpy(carry).to(self._device).view(self._shards, self._rows, -1).clone()
 
     def __call__(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Sample actions ``[E]`` or ``[E, A]``; noise float32 ``[E, num_actions]``."""
+        """Sample actions ``[E, …]``; noise float32 ``[E, action outputs]``."""
+        if self._plain is not None:
+            split = (self._shards, self._rows, -1)
+            actions = by_shard(self._mode, self._plain.act, observations.reshape(split).copy(), noise.reshape(split))
+            return actions.reshape(self._shards * self._rows, *actions.shape[2:])
         x = aligned(observations, self._device).view(self._shards, self._rows, -1)
         drawn = torch.from_numpy(noise).to(self._device).view(self._shards, self._rows, -1)
-        return by_shard(self._mode, self.output, x, drawn).flatten(0, 1).cpu().numpy()
+        if self._net.core is None:
+            return by_shard(self._mode, self.output, x, drawn).flatten(0, 1).cpu().numpy()
+        actions, self._carry = by_shard(self._mode, self.recurrent_output, x, drawn, self._carry)
+        return actions.flatten(0, 1).cpu().numpy()
+
+    def forget(self, done: np.ndarray) -> None:
+        """Carry nothing over the end of an episode; bool ``[E]``."""
+        if self._net.core is not None and done.any():
+            self._carry[torch.from_numpy(done).to(self._device).view(self._shards, self._rows)] = 0.0
 
     def output(self, observations: Tensor, noise: Tensor) -> Tensor:
         """Actions ``[k, rows, …]`` of observations and noise ``[k, rows, …]``."""
         weights = self._parameters.expanded(len(observations))
-        return nets.sample(self._net, weights, nets.actor(self._net, weights, observations), noise)
+        return distributions.sample(self._net, weights, nets.actor(self._net, weights, observations), noise)
+
+    def recurrent_output(self, observations: Tensor, noise: Tensor, carry: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions and what is carried on ``[k, rows, carry_size]``."""
+        weights, none = self._parameters.expanded(len(observations)), self._none[: len(observations)]
+        output, _, carries = nets.unroll(self._net, weights, observations.unsqueeze(1), carry, none, actor_only=True)
+        return distributions.sample(self._net, weights, output[:, 0], noise), carries[:, 0]
 
 
-def normalized(observations: np.ndarray, normalizer: ObservationNormalizer | None) -> np.ndarray:
-    """Observations as the networks see them."""
-    return observations if normalizer is None else normalizer(observations)
+def normalized(layout: ObservationLayout, rows: np.ndarray, normalizer: ObservationNormalizer | None) -> np.ndarray:
+    """Observation rows as the networks see them: their vectors normalised."""
+    if normalizer is None:
+        return rows
+    if layout.plain:
+        return normalizer(rows)
+    out = rows.copy()
+    vectors = layout.floats(out)[..., : layout.vector_size]
+    vectors[...] = normalizer(vectors)
+    return out
 
 
 @torch.inference_mode()
 def collect(state: TrainState, envs: HostEnvs, actor: Actor, noise: np.ndarray, out: Rollout) -> None:
     """Step every local environment ``T`` times, filling ``out``."""
-    buffers = envs.buffers
+    buffers, layout, normalizer = envs.buffers, state.net.observation, state.observations
+    squashed, recurrent = state.net.squashed, state.net.core is not None
     out.final.clear()
-    current = normalized(buffers.observations, state.observations)
+    actor.begin(state.carry)
+    out.observations[0] = normalized(layout, buffers.observations, normalizer)
     for t in range(len(noise)):
-        out.raw[t] = buffers.observations
-        out.observations[t] = current
+        if normalizer is not None:
+            out.raw[t] = buffers.observations
         out.actions[t] = actor(out.observations[t], noise[t])
-        buffers.actions[:] = out.actions[t]
+        if squashed:
+            out.native[t] = distributions.squash(state.net, out.actions[t])
+        buffers.actions[...] = out.native[t]
         envs.step()
         out.rewards[t] = buffers.rewards
         out.terminated[t] = buffers.terminated
-        out.truncated[t] = buffers.truncated & ~buffers.terminated
-        for env in np.flatnonzero(out.truncated[t]):
-            out.final[t, int(env)] = normalized(buffers.final_observations[env], state.observations).copy()
-        current = normalized(buffers.observations, state.observations)
-    out.observations[len(noise)] = current
+        ended = buffers.truncated
+        if ended.any():
+            ended = ended & ~buffers.terminated
+            for env in np.flatnonzero(ended):
+                final = buffers.final_observations[env : env + 1]
+                out.final[t, int(env)] = normalized(layout, final, normalizer)[0].copy()
+        out.truncated[t] = ended
+        if recurrent:
+            actor.forget(buffers.terminated | buffers.truncated)
+        out.observations[t + 1] = normalized(layout, buffers.observations, normalizer)
 
 
 def collect_random(config: Config, plan: ShardPlan, envs: HostEnvs, out: Rollout) -> None:
     """A rollout of random actions, for the normalisers' first statistics; afterwards every episode starts anew."""
     buffers = envs.buffers
-    actions = random_actions(config, plan, envs.description)
+    actions = random_actions(config, plan, envs.description.action)
     for t in range(config.num_steps):
         out.raw[t] = buffers.observations
-        buffers.actions[:] = actions[t]
+        buffers.actions[...] = actions[t]
         envs.step()
         out.rewards[t] = buffers.rewards
         out.terminated[t] = buffers.terminated
@@ -169,4 +223,4 @@ def record_replay(replay: ReplayLog, envs: HostEnvs, out: Rollout) -> None:
     """Keep the actions of live episodes, with a hash of what each step returned."""
     b = envs.buffers
     followed = np.concatenate([out.raw[1:], b.observations[None]])
-    replay.extend(out.actions, row_hashes(followed, out.rewards), out.done)
+    replay.extend(out.native, row_hashes(followed, out.rewards), out.done)

@@ -13,14 +13,13 @@ from lockstep.envs.registry import make_envs
 from lockstep.envs.replay import ReplayLog
 from lockstep.envs.snapshot import load_shards, save_shards
 from lockstep.envs.vector import HostEnvs
-from lockstep.evaluation import run_episodes
 from lockstep.launch.process import fail_now
 from lockstep.proof.fingerprint import compare_ranks, fingerprints
-from lockstep.runs.checkpoint import Checkpoint, pack, to_files, unpack
-from lockstep.shards import ShardPlan, keyed_generator
+from lockstep.runs.checkpoint import Checkpoint, find_checkpoint, pack, to_files, unpack
+from lockstep.runs.directory import CHECKPOINTS, find_run
+from lockstep.shards import ShardPlan
 from lockstep.topology import Topology
-from lockstep.torch_engine import nets
-from lockstep.torch_engine.batch import evaluate, to_shards
+from lockstep.torch_engine.choose_mode import choose_mode
 from lockstep.torch_engine.distributed import (
     Communicator,
     check_ranks_alike,
@@ -28,13 +27,22 @@ from lockstep.torch_engine.distributed import (
     set_up_torch,
     uses_nccl,
 )
-from lockstep.torch_engine.rollout import Actor, Rollout, aligned, collect_random, normalized, random_actions
-from lockstep.torch_engine.self_check import Mode, by_shard, shard_invariant
-from lockstep.torch_engine.state import TrainState, counters, init_state, load_counters, load_state_arrays, state_arrays
+from lockstep.torch_engine.gradients import GradientSource, exact_gradient, fast_gradient
+from lockstep.torch_engine.rollout import Actor, Rollout, collect_random
+from lockstep.torch_engine.self_check import Mode
+from lockstep.torch_engine.state import (
+    POLICY,
+    FlatParameters,
+    TrainState,
+    carried,
+    counters,
+    init_state,
+    initial_parameters,
+    load_counters,
+    load_state_arrays,
+    state_arrays,
+)
 from lockstep.torch_engine.statistics import initial_statistics
-from lockstep.torch_engine.update import GradientSource, exact_gradient, fast_gradient, loss_settings, shard_gradients
-
-SELF_CHECK_DRAWS = 3
 
 
 @dataclass
@@ -100,9 +108,10 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
     communicator = Communicator(topology, plan, device, uses_nccl(config))
     check_ranks_alike(communicator, config)
     description = describe(config.env)
-    envs = make_envs(config.env, description, config.seed, plan.env_ids, fail_now)
+    envs = make_envs(config.env, description, config.seed, plan.env_ids, fail_now, group_size=config.group_size)
     state = init_state(config, description, plan, device)
-    mode = choose_mode(state, config, description, communicator)
+    set_reference(state, config)
+    mode = choose_mode(state, config, communicator)
     source = (
         exact_gradient(state, config, communicator, mode)
         if config.reduction == "exact"
@@ -120,7 +129,7 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
         mode=mode,
         actor=Actor(state, plan, mode, device),
         source=source,
-        rollout=Rollout.empty(config.num_steps, envs),
+        rollout=Rollout.empty(config.num_steps, envs, state.net, state.observations is not None),
     )
     if checkpoint is None:
         begin(session)
@@ -129,78 +138,34 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
     return session
 
 
+def set_reference(state: TrainState, config: Config) -> None:
+    """GRPO's reference policy: that of a run, or the initial one.
+
+    Raises:
+        ValueError: there is no such run, or its networks have other shapes; one line.
+    """
+    if config.algorithm != "grpo" or not config.grpo.kl_coef:
+        return
+    reference = FlatParameters(state.net.shapes(), state.parameters.flat.device)
+    if config.grpo.reference is None:
+        arrays = initial_parameters(config, state.net)
+    else:
+        path, which = find_run(config.grpo.reference, "runs")
+        found = find_checkpoint(path / CHECKPOINTS, which).arrays
+        arrays = {name: found[POLICY + name] for name in reference.shapes if POLICY + name in found}
+        for name, shape in reference.shapes.items():
+            if name not in arrays or arrays[name].shape != shape:
+                raise ValueError(f"grpo.reference: {config.grpo.reference} has no parameter {name} of shape {shape}")
+    reference.load(reference.flat, arrays)
+    state.reference = reference
+
+
 def begin(session: Session) -> None:
     """First episodes, and first statistics where something is normalised."""
     session.envs.reset()
     if session.state.observations is not None or session.state.rewards is not None:
         collect_random(session.config, session.plan, session.envs, session.rollout)
         initial_statistics(session.state, session.rollout, session.plan, session.config, session.communicator)
-
-
-def choose_mode(state: TrainState, config: Config, description: EnvDescription, communicator: Communicator) -> Mode:
-    """Batched over shards where that can't change a shard's bits on this machine, else one by one; all ranks alike."""
-    if config.reduction == "fast":
-        return "batched"
-    passed = shards_invariant_here(state, config, description)
-    everyone = communicator.gather_ranks(torch.tensor([passed]))
-    return "batched" if bool(everyone.all()) else "loop"
-
-
-def shards_invariant_here(state: TrainState, config: Config, description: EnvDescription) -> bool:
-    """Run action, evaluation and gradient of this run, at its shapes on keyed random data, alone and batched."""
-    plan = ShardPlan(config.envs, config.shards)
-    if plan.num_shards == 1:
-        return True
-    return all(_shards_invariant(state, config, description, plan, draw) for draw in range(SELF_CHECK_DRAWS))
-
-
-def _shards_invariant(
-    state: TrainState, config: Config, description: EnvDescription, plan: ShardPlan, number: int
-) -> bool:
-    """One draw of the self-check: raw outputs are compared, of which actions would hide the last bits."""
-    device, net = state.parameters.flat.device, state.net
-    generator = keyed_generator(config.seed, "self-check", number)
-    samples = config.num_steps * plan.envs_per_shard
-    rows = samples // config.ppo.num_minibatches
-
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.from_numpy(generator.standard_normal((plan.num_shards, *shape), np.float32)).to(device)
-
-    def raw_actions(x: torch.Tensor) -> torch.Tensor:
-        return nets.actor(net, state.parameters.expanded(len(x)), x)
-
-    observations = draw(samples + plan.envs_per_shard, net.observation_size)
-    actions = to_shards(torch.from_numpy(random_actions(config, plan, description)).to(device), plan.num_shards)
-    gradients = shard_gradients(state, loss_settings(config))
-    minibatch = (observations[:, :rows].contiguous(), actions[:, :rows].contiguous(), *(draw(rows) for _ in range(4)))
-    with torch.no_grad():
-        return (
-            shard_invariant(raw_actions, observations[:, : plan.envs_per_shard].contiguous())
-            and shard_invariant(lambda x, a: evaluate(state, "batched", x, a), observations, actions)
-            and shard_invariant(gradients, *minibatch)
-        )
-
-
-def evaluate_policy(session: Session) -> np.ndarray:
-    """Returns and lengths ``[episodes, 2]`` of the evaluation's episodes, in order; most likely actions.
-
-    Each shard's episodes go through the networks as one batch of fixed shape, whatever the world size.
-    """
-    state, envs = session.state, session.eval_envs()
-    device, shards = state.parameters.flat.device, session.plan.local_num_shards
-
-    def mode_actions(x: torch.Tensor) -> torch.Tensor:
-        weights = state.parameters.expanded(len(x))
-        return nets.mode(state.net, nets.actor(state.net, weights, x))
-
-    def act(observations: np.ndarray) -> np.ndarray:
-        x = aligned(normalized(observations, state.observations), device)
-        actions = by_shard("loop", mode_actions, x.view(shards, -1, x.shape[-1]))
-        return actions.flatten(0, 1).cpu().numpy()
-
-    with torch.inference_mode():
-        episodes = run_episodes(envs, act, session.config.eval.max_steps)
-    return session.communicator.gather_ranks(torch.from_numpy(episodes)).flatten(0, 1).numpy()
 
 
 def check_ranks_in_sync(session: Session, when: str) -> None:
@@ -217,8 +182,7 @@ def check_ranks_in_sync(session: Session, when: str) -> None:
 def checkpoint_files(session: Session, wall_time: float, score: float | None) -> dict[str, bytes]:
     """The files of a checkpoint; environments of all ranks are gathered."""
     state = session.state
-    running = state.rewards.running if state.rewards is not None else None
-    shards = save_shards(session.envs, session.replay, state.counter, running, session.plan)
+    shards = save_shards(session.envs, session.replay, state.counter, carried(state), session.plan)
     merged = {f"{shard}/{name}": array for shard, arrays in shards.items() for name, array in arrays.items()}
     gathered: dict[int, dict[str, np.ndarray]] = {}
     for content in session.communicator.gather_bytes(pack(merged)):
@@ -240,8 +204,8 @@ def resume(session: Session, checkpoint: Checkpoint) -> None:
     load_state_arrays(state, checkpoint.arrays)
     load_counters(state, checkpoint.state)
     session.wall_time_before = float(checkpoint.state.get("wall_time", 0.0))
-    running = state.rewards.running if state.rewards is not None else None
-    restarted = load_shards(session.envs, session.replay, state.counter, running, session.plan, checkpoint.env_shards)
+    per_env = carried(state)
+    restarted = load_shards(session.envs, session.replay, state.counter, per_env, session.plan, checkpoint.env_shards)
     everyone = session.communicator.gather_json(restarted)
     session.restarted = sorted(env for ids in everyone for env in ids)
     session.restarted_before = list(checkpoint.state.get("restarted_environments", []))

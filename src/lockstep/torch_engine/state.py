@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,14 @@ from torch import Tensor
 from lockstep.config import Config
 from lockstep.envs.description import EnvDescription
 from lockstep.episodes import EpisodeCounter, RecentEpisodes
-from lockstep.initializers import mlp_parameters
+from lockstep.initializers import orthogonal_parameters
 from lockstep.normalizers import ObservationNormalizer, RewardNormalizer, RunningMoments
-from lockstep.shards import ShardPlan
+from lockstep.shards import ShardPlan, keyed_seed
+from lockstep.spaces import ActionLayout, ObservationLayout
+from lockstep.torch_engine.custom import load_custom
+from lockstep.torch_engine.encoders import ImageEncoder
 from lockstep.torch_engine.nets import PolicyNet, expand
+from lockstep.torch_engine.plain import PlainPolicy, derivable
 
 POLICY, OPTIMIZER, NORMALIZERS = "policy/", "optimizer/", "normalizers/"
 
@@ -63,6 +67,9 @@ class TrainState:
         rewards: normaliser of rewards, or None.
         counter: live episodes' returns and lengths, local environments.
         recent: the last hundred episodes.
+        carry: what a recurrent policy carries from step to step, float32 ``[E, carry_size]``, or None.
+        reference: parameters of GRPO's reference policy, or None.
+        plain: the policy in NumPy, where it is plain and on a CPU, or None.
         learning_rate: as the adaptive schedule left it.
         iteration: iterations done; ``global_step`` environment steps, ``optimizer_steps`` optimiser steps.
     """
@@ -75,28 +82,55 @@ class TrainState:
     counter: EpisodeCounter
     learning_rate: float
     recent: RecentEpisodes = field(default_factory=RecentEpisodes)
+    carry: np.ndarray | None = None
+    reference: FlatParameters | None = None
+    plain: PlainPolicy | None = None
     iteration: int = 0
     global_step: int = 0
     optimizer_steps: int = 0
 
 
-def make_net(config: Config, description: EnvDescription) -> PolicyNet:
-    """The networks that a config asks for."""
-    return PolicyNet(
-        observation_size=description.observation_size,
-        num_actions=description.num_actions,
-        discrete=description.discrete,
-        hidden_sizes=config.network.hidden_sizes,
-        activation=config.network.activation,
+def make_net(config: Config, observation: ObservationLayout, action: ActionLayout) -> PolicyNet:
+    """The networks that a config asks for.
+
+    Raises:
+        ValueError: they don't fit the spaces; one line.
+    """
+    network = config.network
+    if network.squash and not (action.kind == "continuous" and action.bounded):
+        what = "discrete" if action.discrete else f"continuous within {list(action.low)} and {list(action.high)}"
+        raise ValueError(f"network.squash: needs continuous actions with finite bounds and they are {what}")
+    encoder = ImageEncoder(network.image.kind, network.image.width, network.image.depth)
+    encoder.check(observation)
+    net = PolicyNet(
+        observation=observation,
+        action=action,
+        hidden_sizes=network.hidden_sizes,
+        activation=network.activation,
+        critic=config.algorithm == "ppo",
+        shared=network.shared and config.algorithm == "ppo",
+        squashed=network.squash,
+        state_dependent_std=network.state_dependent_std and not action.discrete,
+        image=encoder,
+        core=network.recurrent,
+        core_size=network.recurrent_size,
     )
+    if network.custom is None:
+        return net
+    custom = load_custom(network.custom, network.custom_kwargs, net, keyed_seed(config.seed, "init/custom"))
+    return replace(net, custom=custom, core=None, shared=False)
 
 
 def initial_parameters(config: Config, net: PolicyNet) -> dict[str, np.ndarray]:
     """Parameters keyed by ``(seed, "init")``: orthogonal, gain 0.01 for the actor's output and 1 for the critic's."""
-    arrays = mlp_parameters(config.seed, "actor", net.actor_sizes, 0.01)
-    arrays |= mlp_parameters(config.seed, "critic", net.critic_sizes, 1.0)
-    if not net.discrete:
-        arrays["log_std"] = np.full(net.num_actions, config.network.log_std_init, np.float32)
+    if net.custom is not None:
+        arrays = net.custom.initial_parameters()
+    else:
+        last = {name: f"{name}.{len(net.sizes(name)) - 2}.weight" for name in ("actor", "critic")}
+        gains = {last["actor"]: 0.01, last["critic"]: 1.0}
+        arrays = orthogonal_parameters(config.seed, net.shapes(), gains)
+    if "log_std" in net.shapes():
+        arrays["log_std"] = np.full(net.action.outputs, config.network.log_std_init, np.float32)
     return arrays
 
 
@@ -112,12 +146,12 @@ def make_optimizer(flat: Tensor, config: Config) -> torch.optim.Adam:
 
 def init_state(config: Config, description: EnvDescription, plan: ShardPlan, device: torch.device) -> TrainState:
     """The state before the first iteration."""
-    net = make_net(config, description)
+    net = make_net(config, description.observation, description.action)
     parameters = FlatParameters(net.shapes(), device)
     parameters.load(parameters.flat, initial_parameters(config, net))
     observations = rewards = None
     if config.normalize.observations:
-        moments = RunningMoments.empty(net.observation_size)
+        moments = RunningMoments.empty(net.observation.vector_size)
         observations = ObservationNormalizer(moments, config.normalize.clip_observations)
     if config.normalize.returns:
         moments = RunningMoments.empty(1)
@@ -129,8 +163,23 @@ def init_state(config: Config, description: EnvDescription, plan: ShardPlan, dev
         observations=observations,
         rewards=rewards,
         counter=EpisodeCounter(plan.local_num_envs),
+        carry=np.zeros((plan.local_num_envs, net.carry_size), np.float32) if net.core else None,
+        plain=plain_policy(config, net, parameters),
         learning_rate=config.ppo.learning_rate,
     )
+
+
+def plain_policy(config: Config, net: PolicyNet, parameters: FlatParameters) -> PlainPolicy | None:
+    """The policy in NumPy, on the same memory, if that can be."""
+    if config.device != "cpu" or config.precision != "fp32" or not derivable(net):
+        return None
+    return PlainPolicy(net, {name: view.numpy() for name, view in parameters.views.items()})
+
+
+def carried(state: TrainState) -> dict[str, np.ndarray]:
+    """What each local environment carries from step to step besides its own state, arrays ``[E, …]``."""
+    out = {} if state.rewards is None else {"discounted": state.rewards.running}
+    return out if state.carry is None else out | {"carry": state.carry}
 
 
 def moments_of(state: TrainState) -> dict[str, Tensor]:

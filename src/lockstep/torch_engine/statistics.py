@@ -23,7 +23,7 @@ class Shared:
     """Every shard's statistics of one iteration, the same on all ranks.
 
     Attributes:
-        advantages: float64 ``[num_shards, num_epochs, num_minibatches, 2]``, mean and M2.
+        advantages: float64 ``[num_shards, num_epochs, num_minibatches, 3]``, count, mean and M2.
         fit: float64 ``[num_shards, 2, 2]``, mean and M2 of returns and of returns minus values.
         observations: float64 ``[num_shards, 2, size]``, mean and M2, or empty.
         returns: float64 ``[num_shards, 2, 1]`` of discounted returns, or empty.
@@ -50,7 +50,9 @@ def normalizer_moments(state: TrainState, rollout: Rollout, plan: ShardPlan) -> 
     """Mean and M2 of the rollout's observations and discounted returns by shard: float64 ``[k, 2·size + 2]``."""
     parts = [np.zeros((plan.local_num_shards, 0))]
     if state.observations is not None:
-        parts.append(np.stack([shard_moments(x).ravel() for x in _shard_columns(rollout.raw, plan)]))
+        layout = state.net.observation
+        vectors = layout.floats(rollout.raw)[..., : layout.vector_size]
+        parts.append(np.stack([shard_moments(x).ravel() for x in _shard_columns(vectors, plan)]))
     if state.rewards is not None:
         running = state.rewards.discounted_returns(rollout.rewards, rollout.done)[..., None]
         parts.append(np.stack([shard_moments(x).ravel() for x in _shard_columns(running, plan)]))
@@ -59,17 +61,19 @@ def normalizer_moments(state: TrainState, rollout: Rollout, plan: ShardPlan) -> 
 
 def split_normalizer_moments(state: TrainState, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The reverse: ``[num_shards, …]`` to observations ``[num_shards, 2, size]`` and returns ``[num_shards, 2, 1]``."""
-    width = 2 * state.net.observation_size if state.observations is not None else 0
+    width = 2 * state.net.observation.vector_size if state.observations is not None else 0
     return rows[:, :width].reshape(len(rows), 2, -1 if width else 0), rows[:, width:].reshape(
         len(rows), 2, -1 if rows.shape[1] > width else 0
     )
 
 
 def fit_moments(batch: Batch) -> Tensor:
-    """Mean and M2 of returns and of returns minus values by shard: float64 ``[k, 2, 2]``."""
+    """Mean and M2 of returns and of returns minus values by shard: float64 ``[k, 2, 2]``; zeros without a critic."""
+    if batch.returns is None or batch.values is None:
+        return torch.zeros((len(batch.advantages), 2, 2), dtype=torch.float64)
     per_shard = [
         torch.stack([moments(returns), moments(returns.double() - values.double())])
-        for returns, values in zip(batch.returns, batch.values, strict=True)
+        for returns, values in zip(batch.returns.flatten(1), batch.values.flatten(1), strict=True)
     ]
     return torch.stack(per_shard)
 
@@ -90,7 +94,7 @@ def share(
         state: normalisers that are on decide what is shared.
         rollout: observations and rewards as the environments gave them.
         batch: returns and values.
-        advantages: ``[k, num_epochs, num_minibatches, 2]``.
+        advantages: ``[k, num_epochs, num_minibatches, 3]``.
         finished: episodes that ended here ``[n, 4]``.
         stop: this rank's stop code.
         plan: the shards here.

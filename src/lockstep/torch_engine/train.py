@@ -19,17 +19,19 @@ from lockstep.topology import Topology
 from lockstep.torch_engine.batch import make_batch
 from lockstep.torch_engine.distributed import check_device, close_process_group, machine_facts, visible_gpus
 from lockstep.torch_engine.elastic import start_ranks
+from lockstep.torch_engine.evaluation import evaluate_policy
+from lockstep.torch_engine.groups import begin_groups, finished_episodes
+from lockstep.torch_engine.minibatches import advantage_moments, minibatch_indices, minibatch_statistics
 from lockstep.torch_engine.rollout import action_noise, collect, record_replay
 from lockstep.torch_engine.session import (
     Session,
     check_ranks_in_sync,
     checkpoint_files,
-    evaluate_policy,
     open_session,
 )
 from lockstep.torch_engine.state import POLICY, state_arrays
 from lockstep.torch_engine.statistics import Clock, explained_variance, merge_normalizers, share, share_metrics
-from lockstep.torch_engine.update import advantage_moments, advantage_scales, minibatch_indices, update
+from lockstep.torch_engine.update import update
 
 __all__ = ["TrainResult", "check_device", "start_ranks", "train", "visible_gpus"]
 
@@ -91,19 +93,21 @@ class Trainer:
             self.session, self.state, self.config, self.session.plan, self.session.communicator
         )  # fmt: skip
         mark = time.perf_counter()
+        if config.algorithm == "grpo":
+            begin_groups(state, s.envs)
         noise = action_noise(config, plan, state.net, state.iteration)
         collect(state, s.envs, s.actor, noise, s.rollout)
         if s.envs.replayed:
             record_replay(s.replay, s.envs, s.rollout)
-        finished = state.counter.finished(s.rollout.rewards, s.rollout.done, plan.env_ids)
+        finished = finished_episodes(state, s.rollout, config, plan)
         batch = make_batch(state, s.rollout, plan, config, s.mode)
         self.clock.rollout, mark = time.perf_counter() - mark, time.perf_counter()
 
         indices = minibatch_indices(config, plan, state.iteration)
         local = advantage_moments(batch, indices)
         shared = share(state, s.rollout, batch, local, finished, self.stop_code(), plan, comm)
-        scales = advantage_scales(config, local, shared.advantages, indices.shape[-1])
-        result = update(state, batch, indices, scales, config, s.source)
+        statistics = minibatch_statistics(config, local, shared.advantages)
+        result = update(state, batch, indices, statistics, config, plan, s.source)
         samples = config.num_steps * plan.envs_per_shard
         merge_normalizers(state, shared.observations, shared.returns, samples)
         state.iteration += 1
@@ -114,7 +118,8 @@ class Trainer:
         state.recent.extend(episodes)
         record = {"iteration": state.iteration, "global_step": state.global_step}
         record |= state.recent.metrics() | result.metrics(config, state.learning_rate)
-        record["train/explained_variance"] = explained_variance(shared.fit, samples)
+        if state.net.critic:
+            record["train/explained_variance"] = explained_variance(shared.fit, samples)
         return record | times, shared.stop
 
     def stop_code(self) -> int:

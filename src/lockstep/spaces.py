@@ -1,0 +1,334 @@
+"""Observation and action spaces as the rest of the program sees them: one flat row per observation, one per action.
+
+An observation of any supported space is one row of numbers: float32 where it holds no image, else bytes, of which the
+first are the float32 components. So rollouts, shared memory, checkpoints and minibatches handle one array whatever the
+space. The networks take the row apart again (:mod:`lockstep.torch_engine.encoders`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+SUPPORTED_OBSERVATIONS = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of those"
+SUPPORTED_ACTIONS = "Discrete, MultiDiscrete, MultiBinary and floating-point Box"
+MASK = "action_mask"
+_ORDER = ("vector", "one_hot", "mask", "image")
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One part of an observation.
+
+    Attributes:
+        name: ``""`` for a plain space, else its path in the Dict, e.g. ``"arm/camera"``.
+        kind: ``vector`` (Box, MultiBinary), ``one_hot`` (Discrete, MultiDiscrete), ``mask`` (which actions are
+            allowed), or ``image``.
+        shape: as the space gives it.
+        choices: number of values of each component of a ``one_hot``; ``first`` their lowest values.
+        start: first column (first byte of an image) in the row.
+        high: largest value of an image.
+        channels_first: whether an image is ``[C, H, W]``, else ``[H, W, C]`` or ``[H, W]``.
+    """
+
+    name: str
+    kind: Literal["vector", "one_hot", "mask", "image"]
+    shape: tuple[int, ...]
+    choices: tuple[int, ...] = ()
+    first: tuple[int, ...] = ()
+    start: int = 0
+    high: float = 0.0
+    channels_first: bool = False
+
+    @property
+    def size(self) -> int:
+        """Columns (bytes of an image) in the row."""
+        return int(np.prod(self.shape, dtype=int))
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of an image."""
+        if len(self.shape) == 2:
+            return (1, *self.shape)
+        if self.channels_first:
+            return self.shape[0], self.shape[1], self.shape[2]
+        return self.shape[2], self.shape[0], self.shape[1]
+
+
+@dataclass(frozen=True)
+class ObservationLayout:
+    """Where each part of an observation lies in its row: vectors first, then indices, the action mask, images."""
+
+    leaves: tuple[Leaf, ...]
+
+    @property
+    def float_size(self) -> int:
+        """Float32 columns of a row."""
+        return sum(leaf.size for leaf in self.leaves if leaf.kind != "image")
+
+    @property
+    def vector_size(self) -> int:
+        """How many of them, from the first, are numbers that can be normalised."""
+        return sum(leaf.size for leaf in self.leaves if leaf.kind == "vector")
+
+    @property
+    def image_bytes(self) -> int:
+        """Bytes of images in a row."""
+        return sum(leaf.size for leaf in self.leaves if leaf.kind == "image")
+
+    @property
+    def dtype(self) -> type:
+        """Of a row: float32, or uint8 if there is an image."""
+        return np.uint8 if self.image_bytes else np.float32
+
+    @property
+    def width(self) -> int:
+        """Elements of a row; bytes are filled up to whole words, so that the floats in them stay aligned."""
+        return 4 * self.float_size + -(-self.image_bytes // 4) * 4 if self.image_bytes else self.float_size
+
+    @property
+    def mask(self) -> Leaf | None:
+        """The action mask, if there is one."""
+        return next((leaf for leaf in self.leaves if leaf.kind == "mask"), None)
+
+    @property
+    def plain(self) -> bool:
+        """Whether a row is one vector of numbers and nothing else."""
+        return all(leaf.kind == "vector" for leaf in self.leaves)
+
+    def zeros(self, count: int) -> np.ndarray:
+        """Empty rows ``[count, width]``; every action is allowed."""
+        rows = np.zeros((count, self.width), self.dtype)
+        if self.mask is not None:
+            self.floats(rows)[:, self.mask.start : self.mask.start + self.mask.size] = 1.0
+        return rows
+
+    def floats(self, rows: np.ndarray) -> np.ndarray:
+        """The float32 columns ``[…, float_size]`` of rows ``[…, width]``, as a view."""
+        return rows[..., : 4 * self.float_size].view(np.float32) if self.image_bytes else rows
+
+    def encode(self, observation: Any, action_mask: Any = None) -> np.ndarray:
+        """The row ``[width]`` of an observation.
+
+        Raises:
+            ValueError: a part of it hasn't the shape that its space promises.
+        """
+        if len(self.leaves) == 1 and self.leaves[0].kind == "vector" and not self.leaves[0].name:
+            return _checked(self.leaves[0], observation).astype(np.float32).reshape(-1)
+        row = np.zeros(self.width, self.dtype)
+        floats = self.floats(row)
+        for leaf in self.leaves:
+            value = action_mask if leaf.kind == "mask" and leaf.name == MASK else _descend(observation, leaf.name)
+            array = _checked(leaf, value).reshape(-1)
+            if leaf.kind == "image":
+                row[leaf.start : leaf.start + leaf.size] = array
+            else:
+                floats[leaf.start : leaf.start + leaf.size] = array - leaf.first if leaf.first else array
+        return row
+
+    def decode(self, row: np.ndarray) -> Any:
+        """The reverse of :meth:`encode`: an array for a plain space, else a (nested) dict of arrays; no mask."""
+        floats, out = self.floats(row), {}
+        for leaf in self.leaves:
+            source = row if leaf.kind == "image" else floats
+            value = source[leaf.start : leaf.start + leaf.size]
+            if leaf.kind == "mask" and leaf.name == MASK:
+                continue
+            if leaf.first:
+                value = (value + leaf.first).astype(np.int64)
+            _place(out, leaf.name, value.reshape(leaf.shape))
+        return out.get("", out)
+
+
+def _checked(leaf: Leaf, value: Any) -> np.ndarray:
+    array = np.asarray(value)
+    if array.shape != leaf.shape and array.size != leaf.size:
+        what = f" part {leaf.name!r}" if leaf.name else ""
+        raise ValueError(f"observation{what} of shape {array.shape}, its space says {leaf.shape}")
+    return array
+
+
+def _descend(observation: Any, name: str) -> Any:
+    for key in name.split("/") if name else ():
+        observation = observation[key] if isinstance(observation, Mapping) else observation[int(key)]
+    return observation
+
+
+def _place(tree: dict, name: str, value: np.ndarray) -> None:
+    *path, last = name.split("/")
+    for key in path:
+        tree = tree.setdefault(key, {})
+    tree[last] = value
+
+
+def _is_image(space: spaces.Box) -> bool:
+    return space.dtype == np.uint8 and len(space.shape) in (2, 3)
+
+
+def _leaf(name: str, space: gymnasium.Space) -> Leaf:
+    shape = tuple(int(n) for n in space.shape or ())
+    if isinstance(space, spaces.Box):
+        if not _is_image(space):
+            return Leaf(name, "vector", shape)
+        first = len(shape) == 3 and shape[0] < min(shape[1:])
+        return Leaf(name, "image", shape, high=float(np.max(space.high)), channels_first=first)
+    if isinstance(space, spaces.Discrete):
+        return Leaf(name, "one_hot", (), (int(space.n),), (int(space.start),))
+    if isinstance(space, spaces.MultiDiscrete):
+        sizes, first = (tuple(int(n) for n in np.ravel(x)) for x in (space.nvec, space.start))
+        return Leaf(name, "one_hot", shape, sizes, first)
+    if isinstance(space, spaces.MultiBinary):
+        return Leaf(name, "vector", shape)
+    raise ValueError(f"observation space {_named(space)} isn't supported; supported are {SUPPORTED_OBSERVATIONS}")
+
+
+def _named(space: gymnasium.Space) -> str:
+    return " ".join(str(space).split())
+
+
+def _leaves(name: str, space: gymnasium.Space) -> list[Leaf]:
+    prefix = f"{name}/" if name else ""
+    if isinstance(space, spaces.Dict):
+        return [leaf for key, part in space.spaces.items() for leaf in _leaves(f"{prefix}{key}", part)]
+    if isinstance(space, spaces.Tuple):
+        return [leaf for n, part in enumerate(space.spaces) for leaf in _leaves(f"{prefix}{n}", part)]
+    return [_leaf(name, space)]
+
+
+def observation_layout(space: gymnasium.Space, mask_key: str | None = None, mask_size: int = 0) -> ObservationLayout:
+    """The layout of a space.
+
+    Args:
+        space: of observations.
+        mask_key: entry of a Dict that says which actions are allowed.
+        mask_size: numbers of a mask that comes apart from the observation, 0 without.
+
+    Raises:
+        ValueError: the space isn't supported, or lacks ``mask_key``; one line that names it.
+    """
+    leaves = _leaves("", space)
+    if mask_key is not None:
+        names = [leaf.name for leaf in leaves]
+        if mask_key not in names:
+            raise ValueError(f"env.action_mask: {mask_key!r} is no entry of the observation; there are {names}")
+        leaves = [Leaf(x.name, "mask", x.shape) if x.name == mask_key else x for x in leaves]
+    if mask_size:
+        leaves.append(Leaf(MASK, "mask", (mask_size,)))
+    placed: list[Leaf] = []
+    floats = sum(leaf.size for leaf in leaves if leaf.kind != "image")
+    column, byte = 0, 4 * floats
+    for leaf in sorted(leaves, key=lambda x: _ORDER.index(x.kind)):
+        start = byte if leaf.kind == "image" else column
+        placed.append(Leaf(**{**vars(leaf), "start": start}))
+        byte += leaf.size if leaf.kind == "image" else 0
+        column += 0 if leaf.kind == "image" else leaf.size
+    layout = ObservationLayout(tuple(placed))
+    if layout.width == 0:
+        raise ValueError(f"observation space {_named(space)} is empty")
+    return layout
+
+
+@dataclass(frozen=True)
+class ActionLayout:
+    """What an action is.
+
+    Attributes:
+        kind: ``discrete`` (one index), ``multi_discrete`` (an index each of several choices; MultiBinary is one of
+            these), or ``continuous``.
+        choices: number of values of each index; ``first`` their lowest values.
+        shape: of a multi-discrete or continuous action.
+        low: lower bounds of a continuous action, flat; ``high`` the upper ones.
+        dtype: of what the environment takes.
+    """
+
+    kind: Literal["discrete", "multi_discrete", "continuous"]
+    choices: tuple[int, ...] = ()
+    first: tuple[int, ...] = ()
+    shape: tuple[int, ...] = ()
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+    dtype: str = "int64"
+
+    @property
+    def discrete(self) -> bool:
+        """Whether actions are indices."""
+        return self.kind != "continuous"
+
+    @property
+    def outputs(self) -> int:
+        """Logits of all choices, or components of a continuous action."""
+        return sum(self.choices) if self.discrete else len(self.low)
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Of one action in a buffer: ``()``, ``[indices]`` or ``[components]``."""
+        return {"discrete": (), "multi_discrete": (len(self.choices),), "continuous": (len(self.low),)}[self.kind]
+
+    @property
+    def row_dtype(self) -> type:
+        """Of a buffer of actions."""
+        return np.int64 if self.discrete else np.float32
+
+    @property
+    def bounded(self) -> bool:
+        """Whether every component of a continuous action has finite bounds."""
+        return bool(np.isfinite(self.low).all() and np.isfinite(self.high).all())
+
+    def native(self, row: Any) -> Any:
+        """What the environment takes, of one row; continuous actions are clipped to their bounds."""
+        if self.kind == "discrete":
+            return int(row) + self.first[0]
+        if self.kind == "multi_discrete":
+            return (np.asarray(row) + self.first).astype(self.dtype).reshape(self.shape)
+        return np.clip(row, self.low, self.high).astype(self.dtype).reshape(self.shape)
+
+    def natives(self, rows: np.ndarray) -> np.ndarray:
+        """What a batched environment takes, of rows ``[E, …]``."""
+        if self.kind == "discrete":
+            return rows + self.first[0] if self.first[0] else rows
+        if self.kind == "multi_discrete":
+            return (rows + np.asarray(self.first)).astype(self.dtype).reshape(-1, *self.shape)
+        return np.clip(rows, *self._limits).reshape(-1, *self.shape)
+
+    @cached_property
+    def _limits(self) -> tuple[np.ndarray, np.ndarray]:
+        return np.asarray(self.low, np.float32), np.asarray(self.high, np.float32)
+
+
+def action_layout(space: gymnasium.Space) -> ActionLayout:
+    """The layout of an action space.
+
+    Raises:
+        ValueError: it isn't supported; one line that names it.
+    """
+    shape, dtype = tuple(int(n) for n in space.shape or ()), str(space.dtype)
+    if isinstance(space, spaces.Discrete):
+        return ActionLayout("discrete", (int(space.n),), (int(space.start),), dtype=dtype)
+    if isinstance(space, spaces.MultiDiscrete):
+        sizes, first = (tuple(int(n) for n in np.ravel(x)) for x in (space.nvec, space.start))
+        return ActionLayout("multi_discrete", sizes, first, shape, dtype=dtype)
+    if isinstance(space, spaces.MultiBinary):
+        count = int(np.prod(shape, dtype=int))
+        return ActionLayout("multi_discrete", (2,) * count, (0,) * count, shape, dtype=dtype)
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        low, high = (tuple(np.asarray(bound, np.float64).ravel().tolist()) for bound in (space.low, space.high))
+        return ActionLayout("continuous", shape=shape, low=low, high=high, dtype=dtype)
+    raise ValueError(f"action space {_named(space)} isn't supported; supported are {SUPPORTED_ACTIONS}")
+
+
+def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+
+
+def layouts_from_json(
+    observation: Mapping[str, Any], action: Mapping[str, Any]
+) -> tuple[ObservationLayout, ActionLayout]:
+    """The layouts that ``dataclasses.asdict`` made and JSON stored."""
+    leaves = tuple(Leaf(**_tuples(leaf)) for leaf in observation["leaves"])
+    return ObservationLayout(leaves), ActionLayout(**_tuples(action))

@@ -1,0 +1,41 @@
+"""Evaluation during training: whole episodes of the most likely actions."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.evaluation import run_episodes
+from lockstep.torch_engine import distributions, nets
+from lockstep.torch_engine.rollout import aligned, normalized
+from lockstep.torch_engine.self_check import by_shard
+from lockstep.torch_engine.session import Session
+
+
+def evaluate_policy(session: Session) -> np.ndarray:
+    """Returns and lengths ``[episodes, 2]`` of the evaluation's episodes, in order; most likely actions.
+
+    Each shard's episodes go through the networks as one batch of fixed shape, whatever the world size.
+    """
+    state, envs, net = session.state, session.eval_envs(), session.state.net
+    device, shards = state.parameters.flat.device, session.plan.local_num_shards
+    carry = torch.zeros((shards, envs.num_envs // shards, net.carry_size), device=device)
+
+    def mode_actions(x: Tensor, carry: Tensor) -> tuple[Tensor, Tensor]:
+        weights = state.parameters.expanded(len(x))
+        if net.core is None:
+            return distributions.mode(net, nets.actor(net, weights, x)), carry
+        none = torch.zeros((len(x), 1, x.shape[1]), device=device)
+        output, _, carries = nets.unroll(net, weights, x.unsqueeze(1), carry, none, actor_only=True)
+        return distributions.mode(net, output[:, 0]), carries[:, 0]
+
+    def act(observations: np.ndarray) -> np.ndarray:
+        nonlocal carry
+        x = aligned(normalized(net.observation, observations, state.observations), device)
+        actions, carry = by_shard("loop", mode_actions, x.view(shards, -1, x.shape[-1]), carry)
+        return distributions.squash(net, actions.flatten(0, 1).cpu().numpy())
+
+    with torch.inference_mode():
+        episodes = run_episodes(envs, act, session.config.eval.max_steps)
+    return session.communicator.gather_ranks(torch.from_numpy(episodes)).flatten(0, 1).numpy()

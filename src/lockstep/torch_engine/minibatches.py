@@ -1,0 +1,113 @@
+"""Minibatches: which samples, what their advantages are divided by, and how they are taken out of the rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.config import Config
+from lockstep.shards import ShardPlan, keyed_generator, keyed_seed
+from lockstep.torch_engine.advantages import counted_moments, merge_counts
+from lockstep.torch_engine.batch import Batch
+from lockstep.torch_engine.gradients import DROPOUT_SEED
+from lockstep.torch_engine.state import TrainState
+
+ADVANTAGE_EPSILON = 1e-8
+
+
+@dataclass
+class MinibatchStatistics:
+    """What is known of every minibatch of every epoch before the update.
+
+    Attributes:
+        counts: valid samples of the global minibatch, at least 1: ``[num_epochs, num_minibatches]``.
+        mean: what to subtract from advantages, float32 ``[num_epochs, num_minibatches, 1 or k, 1]``, or None.
+        scale: what to divide them by then.
+    """
+
+    counts: np.ndarray
+    mean: Tensor | None = None
+    scale: Tensor | None = None
+
+
+def minibatch_indices(config: Config, plan: ShardPlan, iteration: int) -> np.ndarray:
+    """Indices of every minibatch, ``[num_epochs, num_minibatches, k, rows]``: of samples, or of sequences.
+
+    The permutations are keyed by ``(seed, "minibatch", iteration, epoch, shard)``. Global minibatch ``m`` is the union
+    of every shard's slice ``m``: no sample crosses the network.
+    """
+    samples, ppo = config.num_steps * plan.envs_per_shard // config.sequence_length, config.ppo
+    out = np.empty((ppo.num_epochs, plan.local_num_shards, samples), np.int64)
+    for epoch in range(ppo.num_epochs):
+        for row, shard in enumerate(plan.shards):
+            out[epoch, row] = keyed_generator(config.seed, "minibatch", iteration, epoch, shard).permutation(samples)
+    return out.reshape(ppo.num_epochs, plan.local_num_shards, ppo.num_minibatches, -1).swapaxes(1, 2)
+
+
+def advantage_moments(batch: Batch, indices: np.ndarray) -> Tensor:
+    """Count, mean and M2 of every minibatch by shard: float64 ``[k, num_epochs, num_minibatches, 3]``."""
+    device, per_shard = batch.advantages.device, []
+    for shard, advantages in enumerate(batch.advantages):
+        index = torch.from_numpy(np.ascontiguousarray(indices[:, :, shard])).to(device)
+        valid = None if batch.valid is None else batch.valid[shard][index].flatten(2)
+        per_shard.append(counted_moments(advantages[index].flatten(2), valid))
+    return torch.stack(per_shard)
+
+
+def minibatch_statistics(config: Config, local: Tensor, everyone: Tensor) -> MinibatchStatistics:
+    """Counts and scales of the global minibatches.
+
+    Args:
+        config: says over what advantages are normalised.
+        local: :func:`advantage_moments` of the local shards.
+        everyone: the same of all shards, gathered.
+    """
+    count, mean, std = merge_counts(everyone)
+    statistics = MinibatchStatistics(np.maximum(count.cpu().numpy(), 1.0).astype(np.int64))
+    if config.ppo.advantage_normalization == "off" or config.algorithm == "grpo":
+        return statistics
+    if config.ppo.advantage_normalization == "local":
+        mean, std = local[..., 1], (local[..., 2] / local[..., 0].clamp(min=1.0)).sqrt()
+        mean, std = (x.permute(1, 2, 0).unsqueeze(-1) for x in (mean, std))
+    else:
+        mean, std = (x[..., None, None] for x in (mean, std))
+    statistics.mean, statistics.scale = mean.float(), (std + ADVANTAGE_EPSILON).float()
+    return statistics
+
+
+def epoch_minibatches(
+    state: TrainState,
+    batch: Batch,
+    indices: np.ndarray,
+    statistics: MinibatchStatistics,
+    epoch: int,
+    config: Config,
+    plan: ShardPlan,
+) -> Iterator[dict[str, Tensor]]:
+    """The minibatches of one epoch by name, tensors ``[k, rows, …]``, each in memory of its own.
+
+    Observations are taken out when they are needed, the rest for the whole epoch at once.
+    """
+    shards, samples = batch.advantages.shape[:2]
+    offsets = np.arange(shards)[:, None] * samples
+    index = torch.from_numpy(indices[epoch] + offsets).to(batch.advantages.device)
+    flat = {name: x.reshape(shards * samples, *x.shape[2:]) for name, x in batch.columns().items()}
+    observations = flat.pop("observations")
+    columns = {name: x[index] for name, x in flat.items()}
+    if statistics.mean is not None and statistics.scale is not None:
+        advantages = columns["advantages"]
+        mean, scale = (
+            x[epoch].view(*x.shape[1:], *(1,) * (advantages.dim() - 3)) for x in (statistics.mean, statistics.scale)
+        )
+        columns["advantages"] = (advantages - mean) / scale
+    for number in range(len(index)):
+        minibatch = {name: x[number] for name, x in columns.items()}
+        minibatch["observations"] = observations[index[number]]
+        if state.net.custom is not None:
+            keys = [keyed_seed(config.seed, "dropout", state.iteration, epoch, number, s) for s in plan.shards]
+            minibatch[DROPOUT_SEED] = torch.tensor(keys).unsqueeze(1)
+        yield minibatch
