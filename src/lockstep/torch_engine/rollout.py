@@ -30,6 +30,7 @@ class Rollout:
         actions: int64 ``[T, E]`` or float32 ``[T, E, A]``.
         rewards: float64 ``[T, E]``, as the environments gave them.
         terminated: bool ``[T, E]``; ``truncated`` likewise.
+        successes: int8 ``[T, E]``, as :class:`lockstep.envs.vector.Buffers` has them.
         final: observations that truncated an episode: ``(step, environment) -> float32 [size]``, normalised.
     """
 
@@ -39,6 +40,7 @@ class Rollout:
     rewards: np.ndarray
     terminated: np.ndarray
     truncated: np.ndarray
+    successes: np.ndarray
     final: dict[tuple[int, int], np.ndarray]
 
     @property
@@ -58,6 +60,7 @@ class Rollout:
             rewards=np.zeros(shape),
             terminated=np.zeros(shape, np.bool_),
             truncated=np.zeros(shape, np.bool_),
+            successes=np.zeros(shape, np.int8),
             final={},
         )
 
@@ -144,6 +147,7 @@ def collect(state: TrainState, envs: HostEnvs, actor: Actor, noise: np.ndarray, 
         out.rewards[t] = buffers.rewards
         out.terminated[t] = buffers.terminated
         out.truncated[t] = buffers.truncated & ~buffers.terminated
+        out.successes[t] = buffers.successes
         for env in np.flatnonzero(out.truncated[t]):
             out.final[t, int(env)] = normalized(buffers.final_observations[env], state.observations).copy()
         current = normalized(buffers.observations, state.observations)

@@ -95,7 +95,7 @@ class Trainer:
         collect(state, s.envs, s.actor, noise, s.rollout)
         if s.envs.replayed:
             record_replay(s.replay, s.envs, s.rollout)
-        finished = state.counter.finished(s.rollout.rewards, s.rollout.done, plan.env_ids)
+        finished = state.counter.finished(s.rollout.rewards, s.rollout.done, plan.env_ids, s.rollout.successes)
         batch = make_batch(state, s.rollout, plan, config, s.mode)
         self.clock.rollout, mark = time.perf_counter() - mark, time.perf_counter()
 
