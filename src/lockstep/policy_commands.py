@@ -54,7 +54,8 @@ def eval_command(argv: Sequence[str]) -> int:
     print(
         f"{policy.config.env.id} after {policy.global_step:,} training steps, {summary['episodes']} episodes: "
         f"return {summary['return_mean']:,.2f} ± {summary['return_std']:,.2f} "
-        f"(min {summary['return_min']:,.2f}, max {summary['return_max']:,.2f}), length {summary['length_mean']:,.1f}{success}"
+        f"(min {summary['return_min']:,.2f}, max {summary['return_max']:,.2f}), "
+        f"length {summary['length_mean']:,.1f}{success}"
     )
     return 0
 

@@ -25,10 +25,10 @@ class Buffers:
     """What one step reads and writes, for ``E`` environments.
 
     ``actions`` int64 ``[E]`` or float32 ``[E, A]``; ``observations`` and ``final_observations`` float32
-    ``[E, size]``; ``rewards`` float64 ``[E]``; ``terminated``, ``truncated`` bool ``[E]``; ``successes`` int8 ``[E]``, 1 where
-    the step left the task solved, -1 where it didn't, 0 where the environment doesn't say; ``episodes`` int64 ``[E]``,
-    the index of each environment's live episode; ``stepping`` int64 ``[1 or workers]``, who is being stepped now, and
-    ``heartbeats`` likewise, counted up at each step and reset.
+    ``[E, size]``; ``rewards`` float64 ``[E]``; ``terminated``, ``truncated`` bool ``[E]``; ``successes`` int8 ``[E]``,
+    1 where the step left the task solved, -1 where it didn't, 0 where the environment doesn't say; ``episodes`` int64
+    ``[E]``, the index of each environment's live episode; ``stepping`` int64 ``[1 or workers]``, who is being stepped
+    now, and ``heartbeats`` likewise, counted up at each step and reset.
     A row of ``final_observations`` is valid where the step ended an episode; ``observations`` then holds the first
     observation of the next one.
     """
