@@ -10,6 +10,7 @@ import numpy as np
 
 WINDOW = 100
 EPISODE_COLUMNS = 5
+SUCCESS_RATE = "rollout/success_rate"
 
 
 class EpisodeCounter:
@@ -76,11 +77,11 @@ class RecentEpisodes:
             "rollout/episodes": self.total,
         }
         rate = success_rate([s for _, _, s in self.window])
-        return out if rate is None else out | {"rollout/success_rate": rate}
+        return out if rate is None else out | {SUCCESS_RATE: rate}
 
     def to_json(self) -> dict:
         """What ``state.json`` holds; floats survive exactly."""
-        return {"window": [list(row) for row in self.window], "total": self.total}
+        return {"window": [[r, n, s] if s else [r, n] for r, n, s in self.window], "total": self.total}
 
     @classmethod
     def from_json(cls, value: dict) -> RecentEpisodes:
