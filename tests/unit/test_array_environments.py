@@ -139,14 +139,16 @@ def test_a_wrong_gravity_does_not_follow_gymnasium(kind: type[ArrayEnvironment],
         follow_gymnasium(env, "numpy")
 
 
+@pytest.mark.parametrize("backend", ["torch", "jax"])
 @on_every_environment
-def test_numpy_and_torch_agree(kind: type[ArrayEnvironment]) -> None:
-    env, rng, xt = kind(), np.random.default_rng(5), array_namespace("torch")
+def test_backends_agree_with_numpy(kind: type[ArrayEnvironment], backend: str) -> None:
+    env, rng, xp = kind(), np.random.default_rng(5), array_namespace(backend)
     state, action = random_states(env, 1000, rng), random_actions(env, 1000, rng)
     on_numpy = env.step(np, state, action, None)
-    on_torch = env.step(xt, {k: xt.asarray(v) for k, v in state.items()}, xt.asarray(action), None)
+    converted = {k: xp.asarray(v) for k, v in state.items()}
+    on_other = step_function(env, backend)(converted, xp.asarray(action))
     atol = 1e-4 if kind is PushCube else ATOL  # the last digit of a cosine, as depth of a contact, turns the cube
-    for ours, theirs in zip(on_numpy[1:], on_torch[1:], strict=True):
+    for ours, theirs in zip(on_numpy[1:], on_other[1:], strict=True):
         np.testing.assert_allclose(ours, host_array(theirs), RTOL, atol)
 
 

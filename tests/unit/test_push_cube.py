@@ -216,6 +216,29 @@ def test_the_observation_by_hand():
     np.testing.assert_allclose(observation[0], expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("backend", ["numpy", "array_api_compat.torch"])
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8])
+def test_an_episode_has_the_same_bits_in_any_company(backend, rows):
+    env, xp, rng = PushCube(), pytest.importorskip(backend), np.random.default_rng(1)
+    draws = rng.random((64, env.reset_draws), np.float32)
+    actions = np.clip(np.cumsum(rng.normal(0, 0.3, (60, 64, 2)), 0), -1, 1).astype(np.float32)
+
+    def episode(part: slice) -> list[np.ndarray]:
+        state, observation = env.reset(xp, xp.asarray(draws[part]))
+        out = [observation]
+        for action in actions:
+            state, observation, reward, _ = env.step(xp, state, xp.asarray(action[part]), None)
+            out += [observation, reward]
+        return [np.asarray(array) for array in out]
+
+    together = episode(slice(64))
+    assert (together[-2][:, 8:10] != together[0][:, 8:10]).any(1).sum() >= 5  # cubes that were moved
+    for first in (0, 17, 64 - rows):
+        part = slice(first, first + rows)
+        for ours, theirs in zip(episode(part), together, strict=True):
+            np.testing.assert_array_equal(ours, theirs[part])
+
+
 # --- Gymnasium, pictures ----------------------------------------------------------------------------------------------
 
 
