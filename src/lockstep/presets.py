@@ -58,8 +58,8 @@ _PENDULUM: dict[str, Any] = {
 }
 
 _PUSH: dict[str, Any] = {
-    # Our own, from a dozen trials with the dense reward. Without the entropy bonus some seeds only ever push the cube
-    # away from the arm, and stay at a success rate of 0.4.
+    # Our own, from a dozen trials with the dense reward. With less exploration (no entropy bonus, a learning rate that
+    # falls) some seeds push the cube away from the arm only, and stay at a success rate of 0.4.
     "total_steps": 400_000,
     "num_envs": 32,
     "num_steps": 128,
@@ -70,7 +70,7 @@ _PUSH: dict[str, Any] = {
         "gamma": 0.98,
         "num_epochs": 10,
         "num_minibatches": 16,
-        "entropy_coef": 0.01,
+        "entropy_coef": 0.005,
     },
 }
 

@@ -189,14 +189,15 @@ def test_rewards_add_up_to_what_was_won(kind):
     env = PushCube(kind)
     state = scene(env, (0.0, -0.12), goal=(0.0, 0.15))
     total, rewards, over = 0.0, [], False
-    start = 10 * 0.15 + 2 * 0.12  # cube to goal; peg to cube
+    behind = -env.cube_half_size - env.peg_radius
+    start = 10 * 0.15 + 2 * (behind + 0.12)  # cube to goal; peg to where it pushes towards the goal
     while not over:
         state, _, reward, terminated = env.step(np, state, towards(env, state, (0, 1)), None)
         rewards.append(float(reward[0]))
         total, over = total + rewards[-1], bool(terminated[0])
     assert env.success(np, state)[0]
     left = 10 * np.hypot(state["goal_x"][0] - state["cube_x"][0], state["goal_y"][0] - state["cube_y"][0])
-    expected = 5 + start - left - 2 * (env.cube_half_size + env.peg_radius) if kind == "dense" else 1.0
+    expected = 5 + start - left if kind == "dense" else 1.0
     assert total == pytest.approx(expected, abs=2e-3)
     assert (np.array(rewards[:-1]) != 0).any() == (kind == "dense")
 

@@ -27,7 +27,7 @@ class PushCube(ArrayEnvironment):
     centre is within ``tolerance`` of the goal, a success, or beyond the table's edge, a failure.
 
     Rewards: ``"sparse"`` pays 1 at success and 0 else. ``"dense"`` pays what a step brought the cube nearer to the
-    goal, 10 a metre, and the peg nearer to where it touches the cube, 2 a metre, and 5 at success.
+    goal, 10 a metre, and the peg nearer to the place behind the cube, seen from the goal, 2 a metre, and 5 at success.
 
     State, each float32 ``[n]``: joint angles ``shoulder`` (rad, from the x axis) and ``elbow`` (rad, between the
     links), their speeds ``shoulder_speed`` and ``elbow_speed`` (rad/s); the cube's centre ``cube_x``, ``cube_y`` (m)
@@ -202,10 +202,10 @@ class PushCube(ArrayEnvironment):
     def _closeness(self, xp: Any, state: State, peg_x: Array, peg_y: Array) -> Array:
         """What the dense reward pays differences of: 0 at best."""
         gx, gy = state["goal_x"] - state["cube_x"], state["goal_y"] - state["cube_y"]
-        cx, cy = state["cube_x"] - peg_x, state["cube_y"] - peg_y
-        touching = self.cube_half_size + self.peg_radius
-        reach = xp.maximum(xp.sqrt(cx * cx + cy * cy), xp.full_like(cx, touching))
-        return -10 * xp.sqrt(gx * gx + gy * gy) - 2 * reach
+        goal = xp.sqrt(gx * gx + gy * gy)
+        back = (self.cube_half_size + self.peg_radius) / xp.maximum(goal, xp.full_like(goal, 1e-3))
+        bx, by = state["cube_x"] - back * gx - peg_x, state["cube_y"] - back * gy - peg_y
+        return -10 * goal - 2 * xp.sqrt(bx * bx + by * by)
 
     def _observe(self, xp: Any, state: State, peg_x: Array, peg_y: Array) -> Array:
         s = state
