@@ -60,7 +60,7 @@ _PENDULUM: dict[str, Any] = {
 _PUSH: dict[str, Any] = {
     # Our own, from a dozen trials with the dense reward. With less exploration (no entropy bonus, a learning rate that
     # falls) some seeds push the cube away from the arm only, and stay at a success rate of 0.4.
-    "total_steps": 400_000,
+    "total_steps": 300_000,
     "num_envs": 32,
     "num_steps": 128,
     "normalize": {"observations": True, "returns": True},
