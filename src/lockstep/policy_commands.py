@@ -50,16 +50,18 @@ def eval_command(argv: Sequence[str]) -> int:
     if options.json:
         print(json.dumps(summary))
         return 0
+    success = f", success rate {summary['success_rate']:.0%}" if "success_rate" in summary else ""
     print(
         f"{policy.config.env.id} after {policy.global_step:,} training steps, {summary['episodes']} episodes: "
         f"return {summary['return_mean']:,.2f} ± {summary['return_std']:,.2f} "
-        f"(min {summary['return_min']:,.2f}, max {summary['return_max']:,.2f}), length {summary['length_mean']:,.1f}"
+        f"(min {summary['return_min']:,.2f}, max {summary['return_max']:,.2f}), "
+        f"length {summary['length_mean']:,.1f}{success}"
     )
     return 0
 
 
 def evaluate(policy: Policy, episodes: int, seed: int | None = None, deterministic: bool = True) -> dict[str, Any]:
-    """Mean, standard deviation, minimum and maximum return and mean length of a policy's episodes.
+    """Mean, standard deviation, minimum and maximum return, mean length and any success rate of a policy's episodes.
 
     Raises:
         EnvironmentFailureError: an environment raised, died or hung.

@@ -95,7 +95,9 @@ def test_first_statistics_are_those_of_all_random_steps_and_leave_no_return_runn
     assert len({result for world_size in (1, 2, 4) for result in run_ranks(config, world_size, rank)}) == 1
 
 
-EPISODES = np.array([[0, 1, 5.0, 10], [0, 6, 7.0, 20], [1, 0, -1.0, 3], [1, 1, 2.0, 2], [3, 5, 4.0, 9]])
+EPISODES = np.array(
+    [[0, 1, 5.0, 10, 1], [0, 6, 7.0, 20, -1], [1, 0, -1.0, 3, 0], [1, 1, 2.0, 2, 1], [3, 5, 4.0, 9, -1]]
+)
 
 
 def of_plan(episodes: np.ndarray, plan: ShardPlan) -> np.ndarray:

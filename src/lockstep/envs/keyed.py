@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,20 @@ def environment_failure(name: str, where: str, error: BaseException) -> Environm
     return EnvironmentFailureError(f"{name} raised in {where}: {type(error).__name__}: {text}{at}")
 
 
+def stated_success(info: Mapping[str, Any]) -> int:
+    """What an environment's info says of its task: 1 solved, -1 not solved, 0 nothing.
+
+    ``is_success`` (Gymnasium-Robotics, Stable-Baselines3) goes before ``success`` (Meta-World, ManiSkill). What is no
+    single number or bool says nothing.
+    """
+    for name in ("is_success", "success"):
+        if name in info:
+            value = np.asarray(info[name])
+            if value.size == 1 and value.dtype.kind in "biuf":
+                return 1 if value.item() > 0.5 else -1
+    return 0
+
+
 class KeyedEnv:
     """A Gymnasium environment with keyed resets, observations as rows and bounded actions.
 
@@ -41,6 +56,9 @@ class KeyedEnv:
         purpose: ``"reset"`` for training, ``"eval"`` for evaluation.
         heartbeat: int64 ``[1]``, counted up at each step and reset: who doesn't count hangs.
         key: what stands for it in the keys of its resets; None: its id.
+
+    Attributes:
+        success: whether the last step left the task solved, see :func:`stated_success`.
     """
 
     def __init__(
@@ -58,6 +76,7 @@ class KeyedEnv:
         self._key = env_id if key is None else key
         self._description = description
         self._env = make_environment(config)
+        self.success = 0
 
     def _failure(self, where: str, error: BaseException) -> EnvironmentFailureError:
         return environment_failure(f"environment {self.env_id} ({self._description.id})", where, error)
@@ -101,6 +120,7 @@ class KeyedEnv:
         try:
             native = self._description.action.native(action)
             observation, reward, terminated, truncated, info = self._env.step(native)
+            self.success = stated_success(info)
             return self._row(observation, info), float(reward), bool(terminated), bool(truncated)
         except (Exception, SystemExit) as error:
             raise self._failure("step", error) from error

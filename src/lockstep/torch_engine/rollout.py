@@ -31,6 +31,7 @@ class Rollout:
         native: rows of actions as the environments took them; the same memory but for squashed ones.
         rewards: float64 ``[T, E]``, as the environments gave them.
         terminated: bool ``[T, E]``; ``truncated`` likewise.
+        successes: int8 ``[T, E]``, as :class:`lockstep.envs.vector.Buffers` has them.
         final: rows that truncated an episode: ``(step, environment) -> [width]``, as the networks see them.
     """
 
@@ -41,6 +42,7 @@ class Rollout:
     rewards: np.ndarray
     terminated: np.ndarray
     truncated: np.ndarray
+    successes: np.ndarray
     final: dict[tuple[int, int], np.ndarray]
 
     @property
@@ -68,6 +70,7 @@ class Rollout:
             rewards=np.zeros(shape),
             terminated=np.zeros(shape, np.bool_),
             truncated=np.zeros(shape, np.bool_),
+            successes=np.zeros(shape, np.int8),
             final={},
         )
 
@@ -192,6 +195,7 @@ def collect(state: TrainState, envs: HostEnvs, actor: Actor, noise: np.ndarray, 
         envs.step()
         out.rewards[t] = buffers.rewards
         out.terminated[t] = buffers.terminated
+        out.successes[t] = buffers.successes
         ended = buffers.truncated
         if ended.any():
             ended = ended & ~buffers.terminated

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lockstep.config import Config
+from lockstep.episodes import EPISODE_COLUMNS
 from lockstep.normalizers import merge_shards, shard_moments
 from lockstep.shards import ShardPlan
 from lockstep.torch_engine.advantages import merge_equal_counts, moments
@@ -95,7 +96,7 @@ def share(
         rollout: observations and rewards as the environments gave them.
         batch: returns and values.
         advantages: ``[k, num_epochs, num_minibatches, 3]``.
-        finished: episodes that ended here ``[n, 4]``.
+        finished: episodes that ended here, see :meth:`EpisodeCounter.finished`.
         stop: this rank's stop code.
         plan: the shards here.
         communicator: joins the ranks.
@@ -168,10 +169,10 @@ def share_metrics(
     on waiting for it, both summed over the iteration's collectives and averaged over ranks.
 
     Returns:
-        Episodes ``[n, 4]`` of all ranks, and ``time/…`` metrics.
+        Episodes of all ranks, see :meth:`EpisodeCounter.finished`, and ``time/…`` metrics.
     """
     durations = communicator.take_durations()
-    table = np.zeros((plan.local_num_shards * episodes, 4))
+    table = np.zeros((plan.local_num_shards * episodes, EPISODE_COLUMNS))
     table[: len(finished)] = finished
     head = np.array([len(finished), clock.rollout, clock.learn, clock.other])
     local = torch.from_numpy(np.concatenate([head, np.array(durations), table.ravel()]))
@@ -191,5 +192,5 @@ def share_metrics(
         "time/t_iter": total,
         "time/global_fps": config.steps_per_iteration / total if total else 0.0,
     }
-    tables = [row[4 + len(durations) :].reshape(-1, 4)[: int(row[0])] for row in everyone]
+    tables = [row[4 + len(durations) :].reshape(-1, EPISODE_COLUMNS)[: int(row[0])] for row in everyone]
     return np.concatenate(tables), times

@@ -9,6 +9,7 @@ from typing import Any
 
 from lockstep import __version__
 from lockstep.config import Config, RunOptions
+from lockstep.episodes import SUCCESS_RATE
 from lockstep.errors import RunError
 from lockstep.evaluation import summarize
 from lockstep.launch.signals import StopRequest, stop_requests
@@ -181,7 +182,7 @@ class Trainer:
     def summarize(self, status: str) -> dict[str, Any]:
         """``summary.json``."""
         state, s = self.state, self.session
-        arrays = state_arrays(state)
+        arrays, episodes = state_arrays(state), state.recent.metrics()
         seconds = time.monotonic() - self.started
         return {
             "status": status,
@@ -189,7 +190,8 @@ class Trainer:
             "seed": self.config.seed,
             "iteration": state.iteration,
             "global_step": state.global_step,
-            "final_return": state.recent.metrics()["rollout/episode_return_mean"],
+            "final_return": episodes["rollout/episode_return_mean"],
+            **({"final_success_rate": episodes[SUCCESS_RATE]} if SUCCESS_RATE in episodes else {}),
             "episodes": state.recent.total,
             "params_sha256": sha256_of({k: v for k, v in arrays.items() if k.startswith(POLICY)}),
             "state_sha256": sha256_of(arrays),
