@@ -15,6 +15,7 @@ from lockstep.envs.snapshot import load_shards, save_shards
 from lockstep.envs.vector import HostEnvs
 from lockstep.evaluation import run_episodes
 from lockstep.launch.process import fail_now
+from lockstep.policy import Policy
 from lockstep.proof.fingerprint import compare_ranks, fingerprints
 from lockstep.runs.checkpoint import Checkpoint, pack, to_files, unpack
 from lockstep.shards import ShardPlan, keyed_generator
@@ -201,6 +202,12 @@ def evaluate_policy(session: Session) -> np.ndarray:
     with torch.inference_mode():
         episodes = run_episodes(envs, act, session.config.eval.max_steps)
     return session.communicator.gather_ranks(torch.from_numpy(episodes)).flatten(0, 1).numpy()
+
+
+def current_policy(session: Session) -> Policy:
+    """The policy as it stands, as a function of one observation: what ``load_policy`` would give of a checkpoint."""
+    facts = {"environment": asdict(session.description), "global_step": session.state.global_step}
+    return Policy(session.config, Checkpoint(state_arrays(session.state), {}, facts))
 
 
 def check_ranks_in_sync(session: Session, when: str) -> None:
