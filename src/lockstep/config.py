@@ -147,7 +147,7 @@ class LogConfig(Section):
         default=None, min_length=1, description="project of W&B and Trackio, experiment of MLflow (default: lockstep)"
     )
     group: str | None = Field(default=None, min_length=1, description="of runs, in W&B, Trackio and MLflow")
-    tags: tuple[str, ...] = Field(default=(), description="labels in W&B, Trackio and MLflow")
+    tags: tuple[str, ...] | None = Field(default=None, description="labels in W&B, Trackio and MLflow")
     entity: str | None = Field(default=None, min_length=1, description="W&B user or team")
 
 

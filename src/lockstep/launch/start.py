@@ -148,6 +148,8 @@ def _prepare(request: Request, topology: Topology) -> tuple[Assignment, RunDirec
     config = resolve(config, nproc)
     if per_rank is not None and writer and not options.quiet:
         print(f"num_envs_per_rank {per_rank} on {nproc} ranks: num_envs {config.num_envs}; other ranks, another run")
+    if request.note is not None and path is None and writer and not options.quiet:
+        print(request.note)
     _check_options(options, config)
     _check_company(config, writer)
     _check_machine(config, topology.local_world_size if topology.launched else nproc)

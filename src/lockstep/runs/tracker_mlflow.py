@@ -44,10 +44,10 @@ class MlflowTracker:
             else:
                 experiment = self._experiment(run.project, str(runs_dir / "mlartifacts") if local else None)
                 self._id = self._client.create_run(experiment, run_name=run.name).info.run_id
-        run.remember(SERVICE, {"id": self._id, "uri": uri})
+        run.remember(SERVICE, {"id": self._id})
         self._describe(run)
         self._until = run.logged_until(SERVICE)
-        self.place = f"mlflow ui --backend-store-uri {uri}" if local else f"{uri}, MLflow run {self._id}"
+        self.place = f"mlflow ui --backend-store-uri {uri}" if local else f"run {self._id}"
 
     def _experiment(self, name: str, artifacts: str | None) -> str:
         there = self._client.get_experiment_by_name(name)
@@ -58,7 +58,7 @@ class MlflowTracker:
         log, stored = run.config.log, self._client.get_run(self._id).data.params
         wanted = {key: str(value) for key, value in flattened(run.settings()).items()}
         new = [Param(key, value) for key, value in wanted.items() if key not in stored]
-        tags = {key: "true" for key in log.tags} | ({"group": log.group} if log.group else {})
+        tags = {key: "true" for key in log.tags or ()} | ({"group": log.group} if log.group else {})
         tags |= {f"resumed.{key}": value for key, value in wanted.items() if stored.get(key, value) != value}
         for first in range(0, len(new), MAX_PARAMS):
             self._client.log_batch(self._id, params=new[first : first + MAX_PARAMS])

@@ -36,7 +36,7 @@ class TrackioTracker:
                 project=known.get("project", run.project),
                 name=known.get("name", run.name),
                 group=run.config.log.group,
-                config=flattened(run.settings()) | {"tags": list(run.config.log.tags)},
+                config=flattened(run.settings()) | {"tags": list(run.config.log.tags or ())},
                 resume="must" if known else "never",
                 embed=False,
             )

@@ -31,7 +31,7 @@ class WandbTracker:
             project=run.project,
             entity=log.entity,
             group=log.group,
-            tags=list(log.tags),
+            tags=list(log.tags or ()),
             name=run.name,
             id=known.get("id"),
             resume="allow",
