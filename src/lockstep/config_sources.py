@@ -227,6 +227,8 @@ def _value(leaf: Leaf, flag: str, words: list[str]) -> Any:
         except ValueError:
             raise ValueError(f"{flag}: {words[0]!r} is not JSON, e.g. '{{\"g\": 9.8}}'") from None
     values = [None if w.lower() in ("none", "null") else w for w in words]
+    if leaf.kind == "list" and values == [None] and type(None) in _members(leaf.annotation):
+        return None
     if leaf.kind == "list":
         return [part for w in words for part in w.split(",") if part]
     return values[0]

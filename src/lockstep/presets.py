@@ -107,9 +107,12 @@ _TOY_TEXT: dict[str, Any] = {
 _FROZEN_LAKE_8X8: dict[str, Any] = {**_TOY_TEXT, "total_steps": 500_000}
 
 _TAXI: dict[str, Any] = {
-    **_TOY_TEXT,
-    "total_steps": 500_000,
+    # [own] Fewer steps or less entropy end in never picking anybody up.
+    "total_steps": 1_000_000,
+    "num_envs": 64,
+    "num_steps": 64,
     "normalize": {"returns": True},
+    "ppo": {"learning_rate": 2.5e-3, "entropy_coef": 0.1},
 }
 
 _CLIFF_WALKING: dict[str, Any] = {

@@ -30,7 +30,9 @@ class TrackioTracker:
     """
 
     def __init__(self, run: TrackedRun) -> None:
-        known = run.remembered(SERVICE)
+        self._until = run.logged_until(SERVICE)
+        # Trackio knows a run from its first record on.
+        known = run.remembered(SERVICE) if self._until >= 0 else {}
         with _hushed():
             self._run = trackio.init(
                 project=known.get("project", run.project),
@@ -44,7 +46,6 @@ class TrackioTracker:
             trackio.context_vars.current_run.set(None)
             raise ValueError(f"project {known['project']} has a newer run {known['name']}; this one can't go on there")
         run.remember(SERVICE, {"id": self._run.id, "project": self._run.project, "name": self._run.name})
-        self._until = run.logged_until(SERVICE)
         self.place = f"trackio show --project {self._run.project}"
 
     def log(self, record: Mapping[str, Any]) -> None:
