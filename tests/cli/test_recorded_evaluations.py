@@ -1,6 +1,7 @@
 """``eval.record_video``: an episode of each evaluation as an mp4 file, and nothing else changes."""
 
 import importlib.util
+from importlib.machinery import PathFinder
 
 import numpy as np
 import pytest
@@ -105,7 +106,7 @@ def test_a_folder_of_wandbs_files_is_not_the_package(tmp_path, monkeypatch, caps
     (tmp_path / "wandb").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     found = importlib.util.find_spec
-    folder = importlib.machinery.PathFinder.find_spec("wandb", [str(tmp_path)])
+    folder = PathFinder.find_spec("wandb", [str(tmp_path)])
     monkeypatch.setattr(importlib.util, "find_spec", lambda module: folder if module == "wandb" else found(module))
     assert folder is not None
     assert main(["train", "CartPole-v1", "--log.wandb", "--runs-dir", str(tmp_path / "runs")]) == 2

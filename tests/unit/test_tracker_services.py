@@ -40,7 +40,7 @@ class Wandb:
     @staticmethod
     def records(file):
         """The records of a file: LevelDB's log format, after a header of seven bytes."""
-        from wandb.proto.wandb_internal_pb2 import Record
+        from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore[reportAttributeAccessIssue]
 
         data, at, content = file.read_bytes(), 7, b""
         while at + 7 <= len(data):

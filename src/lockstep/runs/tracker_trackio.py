@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import trackio
+from trackio.context_vars import current_run
 
 from lockstep.runs.tracked_run import TrackedRun, flattened, metrics_of
 
@@ -43,7 +44,7 @@ class TrackioTracker:
                 embed=False,
             )
         if known and self._run.id != known["id"]:
-            trackio.context_vars.current_run.set(None)
+            current_run.set(None)
             raise ValueError(f"project {known['project']} has a newer run {known['name']}; this one can't go on there")
         run.remember(SERVICE, {"id": self._run.id, "project": self._run.project, "name": self._run.name})
         self.place = f"trackio show --project {self._run.project}"
@@ -68,5 +69,5 @@ class TrackioTracker:
         """Finish the run: what is queued is written first."""
         with _hushed():
             self._run.finish()
-        if trackio.context_vars.current_run.get() is self._run:
-            trackio.context_vars.current_run.set(None)  # or it is finished, and says so, once more at exit
+        if current_run.get() is self._run:
+            current_run.set(None)  # or it is finished, and says so, once more at exit

@@ -47,7 +47,7 @@ class WandbTracker:
         self._run.define_metric("global_step")
         self._run.define_metric("*", step_metric="global_step")
         if self._run.offline:
-            self.place = f"wandb sync {Path(self._run.dir).parent}"
+            self.place = f"wandb sync {run.directory / 'wandb'}/offline-run-*"
         else:
             self.place = str(self._run.url)
 
