@@ -196,6 +196,9 @@ class EvalConfig(Section):
         default=16, ge=1, description="episodes of an evaluation, rounded up to a multiple of num_shards"
     )
     max_steps: int = Field(default=10_000, ge=1, description="longer episodes are cut here")
+    record_video: bool = Field(
+        default=False, description="record an episode of each evaluation as videos/step_<n>.mp4, for trackers too"
+    )
 
 
 class LogConfig(Section):
@@ -203,6 +206,15 @@ class LogConfig(Section):
 
     tensorboard: bool = Field(default=True, description="write TensorBoard event files")
     jsonl: str | None = Field(default=None, description="a second metrics.jsonl at this path")
+    wandb: bool = Field(default=False, description="log to Weights & Biases; WANDB_MODE=offline: to files only")
+    trackio: bool = Field(default=False, description="log to Trackio")
+    mlflow: bool = Field(default=False, description="log to MLflow; to <runs_dir>/mlflow.db or MLFLOW_TRACKING_URI")
+    project: str | None = Field(
+        default=None, min_length=1, description="project of W&B and Trackio, experiment of MLflow (default: lockstep)"
+    )
+    group: str | None = Field(default=None, min_length=1, description="of runs, in W&B, Trackio and MLflow")
+    tags: tuple[str, ...] | None = Field(default=None, description="labels in W&B, Trackio and MLflow")
+    entity: str | None = Field(default=None, min_length=1, description="W&B user or team")
 
 
 class ProofConfig(Section):
@@ -397,5 +409,17 @@ def _check_choices(config: Config) -> None:
         raise ValueError(
             "normalize.returns: GRPO's advantages are relative to the group and need no scale; leave it out"
         )
+    _check_log(config)
     if not all(0 <= beta < 1 for beta in config.ppo.adam_betas):
         raise ValueError(f"ppo.adam_betas: {list(config.ppo.adam_betas)} must lie in [0, 1)")
+
+
+def _check_log(config: Config) -> None:
+    log = config.log
+    if config.eval.record_video and not config.eval.interval:
+        raise ValueError("eval.record_video: there are no evaluations (eval.interval 0); e.g. --eval.interval 10")
+    if log.entity is not None and not log.wandb:
+        raise ValueError(f"log.entity: {log.entity} is for Weights & Biases, which is off; add --log.wandb")
+    given = [key for key in ("project", "group", "tags") if getattr(log, key)]
+    if given and not (log.wandb or log.trackio or log.mlflow):
+        raise ValueError(f"log.{given[0]}: no tracker takes it; add --log.wandb, --log.trackio or --log.mlflow")

@@ -220,7 +220,7 @@ def use_every_writer(run):
     run.lock()
     run.write_config(CONFIG)
     run.write_summary({"final_return": 1.0})
-    trackers = run.open_trackers(LogConfig(jsonl=str(run.path / "second.jsonl")))
+    trackers = run.open_trackers(Config(log=LogConfig(jsonl=str(run.path / "second.jsonl"))))
     trackers.log(record(1))
     trackers.text("config", "text")
     trackers.close()
@@ -262,7 +262,7 @@ def test_a_rank_that_does_not_write_needs_no_directory(tmp_path):
 
 def test_trackers_are_those_that_the_config_asks_for(tmp_path):
     path = create(tmp_path)
-    trackers = RunDirectory(path).open_trackers(LogConfig(tensorboard=False))
+    trackers = RunDirectory(path).open_trackers(Config(log=LogConfig(tensorboard=False)))
     trackers.log(record(1))
     trackers.close()
     assert everything_in(path) == ["config.json", "metrics.csv", "metrics.jsonl"]
@@ -281,7 +281,7 @@ def test_summary_and_config_replace_the_ones_before(tmp_path):
 def test_logs_are_cut_to_the_checkpoint(tmp_path):
     run = RunDirectory(create(tmp_path))
     log = LogConfig(jsonl=str(tmp_path / "second.jsonl"), tensorboard=False)
-    trackers, fingerprints = run.open_trackers(log), run.open_fingerprints()
+    trackers, fingerprints = run.open_trackers(Config(log=log)), run.open_fingerprints()
     for iteration in range(1, 6):
         trackers.log(record(iteration))
         fingerprints.log({"iteration": iteration, "policy/w": iteration})

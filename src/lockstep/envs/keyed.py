@@ -45,6 +45,25 @@ def stated_success(info: Mapping[str, Any]) -> int:
     return 0
 
 
+def stated_mask(env: gymnasium.Env, info: Mapping[str, Any], source: str) -> np.ndarray | None:
+    """Which actions are allowed, where that comes apart from the observation; for several indices one after another.
+
+    Args:
+        env: asked for its ``action_masks()`` if the source is ``method``.
+        info: of the last step or reset, for the source ``info``.
+        source: see there; ``""``: there is no mask.
+    """
+    if not source:
+        return None
+    if source == "method":
+        mask = env.get_wrapper_attr("action_masks")()
+    elif MASK in info:
+        mask = info[MASK]
+    else:
+        raise ValueError(f"env.action_mask is 'info', but info has no {MASK!r}; it has {sorted(info)}")
+    return np.concatenate([np.ravel(part) for part in mask]) if isinstance(mask, tuple | list) else np.ravel(mask)
+
+
 class KeyedEnv:
     """A Gymnasium environment with keyed resets, observations as rows and bounded actions.
 
@@ -92,20 +111,9 @@ class KeyedEnv:
             raise self._failure("reset", error) from error
 
     def _row(self, observation: Any, info: dict[str, Any]) -> np.ndarray:
-        return self._description.observation.encode(observation, self._mask(info))
-
-    def _mask(self, info: dict[str, Any]) -> Any:
-        """The action mask that comes apart from the observation; for several indices their masks one after another."""
-        source = self._description.mask_from
-        if not source:
-            return None
-        if source == "method":
-            mask = self._env.get_wrapper_attr("action_masks")()
-        elif MASK in info:
-            mask = info[MASK]
-        else:
-            raise ValueError(f"env.action_mask is 'info', but info has no {MASK!r}; it has {sorted(info)}")
-        return np.concatenate([np.ravel(part) for part in mask]) if isinstance(mask, tuple | list) else np.ravel(mask)
+        return self._description.observation.encode(
+            observation, stated_mask(self._env, info, self._description.mask_from)
+        )
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool]:
         """One step.

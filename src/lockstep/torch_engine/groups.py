@@ -23,8 +23,7 @@ def begin_groups(state: TrainState, envs: HostEnvs) -> None:
 
 
 def finished_episodes(state: TrainState, rollout: Rollout, config: Config, plan: ShardPlan) -> np.ndarray:
-    """Episodes that ended in a rollout, float64 ``[n, 5]``: step, global env id, return, length,
-    success.
+    """Episodes that ended in a rollout, float64 ``[n, 5]``: step, global env id, return, length, success.
 
     With GRPO each environment's first episode counts, also where the end of the rollout cut it.
     """

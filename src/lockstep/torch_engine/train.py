@@ -28,11 +28,13 @@ from lockstep.torch_engine.session import (
     Session,
     check_ranks_in_sync,
     checkpoint_files,
+    current_policy,
     open_session,
 )
 from lockstep.torch_engine.state import POLICY, state_arrays
 from lockstep.torch_engine.statistics import Clock, explained_variance, merge_normalizers, share, share_metrics
 from lockstep.torch_engine.update import update
+from lockstep.videos import record_evaluation
 
 __all__ = ["TrainResult", "check_device", "start_ranks", "train", "visible_gpus"]
 
@@ -64,7 +66,7 @@ class Trainer:
     ) -> None:
         self.session, self.run, self.options, self.request, self.started = session, run, options, request, started
         self.config, self.state = session.config, session.state
-        self.trackers = run.open_trackers(self.config.log)
+        self.trackers = run.open_trackers(self.config)
         self.fingerprints = run.open_fingerprints() if self.config.proof.trace else None
         self.checkpoints = run.open_checkpoints(self.config.checkpoint)
         self.progress = run.open_progress(self.config.total_steps)
@@ -72,6 +74,7 @@ class Trainer:
         self.saved_iteration: int | None = None
         self.steps_before = self.state.global_step
         self.clock = Clock()
+        self.records_videos = self.config.eval.record_video
 
     def loop(self) -> int:
         """Iterate until the end, a limit, or a signal; returns the stop code."""
@@ -146,8 +149,23 @@ class Trainer:
         if self.state.iteration % interval and self.state.iteration < self.config.num_iterations:
             return {}
         summary = summarize(evaluate_policy(self.session))
+        self.record_video()
         self.score = summary["return_mean"]
         return {f"eval/{name}": value for name, value in summary.items()}
+
+    def record_video(self) -> None:
+        """Record an episode of the evaluation, on the rank that writes; what fails costs the videos, not the run."""
+        step = self.state.global_step
+        path = self.run.video_path(step) if self.records_videos else None
+        if path is None:
+            return
+        try:
+            record_evaluation(current_policy(self.session), path)
+        except Exception as error:
+            self.records_videos = False
+            self.run.warn(f"{path} can't be recorded: {' '.join(str(error).split())}; no more videos, training goes on")
+        else:
+            self.trackers.video("eval/video", path, step)
 
     def log(self, record: dict[str, Any]) -> None:
         """Hand a record to trackers and progress."""
@@ -304,7 +322,7 @@ def _train(
     trainer.score = None if checkpoint is None else checkpoint.state.get("score")
     try:
         trainer.progress.message(line)
-        for note in notes(session, options):
+        for note in [*notes(session, options), *trainer.trackers.places()]:
             trainer.progress.message(note)
         if session.restarted:
             run.warn(f"environments {session.restarted} couldn't be restored exactly and began a new episode")
