@@ -137,6 +137,7 @@ class LogConfig(Section):
 
     tensorboard: bool = Field(default=True, description="write TensorBoard event files")
     jsonl: str | None = Field(default=None, description="a second metrics.jsonl at this path")
+    timing: bool = Field(default=False, description="write each rank's times, bytes and memory to timing.jsonl")
 
 
 class ProofConfig(Section):
