@@ -18,11 +18,17 @@ EXIT_FAILURE = 1
 ERROR_PREFIX = "lockstep: error: "
 
 
-def end_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent dies (Linux; elsewhere a closed pipe must do)."""
+def end_with_parent(parent: int | None = None) -> None:
+    """Ask the kernel to kill this process when its parent dies (Linux; elsewhere a closed pipe must do).
+
+    Args:
+        parent: its process id, if known: one that died before we could ask is noticed then.
+    """
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if parent is not None and os.getppid() != parent:
+        os._exit(EXIT_FAILURE)
 
 
 def report_failure(message: str, *, secondary: bool = False) -> None:

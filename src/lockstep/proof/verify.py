@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,12 @@ def run_trace(config: Config, world_size: int, iterations: int, directory: Path)
     command += ["--runs-dir", str(directory), "--stop-at-step", str(iterations * config.steps_per_iteration), "--quiet"]
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", LAUNCHER_VARIABLE)}
     done = subprocess.run(
-        command, capture_output=True, text=True, env=environment, check=False, preexec_fn=end_with_parent
+        command,
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+        preexec_fn=partial(end_with_parent, os.getpid()),
     )
     error = said_error(done.stderr, done.returncode) if done.returncode else None
     metrics = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -104,7 +103,6 @@ def bench_command(argv: Sequence[str]) -> int:
         print_summary(plan, summary)
         print(f"bench: {path}")
     finally:
-        shutil.rmtree(path / WORK, ignore_errors=True)
         directory.unlock()
     failed = [row for row in rows if row["status"] != "ok"]
     if failed:
@@ -161,7 +159,7 @@ def _measure_all(plan: Plan, ledger: Ledger) -> None:
     console = Console()
     for job in ledger.missing(plan):
         ledger.begin(job)
-        with console.status(numbers[job]) as status:
+        with console.status(numbers[job], refresh_per_second=2) as status:  # seldom: it takes from what is measured
 
             def show(done: int, wanted: int, text: str = numbers[job], status=status) -> None:
                 status.update(f"{text}: iteration {done}/{wanted}")
@@ -203,7 +201,8 @@ def print_summary(plan: Plan, summary: Sequence[Row]) -> None:
         title=f"{plan.config.env.id}, {plan.mode} scaling: means over repeats [95 % confidence], ms, MiB, KiB"
     )
     columns = ("ranks", "steps/s", "speed-up", "of ideal", "of ceiling", "t_iter", "rollout", "learn", "comm", "wait")
-    for name in (*columns, "other", "memory", "calls", "sent", "failed"):
+    failed = ["failed"] if any(row["failed"] for row in summary) else []
+    for name in (*columns, "other", "memory", "calls", "sent", *failed):
         table.add_column(name, justify="right")
     for row in summary:
         times = [
@@ -219,7 +218,7 @@ def print_summary(plan: Plan, summary: Sequence[Row]) -> None:
             _number(row["peak_memory_mb"]),
             _number(row["collectives"]),
             _number(row["bytes"], 1 / 1024),
-            str(row["failed"]),
+            *(str(row[name]) for name in failed),
         )
     console.print(table)
 
@@ -232,4 +231,4 @@ def _share(row: Row, name: str) -> str:
     value, low, high = row[name], row[f"{name}_low"], row[f"{name}_high"]
     if value is None:
         return "–"
-    return f"{value:.0%}" if low is None else f"{value:.0%} [{low:.0%}–{high:.0%}]"
+    return f"{value:.0%}" if low is None else f"{value:.0%} [{100 * low:.0f}–{100 * high:.0f}]"

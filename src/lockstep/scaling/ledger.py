@@ -16,6 +16,8 @@ from lockstep.scaling.measure import Outcome
 from lockstep.scaling.plan import Job, Plan, differences
 
 BENCH, LOGS, WORK, PLOTS = "bench.json", "logs", "work", "plots.png"
+BEGUN = {".lock", f".{BENCH}.tmp", LOGS}
+"""What a sweep that was killed before it wrote its first word may have left."""
 
 
 @dataclass
@@ -100,7 +102,7 @@ def open_ledger(path: Path, plan: Plan) -> Ledger:
     """
     identity, ledger = plan.identity(), read_ledger(path)
     if ledger is None:
-        if path.exists() and (not path.is_dir() or {p.name for p in path.iterdir()} - {".lock"}):
+        if path.exists() and (not path.is_dir() or {p.name for p in path.iterdir()} - BEGUN):
             raise ValueError(f"name: {path} exists already and is no bench; choose another --name")
         ledger = Ledger(path, identity)
     else:

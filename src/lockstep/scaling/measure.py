@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,7 @@ def start_training(
             stderr=file,
             env=environment,
             start_new_session=True,  # Ctrl-C is this process's to deal with
-            preexec_fn=end_with_parent,
+            preexec_fn=partial(end_with_parent, os.getpid()),
         )
     return Training(process, directory / name / TIMING, stderr)
 

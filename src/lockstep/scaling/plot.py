@@ -97,6 +97,7 @@ def _efficiency(axis: Any, there: Sequence[Row]) -> None:
                 va="center",
                 fontsize=8,
                 color=color,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},
             )
         if known:
             axis.plot([p + shift for p, _ in known], [r[name] for _, r in known], "o", color=color, label=label)
@@ -122,7 +123,7 @@ def _parts(axis: Any, there: Sequence[Row]) -> None:
             fontsize=8,
         )
     axis.set_title("milliseconds of an iteration, mean over ranks", fontsize=10)
-    axis.set_ylim(0, 1.35 * max(below))
+    axis.set_ylim(0, 1.35 * max(*below, 1e-9))
     handles, labels = axis.get_legend_handles_labels()
     axis.legend(handles[::-1], labels[::-1], frameon=False, fontsize=8, loc="upper left", ncols=2)
 

@@ -37,10 +37,21 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
     return statistics.fmean(values) - half, statistics.fmean(values) + half
 
 
+def ratio_interval(ratios: Sequence[float]) -> tuple[float, float] | None:
+    """The 95 % confidence interval of a geometric mean of ratios, or None for fewer than two."""
+    bounds = interval([math.log(r) for r in ratios])
+    return None if bounds is None else (math.exp(bounds[0]), math.exp(bounds[1]))
+
+
 def mean(values: Iterable[float | None]) -> float | None:
     """The mean of the values that are there, or None."""
     there = [v for v in values if v is not None]
     return statistics.fmean(there) if there else None
+
+
+def ratio_mean(ratios: Sequence[float]) -> float | None:
+    """The geometric mean, or None for none: twice and half as fast are as fast."""
+    return statistics.geometric_mean(ratios) if ratios else None
 
 
 # --- one row a run ----------------------------------------------------------------------------------------------
@@ -103,7 +114,7 @@ def summary_rows(rows: Sequence[Row], plan: Plan) -> list[Row]:
 
     ``speedup`` is steps/s over those of the smallest world size in the same repeat, ``efficiency`` the speed-up over
     the ratio of ranks, ``ceiling_efficiency`` steps/s over those of as many independent runs in the same repeat.
-    ``…_low`` and ``…_high`` bound the mean's 95 % confidence interval over the repeats.
+    These ratios are geometric means; ``…_low`` and ``…_high`` bound their 95 % confidence interval over the repeats.
     """
     well = {(r["kind"], r["world_size"], r["repeat"]): r for r in rows if r["status"] == "ok"}
     return [_summary_row(n, rows, well, plan) for n in plan.world_sizes]
@@ -128,8 +139,8 @@ def _summary_row(world_size: int, rows: Sequence[Row], well: dict[tuple[str, int
         "runs": len(runs),
         "failed": sum(r["status"] != "ok" and r["world_size"] == world_size for r in rows),
     }
-    row |= _with_interval("steps_per_second", [r["steps_per_second"] for r in runs])
-    row["speedup"] = mean(speedups)
+    row["steps_per_second"] = mean(r["steps_per_second"] for r in runs)
+    row["speedup"] = ratio_mean(speedups)
     row |= _with_interval("efficiency", efficiencies, certain=world_size == base)
     row["ceiling_steps_per_second"] = mean(r["steps_per_second"] for r in ceilings)
     row |= _with_interval("ceiling_efficiency", of_ceiling, certain=world_size == 1)
@@ -147,7 +158,7 @@ def _ratios(
 
 
 def _with_interval(name: str, values: Sequence[float], certain: bool = False) -> Row:
-    """Mean and confidence interval; what is 1 by definition has none."""
-    bounds = None if certain else interval(values)
+    """Geometric mean and confidence interval; what is 1 by definition has none."""
+    bounds = None if certain else ratio_interval(values)
     low, high = bounds if bounds is not None else (None, None)
-    return {name: mean(values), f"{name}_low": low, f"{name}_high": high}
+    return {name: ratio_mean(values), f"{name}_low": low, f"{name}_high": high}
