@@ -170,24 +170,32 @@ def test_another_measurement_does_not_go_into_a_name(copy, capsys, monkeypatch):
     assert logs(copy) == before
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "kill -9"])
-@NEEDS_PROC
-def test_an_interrupted_sweep_goes_on_by_the_same_command(tmp_path, number):
-    with running(*SWEEP, cwd=tmp_path) as (process, mark):
-        (path,) = wait_until(lambda: list(tmp_path.glob("runs/bench-CartPole-v1-weak-*/logs/ranks_1*")), "a run")
-        wait_until(lambda: list(tmp_path.glob("runs/*/work/copy_1.stderr")), "the next run has started")
+def interrupt(folder, number):
+    """Start the sweep, or go on with it, and stop it by a signal while it measures the ceiling."""
+    with running(*SWEEP, cwd=folder) as (process, mark):
+        wait_until(lambda: list(folder.glob("runs/*/work/copy_1.stderr")), "the second job has started")
         process.send_signal(number)
         ended = ending(process, mark)
         assert_no_orphans(ended)
-    if number == signal.SIGINT:
-        assert ended.code == 130
-        assert error_line(ended) == "lockstep: error: interrupted; the same command continues it"
-    before = path.read_bytes()
+    return ended
+
+
+@NEEDS_PROC
+def test_an_interrupted_sweep_goes_on_by_the_same_command(tmp_path):
+    ended = interrupt(tmp_path, signal.SIGINT)
+    assert ended.code == 130
+    assert error_line(ended) == "lockstep: error: interrupted; the same command continues it"
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert re.fullmatch(r"bench-CartPole-v1-weak-\d{8}-\d{6}", folder.name)
+    first = (folder / "logs" / "ranks_1_repeat_1.jsonl").read_bytes()
+    assert not (folder / "work").exists()
+
+    assert interrupt(tmp_path, signal.SIGKILL).code == -signal.SIGKILL
     ended = lockstep(*SWEEP, cwd=tmp_path)
     assert ended.code == 0, ended.stderr
     assert "1 of 3 runs are there already" in ended.stdout
-    (folder,) = (tmp_path / "runs").iterdir()
-    assert path.read_bytes() == before
+    assert list((tmp_path / "runs").iterdir()) == [folder]
+    assert (folder / "logs" / "ranks_1_repeat_1.jsonl").read_bytes() == first
     assert {log.stem for log in (folder / "logs").iterdir()} == set(JOBS)
     assert {path.name for path in folder.iterdir()} >= {"summary.csv", "plots.png"}
     assert not (folder / "work").exists()

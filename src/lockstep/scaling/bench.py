@@ -167,7 +167,7 @@ def _measure_all(plan: Plan, ledger: Ledger) -> None:
             outcome = measure(job, plan, ledger.path / WORK, show)
         ledger.record(job, outcome)
         print(f"{numbers[job]}: {_in_short(job, plan, outcome)}", flush=True)
-        write_results(plan, ledger)
+        write_results(plan, ledger, plots=False)
 
 
 def _in_short(job: Job, plan: Plan, outcome: Outcome) -> str:
@@ -177,7 +177,7 @@ def _in_short(job: Job, plan: Plan, outcome: Outcome) -> str:
     return f"{row['steps_per_second']:,.0f} steps/s, {1000 * row['t_iter']:,.1f} ms an iteration"
 
 
-def write_results(plan: Plan, ledger: Ledger) -> tuple[list[Row], list[Row]]:
+def write_results(plan: Plan, ledger: Ledger, plots: bool = True) -> tuple[list[Row], list[Row]]:
     """Write both tables and the plots from what is done of a plan; returns the tables."""
     outcomes = [(job, ledger.outcome(job)) for job in plan.jobs()]
     rows = [run_row(job, plan, outcome) for job, outcome in outcomes if outcome is not None]
@@ -185,7 +185,7 @@ def write_results(plan: Plan, ledger: Ledger) -> tuple[list[Row], list[Row]]:
     if rows:
         write_tables(ledger.path, "per_run", rows)
     write_tables(ledger.path, "summary", summary)
-    if can_plot():
+    if plots and can_plot():
         title = f"{plan.config.env.id}: {plan.mode} scaling, {plan.repeats} repeats"
         write_plots(ledger.path / PLOTS, title, rows, summary)
     return rows, summary
