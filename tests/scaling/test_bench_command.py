@@ -61,7 +61,7 @@ def test_a_sweep_leaves_what_it_promises(swept):
 
 def test_it_says_what_it_does_and_ends_with_a_table(swept):
     lines = swept[1].stdout.splitlines()
-    assert lines[0].startswith("CartPole-v1 · weak scaling on 1, 2 ranks · 1 repeats of 1 + 3 iterations · runs/sweep")
+    assert lines[0].startswith("CartPole-v1 · weak scaling on 1, 2 ranks · once, 1 + 3 iterations each · runs/sweep")
     done = [line for line in lines if re.match(r"\[\d/3\] .+: [\d,]+ steps/s, [\d.,]+ ms an iteration$", line)]
     whats = ("[1/3] 1 rank,", "[2/3] 2 independent runs,", "[3/3] 2 ranks,")
     assert [line.startswith(what) for line, what in zip(done, whats, strict=True)] == [True] * 3

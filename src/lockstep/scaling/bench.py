@@ -34,24 +34,30 @@ def _parser() -> CommandParser:
         description="Measure how a config scales over ranks: fresh processes for every run, repeats interleaved over "
         "world sizes, warm-up left out. The same command continues an interrupted sweep.",
         allow_abbrev=False,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         epilog="Every option of lockstep train that describes the run is accepted too, e.g. --num-envs 64. Written to "
         "RUNS_DIR/NAME: logs/*.jsonl, per_run.csv and .json, summary.csv and .json, plots.png. "
         "Exit status: 0, 1 (a run failed; its row says why), 2 (bad input).",
     )
     parser.add_argument("config", metavar="CONFIG_FILE_OR_ENV_ID")
-    parser.add_argument("--world-sizes", default="1,2,4", help="numbers of ranks; the smallest is the base")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of each world size")
-    parser.add_argument("--warmup-iters", type=int, default=5, help="first iterations of each run, left out")
-    parser.add_argument("--iters", type=int, default=30, help="iterations of each run that are measured")
+    parser.add_argument(
+        "--world-sizes", default="1,2,4", help="numbers of ranks; the smallest is the base (default: %(default)s)"
+    )
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each world size (default: %(default)s)")
+    parser.add_argument(
+        "--warmup-iters", type=int, default=5, help="first iterations of each run, left out (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--iters", type=int, default=30, help="iterations of each run that are measured (default: %(default)s)"
+    )
     parser.add_argument(
         "--mode",
         default="weak",
-        help=f"{' or '.join(MODES)}; weak: every rank has the config's num_envs, strong: the ranks share them",
+        help=f"{' or '.join(MODES)}; weak: every rank has the config's num_envs, strong: the ranks share them "
+        "(default: %(default)s)",
     )
     parser.add_argument("--no-ceiling", action="store_true", help="don't measure N independent runs at once")
     parser.add_argument("--name", help="of the sweep's directory (default: bench-, environment, mode and time)")
-    parser.add_argument("--runs-dir", default="runs", help="where that directory is made")
+    parser.add_argument("--runs-dir", default="runs", help="where that directory is made (default: %(default)s)")
     return parser
 
 
@@ -139,9 +145,10 @@ def _locked(path: Path) -> RunDirectory:
 def _announce(plan: Plan, ledger: Ledger) -> None:
     jobs, missing = plan.jobs(), ledger.missing(plan)
     sizes = ", ".join(map(str, plan.world_sizes))
+    repeats = f"{plan.repeats} repeats" if plan.repeats > 1 else "once"
     print(
-        f"{plan.config.env.id} · {plan.mode} scaling on {sizes} ranks · {plan.repeats} repeats of {plan.warmup_iters} "
-        f"+ {plan.iters} iterations · {ledger.path}"
+        f"{plan.config.env.id} · {plan.mode} scaling on {sizes} ranks · {repeats}, {plan.warmup_iters} + "
+        f"{plan.iters} iterations each · {ledger.path}"
     )
     if len(missing) < len(jobs):
         print(f"{len(jobs) - len(missing)} of {len(jobs)} runs are there already")
