@@ -1,6 +1,7 @@
 """What a sweep measures, at which sizes, in which order, and when two sweeps are one."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,7 @@ from lockstep.scaling import plan as module
 from lockstep.scaling.plan import Plan, differences, parse_world_sizes
 
 
-def plan_of(mode="weak", world_sizes=(1, 2), config=None, **changes):
+def plan_of(mode: Any = "weak", world_sizes=(1, 2), config=None, **changes):
     values = {"num_envs": 8, "num_steps": 16, "ppo": {"num_minibatches": 2}} | (config or {})
     return Plan(Config.model_validate(values), mode, world_sizes, **changes)
 

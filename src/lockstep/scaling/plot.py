@@ -115,7 +115,7 @@ def _parts(axis: Any, there: Sequence[Row]) -> None:
         below = [a + b for a, b in zip(below, heights, strict=True)]
     for place, row in enumerate(there):
         axis.annotate(
-            f"{1000 * row['t_iter']:.3g}",
+            f"{1000 * row['t_iter']:{',.0f' if row['t_iter'] >= 0.1 else '.3g'}}",
             (place, below[place]),
             (0, 3),
             textcoords="offset points",
