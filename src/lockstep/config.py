@@ -206,6 +206,7 @@ class LogConfig(Section):
 
     tensorboard: bool = Field(default=True, description="write TensorBoard event files")
     jsonl: str | None = Field(default=None, description="a second metrics.jsonl at this path")
+    timing: bool = Field(default=False, description="write each rank's times, bytes and memory to timing.jsonl")
     wandb: bool = Field(default=False, description="log to Weights & Biases; WANDB_MODE=offline: to files only")
     trackio: bool = Field(default=False, description="log to Trackio")
     mlflow: bool = Field(default=False, description="log to MLflow; to <runs_dir>/mlflow.db or MLFLOW_TRACKING_URI")

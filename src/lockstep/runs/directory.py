@@ -31,8 +31,8 @@ from lockstep.runs.trackers import (
 from lockstep.topology import Topology
 
 CONFIG, SUMMARY, CHECKPOINTS, FINGERPRINTS = "config.json", "summary.json", "checkpoints", "fingerprints.jsonl"
-LOCK, VIDEOS = ".lock", "videos"
-OWN_NAMES = {CONFIG, SUMMARY, CHECKPOINTS, FINGERPRINTS, LOCK, METRICS_JSONL, METRICS_CSV, TENSORBOARD, VIDEOS}
+TIMING, LOCK, VIDEOS = "timing.jsonl", ".lock", "videos"
+OWN_NAMES = {CONFIG, SUMMARY, CHECKPOINTS, FINGERPRINTS, TIMING, LOCK, METRICS_JSONL, METRICS_CSV, TENSORBOARD, VIDEOS}
 OWN_NAMES |= {TRACKERS_JSON, "wandb"}
 
 
@@ -106,6 +106,10 @@ class RunDirectory:
         """``fingerprints.jsonl``: every tensor's fingerprint at each iteration."""
         return JsonlTracker(self.path / FINGERPRINTS) if self.is_writer else NullTrackers()
 
+    def open_timing(self) -> JsonlTracker | NullTrackers:
+        """``timing.jsonl``: each rank's times, bytes and memory at each iteration."""
+        return JsonlTracker(self.path / TIMING) if self.is_writer else NullTrackers()
+
     def open_checkpoints(self, config: CheckpointConfig) -> CheckpointWriter | NullCheckpointWriter:
         """The checkpoint writer."""
         if not self.is_writer:
@@ -125,8 +129,8 @@ class RunDirectory:
             if step.isdecimal() and int(step) > global_step:
                 path.unlink(missing_ok=True)
         cut_trackers(self.path, iteration, global_step, Path(log.jsonl) if log.jsonl else None)
-        if (self.path / FINGERPRINTS).exists():
-            cut_jsonl(self.path / FINGERPRINTS, iteration)
+        for name in (FINGERPRINTS, TIMING):
+            cut_jsonl(self.path / name, iteration)
 
     def warn(self, text: str) -> None:
         """One warning on standard error, quiet or not."""

@@ -18,6 +18,7 @@ from lockstep.runs.checkpoint import Checkpoint
 from lockstep.runs.directory import RunDirectory
 from lockstep.topology import Topology
 from lockstep.torch_engine.batch import make_batch
+from lockstep.torch_engine.clock import Clock
 from lockstep.torch_engine.distributed import check_device, close_process_group, machine_facts, visible_gpus
 from lockstep.torch_engine.elastic import start_ranks
 from lockstep.torch_engine.evaluation import evaluate_policy
@@ -32,7 +33,7 @@ from lockstep.torch_engine.session import (
     open_session,
 )
 from lockstep.torch_engine.state import POLICY, state_arrays
-from lockstep.torch_engine.statistics import Clock, explained_variance, merge_normalizers, share, share_metrics
+from lockstep.torch_engine.statistics import explained_variance, merge_normalizers, share, share_metrics
 from lockstep.torch_engine.update import update
 from lockstep.videos import record_evaluation
 
@@ -73,22 +74,22 @@ class Trainer:
         self.score: float | None = None
         self.saved_iteration: int | None = None
         self.steps_before = self.state.global_step
-        self.clock = Clock()
+        self.timing = run.open_timing() if self.config.log.timing else None
+        self.clock = Clock(session.communicator, watch_memory=self.config.log.timing)
         self.records_videos = self.config.eval.record_video
 
     def loop(self) -> int:
         """Iterate until the end, a limit, or a signal; returns the stop code."""
         stop = self.reached()
+        self.clock.begin()
         while stop == RUNNING:
-            self.session.communicator.take_durations()
             record, asked = self.iterate()
-            self.clock, mark = Clock(), time.perf_counter()
             record |= self.evaluate()
             self.log(record)
             self.prove()
             stop = self.reached() or asked
             self.save_checkpoint(force=stop != RUNNING)
-            self.clock.other = time.perf_counter() - mark
+            self.clock.lap("other")
         return stop
 
     def iterate(self) -> tuple[dict[str, Any], int]:
@@ -96,7 +97,6 @@ class Trainer:
         s, state, config, plan, comm = (
             self.session, self.state, self.config, self.session.plan, self.session.communicator
         )  # fmt: skip
-        mark = time.perf_counter()
         if config.algorithm == "grpo":
             begin_groups(state, s.envs)
         noise = action_noise(config, plan, state.net, state.iteration)
@@ -105,7 +105,7 @@ class Trainer:
             record_replay(s.replay, s.envs, s.rollout)
         finished = finished_episodes(state, s.rollout, config, plan)
         batch = make_batch(state, s.rollout, plan, config, s.mode)
-        self.clock.rollout, mark = time.perf_counter() - mark, time.perf_counter()
+        self.clock.lap("rollout")
 
         indices = minibatch_indices(config, plan, state.iteration)
         local = advantage_moments(batch, indices)
@@ -116,15 +116,17 @@ class Trainer:
         merge_normalizers(state, shared.observations, shared.returns, samples)
         state.iteration += 1
         state.global_step += config.steps_per_iteration
-        self.clock.learn = time.perf_counter() - mark
+        self.clock.lap("learn")
 
-        episodes, times = share_metrics(finished, shared.episodes, self.clock, config, plan, comm)
+        episodes, times = share_metrics(finished, shared.episodes, *self.clock.finish(), plan, comm)
+        if self.timing is not None:
+            self.timing.log(times.by_rank(state.iteration, config.steps_per_iteration))
         state.recent.extend(episodes)
         record = {"iteration": state.iteration, "global_step": state.global_step}
         record |= state.recent.metrics() | result.metrics(config, state.learning_rate)
         if state.net.critic:
             record["train/explained_variance"] = explained_variance(shared.fit, samples)
-        return record | times, shared.stop
+        return record | times.metrics(config.steps_per_iteration), shared.stop
 
     def stop_code(self) -> int:
         """What this rank would stop for: a signal's number, the time limit, or nothing."""
@@ -245,6 +247,8 @@ class Trainer:
             self.trackers.close()
         if self.fingerprints is not None:
             self.fingerprints.close()
+        if self.timing is not None:
+            self.timing.close()
 
 
 def announcement(session: Session) -> str:
