@@ -81,7 +81,20 @@ def exact_gradient(state: TrainState, config: Config, communicator: Communicator
 
 
 def fast_gradient(state: TrainState, config: Config, communicator: Communicator) -> GradientSource:
-    """Gradients of all local samples at once through DDP's own all-reduce; equal up to summation order."""
+    """Gradients of all local samples at once, combined by an all-reduce; equal up to summation order."""
+    if not derivable(state.net):
+        return data_parallel_gradient(state, config, communicator)
+    gradients = shard_gradients(state, loss_settings(config))
+
+    def reduced(*minibatch: Tensor) -> Tensor:
+        as_one_shard = (x.flatten(0, 1).unsqueeze(0) for x in minibatch)
+        return communicator.all_reduce(gradients(*as_one_shard)[0])
+
+    return reduced
+
+
+def data_parallel_gradient(state: TrainState, config: Config, communicator: Communicator) -> GradientSource:
+    """What :func:`fast_gradient` returns, by autograd behind DDP: for networks without a derivation of their own."""
     settings, world_size = loss_settings(config), communicator.topology.world_size
     inner = PolicyModule(state.net, state.parameters.views)
     module = communicator.data_parallel(inner)
