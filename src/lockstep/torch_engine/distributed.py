@@ -251,14 +251,14 @@ class Communicator:
         ids = [self.device.index] if self.device.type == "cuda" else None
         wrapped = DistributedDataParallel(module, device_ids=ids)
         if self.transport != "nccl":
-            wrapped.register_comm_hook(self, mean_over_ranks)
+            wrapped.register_comm_hook(self, lambda communicator, bucket: mean_over_ranks(communicator, bucket.buffer()))
         return wrapped
 
 
-def mean_over_ranks(communicator: Communicator, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """DDP's communication hook: the mean over ranks of a bucket of gradients."""
+def mean_over_ranks(communicator: Communicator, gradients: Tensor) -> torch.futures.Future[Tensor]:
+    """What DDP's communication hook makes of a bucket of gradients; the factor is DDP's convention."""
     done: torch.futures.Future[Tensor] = torch.futures.Future()
-    done.set_result(communicator.all_reduce(bucket.buffer()).div_(communicator.topology.world_size))
+    done.set_result(communicator.all_reduce(gradients).div_(communicator.topology.world_size))
     return done
 
 
