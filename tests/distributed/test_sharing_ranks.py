@@ -59,6 +59,12 @@ def test_both_ways_give_the_same_bytes(world_size):
         assert [what for what, facts in seen.items() if not facts["equal"]] == []
 
 
+def test_ranks_in_a_hurry_read_neither_too_early_nor_too_late():
+    with exchanging("hurry", 4) as processes:
+        outputs = [process.communicate(timeout=120)[0] for process in processes]
+    assert list(map(said, outputs)) == [("hurry", {"right": 400})] * 4
+
+
 def test_a_peer_that_is_late_leaves_or_dies_ends_the_others():
     with exchanging("fail", 2) as (first, second):
         wait_until(lambda: second.stdout.readline().startswith('{"what": "left"'), "the second rank doesn't leave")
@@ -86,7 +92,7 @@ def test_ddp_reduces_through_memory_and_notices_a_dead_peer():
         assert said(output) == ("killed", {"error": "rank 0 lost its peers: rank 1 has ended"}), errors
 
 
-@pytest.mark.parametrize("reduction", ["exact", "fast"])
+@pytest.mark.parametrize("reduction", ["exact", "fast"])  # fast: of two numbers there is only one sum
 def test_a_run_is_the_same_by_memory_and_by_the_backend(trained, reduction):
     words = (*EVALUATED, "--nproc", 2, "--reduction", reduction)
     shared, backend = (trained(*words, "--collectives", how) for how in ("shared", "backend"))

@@ -251,7 +251,9 @@ class Communicator:
         ids = [self.device.index] if self.device.type == "cuda" else None
         wrapped = DistributedDataParallel(module, device_ids=ids)
         if self.transport != "nccl":
-            wrapped.register_comm_hook(self, lambda communicator, bucket: mean_over_ranks(communicator, bucket.buffer()))
+            wrapped.register_comm_hook(
+                self, lambda communicator, bucket: mean_over_ranks(communicator, bucket.buffer())
+            )
         return wrapped
 
 

@@ -25,11 +25,13 @@ import torch
 from torch import Tensor
 
 from lockstep.errors import PeerFailureError
+from lockstep.topology import available_cores
 
 SLOT_BYTES = 1 << 20  # longer messages go in pieces; a piece this long costs its copies, not its flags
 LINE_BYTES = 128  # a flag has two cache lines to itself: processors fetch them in pairs
-SPINS = 400  # about 20 µs of looking without giving the core away: a collective of ranks that arrive together
-YIELDS = 300  # then let others run, ranks without a core among them
+SPINS = 4000  # about 200 µs of looking without giving the core away, if every rank has one
+FEW_SPINS = 400  # where ranks share cores: the peer may be waiting for this one
+YIELDS = 300  # then let others run
 FIRST_SLEEP, LONGEST_SLEEP = 50e-6, 500e-6
 LEFT, SIZES = 1, 2  # words of a rank's line behind its flag: it has left; bytes of its even and its odd collectives
 NAMESPACES = ("ipc", "net", "pid")
@@ -82,6 +84,7 @@ class SharedSlots:
         self._words, self._bytes = memoryview(memory).cast("B").cast("q"), memoryview(memory)
         self._line = (1 + rank) * words
         self._peers = [(r, (1 + r) * words) for r in range(world_size) if r != rank]
+        self._spins = SPINS if world_size <= available_cores() else FEW_SPINS
         self._processes, self._watch = processes, select.poll()
         for r, _ in self._peers:
             self._watch.register(processes[r], select.POLLIN)
@@ -148,7 +151,7 @@ class SharedSlots:
         """Return when every flag has reached a collective's number."""
         words = self._words
         for peer, line in self._peers:
-            spins = SPINS
+            spins = self._spins
             while words[line] < number:
                 spins -= 1
                 if not spins:
