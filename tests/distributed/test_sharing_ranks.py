@@ -1,4 +1,4 @@
-"""Ranks of one host meet in shared memory: the same bytes as by the backend, an error when a peer is gone, no traces."""
+"""Ranks of one host meet in memory: the same bytes as by the backend, an error when a peer is gone, no traces."""
 
 import json
 import os
