@@ -205,11 +205,15 @@ class Communicator:
         return self._sum_ranks(tree_sum(x))
 
     def _sum_ranks(self, x: Tensor) -> Tensor:
-        """Sum over ranks by the tree; without a copy of what the others gave where it lies in one slot each."""
-        slots = self.slots
-        if slots is None or x.is_cuda or not slots.fits(x):
+        """Sum over ranks by the tree, element by element; in shared memory where the slots hold it."""
+        if self.slots is None or x.is_cuda:
             return tree_sum(self.gather_ranks(x))
-        return self._timed(lambda: tree_sum(slots.view(x.contiguous())), x)
+        return self._timed(self._sum_slots, x, self.slots, x.contiguous())
+
+    @staticmethod
+    def _sum_slots(slots: SharedSlots, x: Tensor) -> Tensor:
+        sums = [tree_sum(slots.view(piece)) for piece in slots.pieces(x)]
+        return (sums[0] if len(sums) == 1 else torch.cat(sums)).view(x.shape)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Sum over ranks in an order that depends on their number (``fast`` only), maybe in the memory of ``x``.

@@ -105,22 +105,20 @@ class SharedSlots:
         Raises:
             PeerFailureError: a peer ended, left, or didn't come in time; or it brought a tensor of another size.
         """
-        size = x.numel() * x.element_size()
-        if size <= self._slot_bytes:
+        pieces = self.pieces(x)
+        if len(pieces) == 1:
             return self.view(x).clone(memory_format=torch.contiguous_format)
-        out = torch.empty((self._world_size, size), dtype=torch.uint8)
-        flat = x.view(-1).view(torch.uint8)
-        for start in range(0, size, self._slot_bytes):
-            piece = flat[start : start + self._slot_bytes]
-            out[:, start : start + len(piece)] = self.view(piece)
-        return out.view(x.dtype).view(self._world_size, *x.shape)
+        out = x.new_empty((self._world_size, x.numel()))
+        for part, piece in zip(self.pieces(out, dim=1), pieces, strict=True):
+            part.copy_(self.view(piece))
+        return out.view(self._world_size, *x.shape)
 
-    def fits(self, x: Tensor) -> bool:
-        """Whether a tensor goes in one piece."""
-        return x.numel() * x.element_size() <= self._slot_bytes
+    def pieces(self, x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
+        """A contiguous tensor, flat from ``dim`` on, in as many parts as it takes to fit each into a slot."""
+        return x.flatten(dim).split(self._slot_bytes // x.element_size(), dim)
 
     def view(self, x: Tensor) -> Tensor:
-        """Like :meth:`gather`, of a tensor that :meth:`fits`; the result is in the slots, until the next collective."""
+        """Like :meth:`gather`, of a tensor that fits into a slot; the result lies there, until the next collective."""
         size = x.numel() * x.element_size()
         self._collective += 1
         number, parity = self._collective, self._collective & 1
@@ -182,15 +180,9 @@ class SharedSlots:
         """How a peer that this rank still waits for ended or left, if one did."""
         ended = {fd for fd, _ in self._watch.poll(0)}
         for peer, line in self._peers:
-            how = (
-                "has ended"
-                if self._processes[peer] in ended
-                else "has left the run"
-                if self._words[line + LEFT]
-                else ""
-            )
-            if how and self._words[line] < self._collective:
-                return f"rank {peer} {how}"
+            left = self._words[line + LEFT]
+            if (left or self._processes[peer] in ended) and self._words[line] < self._collective:
+                return f"rank {peer} has {'left the run' if left else 'ended'}"
         return None
 
     def close(self) -> None:
