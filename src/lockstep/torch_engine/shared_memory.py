@@ -9,6 +9,7 @@ program order; other processors would need one that Python can't give, so they u
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 import os
 import platform
@@ -25,15 +26,15 @@ import torch
 from torch import Tensor
 
 from lockstep.errors import PeerFailureError
-from lockstep.topology import available_cores
 
 SLOT_BYTES = 1 << 20  # longer messages go in pieces; a piece this long costs its copies, not its flags
 LINE_BYTES = 128  # a flag has two cache lines to itself: processors fetch them in pairs
-SPINS = 4000  # about 200 µs of looking without giving the core away, if every rank has one
-FEW_SPINS = 400  # where ranks share cores: the peer may be waiting for this one
-YIELDS = 300  # then let others run
-FIRST_SLEEP, LONGEST_SLEEP = 50e-6, 500e-6
-LEFT, SIZES = 1, 2  # words of a rank's line behind its flag: it has left; bytes of its even and its odd collectives
+SPINS = 4000  # about 200 µs of looking at a flag before sleeping on it, as long as that helps
+FEWEST_SPINS = 200
+SLEEP = 0.005  # then sleep until the peer wakes this rank, at most so many seconds before looking whether it lives
+LEFT, SIZES, AWAITED = 1, 2, 4  # words of a rank's line behind its flag: it has left; bytes of its even and its odd
+# collectives; the collective for which a peer sleeps
+SYSCALL_FUTEX, FUTEX_WAIT, FUTEX_WAKE, ALL = 202, 0, 1, 2**31 - 1
 NAMESPACES = ("ipc", "net", "pid")
 
 GatherJson = Callable[[Any], list[Any]]
@@ -53,6 +54,13 @@ def host_identity() -> dict[str, str]:
     identity = {name: os.readlink(f"/proc/self/ns/{name}") for name in NAMESPACES}
     identity["boot"] = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return identity | {"host": socket.gethostname()}
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+_LIBC = ctypes.CDLL(None)
 
 
 class SharedSlots:
@@ -82,9 +90,11 @@ class SharedSlots:
         self._rank, self._world_size, self._timeout, self._slot_bytes = rank, world_size, timeout, slot_bytes
         words = LINE_BYTES // 8
         self._words, self._bytes = memoryview(memory).cast("B").cast("q"), memoryview(memory)
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self._sleep = _Timespec(0, int(SLEEP * 1e9))
         self._line = (1 + rank) * words
         self._peers = [(r, (1 + r) * words) for r in range(world_size) if r != rank]
-        self._spins = SPINS if world_size <= available_cores() else FEW_SPINS
+        self._spins = SPINS
         self._processes, self._watch = processes, select.poll()
         for r, _ in self._peers:
             self._watch.register(processes[r], select.POLLIN)
@@ -128,6 +138,8 @@ class SharedSlots:
         line, words = self._line, self._words
         words[line + SIZES + parity] = size
         words[line] = number
+        if words[line + AWAITED] == number:
+            self._futex(line, FUTEX_WAKE, ALL)
         self._wait(number)
         for peer, line in self._peers:
             theirs = words[line + SIZES + parity]
@@ -152,20 +164,19 @@ class SharedSlots:
             spins = self._spins
             while words[line] < number:
                 spins -= 1
-                if not spins:
+                if not spins:  # in vain: less next time, for whoever has the core that the peer waits for
                     self._wait_long(peer, line, number)
+                    self._spins = max(FEWEST_SPINS, self._spins // 2)
                     break
+            else:
+                self._spins = min(SPINS, self._spins + FEWEST_SPINS)
 
     def _wait_long(self, peer: int, line: int, number: int) -> None:
-        words = self._words
-        for _ in range(YIELDS):
-            os.sched_yield()
-            if words[line] >= number:
-                return
-        deadline, pause = time.monotonic() + self._timeout, FIRST_SLEEP
+        words, deadline = self._words, time.monotonic() + self._timeout
         while True:
             gone = self._gone()  # before the flag: a peer may end as soon as it has raised it
-            if words[line] >= number:
+            reached = words[line]
+            if reached >= number:
                 return
             if gone is not None:
                 raise PeerFailureError(f"rank {self._rank} lost its peers: {gone}")
@@ -173,8 +184,13 @@ class SharedSlots:
                 raise PeerFailureError(
                     f"rank {self._rank} lost its peers: rank {peer} didn't come to a collective in {self._timeout:g} s"
                 )
-            time.sleep(pause)
-            pause = min(2 * pause, LONGEST_SLEEP)
+            words[line + AWAITED] = number
+            self._futex(line, FUTEX_WAIT, reached, ctypes.byref(self._sleep))
+
+    def _futex(self, line: int, operation: int, value: int, limit: Any = None) -> None:
+        """Sleep while a flag's lower half is ``value``, or wake who does. A wake may be missed: sleeps are short."""
+        address = ctypes.c_void_p(self._address + 8 * line)
+        _LIBC.syscall(SYSCALL_FUTEX, address, operation, ctypes.c_uint32(value), limit, None, 0)
 
     def _gone(self) -> str | None:
         """How a peer that this rank still waits for ended or left, if one did."""
