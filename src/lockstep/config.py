@@ -254,6 +254,10 @@ class Config(Section):
     backend: Literal["auto", "gloo", "nccl"] = Field(
         default="auto", description="of the collectives: gloo on CPU, NCCL on GPU"
     )
+    collectives: Literal["auto", "shared", "backend"] = Field(
+        default="auto",
+        description="how CPU tensors travel; shared: memory of one host; backend: its own; auto: shared where possible",
+    )
     ppo: PPOConfig = PPOConfig()
     grpo: GRPOConfig = GRPOConfig()
     network: NetworkConfig = NetworkConfig()
@@ -404,6 +408,11 @@ def _check_choices(config: Config) -> None:
         )
     if config.backend == "nccl" and config.device == "cpu":
         raise ValueError("backend: nccl works on GPUs only and device is cpu; use backend gloo or device cuda")
+    if config.collectives == "shared" and config.device == "cuda" and config.backend != "gloo":
+        raise ValueError(
+            f"collectives: shared, but backend {config.backend} keeps tensors on the GPU; use backend gloo or "
+            "collectives auto"
+        )
     if any(size < 1 for size in config.network.hidden_sizes):
         raise ValueError(f"network.hidden_sizes: {list(config.network.hidden_sizes)} has a layer below 1 unit")
     if config.algorithm == "grpo" and config.normalize.returns:

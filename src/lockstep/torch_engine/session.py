@@ -86,10 +86,11 @@ class Session:
         return self._eval_envs
 
     def close(self) -> None:
-        """Let the environments go."""
+        """Let the environments and the other ranks go."""
         self.envs.close()
         if self._eval_envs is not None:
             self._eval_envs.close()
+        self.communicator.close()
 
 
 def eval_episodes_per_shard(config: Config) -> int:
@@ -108,6 +109,7 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
     open_process_group(topology, config)
     communicator = Communicator(topology, plan, device, uses_nccl(config))
     check_ranks_alike(communicator, config)
+    communicator.share_memory(config)
     description = describe(config.env)
     envs = make_envs(config.env, description, config.seed, plan.env_ids, fail_now, group_size=config.group_size)
     state = init_state(config, description, plan, device)

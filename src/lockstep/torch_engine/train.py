@@ -220,6 +220,7 @@ class Trainer:
             "world_size": s.topology.world_size,
             "num_shards": self.config.shards,
             "reduction": self.config.reduction,
+            "collectives": s.communicator.transport,
             "shards_on_a_rank": s.mode,
             "restarted_environments": s.restarted_before + s.restarted,
             "lockstep": __version__,
@@ -274,6 +275,10 @@ def notes(session: Session, options: RunOptions) -> list[str]:
     elif session.mode == "loop":
         out.append(
             "self-check: batching changes a shard's bits on this machine, so shards run one after the other (slower)"
+        )
+    if session.communicator.no_slots is not None and session.topology.on_one_host:
+        out.append(
+            f"collectives go through {session.communicator.transport}, not memory: {session.communicator.no_slots}"
         )
     if options.max_hours is not None:
         out.append("max-hours: where the run ends depends on the speed of this machine")
