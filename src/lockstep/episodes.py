@@ -32,14 +32,20 @@ class EpisodeCounter:
         Returns:
             float64 ``[episodes, 5]``: step, global env id, return, length, success; by step, then env id.
         """
-        rows = []
-        for t in range(len(rewards)):
-            self.returns += rewards[t]
-            self.lengths += 1
+        rows, first = [], 0
+        for t in np.flatnonzero(done.any(1)).tolist():
+            self._add(rewards[first : t + 1])
+            first = t + 1
             for env in np.flatnonzero(done[t]):
                 rows.append((t, env_ids[env], self.returns[env], self.lengths[env], successes[t, env]))
                 self.returns[env], self.lengths[env] = 0.0, 0
+        self._add(rewards[first:])
         return np.array(rows, np.float64).reshape(-1, EPISODE_COLUMNS)
+
+    def _add(self, rewards: np.ndarray) -> None:
+        """Take in steps ``[t, E]``, one after the other: a sum's bits must not depend on how many environments are here."""
+        self.returns = np.add.accumulate(np.concatenate([self.returns[None], rewards]))[-1]
+        self.lengths += len(rewards)
 
     def forget(self, env: int) -> None:
         """Start an environment's count anew: it was reset."""
