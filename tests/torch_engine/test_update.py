@@ -129,6 +129,20 @@ def test_the_fast_gradient_follows_the_parameters_that_the_optimiser_moves():
     assert (fast(*minibatch) - before).abs().max() > 1e-2
 
 
+@HEADS
+@pytest.mark.parametrize("activation", ["tanh", "silu"], ids=["by hand", "by autograd"])
+@pytest.mark.parametrize("mode", ["batched", "loop"])
+def test_a_minibatch_in_parts_has_the_gradient_of_the_whole(mode, activation, discrete):
+    config = small_config(num_shards=4, network={"activation": activation})
+    parts = small_config(num_shards=4, network={"activation": activation}, ppo={"gradient_accumulation": 2})
+    state = small_state(config, described(discrete))
+    minibatch = minibatch_of(config, state)
+    whole = exact_gradient(state, config, alone(config), mode)(*minibatch)
+    torch.testing.assert_close(exact_gradient(state, parts, alone(parts), mode)(*minibatch), whole, rtol=1e-5, atol=1e-5)
+    half = {name: x[:, : x.shape[1] // 2].contiguous() for name, x in minibatch[0].items()}
+    assert (exact_gradient(state, config, alone(config), mode)(half, minibatch[1]) - whole).abs().max() > 1e-2
+
+
 def test_the_loss_is_divided_by_the_global_count():
     config = small_config(num_envs=8, num_shards=4, num_steps=6, ppo={"num_minibatches": 3})
     assert loss_settings(config).count == 16

@@ -149,6 +149,7 @@ class PlainPolicy:
         z = (actions - mean) * inverse
         return sum_columns(-0.5 * (z * z) - self._log_std - 0.5 * LOG_TWO_PI), z, inverse
 
+    @np.errstate(all="ignore")  # what isn't finite ends the update, with a line of its own
     def gradients(self, columns: Mapping[str, np.ndarray], settings: LossSettings) -> np.ndarray:
         """Each shard's gradient and loss terms ``[k, P + 5]``.
 
