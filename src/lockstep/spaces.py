@@ -8,7 +8,7 @@ space. The networks take the row apart again (:mod:`lockstep.torch_engine.encode
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -48,12 +48,12 @@ class Leaf:
     channels_first: bool = False
     apart: bool = False
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Columns (bytes of an image) in the row."""
         return int(np.prod(self.shape, dtype=int))
 
-    @property
+    @cached_property
     def image_shape(self) -> tuple[int, int, int]:
         """Channels, height and width of an image."""
         if len(self.shape) == 2:
@@ -69,37 +69,41 @@ class ObservationLayout:
 
     leaves: tuple[Leaf, ...]
 
-    @property
+    @cached_property
     def float_size(self) -> int:
         """Float32 columns of a row."""
         return sum(leaf.size for leaf in self.leaves if leaf.kind != "image")
 
-    @property
+    @cached_property
     def vector_size(self) -> int:
         """How many of them, from the first, are numbers that can be normalised."""
         return sum(leaf.size for leaf in self.leaves if leaf.kind == "vector")
 
-    @property
+    @cached_property
     def image_bytes(self) -> int:
         """Bytes of images in a row."""
         return sum(leaf.size for leaf in self.leaves if leaf.kind == "image")
 
-    @property
+    @cached_property
     def dtype(self) -> type:
         """Of a row: float32, or uint8 if there is an image."""
         return np.uint8 if self.image_bytes else np.float32
 
-    @property
+    @cached_property
     def width(self) -> int:
         """Elements of a row; bytes are filled up to whole words, so that the floats in them stay aligned."""
         return 4 * self.float_size + -(-self.image_bytes // 4) * 4 if self.image_bytes else self.float_size
 
-    @property
+    @cached_property
     def mask(self) -> Leaf | None:
         """The action mask, if there is one."""
         return next((leaf for leaf in self.leaves if leaf.kind == "mask"), None)
 
-    @property
+    @cached_property
+    def _single_vector(self) -> bool:
+        return len(self.leaves) == 1 and self.leaves[0].kind == "vector" and not self.leaves[0].name
+
+    @cached_property
     def plain(self) -> bool:
         """Whether a row is one vector of numbers and nothing else."""
         return all(leaf.kind == "vector" for leaf in self.leaves)
@@ -121,8 +125,8 @@ class ObservationLayout:
         Raises:
             ValueError: a part of it hasn't the shape that its space promises.
         """
-        if len(self.leaves) == 1 and self.leaves[0].kind == "vector" and not self.leaves[0].name:
-            return _checked(self.leaves[0], observation).astype(np.float32).reshape(-1)
+        if self._single_vector:
+            return np.array(_checked(self.leaves[0], observation), np.float32).reshape(-1)
         row = np.zeros(self.width, self.dtype)
         floats = self.floats(row)
         for leaf in self.leaves:
@@ -230,7 +234,7 @@ def observation_layout(space: gymnasium.Space, mask_key: str | None = None, mask
     column, byte = 0, 4 * floats
     for leaf in sorted(leaves, key=lambda x: _ORDER.index(x.kind)):
         start = byte if leaf.kind == "image" else column
-        placed.append(Leaf(**{**vars(leaf), "start": start}))
+        placed.append(replace(leaf, start=start))
         byte += leaf.size if leaf.kind == "image" else 0
         column += 0 if leaf.kind == "image" else leaf.size
     layout = ObservationLayout(tuple(placed))

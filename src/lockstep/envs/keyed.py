@@ -37,7 +37,7 @@ def stated_success(info: Mapping[str, Any]) -> int:
     ``is_success`` (Gymnasium-Robotics, Stable-Baselines3) goes before ``success`` (Meta-World, ManiSkill). What is no
     single number or bool says nothing.
     """
-    for name in ("is_success", "success"):
+    for name in ("is_success", "success") if info else ():
         if name in info:
             value = np.asarray(info[name])
             if value.size == 1 and value.dtype.kind in "biuf":
