@@ -43,7 +43,7 @@ class EpisodeCounter:
         return np.array(rows, np.float64).reshape(-1, EPISODE_COLUMNS)
 
     def _add(self, rewards: np.ndarray) -> None:
-        """Take in steps ``[t, E]`` one after the other: a sum's bits must not depend on how many environments are here."""
+        """Take in steps ``[t, E]`` in order: a sum's bits must not depend on how many environments are here."""
         self.returns = np.add.accumulate(np.concatenate([self.returns[None], rewards]))[-1]
         self.lengths += len(rewards)
 

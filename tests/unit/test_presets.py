@@ -1,6 +1,7 @@
 import copy
 
 import gymnasium
+import numpy as np
 import pytest
 
 from lockstep.config import Config, resolve
@@ -109,7 +110,7 @@ PENDULUM = "gymnasium.envs.classic_control.pendulum:PendulumEnv"
 
 def images(**_):
     env = gymnasium.make("CartPole-v1")
-    env.observation_space = gymnasium.spaces.Box(0.0, 1.0, (8, 8, 3))
+    env.observation_space = gymnasium.spaces.Box(0, 255, (8, 8, 3), np.uint8)
     return env
 
 

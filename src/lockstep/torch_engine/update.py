@@ -82,20 +82,25 @@ def norm_of(gradient: Tensor) -> float:
 
 
 def clip_and_step(
-    state: TrainState, gradient: Tensor, norm: float, max_norm: float | None, learning_rate: float
-) -> None:
-    """Clip the reduced gradient ``[P]`` by its global norm and apply it; its memory is used up."""
+    state: TrainState, gradient: Tensor, max_norm: float | None, learning_rate: float, norm: float | None = None
+) -> float:
+    """Clip the reduced gradient ``[P]`` by its global norm and apply it; returns the norm before clipping.
+
+    The gradient's memory is used up. A norm that is known already needn't be computed again.
+    """
+    norm = norm_of(gradient) if norm is None else norm
     if max_norm is not None and norm + CLIP_EPSILON > max_norm:
         gradient *= max_norm / (norm + CLIP_EPSILON)
     state.optimizer_steps += 1
+    state.optimizer.param_groups[0]["lr"] = learning_rate
     if state.host_adam is not None:
         state.host_adam.step(gradient.numpy(), learning_rate)
-        return
+        return norm
     flat = state.parameters.flat
     assert flat.grad is not None
     flat.grad.copy_(gradient)
-    state.optimizer.param_groups[0]["lr"] = learning_rate
     state.optimizer.step()
+    return norm
 
 
 def update(
@@ -144,7 +149,6 @@ def update(
                 return result
             if ppo.schedule == "adaptive":
                 state.learning_rate = adapted_learning_rate(state.learning_rate, kl, ppo.desired_kl)
-            clip_and_step(state, gradient, norm, ppo.max_grad_norm, state.learning_rate)
-            result.grad_norm += norm
+            result.grad_norm += clip_and_step(state, gradient, ppo.max_grad_norm, state.learning_rate, norm)
             result.steps += 1
     return result
