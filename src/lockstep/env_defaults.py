@@ -29,6 +29,8 @@ def defaults_by_spaces(env_id: str, given: Mapping[str, Any]) -> tuple[dict[str,
         return {}, None
     images = bool(description.observation.image_bytes)
     settings, kind = defaults_for(continuous=not description.action.discrete, images=images)
+    if not description.observation.vector_size and "observations" in settings.get("normalize", {}):
+        settings["normalize"]["observations"] = False
     taken = {key: value for key, value in flattened(settings).items() if key not in flattened(given)}
     listed = ", ".join(f"{key} {value}" for key, value in taken.items())
     return settings, f"no preset for {env_id}: defaults for {kind}: {listed}" if taken else None

@@ -147,8 +147,17 @@ def make_optimizer(flat: Tensor, config: Config) -> torch.optim.Adam:
 
 
 def init_state(config: Config, description: EnvDescription, plan: ShardPlan, device: torch.device) -> TrainState:
-    """The state before the first iteration."""
+    """The state before the first iteration.
+
+    Raises:
+        ValueError: networks or normalisers don't fit the spaces; one line.
+    """
     net = make_net(config, description.observation, description.action)
+    if config.normalize.observations and not net.observation.vector_size:
+        raise ValueError(
+            f"normalize.observations: {description.id} observes no numbers (images are scaled to 0 … 1 and indices "
+            "become one-hot vectors anyway); leave it out"
+        )
     parameters = FlatParameters(net.shapes(), device)
     parameters.load(parameters.flat, initial_parameters(config, net))
     observations = rewards = None
