@@ -8,7 +8,11 @@ Sources: [zoo] RL Baselines3 Zoo, ``hyperparams/ppo.yml`` (Raffin 2020); [cleanr
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
+
+ATARI_IDS = re.compile(r"ALE/.+|\w+NoFrameskip-v\d+$")
+"""Ids of Atari games, as ale-py registers them."""
 
 _CARTPOLE: dict[str, Any] = {
     # [zoo] CartPole-v1: n_steps 32, batch 256, 20 epochs, gamma 0.98, lambda 0.8, lr 1e-3 linear. 8 environments there.
@@ -71,6 +75,17 @@ _MUJOCO: dict[str, Any] = {
     },
 }
 
+_ATARI: dict[str, Any] = {
+    # [cleanrl] ppo_atari.py: 8 environments, 128 steps, 4 minibatches, 4 epochs, lr 2.5e-4 linear, clip 0.1 (value's
+    # change too), entropy 0.01; one network for actor and critic. Sticky actions are the id's own there and here.
+    "env": {"atari": {"enabled": True}, "frame_stack": 4, "reward_sign": True},
+    "total_steps": 10_000_000,
+    "num_envs": 8,
+    "num_steps": 128,
+    "network": {"hidden_sizes": (), "activation": "relu", "shared": True, "image": {"kind": "nature"}},
+    "ppo": {"learning_rate": 2.5e-4, "clip_range": 0.1, "value_clip_range": 0.1, "entropy_coef": 0.01},
+}
+
 PRESETS: dict[str, dict[str, Any]] = {
     "CartPole-v1": _CARTPOLE,
     "lockstep/CartPole-v1": _CARTPOLE,
@@ -85,8 +100,9 @@ PRESETS: dict[str, dict[str, Any]] = {
 def preset_for(env_id: str) -> dict[str, Any]:
     """Settings (nested, as in a config file) to start from for an environment; just its id when there is no preset.
 
-    ``module:Id-v0`` takes the preset of ``Id-v0``.
+    ``module:Id-v0`` takes the preset of ``Id-v0``. All Atari games have one.
     """
-    settings = copy.deepcopy(PRESETS.get(env_id.rpartition(":")[2], {}))
-    settings["env"] = {"id": env_id}
+    name = env_id.rpartition(":")[2]
+    settings = copy.deepcopy(PRESETS.get(name, _ATARI if ATARI_IDS.match(name) else {}))
+    settings["env"] = {"id": env_id, **settings.get("env", {})}
     return settings

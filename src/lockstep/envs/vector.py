@@ -28,7 +28,8 @@ class Buffers:
     ``final_observations`` rows ``[E, width]`` (:class:`lockstep.spaces.ObservationLayout`); ``rewards``
     float64 ``[E]``; ``terminated``, ``truncated`` bool ``[E]``; ``episodes`` int64 ``[E]``, the index of each
     environment's live episode; ``stepping`` int64 ``[1 or workers]``, who is being stepped now, and
-    ``heartbeats`` likewise, counted up at each step and reset.
+    ``heartbeats`` likewise, counted up at each step and reset; ``lost`` bool ``[E]``, where a life was lost: for the
+    learner that terminates an episode, while the game, its score and its replay go on. Rewards are the environment's.
     A row of ``final_observations`` is valid where the step ended an episode; ``observations`` then holds the first
     observation of the next one.
     """
@@ -42,6 +43,7 @@ class Buffers:
     episodes: np.ndarray
     stepping: np.ndarray
     heartbeats: np.ndarray
+    lost: np.ndarray
 
 
 def buffer_layout(description: EnvDescription, num_envs: int, slots: int) -> dict[str, tuple[tuple[int, ...], Any]]:
@@ -57,6 +59,7 @@ def buffer_layout(description: EnvDescription, num_envs: int, slots: int) -> dic
         "episodes": ((num_envs,), np.int64),
         "stepping": ((slots,), np.int64),
         "heartbeats": ((slots,), np.int64),
+        "lost": ((num_envs,), np.bool_),
     }
 
 
@@ -119,6 +122,7 @@ def step_envs(envs: Sequence[KeyedEnv], buffers: Buffers, first: int, slot: int)
         buffers.rewards[row] = reward
         buffers.terminated[row] = terminated
         buffers.truncated[row] = truncated
+        buffers.lost[row] = env.lost
         if terminated or truncated:
             buffers.final_observations[row] = observation
             buffers.episodes[row] += 1
