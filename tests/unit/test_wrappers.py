@@ -48,7 +48,7 @@ class Counting(gymnasium.Env):
         return self._observe(), float(action), self._steps == 7, False, {}
 
 
-gymnasium.register("Counting-v0", Counting)
+gymnasium.register("Counting-v0", lambda **kwargs: Counting(**kwargs))
 
 
 def counting(**settings: Any) -> HostEnvs:
