@@ -1,10 +1,11 @@
-# Two commands: `make train` trains an agent on a fresh machine, `make test` runs everything that must hold.
+# `make train` trains an agent on a fresh machine, `make test` runs everything that must hold, `make bench` measures
+# speed side by side with other libraries (about 10 minutes; `make bench ARGS=--quick` for a look).
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: train test lint clean
+.PHONY: train test lint bench clean
 
 train: $(VENV)/.train
 	$(BIN)/lockstep train CartPole-v1
@@ -18,6 +19,9 @@ lint: $(VENV)/.test
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
+bench: $(VENV)/.bench
+	$(BIN)/python -m benchmarks.side_by_side $(ARGS)
+
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
@@ -29,5 +33,9 @@ $(VENV)/.test: $(BIN)/python pyproject.toml constraints.txt
 	$(PIP) --editable '.[test]'
 	@touch $@
 
+$(VENV)/.bench: $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) --editable '.[torch,classic-control,mujoco]'
+	@touch $@
+
 clean:
-	rm -rf $(VENV) build src/*.egg-info
+	rm -rf $(VENV) benchmarks/.venv-peers build src/*.egg-info

@@ -20,6 +20,7 @@ Train one reinforcement-learning agent on many devices: the same bytes on 1 proc
   lockstep eval RUN --episodes 20               returns of the trained policy
   lockstep play RUN --video out.mp4             watch it
   lockstep verify CartPole-v1 --world-sizes 1,2,4   prove that they give the same agent
+  lockstep bench CartPole-v1 --world-sizes 1,2      how fast more ranks are, and where the time goes
 
 lockstep COMMAND --help lists every option; lockstep --version prints the version."""
 
@@ -56,6 +57,12 @@ def _verify(argv: Sequence[str]) -> int:
     return verify_command(argv)
 
 
+def _bench(argv: Sequence[str]) -> int:
+    from lockstep.scaling.bench import bench_command
+
+    return bench_command(argv)
+
+
 def _topology() -> Topology:
     """This process's place in a run, also where the launcher's variables make no sense."""
     try:
@@ -64,7 +71,7 @@ def _topology() -> Topology:
         return Topology()
 
 
-COMMANDS = {"train": _train, "eval": _eval, "play": _play, "verify": _verify}
+COMMANDS = {"train": _train, "eval": _eval, "play": _play, "verify": _verify, "bench": _bench}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

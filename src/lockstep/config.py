@@ -242,6 +242,9 @@ class EvalConfig(Section):
         default=16, ge=1, description="episodes of an evaluation, rounded up to a multiple of num_shards"
     )
     max_steps: int = Field(default=10_000, ge=1, description="longer episodes are cut here")
+    record_video: bool = Field(
+        default=False, description="record an episode of each evaluation as videos/step_<n>.mp4, for trackers too"
+    )
 
 
 class LogConfig(Section):
@@ -249,6 +252,16 @@ class LogConfig(Section):
 
     tensorboard: bool = Field(default=True, description="write TensorBoard event files")
     jsonl: str | None = Field(default=None, description="a second metrics.jsonl at this path")
+    timing: bool = Field(default=False, description="write each rank's times, bytes and memory to timing.jsonl")
+    wandb: bool = Field(default=False, description="log to Weights & Biases; WANDB_MODE=offline: to files only")
+    trackio: bool = Field(default=False, description="log to Trackio")
+    mlflow: bool = Field(default=False, description="log to MLflow; to <runs_dir>/mlflow.db or MLFLOW_TRACKING_URI")
+    project: str | None = Field(
+        default=None, min_length=1, description="project of W&B and Trackio, experiment of MLflow (default: lockstep)"
+    )
+    group: str | None = Field(default=None, min_length=1, description="of runs, in W&B, Trackio and MLflow")
+    tags: tuple[str, ...] | None = Field(default=None, description="labels in W&B, Trackio and MLflow")
+    entity: str | None = Field(default=None, min_length=1, description="W&B user or team")
 
 
 class ProofConfig(Section):
@@ -286,6 +299,10 @@ class Config(Section):
     threads: int = Field(default=1, ge=1, description="CPU threads per rank; results depend on it in the last bits")
     backend: Literal["auto", "gloo", "nccl"] = Field(
         default="auto", description="of the collectives: gloo on CPU, NCCL on GPU"
+    )
+    collectives: Literal["auto", "shared", "backend"] = Field(
+        default="auto",
+        description="how CPU tensors travel; shared: memory of one host; backend: its own; auto: shared where possible",
     )
     ppo: PPOConfig = PPOConfig()
     grpo: GRPOConfig = GRPOConfig()
@@ -437,11 +454,28 @@ def _check_choices(config: Config) -> None:
         )
     if config.backend == "nccl" and config.device == "cpu":
         raise ValueError("backend: nccl works on GPUs only and device is cpu; use backend gloo or device cuda")
+    if config.collectives == "shared" and config.device == "cuda" and config.backend != "gloo":
+        raise ValueError(
+            f"collectives: shared, but backend {config.backend} keeps tensors on the GPU; use backend gloo or "
+            "collectives auto"
+        )
     if any(size < 1 for size in config.network.hidden_sizes):
         raise ValueError(f"network.hidden_sizes: {list(config.network.hidden_sizes)} has a layer below 1 unit")
     if config.algorithm == "grpo" and config.normalize.returns:
         raise ValueError(
             "normalize.returns: GRPO's advantages are relative to the group and need no scale; leave it out"
         )
+    _check_log(config)
     if not all(0 <= beta < 1 for beta in config.ppo.adam_betas):
         raise ValueError(f"ppo.adam_betas: {list(config.ppo.adam_betas)} must lie in [0, 1)")
+
+
+def _check_log(config: Config) -> None:
+    log = config.log
+    if config.eval.record_video and not config.eval.interval:
+        raise ValueError("eval.record_video: there are no evaluations (eval.interval 0); e.g. --eval.interval 10")
+    if log.entity is not None and not log.wandb:
+        raise ValueError(f"log.entity: {log.entity} is for Weights & Biases, which is off; add --log.wandb")
+    given = [key for key in ("project", "group", "tags") if getattr(log, key)]
+    if given and not (log.wandb or log.trackio or log.mlflow):
+        raise ValueError(f"log.{given[0]}: no tracker takes it; add --log.wandb, --log.trackio or --log.mlflow")

@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from lockstep.config import Config, RunOptions
-from lockstep.presets import preset_for
+from lockstep.presets import has_preset, preset_for
 
 FILE_SUFFIXES = (".yaml", ".yml", ".json", ".toml")
 
@@ -227,6 +227,8 @@ def _value(leaf: Leaf, flag: str, words: list[str]) -> Any:
         except ValueError:
             raise ValueError(f"{flag}: {words[0]!r} is not JSON, e.g. '{{\"g\": 9.8}}'") from None
     values = [None if w.lower() in ("none", "null") else w for w in words]
+    if leaf.kind == "list" and values == [None] and type(None) in _members(leaf.annotation):
+        return None
     if leaf.kind == "list":
         return [part for w in words for part in w.split(",") if part]
     return values[0]
@@ -269,11 +271,19 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asked for: the config, its options, and which settings were given explicitly."""
+    """What the user asked for.
+
+    Attributes:
+        config: the settings of all sources.
+        options: how and where it is run.
+        overrides: the settings that were given explicitly.
+        note: which defaults were taken for an environment without a preset, in one line; else None.
+    """
 
     config: Config
     options: RunOptions
     overrides: dict[str, Any]
+    note: str | None = None
 
 
 def base_settings(target: str | None) -> tuple[dict[str, Any], str]:
@@ -341,7 +351,13 @@ def read_request(argv: Sequence[str], needs_env: bool = True) -> Request:
     if needs_env and target is None and options.resume is None and _env_id(config_given) is None:
         raise ValueError("a config file or an environment id is needed, e.g. lockstep train CartPole-v1")
     env_id = _env_id(file_settings, config_given)
-    base = preset_for(env_id) if isinstance(env_id, str) else {}
+    base, note = preset_for(env_id) if isinstance(env_id, str) else {}, None
+    if isinstance(env_id, str) and not has_preset(env_id) and options.resume is None:
+        from lockstep.env_defaults import defaults_by_spaces  # makes the environment: only where it is needed
+
+        defaults, note = defaults_by_spaces(env_id, merge(json.loads(json.dumps(file_settings)), config_given))
+        base = merge(defaults, base)
     validate(Config, _layer(json.loads(json.dumps(base)), file_settings), source)
     settings = _layer(_layer(base, file_settings), config_given)
-    return Request(validate(Config, settings, "command line"), options, merge(dict(file_settings), config_given))
+    config = validate(Config, settings, "command line")
+    return Request(config, options, merge(dict(file_settings), config_given), note)

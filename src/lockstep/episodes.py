@@ -1,14 +1,16 @@
-"""Returns and lengths of episodes, and the last hundred of them, the same for every world size."""
+"""Returns, lengths and successes of episodes, and the last hundred of them, the same for every world size."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 WINDOW = 100
+EPISODE_COLUMNS = 5
+SUCCESS_RATE = "rollout/success_rate"
 
 
 class EpisodeCounter:
@@ -18,25 +20,32 @@ class EpisodeCounter:
         self.returns = np.zeros(num_envs)
         self.lengths = np.zeros(num_envs, np.int64)
 
-    def finished(self, rewards: np.ndarray, done: np.ndarray, env_ids: range) -> np.ndarray:
+    def finished(self, rewards: np.ndarray, done: np.ndarray, env_ids: range, successes: np.ndarray) -> np.ndarray:
         """Episodes that ended during a rollout.
 
         Args:
             rewards: float64 ``[T, E]``.
             done: bool ``[T, E]``.
             env_ids: global ids of the environments.
+            successes: int8 ``[T, E]``: 1 task solved, -1 not solved, 0 not said.
 
         Returns:
-            float64 ``[episodes, 4]``: step, global env id, return, length; by step, then env id.
+            float64 ``[episodes, 5]``: step, global env id, return, length, success; by step, then env id.
         """
-        rows = []
-        for t in range(len(rewards)):
-            self.returns += rewards[t]
-            self.lengths += 1
+        rows, first = [], 0
+        for t in np.flatnonzero(done.any(1)).tolist():
+            self._add(rewards[first : t + 1])
+            first = t + 1
             for env in np.flatnonzero(done[t]):
-                rows.append((t, env_ids[env], self.returns[env], self.lengths[env]))
+                rows.append((t, env_ids[env], self.returns[env], self.lengths[env], successes[t, env]))
                 self.returns[env], self.lengths[env] = 0.0, 0
-        return np.array(rows, np.float64).reshape(-1, 4)
+        self._add(rewards[first:])
+        return np.array(rows, np.float64).reshape(-1, EPISODE_COLUMNS)
+
+    def _add(self, rewards: np.ndarray) -> None:
+        """Take in steps ``[t, E]``, one after the other: a sum's bits must not depend on how many environments are here."""
+        self.returns = np.add.accumulate(np.concatenate([self.returns[None], rewards]))[-1]
+        self.lengths += len(rewards)
 
     def forget(self, env: int) -> None:
         """Start an environment's count anew: it was reset."""
@@ -45,40 +54,55 @@ class EpisodeCounter:
 
 @dataclass
 class RecentEpisodes:
-    """Return and length of the newest :data:`WINDOW` episodes, and how many there were in all."""
+    """Return, length and success of the newest :data:`WINDOW` episodes, and how many there were in all.
 
-    window: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    A success is 1 (task solved), -1 (not solved) or 0 (the environment doesn't say).
+    """
+
+    window: deque[tuple[float, int, int]] = field(default_factory=lambda: deque(maxlen=WINDOW))
     total: int = 0
 
     def extend(self, episodes: np.ndarray) -> None:
-        """Append an iteration's episodes ``[n, 4]`` of all ranks, by (step, env id) whatever order they come in."""
+        """Append an iteration's episodes ``[n, 5]`` of all ranks, by (step, env id) whatever order they come in."""
         order = np.lexsort((episodes[:, 1], episodes[:, 0]))
-        self.window.extend((float(r), int(n)) for _, _, r, n in episodes[order])
+        self.window.extend((float(r), int(n), int(s)) for _, _, r, n, s in episodes[order])
         self.total += len(episodes)
 
     def metrics(self) -> dict[str, float | int | None]:
-        """Mean return and length over the window; None as long as no episode has ended."""
-        returns = [r for r, _ in self.window]
-        lengths = [n for _, n in self.window]
-        return {
+        """Mean return and length over the window; None as long as no episode has ended.
+
+        ``rollout/success_rate`` is there if an episode of the window says whether it succeeded.
+        """
+        returns = [r for r, _, _ in self.window]
+        lengths = [n for _, n, _ in self.window]
+        out: dict[str, float | int | None] = {
             "rollout/episode_return_mean": sum(returns) / len(returns) if returns else None,
             "rollout/episode_return_min": min(returns, default=None),
             "rollout/episode_return_max": max(returns, default=None),
             "rollout/episode_length_mean": sum(lengths) / len(lengths) if lengths else None,
             "rollout/episodes": self.total,
         }
+        rate = success_rate([s for _, _, s in self.window])
+        return out if rate is None else out | {SUCCESS_RATE: rate}
 
     def to_json(self) -> dict:
         """What ``state.json`` holds; floats survive exactly."""
-        return {"window": [list(pair) for pair in self.window], "total": self.total}
+        return {"window": [[r, n, s] if s else [r, n] for r, n, s in self.window], "total": self.total}
 
     @classmethod
     def from_json(cls, value: dict) -> RecentEpisodes:
         """The reverse of :meth:`to_json`."""
         out = cls(total=int(value["total"]))
-        out.window.extend(_pairs(value["window"]))
+        out.window.extend(_episodes(value["window"]))
         return out
 
 
-def _pairs(rows: Iterable[list]) -> Iterable[tuple[float, int]]:
-    return ((float(r), int(n)) for r, n in rows)
+def _episodes(rows: Iterable[list]) -> Iterable[tuple[float, int, int]]:
+    """Episodes of a checkpoint; older ones have no successes."""
+    return ((float(r), int(n), int(s[0]) if s else 0) for r, n, *s in rows)
+
+
+def success_rate(successes: Sequence[float]) -> float | None:
+    """Share of successes (1) among the episodes that say (1 or -1); None where none does."""
+    said = [s > 0 for s in successes if s]
+    return sum(said) / len(said) if said else None

@@ -35,3 +35,9 @@ class RankMismatchError(ValueError):
     """Ranks run on different machines, versions or configs; every rank raises it."""
 
     everywhere = True
+
+
+class NoSharedMemoryError(ValueError):
+    """The config demands shared memory and the ranks have none; every rank raises it."""
+
+    everywhere = True

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from lockstep.envs.vector import HostEnvs
+from lockstep.episodes import success_rate
 
 
 def run_episodes(envs: HostEnvs, act: Callable[[np.ndarray], np.ndarray], max_steps: int) -> np.ndarray:
@@ -18,15 +19,17 @@ def run_episodes(envs: HostEnvs, act: Callable[[np.ndarray], np.ndarray], max_st
         max_steps: longer episodes are cut here.
 
     Returns:
-        float64 ``[E, 2]``: return and length.
+        float64 ``[E, 3]``: return, length, and success (1 task solved, -1 not solved, 0 not said).
     """
     b = envs.buffers
     envs.reset()
-    out, live = np.zeros((envs.num_envs, 2)), np.ones(envs.num_envs, np.bool_)
+    out, live = np.zeros((envs.num_envs, 3)), np.ones(envs.num_envs, np.bool_)
     for _ in range(max_steps):
         b.actions[:] = act(b.observations)
         envs.step()
-        out[live] += np.stack([b.rewards[live], np.ones(live.sum())], 1)
+        out[live, 0] += b.rewards[live]
+        out[live, 1] += 1
+        out[live, 2] = b.successes[live]
         live &= ~(b.terminated | b.truncated)
         if not live.any():
             break
@@ -34,9 +37,12 @@ def run_episodes(envs: HostEnvs, act: Callable[[np.ndarray], np.ndarray], max_st
 
 
 def summarize(episodes: np.ndarray) -> dict[str, float | int]:
-    """Mean, standard deviation, least and greatest return, and mean length, of ``[n, 2]`` episodes in order."""
+    """Mean, standard deviation, least and greatest return, and mean length, of ``[n, 3]`` episodes in order.
+
+    ``success_rate`` is there if an episode says whether it succeeded.
+    """
     returns, lengths = episodes[:, 0], episodes[:, 1]
-    return {
+    out: dict[str, float | int] = {
         "episodes": len(episodes),
         "return_mean": float(returns.mean()),
         "return_std": float(returns.std()),
@@ -44,3 +50,5 @@ def summarize(episodes: np.ndarray) -> dict[str, float | int]:
         "return_max": float(returns.max()),
         "length_mean": float(lengths.mean()),
     }
+    rate = success_rate(episodes[:, 2].tolist())
+    return out if rate is None else out | {"success_rate": rate}

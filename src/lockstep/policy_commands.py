@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import sys
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lockstep.command_parser import CommandParser
-from lockstep.config import EnvConfig
-from lockstep.envs.description import describe, make_environment
-from lockstep.envs.keyed import environment_failure
+from lockstep.envs.description import describe
 from lockstep.envs.registry import make_envs
 from lockstep.evaluation import run_episodes, summarize
 from lockstep.launch.process import EXIT_FAILURE, fail_now, report_failure
 from lockstep.policy import Policy, load_policy
 from lockstep.shards import keyed_seed
+from lockstep.videos import (
+    drawn_environment,
+    frames_per_second,
+    has_screen,
+    play_episode,
+    prepare_rendering,
+    video_writer,
+)
 
 
 def _positive(text: str) -> int:
@@ -50,16 +53,18 @@ def eval_command(argv: Sequence[str]) -> int:
     if options.json:
         print(json.dumps(summary))
         return 0
+    success = f", success rate {summary['success_rate']:.0%}" if "success_rate" in summary else ""
     print(
         f"{policy.config.env.id} after {policy.global_step:,} training steps, {summary['episodes']} episodes: "
         f"return {summary['return_mean']:,.2f} ± {summary['return_std']:,.2f} "
-        f"(min {summary['return_min']:,.2f}, max {summary['return_max']:,.2f}), length {summary['length_mean']:,.1f}"
+        f"(min {summary['return_min']:,.2f}, max {summary['return_max']:,.2f}), "
+        f"length {summary['length_mean']:,.1f}{success}"
     )
     return 0
 
 
 def evaluate(policy: Policy, episodes: int, seed: int | None = None, deterministic: bool = True) -> dict[str, Any]:
-    """Mean, standard deviation, minimum and maximum return and mean length of a policy's episodes.
+    """Mean, standard deviation, minimum and maximum return, mean length and any success rate of a policy's episodes.
 
     Raises:
         EnvironmentFailureError: an environment raised, died or hung.
@@ -68,6 +73,7 @@ def evaluate(policy: Policy, episodes: int, seed: int | None = None, determinist
     description = describe(config.env)
     start = config.seed if seed is None else seed
     envs = make_envs(config.env, description, start, range(episodes), fail_now, "eval")
+    policy.reset(start)
     try:
         table = run_episodes(envs, lambda rows: policy.native(rows, deterministic), config.eval.max_steps)
     finally:
@@ -82,7 +88,7 @@ def play_command(argv: Sequence[str]) -> int:
     parser.add_argument("--episodes", type=_positive, default=1, help="how many (default: 1)")
     options = parser.parse_args(argv)
     policy = load_policy(options.run, options.checkpoint, options.runs_dir)
-    if options.video is None and not _has_screen():
+    if options.video is None and not has_screen():
         raise ValueError("there is no screen here; --video out.mp4 writes a file instead")
     try:
         returns = play(policy, options.video, options.episodes, options.seed, deterministic=not options.stochastic)
@@ -94,29 +100,6 @@ def play_command(argv: Sequence[str]) -> int:
     return 0
 
 
-def _has_screen() -> bool:
-    return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-
-
-def _prepare_rendering(has_screen: bool) -> None:
-    os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")  # pygame would swallow SIGTERM
-    if not has_screen:
-        os.environ.setdefault("MUJOCO_GL", "egl")
-        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
-
-
-def _writer(video: Path, fps: int) -> Any:
-    if video.suffix != ".mp4":
-        raise ValueError(f"video: {video} must end in .mp4")
-    try:
-        import imageio
-        import imageio_ffmpeg  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise ValueError(f"video: needs {error.name}; pip install 'lockstep-rl[video]'") from None
-    video.parent.mkdir(parents=True, exist_ok=True)
-    return imageio.get_writer(video, fps=fps, macro_block_size=2)
-
-
 def play(
     policy: Policy, video: Path | None, episodes: int = 1, seed: int | None = None, deterministic: bool = True
 ) -> list[float]:
@@ -126,60 +109,16 @@ def play(
         ValueError: the environment can't be rendered here, or what a video needs isn't installed.
     """
     config = policy.config
-    _prepare_rendering(_has_screen())
-    env = _drawn_environment(config.env, "rgb_array" if video else "human")
-    writer = _writer(video, int(env.metadata.get("render_fps") or 30)) if video else None
+    prepare_rendering(has_screen())
+    env = drawn_environment(config.env, "rgb_array" if video else "human")
+    writer = video_writer(video, frames_per_second(env)) if video else None
     returns = []
     try:
         for episode in range(episodes):
             start = keyed_seed(config.seed if seed is None else seed, "eval", episode)
-            returns.append(_play_episode(env, policy, writer, start, deterministic))
+            returns.append(play_episode(env, policy, writer, start, deterministic))
     finally:
         if writer is not None:
             writer.close()
         env.close()
     return returns
-
-
-def _drawn_environment(config: EnvConfig, mode: str) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Gymnasium warns of the mode that the error below names
-        try:
-            return make_environment(config, render_mode=mode)
-        except ValueError as error:
-            if "render_mode" not in str(error):
-                raise
-            raise ValueError(f"{config.id} can't be drawn: it takes no render_mode={mode!r}") from None
-
-
-def _play_episode(env: Any, policy: Policy, writer: Any, seed: int, deterministic: bool) -> float:
-    """One episode, drawn before every step; its return."""
-    name, where, total, steps, over = policy.config.env.id, "reset", 0.0, 0, False
-    try:
-        observation, _ = env.reset(seed=seed)
-        where = "step"
-        while not over and steps < policy.config.eval.max_steps:
-            if writer is not None:
-                writer.append_data(_frame(env))
-            observation, reward, terminated, truncated, _ = env.step(policy(observation, deterministic))
-            total, steps, over = total + float(reward), steps + 1, terminated or truncated
-    except (ValueError, OSError):
-        raise
-    except Exception as error:
-        raise environment_failure(f"environment {name}", where, error) from error
-    return total
-
-
-def _frame(env: Any) -> Any:
-    try:
-        frame = env.render()
-    except Exception as error:
-        hint = (
-            "; on a machine without a screen MUJOCO_GL=egl or MUJOCO_GL=osmesa may help"
-            if "mujoco" in str(env.spec.entry_point)
-            else ""
-        )
-        raise ValueError(f"{env.spec.id} can't be rendered here: {type(error).__name__}: {error}{hint}") from None
-    if frame is None:
-        raise ValueError(f"{env.spec.id} gives no picture in render mode rgb_array")
-    return frame

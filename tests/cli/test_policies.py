@@ -155,3 +155,11 @@ def test_policies_are_found_by_name_by_path_and_by_checkpoint(trained, monkeypat
         load_policy(run.path, "99")
     with pytest.raises(ValueError, match="neither missing nor runs/missing is a run directory"):
         load_policy("missing")
+
+
+def test_an_evaluation_has_a_success_rate_where_the_environment_knows(trained, capsys):
+    push = trained("lockstep/PushCube-v0", *SMALL, "--env.max-episode-steps", 6)
+    assert evaluation(push, capsys, "--episodes", "3")["success_rate"] in (0.0, 1 / 3, 2 / 3, 1.0)
+    assert main(["eval", str(push.path), "--episodes", "3"]) == 0
+    assert re.search(r"length \d\.\d, success rate \d+%\n$", capsys.readouterr().out)
+    assert "success_rate" not in evaluation(trained(*CARTPOLE), capsys, "--episodes", "3")

@@ -56,7 +56,8 @@ def test_stopped_on_two_ranks_and_resumed_on_others(trained, tmp_path, nproc):
     assert stopped.summary["status"] == "stopped at step"
     assert csv_steps(stopped.path) == STEPS[:4]
     assert f"--resume {stopped.path.relative_to(stopped.path.parents[1])}" in stopped.ended.stdout
-    resumed = resume(copy_of(stopped, tmp_path / "run"), "--nproc", nproc, "--proof.interval", 1)
+    words = ("--nproc", nproc, "--proof.interval", 1, "--collectives", "backend")
+    resumed = resume(copy_of(stopped, tmp_path / "run"), *words)
     same(trained(*EVALUATED), resumed)
     assert resumed.summary["status"] == "finished"
     assert resumed.summary["world_size"] == nproc

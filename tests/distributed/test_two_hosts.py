@@ -56,11 +56,11 @@ def hosts() -> Iterator[list[tuple[str, str]]]:
             subprocess.run(["ip", "netns", "del", namespace], check=False, capture_output=True, timeout=20)
 
 
-def _start(number: int, namespace: str, interface: str, directory: Path) -> subprocess.Popen[str]:
+def _start(number: int, namespace: str, interface: str, directory: Path, *more: str) -> subprocess.Popen[str]:
     torchrun = ["-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(number), "--nproc-per-node", "1"]
     torchrun += ["--master-addr", ADDRESSES[0], "--master-port", "29477"]
     return subprocess.Popen(
-        ["ip", "netns", "exec", namespace, sys.executable, *torchrun, *ARGUMENTS, "--name", "two"],
+        ["ip", "netns", "exec", namespace, sys.executable, *torchrun, *ARGUMENTS, *more, "--name", "two"],
         cwd=directory,
         env=os.environ | {"GLOO_SOCKET_IFNAME": interface, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
@@ -84,4 +84,20 @@ def test_one_rank_on_each_of_two_hosts_gives_the_same_agent(hosts: list[tuple[st
     subprocess.run([sys.executable, *ARGUMENTS, "--name", "one", "--quiet"], cwd=tmp_path, check=True, timeout=120)
     two, one = _summary(tmp_path, "two"), _summary(tmp_path, "one")
     assert (two["world_size"], one["world_size"]) == (2, 1)
+    assert (two["collectives"], one["collectives"]) == ("gloo", "none")
     assert two["state_sha256"] == one["state_sha256"]
+
+
+def test_two_hosts_that_are_told_to_share_memory_say_that_they_cannot(
+    hosts: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    processes = [_start(number, *host, tmp_path, "--collectives", "shared") for number, host in enumerate(hosts)]
+    try:
+        outputs = [process.communicate(timeout=180)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert all(process.returncode for process in processes), outputs
+    said = [line for output in outputs for line in output.splitlines() if line.startswith("lockstep: error: ")]
+    (line,) = said
+    assert line.startswith("lockstep: error: collectives: shared can't be had: ranks run on several hosts")

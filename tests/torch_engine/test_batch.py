@@ -58,6 +58,7 @@ def made_rollout(config: Config, plan: ShardPlan, ends: dict[tuple[int, int], st
         rewards=rng.normal(size=shape),
         terminated=kinds == "terminated",
         truncated=kinds == "truncated",
+        successes=np.zeros(shape, np.int8),
         final={where: rng.normal(size=size).astype(np.float32) for where in sorted(truncated)},
     )
     return part_of(whole, plan)

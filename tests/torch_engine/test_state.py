@@ -160,12 +160,12 @@ def test_counters_survive_json_exactly():
     config = small_config()
     state, fresh = stepped(config), small_state(config, described())
     state.iteration, state.global_step, state.learning_rate = 7, 2**40, 0.1 + 0.2
-    state.recent.extend(np.array([[0.0, 1.0, 1 / 3, 12.0], [2.0, 0.0, -1e-17, 3.0]]))
+    state.recent.extend(np.array([[0.0, 1.0, 1 / 3, 12.0, 1.0], [2.0, 0.0, -1e-17, 3.0, 0.0]]))
     load_counters(fresh, json.loads(json.dumps(counters(state))))
     assert counters(fresh) == counters(state)
     assert (fresh.iteration, fresh.global_step, fresh.optimizer_steps) == (7, 2**40, 3)
     assert fresh.learning_rate == 0.1 + 0.2
-    assert list(fresh.recent.window) == [(1 / 3, 12), (-1e-17, 3)]
+    assert list(fresh.recent.window) == [(1 / 3, 12, 1), (-1e-17, 3, 0)]
     assert counters(fresh) != counters(small_state(config, described()))
 
 

@@ -19,10 +19,10 @@ from small_runs import (
 from lockstep.config import Config
 from lockstep.normalizers import shard_moments
 from lockstep.shards import ShardPlan
+from lockstep.torch_engine.clock import Laps, RankTimes
 from lockstep.torch_engine.distributed import Communicator
 from lockstep.torch_engine.rollout import Rollout
 from lockstep.torch_engine.statistics import (
-    Clock,
     Shared,
     initial_statistics,
     merge_normalizers,
@@ -95,7 +95,9 @@ def test_first_statistics_are_those_of_all_random_steps_and_leave_no_return_runn
     assert len({result for world_size in (1, 2, 4) for result in run_ranks(config, world_size, rank)}) == 1
 
 
-EPISODES = np.array([[0, 1, 5.0, 10], [0, 6, 7.0, 20], [1, 0, -1.0, 3], [1, 1, 2.0, 2], [3, 5, 4.0, 9]])
+EPISODES = np.array(
+    [[0, 1, 5.0, 10, 1], [0, 6, 7.0, 20, -1], [1, 0, -1.0, 3, 0], [1, 1, 2.0, 2, 1], [3, 5, 4.0, 9, -1]]
+)
 
 
 def of_plan(episodes: np.ndarray, plan: ShardPlan) -> np.ndarray:
@@ -129,7 +131,7 @@ def test_every_rank_learns_of_all_episodes(episodes):
 
     def rank(plan: ShardPlan, communicator: Communicator) -> np.ndarray:
         most = 3 if len(episodes) else 0
-        return share_metrics(of_plan(episodes, plan), most, Clock(), config, plan, communicator)[0]
+        return share_metrics(of_plan(episodes, plan), most, Laps(), [], plan, communicator)[0]
 
     for world_size in (1, 2, 4):
         for gathered in run_ranks(config, world_size, rank):
@@ -138,30 +140,49 @@ def test_every_rank_learns_of_all_episodes(episodes):
 
 def test_times_by_hand():
     # Two ranks, two collectives: 1 s and 2 s on rank 0, 3 s and 1 s on rank 1. Even the last to arrive spent
-    # 1 + 1 = 2 s inside; on average they spent 2 + 1.5 s, so 1.5 s were spent waiting.
+    # 1 + 1 = 2 s inside; rank 0 spent 3 - 2 = 1 s more, waiting, and rank 1 4 - 2 = 2 s.
     config = small_config()
 
-    def rank(plan: ShardPlan, communicator: Communicator) -> dict[str, float]:
-        communicator.durations = [[1.0, 2.0], [3.0, 1.0]][plan.rank]
-        clock = [Clock(rollout=4.0, learn=10.0, other=0.0), Clock(rollout=6.0, learn=10.0, other=1.0)][plan.rank]
-        return share_metrics(EPISODES[:0], 0, clock, config, plan, communicator)[1]
+    def rank(plan: ShardPlan, communicator: Communicator) -> RankTimes:
+        laps = [
+            Laps(rollout=4.0, learn=7.0, other=0.0, total=14.0, ended=99.0, bytes=80, peak_memory_mb=300.0),
+            Laps(rollout=6.0, learn=3.0, other=1.0, total=14.5, ended=98.0, bytes=80, peak_memory_mb=200.0),
+        ]
+        durations = [[1.0, 2.0], [3.0, 1.0]]
+        return share_metrics(of_plan(EPISODES, plan), 3, laps[plan.rank], durations[plan.rank], plan, communicator)[1]
 
     first, second = run_ranks(config, 2, rank)
     assert first == second
-    assert first == pytest.approx(
+    assert first.metrics(32) == pytest.approx(
         {
             "time/t_rollout": 5.0,
             "time/t_comm": 2.0,
             "time/t_wait": 1.5,
-            "time/t_learn": 6.5,
+            "time/t_learn": 5.0,
             "time/t_other": 0.5,
-            "time/t_iter": 15.5,
-            "time/global_fps": 32 / 15.5,
+            "time/t_iter": 14.25,
+            "time/global_fps": 32 / 14.25,
         }
     )
+    assert first.by_rank(7, 32) == {
+        "iteration": 7,
+        "steps": 32,
+        "ended": 99.0,
+        "collectives": 2,
+        "t_iter": [14.0, 14.5],
+        "t_rollout": [4.0, 6.0],
+        "t_learn": [7.0, 3.0],
+        "t_comm": [2.0, 2.0],
+        "t_wait": [1.0, 2.0],
+        "t_other": [0.0, 1.0],
+        "bytes": [80, 80],
+        "peak_memory_mb": [300.0, 200.0],
+        "peak_gpu_memory_mb": [0.0, 0.0],
+    }
 
 
 def test_a_single_rank_spends_no_time_on_others():
     config = small_config()
-    _, times = share_metrics(EPISODES, 3, Clock(1.0, 2.0, 1.0), config, plan_of(config), alone(config))
+    laps = Laps(rollout=1.0, learn=2.0, other=1.0, total=4.0)
+    times = share_metrics(EPISODES, 3, laps, [], plan_of(config), alone(config))[1].metrics(32)
     assert (times["time/t_comm"], times["time/t_wait"], times["time/global_fps"]) == (0.0, 0.0, 8.0)

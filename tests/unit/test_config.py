@@ -189,6 +189,14 @@ def test_nccl_on_a_cpu():
     assert resolve(Config(backend="gloo")).backend == "gloo"
 
 
+def test_shared_memory_and_tensors_that_stay_on_the_gpu():
+    text = complaint(resolve, Config(collectives="shared", device="cuda"))
+    assert text.startswith("collectives: shared, but backend auto")
+    assert "gloo" in text
+    assert resolve(Config(collectives="shared", device="cuda", backend="gloo")).collectives == "shared"
+    assert resolve(Config(collectives="shared")).collectives == "shared"
+
+
 def test_empty_layers_and_decay_rates_out_of_range():
     text = complaint(resolve, Config(network=NetworkConfig(hidden_sizes=(64, 0))))
     assert text.startswith("network.hidden_sizes: [64, 0]")

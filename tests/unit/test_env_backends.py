@@ -272,3 +272,44 @@ def test_a_watchdog_says_who_hangs_and_only_while_somebody_is_being_waited_for()
     assert not threading.Event().wait(0.05)
     calm.close()
     assert said == ["environment 4 hangs"]
+
+
+# --- Successes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_an_environment_says_of_its_task_arrives(workers):
+    envs = begin(make({"id": "telling:Telling-v0", "workers": workers}))
+    try:
+        ones = np.arange(8) % 5  # of the six steps of an episode
+        left = played(envs, np.arange(6)[:, None] < ones)
+        np.testing.assert_array_equal(left.successes, np.where(np.cumsum(left.actions, 0) >= 3, 1, -1))
+        assert left.successes.dtype == np.int8
+        np.testing.assert_array_equal(left.successes[-1], np.where(ones >= 3, 1, -1))
+        assert left.terminated[-1].all()
+    finally:
+        envs.close()
+
+
+@pytest.mark.parametrize("name", ["is_success", "success", "solved"])
+@pytest.mark.parametrize("form", ["bool", "numpy", "float", "array", "text", None])
+def test_a_success_has_two_names_and_is_a_number(name, form):
+    envs = begin(make({"id": "telling:Telling-v0", "kwargs": {"name": name, "form": form}}, range(2)))
+    left = played(envs, np.array([[1, 0]] * 6))
+    said = name != "solved" and form not in ("text", None)
+    assert left.successes[-1].tolist() == ([1, -1] if said else [0, 0])
+
+
+def test_array_environments_say_it_where_they_know():
+    push = begin(make({"id": "lockstep/PushCube-v0"}, range(4)))
+    state: dict[str, np.ndarray] = push._state  # pyright: ignore[reportAttributeAccessIssue]
+    state["goal_x"][1], state["goal_y"][1] = state["cube_x"][1] + 0.01, state["cube_y"][1]
+    push.step()
+    assert push.buffers.successes.tolist() == [-1, 1, -1, -1]
+    assert push.buffers.terminated.tolist() == [False, True, False, False]
+    assert push.buffers.episodes.tolist() == [0, 1, 0, 0]
+    push.step()
+    assert push.buffers.successes.tolist() == [-1] * 4  # of the next episode
+    cartpole = begin(make(CONFIGS["arrays"]))
+    cartpole.step()
+    assert not cartpole.buffers.successes.any()

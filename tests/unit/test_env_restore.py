@@ -76,7 +76,7 @@ class Rank:
             left.append(b"".join(part.tobytes() for part in parts))
         actions, observations, rewards, done = (np.stack(column) for column in columns.values())
         self.replay.extend(actions, row_hashes(observations, rewards), done)
-        self.counter.finished(rewards, done, ids)
+        self.counter.finished(rewards, done, ids, np.zeros(done.shape, np.int8))
         self.discounted = np.where(done[-1], 0.0, rewards.sum(0))
         return left
 

@@ -220,13 +220,16 @@ def use_every_writer(run):
     run.lock()
     run.write_config(CONFIG)
     run.write_summary({"final_return": 1.0})
-    trackers = run.open_trackers(LogConfig(jsonl=str(run.path / "second.jsonl")))
+    trackers = run.open_trackers(Config(log=LogConfig(jsonl=str(run.path / "second.jsonl"))))
     trackers.log(record(1))
     trackers.text("config", "text")
     trackers.close()
     fingerprints = run.open_fingerprints()
     fingerprints.log({"iteration": 1})
     fingerprints.close()
+    timing = run.open_timing()
+    timing.log({"iteration": 1, "t_wait": [0.5, 0.0]})
+    timing.close()
     checkpoints = run.open_checkpoints(CheckpointConfig())
     checkpoints.save(1, FILES, None)
     checkpoints.wait()
@@ -245,7 +248,15 @@ def test_only_the_writer_writes(tmp_path, capsys):
     use_every_writer(RunDirectory(path, is_writer=True, quiet=True))
     assert capsys.readouterr().err == "lockstep: warning: something\n"
     written = everything_in(path)
-    for name in ("summary.json", "metrics.jsonl", "metrics.csv", "second.jsonl", "fingerprints.jsonl", "tensorboard"):
+    for name in (
+        "summary.json",
+        "metrics.jsonl",
+        "metrics.csv",
+        "second.jsonl",
+        "fingerprints.jsonl",
+        "timing.jsonl",
+        "tensorboard",
+    ):
         assert name in written
     assert "checkpoints/step_1/manifest.json" in written
     assert not any(name.endswith(".tmp") or name == ".lock" for name in written)
@@ -262,7 +273,7 @@ def test_a_rank_that_does_not_write_needs_no_directory(tmp_path):
 
 def test_trackers_are_those_that_the_config_asks_for(tmp_path):
     path = create(tmp_path)
-    trackers = RunDirectory(path).open_trackers(LogConfig(tensorboard=False))
+    trackers = RunDirectory(path).open_trackers(Config(log=LogConfig(tensorboard=False)))
     trackers.log(record(1))
     trackers.close()
     assert everything_in(path) == ["config.json", "metrics.csv", "metrics.jsonl"]
@@ -281,14 +292,18 @@ def test_summary_and_config_replace_the_ones_before(tmp_path):
 def test_logs_are_cut_to_the_checkpoint(tmp_path):
     run = RunDirectory(create(tmp_path))
     log = LogConfig(jsonl=str(tmp_path / "second.jsonl"), tensorboard=False)
-    trackers, fingerprints = run.open_trackers(log), run.open_fingerprints()
+    trackers, fingerprints = run.open_trackers(Config(log=log)), run.open_fingerprints()
+    timing = run.open_timing()
     for iteration in range(1, 6):
         trackers.log(record(iteration))
         fingerprints.log({"iteration": iteration, "policy/w": iteration})
+        timing.log({"iteration": iteration, "t_wait": [0.5, 0.0]})
     trackers.close()
     fingerprints.close()
+    timing.close()
     run.cut_after(3, 30, log)
-    for file in (run.path / "metrics.jsonl", run.path / "fingerprints.jsonl", tmp_path / "second.jsonl"):
+    own = [run.path / f"{name}.jsonl" for name in ("metrics", "fingerprints", "timing")]
+    for file in (*own, tmp_path / "second.jsonl"):
         assert [json.loads(line)["iteration"] for line in file.read_text().splitlines()] == [1, 2, 3], file
     assert len((run.path / "metrics.csv").read_text().splitlines()) == 1 + 3
     run.cut_after(3, 30, log)

@@ -13,7 +13,10 @@ from lockstep.evaluation import run_episodes, summarize
 
 
 class Countdown(HostEnvs):
-    """Environment ``e`` pays 10 to the power ``e`` a step and ends after ``lengths[e]`` steps, then begins again."""
+    """Environment ``e`` pays 10 to the power ``e`` a step and ends after ``lengths[e]`` steps, then begins again.
+
+    It says at the end of an episode that it succeeded if that was 5 steps long, and nothing before.
+    """
 
     def __init__(self, lengths: list[int], end: str = "terminated") -> None:
         description = EnvDescription("Countdown-v0", (1,), True, 2)
@@ -34,6 +37,7 @@ class Countdown(HostEnvs):
         ended = self._left == 0
         self.buffers.rewards[:] = np.where(self.buffers.actions == 1, 10.0 ** np.arange(self.num_envs), 0.0)
         getattr(self.buffers, self._end)[:] = ended
+        self.buffers.successes[:] = np.where(ended, np.where(self._lengths >= 5, 1, -1), 0)
         self._left = np.where(ended, self._lengths, self._left)
         self.buffers.observations[:, 0] = self._left
 
@@ -51,13 +55,13 @@ def always(action: int):
 @pytest.mark.parametrize("end", ["terminated", "truncated"])
 def test_each_episode_is_counted_to_its_own_end_and_no_further(end):
     envs = Countdown([1, 3, 5], end)
-    assert run_episodes(envs, always(1), 100).tolist() == [[1, 1], [30, 3], [500, 5]]
+    assert run_episodes(envs, always(1), 100).tolist() == [[1, 1, -1], [30, 3, -1], [500, 5, 1]]
     assert envs.steps == 5  # until the longest has ended
 
 
 def test_longer_episodes_are_cut():
     envs = Countdown([1, 3, 5])
-    assert run_episodes(envs, always(1), 2).tolist() == [[1, 1], [20, 2], [200, 2]]
+    assert run_episodes(envs, always(1), 2).tolist() == [[1, 1, -1], [20, 2, 0], [200, 2, 0]]
     assert envs.steps == 2
 
 
@@ -68,7 +72,7 @@ def test_the_policy_decides_and_sees_the_current_observations():
         seen.append(observations[:, 0].tolist())
         return (observations[:, 0] == 2).astype(int)
 
-    assert run_episodes(envs, act, 100).tolist() == [[1, 2], [10, 3]]
+    assert run_episodes(envs, act, 100).tolist() == [[1, 2, -1], [10, 3, -1]]
     assert seen == [[2, 3], [1, 2], [2, 1]]
 
 
@@ -95,7 +99,7 @@ def test_an_evaluation_can_be_repeated_and_belongs_to_a_seed(env_id):
 
 def test_summary_by_hand():
     # Returns 1, 2, 6: mean 3, population variance (4 + 1 + 9) / 3.
-    summary = summarize(np.array([[1.0, 10.0], [2.0, 20.0], [6.0, 60.0]]))
+    summary = summarize(np.array([[1.0, 10.0, 0.0], [2.0, 20.0, 0.0], [6.0, 60.0, 0.0]]))
     assert summary == {
         "episodes": 3,
         "return_mean": 3.0,
@@ -104,3 +108,9 @@ def test_summary_by_hand():
         "return_max": 6.0,
         "length_mean": 30.0,
     }
+
+
+def test_the_success_rate_is_of_the_episodes_that_say():
+    episodes = np.array([[1.0, 10.0, 1.0], [2.0, 20.0, -1.0], [6.0, 60.0, -1.0], [6.0, 60.0, 0.0]])
+    assert summarize(episodes)["success_rate"] == pytest.approx(1 / 3)
+    assert "success_rate" not in summarize(episodes[3:])

@@ -162,7 +162,7 @@ def test_a_tracker_that_cannot_start_stops_the_run_and_closes_the_others(tmp_pat
 
 
 def test_an_unknown_tracker_is_refused_with_those_there_are(tmp_path):
-    with pytest.raises(ValueError, match=r"tracker tensorbord cannot start: .* choose from tensorboard"):
+    with pytest.raises(ValueError, match=r"tracker tensorbord cannot start: .* choose from mlflow, tensorboard, "):
         RunTrackers(tmp_path, names=("tensorbord",))
 
 

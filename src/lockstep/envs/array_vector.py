@@ -83,6 +83,9 @@ class ArrayEnvs(HostEnvs):
         b.terminated[:] = terminated
         b.truncated[:] = self._elapsed >= self._limit
         b.observations[:] = self._flat(observation)
+        success = self._env.success(np, state)
+        if success is not None:
+            b.successes[:] = np.where(success, 1, -1)
         self._state = state
         rows = np.flatnonzero(b.terminated | b.truncated)
         if rows.size:

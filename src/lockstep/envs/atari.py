@@ -7,7 +7,7 @@ import importlib.util
 
 import gymnasium
 
-from lockstep.presets import ATARI_IDS
+from lockstep.presets import ATARI_ID
 
 
 def register_atari(env_id: str) -> None:
@@ -16,7 +16,7 @@ def register_atari(env_id: str) -> None:
     Raises:
         ValueError: ale-py, which emulates them, isn't installed.
     """
-    if ATARI_IDS.match(env_id) is None:
+    if ATARI_ID.fullmatch(env_id) is None:
         return
     if importlib.util.find_spec("ale_py") is None:
         raise ValueError(f"env.id: {env_id} needs ale-py, which isn't installed; pip install 'lockstep-rl[atari]'")

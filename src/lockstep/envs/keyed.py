@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,39 @@ def environment_failure(name: str, where: str, error: BaseException) -> Environm
     return EnvironmentFailureError(f"{name} raised in {where}: {type(error).__name__}: {text}{at}")
 
 
+def stated_success(info: Mapping[str, Any]) -> int:
+    """What an environment's info says of its task: 1 solved, -1 not solved, 0 nothing.
+
+    ``is_success`` (Gymnasium-Robotics, Stable-Baselines3) goes before ``success`` (Meta-World, ManiSkill). What is no
+    single number or bool says nothing.
+    """
+    for name in ("is_success", "success"):
+        if name in info:
+            value = np.asarray(info[name])
+            if value.size == 1 and value.dtype.kind in "biuf":
+                return 1 if value.item() > 0.5 else -1
+    return 0
+
+
+def stated_mask(env: gymnasium.Env, info: Mapping[str, Any], source: str) -> np.ndarray | None:
+    """Which actions are allowed, where that comes apart from the observation; for several indices one after another.
+
+    Args:
+        env: asked for its ``action_masks()`` if the source is ``method``.
+        info: of the last step or reset, for the source ``info``.
+        source: see there; ``""``: there is no mask.
+    """
+    if not source:
+        return None
+    if source == "method":
+        mask = env.get_wrapper_attr("action_masks")()
+    elif MASK in info:
+        mask = info[MASK]
+    else:
+        raise ValueError(f"env.action_mask is 'info', but info has no {MASK!r}; it has {sorted(info)}")
+    return np.concatenate([np.ravel(part) for part in mask]) if isinstance(mask, tuple | list) else np.ravel(mask)
+
+
 class KeyedEnv:
     """A Gymnasium environment with keyed resets, observations as rows and bounded actions.
 
@@ -45,6 +79,7 @@ class KeyedEnv:
 
     Attributes:
         lost: whether the last step lost a life that ends an episode for the learner, while the game goes on.
+        success: whether the last step left the task solved, see :func:`stated_success`.
     """
 
     def __init__(
@@ -64,6 +99,7 @@ class KeyedEnv:
         self._env = make_environment(config)
         self._wrapped = stateful(config)
         self.lost = False
+        self.success = 0
 
     def _failure(self, where: str, error: BaseException) -> EnvironmentFailureError:
         return environment_failure(f"environment {self.env_id} ({self._description.id})", where, error)
@@ -79,20 +115,9 @@ class KeyedEnv:
             raise self._failure("reset", error) from error
 
     def _row(self, observation: Any, info: dict[str, Any]) -> np.ndarray:
-        return self._description.observation.encode(observation, self._mask(info))
-
-    def _mask(self, info: dict[str, Any]) -> Any:
-        """The action mask that comes apart from the observation; for several indices their masks one after another."""
-        source = self._description.mask_from
-        if not source:
-            return None
-        if source == "method":
-            mask = self._env.get_wrapper_attr("action_masks")()
-        elif MASK in info:
-            mask = info[MASK]
-        else:
-            raise ValueError(f"env.action_mask is 'info', but info has no {MASK!r}; it has {sorted(info)}")
-        return np.concatenate([np.ravel(part) for part in mask]) if isinstance(mask, tuple | list) else np.ravel(mask)
+        return self._description.observation.encode(
+            observation, stated_mask(self._env, info, self._description.mask_from)
+        )
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool]:
         """One step.
@@ -108,6 +133,7 @@ class KeyedEnv:
             native = self._description.action.native(action)
             observation, reward, terminated, truncated, info = self._env.step(native)
             self.lost = bool(info.get(LIFE_LOST))
+            self.success = stated_success(info)
             return self._row(observation, info), float(reward), bool(terminated), bool(truncated)
         except (Exception, SystemExit) as error:
             raise self._failure("step", error) from error

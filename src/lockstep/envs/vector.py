@@ -26,10 +26,11 @@ class Buffers:
 
     ``actions`` int64 ``[E]`` or ``[E, indices]``, or float32 ``[E, components]``; ``observations`` and
     ``final_observations`` rows ``[E, width]`` (:class:`lockstep.spaces.ObservationLayout`); ``rewards``
-    float64 ``[E]``; ``terminated``, ``truncated`` bool ``[E]``; ``episodes`` int64 ``[E]``, the index of each
-    environment's live episode; ``stepping`` int64 ``[1 or workers]``, who is being stepped now, and
-    ``heartbeats`` likewise, counted up at each step and reset; ``lost`` bool ``[E]``, where a life was lost: for the
-    learner that terminates an episode, while the game, its score and its replay go on. Rewards are the environment's.
+    float64 ``[E]``; ``terminated``, ``truncated`` bool ``[E]``; ``successes`` int8 ``[E]``, 1 where the step left the
+    task solved, -1 where it didn't, 0 where the environment doesn't say; ``episodes`` int64 ``[E]``, the index of each
+    environment's live episode; ``stepping`` int64 ``[1 or workers]``, who is being stepped now, and ``heartbeats``
+    likewise, counted up at each step and reset; ``lost`` bool ``[E]``, where a life was lost: for the learner that
+    terminates an episode, while the game, its score and its replay go on. Rewards are the environment's own.
     A row of ``final_observations`` is valid where the step ended an episode; ``observations`` then holds the first
     observation of the next one.
     """
@@ -40,6 +41,7 @@ class Buffers:
     rewards: np.ndarray
     terminated: np.ndarray
     truncated: np.ndarray
+    successes: np.ndarray
     episodes: np.ndarray
     stepping: np.ndarray
     heartbeats: np.ndarray
@@ -56,6 +58,7 @@ def buffer_layout(description: EnvDescription, num_envs: int, slots: int) -> dic
         "rewards": ((num_envs,), np.float64),
         "terminated": ((num_envs,), np.bool_),
         "truncated": ((num_envs,), np.bool_),
+        "successes": ((num_envs,), np.int8),
         "episodes": ((num_envs,), np.int64),
         "stepping": ((slots,), np.int64),
         "heartbeats": ((slots,), np.int64),
@@ -123,6 +126,7 @@ def step_envs(envs: Sequence[KeyedEnv], buffers: Buffers, first: int, slot: int)
         buffers.terminated[row] = terminated
         buffers.truncated[row] = truncated
         buffers.lost[row] = env.lost
+        buffers.successes[row] = env.success
         if terminated or truncated:
             buffers.final_observations[row] = observation
             buffers.episodes[row] += 1

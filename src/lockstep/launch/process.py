@@ -15,13 +15,20 @@ from lockstep.topology import error_file, started_by_lockstep
 
 EXIT_USER_ERROR = 2
 EXIT_FAILURE = 1
+ERROR_PREFIX = "lockstep: error: "
 
 
-def end_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent dies (Linux; elsewhere a closed pipe must do)."""
+def end_with_parent(parent: int | None = None) -> None:
+    """Ask the kernel to kill this process when its parent dies (Linux; elsewhere a closed pipe must do).
+
+    Args:
+        parent: its process id, if known: one that died before we could ask is noticed then.
+    """
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if parent is not None and os.getppid() != parent:
+        os._exit(EXIT_FAILURE)
 
 
 def report_failure(message: str, *, secondary: bool = False) -> None:
@@ -36,7 +43,7 @@ def report_failure(message: str, *, secondary: bool = False) -> None:
         extra = {"timestamp": str(int(time.time())), "secondary": secondary}
         path.write_text(json.dumps({"message": {"message": message, "extraInfo": extra}}))
     if path is None or not (secondary or started_by_lockstep()):
-        print(f"lockstep: error: {message}", file=sys.stderr, flush=True)
+        print(f"{ERROR_PREFIX}{message}", file=sys.stderr, flush=True)
 
 
 def read_failure(path: str | None) -> tuple[str, bool] | None:
@@ -49,6 +56,12 @@ def read_failure(path: str | None) -> tuple[str, bool] | None:
     if isinstance(message, dict):
         return str(message.get("message", "")), bool(message.get("extraInfo", {}).get("secondary", False))
     return str(message), False
+
+
+def said_error(stderr: str, code: int) -> str:
+    """Why a ``lockstep`` command failed, from its standard error and exit status, in one line where it said one."""
+    said = [line for line in stderr.splitlines() if line.startswith(ERROR_PREFIX)]
+    return (said[-1].removeprefix(ERROR_PREFIX) if said else stderr.strip()[-500:]) or f"exit status {code}"
 
 
 def fail_now(message: str) -> NoReturn:

@@ -24,13 +24,14 @@ from lockstep.runs.directory import (
     is_writer,
     open_run,
 )
+from lockstep.runs.trackers import check_trackers
 from lockstep.shards import world_sizes
 from lockstep.topology import Topology, available_cores, from_environment
 
 STOPPED_BY_SIGNAL = (130, 143)
 
 # Settings that a resumed run may change: they don't decide the agent's bytes up to total_steps.
-CHANGEABLE = ("total_steps", "checkpoint.", "eval.", "log.", "proof.", "env.workers", "env.timeout")
+CHANGEABLE = ("total_steps", "checkpoint.", "eval.", "log.", "proof.", "env.workers", "env.timeout", "collectives")
 
 
 def _differences(a: dict[str, Any], b: dict[str, Any], prefix: str = "") -> list[tuple[str, Any, Any]]:
@@ -80,6 +81,17 @@ def _check_machine(config: Config, ranks_here: int) -> None:
     if config.device == "cuda":
         engine_module(config.engine).check_device(config.device, ranks_here)
     describe(config.env)
+
+
+def _check_company(config: Config, writer: bool) -> None:
+    """What the rank that writes needs beside the run itself: trackers' packages, pictures of the environment."""
+    if not writer:
+        return
+    check_trackers(config.log)
+    if config.eval.record_video:
+        from lockstep.videos import check_video
+
+        check_video(config.env)
 
 
 def _check_options(options: RunOptions, config: Config) -> None:
@@ -136,7 +148,10 @@ def _prepare(request: Request, topology: Topology) -> tuple[Assignment, RunDirec
     config = resolve(config, nproc)
     if per_rank is not None and writer and not options.quiet:
         print(f"num_envs_per_rank {per_rank} on {nproc} ranks: num_envs {config.num_envs}; other ranks, another run")
+    if request.note is not None and path is None and writer and not options.quiet:
+        print(request.note)
     _check_options(options, config)
+    _check_company(config, writer)
     _check_machine(config, topology.local_world_size if topology.launched else nproc)
     run, which = _open_directory(request, config, path, which, writer)
     return Assignment(config, run.path, options, which), run, nproc

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from lockstep.command_parser import CommandParser
 from lockstep.config import Config, RunOptions, resolve
 from lockstep.config_sources import parse_arguments, read_request
 from lockstep.envs.description import describe
-from lockstep.launch.process import EXIT_FAILURE, end_with_parent
+from lockstep.launch.process import EXIT_FAILURE, end_with_parent, said_error
 from lockstep.runs.directory import FINGERPRINTS
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.topology import LAUNCHER_VARIABLE
@@ -63,13 +64,14 @@ def run_trace(config: Config, world_size: int, iterations: int, directory: Path)
     command += ["--runs-dir", str(directory), "--stop-at-step", str(iterations * config.steps_per_iteration), "--quiet"]
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", LAUNCHER_VARIABLE)}
     done = subprocess.run(
-        command, capture_output=True, text=True, env=environment, check=False, preexec_fn=end_with_parent
+        command,
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+        preexec_fn=partial(end_with_parent, os.getpid()),
     )
-    error = None
-    if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.startswith("lockstep: error: ")]
-        error = said[-1].removeprefix("lockstep: error: ") if said else done.stderr.strip()[-500:]
-        error = error or f"exit status {done.returncode}"
+    error = said_error(done.stderr, done.returncode) if done.returncode else None
     metrics = [
         {k: v for k, v in record.items() if not k.startswith("time/")}
         for record in _lines(directory / name / METRICS_JSONL)

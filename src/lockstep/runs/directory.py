@@ -17,6 +17,7 @@ from typing import IO, Any
 from lockstep.config import CheckpointConfig, Config, LogConfig
 from lockstep.runs.checkpoint import CheckpointWriter, NullCheckpointWriter, checkpoints_in, step_of
 from lockstep.runs.progress import NullProgress, Progress, make_progress
+from lockstep.runs.tracked_run import TRACKERS_JSON
 from lockstep.runs.tracker_jsonl import JsonlTracker, cut_jsonl
 from lockstep.runs.trackers import (
     METRICS_CSV,
@@ -24,14 +25,15 @@ from lockstep.runs.trackers import (
     TENSORBOARD,
     NullTrackers,
     RunTrackers,
-    TextTracker,
     cut_trackers,
+    wanted_trackers,
 )
 from lockstep.topology import Topology
 
 CONFIG, SUMMARY, CHECKPOINTS, FINGERPRINTS = "config.json", "summary.json", "checkpoints", "fingerprints.jsonl"
-LOCK = ".lock"
-OWN_NAMES = {CONFIG, SUMMARY, CHECKPOINTS, FINGERPRINTS, LOCK, METRICS_JSONL, METRICS_CSV, TENSORBOARD, "videos"}
+TIMING, LOCK, VIDEOS = "timing.jsonl", ".lock", "videos"
+OWN_NAMES = {CONFIG, SUMMARY, CHECKPOINTS, FINGERPRINTS, TIMING, LOCK, METRICS_JSONL, METRICS_CSV, TENSORBOARD, VIDEOS}
+OWN_NAMES |= {TRACKERS_JSON, "wandb"}
 
 
 @dataclass
@@ -85,12 +87,16 @@ class RunDirectory:
             self._lock.close()
             self._lock = None
 
-    def open_trackers(self, log: LogConfig) -> TextTracker:
+    def open_trackers(self, config: Config) -> RunTrackers | NullTrackers:
         """The trackers that a config asks for."""
         if not self.is_writer:
             return NullTrackers()
-        names = ("tensorboard",) if log.tensorboard else ()
-        return RunTrackers(self.path, names, Path(log.jsonl) if log.jsonl else None)
+        extra = Path(config.log.jsonl) if config.log.jsonl else None
+        return RunTrackers(self.path, wanted_trackers(config.log), extra, config=config)
+
+    def video_path(self, global_step: int) -> Path | None:
+        """Where the video of an evaluation belongs; None on the ranks that don't write."""
+        return self.path / VIDEOS / f"step_{global_step}.mp4" if self.is_writer else None
 
     def open_progress(self, total_steps: int) -> Progress:
         """The progress display."""
@@ -100,6 +106,10 @@ class RunDirectory:
         """``fingerprints.jsonl``: every tensor's fingerprint at each iteration."""
         return JsonlTracker(self.path / FINGERPRINTS) if self.is_writer else NullTrackers()
 
+    def open_timing(self) -> JsonlTracker | NullTrackers:
+        """``timing.jsonl``: each rank's times, bytes and memory at each iteration."""
+        return JsonlTracker(self.path / TIMING) if self.is_writer else NullTrackers()
+
     def open_checkpoints(self, config: CheckpointConfig) -> CheckpointWriter | NullCheckpointWriter:
         """The checkpoint writer."""
         if not self.is_writer:
@@ -108,15 +118,19 @@ class RunDirectory:
         return CheckpointWriter(self.checkpoints, config.keep_last, config.keep_best)
 
     def cut_after(self, iteration: int, global_step: int, log: LogConfig) -> None:
-        """Remove checkpoints and log lines after a point, so that the run that goes on from it has one future."""
+        """Remove checkpoints, videos and log lines after a point: the run that goes on from it has one future."""
         if not self.is_writer:
             return
         for path in checkpoints_in(self.checkpoints):
             if (step_of(path) or 0) > global_step:
                 shutil.rmtree(path, ignore_errors=True)
+        for path in (self.path / VIDEOS).glob("step_*.mp4"):
+            step = path.stem.removeprefix("step_")
+            if step.isdecimal() and int(step) > global_step:
+                path.unlink(missing_ok=True)
         cut_trackers(self.path, iteration, global_step, Path(log.jsonl) if log.jsonl else None)
-        if (self.path / FINGERPRINTS).exists():
-            cut_jsonl(self.path / FINGERPRINTS, iteration)
+        for name in (FINGERPRINTS, TIMING):
+            cut_jsonl(self.path / name, iteration)
 
     def warn(self, text: str) -> None:
         """One warning on standard error, quiet or not."""

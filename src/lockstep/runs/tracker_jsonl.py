@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +53,25 @@ def cut_jsonl(path: Path, last_iteration: int) -> None:
                 kept.write(line.rstrip(b"\n") + b"\n")
 
 
+def last_global_step_of(path: Path) -> int | None:
+    """``global_step`` of the last whole record, ``None`` when there is none."""
+    last = None
+    with path.open("rb") if path.is_file() else nullcontext([]) as lines:
+        for line in lines:
+            step = _integer(line, "global_step")
+            last = last if step is None else step
+    return last
+
+
 def _iteration(line: bytes) -> int | None:
     """The iteration of one line, ``None`` when the line is no whole record (half an object is never valid JSON)."""
+    return _integer(line, "iteration")
+
+
+def _integer(line: bytes, key: str) -> int | None:
     try:
         record = json.loads(line)
     except ValueError:
         return None
-    iteration = record.get("iteration") if isinstance(record, dict) else None
-    return iteration if isinstance(iteration, int) else None
+    value = record.get(key) if isinstance(record, dict) else None
+    return value if isinstance(value, int) else None

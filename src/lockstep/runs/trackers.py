@@ -6,14 +6,17 @@ A metrics record is a flat dict in a fixed order: ``iteration``, ``global_step``
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from lockstep.config import Config, LogConfig
+from lockstep.runs.tracked_run import TrackedRun, note_logged
 from lockstep.runs.tracker_csv import CsvTracker, cut_csv
-from lockstep.runs.tracker_jsonl import JsonlTracker, cut_jsonl
+from lockstep.runs.tracker_jsonl import JsonlTracker, cut_jsonl, last_global_step_of
 
 METRICS_JSONL = "metrics.jsonl"
 METRICS_CSV = "metrics.csv"
@@ -41,14 +44,74 @@ class TextTracker(Tracker, Protocol):
         ...
 
 
-def _tensorboard(directory: Path) -> Tracker:
+@runtime_checkable
+class VideoTracker(Tracker, Protocol):
+    """A tracker that takes videos too."""
+
+    def video(self, tag: str, path: Path, global_step: int) -> None:
+        """Keep the mp4 file ``path`` under ``tag`` at ``global_step``, before that step's record comes."""
+        ...
+
+
+@runtime_checkable
+class PlacedTracker(Tracker, Protocol):
+    """A tracker that says where to look, in one line."""
+
+    place: str
+
+
+def _tensorboard(run: TrackedRun) -> Tracker:
     from lockstep.runs.tracker_tensorboard import TensorBoardTracker  # 0.2 s to import: only where it is used
 
-    return TensorBoardTracker(directory / TENSORBOARD)
+    return TensorBoardTracker(run.directory / TENSORBOARD)
 
 
-OPTIONAL_TRACKERS: Mapping[str, Callable[[Path], Tracker]] = {"tensorboard": _tensorboard}
-"""Name of each optional tracker and how to open it in a run's directory."""
+def _wandb(run: TrackedRun) -> Tracker:
+    from lockstep.runs.tracker_wandb import WandbTracker
+
+    return WandbTracker(run)
+
+
+def _trackio(run: TrackedRun) -> Tracker:
+    from lockstep.runs.tracker_trackio import TrackioTracker
+
+    return TrackioTracker(run)
+
+
+def _mlflow(run: TrackedRun) -> Tracker:
+    from lockstep.runs.tracker_mlflow import MlflowTracker
+
+    return MlflowTracker(run)
+
+
+OPTIONAL_TRACKERS: Mapping[str, Callable[[TrackedRun], Tracker]] = {
+    "tensorboard": _tensorboard,
+    "wandb": _wandb,
+    "trackio": _trackio,
+    "mlflow": _mlflow,
+}
+"""Name of each optional tracker, also its key in the config's ``log``, and how to open it for a run."""
+
+EXTRAS = {"wandb": ("wandb",), "trackio": ("trackio",), "mlflow": ("mlflow", "sqlalchemy", "alembic")}
+"""Trackers that need an extra of their own name, and the modules that it brings."""
+
+
+def wanted_trackers(log: LogConfig) -> list[str]:
+    """Names of the optional trackers that a config asks for."""
+    return [name for name in OPTIONAL_TRACKERS if getattr(log, name)]
+
+
+def check_trackers(log: LogConfig) -> None:
+    """Make sure that what the trackers need is installed.
+
+    Raises:
+        ValueError: a package is missing; one line with the command that installs it.
+    """
+    for name in wanted_trackers(log):
+        for module in EXTRAS.get(name, ()):
+            spec = importlib.util.find_spec(module)
+            if spec is None or spec.origin is None:  # no origin: a mere folder, such as ./wandb
+                raise ValueError(f"log.{name}: needs the package {module}; pip install 'lockstep-rl[{name}]'")
 
 
 class RunTrackers:
@@ -63,6 +126,7 @@ class RunTrackers:
         names: the optional trackers wanted, keys of ``available``.
         extra_jsonl: path of a second ``metrics.jsonl``.
         available: optional trackers by name.
+        config: the run's, for the trackers that keep it.
 
     Raises:
         ValueError: a tracker cannot start; one line that names it and says why.
@@ -73,9 +137,11 @@ class RunTrackers:
         directory: Path,
         names: Iterable[str] = ("tensorboard",),
         extra_jsonl: Path | None = None,
-        available: Mapping[str, Callable[[Path], Tracker]] = OPTIONAL_TRACKERS,
+        available: Mapping[str, Callable[[TrackedRun], Tracker]] = OPTIONAL_TRACKERS,
+        config: Config | None = None,
     ) -> None:
         self._directory = directory
+        run = TrackedRun(directory, config or Config())
         self._required: dict[str, Tracker] = {}
         self._optional: dict[str, Tracker] = {}
         jsonl = directory / METRICS_JSONL
@@ -86,7 +152,7 @@ class RunTrackers:
             if extra_jsonl is not None:
                 self._optional["extra jsonl"] = _start("extra jsonl", lambda: _extra_jsonl(extra_jsonl, is_new))
             for name in names:
-                self._optional[name] = _start(name, lambda name=name: _lookup(name, available)(directory))
+                self._optional[name] = _start(name, lambda name=name: _lookup(name, available)(run))
         except ValueError:
             self.close()
             raise
@@ -108,6 +174,17 @@ class RunTrackers:
     def text(self, tag: str, text: str) -> None:
         """Hand ``text`` to the trackers that take text; for a new run only, or it stands there twice."""
         self._try_optional(lambda tracker: tracker.text(tag, text) if isinstance(tracker, TextTracker) else None)
+
+    def video(self, tag: str, path: Path, global_step: int) -> None:
+        """Hand an mp4 file to the trackers that take videos."""
+        self._try_optional(
+            lambda tracker: tracker.video(tag, path, global_step) if isinstance(tracker, VideoTracker) else None
+        )
+
+    def places(self) -> list[str]:
+        """Where to look at the trackers outside the run directory, a line each."""
+        placed = {name: tracker.place for name, tracker in self._optional.items() if isinstance(tracker, PlacedTracker)}
+        return [f"{name}: {place}" for name, place in placed.items()]
 
     def close(self) -> None:
         """Close every tracker; a second call does nothing.
@@ -149,6 +226,13 @@ class NullTrackers:
     def text(self, tag: str, text: str) -> None:
         """Do nothing."""
 
+    def video(self, tag: str, path: Path, global_step: int) -> None:
+        """Do nothing."""
+
+    def places(self) -> list[str]:
+        """Nowhere."""
+        return []
+
     def close(self) -> None:
         """Do nothing."""
 
@@ -165,6 +249,7 @@ def cut_trackers(directory: Path, last_iteration: int, last_global_step: int, ex
     Raises:
         ValueError: a file is damaged elsewhere than at its end.
     """
+    note_logged(directory, last_global_step_of(directory / METRICS_JSONL))
     cut_jsonl(directory / METRICS_JSONL, last_iteration)
     cut_csv(directory / METRICS_CSV, last_iteration)
     if extra_jsonl is not None:
@@ -182,7 +267,7 @@ def _start(name: str, open_tracker: Callable[[], Tracker]) -> Tracker:
         raise ValueError(f"tracker {name} cannot start: {_reason(error)}") from error
 
 
-def _lookup(name: str, available: Mapping[str, Callable[[Path], Tracker]]) -> Callable[[Path], Tracker]:
+def _lookup(name: str, available: Mapping[str, Callable[[TrackedRun], Tracker]]) -> Callable[[TrackedRun], Tracker]:
     if name not in available:
         raise ValueError(f"there is no such tracker; choose from {', '.join(sorted(available))}")
     return available[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,12 +30,27 @@ def gae(
         gae_lambda: lambda.
     """
     deltas = rewards + gamma * torch.where(terminated > 0, 0.0, next_values) - values
-    advantages = torch.empty_like(deltas)
-    running, over, discount = torch.zeros_like(deltas[0]), done > 0, gamma * gae_lambda
-    for t in range(len(deltas) - 1, -1, -1):
-        running = deltas[t] + torch.where(over[t], 0.0, discount * running)
-        advantages[t] = running
+    advantages = torch.zeros_like(deltas)
+    carried = torch.where(done > 0, 0.0, gamma * gae_lambda)
+    if deltas.device.type == "cpu":
+        _accumulate(deltas.numpy(), carried.numpy(), advantages.numpy())
+    else:
+        running = torch.zeros_like(deltas[0])
+        for t in range(len(deltas) - 1, -1, -1):
+            running = deltas[t] + torch.where(carried[t] > 0, carried[t] * running, 0.0)
+            advantages[t] = running
     return advantages, advantages + values
+
+
+def _accumulate(deltas: np.ndarray, carried: np.ndarray, out: np.ndarray) -> None:
+    """``out[t] = deltas[t] + carried[t] * out[t + 1]``, step by step; calling NumPy costs a fraction of PyTorch."""
+    if not len(deltas):
+        return
+    out[-1] = deltas[-1]
+    flows = carried > 0.0
+    for t in range(len(deltas) - 2, -1, -1):
+        np.multiply(carried[t], out[t + 1], out=out[t], where=flows[t])
+        out[t] += deltas[t]
 
 
 def group_advantages(returns: Tensor, normalize_std: bool) -> Tensor:

@@ -22,9 +22,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.config import Config
-from lockstep.errors import PeerFailureError, RankMismatchError
+from lockstep.errors import NoSharedMemoryError, PeerFailureError, RankMismatchError
 from lockstep.shards import ShardPlan
 from lockstep.topology import Topology
+from lockstep.torch_engine.shared_memory import SharedSlots, open_shared_slots
 
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
 
@@ -76,8 +77,12 @@ def open_process_group(topology: Topology, config: Config) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     backend = "cpu:gloo,cuda:nccl" if uses_nccl(config) else "gloo"
-    timeout = max(COLLECTIVE_TIMEOUT, datetime.timedelta(seconds=2 * config.env.timeout))
-    dist.init_process_group(backend, timeout=timeout)
+    dist.init_process_group(backend, timeout=collective_timeout(config))
+
+
+def collective_timeout(config: Config) -> datetime.timedelta:
+    """How long a rank waits for the others in a collective."""
+    return max(COLLECTIVE_TIMEOUT, datetime.timedelta(seconds=2 * config.env.timeout))
 
 
 def uses_nccl(config: Config) -> bool:
@@ -110,6 +115,8 @@ class Communicator:
     Attributes:
         durations: seconds of each collective since the last :meth:`take_durations`.
         bytes_sent: bytes this rank contributed to collectives so far; ``calls`` their number.
+        slots: memory that the ranks share, by which tensors on the CPU travel once :meth:`share_memory` found it.
+        no_slots: why there is none, where it was looked for.
     """
 
     def __init__(self, topology: Topology, plan: ShardPlan, device: torch.device, nccl: bool = False) -> None:
@@ -117,11 +124,44 @@ class Communicator:
         self.durations: list[float] = []
         self.bytes_sent = 0
         self.calls = 0
+        self.slots: SharedSlots | None = None
+        self.no_slots: str | None = None
 
     @property
     def alone(self) -> bool:
         """Whether this is the only rank."""
         return self.topology.world_size == 1
+
+    def share_memory(self, config: Config) -> None:
+        """From here on exchange tensors on the CPU through memory, if all ranks run on this host and config allows it.
+
+        Raises:
+            ValueError: on every rank, where config demands what can't be had.
+        """
+        if self.alone or config.collectives == "backend":
+            return
+        timeout = collective_timeout(config).total_seconds()
+        found = open_shared_slots(self.topology.rank, self.topology.world_size, self.gather_json, timeout)
+        if isinstance(found, SharedSlots):
+            self.slots = found
+            return
+        self.no_slots = found
+        if config.collectives == "shared":
+            raise NoSharedMemoryError(f"collectives: shared can't be had: {found}; use collectives auto")
+
+    @property
+    def transport(self) -> str:
+        """How tensors travel between ranks: ``none``, ``shared memory``, ``gloo`` or ``nccl``."""
+        if self.alone:
+            return "none"
+        if self.device.type == "cuda" and self.nccl:
+            return "nccl"
+        return "gloo" if self.slots is None else "shared memory"
+
+    def close(self) -> None:
+        """Leave the memory that the ranks share."""
+        if self.slots is not None:
+            self.slots.close()
 
     def _timed(self, operation: Any, x: Tensor, *args: Any) -> Any:
         if x.is_cuda:
@@ -131,6 +171,8 @@ class Communicator:
             result = operation(*args)
             if x.is_cuda:
                 torch.cuda.synchronize(x.device)
+        except PeerFailureError:
+            raise
         except RuntimeError as error:
             raise PeerFailureError(f"rank {self.topology.rank} lost its peers: {str(error).splitlines()[0]}") from error
         self.durations.append(time.perf_counter() - started)
@@ -145,6 +187,8 @@ class Communicator:
             return x.unsqueeze(0)
         if x.is_cuda and not self.nccl:
             return self.gather_ranks(x.cpu()).to(x.device)
+        if self.slots is not None and not x.is_cuda:
+            return self._timed(self.slots.gather, x, x)
         out = x.new_empty((self.topology.world_size, *x.shape))
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         self._timed(gather, x, out.view(-1), x.view(-1))
@@ -160,12 +204,29 @@ class Communicator:
         The shards meet in one fixed binary tree in shard order: a rank adds its own aligned subtree, the ranks'
         partial sums are gathered, and every rank finishes the tree.
         """
-        return tree_sum(self.gather_ranks(tree_sum(x)))
+        return self._sum_ranks(tree_sum(x))
+
+    def _sum_ranks(self, x: Tensor) -> Tensor:
+        """Sum over ranks by the tree, element by element; in shared memory where the slots hold it."""
+        if self.slots is None or x.is_cuda:
+            return tree_sum(self.gather_ranks(x))
+        return self._timed(self._sum_slots, x, self.slots, x.contiguous())
+
+    @staticmethod
+    def _sum_slots(slots: SharedSlots, x: Tensor) -> Tensor:
+        sums = [tree_sum(slots.view(piece)) for piece in slots.pieces(x)]
+        return (sums[0] if len(sums) == 1 else torch.cat(sums)).view(x.shape)
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Sum over ranks by the backend's own all-reduce, whose order depends on the world size (``fast`` only)."""
-        if not self.alone:
-            self._timed(dist.all_reduce, x, x)
+        """Sum over ranks in an order that depends on their number (``fast`` only), maybe in the memory of ``x``.
+
+        Tensors on the CPU of one host: gathered through shared memory and added. Others: the backend's own all-reduce.
+        """
+        if self.alone:
+            return x
+        if self.slots is not None and not x.is_cuda:
+            return self._sum_ranks(x)
+        self._timed(dist.all_reduce, x, x)
         return x
 
     def gather_bytes(self, payload: bytes) -> list[bytes]:
@@ -186,11 +247,27 @@ class Communicator:
         return taken
 
     def data_parallel(self, module: nn.Module) -> nn.Module:
-        """The module behind DDP, or itself for a single rank."""
+        """The module behind DDP, or itself for a single rank.
+
+        DDP's all-reduce goes through :meth:`all_reduce`, so that it is measured and, on one host, goes through memory;
+        NCCL's own overlaps with the backward pass and is left alone.
+        """
         if self.alone:
             return module
         ids = [self.device.index] if self.device.type == "cuda" else None
-        return DistributedDataParallel(module, device_ids=ids)
+        wrapped = DistributedDataParallel(module, device_ids=ids)
+        if self.transport != "nccl":
+            wrapped.register_comm_hook(
+                self, lambda communicator, bucket: mean_over_ranks(communicator, bucket.buffer())
+            )
+        return wrapped
+
+
+def mean_over_ranks(communicator: Communicator, gradients: Tensor) -> torch.futures.Future[Tensor]:
+    """What DDP's communication hook makes of a bucket of gradients; the factor is DDP's convention."""
+    done: torch.futures.Future[Tensor] = torch.futures.Future()
+    done.set_result(communicator.all_reduce(gradients).div_(communicator.topology.world_size))
+    return done
 
 
 def cpu_model() -> str:

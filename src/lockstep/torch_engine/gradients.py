@@ -151,8 +151,25 @@ class PolicyModule(nn.Module):
         return minibatch_loss(self.net, weights, columns, settings)
 
 
+def as_one_shard(columns: Columns) -> dict[str, Tensor]:
+    """All samples of the local shards as those of one."""
+    return {name: x.flatten(0, 1).unsqueeze(0) for name, x in columns.items()}
+
+
 def fast_gradient(state: TrainState, config: Config, communicator: Communicator) -> GradientSource:
-    """Gradients of all local samples at once through DDP's own all-reduce; equal up to summation order."""
+    """Gradients of all local samples at once, combined by an all-reduce; equal up to summation order."""
+    if state.plain is None:
+        return data_parallel_gradient(state, config, communicator)
+    gradients = shard_gradients(state, loss_settings(config), config)
+
+    def reduced(columns: Columns, count: int) -> Tensor:
+        return communicator.all_reduce(gradients(as_one_shard(columns), count)[0])
+
+    return reduced
+
+
+def data_parallel_gradient(state: TrainState, config: Config, communicator: Communicator) -> GradientSource:
+    """What :func:`fast_gradient` returns, by autograd behind DDP: for networks without a derivation of their own."""
     settings, world_size = loss_settings(config), communicator.topology.world_size
     inner = PolicyModule(state.net, state.parameters.views)
     module = communicator.data_parallel(inner)
@@ -160,7 +177,7 @@ def fast_gradient(state: TrainState, config: Config, communicator: Communicator)
 
     def reduced(columns: Columns, count: int) -> Tensor:
         inner.zero_grad(set_to_none=True)
-        joined = {name: x.flatten(0, 1).unsqueeze(0) for name, x in columns.items()}
+        joined = as_one_shard(columns)
         _set_dropout(state.net, joined)
         with torch.autocast(device, torch.bfloat16, enabled=config.precision == "bf16"):
             loss, terms = module(joined, replace(settings, count=count))

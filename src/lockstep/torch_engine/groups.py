@@ -23,14 +23,15 @@ def begin_groups(state: TrainState, envs: HostEnvs) -> None:
 
 
 def finished_episodes(state: TrainState, rollout: Rollout, config: Config, plan: ShardPlan) -> np.ndarray:
-    """Episodes that ended in a rollout, float64 ``[n, 4]``: step, global env id, return, length.
+    """Episodes that ended in a rollout, float64 ``[n, 5]``: step, global env id, return, length, success.
 
     With GRPO each environment's first episode counts, also where the end of the rollout cut it.
     """
     if config.algorithm == "ppo":
-        return state.counter.finished(rollout.scores, rollout.ended, plan.env_ids)
+        return state.counter.finished(rollout.scores, rollout.ended, plan.env_ids, rollout.successes)
     valid = rollout.first_episodes
     lengths = valid.sum(0)
     returns = np.where(valid, rollout.scores, 0.0).sum(0)
-    table = np.stack([lengths - 1, np.asarray(plan.env_ids), returns, lengths], 1).astype(np.float64)
+    successes = rollout.successes[lengths - 1, np.arange(len(lengths))]
+    table = np.stack([lengths - 1, np.asarray(plan.env_ids), returns, lengths, successes], 1).astype(np.float64)
     return table[np.lexsort((table[:, 1], table[:, 0]))]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lockstep.config import Config
-from lockstep.shards import ShardPlan, keyed_generator, keyed_seed
+from lockstep.shards import KeyedDraws, ShardPlan, keyed_seed
 from lockstep.torch_engine.advantages import counted_moments, merge_counts
 from lockstep.torch_engine.batch import Batch
 from lockstep.torch_engine.gradients import DROPOUT_SEED
@@ -42,9 +42,10 @@ def minibatch_indices(config: Config, plan: ShardPlan, iteration: int) -> np.nda
     """
     samples, ppo = config.num_steps * plan.envs_per_shard // config.sequence_length, config.ppo
     out = np.empty((ppo.num_epochs, plan.local_num_shards, samples), np.int64)
+    keyed = KeyedDraws()
     for epoch in range(ppo.num_epochs):
         for row, shard in enumerate(plan.shards):
-            out[epoch, row] = keyed_generator(config.seed, "minibatch", iteration, epoch, shard).permutation(samples)
+            out[epoch, row] = keyed.generator(config.seed, "minibatch", iteration, epoch, shard).permutation(samples)
     return out.reshape(ppo.num_epochs, plan.local_num_shards, ppo.num_minibatches, -1).swapaxes(1, 2)
 
 

@@ -32,6 +32,7 @@ class Rollout:
         native: rows of actions as the environments took them; the same memory but for squashed ones.
         rewards: float64 ``[T, E]``, as the learner gets them.
         terminated: bool ``[T, E]``, for the learner: lost lives too; ``truncated`` likewise.
+        successes: int8 ``[T, E]``, as :class:`lockstep.envs.vector.Buffers` has them.
         final: rows that truncated an episode: ``(step, environment) -> [width]``, as the networks see them.
         scores: float64 ``[T, E]``, rewards as the environments gave them; the same memory where nothing is shaped.
         over: bool ``[T, E]``, where an episode of the environment ended; None: wherever one ends for the learner.
@@ -44,6 +45,7 @@ class Rollout:
     rewards: np.ndarray
     terminated: np.ndarray
     truncated: np.ndarray
+    successes: np.ndarray
     final: dict[tuple[int, int], np.ndarray]
     scores: np.ndarray = field(default_factory=lambda: np.zeros(0))
     over: np.ndarray | None = None
@@ -82,14 +84,16 @@ class Rollout:
             rewards=np.zeros(shape),
             terminated=np.zeros(shape, np.bool_),
             truncated=np.zeros(shape, np.bool_),
+            successes=np.zeros(shape, np.int8),
             final={},
             scores=np.zeros(0) if envs.description.rewards.identity else np.zeros(shape),
             over=np.zeros(shape, np.bool_) if envs.description.lives else None,
         )
 
     def take(self, t: int, buffers: Buffers) -> None:
-        """Keep what a step gave: rewards and ends."""
+        """Keep what a step gave: rewards, ends and successes."""
         self.scores[t] = buffers.rewards
+        self.successes[t] = buffers.successes
         if self.over is None:
             self.terminated[t] = buffers.terminated
         else:

@@ -14,6 +14,7 @@ from lockstep.envs.replay import ReplayLog
 from lockstep.envs.snapshot import load_shards, save_shards
 from lockstep.envs.vector import HostEnvs
 from lockstep.launch.process import fail_now
+from lockstep.policy import Policy
 from lockstep.proof.fingerprint import compare_ranks, fingerprints
 from lockstep.runs.checkpoint import Checkpoint, find_checkpoint, pack, to_files, unpack
 from lockstep.runs.directory import CHECKPOINTS, find_run
@@ -85,10 +86,11 @@ class Session:
         return self._eval_envs
 
     def close(self) -> None:
-        """Let the environments go."""
+        """Let the environments and the other ranks go."""
         self.envs.close()
         if self._eval_envs is not None:
             self._eval_envs.close()
+        self.communicator.close()
 
 
 def eval_episodes_per_shard(config: Config) -> int:
@@ -107,6 +109,7 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
     open_process_group(topology, config)
     communicator = Communicator(topology, plan, device, uses_nccl(config))
     check_ranks_alike(communicator, config)
+    communicator.share_memory(config)
     description = describe(config.env)
     envs = make_envs(config.env, description, config.seed, plan.env_ids, fail_now, group_size=config.group_size)
     state = init_state(config, description, plan, device)
@@ -166,6 +169,12 @@ def begin(session: Session) -> None:
     if session.state.observations is not None or session.state.rewards is not None:
         collect_random(session.config, session.plan, session.envs, session.rollout)
         initial_statistics(session.state, session.rollout, session.plan, session.config, session.communicator)
+
+
+def current_policy(session: Session) -> Policy:
+    """The policy as it stands, as a function of one observation: what ``load_policy`` would give of a checkpoint."""
+    facts = {"environment": asdict(session.description), "global_step": session.state.global_step}
+    return Policy(session.config, Checkpoint(state_arrays(session.state), {}, facts))
 
 
 def check_ranks_in_sync(session: Session, when: str) -> None:

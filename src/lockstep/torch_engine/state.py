@@ -18,6 +18,7 @@ from lockstep.shards import ShardPlan, keyed_seed
 from lockstep.spaces import ActionLayout, ObservationLayout
 from lockstep.torch_engine.custom import load_custom
 from lockstep.torch_engine.encoders import ImageEncoder
+from lockstep.torch_engine.host_adam import HostAdam
 from lockstep.torch_engine.nets import PolicyNet, expand
 from lockstep.torch_engine.plain import PlainPolicy, derivable
 
@@ -69,7 +70,7 @@ class TrainState:
         recent: the last hundred episodes.
         carry: what a recurrent policy carries from step to step, float32 ``[E, carry_size]``, or None.
         reference: parameters of GRPO's reference policy, or None.
-        plain: the policy in NumPy, where it is plain and on a CPU, or None.
+        plain: the policy in NumPy, where it is plain and on a CPU, or None; ``host_adam`` its optimiser.
         learning_rate: as the adaptive schedule left it.
         iteration: iterations done; ``global_step`` environment steps, ``optimizer_steps`` optimiser steps.
     """
@@ -85,6 +86,7 @@ class TrainState:
     carry: np.ndarray | None = None
     reference: FlatParameters | None = None
     plain: PlainPolicy | None = None
+    host_adam: HostAdam | None = None
     iteration: int = 0
     global_step: int = 0
     optimizer_steps: int = 0
@@ -156,15 +158,17 @@ def init_state(config: Config, description: EnvDescription, plan: ShardPlan, dev
     if config.normalize.returns:
         moments = RunningMoments.empty(1)
         rewards = RewardNormalizer(moments, config.normalize.clip_rewards, config.ppo.gamma, plan.local_num_envs)
+    optimizer, plain = make_optimizer(parameters.flat, config), plain_policy(config, net, parameters)
     return TrainState(
         net=net,
         parameters=parameters,
-        optimizer=make_optimizer(parameters.flat, config),
+        optimizer=optimizer,
         observations=observations,
         rewards=rewards,
         counter=EpisodeCounter(plan.local_num_envs),
         carry=np.zeros((plan.local_num_envs, net.carry_size), np.float32) if net.core else None,
-        plain=plain_policy(config, net, parameters),
+        plain=plain,
+        host_adam=None if plain is None else HostAdam(optimizer),
         learning_rate=config.ppo.learning_rate,
     )
 

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from lockstep.config import Config
+from lockstep.episodes import EPISODE_COLUMNS
 from lockstep.normalizers import merge_shards, shard_moments
 from lockstep.shards import ShardPlan
 from lockstep.torch_engine.advantages import merge_equal_counts, moments
 from lockstep.torch_engine.batch import Batch
+from lockstep.torch_engine.clock import Laps, RankTimes
 from lockstep.torch_engine.distributed import Communicator
 from lockstep.torch_engine.rollout import Rollout
 from lockstep.torch_engine.state import TrainState
@@ -95,7 +97,7 @@ def share(
         rollout: observations and rewards as the environments gave them.
         batch: returns and values.
         advantages: ``[k, num_epochs, num_minibatches, 3]``.
-        finished: episodes that ended here ``[n, 4]``.
+        finished: episodes that ended here, see :meth:`EpisodeCounter.finished`.
         stop: this rank's stop code.
         plan: the shards here.
         communicator: joins the ranks.
@@ -150,46 +152,33 @@ def initial_statistics(
         state.rewards.running = np.zeros(plan.local_num_envs)
 
 
-@dataclass
-class Clock:
-    """Wall time of one iteration on this rank, in seconds; collectives are measured apart."""
-
-    rollout: float = 0.0
-    learn: float = 0.0
-    other: float = 0.0
-
-
 def share_metrics(
-    finished: np.ndarray, episodes: int, clock: Clock, config: Config, plan: ShardPlan, communicator: Communicator
-) -> tuple[np.ndarray, dict[str, float]]:
+    finished: np.ndarray,
+    episodes: int,
+    laps: Laps,
+    durations: list[float],
+    plan: ShardPlan,
+    communicator: Communicator,
+) -> tuple[np.ndarray, RankTimes]:
     """Gather the episodes and times of all ranks in one collective.
 
-    ``t_comm`` is the time inside collectives that even the last rank to arrive spent, ``t_wait`` what the ranks spent
-    on waiting for it, both summed over the iteration's collectives and averaged over ranks.
+    Args:
+        finished: episodes that ended here ``[n, 4]``.
+        episodes: most episodes that ended in one shard.
+        laps: this rank's times.
+        durations: seconds of each of its collectives; every rank has made the same number.
+        plan: the shards here.
+        communicator: joins the ranks.
 
     Returns:
-        Episodes ``[n, 4]`` of all ranks, and ``time/…`` metrics.
+        Episodes of all ranks, see :meth:`EpisodeCounter.finished`, and their times.
     """
-    durations = communicator.take_durations()
-    table = np.zeros((plan.local_num_shards * episodes, 4))
+    table = np.zeros((plan.local_num_shards * episodes, EPISODE_COLUMNS))
     table[: len(finished)] = finished
-    head = np.array([len(finished), clock.rollout, clock.learn, clock.other])
-    local = torch.from_numpy(np.concatenate([head, np.array(durations), table.ravel()]))
+    numbers = laps.numbers()
+    local = torch.from_numpy(np.concatenate([[len(finished)], numbers, durations, table.ravel()]))
     everyone = communicator.gather_ranks(local).numpy()
-    spent = everyone[:, 4 : 4 + len(durations)]
-    comm = float(spent.min(0).sum())
-    wait = float(spent.mean(0).sum()) - comm
-    rollout, learn, other = everyone[:, 1:4].mean(0).tolist()
-    learn = max(0.0, learn - comm - wait)
-    total = rollout + learn + other + comm + wait
-    times = {
-        "time/t_rollout": rollout,
-        "time/t_learn": learn,
-        "time/t_comm": comm,
-        "time/t_wait": wait,
-        "time/t_other": other,
-        "time/t_iter": total,
-        "time/global_fps": config.steps_per_iteration / total if total else 0.0,
-    }
-    tables = [row[4 + len(durations) :].reshape(-1, 4)[: int(row[0])] for row in everyone]
-    return np.concatenate(tables), times
+    ends = np.cumsum([1, len(numbers), len(durations)])
+    counts, laps_of_all, spent, tables = np.split(everyone, ends, 1)
+    rows = [rows.reshape(-1, EPISODE_COLUMNS)[: int(n)] for rows, n in zip(tables, counts[:, 0], strict=True)]
+    return np.concatenate(rows), RankTimes.of(laps_of_all, spent)

@@ -9,6 +9,7 @@ from typing import Any
 
 from lockstep import __version__
 from lockstep.config import Config, RunOptions
+from lockstep.episodes import SUCCESS_RATE
 from lockstep.errors import RunError
 from lockstep.evaluation import summarize
 from lockstep.launch.signals import StopRequest, stop_requests
@@ -17,6 +18,7 @@ from lockstep.runs.checkpoint import Checkpoint
 from lockstep.runs.directory import RunDirectory
 from lockstep.topology import Topology
 from lockstep.torch_engine.batch import make_batch
+from lockstep.torch_engine.clock import Clock
 from lockstep.torch_engine.distributed import check_device, close_process_group, machine_facts, visible_gpus
 from lockstep.torch_engine.elastic import start_ranks
 from lockstep.torch_engine.evaluation import evaluate_policy
@@ -27,11 +29,13 @@ from lockstep.torch_engine.session import (
     Session,
     check_ranks_in_sync,
     checkpoint_files,
+    current_policy,
     open_session,
 )
 from lockstep.torch_engine.state import POLICY, state_arrays
-from lockstep.torch_engine.statistics import Clock, explained_variance, merge_normalizers, share, share_metrics
+from lockstep.torch_engine.statistics import explained_variance, merge_normalizers, share, share_metrics
 from lockstep.torch_engine.update import update
+from lockstep.videos import record_evaluation
 
 __all__ = ["TrainResult", "check_device", "start_ranks", "train", "visible_gpus"]
 
@@ -63,28 +67,29 @@ class Trainer:
     ) -> None:
         self.session, self.run, self.options, self.request, self.started = session, run, options, request, started
         self.config, self.state = session.config, session.state
-        self.trackers = run.open_trackers(self.config.log)
+        self.trackers = run.open_trackers(self.config)
         self.fingerprints = run.open_fingerprints() if self.config.proof.trace else None
         self.checkpoints = run.open_checkpoints(self.config.checkpoint)
         self.progress = run.open_progress(self.config.total_steps)
         self.score: float | None = None
         self.saved_iteration: int | None = None
         self.steps_before = self.state.global_step
-        self.clock = Clock()
+        self.timing = run.open_timing() if self.config.log.timing else None
+        self.clock = Clock(session.communicator, watch_memory=self.config.log.timing)
+        self.records_videos = self.config.eval.record_video
 
     def loop(self) -> int:
         """Iterate until the end, a limit, or a signal; returns the stop code."""
         stop = self.reached()
+        self.clock.begin()
         while stop == RUNNING:
-            self.session.communicator.take_durations()
             record, asked = self.iterate()
-            self.clock, mark = Clock(), time.perf_counter()
             record |= self.evaluate()
             self.log(record)
             self.prove()
             stop = self.reached() or asked
             self.save_checkpoint(force=stop != RUNNING)
-            self.clock.other = time.perf_counter() - mark
+            self.clock.lap("other")
         return stop
 
     def iterate(self) -> tuple[dict[str, Any], int]:
@@ -92,7 +97,6 @@ class Trainer:
         s, state, config, plan, comm = (
             self.session, self.state, self.config, self.session.plan, self.session.communicator
         )  # fmt: skip
-        mark = time.perf_counter()
         if config.algorithm == "grpo":
             begin_groups(state, s.envs)
         noise = action_noise(config, plan, state.net, state.iteration)
@@ -101,7 +105,7 @@ class Trainer:
             record_replay(s.replay, s.envs, s.rollout)
         finished = finished_episodes(state, s.rollout, config, plan)
         batch = make_batch(state, s.rollout, plan, config, s.mode)
-        self.clock.rollout, mark = time.perf_counter() - mark, time.perf_counter()
+        self.clock.lap("rollout")
 
         indices = minibatch_indices(config, plan, state.iteration)
         local = advantage_moments(batch, indices)
@@ -112,15 +116,17 @@ class Trainer:
         merge_normalizers(state, shared.observations, shared.returns, samples)
         state.iteration += 1
         state.global_step += config.steps_per_iteration
-        self.clock.learn = time.perf_counter() - mark
+        self.clock.lap("learn")
 
-        episodes, times = share_metrics(finished, shared.episodes, self.clock, config, plan, comm)
+        episodes, times = share_metrics(finished, shared.episodes, *self.clock.finish(), plan, comm)
+        if self.timing is not None:
+            self.timing.log(times.by_rank(state.iteration, config.steps_per_iteration))
         state.recent.extend(episodes)
         record = {"iteration": state.iteration, "global_step": state.global_step}
         record |= state.recent.metrics() | result.metrics(config, state.learning_rate)
         if state.net.critic:
             record["train/explained_variance"] = explained_variance(shared.fit, samples)
-        return record | times, shared.stop
+        return record | times.metrics(config.steps_per_iteration), shared.stop
 
     def stop_code(self) -> int:
         """What this rank would stop for: a signal's number, the time limit, or nothing."""
@@ -145,8 +151,23 @@ class Trainer:
         if self.state.iteration % interval and self.state.iteration < self.config.num_iterations:
             return {}
         summary = summarize(evaluate_policy(self.session))
+        self.record_video()
         self.score = summary["return_mean"]
         return {f"eval/{name}": value for name, value in summary.items()}
+
+    def record_video(self) -> None:
+        """Record an episode of the evaluation, on the rank that writes; what fails costs the videos, not the run."""
+        step = self.state.global_step
+        path = self.run.video_path(step) if self.records_videos else None
+        if path is None:
+            return
+        try:
+            record_evaluation(current_policy(self.session), path)
+        except Exception as error:
+            self.records_videos = False
+            self.run.warn(f"{path} can't be recorded: {' '.join(str(error).split())}; no more videos, training goes on")
+        else:
+            self.trackers.video("eval/video", path, step)
 
     def log(self, record: dict[str, Any]) -> None:
         """Hand a record to trackers and progress."""
@@ -181,7 +202,7 @@ class Trainer:
     def summarize(self, status: str) -> dict[str, Any]:
         """``summary.json``."""
         state, s = self.state, self.session
-        arrays = state_arrays(state)
+        arrays, episodes = state_arrays(state), state.recent.metrics()
         seconds = time.monotonic() - self.started
         return {
             "status": status,
@@ -189,7 +210,8 @@ class Trainer:
             "seed": self.config.seed,
             "iteration": state.iteration,
             "global_step": state.global_step,
-            "final_return": state.recent.metrics()["rollout/episode_return_mean"],
+            "final_return": episodes["rollout/episode_return_mean"],
+            **({"final_success_rate": episodes[SUCCESS_RATE]} if SUCCESS_RATE in episodes else {}),
             "episodes": state.recent.total,
             "params_sha256": sha256_of({k: v for k, v in arrays.items() if k.startswith(POLICY)}),
             "state_sha256": sha256_of(arrays),
@@ -198,6 +220,7 @@ class Trainer:
             "world_size": s.topology.world_size,
             "num_shards": self.config.shards,
             "reduction": self.config.reduction,
+            "collectives": s.communicator.transport,
             "shards_on_a_rank": s.mode,
             "restarted_environments": s.restarted_before + s.restarted,
             "lockstep": __version__,
@@ -225,6 +248,8 @@ class Trainer:
             self.trackers.close()
         if self.fingerprints is not None:
             self.fingerprints.close()
+        if self.timing is not None:
+            self.timing.close()
 
 
 def announcement(session: Session) -> str:
@@ -250,6 +275,10 @@ def notes(session: Session, options: RunOptions) -> list[str]:
     elif session.mode == "loop":
         out.append(
             "self-check: batching changes a shard's bits on this machine, so shards run one after the other (slower)"
+        )
+    if session.communicator.no_slots is not None and session.topology.on_one_host:
+        out.append(
+            f"collectives go through {session.communicator.transport}, not memory: {session.communicator.no_slots}"
         )
     if options.max_hours is not None:
         out.append("max-hours: where the run ends depends on the speed of this machine")
@@ -302,7 +331,7 @@ def _train(
     trainer.score = None if checkpoint is None else checkpoint.state.get("score")
     try:
         trainer.progress.message(line)
-        for note in notes(session, options):
+        for note in [*notes(session, options), *trainer.trackers.places()]:
             trainer.progress.message(note)
         if session.restarted:
             run.warn(f"environments {session.restarted} couldn't be restored exactly and began a new episode")

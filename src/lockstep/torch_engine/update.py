@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,7 @@ from lockstep.torch_engine.state import TrainState
 
 KL_STOP_FACTOR = 1.5
 LEARNING_RATE_LIMITS = (1e-5, 1e-2)
+CLIP_EPSILON = 1e-6
 
 
 @dataclass
@@ -71,18 +73,29 @@ def adapted_learning_rate(learning_rate: float, kl: float, desired_kl: float) ->
     return learning_rate
 
 
-def clip_and_step(state: TrainState, gradient: Tensor, max_norm: float | None, learning_rate: float) -> float:
-    """Clip the reduced gradient by its global norm and apply it; returns the norm before clipping."""
-    norm = torch.linalg.vector_norm(gradient)
-    if max_norm is not None:
-        gradient = gradient * (max_norm / (norm + 1e-6)).clamp(max=1.0)
+def norm_of(gradient: Tensor) -> float:
+    """The global norm of a gradient ``[P]``; not a finite number where the gradient isn't one."""
+    if gradient.device.type == "cpu":
+        host = gradient.numpy()
+        return math.sqrt(float(np.dot(host, host)))
+    return float(torch.linalg.vector_norm(gradient))
+
+
+def clip_and_step(
+    state: TrainState, gradient: Tensor, norm: float, max_norm: float | None, learning_rate: float
+) -> None:
+    """Clip the reduced gradient ``[P]`` by its global norm and apply it; its memory is used up."""
+    if max_norm is not None and norm + CLIP_EPSILON > max_norm:
+        gradient *= max_norm / (norm + CLIP_EPSILON)
+    state.optimizer_steps += 1
+    if state.host_adam is not None:
+        state.host_adam.step(gradient.numpy(), learning_rate)
+        return
     flat = state.parameters.flat
     assert flat.grad is not None
     flat.grad.copy_(gradient)
     state.optimizer.param_groups[0]["lr"] = learning_rate
     state.optimizer.step()
-    state.optimizer_steps += 1
-    return float(norm)
 
 
 def update(
@@ -115,7 +128,9 @@ def update(
         for number, columns in enumerate(epoch_minibatches(state, batch, indices, statistics, epoch, config, plan)):
             combined = source(columns, int(statistics.counts[epoch, number]))
             terms = combined[size:].double().cpu().numpy()
-            if not bool(torch.isfinite(combined).all()):
+            gradient = combined[:size]
+            norm = norm_of(gradient)
+            if not (math.isfinite(norm) and np.isfinite(terms).all()):
                 named = ", ".join(f"{name} {value:.4g}" for name, value in zip(names, terms, strict=True))
                 raise NonFiniteError(
                     f"non-finite loss or gradient in iteration {state.iteration + 1}, epoch {epoch + 1}, minibatch "
@@ -129,6 +144,7 @@ def update(
                 return result
             if ppo.schedule == "adaptive":
                 state.learning_rate = adapted_learning_rate(state.learning_rate, kl, ppo.desired_kl)
-            result.grad_norm += clip_and_step(state, combined[:size], ppo.max_grad_norm, state.learning_rate)
+            clip_and_step(state, gradient, norm, ppo.max_grad_norm, state.learning_rate)
+            result.grad_norm += norm
             result.steps += 1
     return result

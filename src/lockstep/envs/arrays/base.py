@@ -25,7 +25,8 @@ class ArrayEnvironment(ABC):
     """A batch of ``n`` environments as pure functions; autoreset and time limits are the caller's.
 
     Attributes:
-        gymnasium_id: Gymnasium's own environment of the same physics; it draws the pictures.
+        gymnasium_id: Gymnasium's own environment of the same physics, which draws the pictures; None where there is
+            none and :meth:`render` draws by itself.
         max_episode_steps: steps after which the caller truncates an episode.
         reset_draws: uniform random numbers that a reset takes per environment.
         step_draws: uniform random numbers that a step takes per environment.
@@ -34,7 +35,7 @@ class ArrayEnvironment(ABC):
         action_space: of one environment.
     """
 
-    gymnasium_id: ClassVar[str]
+    gymnasium_id: ClassVar[str | None]
     max_episode_steps: ClassVar[int]
     reset_draws: ClassVar[int]
     step_draws: ClassVar[int] = 0
@@ -71,6 +72,14 @@ class ArrayEnvironment(ABC):
             ``[n]``. They share no memory with the inputs or each other.
         """
 
+    def success(self, xp: Any, state: State) -> Array | None:
+        """Whether each environment's task is solved in ``state``, bool ``[n]``; None where there is no such notion."""
+        return None
+
+    def text(self, state: State, index: int = 0) -> str | None:
+        """One environment as lines of text, or None where there is no such picture; arguments as :meth:`render`."""
+        return None
+
     @abstractmethod
     def pose(self, renderer: Any, row: dict[str, np.ndarray]) -> None:
         """Put Gymnasium's environment ``renderer`` into the state ``row`` of one environment."""
@@ -90,6 +99,7 @@ class ArrayEnvironment(ABC):
         """
         try:
             if self._renderer is None:
+                assert self.gymnasium_id is not None, "an environment of our own draws by itself"
                 made = gymnasium.make(self.gymnasium_id, render_mode="rgb_array", disable_env_checker=True)
                 self._renderer = made.unwrapped
             self.pose(self._renderer, {name: host_array(values[index]) for name, values in state.items()})

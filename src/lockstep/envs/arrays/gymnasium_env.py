@@ -7,7 +7,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from lockstep.envs.arrays import ARRAY_ENVIRONMENTS, State
+from lockstep.envs.arrays import ARRAY_ENVIRONMENTS, ArrayEnvironment, State
 
 
 class ArrayGymnasiumEnv(gymnasium.Env):
@@ -15,23 +15,25 @@ class ArrayGymnasiumEnv(gymnasium.Env):
 
     Args:
         array_environment: key of ``ARRAY_ENVIRONMENTS``.
-        render_mode: None or ``"rgb_array"``.
+        render_mode: None, ``"rgb_array"`` or, where the environment can be written as text, ``"ansi"``.
         kwargs: arguments of the array environment.
 
     Raises:
         ValueError: one of the first two is something else.
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["rgb_array"]}  # noqa: RUF012 (Gymnasium's own declaration)
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array", "ansi"]}  # noqa: RUF012 (Gymnasium's own declaration)
 
     def __init__(self, array_environment: str, render_mode: str | None = None, **kwargs: Any) -> None:
         if array_environment not in ARRAY_ENVIRONMENTS:
             known = ", ".join(ARRAY_ENVIRONMENTS)
             raise ValueError(f"array_environment: {array_environment!r} is none of ours; there are {known}")
-        if render_mode not in (None, "rgb_array"):
-            raise ValueError(f"render_mode: {render_mode!r} isn't offered; use 'rgb_array' or None")
-        self.array_environment = ARRAY_ENVIRONMENTS[array_environment](**kwargs)
-        self.metadata = {**self.metadata, "render_fps": self.array_environment.render_fps}
+        kind = ARRAY_ENVIRONMENTS[array_environment]
+        modes = ["rgb_array"] if kind.text is ArrayEnvironment.text else ["rgb_array", "ansi"]
+        if render_mode not in (None, *modes):
+            raise ValueError(f"render_mode: {render_mode!r} isn't offered; use {', '.join(map(repr, modes))} or None")
+        self.array_environment = kind(**kwargs)
+        self.metadata = {"render_modes": modes, "render_fps": self.array_environment.render_fps}
         self.observation_space = self.array_environment.observation_space
         self.action_space = self.array_environment.action_space
         self.render_mode = render_mode
@@ -61,7 +63,7 @@ class ArrayGymnasiumEnv(gymnasium.Env):
 
         Returns:
             Observation float32; reward; terminated; truncated, False (the registered time limit is around this
-            environment); an empty info.
+            environment); an info, with ``is_success`` where the environment has a notion of it.
 
         Raises:
             ValueError: a discrete action that doesn't exist.
@@ -73,10 +75,14 @@ class ArrayGymnasiumEnv(gymnasium.Env):
         self._state, observation, reward, terminated = self.array_environment.step(
             np, self._started(), np.asarray(action)[None], draws
         )
-        return observation[0], float(reward[0]), bool(terminated[0]), False, {}
+        success = self.array_environment.success(np, self._state)
+        info = {} if success is None else {"is_success": bool(success[0])}
+        return observation[0], float(reward[0]), bool(terminated[0]), False, info
 
-    def render(self) -> np.ndarray | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The picture, uint8 ``[height, width, 3]``, or None without a render mode."""
+    def render(self) -> np.ndarray | str | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The picture, uint8 ``[height, width, 3]`` or a text, or None without a render mode."""
+        if self.render_mode == "ansi":
+            return self.array_environment.text(self._started())
         return None if self.render_mode is None else self.array_environment.render(self._started())
 
     def close(self) -> None:

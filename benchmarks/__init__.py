@@ -1,0 +1,1 @@
+"""Speed: what Lockstep is measured with. Run from the repository's root."""

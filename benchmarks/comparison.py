@@ -1,0 +1,88 @@
+"""Repeated measurements of one program, and how they compare with the best peer's."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from benchmarks.cases import Program
+from benchmarks.steady_rate import Measured
+
+TIMES = ("t_rollout", "t_learn", "t_comm", "t_wait", "t_other")
+
+
+@dataclass
+class Row:
+    """One program's repetitions.
+
+    Attributes:
+        case: its case; ``label``, ``env``, ``reduction``, ``framework`` and ``scaling`` are the program's.
+        ours: whether it is Lockstep.
+        rates: steps/s of each repetition that worked; ``failures`` says why the others did not.
+        cores: CPU seconds over wall seconds, of each repetition, start-up included.
+        times: ours only, of each repetition: seconds of a mean iteration by ``TIMES`` and ``accounted``, the share of
+            the wall time in which the lines arrived that the run's own ``t_iter`` accounts for.
+    """
+
+    case: str
+    label: str
+    env: str
+    reduction: str | None
+    framework: str
+    scaling: str | None
+    ours: bool
+    rates: list[float] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    cores: list[float] = field(default_factory=list)
+    times: list[dict[str, float]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, program: Program) -> Row:
+        """A row without figures yet."""
+        p = program
+        return cls(p.case, p.label, p.env, p.reduction, p.framework, p.scaling, p.is_ours)
+
+    def add(self, measured: Measured) -> None:
+        """Take in one repetition."""
+        self.rates.append(measured.steps_per_second)
+        self.cores.append(measured.cores)
+        if measured.records:
+            self.times.append(mean_times(measured))
+
+    @property
+    def median(self) -> float | None:
+        """Median steps/s; None unless every repetition worked: a figure of the lucky ones would be none."""
+        return None if self.failures or not self.rates else statistics.median(self.rates)
+
+    def as_json(self) -> dict[str, Any]:
+        """What the results file holds."""
+        return asdict(self) | {"median": self.median}
+
+
+def mean_times(measured: Measured) -> dict[str, float]:
+    """Seconds of a mean iteration of the steady state by part, as the run itself reports them."""
+    records = measured.records[1:]
+    out = {name: statistics.fmean(record[f"time/{name}"] for record in records) for name in TIMES}
+    return out | {"accounted": sum(record["time/t_iter"] for record in records) / measured.wall}
+
+
+def best(rows: Iterable[Row]) -> Row | None:
+    """The fastest row that has a figure."""
+    measured = [row for row in rows if row.median is not None]
+    return max(measured, key=lambda row: row.median or 0.0, default=None)
+
+
+def ratio(row: Row, base: Row | None) -> float | None:
+    """Steps/s as a multiple of another row's; None where one of them has no figure."""
+    if base is None or row.median is None or base.median is None:
+        return None
+    return row.median / base.median
+
+
+def verdict(value: float | None, target: float) -> str:
+    """Whether a ratio reaches its target; a ratio that can't be had is no success."""
+    if value is None:
+        return "unknown"
+    return "met" if value >= target else "missed"

@@ -1,0 +1,53 @@
+"""What every peer is told, and how it reports: one line into a pipe after each iteration."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from typing import TextIO
+
+import torch
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A benchmark case, as a peer's command line gives it."""
+
+    env: str
+    num_envs: int
+    num_steps: int
+    num_epochs: int
+    num_minibatches: int
+    iterations: int
+    learning_rate: float
+    entropy_coef: float
+    normalize: bool
+    lines: TextIO
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a minibatch."""
+        return self.num_envs * self.num_steps // self.num_minibatches
+
+    @property
+    def total_steps(self) -> int:
+        """Environment steps of the whole run."""
+        return self.num_envs * self.num_steps * self.iterations
+
+    def iteration_done(self) -> None:
+        """Tell whoever measures that one more iteration is over."""
+        print("iteration", file=self.lines, flush=True)
+
+
+def read_settings() -> Settings:
+    """The command line; torch is set to one thread."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--env", required=True)
+    for name in ("num-envs", "num-steps", "num-epochs", "num-minibatches", "iterations"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--learning-rate", type=float, required=True)
+    parser.add_argument("--entropy-coef", type=float, required=True)
+    parser.add_argument("--normalize", action="store_true", help="observations and returns")
+    parser.add_argument("--lines", type=argparse.FileType("w"), required=True, help="where iterations are reported")
+    torch.set_num_threads(1)
+    return Settings(**vars(parser.parse_args()))

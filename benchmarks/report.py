@@ -1,0 +1,193 @@
+"""The side-by-side benchmark's results as Markdown tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.cases import COPIES, QUOTED, STRONG, WEAK, WEAK_TARGET, Case
+from benchmarks.comparison import TIMES, Row, best, ratio, verdict
+from benchmarks.profile_split import PARTS
+
+
+@dataclass
+class Results:
+    """All that one run of the benchmark found.
+
+    Attributes:
+        facts: date, machine and versions, in the order in which they are shown.
+        cases: what was measured.
+        rows: one for each program.
+        ceilings: by case and environment, steps/s of the environments alone by who steps them; or an error.
+        splits: by case, environment and reduction, seconds of a mean iteration by part; or an error.
+        problems: what went wrong besides.
+    """
+
+    facts: dict[str, str]
+    cases: Sequence[Case]
+    rows: list[Row] = field(default_factory=list)
+    ceilings: dict[tuple[str, str], dict[str, float] | str] = field(default_factory=dict)
+    splits: dict[tuple[str, str, str], dict[str, float] | str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def of_case(self, case: Case) -> list[Row]:
+        """The rows of a case's table."""
+        return [row for row in self.rows if row.case == case.name and row.scaling is None]
+
+    def as_json(self) -> dict[str, Any]:
+        """The same for machines."""
+        return {
+            "facts": self.facts,
+            "problems": self.problems,
+            "rows": [row.as_json() for row in self.rows],
+            "quoted": [{"label": q.label, "steps_per_second": q.steps_per_second} for q in QUOTED],
+            "ceilings": [{"case": c, "env": e, "result": r} for (c, e), r in self.ceilings.items()],
+            "splits": [{"case": c, "env": e, "reduction": x, "result": r} for (c, e, x), r in self.splits.items()],
+        }
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "/") for cell in line) + " |" for line in lines)
+
+
+def times_text(value: float | None) -> str:
+    """A ratio as text."""
+    return "" if value is None else f"{value:.2f} ×"
+
+
+def figures(row: Row) -> list[str]:
+    """Median, spread and cores of a row, or why there are none."""
+    if row.median is None:
+        return [f"failed: {row.failures[0] if row.failures else 'not run'}", "", ""]
+    return [f"{row.median:,.0f}", f"{min(row.rates):,.0f} – {max(row.rates):,.0f}", f"{max(row.cores):.2f}"]
+
+
+def case_section(results: Results, case: Case) -> str:
+    """One case: all programs, the quoted figures, and whether the target is met."""
+    rows = results.of_case(case)
+    peers = [row for row in rows if not row.ours]
+    torch_best, any_best = best(row for row in peers if row.framework == "torch"), best(peers)
+    lines = [
+        [row.label, row.env, *figures(row), times_text(ratio(row, torch_best)), times_text(ratio(row, any_best))]
+        for row in rows
+    ]
+    lines += [
+        [f"{q.label} (quoted, not run here)", case.env, f"{q.steps_per_second[case.name]:,.0f}", "", "", "", ""]
+        for q in QUOTED
+        if case.name in q.steps_per_second
+    ]
+    head = ["program", "environment", "steps/s", "min – max", "cores", "of best PyTorch peer", "of best peer"]
+    said = [*verdict_lines(case, rows, torch_best, any_best), *fast_line(rows)]
+    return "\n\n".join([f"## {case.title}", table(head, lines), *said])
+
+
+def verdict_lines(case: Case, rows: Sequence[Row], torch_best: Row | None, any_best: Row | None) -> list[str]:
+    """The target of a case and which of our rows reach it."""
+    if torch_best is None or any_best is None:
+        return [f"Target ≥ {case.target:g} × the best peer: unknown, no PyTorch peer could be measured."]
+    out = []
+    for name, base in (("best PyTorch peer", torch_best), ("best of all peers", any_best)):
+        found = []
+        for row in (row for row in rows if row.ours):
+            gain = ratio(row, base)
+            said = verdict(gain, case.target)
+            found.append(f"{row.env} {row.reduction} {times_text(gain) or 'failed'} **{said}**")
+        out.append(f"Target ≥ {case.target:g} × the {name} ({base.label}, {base.median:,.0f}): {'; '.join(found)}.")
+        if any_best is torch_best:
+            break
+    return out
+
+
+def fast_line(rows: Sequence[Row]) -> list[str]:
+    """How ``fast`` compares with ``exact``: it should be at least as fast."""
+    by_env = {(row.env, row.reduction): row for row in rows if row.ours}
+    found = []
+    for env in dict.fromkeys(env for env, _ in by_env):
+        if (env, "exact") in by_env and (env, "fast") in by_env:
+            gain = ratio(by_env[env, "fast"], by_env[env, "exact"])
+            found.append(f"{env} {times_text(gain) or 'failed'} **{verdict(gain, 1.0)}**")
+    return [f"`fast` at least as fast as `exact`: {'; '.join(found)}."] if found else []
+
+
+def scaling_section(results: Results) -> str:
+    """Two processes on two cores against one."""
+    lines = []
+    for row in (row for row in results.rows if row.scaling is not None):
+        single = next(r for r in results.rows if r.scaling is None and same_program(r, row))
+        gain = ratio(row, single)
+        target = WEAK_TARGET if row.scaling == WEAK else None
+        said = "" if target is None else f"≥ {target:g} × {verdict(gain, target)}"
+        lines.append([row.env, row.reduction or "", row.scaling or "", *figures(row), times_text(gain), said])
+    head = ["environment", "reduction", "what", "steps/s", "min – max", "cores", "of one rank", "target"]
+    text = (
+        f"One rank is the row of its environment and reduction in T2. Weak: “{WEAK}”; strong: “{STRONG}”; the "
+        f"machine's own ceiling: “{COPIES}”."
+    )
+    return "\n\n".join(["## Two ranks on two cores", text, table(head, lines)])
+
+
+def same_program(single: Row, row: Row) -> bool:
+    """Whether a row is the single rank that a scaling row is compared with."""
+    return single.ours and (single.case, single.env, single.reduction) == (row.case, row.env, row.reduction)
+
+
+def split_section(results: Results) -> str:
+    """Where an iteration's time goes on one rank, with the environments' own ceiling beside it."""
+    lines = []
+    for (case, env, reduction), split in results.splits.items():
+        start = [case, env, reduction, ceiling_text(results.ceilings.get((case, env)))]
+        if isinstance(split, str):
+            lines.append([*start, f"failed: {split}", *[""] * len(PARTS)])
+            continue
+        total = sum(split.values())
+        shares = [f"{split[part] * 1e3:.2f} ({100 * split[part] / total:.0f} %)" for part in PARTS]
+        lines.append([*start, f"{total * 1e3:.2f}", *shares])
+    head = ["case", "environment", "reduction", "environments alone, steps/s", "iteration, ms", *PARTS]
+    text = (
+        "Milliseconds of a mean iteration on one rank, under a profile, and the share of each part. One rank calls no "
+        "collective: comm and wait are nought here and stand in the next table. Beside it what the environments "
+        "alone would do, stepped by Lockstep (and by Gymnasium's SyncVectorEnv)."
+    )
+    return "\n\n".join(["## Where the time goes", text, table(head, lines)])
+
+
+def ceiling_text(ceiling: dict[str, float] | str | None) -> str:
+    """Steps/s of the environments alone."""
+    if not isinstance(ceiling, dict):
+        return "" if ceiling is None else f"failed: {ceiling}"
+    other = f" ({ceiling['gymnasium']:,.0f})" if "gymnasium" in ceiling else ""
+    return f"{ceiling['lockstep']:,.0f}{other}"
+
+
+def times_section(results: Results) -> str:
+    """The iteration as every run reports it, with the collectives apart."""
+    lines = []
+    for row in (row for row in results.rows if row.times):
+        mean = {name: sum(times[name] for times in row.times) / len(row.times) for name in row.times[0]}
+        what = row.scaling or "one rank"
+        parts = [f"{mean[name] * 1e3:.2f}" for name in TIMES]
+        lines.append([row.case, row.env, row.reduction or "", what, *parts, f"{100 * mean['accounted']:.0f} %"])
+    head = ["case", "environment", "reduction", "what", *(n.removeprefix("t_") + ", ms" for n in TIMES), "of wall time"]
+    text = (
+        "Means over ranks, as the runs' own `metrics.jsonl` has them; the last column compares their sum with the wall "
+        "time in which the iterations' lines arrived."
+    )
+    return "\n\n".join(["## What the runs report", text, table(head, lines)])
+
+
+def markdown(results: Results) -> str:
+    """The whole report."""
+    facts = "\n".join(f"- {name}: {value}" for name, value in results.facts.items())
+    parts = ["# Side by side with the peers", facts]
+    if results.problems:
+        parts.append("\n".join(f"- **{problem}**" for problem in results.problems))
+    parts += [case_section(results, case) for case in results.cases]
+    if any(row.scaling is not None for row in results.rows):
+        parts.append(scaling_section(results))
+    if results.splits:
+        parts.append(split_section(results))
+    parts.append(times_section(results))
+    return "\n\n".join(parts) + "\n"

@@ -1,0 +1,180 @@
+"""Lockstep and its peers on the same cases in one run, interleaved: ``python -m benchmarks.side_by_side [--quick]``.
+
+Prints the tables, and writes them to ``peers.md`` and every figure to ``peers.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks import peer_environment
+from benchmarks.cases import CASES, T2, Case, Program, Reduction, our_config, programs_of, scaling_programs, shortened
+from benchmarks.comparison import Row
+from benchmarks.report import Results, markdown
+from benchmarks.steady_rate import ONE_THREAD, MeasurementError, measure
+
+ROOT = Path(__file__).resolve().parent.parent
+OUR_PACKAGES = ("lockstep-rl", "torch", "numpy", "gymnasium", "mujoco")
+PEER_PACKAGES = ("stable-baselines3", "skrl", "sbx-rl", "torch", "jax", "numpy", "gymnasium", "mujoco")
+
+
+def read_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Lockstep and its peers, side by side.")
+    parser.add_argument("--quick", action="store_true", help="one short repetition: does everything run?")
+    parser.add_argument("--repeats", type=int, help="repetitions of everything, interleaved (3; 1 with --quick)")
+    parser.add_argument("--cases", default=",".join(c.name for c in CASES), help="of T1,T2,T3; T2 brings the scaling")
+    parser.add_argument("--timeout", type=float, default=180.0, help="seconds after which a run is given up")
+    parser.add_argument("--out", type=Path, help="directory (benchmarks/results; build/benchmarks with --quick)")
+    arguments = parser.parse_args(argv)
+    known = {case.name: case for case in CASES}
+    names = arguments.cases.split(",")
+    if unknown := [name for name in names if name not in known]:
+        parser.error(f"--cases: {unknown[0]!r} is no case; there are {', '.join(known)}")
+    arguments.cases = [shortened(known[name]) if arguments.quick else known[name] for name in names]
+    if arguments.repeats is None:
+        arguments.repeats = 1 if arguments.quick else 3
+    if arguments.repeats < 1:
+        parser.error(f"--repeats: {arguments.repeats} is below 1")
+    arguments.out = arguments.out or ROOT / ("build/benchmarks" if arguments.quick else "benchmarks/results")
+    return arguments
+
+
+def cpu_model() -> str:
+    """The processor's name, where the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def facts(arguments: argparse.Namespace) -> dict[str, str]:
+    """What a reader has to know to judge the figures."""
+
+    def listed(python: Path, packages: tuple[str, ...]) -> str:
+        found = peer_environment.versions(python, packages)
+        return ", ".join(f"{name} {version}" for name, version in found.items())
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    load = ", ".join(f"{x:.2f}" for x in os.getloadavg())
+    repetitions = (
+        "1 repetition" if arguments.repeats == 1 else f"medians of {arguments.repeats} interleaved repetitions"
+    )
+    how = f"{repetitions}; steps/s by the wall clock between iterations, the "
+    return {
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "machine": f"{cpu_model()}, {cores} cores, {platform.system()} {platform.machine()}",
+        "load before the start (1, 5, 15 minutes)": load + "; figures taken on a busy machine mean little",
+        "Lockstep's environment": f"Python {platform.python_version()}, {listed(Path(sys.executable), OUR_PACKAGES)}",
+        "the peers' environment": listed(peer_environment.PYTHON, PEER_PACKAGES),
+        "how": how + "first quarter left out; one process, one thread" + (" (quick look)" if arguments.quick else ""),
+        "cores": "CPU time over wall time of a whole run, start-up included (in the tables)",
+    }
+
+
+def run_interleaved(programs: Sequence[Program], repeats: int, timeout: float) -> list[Row]:
+    """Every program once, then every program again, in the reverse order: what drifts hits all alike."""
+    rows = [Row.of(program) for program in programs]
+    for repeat in range(repeats):
+        pairs = list(zip(programs, rows, strict=True))
+        for number, (program, row) in enumerate(pairs if repeat % 2 == 0 else reversed(pairs), 1):
+            name = f"{program.case} {program.label} {program.env}" + (f" ({row.scaling})" if row.scaling else "")
+            print(f"[{repeat + 1}/{repeats} {number}/{len(rows)}] {name}: ", end="", flush=True)
+            try:
+                row.add(measure(program, timeout))
+                print(f"{row.rates[-1]:,.0f} steps/s", flush=True)
+            except MeasurementError as error:
+                row.failures.append(str(error))
+                print(f"failed: {error}", flush=True)
+    return rows
+
+
+def run_module(module: str, words: Sequence[str], timeout: float) -> str:
+    """What a module of ours prints.
+
+    Raises:
+        MeasurementError: it failed; its last line.
+    """
+    command = [sys.executable, "-m", module, *words]
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | ONE_THREAD | {"PYTHONPATH": os.pathsep.join(paths)}
+    try:
+        with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as work:  # where simulators leave their logs
+            result = subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=work, env=environment)
+    except subprocess.TimeoutExpired:
+        raise MeasurementError(f"killed after {timeout:.0f} s") from None
+    if result.returncode != 0:
+        lines = [line for line in result.stderr.splitlines() if line.strip()]
+        raise MeasurementError(lines[-1].strip() if lines else f"exit status {result.returncode}")
+    return result.stdout
+
+
+def our_variants(case: Case) -> list[tuple[str, Reduction]]:
+    """Environment and reduction of our rows of a case."""
+    return [(p.env, p.reduction) for p in programs_of(case) if p.reduction is not None]
+
+
+def add_ceilings(results: Results, timeout: float) -> None:
+    """Measure the environments alone."""
+    for case in results.cases:
+        for env in dict.fromkeys(env for env, _ in our_variants(case)):
+            try:
+                found = json.loads(run_module("benchmarks.env_ceiling", [env, str(case.num_envs)], timeout))
+            except MeasurementError as error:
+                found = str(error)
+            results.ceilings[case.name, env] = found
+
+
+def add_splits(results: Results, timeout: float) -> None:
+    """Profile our rows, one run each."""
+    for case in results.cases:
+        for env, reduction in our_variants(case):
+            with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as directory:
+                config, out = Path(directory) / "config.json", Path(directory) / "split.json"
+                config.write_text(json.dumps(our_config(case, env, reduction)))
+                try:
+                    run_module("benchmarks.profile_split", [str(config), str(out)], timeout)
+                    found = json.loads(out.read_text())
+                except MeasurementError as error:
+                    found = str(error)
+            results.splits[case.name, env, reduction] = found
+
+
+def write(results: Results, directory: Path) -> None:
+    """The report and all figures."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "peers.md").write_text(markdown(results))
+    (directory / "peers.json").write_text(json.dumps(results.as_json(), indent=1) + "\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run everything; 1 if a run of ours failed, whatever the peers did."""
+    arguments = read_arguments(argv)
+    problems = peer_environment.prepare()
+    results = Results(facts(arguments), arguments.cases, problems=problems)
+    programs = [program for case in arguments.cases for program in programs_of(case)]
+    t2 = next((case for case in arguments.cases if case.name == T2.name), None)
+    if t2 is not None:
+        programs += scaling_programs(t2)
+    results.rows = run_interleaved(programs, arguments.repeats, arguments.timeout)
+    write(results, arguments.out)  # what follows may be interrupted
+    print("environments alone, and where the time goes", flush=True)
+    add_ceilings(results, arguments.timeout)
+    add_splits(results, arguments.timeout)
+    write(results, arguments.out)
+    print(f"\n{markdown(results)}\nwritten to {arguments.out}/peers.md and peers.json")
+    return 1 if any(row.ours and row.failures for row in results.rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,34 @@
+"""Settings to start from for an environment without a preset, by its spaces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lockstep.config import EnvConfig
+from lockstep.envs.description import describe
+from lockstep.presets import defaults_for
+from lockstep.runs.tracked_run import flattened
+
+
+def defaults_by_spaces(env_id: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """Make the environment once, and choose defaults by its spaces.
+
+    Args:
+        env_id: of an environment without a preset.
+        given: the settings that were given explicitly, nested.
+
+    Returns:
+        Nested settings, and a line that says which of them stand because nobody gave others. Both are empty for an
+        environment that can't be made: whoever makes it for the run says why.
+    """
+    env = {key: value for key, value in given.get("env", {}).items() if key != "id"}
+    try:
+        description = describe(EnvConfig.model_validate(env | {"id": env_id}))
+    except ValueError:
+        return {}, None
+    images = bool(description.observation.image_bytes)
+    settings, kind = defaults_for(continuous=not description.action.discrete, images=images)
+    taken = {key: value for key, value in flattened(settings).items() if key not in flattened(given)}
+    listed = ", ".join(f"{key} {value}" for key, value in taken.items())
+    return settings, f"no preset for {env_id}: defaults for {kind}: {listed}" if taken else None

@@ -1,0 +1,54 @@
+"""The mathematics both engines are held to, written once in float64 NumPy.
+
+Nothing here is fast and nothing here is used in training: every function is the formula of its source, spelt so that
+it can be checked against the paper line by line. The engines' own versions are compared with these in the tests.
+
+Arrays are time-major, `[num_steps, num_envs, ...]`. Inputs of any real dtype are converted to float64 first. Shapes
+that a formula expects to agree must agree exactly: nothing is broadcast across samples, because a silent broadcast of
+`[N, 1]` against `[N]` is the classic way for such a formula to be wrong.
+"""
+
+from lockstep.reference.advantages import discounted_returns, explained_variance, gae
+from lockstep.reference.arrays import Array
+from lockstep.reference.distributions import (
+    LOG_2PI,
+    categorical_entropy,
+    categorical_log_prob,
+    gaussian_entropy,
+    gaussian_log_prob,
+)
+from lockstep.reference.divergence import categorical_kl, gaussian_kl, kl_k1, kl_k2, kl_k3
+from lockstep.reference.grpo import episode_returns, first_episode_mask, group_advantages, grpo_loss
+from lockstep.reference.normalizers import Moments, merge_all, merge_moments, moments, normalize_advantages
+from lockstep.reference.optimizer import adam_step, adaptive_learning_rate, clip_by_global_norm
+from lockstep.reference.ppo import ppo_loss
+
+__all__ = [
+    "LOG_2PI",
+    "Array",
+    "Moments",
+    "adam_step",
+    "adaptive_learning_rate",
+    "categorical_entropy",
+    "categorical_kl",
+    "categorical_log_prob",
+    "clip_by_global_norm",
+    "discounted_returns",
+    "episode_returns",
+    "explained_variance",
+    "first_episode_mask",
+    "gae",
+    "gaussian_entropy",
+    "gaussian_kl",
+    "gaussian_log_prob",
+    "group_advantages",
+    "grpo_loss",
+    "kl_k1",
+    "kl_k2",
+    "kl_k3",
+    "merge_all",
+    "merge_moments",
+    "moments",
+    "normalize_advantages",
+    "ppo_loss",
+]

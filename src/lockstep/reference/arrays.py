@@ -1,0 +1,15 @@
+"""What every formula does with its arguments first: float64, and no silent broadcasting."""
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Array = NDArray[np.float64]
+
+
+def float64(**arrays: ArrayLike) -> list[Array]:
+    """Convert to float64 and insist on one common shape (keyword names appear in the error)."""
+    converted = {name: np.asarray(array, dtype=np.float64) for name, array in arrays.items()}
+    if len({array.shape for array in converted.values()}) > 1:
+        shapes = ", ".join(f"{name} {array.shape}" for name, array in converted.items())
+        raise ValueError(f"arrays must have the same shape, got {shapes}")
+    return list(converted.values())

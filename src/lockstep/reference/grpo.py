@@ -1,0 +1,160 @@
+"""GRPO: advantages relative to a group that started from the same state, and the loss of the valid steps.
+
+A group is `group_size` environments with consecutive ids that start a collection from one and the same seeded state. A
+collection is one episode of each environment: what an environment does after its first end is masked. The members'
+returns stand in for the critic.
+
+Source: Shao et al. 2024, "DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models",
+section 4.1, eq. 3 and 4. An action of a step is here what a token is there.
+"""
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from lockstep.reference.arrays import Array, float64
+from lockstep.reference.ppo import policy_terms
+
+
+def first_episode_mask(dones: ArrayLike) -> NDArray[np.bool_]:
+    """Which steps of a collection count: those of an environment's first episode, its last step included.
+
+    Args:
+        dones: `[T, E]` bool, terminated or truncated.
+
+    Returns:
+        `[T, E]` bool: True up to and including the first done step, False after it.
+    """
+    ended = np.cumsum(np.asarray(dones, dtype=np.bool_), axis=0) > 0
+    return ~np.concatenate([np.zeros_like(ended[:1]), ended[:-1]])
+
+
+def episode_returns(rewards: ArrayLike, mask: ArrayLike, gamma: float = 1.0) -> Array:
+    """Return of each environment over its valid steps: `R_e = sum_t gamma^t m_te r_te`.
+
+    The paper rewards an output as a whole, once (outcome supervision): its return is the same for every step. An
+    episode that the collection cut short has the return of the part that was seen.
+
+    Args:
+        rewards: `[T, E]`; ignored, whatever they hold, where `mask` is False.
+        mask: `[T, E]` bool.
+        gamma: Discount per step; 1 is the paper's plain sum.
+
+    Returns:
+        `[E]`.
+
+    Raises:
+        ValueError: If the shapes differ.
+    """
+    rewards, valid = float64(rewards=rewards, mask=mask)
+    discounts = gamma ** np.arange(len(rewards), dtype=np.float64)
+    return np.sum(discounts[:, None] * np.where(valid != 0, rewards, 0.0), axis=0)
+
+
+def group_advantages(returns: ArrayLike, group_size: int, eps: float, scale: bool = True) -> Array:
+    """Group-relative advantages of GRPO: `A_i = (R_i - mean_g) / (std_g + eps)`.
+
+    `std_g` is the population standard deviation (divided by `group_size`), as everywhere in this package; the paper
+    leaves the choice open. A group whose returns are all equal has advantages 0 (up to rounding).
+
+    Without `scale`, `A_i = R_i - mean_g`: dividing by the standard deviation weighs groups of nearly equal returns up.
+
+    Source: Shao et al. 2024, "DeepSeekMath", section 4.1.2 (outcome supervision); without `scale`: Liu et al. 2025,
+    "Understanding R1-Zero-Like Training: A Critical Perspective" (Dr. GRPO), section 3.2.
+
+    Args:
+        returns: `[num_groups * group_size]`; group g is the g-th run of `group_size` consecutive entries.
+        group_size: Members of a group.
+        eps: Added to the standard deviation; unused without `scale`.
+        scale: Whether to divide by the standard deviation.
+
+    Returns:
+        Advantages, `[num_groups * group_size]`.
+
+    Raises:
+        ValueError: If `returns` isn't one-dimensional or `group_size` doesn't divide its length.
+    """
+    (returns,) = float64(returns=returns)
+    if returns.ndim != 1 or group_size < 1 or returns.size % group_size:
+        raise ValueError(f"returns of shape {returns.shape} can't be cut into groups of {group_size}")
+    groups = returns.reshape(-1, group_size)
+    centred = groups - groups.mean(axis=1, keepdims=True)
+    if scale:
+        centred = centred / (groups.std(axis=1, keepdims=True) + eps)
+    return centred.reshape(-1)
+
+
+def grpo_loss(
+    new_log_prob: ArrayLike,
+    old_log_prob: ArrayLike,
+    advantages: ArrayLike,
+    mask: ArrayLike,
+    entropy: ArrayLike,
+    *,
+    clip_range: float,
+    entropy_coef: float = 0.0,
+    kl_coef: float = 0.0,
+    reference_log_prob: ArrayLike | None = None,
+    count: int,
+) -> dict[str, float]:
+    """GRPO's clipped loss and its diagnostics, each a sum over the valid steps given divided by `count`.
+
+    With `ratio = exp(new_log_prob - old_log_prob)`, per valid step:
+    policy `max(-A * ratio, -A * clip(ratio, 1 - eps, 1 + eps))` (eq. 3, negated: a loss);
+    `reference_kl` `exp(ref - new) - (ref - new) - 1` (eq. 4: k3 of KL(new || ref), as if `new` had acted);
+    `loss = policy_loss + kl_coef * reference_kl - entropy_coef * entropy`;
+    `approx_kl` and `clip_fraction` as in `ppo_loss`.
+
+    Eq. 3 divides each output by its own length and then by the group's size, so that a step of a long episode weighs
+    less. Here every valid step weighs the same: the sum is divided by their number in the global minibatch, on all
+    ranks together. A rank's own number would weigh the steps of ranks with short episodes up. Because `count` is the
+    global count, the results of any partition of the minibatch add up to the whole's.
+
+    Source: Shao et al. 2024, "DeepSeekMath", eq. 3 and 4; the division: Yu et al. 2025, "DAPO: An Open-Source LLM
+    Reinforcement Learning System at Scale", section 3.3.
+
+    Args:
+        new_log_prob: `[N]` (any shape, shared by all arrays), under the policy being trained.
+        old_log_prob: Under the policy that acted.
+        advantages: Of the episode that each step belongs to.
+        mask: True where the step is valid. Elsewhere the other arrays may hold anything, even nan.
+        entropy: Of the policy being trained, per step.
+        clip_range: eps.
+        entropy_coef: Weight of the entropy bonus; the paper has none.
+        kl_coef: Weight of the divergence from the reference policy, the paper's beta.
+        reference_log_prob: Under the reference policy; needed where `kl_coef` isn't 0.
+        count: Valid steps of the global minibatch, not of these arrays.
+
+    Returns:
+        `policy_loss`, `reference_kl` (0 without a reference policy), `entropy`, `loss`, `approx_kl`, `clip_fraction`.
+
+    Raises:
+        ValueError: If the shapes differ, `count` isn't positive or less than the valid steps given, or `kl_coef` has
+            no reference policy to apply to.
+    """
+    if reference_log_prob is None and kl_coef:
+        raise ValueError(f"kl_coef is {kl_coef}, but there is no reference_log_prob: give it, or kl_coef 0")
+    new_log_prob, old_log_prob, advantages, valid, entropy, reference = float64(
+        new_log_prob=new_log_prob,
+        old_log_prob=old_log_prob,
+        advantages=advantages,
+        mask=mask,
+        entropy=entropy,
+        reference_log_prob=new_log_prob if reference_log_prob is None else reference_log_prob,
+    )
+    chosen = valid != 0
+    if count < max(1, chosen.sum()):
+        raise ValueError(
+            f"count is {count}: it must be the number of valid steps in the global minibatch; here are {chosen.sum()}"
+        )
+    new, old, advantages = new_log_prob[chosen], old_log_prob[chosen], advantages[chosen]
+    ratio, away = np.exp(new - old), reference[chosen] - new
+    sums = {
+        "policy_loss": policy_terms(ratio, advantages, clip_range).sum(),
+        "reference_kl": (np.expm1(away) - away).sum(),
+        "entropy": entropy[chosen].sum(),
+        "approx_kl": (np.expm1(new - old) - (new - old)).sum(),
+        "clip_fraction": (np.abs(ratio - 1.0) > clip_range).sum(),
+    }
+    means = {name: float(total / count) for name, total in sums.items()}
+    loss = means["policy_loss"] + kl_coef * means["reference_kl"] - entropy_coef * means["entropy"]
+    return {**means, "loss": loss}

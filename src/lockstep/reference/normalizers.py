@@ -1,0 +1,101 @@
+"""Counts, means and variances that merge, and what is normalised by them."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from lockstep.reference.arrays import Array, float64
+
+
+class Moments(NamedTuple):
+    """Count, mean and sum of squared deviations from the mean (`m2`) of a set of samples, per element."""
+
+    count: int
+    mean: Array
+    m2: Array
+
+
+def moments(x: ArrayLike) -> Moments:
+    """Count, mean and m2 over axis 0, in two passes.
+
+    Args:
+        x: `[N, ...]`. N may be 0: mean and m2 are then 0, the neutral element of `merge_moments`.
+
+    Returns:
+        `(count, mean, m2)` with `count = N` and `mean`, `m2` of shape `[...]`.
+    """
+    (x,) = float64(x=x)
+    if len(x) == 0:
+        return Moments(0, np.zeros(x.shape[1:]), np.zeros(x.shape[1:]))
+    mean = x.mean(axis=0)
+    return Moments(len(x), mean, np.sum((x - mean) ** 2, axis=0))
+
+
+def merge_moments(a: tuple[int, ArrayLike, ArrayLike], b: tuple[int, ArrayLike, ArrayLike]) -> Moments:
+    """Moments of the union of two disjoint sets of samples.
+
+    With `delta = mean_b - mean_a` and `n = n_a + n_b`:
+    `mean = mean_a + delta * n_b / n`, `m2 = m2_a + m2_b + delta^2 * n_a * n_b / n`.
+
+    Source: Chan, Golub and LeVeque 1983, "Algorithms for Computing the Sample Variance", the pairwise update.
+
+    Args:
+        a: `(count, mean, m2)`.
+        b: `(count, mean, m2)`, of the same shapes.
+
+    Raises:
+        ValueError: If the shapes differ.
+    """
+    mean_a, m2_a, mean_b, m2_b = float64(mean_a=a[1], m2_a=a[2], mean_b=b[1], m2_b=b[2])
+    count = a[0] + b[0]
+    if count == 0:
+        return Moments(0, mean_a, m2_a)
+    delta = mean_b - mean_a
+    mean = mean_a + delta * (b[0] / count)
+    m2 = m2_a + m2_b + delta**2 * (a[0] * b[0] / count)
+    return Moments(count, mean, m2)
+
+
+def merge_all(parts: Sequence[tuple[int, ArrayLike, ArrayLike]]) -> Moments:
+    """Moments of the union of `parts`, merged from first to last: `((p_0 + p_1) + p_2) + ...`.
+
+    Args:
+        parts: At least one `(count, mean, m2)`, in shard order.
+
+    Raises:
+        ValueError: If `parts` is empty or the shapes differ.
+    """
+    if not parts:
+        raise ValueError("no moments to merge: give at least one (count, mean, m2)")
+    count, mean, m2 = parts[0]
+    merged = Moments(count, *float64(mean=mean, m2=m2))
+    for part in parts[1:]:
+        merged = merge_moments(merged, part)
+    return merged
+
+
+def normalize_advantages(advantages: ArrayLike, mean: float, m2: float, count: int, eps: float = 1e-8) -> Array:
+    """`(A - mean) / (std + eps)` with `std = sqrt(m2 / count)`.
+
+    `std` is the population standard deviation: `count` in the denominator, where `torch.std` has `count - 1` by
+    default. The statistics are those of the whole global minibatch; `advantages` may be any part of it.
+
+    Args:
+        advantages: Any shape.
+        mean: Mean of the global minibatch.
+        m2: Its sum of squared deviations.
+        count: Its number of samples.
+        eps: Added to the standard deviation.
+
+    Returns:
+        The shape of `advantages`.
+
+    Raises:
+        ValueError: If `count` isn't positive.
+    """
+    if count < 1:
+        raise ValueError(f"count is {count}: a mean and a variance need at least one sample")
+    (advantages,) = float64(advantages=advantages)
+    return (advantages - mean) / (np.sqrt(m2 / count) + eps)

@@ -1,0 +1,94 @@
+"""PPO's loss."""
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from lockstep.reference.arrays import Array, float64
+
+
+def policy_terms(ratio: Array, advantages: Array, clip_range: float) -> Array:
+    """Per-sample clipped surrogate, negated: `max(-A * ratio, -A * clip(ratio, 1 - eps, 1 + eps))`."""
+    clipped = np.clip(ratio, 1.0 - clip_range, 1.0 + clip_range)
+    return np.maximum(-advantages * ratio, -advantages * clipped)
+
+
+def _value_terms(new_values: Array, old_values: Array, returns: Array, value_clip_range: float | None) -> Array:
+    """Per-sample value loss: half the squared error, or the worse of that and the clipped value's."""
+    squared_error = (new_values - returns) ** 2
+    if value_clip_range is None:
+        return 0.5 * squared_error
+    clipped = old_values + np.clip(new_values - old_values, -value_clip_range, value_clip_range)
+    return 0.5 * np.maximum(squared_error, (clipped - returns) ** 2)
+
+
+def ppo_loss(
+    new_log_prob: ArrayLike,
+    old_log_prob: ArrayLike,
+    advantages: ArrayLike,
+    new_values: ArrayLike,
+    old_values: ArrayLike,
+    returns: ArrayLike,
+    entropy: ArrayLike,
+    *,
+    clip_range: float,
+    value_clip_range: float | None,
+    entropy_coef: float,
+    value_coef: float,
+    count: int,
+) -> dict[str, float]:
+    """PPO's clipped loss and its diagnostics, each a sum over the samples given divided by `count`.
+
+    With `ratio = exp(new_log_prob - old_log_prob)`, per sample:
+    policy `max(-A * ratio, -A * clip(ratio, 1 - eps, 1 + eps))`; value `0.5 * (V - R)^2`, or, with value clipping,
+    `0.5 * max((V - R)^2, (V_old + clip(V - V_old, -vclip, vclip) - R)^2)`;
+    `loss = policy_loss + value_coef * value_loss - entropy_coef * entropy`;
+    `approx_kl` is k3 of KL(old || new), `(ratio - 1) - log ratio`; `clip_fraction` counts `|ratio - 1| > eps`.
+
+    Because `count` is the global count, the results of any partition of the minibatch add up to the whole's.
+
+    Source: Schulman et al. 2017, "Proximal Policy Optimization Algorithms", eq. 7 and eq. 9 (negated: a loss);
+    value clipping: Engstrom et al. 2020, section 3; approx_kl: see `kl_k3`.
+
+    Args:
+        new_log_prob: `[N]` (any shape, shared by all arrays), under the policy being trained.
+        old_log_prob: Under the policy that acted.
+        advantages: Already normalised, if they are to be.
+        new_values: Of the value function being trained.
+        old_values: Of the value function that was used in the rollout. Unused without value clipping.
+        returns: Targets of the value function.
+        entropy: Of the policy being trained, per sample.
+        clip_range: eps.
+        value_clip_range: vclip, or None for no value clipping.
+        entropy_coef: Weight of the entropy bonus.
+        value_coef: Weight of the value loss.
+        count: Samples in the global minibatch, not in these arrays.
+
+    Returns:
+        `policy_loss`, `value_loss`, `entropy`, `loss`, `approx_kl`, `clip_fraction`.
+
+    Raises:
+        ValueError: If the shapes differ or `count` isn't positive.
+    """
+    if count < 1:
+        raise ValueError(f"count is {count}: it must be the positive number of samples in the global minibatch")
+    new_log_prob, old_log_prob, advantages, new_values, old_values, returns, entropy = float64(
+        new_log_prob=new_log_prob,
+        old_log_prob=old_log_prob,
+        advantages=advantages,
+        new_values=new_values,
+        old_values=old_values,
+        returns=returns,
+        entropy=entropy,
+    )
+    log_ratio = new_log_prob - old_log_prob
+    ratio = np.exp(log_ratio)
+    sums = {
+        "policy_loss": policy_terms(ratio, advantages, clip_range).sum(),
+        "value_loss": _value_terms(new_values, old_values, returns, value_clip_range).sum(),
+        "entropy": entropy.sum(),
+        "approx_kl": (np.expm1(log_ratio) - log_ratio).sum(),
+        "clip_fraction": (np.abs(ratio - 1.0) > clip_range).sum(),
+    }
+    means = {name: float(total / count) for name, total in sums.items()}
+    loss = means["policy_loss"] + value_coef * means["value_loss"] - entropy_coef * means["entropy"]
+    return {**means, "loss": loss}

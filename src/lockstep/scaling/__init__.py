@@ -1,0 +1,1 @@
+"""How a config scales over ranks: measured by ``lockstep bench``. Imports no framework."""

@@ -1,0 +1,213 @@
+"""One measurement: fresh training processes, watched until they have done their iterations."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lockstep.config import Config
+from lockstep.launch.process import end_with_parent, said_error
+from lockstep.runs.directory import TIMING
+from lockstep.scaling.plan import Job, Plan
+from lockstep.topology import LAUNCHER_VARIABLE
+
+POLL_SECONDS = 0.2
+GRACE_SECONDS = 10.0
+
+Progress = Callable[[int, int], None]
+"""Told the iterations done and those to do, again and again."""
+
+
+@dataclass
+class Outcome:
+    """What came of a job.
+
+    Attributes:
+        records: one an iteration, as in ``timing.jsonl``, with ``copy`` (which of the runs at once, from 0) and
+            ``measured`` (whether it counts).
+        error: why it failed, in one line, or None.
+        seconds: wall time, starting processes included.
+    """
+
+    records: list[dict[str, Any]]
+    error: str | None = None
+    seconds: float = 0.0
+
+
+@dataclass
+class Training:
+    """``lockstep train`` in a fresh process, and what it has recorded so far."""
+
+    process: subprocess.Popen[bytes]
+    timing: Path
+    stderr: Path
+    records: list[dict[str, Any]] = field(default_factory=list)
+    _read: int = 0
+
+    def watch(self) -> bool:
+        """Read what is new; whether the process still runs."""
+        running = self.process.poll() is None
+        if self.timing.is_file():
+            with self.timing.open("rb") as file:
+                file.seek(self._read)
+                whole = file.read().rpartition(b"\n")[0]
+            self._read += len(whole) + bool(whole)
+            self.records += [json.loads(line) for line in whole.splitlines()]
+        return running
+
+    def error(self) -> str:
+        """Why it failed."""
+        return said_error(self.stderr.read_text(errors="replace"), self.process.returncode)
+
+
+def start_training(
+    config: Config, world_size: int, name: str, directory: Path, steps: int | None, gpu: str | None = None
+) -> Training:
+    """Start ``lockstep train`` on ``world_size`` ranks.
+
+    Args:
+        config: resolved.
+        world_size: ranks.
+        name: of the run.
+        directory: where it is made.
+        steps: global steps after which it ends, or None: when it is told to.
+        gpu: the only GPU that it is to see.
+    """
+    source = directory / f"{name}.json"
+    source.write_text(config.model_dump_json())
+    words = [sys.executable, "-m", "lockstep", "train", str(source), "--nproc", str(world_size), "--name", name]
+    words += ["--runs-dir", str(directory), "--quiet"]
+    words += [] if steps is None else ["--stop-at-step", str(steps)]
+    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", LAUNCHER_VARIABLE)}
+    environment |= {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
+    stderr = directory / f"{name}.stderr"
+    with stderr.open("wb") as file:
+        process = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=file,
+            env=environment,
+            start_new_session=True,  # Ctrl-C is this process's to deal with
+            preexec_fn=partial(end_with_parent, os.getpid()),
+        )
+    return Training(process, directory / name / TIMING, stderr)
+
+
+def stop(trainings: Sequence[Training]) -> None:
+    """End what still runs: at the next iteration, or after a grace at once."""
+    for training in trainings:
+        if training.process.poll() is None:
+            training.process.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + GRACE_SECONDS
+    for training in trainings:
+        try:
+            training.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            training.process.kill()
+            training.process.wait()
+
+
+def measure(job: Job, plan: Plan, directory: Path, progress: Progress) -> Outcome:
+    """Do a job; a run that fails is an outcome too.
+
+    Args:
+        job: what.
+        plan: of which sweep.
+        directory: for what the runs leave; it is removed again.
+        progress: see :data:`Progress`.
+    """
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    started = time.monotonic()
+    try:
+        outcome = (_run if job.kind == "run" else _ceiling)(job.world_size, plan, directory, progress)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    outcome.seconds = time.monotonic() - started
+    return outcome
+
+
+def _run(world_size: int, plan: Plan, directory: Path, progress: Progress) -> Outcome:
+    """One run on ``world_size`` ranks."""
+    wanted = plan.warmup_iters + plan.iters
+    training = start_training(plan.sized(world_size), world_size, "run", directory, plan.steps(world_size))
+    try:
+        while training.watch():
+            progress(len(training.records), wanted)
+            time.sleep(POLL_SECONDS)
+    finally:
+        stop([training])
+    records = [r | {"copy": 0, "measured": r["iteration"] > plan.warmup_iters} for r in training.records]
+    if training.process.returncode:
+        return Outcome(records, training.error())
+    if len(records) != wanted:
+        return Outcome(records, f"{len(records)} iterations were recorded instead of {wanted}")
+    return Outcome(records)
+
+
+def _ceiling(copies: int, plan: Plan, directory: Path, progress: Progress) -> Outcome:
+    """As many single-rank runs at once, until all of them have done their iterations side by side."""
+    config, wanted = plan.sized(1), plan.warmup_iters + plan.iters
+    gpus = visible_gpus(copies) if config.device == "cuda" else [None] * copies
+    trainings: list[Training] = []
+    measured: list[list[bool]] = []
+    failed = None
+    try:
+        for number, gpu in enumerate(gpus):
+            trainings.append(start_training(config, 1, f"copy_{number}", directory, None, gpu))
+        while True:
+            running = [training.watch() for training in trainings]
+            failed = next((t for t, runs in zip(trainings, running, strict=True) if not runs), None)
+            measured = side_by_side([t.records for t in trainings], plan.warmup_iters)
+            done = min(sum(flags) for flags in measured)
+            progress(min(plan.warmup_iters + done, *(len(t.records) for t in trainings)), wanted)
+            if failed is not None or done >= plan.iters:
+                break
+            time.sleep(POLL_SECONDS)
+    finally:
+        stop(trainings)
+    records = [
+        record | {"copy": copy, "measured": flag}
+        for copy, (training, flags) in enumerate(zip(trainings, measured, strict=True))
+        for record, flag in zip(training.records, flags, strict=True)
+    ]
+    return Outcome(records, None if failed is None else failed.error())
+
+
+def side_by_side(copies: Sequence[Sequence[dict[str, Any]]], warmup_iters: int) -> list[list[bool]]:
+    """Which iterations of runs at once count: those from beginning to end beside a warmed-up iteration of every other.
+
+    Args:
+        copies: each run's records, in order; ``ended`` and ``t_iter`` say when an iteration took place.
+        warmup_iters: first iterations of each that never count.
+    """
+    if any(len(records) <= warmup_iters for records in copies):
+        return [[False] * len(records) for records in copies]
+
+    def began(record: dict[str, Any]) -> float:
+        return record["ended"] - max(record["t_iter"])
+
+    opens = max(began(records[warmup_iters]) for records in copies)
+    closes = min(records[-1]["ended"] for records in copies)
+    return [
+        [number >= warmup_iters and began(r) >= opens and r["ended"] <= closes for number, r in enumerate(records)]
+        for records in copies
+    ]
+
+
+def visible_gpus(count: int) -> list[str]:
+    """The names of ``count`` GPUs, one for each independent run."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [str(n) for n in range(count)] if given is None else [part.strip() for part in given.split(",")]
+    return names[:count]

@@ -1,0 +1,192 @@
+"""What a sweep measures: world sizes and repeats, in which order, and what two sweeps must share to be one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import lockstep
+from lockstep.config import Config, resolve
+from lockstep.topology import available_cores
+
+Mode = Literal["weak", "strong"]
+MODES = ("weak", "strong")
+
+# Runs end by a number of iterations, never by total_steps: a schedule stays where it begins.
+ENDLESS = 10**15
+PACKAGES = ("torch", "numpy", "gymnasium", "mujoco")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One thing to measure, in processes of its own.
+
+    Attributes:
+        kind: ``run``, one run on ``world_size`` ranks; or ``ceiling``, as many single-rank runs at once.
+        world_size: ranks, or copies.
+        repeat: from 1.
+    """
+
+    kind: Literal["run", "ceiling"]
+    world_size: int
+    repeat: int
+
+    @property
+    def name(self) -> str:
+        """Of its log file."""
+        return f"{'ranks' if self.kind == 'run' else 'copies'}_{self.world_size}_repeat_{self.repeat}"
+
+    def __str__(self) -> str:
+        what = "rank" if self.kind == "run" else "independent run"
+        return f"{self.world_size} {what}{'s' if self.world_size > 1 else ''}, repeat {self.repeat}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A sweep.
+
+    Attributes:
+        config: what is measured, as the user gave it.
+        mode: ``weak`` (every rank has the config's environments) or ``strong`` (the ranks share them).
+        world_sizes: ascending.
+        repeats: of every world size.
+        warmup_iters: first iterations of each run, left out; ``iters`` those that are measured.
+        ceiling: whether the machine's own ceiling is measured too.
+    """
+
+    config: Config
+    mode: Mode
+    world_sizes: tuple[int, ...]
+    repeats: int = 3
+    warmup_iters: int = 5
+    iters: int = 30
+    ceiling: bool = True
+
+    def check(self) -> None:
+        """Raise a one-line ``ValueError`` for what can't be measured."""
+        for name, least in (("repeats", 1), ("warmup_iters", 0), ("iters", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name.replace('_', '-')}: {getattr(self, name)} is below {least}")
+        if self.mode not in MODES:
+            raise ValueError(f"mode: {self.mode!r} is none of {', '.join(MODES)}")
+        for world_size in self.world_sizes:
+            self.sized(world_size)
+
+    def sized(self, world_size: int) -> Config:
+        """The config of the run on ``world_size`` ranks, resolved.
+
+        Weak: a rank has the same shards, of the same shape, at every world size; environments and shards grow with
+        the ranks. Strong: the config as it is.
+
+        Raises:
+            ValueError: that many ranks can't share it; one line with the nearest that can.
+        """
+        if self.mode == "strong":
+            if self.config.num_envs_per_rank is not None:
+                raise ValueError(
+                    f"num_envs_per_rank: {self.config.num_envs_per_rank} grows with the ranks, which mode strong must "
+                    "not; give num_envs, or --mode weak"
+                )
+            return self._measured(resolve(self.config, world_size))
+        if world_size & (world_size - 1):
+            below = 1 << (world_size.bit_length() - 1)
+            raise ValueError(
+                f"world-sizes: {world_size} ranks with equal shards make no power of two in mode weak; nearest that "
+                f"work: {below} or {2 * below}"
+            )
+        one = resolve(self.config)
+        grown = {"num_envs": one.envs * world_size, "num_shards": one.shards * world_size}
+        return self._measured(resolve(one.model_copy(update=grown), world_size))
+
+    def _measured(self, config: Config) -> Config:
+        """Without what is no part of an iteration, and with each rank's times."""
+        changes = {
+            "log": {"tensorboard": False, "jsonl": None, "timing": True},
+            "eval": {"interval": 0},
+            "checkpoint": {"interval": 0},
+            "proof": {"trace": False},
+        }
+        sections = {name: getattr(config, name).model_copy(update=values) for name, values in changes.items()}
+        return config.model_copy(update={**sections, "total_steps": ENDLESS})
+
+    def steps(self, world_size: int) -> int:
+        """Global environment steps of the run on ``world_size`` ranks."""
+        return (self.warmup_iters + self.iters) * self.sized(world_size).steps_per_iteration
+
+    def jobs(self) -> list[Job]:
+        """Everything to measure: repeat after repeat, each over all world sizes, every second one backwards.
+
+        What drifts while the sweep runs (temperature, other users) then falls on all world sizes alike.
+        """
+        out = []
+        for repeat in range(1, self.repeats + 1):
+            once = [Job("run", n, repeat) for n in self.world_sizes]
+            once += [Job("ceiling", n, repeat) for n in self.world_sizes if self.ceiling and n > 1]
+            once.sort(key=lambda job: (job.world_size, job.kind))
+            out += once if repeat % 2 else once[::-1]
+        return out
+
+    def identity(self) -> dict[str, Any]:
+        """What a number of this sweep depends on, flat: measured under another identity it isn't of this sweep."""
+        config = _flat(self.sized(1).model_dump(mode="json"))
+        facts = {
+            "mode": self.mode,
+            "warmup-iters": self.warmup_iters,
+            "iters": self.iters,
+            "lockstep's source": source_digest(),
+            "host": platform.node(),
+            "cores": available_cores(),
+            "python": platform.python_version(),
+        }
+        return config | facts | {name: _version(name) for name in PACKAGES}
+
+
+def parse_world_sizes(text: str) -> tuple[int, ...]:
+    """``"1,2,4"`` as numbers of ranks, ascending.
+
+    Raises:
+        ValueError: it is no list of different numbers of ranks.
+    """
+    try:
+        sizes = sorted(int(part) for part in text.split(","))
+    except ValueError:
+        sizes = []
+    if not sizes or sizes[0] < 1 or len(set(sizes)) < len(sizes):
+        raise ValueError(f"world-sizes: {text!r} is not a list of different numbers of ranks such as 1,2,4")
+    return tuple(sizes)
+
+
+def source_digest() -> str:
+    """Of this package's own code: what was measured with other code is another measurement."""
+    root, digest = Path(lockstep.__file__).parent, hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    """``(key, ours, theirs)`` of everything in which two identities differ."""
+    keys = [*ours, *(key for key in theirs if key not in ours)]
+    return [(key, ours.get(key), theirs.get(key)) for key in keys if ours.get(key) != theirs.get(key)]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict) and key != "kwargs":
+            out |= _flat(value, f"{prefix}{key}.")
+        else:
+            out[prefix + key] = json.loads(json.dumps(value))
+    return out

@@ -1,0 +1,156 @@
+"""Pictures of a policy: windows, mp4 files, and the video of an evaluation."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+from lockstep.config import EnvConfig
+from lockstep.envs.description import make_environment
+from lockstep.envs.keyed import environment_failure, stated_mask
+from lockstep.policy import Policy
+from lockstep.shards import keyed_seed
+
+
+def has_screen() -> bool:
+    """Whether windows can be opened here."""
+    return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def prepare_rendering(screen: bool) -> None:
+    """Choose the graphics libraries' back ends; before an environment that they belong to is imported."""
+    os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")  # pygame would swallow SIGTERM
+    if not screen:
+        os.environ.setdefault("MUJOCO_GL", "egl")
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+
+
+def video_writer(video: Path, fps: int) -> Any:
+    """An mp4 file to append frames to.
+
+    Raises:
+        ValueError: the name doesn't end in .mp4, or what a video needs isn't installed.
+    """
+    if video.suffix != ".mp4":
+        raise ValueError(f"video: {video} must end in .mp4")
+    imageio = _imageio("video")
+    video.parent.mkdir(parents=True, exist_ok=True)
+    return imageio.get_writer(video, fps=fps, macro_block_size=2)
+
+
+def _imageio(key: str) -> Any:
+    try:
+        import imageio
+        import imageio_ffmpeg  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{key}: needs {error.name}; pip install 'lockstep-rl[video]'") from None
+    return imageio
+
+
+def drawn_environment(config: EnvConfig, mode: str) -> Any:
+    """An environment that draws itself in a window (``human``) or as arrays (``rgb_array``).
+
+    Raises:
+        ValueError: it can't; one line.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Gymnasium warns of the mode that the error below names
+        try:
+            return make_environment(config, render_mode=mode)
+        except ValueError as error:
+            if "render_mode" not in str(error):
+                raise
+            raise ValueError(f"{config.id} can't be drawn: it takes no render_mode={mode!r}") from None
+
+
+def play_episode(env: Any, policy: Policy, writer: Any, seed: int, deterministic: bool) -> float:
+    """One episode, drawn before every step; its return."""
+    name, where, total, steps, over = policy.config.env.id, "reset", 0.0, 0, False
+    try:
+        observation, info = env.reset(seed=seed)
+        policy.reset()
+        where, masked = "step", policy.environment["mask_from"]
+        while not over and steps < policy.config.eval.max_steps:
+            if writer is not None:
+                writer.append_data(_frame(env))
+            action = policy(observation, deterministic, stated_mask(env, info, masked))
+            observation, reward, terminated, truncated, info = env.step(action)
+            total, steps, over = total + float(reward), steps + 1, terminated or truncated
+    except (ValueError, OSError):
+        raise
+    except Exception as error:
+        raise environment_failure(f"environment {name}", where, error) from error
+    return total
+
+
+def _frame(env: Any) -> Any:
+    try:
+        frame = env.render()
+    except Exception as error:
+        hint = (
+            "; on a machine without a screen MUJOCO_GL=egl or MUJOCO_GL=osmesa may help"
+            if "mujoco" in str(env.spec.entry_point)
+            else ""
+        )
+        raise ValueError(f"{env.spec.id} can't be rendered here: {type(error).__name__}: {error}{hint}") from None
+    if frame is None:
+        raise ValueError(f"{env.spec.id} gives no picture in render mode rgb_array")
+    return frame
+
+
+def frames_per_second(env: Any) -> int:
+    """What an environment's picture is meant for, or 30."""
+    return int(env.metadata.get("render_fps") or 30)
+
+
+def check_video(config: EnvConfig) -> None:
+    """Draw one picture of an environment, so that a run that records videos doesn't start where it can't.
+
+    Raises:
+        ValueError: it can't be drawn here, or what a video needs isn't installed; one line.
+    """
+    _imageio("eval.record_video")
+    prepare_rendering(screen=False)
+    try:
+        env = drawn_environment(config, "rgb_array")
+        try:
+            env.reset(seed=0)
+            _frame(env)
+        finally:
+            env.close()
+    except ValueError as error:
+        raise ValueError(f"eval.record_video: {error}") from None
+
+
+def record_evaluation(policy: Policy, video: Path) -> float:
+    """Record the first episode of a policy's evaluation, with its most likely actions, as an mp4 file.
+
+    The file appears under its name when it is whole.
+
+    Returns:
+        The episode's return.
+
+    Raises:
+        ValueError: the environment can't be drawn here.
+        OSError: the file can't be written.
+        EnvironmentFailureError: the environment raised.
+    """
+    prepare_rendering(screen=False)
+    env = drawn_environment(policy.config.env, "rgb_array")
+    unfinished = video.with_name(f".{video.stem}.unfinished.mp4")
+    try:
+        writer = video_writer(unfinished, frames_per_second(env))
+        try:
+            score = play_episode(env, policy, writer, keyed_seed(policy.config.seed, "eval", 0), True)
+        finally:
+            writer.close()
+        unfinished.replace(video)
+        return score
+    finally:
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        env.close()

@@ -1,0 +1,42 @@
+"""Programs and rows that need no peer and no training."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks.cases import Program
+from benchmarks.comparison import Row
+
+
+@pytest.fixture
+def scripted(tmp_path: Path) -> Callable[..., Program]:
+    """A program of the given Python lines; ``say(text)`` writes one line into its pipe."""
+
+    def make(body: str, copies: int = 1) -> Program:
+        script = tmp_path / "script.py"
+        opening = "import sys, time\nlines = open(sys.argv[1], 'w')\n"
+        say = "def say(text='x'):\n    print(text, file=lines, flush=True)\n"
+        script.write_text(opening + say + body)
+        command = (sys.executable, str(script), "{lines}")
+        return Program("T1", "scripted", "CartPole-v1", command, 10, copies=copies, package="scripted")
+
+    return make
+
+
+@pytest.fixture
+def row() -> Callable[..., Row]:
+    """A row with these rates."""
+
+    def make(*rates: float, ours: bool = False, framework: str = "torch", env: str = "CartPole-v1", **rest) -> Row:
+        reduction = rest.pop("reduction", "exact") if ours else None
+        label = rest.pop("label", "Lockstep, exact" if ours else f"peer {framework}")
+        scaling = rest.pop("scaling", None)
+        made = Row("T1", label, env, reduction, framework, scaling, ours)
+        made.rates, made.cores, made.failures = list(rates), [1.0] * len(rates), rest.pop("failures", [])
+        return made
+
+    return make

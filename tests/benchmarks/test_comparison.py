@@ -1,0 +1,45 @@
+import pytest
+
+from benchmarks.cases import ARRAY_CARTPOLE, T1, ours
+from benchmarks.comparison import Row, best, mean_times, ratio, verdict
+from benchmarks.steady_rate import Measured
+
+
+def test_median_not_mean(row):
+    assert row(10.0, 11.0, 1000.0).median == 11.0
+
+
+def test_a_failed_repetition_leaves_no_figure(row):
+    assert row(10.0, 11.0, failures=["killed"]).median is None
+
+
+def test_best_passes_over_rows_without_a_figure(row):
+    slow, fast, broken = row(10.0), row(20.0), row(99.0, failures=["exit status 1"])
+    assert best([slow, broken, fast]) is fast
+    assert best([broken]) is None
+
+
+def test_ratio_and_verdict(row):
+    assert ratio(row(30.0), row(10.0)) == pytest.approx(3.0)
+    assert verdict(3.0, 3.0) == "met"
+    assert verdict(2.99, 3.0) == "missed"
+
+
+def test_what_is_unknown_is_not_met(row):
+    assert ratio(row(30.0), None) is None
+    assert ratio(row(30.0, failures=["killed"]), row(10.0)) is None
+    assert verdict(None, 3.0) == "unknown"
+
+
+def test_hidden_time_shows():
+    records = [{f"time/{name}": 0.1 for name in ("t_rollout", "t_learn", "t_comm", "t_wait", "t_other")}] * 5
+    records = [record | {"time/t_iter": 0.5} for record in records]
+    assert mean_times(Measured(1.0, 1.0, wall=2.0, records=records))["accounted"] == pytest.approx(1.0)
+    assert mean_times(Measured(1.0, 1.0, wall=4.0, records=records))["accounted"] == pytest.approx(0.5)
+
+
+def test_a_row_takes_in_repetitions():
+    made = Row.of(ours(T1, ARRAY_CARTPOLE, "exact"))
+    made.add(Measured(5.0, 1.0, 1.0))
+    made.add(Measured(7.0, 1.2, 1.0))
+    assert (made.median, made.cores, made.times) == (6.0, [1.0, 1.2], [])

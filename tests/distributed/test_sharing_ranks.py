@@ -1,0 +1,135 @@
+"""Ranks of one host meet in memory: the same bytes as by the backend, an error when a peer is gone, no traces."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import uuid
+from contextlib import contextmanager
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+
+import pytest
+from command_line import EVALUATED, GATED, MODULES, marked, metrics_of, running, same, surroundings, wait_until
+
+from lockstep.torch_engine.shared_memory import obstacle
+
+pytestmark = pytest.mark.skipif(obstacle() is not None, reason=f"shared memory: {obstacle()}")
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+@contextmanager
+def exchanging(case, world_size):
+    """Ranks of ``exchanging CASE`` while they run; at the end they are gone."""
+    common = surroundings(uuid.uuid4().hex) | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    processes = []
+    try:
+        for rank in range(world_size):
+            env = common | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
+            words = [sys.executable, str(MODULES / "exchanging.py"), case]
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+            processes.append(subprocess.Popen(words, env=env, **pipes))
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def said(line):
+    facts = json.loads(line)
+    return facts.pop("what"), facts
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_both_ways_give_the_same_bytes(world_size):
+    with exchanging("compare", world_size) as processes:
+        outputs = [process.communicate(timeout=120) for process in processes]
+    assert [process.returncode for process in processes] == [0] * world_size, outputs
+    for output, _ in outputs:
+        seen = dict(map(said, output.splitlines()))
+        assert len(seen) == 5 * 9 + 2 * 2 * 9 + 5
+        assert seen.pop("other") == {"equal": False}  # one rank brought something else to one of the two
+        assert [what for what, facts in seen.items() if not facts["equal"]] == []
+
+
+def test_ranks_in_a_hurry_read_neither_too_early_nor_too_late():
+    with exchanging("hurry", 4) as processes:
+        outputs = [process.communicate(timeout=120)[0] for process in processes]
+    assert list(map(said, outputs)) == [("hurry", {"right": 400})] * 4
+
+
+def test_a_peer_that_is_late_leaves_or_dies_ends_the_others():
+    with exchanging("fail", 2) as (first, second):
+        wait_until(lambda: second.stdout.readline().startswith('{"what": "left"'), "the second rank doesn't leave")
+        seen = dict(said(first.stdout.readline()) for _ in range(4))
+        assert "waiting" in seen
+        second.kill()
+        seen |= [said(first.communicate(timeout=10)[0])]
+    errors = {what: facts["error"] for what, facts in seen.items() if what != "waiting"}
+    assert errors == {
+        "size": "rank 0 brought 12 bytes to a collective and rank 1 brought 16",
+        "late": "rank 0 lost its peers: rank 1 didn't come to a collective in 0.3 s",
+        "left": "rank 0 lost its peers: rank 1 has left the run",
+        "killed": "rank 0 lost its peers: rank 1 has ended",
+    }
+
+
+def test_ddp_reduces_through_memory_and_notices_a_dead_peer():
+    with exchanging("behind_ddp", 2) as (first, second):
+        _, gradient = said(first.stdout.readline())
+        # Rank r has 4 rows of (r, r): the weight's gradient is 4·r, the bias's 4; DDP takes the mean over ranks.
+        assert gradient == {"values": [[2.0, 2.0], [4.0]], "calls": 1}
+        assert said(first.stdout.readline())[0] == "waiting"
+        second.kill()
+        output, errors = first.communicate(timeout=10)
+        assert said(output) == ("killed", {"error": "rank 0 lost its peers: rank 1 has ended"}), errors
+
+
+@pytest.mark.parametrize("reduction", ["exact", "fast"])  # fast: of two numbers there is only one sum
+def test_a_run_is_the_same_by_memory_and_by_the_backend(trained, reduction):
+    words = (*EVALUATED, "--nproc", 2, "--reduction", reduction)
+    shared, backend = (trained(*words, "--collectives", how) for how in ("shared", "backend"))
+    same(shared, backend)
+    assert [run.summary["collectives"] for run in (shared, backend)] == ["shared memory", "gloo"]
+
+
+def mappings(pid):
+    """Files that a process has mapped into its memory."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return {line.split(maxsplit=5)[5] for line in lines if len(line.split(maxsplit=5)) == 6}
+
+
+def named_memory(pid):
+    return {name for name in mappings(pid) if name.startswith("/dev/shm/")}
+
+
+def test_shared_memory_has_no_name_that_could_be_left_behind(tmp_path):
+    gate, path = tmp_path / "gate", tmp_path / "runs" / "run"
+    gate.touch()
+    with running("train", *GATED, "--nproc", 2, "--name", "run", cwd=tmp_path, GATE=str(gate)) as (process, mark):
+        wait_until(lambda: len(metrics_of(path)) == 4, "the run doesn't reach the gate")
+        ranks = [pid for rank in range(2) for pid in marked(mark, f"RANK={rank}")]
+        assert len(ranks) == 2
+        for pid in ranks:
+            assert [name for name in mappings(pid) if "memfd:lockstep" in name] == ["/memfd:lockstep (deleted)"]
+            assert named_memory(pid) == set()
+        for pid in [process.pid, *ranks]:
+            os.kill(pid, signal.SIGKILL)
+        process.wait(10)
+        wait_until(lambda: not marked(mark), "ranks outlive their parent", 15.0)
+
+
+def test_memory_with_a_name_would_be_seen():
+    memory = SharedMemory(create=True, size=64)
+    try:
+        assert named_memory(os.getpid()) == {f"/dev/shm/{memory.name}"}
+    finally:
+        memory.close()
+        memory.unlink()

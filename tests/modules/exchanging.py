@@ -1,0 +1,152 @@
+"""A rank that exchanges tensors: ``python -m exchanging CASE`` with torchrun's variables set.
+
+It prints one JSON line for each thing it saw; the tests read them.
+"""
+
+import json
+import sys
+import time
+
+import torch
+
+from lockstep.config import Config, resolve
+from lockstep.errors import PeerFailureError
+from lockstep.shards import ShardPlan
+from lockstep.topology import from_environment
+from lockstep.torch_engine.distributed import Communicator, open_process_group
+from lockstep.torch_engine.shared_memory import SharedSlots, open_shared_slots
+
+SLOT = 1 << 12
+SHAPES = [(0,), (3, 0), (), (1,), (7, 3), (10_000,), (SLOT,), (SLOT + 1,), (5, 2 * SLOT + 3)]
+DTYPES = [torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool]
+
+
+def say(**facts):
+    print(json.dumps(facts), flush=True)
+
+
+class Ranks:
+    """This rank, and communicators of its run."""
+
+    def __init__(self):
+        torch.set_num_threads(1)
+        self.topology = from_environment()
+        self.rank, self.size = self.topology.rank, self.topology.world_size
+        self.config = resolve(Config(num_envs=8, num_steps=16), self.size)
+        open_process_group(self.topology, self.config)
+        self.plan = ShardPlan(8, 8, self.size, self.rank)
+        self.backend = self.communicator()
+
+    def communicator(self):
+        return Communicator(self.topology, self.plan, torch.device("cpu"))
+
+    def sharing(self, timeout=60.0, slot_bytes=SLOT):
+        communicator = self.communicator()
+        slots = open_shared_slots(self.rank, self.size, self.backend.gather_json, timeout, slot_bytes)
+        assert isinstance(slots, SharedSlots), slots
+        communicator.slots = slots
+        return communicator
+
+
+def random(shape, dtype, seed):
+    generator = torch.Generator().manual_seed(seed)
+    if dtype.is_floating_point:
+        return torch.randn(shape, generator=generator, dtype=dtype) * 10 ** torch.randn(shape, generator=generator)
+    return torch.randint(0, 2 if dtype == torch.bool else 200, shape, generator=generator).to(dtype)
+
+
+def same(a, b):
+    contents = (x.contiguous().view(-1).view(torch.uint8) for x in (a, b))
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(*contents)
+
+
+def compare():
+    """Both ways over all sizes and types, and strided; then one rank brings something else to one of them."""
+    ranks = Ranks()
+    backend, shared = ranks.backend, ranks.sharing()
+    for dtype in DTYPES:
+        for number, shape in enumerate(SHAPES):
+            sent = [random(shape, dtype, 100 * number + rank) for rank in range(ranks.size)]
+            rows = [c.gather_ranks(sent[ranks.rank]) for c in (backend, shared)]
+            say(what=f"gather {dtype} {shape}", equal=same(*rows) and same(rows[1], torch.stack(sent)))
+            if dtype.is_floating_point:
+                local = random((ranks.plan.local_num_shards, *shape), dtype, 100 * number + ranks.rank)
+                say(what=f"sum {dtype} {shape}", equal=same(backend.sum_shards(local), shared.sum_shards(local)))
+                reduced = [c.all_reduce(local.clone()) for c in (backend, shared)]
+                say(what=f"reduce {dtype} {shape}", equal=torch.allclose(*reduced, rtol=1e-4, atol=1e-3))
+    grid = random((6, 8), torch.float32, ranks.rank)
+    say(what="strided", equal=same(backend.gather_ranks(grid.t()[::2]), shared.gather_ranks(grid.t()[::2])))
+    kept = shared.gather_ranks(grid)
+    for other in range(4):
+        shared.gather_ranks(random((6, 8), torch.float32, 50 + other))
+    say(what="kept", equal=same(kept, backend.gather_ranks(grid)))
+    payload = bytes(range(200)) * 50 * ranks.rank
+    say(what="bytes", equal=backend.gather_bytes(payload) == shared.gather_bytes(payload))
+    other = grid.clone()
+    other[0, 0] += float(ranks.rank == ranks.size - 1)
+    say(what="other", equal=same(backend.gather_ranks(grid), shared.gather_ranks(other)))
+    counts = shared.calls, shared.bytes_sent, len(shared.take_durations())
+    say(what="counted", equal=counts[0] == counts[2] > 0 and counts[1] > 0)
+
+
+def hurry():
+    """Collectives one upon the other, of ranks that are now and then late: nobody reads what is not yet or no more."""
+    ranks = Ranks()
+    shared = ranks.sharing(slot_bytes=1 << 18)
+    x, right = torch.empty(1 << 16), 0
+    for number in range(400):
+        if (number * 7 + ranks.rank * 5) % 11 == 0:
+            time.sleep(0.0005)
+        x.fill_(number + 1000 * ranks.rank)
+        everyone = ranks.size * number + 1000 * sum(range(ranks.size))
+        right += bool((shared.all_reduce(x) == everyone).all())
+    say(what="hurry", right=right)
+
+
+def failure(what, operation):
+    try:
+        operation()
+    except PeerFailureError as error:
+        say(what=what, error=str(error))
+    else:
+        say(what=what, error=None)
+
+
+def fail():
+    """What a rank sees of a peer that brings another size, stays away, leaves, and is killed; the first one waits."""
+    ranks = Ranks()
+    mismatched, late, leaving, killed = ranks.sharing(), ranks.sharing(timeout=0.3), ranks.sharing(), ranks.sharing()
+    failure("size", lambda: mismatched.gather_ranks(torch.zeros(3 + ranks.rank)))
+    if ranks.rank == 0:
+        failure("late", lambda: late.gather_ranks(torch.zeros(3)))
+        failure("left", lambda: leaving.gather_ranks(torch.zeros(3)))
+        say(what="waiting")
+        failure("killed", lambda: killed.gather_ranks(torch.zeros(3)))
+    else:
+        leaving.close()
+        say(what="left")
+        time.sleep(600)
+
+
+def behind_ddp():
+    """A backward pass through DDP whose peer never comes to it."""
+    ranks = Ranks()
+    shared = ranks.sharing()
+    module = shared.data_parallel(torch.nn.Linear(2, 1))
+    loss = module(torch.full((4, 2), float(ranks.rank))).sum()
+    loss.backward()
+    say(
+        what="gradient",
+        values=[p.grad.flatten().tolist() for p in module.parameters() if p.grad is not None],
+        calls=shared.calls,
+    )
+    loss = module(torch.ones(4, 2)).sum()
+    if ranks.rank == 0:
+        say(what="waiting")
+        failure("killed", loss.backward)
+    else:
+        say(what="left")
+        time.sleep(600)
+
+
+{"compare": compare, "hurry": hurry, "fail": fail, "behind_ddp": behind_ddp}[sys.argv[1]]()

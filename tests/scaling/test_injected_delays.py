@@ -1,0 +1,88 @@
+"""What is put into a run shows where it belongs: a slow collective in t_comm, a slow rank in the others' t_wait."""
+
+import json
+from statistics import fmean, median
+
+import pytest
+from command_line import lockstep
+
+ITERS = 20
+SMALL = ("--num-envs", 8, "--num-steps", 16, "--ppo.num-epochs", 1, "--ppo.num-minibatches", 2, "--proof.interval", 0)
+SWEEP = ("--mode", "strong", "--repeats", 1, "--warmup-iters", 2, "--iters", ITERS, "--no-ceiling", "--name", "sweep")
+PARTS = ("t_rollout", "t_learn", "t_comm", "t_wait", "t_other")
+COLLECTIVE, SLOW = 0.02, 0.05
+
+
+def measured(folder, world_size, **environment):
+    """The measured iterations of one run on ``world_size`` ranks."""
+    words = ("bench", "delaying:UnevenCartPole-v0", *SMALL, *SWEEP, "--world-sizes", world_size)
+    ended = lockstep(*words, cwd=folder, **environment)
+    assert ended.code == 0, ended.stderr
+    log = folder / "runs" / "sweep" / "logs" / f"ranks_{world_size}_repeat_1.jsonl"
+    records = [record for line in log.read_text().splitlines() if (record := json.loads(line))["measured"]]
+    assert len(records) == ITERS
+    return records
+
+
+def middle(records, key, rank=None):
+    """The median over iterations of a rank's value, or of the mean over ranks."""
+    return median(fmean(r[key]) if rank is None else r[key][rank] for r in records)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return measured(tmp_path_factory.mktemp("plain"), 2)
+
+
+@pytest.fixture(scope="module")
+def slow_collectives(tmp_path_factory):
+    return measured(tmp_path_factory.mktemp("collectives"), 2, COLLECTIVE_DELAY=str(COLLECTIVE))
+
+
+@pytest.fixture(scope="module")
+def slow_rank(tmp_path_factory):
+    return measured(tmp_path_factory.mktemp("rank"), 4, SLOW_RANK="2", SLOW_SECONDS=str(SLOW))
+
+
+def test_delayed_collectives_are_in_comm(plain, slow_collectives):
+    calls = slow_collectives[0]["collectives"]
+    assert [r["collectives"] for r in plain] == [calls] * ITERS == [r["collectives"] for r in slow_collectives]
+    assert calls == 4  # statistics, two optimiser steps, metrics
+    more = middle(slow_collectives, "t_comm") - middle(plain, "t_comm")
+    assert more == pytest.approx(calls * COLLECTIVE, rel=0.1)
+
+
+def test_delayed_collectives_are_nowhere_else(plain, slow_collectives):
+    for part in ("t_rollout", "t_learn", "t_wait", "t_other"):
+        assert middle(slow_collectives, part) - middle(plain, part) < 0.1 * 4 * COLLECTIVE, part
+
+
+def test_the_others_wait_for_a_slow_rank(slow_rank):
+    for rank in (0, 1, 3):
+        waited = middle(slow_rank, "t_wait", rank) - middle(slow_rank, "t_wait", 2)
+        assert waited == pytest.approx(SLOW, rel=0.1), rank
+
+
+def test_the_slow_rank_itself_is_slow_where_it_is_slow(slow_rank):
+    rollouts = [middle(slow_rank, "t_rollout", rank) for rank in range(4)]
+    for rank in (0, 1, 3):
+        assert rollouts[2] - rollouts[rank] == pytest.approx(SLOW, rel=0.1)
+
+
+def test_without_a_slow_rank_nobody_waits_that_long(plain):
+    """The negative of the above."""
+    assert max(middle(plain, "t_wait", rank) for rank in range(2)) < SLOW / 2
+
+
+def test_the_parts_are_the_iteration(plain, slow_collectives, slow_rank):
+    for records in (plain, slow_collectives, slow_rank):
+        for rank in range(len(records[0]["t_iter"])):
+            shares = [sum(r[part][rank] for part in PARTS) / r["t_iter"][rank] for r in records]
+            assert median(shares) == pytest.approx(1.0, abs=0.05)
+
+
+def test_iterations_follow_one_another_without_a_gap(plain, slow_collectives, slow_rank):
+    """From the first record to the last, by a clock of its own, is the sum of ``t_iter``."""
+    for records in (plain, slow_collectives, slow_rank):
+        whole = records[-1]["ended"] - records[0]["ended"]
+        assert sum(fmean(r["t_iter"]) for r in records[1:]) == pytest.approx(whole, rel=0.05)

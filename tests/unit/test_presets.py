@@ -1,0 +1,166 @@
+import copy
+
+import gymnasium
+import pytest
+
+from lockstep.config import Config, resolve
+from lockstep.config_sources import read_request, validate
+from lockstep.presets import ATARI_GAMES, PRESETS, defaults_for, has_preset, preset_for
+
+CLASSIC = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1")
+TOY_TEXT = ("FrozenLake-v1", "FrozenLake8x8-v1", "CliffWalking-v1", "Blackjack-v1")
+MUJOCO = ("Ant", "HalfCheetah", "Hopper", "Humanoid", "HumanoidStandup", "InvertedDoublePendulum", "InvertedPendulum")
+MUJOCO += ("Pusher", "Reacher", "Swimmer", "Walker2d")
+WORLD_SIZES = (1, 2, 4, 8)
+
+
+def config_of(settings):
+    return validate(Config, settings, "preset")
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("env_id", sorted(PRESETS))
+def test_every_preset_is_a_run_for_1_2_4_and_8_ranks(env_id, world_size):
+    config = resolve(config_of(preset_for(env_id)), world_size)
+    assert config.env.id == env_id
+    assert config.shards == 8
+
+
+def test_a_preset_that_does_not_fit_is_found():
+    settings = preset_for("Pendulum-v1")
+    with pytest.raises(ValueError, match="8 ranks can't own 4 shards"):
+        resolve(config_of({**settings, "num_envs": 4}), 8)
+    with pytest.raises(ValueError, match=r"ppo\.num_minibatches: 64 doesn't divide"):
+        resolve(config_of({**settings, "num_steps": 100}), 1)
+
+
+@pytest.mark.parametrize("env_id", [*CLASSIC, *TOY_TEXT, *(f"{name}-v5" for name in MUJOCO)])
+def test_presets_are_of_environments_that_there_are(env_id):
+    assert env_id in gymnasium.registry
+    assert env_id in PRESETS
+
+
+def test_taxi_has_a_preset_whatever_its_version_is_here():
+    here = {env_id for env_id in gymnasium.registry if env_id.startswith("Taxi-")}
+    assert here & PRESETS.keys()
+
+
+@pytest.mark.parametrize("env_id", ["ALE/Breakout-v5", "BreakoutNoFrameskip-v4", "ALE/Zaxxon-v5", "ale_py:ALE/Pong-v5"])
+def test_every_atari_id_has_the_atari_preset(env_id):
+    assert has_preset(env_id)
+    expected = PRESETS["ALE/Pong-v5"]
+    assert preset_for(env_id) == {**expected, "env": {**expected["env"], "id": env_id}}
+    assert expected["env"]["atari"] == {"enabled": True}
+    assert preset_for(env_id)["ppo"]["clip_range"] == 0.1
+    assert len(set(ATARI_GAMES)) == len(ATARI_GAMES)
+
+
+@pytest.mark.parametrize("env_id", ["Breakout-v4", "ALE/Breakout-ram-v5", "MyNoFrameskip-v41", "Unknown-v0"])
+def test_other_ids_have_none(env_id):
+    assert not has_preset(env_id)
+    assert preset_for(env_id) == {"env": {"id": env_id}}
+
+
+def test_a_preset_may_set_the_environment_too_and_is_never_changed():
+    assert preset_for("CliffWalking-v1")["env"] == {"max_episode_steps": 200, "id": "CliffWalking-v1"}
+    before = copy.deepcopy(PRESETS)
+    preset_for("CliffWalking-v1")["env"]["max_episode_steps"] = 7
+    defaults_for(continuous=True, images=False)[0]["ppo"]["gamma"] = 0.5
+    assert before == PRESETS
+    assert "gamma" not in defaults_for(continuous=True, images=False)[0]["ppo"]
+
+
+def test_hopper_walker_and_half_cheetah_train_by_cleanrls_values():
+    # ppo_continuous_action.py: 2,048 steps, 32 minibatches, 10 epochs, lr 3e-4 to 0, clipping 0.2 (values too).
+    for name in ("Hopper-v5", "Walker2d-v5", "HalfCheetah-v5"):
+        config = resolve(config_of(preset_for(name)))
+        assert (config.steps_per_iteration, config.ppo.num_minibatches, config.ppo.num_epochs) == (2048, 32, 10)
+        assert (config.ppo.learning_rate, config.ppo.schedule, config.ppo.adam_eps) == (3e-4, "linear", 1e-5)
+        assert (config.ppo.gamma, config.ppo.gae_lambda) == (0.99, 0.95)
+        assert (config.ppo.clip_range, config.ppo.value_clip_range) == (0.2, 0.2)
+        assert (config.ppo.value_coef, config.ppo.entropy_coef, config.ppo.max_grad_norm) == (0.5, 0.0, 0.5)
+        assert (config.network.hidden_sizes, config.network.activation) == ((64, 64), "tanh")
+        assert config.normalize.observations
+        assert config.normalize.returns
+        assert config.normalize.clip_observations == config.normalize.clip_rewards == 10
+        assert config.total_steps == 1_000_000
+
+
+# ---- environments without a preset
+
+
+@pytest.fixture
+def unknown():
+    """Registers an environment under an id that has no preset."""
+    made = []
+
+    def register(entry_point):
+        env_id = f"Unknown{len(made)}-v0"
+        gymnasium.register(env_id, entry_point, max_episode_steps=100)
+        made.append(env_id)
+        return env_id
+
+    yield register
+    for env_id in made:
+        del gymnasium.registry[env_id]
+
+
+CARTPOLE = "gymnasium.envs.classic_control.cartpole:CartPoleEnv"
+PENDULUM = "gymnasium.envs.classic_control.pendulum:PendulumEnv"
+
+
+def images(**_):
+    env = gymnasium.make("CartPole-v1")
+    env.observation_space = gymnasium.spaces.Box(0.0, 1.0, (8, 8, 3))
+    return env
+
+
+def test_continuous_actions_are_normalised_and_the_line_says_so(unknown):
+    env_id = unknown(PENDULUM)
+    request = read_request([env_id, "--num-steps", "64"])
+    assert request.config.normalize.observations
+    assert request.config.normalize.returns
+    assert (request.config.num_steps, request.config.ppo.num_minibatches) == (64, 32)
+    assert request.note == (
+        f"no preset for {env_id}: defaults for continuous actions (as for MuJoCo): total_steps 1000000, num_envs 8, "
+        "normalize.observations True, normalize.returns True, ppo.learning_rate 0.0003, ppo.num_epochs 10, "
+        "ppo.num_minibatches 32, ppo.value_clip_range 0.2"
+    )
+    assert resolve(request.config, 8).shards == 8
+
+
+def test_discrete_actions_have_the_configs_own_defaults(unknown):
+    env_id = unknown(CARTPOLE)
+    request = read_request([env_id])
+    plain = Config.model_validate({"env": env_id, "num_envs": 8})
+    assert request.config == plain
+    assert request.note is not None
+    assert request.note.startswith(f"no preset for {env_id}: defaults for discrete actions: num_envs 8, num_steps 128")
+
+
+def test_images_have_ataris_values(unknown):
+    request = read_request([unknown(images)])
+    assert request.config.ppo == config_of(preset_for("ALE/Pong-v5")).ppo
+    assert request.note is not None
+    assert "image observations" in request.note
+
+
+def test_nothing_is_said_where_nothing_was_chosen(unknown, tmp_path):
+    assert read_request(["CartPole-v1"]).note is None
+    assert read_request(["NeverRegistered-v0"]).note is None
+    first = read_request([unknown(PENDULUM)])
+    assert first.note is not None
+    path = tmp_path / "config.json"
+    path.write_text(resolve(first.config).model_dump_json())
+    again = read_request([str(path)])
+    assert again.note is None
+    assert again.config == resolve(first.config)
+
+
+def test_the_environment_is_looked_at_with_its_own_arguments(unknown):
+    def either(continuous=False, **_):
+        return gymnasium.make("Pendulum-v1" if continuous else "CartPole-v1")
+
+    env_id = unknown(either)
+    assert not read_request([env_id]).config.normalize.returns
+    assert read_request([env_id, "--env.kwargs", '{"continuous": true}']).config.normalize.returns

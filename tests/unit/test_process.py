@@ -1,0 +1,36 @@
+"""How a process ends with its parent, also with one that was gone before it could ask; and what a command said."""
+
+import os
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+
+from lockstep.launch.process import end_with_parent, said_error
+
+SAYS = [sys.executable, "-c", "print('here')"]
+
+
+def test_a_process_whose_parent_is_gone_already_ends():
+    not_its_parent = os.getppid()
+    done = subprocess.run(SAYS, capture_output=True, text=True, preexec_fn=partial(end_with_parent, not_its_parent))
+    assert (done.returncode, done.stdout) == (1, "")
+
+
+def test_a_process_whose_parent_is_there_goes_on():
+    done = subprocess.run(SAYS, capture_output=True, text=True, preexec_fn=partial(end_with_parent, os.getpid()))
+    assert (done.returncode, done.stdout) == (0, "here\n")
+
+
+@pytest.mark.parametrize(
+    ("stderr", "said"),
+    [
+        ("lockstep: warning: hot\nlockstep: error: rank 1: it broke\n", "rank 1: it broke"),
+        ("lockstep: error: one\nlockstep: error: two\nmore\n", "two"),
+        ("Segmentation fault\n", "Segmentation fault"),
+        ("", "exit status 3"),
+    ],
+)
+def test_what_a_failed_command_said(stderr, said):
+    assert said_error(stderr, 3) == said

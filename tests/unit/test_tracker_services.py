@@ -1,0 +1,263 @@
+"""Weights & Biases (offline), Trackio and MLflow (both local): what arrives there, and what a resumed run adds."""
+
+import json
+import math
+import sqlite3
+import struct
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from lockstep.config import Config, LogConfig
+from lockstep.runs.tracked_run import TrackedRun, flattened, note_logged
+from lockstep.runs.trackers import NullTrackers, RunTrackers, VideoTracker, cut_trackers
+
+SERVICES = ("wandb", "trackio", "mlflow")
+
+
+def record(iteration, **more):
+    return {"iteration": iteration, "global_step": 100 * iteration, "train/loss": 1 / iteration, **more}
+
+
+class Wandb:
+    """What an offline W&B run has written: the files that ``wandb sync`` sends."""
+
+    def __init__(self, directory):
+        self.files = sorted((directory / "wandb").glob("offline-run-*/run-*.wandb"))
+        records = [r for file in self.files for r in self.records(file)]
+        self.runs = [r.run for r in records if r.WhichOneof("record_type") == "run"]
+        self.history = {
+            r.history.step.num: {
+                item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in r.history.item
+            }
+            for r in records
+            if r.WhichOneof("record_type") == "history"
+        }
+        self.metrics = [r.metric for r in records if r.WhichOneof("record_type") == "metric"]
+
+    @staticmethod
+    def records(file):
+        """The records of a file: LevelDB's log format, after a header of seven bytes."""
+        from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore[reportAttributeAccessIssue]
+
+        data, at, content = file.read_bytes(), 7, b""
+        while at + 7 <= len(data):
+            left = 32768 - at % 32768
+            if left < 7:
+                at += left
+                continue
+            size, kind = struct.unpack("<HB", data[at + 4 : at + 7])
+            content += data[at + 7 : at + 7 + size]
+            at += 7 + size
+            if kind in (1, 4):  # whole, or its last part
+                yield Record.FromString(content)
+                content = b""
+
+    def steps(self):
+        return [step for file in self.files for r in self.records(file) for step in self._step(r)]
+
+    @staticmethod
+    def _step(r):
+        return [r.history.step.num] if r.WhichOneof("record_type") == "history" else []
+
+
+@pytest.fixture
+def service(request, monkeypatch, tmp_path):
+    """A service that keeps everything in ``tmp_path``; its name."""
+    name = request.param
+    pytest.importorskip(name)
+    for variable in ("MLFLOW_TRACKING_URI", "TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "WANDB_PROJECT", "WANDB_RUN_ID"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    if name == "trackio":  # its modules take their folder's name on import
+        folders = {"TRACKIO_DIR": tmp_path / "trackio", "MEDIA_DIR": tmp_path / "trackio" / "media"}
+        for module in [m for key, m in sys.modules.items() if key.partition(".")[0] == "trackio"]:
+            for variable, folder in folders.items():
+                if hasattr(module, variable):
+                    monkeypatch.setattr(module, variable, folder)
+    return name
+
+
+def config(service, **more):
+    log = {"project": "balance", "group": "sweep", "tags": ("a", "b"), "tensorboard": False}
+    return Config(seed=3, log=LogConfig.model_validate(log | {service: True}), **more)
+
+
+def open_trackers(run, service, **more):
+    if (run / "wandb").is_dir():
+        time.sleep(1.1)  # W&B names a session by its second
+    return RunTrackers(run, (service,), config=config(service, **more))
+
+
+def video(tmp_path):
+    path = tmp_path / "step_200.mp4"
+    path.write_bytes(b"\0\0\0\x18ftypmp42")
+    return path
+
+
+def arrived(service, tmp_path):
+    """Steps of ``train/loss`` with values, videos, parameters and labels, as the service kept them."""
+    run = tmp_path / "runs" / "demo"
+    if service == "wandb":
+        w = Wandb(run)
+        parameters = {u.key: json.loads(u.value_json) for r in w.runs for u in r.config.update}
+        steps = w.steps()
+        assert {r.display_name for r in w.runs} == {"demo"}
+        labels = {(r.project, r.run_group, tuple(r.tags)) for r in w.runs}
+        videos = [step for step, row in w.history.items() if "eval/video" in row or "eval/video/path" in row]
+        losses = [(step, w.history[step]["train/loss"]) for step in steps]
+        return losses, videos, parameters["seed"], labels
+    if service == "trackio":
+        (file,) = (tmp_path / "trackio").glob("*.db")
+        with sqlite3.connect(file) as db:
+            rows = [(step, json.loads(row)) for step, row in db.execute("select step, metrics from metrics")]
+            ((found,),) = db.execute("select config from configs").fetchall()
+        found = json.loads(found)
+        losses = [(step, row["train/loss"]) for step, row in rows if "train/loss" in row]
+        videos = [step for step, row in rows if "eval/video" in row]
+        return losses, videos, found["seed"], {("balance", found["_Group"], tuple(found["tags"]))}
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{tmp_path / 'runs' / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("balance")
+    assert experiment is not None
+    (found,) = client.search_runs([experiment.experiment_id])
+    losses = [(m.step, m.value) for m in client.get_metric_history(found.info.run_id, "train/loss")]
+    videos = [int(f.path[-7:-4]) for f in client.list_artifacts(found.info.run_id, "eval/video")]
+    tags = tuple(sorted(key for key, value in found.data.tags.items() if value == "true"))
+    assert found.info.run_name == "demo"
+    return losses, videos, int(found.data.params["seed"]), {("balance", found.data.tags["group"], tags)}
+
+
+@pytest.mark.parametrize("service", SERVICES, indirect=True)
+def test_metrics_config_and_videos_arrive_once_also_after_a_resume(service, tmp_path, capsys):
+    run = tmp_path / "runs" / "demo"
+    trackers = open_trackers(run, service)
+    assert len(trackers.places()) == 1
+    assert trackers.places()[0].startswith(f"{service}: ")
+    trackers.text("config", "# seed: 3")
+    trackers.log(record(1, **{"train/unknown": math.nan, "train/absent": None}))
+    trackers.video("eval/video", video(tmp_path), 200)
+    trackers.log(record(2, **{"eval/return_mean": np.float64(2.5)}))
+    trackers.log(record(3))
+    trackers.close()
+    remembered = TrackedRun(run, config(service)).remembered(service)
+    assert remembered["id"]
+
+    cut_trackers(run, last_iteration=1, last_global_step=100)  # back to a checkpoint, with a longer run in mind
+    trackers = open_trackers(run, service, total_steps=7777)
+    trackers.log(record(2))
+    trackers.video("eval/video", video(tmp_path), 200)
+    trackers.log(record(3))
+    trackers.log(record(4))
+    trackers.close()
+    assert TrackedRun(run, config(service)).remembered(service) == remembered | {"logged_until": 300}
+
+    losses, videos, seed, labels = arrived(service, tmp_path)
+    assert [step for step, _ in losses] == [100, 200, 300, 400]
+    assert [value for _, value in losses] == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4], rel=1e-12)
+    assert videos == [200]
+    assert seed == 3
+    assert labels == {("balance", "sweep", ("a", "b"))}
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "failed" not in captured.err
+
+
+@pytest.mark.parametrize("service", ["wandb"], indirect=True)
+def test_wandb_has_the_global_step_as_its_axis_and_one_id_for_all_sessions(service, tmp_path):
+    run = tmp_path / "demo"
+    for iterations in ([1, 2], [3]):
+        trackers = open_trackers(run, service)
+        for iteration in iterations:
+            trackers.log(record(iteration))
+        trackers.close()
+    found = Wandb(run)
+    assert len(found.files) == 2
+    assert len({r.run_id for r in found.runs}) == 1
+    axes = {metric.glob_name or metric.name: metric.step_metric for metric in found.metrics}
+    assert axes["*"] == "global_step"
+    assert found.history[200]["global_step"] == 200
+    assert "train/unknown" not in found.history[200]
+
+
+@pytest.mark.parametrize("service", ["trackio"], indirect=True)
+def test_trackio_does_not_go_on_in_another_run_of_the_same_name(service, tmp_path):
+    for run in (tmp_path / "here" / "demo", tmp_path / "there" / "demo"):
+        trackers = open_trackers(run, service)
+        trackers.log(record(1))
+        trackers.close()
+        cut_trackers(run, last_iteration=1, last_global_step=100)
+    with pytest.raises(ValueError, match="tracker trackio cannot start: project balance has a newer run demo"):
+        open_trackers(tmp_path / "here" / "demo", service)
+    open_trackers(tmp_path / "there" / "demo", service).close()
+
+
+@pytest.mark.parametrize("service", ["trackio"], indirect=True)
+def test_a_service_that_cannot_start_stops_the_run_in_one_line(service, tmp_path, monkeypatch):
+    import trackio
+
+    def fail(**_):
+        raise ConnectionError("no route\nto host")
+
+    monkeypatch.setattr(trackio, "init", fail)
+    with pytest.raises(ValueError, match="tracker trackio cannot start: no route to host") as info:
+        open_trackers(tmp_path / "demo", service)
+    assert "\n" not in str(info.value)
+
+
+@pytest.mark.parametrize("service", ["trackio"], indirect=True)
+def test_a_service_that_fails_later_warns_once(service, tmp_path, monkeypatch, capsys):
+    trackers = open_trackers(tmp_path / "demo", service)
+    monkeypatch.setattr("trackio.run.Run.log", lambda *_, **__: 1 / 0)
+    for iteration in (1, 2):
+        trackers.log(record(iteration))
+    trackers.close()
+    assert capsys.readouterr().err == (
+        "tracker trackio failed: ZeroDivisionError: division by zero; it is switched off, training goes on\n"
+    )
+    assert len((tmp_path / "demo" / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+# ---- what a run remembers
+
+
+def test_a_run_remembers_each_service_and_how_far_it_came(tmp_path):
+    run = TrackedRun(tmp_path, Config())
+    assert run.remembered("wandb") == {}
+    assert run.logged_until("wandb") == -1
+    note_logged(tmp_path, 500)
+    assert list(tmp_path.iterdir()) == []
+    run.remember("wandb", {"id": "abc"})
+    run.remember("mlflow", {"id": "def"})
+    assert (run.remembered("wandb"), run.logged_until("wandb")) == ({"id": "abc"}, -1)
+    note_logged(tmp_path, 500)
+    note_logged(tmp_path, 300)  # a second resume from further back
+    note_logged(tmp_path, None)
+    run.remember("trackio", {"id": "ghi"})
+    assert [run.logged_until(name) for name in SERVICES] == [500, -1, 500]
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"wandb": "abc"}'])
+def test_a_damaged_memory_is_named(tmp_path, content):
+    (tmp_path / "trackers.json").write_text(content)
+    with pytest.raises(ValueError, match=r"trackers\.json is damaged; remove it"):
+        TrackedRun(tmp_path, Config()).remembered("wandb")
+
+
+def test_settings_are_flattened_with_dots_but_for_the_environments_arguments():
+    flat = flattened(Config.model_validate({"env": {"id": "A-v0", "kwargs": {"g": {"x": 1}}}}).model_dump(mode="json"))
+    assert flat["env.kwargs"] == {"g": {"x": 1}}
+    assert flat["ppo.clip_range"] == 0.2
+    assert not any(isinstance(value, dict) for key, value in flat.items() if key != "env.kwargs")
+
+
+def test_ranks_that_do_not_write_have_no_tracker(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    trackers = NullTrackers()
+    assert isinstance(trackers, VideoTracker)
+    trackers.video("eval/video", tmp_path / "a.mp4", 1)
+    assert trackers.places() == []
+    assert list(tmp_path.iterdir()) == []
