@@ -35,6 +35,25 @@ class Section(BaseModel):
         }
 
 
+class AtariConfig(Section):
+    """The standard wrappers of Atari games (Mnih et al. 2015; Machado et al. 2018); the presets of ALE ids have it."""
+
+    enabled: bool = Field(default=False, description="wrap an ALE game; its own frame skip is switched off")
+    noop_max: int = Field(default=30, ge=0, description="most no-ops at the start of a game; 0: none")
+    frame_skip: int = Field(default=4, ge=1, description="frames of an action; of the last two the brighter pixels")
+    screen_size: int = Field(default=84, ge=1, description="pixels of the picture's height and width")
+    grayscale: bool = Field(default=True, description="one channel instead of three")
+    terminal_on_life_loss: bool = Field(
+        default=True, description="a lost life ends an episode for the learner; games and scores go on"
+    )
+    fire_reset: bool = Field(default=True, description="press FIRE when a game or life begins, where there is FIRE")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_enabled(cls, value: Any) -> Any:
+        return {"enabled": value} if isinstance(value, bool) else value
+
+
 class EnvConfig(Section):
     """The environment."""
 
@@ -51,6 +70,19 @@ class EnvConfig(Section):
         description="which actions are allowed: info (info['action_mask']), method (env.action_masks()), or an entry "
         "of a Dict observation; None: all",
     )
+    frame_skip: int = Field(default=1, ge=1, description="steps that each action is repeated for; rewards add up")
+    frame_stack: int = Field(
+        default=1, ge=1, description="newest observations in one: channels of images, one vector of vectors"
+    )
+    sticky_actions: float | None = Field(
+        default=None, ge=0, lt=1, description="probability that the last action is taken again; None: environment's own"
+    )
+    reward_sign: bool = Field(default=False, description="learn from the rewards' signs")
+    reward_scale: float = Field(default=1.0, gt=0, description="learn from rewards times this (after the sign)")
+    reward_clip: tuple[float, float] | None = Field(
+        default=None, description="lowest and highest reward to learn from (after the scale); None: no limits"
+    )
+    atari: AtariConfig = AtariConfig()
     workers: int = Field(
         default=0, ge=0, description="worker processes per rank that step environments; 0: in the rank itself"
     )
@@ -60,6 +92,20 @@ class EnvConfig(Section):
     @classmethod
     def _from_id(cls, value: Any) -> Any:
         return {"id": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _fitting(self) -> EnvConfig:
+        if self.reward_clip is not None and self.reward_clip[0] >= self.reward_clip[1]:
+            raise ValueError(f"env.reward_clip: {list(self.reward_clip)}: the first must be below the second")
+        if self.atari.enabled and self.frame_skip > 1:
+            raise ValueError(f"env.frame_skip: {self.frame_skip} with env.atari; give env.atari.frame_skip instead")
+        repeats = self.frame_skip > 1 or self.sticky_actions
+        if self.action_mask and repeats:
+            raise ValueError(
+                "env.action_mask: frame_skip and sticky_actions would repeat actions that aren't allowed any more; "
+                "leave them out"
+            )
+        return self
 
 
 class PPOConfig(Section):

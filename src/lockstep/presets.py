@@ -189,7 +189,11 @@ _IMAGES: dict[str, Any] = {
     },
 }
 
-_ATARI: dict[str, Any] = {**_IMAGES}  # every Atari id, whatever its wrappers
+_ATARI: dict[str, Any] = {  # [cleanrl] too: its wrappers, one network for actor and critic; sticky actions are the id's
+    **_IMAGES,
+    "env": {"atari": {"enabled": True}, "frame_stack": 4, "reward_sign": True},
+    "network": {"hidden_sizes": (), "activation": "relu", "shared": True, "image": {"kind": "nature"}},
+}
 
 _DISCRETE: dict[str, Any] = {  # the config's own defaults, spelled out
     "num_envs": 8,
@@ -206,7 +210,8 @@ ATARI_GAMES = (
 )
 """The usual games; any other id of the same two forms takes the same preset."""
 
-_ATARI_ID = re.compile(r"ALE/\w+-v5|\w+NoFrameskip-v4")
+ATARI_ID = re.compile(r"ALE/\w+-v5|\w+NoFrameskip-v4")
+"""Ids of Atari games, as ale-py registers them."""
 
 PRESETS: dict[str, dict[str, Any]] = {
     "CartPole-v1": _CARTPOLE,
@@ -247,7 +252,7 @@ def has_preset(env_id: str) -> bool:
 
 def _preset(env_id: str) -> dict[str, Any] | None:
     name = env_id.rpartition(":")[2]
-    return PRESETS.get(name, _ATARI if _ATARI_ID.fullmatch(name) else None)
+    return PRESETS.get(name, _ATARI if ATARI_ID.fullmatch(name) else None)
 
 
 def preset_for(env_id: str) -> dict[str, Any]:

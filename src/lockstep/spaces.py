@@ -173,17 +173,39 @@ def _place(tree: dict, name: str, value: np.ndarray) -> None:
     tree[last] = value
 
 
-def _is_image(space: spaces.Box) -> bool:
+class ImageBox(spaces.Box):
+    """An image whose layout is said, where for a plain Box it is guessed from the shape.
+
+    Args:
+        low: lowest values ``[C, H, W]`` or ``[H, W, C]``.
+        high: highest values.
+        dtype: of the pixels, uint8.
+        channels_first: which of the two it is.
+    """
+
+    def __init__(self, low: np.ndarray, high: np.ndarray, dtype: type, channels_first: bool) -> None:
+        super().__init__(low, high, dtype=dtype)
+        self.channels_first = channels_first
+
+
+def is_image(space: spaces.Box) -> bool:
+    """Whether it is treated as an image: bytes with two or three axes."""
     return space.dtype == np.uint8 and len(space.shape) in (2, 3)
+
+
+def channels_first(space: spaces.Box) -> bool:
+    """Whether an image is ``[C, H, W]``: as it says itself, else if its first axis is shorter than the others."""
+    if isinstance(space, ImageBox):
+        return space.channels_first
+    return len(space.shape) == 3 and space.shape[0] < min(space.shape[1:])
 
 
 def _leaf(name: str, space: gymnasium.Space) -> Leaf:
     shape = tuple(int(n) for n in space.shape or ())
     if isinstance(space, spaces.Box):
-        if not _is_image(space):
+        if not is_image(space):
             return Leaf(name, "vector", shape)
-        first = len(shape) == 3 and shape[0] < min(shape[1:])
-        return Leaf(name, "image", shape, high=float(np.max(space.high)), channels_first=first)
+        return Leaf(name, "image", shape, high=float(np.max(space.high)), channels_first=channels_first(space))
     if isinstance(space, spaces.Discrete):
         return Leaf(name, "one_hot", (), (int(space.n),), (int(space.start),))
     if isinstance(space, spaces.MultiDiscrete):

@@ -49,7 +49,9 @@ def test_taxi_has_a_preset_whatever_its_version_is_here():
 @pytest.mark.parametrize("env_id", ["ALE/Breakout-v5", "BreakoutNoFrameskip-v4", "ALE/Zaxxon-v5", "ale_py:ALE/Pong-v5"])
 def test_every_atari_id_has_the_atari_preset(env_id):
     assert has_preset(env_id)
-    assert preset_for(env_id) == {**PRESETS["ALE/Pong-v5"], "env": {"id": env_id}}
+    expected = PRESETS["ALE/Pong-v5"]
+    assert preset_for(env_id) == {**expected, "env": {**expected["env"], "id": env_id}}
+    assert expected["env"]["atari"] == {"enabled": True}
     assert preset_for(env_id)["ppo"]["clip_range"] == 0.1
     assert len(set(ATARI_GAMES)) == len(ATARI_GAMES)
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium
 
 from lockstep.config import EnvConfig
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
+from lockstep.envs.atari import register_atari
 from lockstep.envs.gymnasium_registration import register_array_environments
 from lockstep.envs.mujoco_warnings import calm_mujoco
+from lockstep.envs.rewards import RewardShaping
+from lockstep.envs.wrappers import wrap
 from lockstep.spaces import ActionLayout, ObservationLayout, action_layout, observation_layout
 
 MASK_SOURCES = ("info", "method")
@@ -28,6 +31,8 @@ class EnvDescription:
         max_episode_steps: time limit in steps, or None.
         is_array: whether it is one of our array environments.
         mask_from: where the action mask is found: ``info``, ``method`` or ``""`` (nowhere, or in the observation).
+        rewards: what the learner gets of its rewards.
+        lives: whether lost lives end episodes for the learner.
     """
 
     id: str
@@ -36,6 +41,8 @@ class EnvDescription:
     max_episode_steps: int | None = None
     is_array: bool = False
     mask_from: str = ""
+    rewards: RewardShaping = field(default_factory=RewardShaping)
+    lives: bool = False
 
 
 def array_environment(env_id: str) -> type | None:
@@ -44,16 +51,20 @@ def array_environment(env_id: str) -> type | None:
 
 
 def make_environment(config: EnvConfig, **kwargs: Any) -> gymnasium.Env:
-    """``gymnasium.make`` for a config.
+    """``gymnasium.make`` for a config, in the wrappers that it asks for.
 
     Raises:
         ValueError: the id is unknown, or what it needs isn't installed; one line that says so.
     """
     register_array_environments()
     calm_mujoco(gymnasium.registry.get(config.id))
-    extra = {} if config.max_episode_steps is None else {"max_episode_steps": config.max_episode_steps}
+    register_atari(config.id)
+    extra: dict[str, Any] = {} if config.max_episode_steps is None else {"max_episode_steps": config.max_episode_steps}
+    if config.atari.enabled:
+        extra |= {"frameskip": 1}
+        extra |= {} if config.sticky_actions is None else {"repeat_action_probability": config.sticky_actions}
     try:
-        return gymnasium.make(config.id, disable_env_checker=True, **extra, **config.kwargs, **kwargs)
+        made = gymnasium.make(config.id, disable_env_checker=True, **{**extra, **config.kwargs, **kwargs})
     except gymnasium.error.DependencyNotInstalled as error:
         raise ValueError(f"env.id: {config.id} needs a package that isn't installed: {error}") from None
     except ModuleNotFoundError as error:
@@ -62,7 +73,19 @@ def make_environment(config: EnvConfig, **kwargs: Any) -> gymnasium.Env:
         raise ValueError(f"env.id: {_unknown(config.id, error)}") from None
     except Exception as error:
         text = " ".join(str(error).split())
+        if config.atari.enabled and "frameskip" in text:
+            raise ValueError(
+                f"env.atari: {config.id} is no ALE game (their ids begin with ALE/); leave it out"
+            ) from None
         raise ValueError(f"env.id: {config.id} can't be made: {type(error).__name__}: {text}") from error
+    try:
+        return wrap(config, made)
+    except Exception as error:
+        made.close()
+        text = " ".join(str(error).split())
+        raise ValueError(
+            text if text.startswith("env.") else f"env.id: {config.id} can't be wrapped: {text}"
+        ) from error
 
 
 def _unknown(env_id: str, error: Exception) -> str:
@@ -73,14 +96,32 @@ def _unknown(env_id: str, error: Exception) -> str:
     return f"{env_id!r}: {error}"
 
 
+def check_array_options(config: EnvConfig) -> None:
+    """Raise a one-line ``ValueError`` for options that array environments don't have."""
+    if array_environment(config.id) is None:
+        return
+    if config.workers:
+        raise ValueError(f"env.workers: {config.workers}, but {config.id} is stepped as arrays; use 0")
+    for name, given in (
+        ("frame_skip", config.frame_skip > 1),
+        ("frame_stack", config.frame_stack > 1),
+        ("sticky_actions", bool(config.sticky_actions)),
+        ("atari", config.atari.enabled),
+    ):
+        if given:
+            raise ValueError(
+                f"env.{name}: {config.id} is stepped as arrays, without wrappers; env.id lockstep.envs:{config.id} is "
+                "the same environment stepped one by one, with them"
+            )
+
+
 def describe(config: EnvConfig) -> EnvDescription:
     """Make the environment once and read its spaces.
 
     Raises:
         ValueError: it can't be made, or a space isn't supported; the line names the space that was met.
     """
-    if config.workers and array_environment(config.id):
-        raise ValueError(f"env.workers: {config.workers}, but {config.id} is stepped as arrays; use 0")
+    check_array_options(config)
     env = make_environment(config)
     try:
         return describe_spaces(config, env)
@@ -111,4 +152,6 @@ def describe_spaces(config: EnvConfig, env: gymnasium.Env) -> EnvDescription:
         max_episode_steps=env.spec.max_episode_steps if env.spec else None,
         is_array=array_environment(config.id) is not None,
         mask_from=source,
+        rewards=RewardShaping(config.reward_sign, config.reward_scale, config.reward_clip),
+        lives=config.atari.enabled and config.atari.terminal_on_life_loss,
     )

@@ -13,6 +13,7 @@ import numpy as np
 from lockstep.config import EnvConfig
 from lockstep.envs.description import EnvDescription, make_environment
 from lockstep.envs.replay import row_hashes
+from lockstep.envs.wrappers import LIFE_LOST, stateful
 from lockstep.errors import EnvironmentFailureError
 from lockstep.shards import keyed_seed
 from lockstep.spaces import MASK
@@ -77,6 +78,7 @@ class KeyedEnv:
         key: what stands for it in the keys of its resets; None: its id.
 
     Attributes:
+        lost: whether the last step lost a life that ends an episode for the learner, while the game goes on.
         success: whether the last step left the task solved, see :func:`stated_success`.
     """
 
@@ -95,6 +97,8 @@ class KeyedEnv:
         self._key = env_id if key is None else key
         self._description = description
         self._env = make_environment(config)
+        self._wrapped = stateful(config)
+        self.lost = False
         self.success = 0
 
     def _failure(self, where: str, error: BaseException) -> EnvironmentFailureError:
@@ -128,6 +132,7 @@ class KeyedEnv:
         try:
             native = self._description.action.native(action)
             observation, reward, terminated, truncated, info = self._env.step(native)
+            self.lost = bool(info.get(LIFE_LOST))
             self.success = stated_success(info)
             return self._row(observation, info), float(reward), bool(terminated), bool(truncated)
         except (Exception, SystemExit) as error:
@@ -136,6 +141,8 @@ class KeyedEnv:
     @property
     def _hooks(self) -> Any:
         inner = self._env.unwrapped
+        if self._wrapped:
+            return None
         return inner if hasattr(inner, "get_env_state") and hasattr(inner, "set_env_state") else None
 
     def save_state(self) -> dict[str, np.ndarray] | None:

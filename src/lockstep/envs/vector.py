@@ -29,7 +29,8 @@ class Buffers:
     float64 ``[E]``; ``terminated``, ``truncated`` bool ``[E]``; ``successes`` int8 ``[E]``, 1 where the step left the
     task solved, -1 where it didn't, 0 where the environment doesn't say; ``episodes`` int64 ``[E]``, the index of each
     environment's live episode; ``stepping`` int64 ``[1 or workers]``, who is being stepped now, and ``heartbeats``
-    likewise, counted up at each step and reset.
+    likewise, counted up at each step and reset; ``lost`` bool ``[E]``, where a life was lost: for the learner that
+    terminates an episode, while the game, its score and its replay go on. Rewards are the environment's own.
     A row of ``final_observations`` is valid where the step ended an episode; ``observations`` then holds the first
     observation of the next one.
     """
@@ -44,6 +45,7 @@ class Buffers:
     episodes: np.ndarray
     stepping: np.ndarray
     heartbeats: np.ndarray
+    lost: np.ndarray
 
 
 def buffer_layout(description: EnvDescription, num_envs: int, slots: int) -> dict[str, tuple[tuple[int, ...], Any]]:
@@ -60,6 +62,7 @@ def buffer_layout(description: EnvDescription, num_envs: int, slots: int) -> dic
         "episodes": ((num_envs,), np.int64),
         "stepping": ((slots,), np.int64),
         "heartbeats": ((slots,), np.int64),
+        "lost": ((num_envs,), np.bool_),
     }
 
 
@@ -122,6 +125,7 @@ def step_envs(envs: Sequence[KeyedEnv], buffers: Buffers, first: int, slot: int)
         buffers.rewards[row] = reward
         buffers.terminated[row] = terminated
         buffers.truncated[row] = truncated
+        buffers.lost[row] = env.lost
         buffers.successes[row] = env.success
         if terminated or truncated:
             buffers.final_observations[row] = observation

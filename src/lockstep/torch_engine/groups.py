@@ -28,10 +28,10 @@ def finished_episodes(state: TrainState, rollout: Rollout, config: Config, plan:
     With GRPO each environment's first episode counts, also where the end of the rollout cut it.
     """
     if config.algorithm == "ppo":
-        return state.counter.finished(rollout.rewards, rollout.done, plan.env_ids, rollout.successes)
+        return state.counter.finished(rollout.scores, rollout.ended, plan.env_ids, rollout.successes)
     valid = rollout.first_episodes
     lengths = valid.sum(0)
-    returns = np.where(valid, rollout.rewards, 0.0).sum(0)
+    returns = np.where(valid, rollout.scores, 0.0).sum(0)
     successes = rollout.successes[lengths - 1, np.arange(len(lengths))]
     table = np.stack([lengths - 1, np.asarray(plan.env_ids), returns, lengths, successes], 1).astype(np.float64)
     return table[np.lexsort((table[:, 1], table[:, 0]))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -10,7 +10,8 @@ from torch import Tensor
 
 from lockstep.config import Config
 from lockstep.envs.replay import ReplayLog, row_hashes
-from lockstep.envs.vector import HostEnvs
+from lockstep.envs.rewards import RewardShaping
+from lockstep.envs.vector import Buffers, HostEnvs
 from lockstep.normalizers import ObservationNormalizer
 from lockstep.shards import ShardPlan, keyed_generator
 from lockstep.spaces import ActionLayout, ObservationLayout
@@ -29,10 +30,12 @@ class Rollout:
         raw: rows as the environments gave them, ``[T, E, width]``; the same memory where nothing is normalised.
         actions: as the policy took them: int64 ``[T, E]`` or ``[T, E, indices]``, or float32 ``[T, E, A]``.
         native: rows of actions as the environments took them; the same memory but for squashed ones.
-        rewards: float64 ``[T, E]``, as the environments gave them.
-        terminated: bool ``[T, E]``; ``truncated`` likewise.
+        rewards: float64 ``[T, E]``, as the learner gets them.
+        terminated: bool ``[T, E]``, for the learner: lost lives too; ``truncated`` likewise.
         successes: int8 ``[T, E]``, as :class:`lockstep.envs.vector.Buffers` has them.
         final: rows that truncated an episode: ``(step, environment) -> [width]``, as the networks see them.
+        scores: float64 ``[T, E]``, rewards as the environments gave them; the same memory where nothing is shaped.
+        over: bool ``[T, E]``, where an episode of the environment ended; None: wherever one ends for the learner.
     """
 
     observations: np.ndarray
@@ -44,16 +47,27 @@ class Rollout:
     truncated: np.ndarray
     successes: np.ndarray
     final: dict[tuple[int, int], np.ndarray]
+    scores: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    over: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        if not self.scores.size:
+            self.scores = self.rewards
 
     @property
     def done(self) -> np.ndarray:
-        """Where an episode ended, bool ``[T, E]``."""
+        """Where an episode ended for the learner, bool ``[T, E]``."""
         return self.terminated | self.truncated
 
     @property
+    def ended(self) -> np.ndarray:
+        """Where an episode of the environment ended, bool ``[T, E]``."""
+        return self.done if self.over is None else self.over
+
+    @property
     def first_episodes(self) -> np.ndarray:
-        """Where no episode had ended before in this rollout, bool ``[T, E]``."""
-        done = self.done
+        """Where no episode of the environment had ended before in this rollout, bool ``[T, E]``."""
+        done = self.ended
         return np.cumsum(done, 0) - done == 0
 
     @classmethod
@@ -72,7 +86,25 @@ class Rollout:
             truncated=np.zeros(shape, np.bool_),
             successes=np.zeros(shape, np.int8),
             final={},
+            scores=np.zeros(0) if envs.description.rewards.identity else np.zeros(shape),
+            over=np.zeros(shape, np.bool_) if envs.description.lives else None,
         )
+
+    def take(self, t: int, buffers: Buffers) -> None:
+        """Keep what a step gave: rewards, ends and successes."""
+        self.scores[t] = buffers.rewards
+        self.successes[t] = buffers.successes
+        if self.over is None:
+            self.terminated[t] = buffers.terminated
+        else:
+            np.logical_or(buffers.terminated, buffers.lost, out=self.terminated[t])
+            np.logical_or(buffers.terminated, buffers.truncated, out=self.over[t])
+        np.greater(buffers.truncated, self.terminated[t], out=self.truncated[t])
+
+    def shape_rewards(self, shaping: RewardShaping) -> None:
+        """Make the learner's rewards of the scores."""
+        if self.scores is not self.rewards:
+            self.rewards[...] = shaping(self.scores)
 
 
 def action_noise(config: Config, plan: ShardPlan, net: PolicyNet, iteration: int) -> np.ndarray:
@@ -210,19 +242,15 @@ def collect(state: TrainState, envs: HostEnvs, actor: Actor, noise: np.ndarray, 
             out.native[t] = distributions.squash(state.net, out.actions[t])
         buffers.actions[...] = out.native[t]
         envs.step()
-        out.rewards[t] = buffers.rewards
-        out.terminated[t] = buffers.terminated
-        out.successes[t] = buffers.successes
-        ended = buffers.truncated
-        if ended.any():
-            ended = ended & ~buffers.terminated
-            for env in np.flatnonzero(ended):
+        out.take(t, buffers)
+        if buffers.truncated.any():
+            for env in np.flatnonzero(out.truncated[t]):
                 final = buffers.final_observations[env : env + 1]
                 out.final[t, int(env)] = normalized(layout, final, normalizer)[0].copy()
-        out.truncated[t] = ended
         if recurrent:
-            actor.forget(buffers.terminated | buffers.truncated)
+            actor.forget(out.terminated[t] | out.truncated[t])
         out.observations[t + 1] = normalized(layout, buffers.observations, normalizer)
+    out.shape_rewards(envs.description.rewards)
 
 
 def collect_random(config: Config, plan: ShardPlan, envs: HostEnvs, out: Rollout) -> None:
@@ -234,9 +262,8 @@ def collect_random(config: Config, plan: ShardPlan, envs: HostEnvs, out: Rollout
         out.raw[t] = buffers.observations
         buffers.actions[...] = allowed_actions(observation, action, buffers.observations, actions[t])
         envs.step()
-        out.rewards[t] = buffers.rewards
-        out.terminated[t] = buffers.terminated
-        out.truncated[t] = buffers.truncated & ~buffers.terminated
+        out.take(t, buffers)
+    out.shape_rewards(envs.description.rewards)
     buffers.episodes += 1
     envs.reset()
 
@@ -245,4 +272,4 @@ def record_replay(replay: ReplayLog, envs: HostEnvs, out: Rollout) -> None:
     """Keep the actions of live episodes, with a hash of what each step returned."""
     b = envs.buffers
     followed = np.concatenate([out.raw[1:], b.observations[None]])
-    replay.extend(out.native, row_hashes(followed, out.rewards), out.done)
+    replay.extend(out.native, row_hashes(followed, out.scores), out.ended)
