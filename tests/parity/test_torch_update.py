@@ -13,13 +13,13 @@ from lockstep import reference
 from lockstep.config import Config, resolve
 from lockstep.shards import ShardPlan
 from lockstep.torch_engine.batch import Batch
+from lockstep.torch_engine.host_adam import HostAdam
 from lockstep.torch_engine.minibatches import (
     advantage_moments,
     epoch_minibatches,
     minibatch_indices,
     minibatch_statistics,
 )
-from lockstep.torch_engine.host_adam import HostAdam
 from lockstep.torch_engine.state import FlatParameters, make_optimizer
 from lockstep.torch_engine.update import LEARNING_RATE_LIMITS, adapted_learning_rate, clip_and_step
 
