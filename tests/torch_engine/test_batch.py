@@ -72,7 +72,7 @@ def part_of(whole: Rollout, plan: ShardPlan) -> Rollout:
     columns = {
         f.name: np.ascontiguousarray(getattr(whole, f.name)[:, ids.start : ids.stop])
         for f in dataclasses.fields(whole)
-        if f.name != "final"
+        if f.name != "final" and getattr(whole, f.name) is not None
     }
     final = {(t, env - ids.start): x for (t, env), x in whole.final.items() if env in ids}
     return Rollout(**columns, final=final)
