@@ -14,7 +14,7 @@ from typing import Any
 from lockstep.command_parser import CommandParser
 from lockstep.config import EnvConfig
 from lockstep.envs.description import describe, make_environment
-from lockstep.envs.keyed import environment_failure
+from lockstep.envs.keyed import action_mask_of, environment_failure
 from lockstep.envs.registry import make_envs
 from lockstep.evaluation import run_episodes, summarize
 from lockstep.launch.process import EXIT_FAILURE, fail_now, report_failure
@@ -68,6 +68,7 @@ def evaluate(policy: Policy, episodes: int, seed: int | None = None, determinist
     description = describe(config.env)
     start = config.seed if seed is None else seed
     envs = make_envs(config.env, description, start, range(episodes), fail_now, "eval")
+    policy.reset()
     try:
         table = run_episodes(envs, lambda rows: policy.native(rows, deterministic), config.eval.max_steps)
     finally:
@@ -155,13 +156,15 @@ def _drawn_environment(config: EnvConfig, mode: str) -> Any:
 def _play_episode(env: Any, policy: Policy, writer: Any, seed: int, deterministic: bool) -> float:
     """One episode, drawn before every step; its return."""
     name, where, total, steps, over = policy.config.env.id, "reset", 0.0, 0, False
+    policy.reset()
     try:
-        observation, _ = env.reset(seed=seed)
+        observation, info = env.reset(seed=seed)
         where = "step"
         while not over and steps < policy.config.eval.max_steps:
             if writer is not None:
                 writer.append_data(_frame(env))
-            observation, reward, terminated, truncated, _ = env.step(policy(observation, deterministic))
+            mask = action_mask_of(env, policy.environment["mask_from"], info)
+            observation, reward, terminated, truncated, info = env.step(policy(observation, deterministic, mask))
             total, steps, over = total + float(reward), steps + 1, terminated or truncated
     except (ValueError, OSError):
         raise

@@ -83,7 +83,7 @@ def test_a_minibatch_counts_what_is_valid_in_all_shards_whichever_rank_asks():
         [int(sum(whole.valid[s][indices[epoch, number, s]].sum() for s in range(4))) for number in range(2)]
         for epoch in range(2)
     ]
-    assert all(8 > count > 0 or count != 16 for row in expected for count in row)
+    assert len({count for row in expected for count in row} - {16}) > 1
     for world_size in (1, 2, 4):
         assert run_ranks(config, world_size, rank) == [expected] * world_size
 

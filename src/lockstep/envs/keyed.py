@@ -30,6 +30,28 @@ def environment_failure(name: str, where: str, error: BaseException) -> Environm
     return EnvironmentFailureError(f"{name} raised in {where}: {type(error).__name__}: {text}{at}")
 
 
+def action_mask_of(env: gymnasium.Env, source: str, info: dict[str, Any]) -> Any:
+    """The action mask that comes apart from the observation; for several indices their masks one after another.
+
+    Args:
+        env: asked where ``source`` is ``method``.
+        source: :attr:`lockstep.envs.description.EnvDescription.mask_from`; None comes of an empty one.
+        info: of the last step or reset.
+
+    Raises:
+        ValueError: there is none in ``info``.
+    """
+    if not source:
+        return None
+    if source == "method":
+        mask = env.get_wrapper_attr("action_masks")()
+    elif MASK in info:
+        mask = info[MASK]
+    else:
+        raise ValueError(f"env.action_mask is 'info', but info has no {MASK!r}; it has {sorted(info)}")
+    return np.concatenate([np.ravel(part) for part in mask]) if isinstance(mask, tuple | list) else np.ravel(mask)
+
+
 class KeyedEnv:
     """A Gymnasium environment with keyed resets, observations as rows and bounded actions.
 
@@ -73,20 +95,8 @@ class KeyedEnv:
             raise self._failure("reset", error) from error
 
     def _row(self, observation: Any, info: dict[str, Any]) -> np.ndarray:
-        return self._description.observation.encode(observation, self._mask(info))
-
-    def _mask(self, info: dict[str, Any]) -> Any:
-        """The action mask that comes apart from the observation; for several indices their masks one after another."""
-        source = self._description.mask_from
-        if not source:
-            return None
-        if source == "method":
-            mask = self._env.get_wrapper_attr("action_masks")()
-        elif MASK in info:
-            mask = info[MASK]
-        else:
-            raise ValueError(f"env.action_mask is 'info', but info has no {MASK!r}; it has {sorted(info)}")
-        return np.concatenate([np.ravel(part) for part in mask]) if isinstance(mask, tuple | list) else np.ravel(mask)
+        mask = action_mask_of(self._env, self._description.mask_from, info)
+        return self._description.observation.encode(observation, mask)
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool]:
         """One step.
