@@ -1,4 +1,4 @@
-"""Environments with the spaces that the usual ones lack: an image beside numbers, and actions of which some are forbidden."""
+"""Environments with spaces that the usual ones lack: an image beside numbers, and actions that are forbidden."""
 
 import gymnasium
 import numpy as np
@@ -6,7 +6,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
 
 class Lantern(gymnasium.Env):
-    """A light in a 6 x 6 image moves left or right by the action; a nested Dict with an image, a vector and an index."""
+    """A light in an image moves left or right by the action; a nested Dict with an image, a vector and an index."""
 
     action_space = Discrete(2, start=1)
     observation_space = Dict(
@@ -66,5 +66,5 @@ class Doors(gymnasium.Env):
         return observation, reward, self._left == 0, False, info
 
 
-gymnasium.register("Lantern-v0", Lantern, max_episode_steps=10)
-gymnasium.register("Doors-v0", Doors, max_episode_steps=10)
+gymnasium.register("Lantern-v0", "small_worlds:Lantern", max_episode_steps=10)
+gymnasium.register("Doors-v0", "small_worlds:Doors", max_episode_steps=10)

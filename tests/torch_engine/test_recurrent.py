@@ -34,7 +34,9 @@ def reference_core(core: str, weights: dict[str, Tensor]) -> nn.LSTM | nn.GRU:
     with torch.no_grad():
         for theirs, ours in names.items():
             getattr(module, theirs).copy_(weights[f"actor.core.{ours}"])
-        module.bias_hh_l0.copy_(weights["actor.core.hidden.bias"] if core == "gru" else torch.zeros(4 * SIZE))
+        module.get_parameter("bias_hh_l0").copy_(
+            weights["actor.core.hidden.bias"] if core == "gru" else torch.zeros(4 * SIZE)
+        )
     return module
 
 

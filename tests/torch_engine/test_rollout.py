@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box
 from small_runs import CPU, ScriptedEnvs, actions_of, described, plan_of, small_config, small_state, vectors
 
 from lockstep.config import Config
@@ -12,11 +13,12 @@ from lockstep.envs.registry import make_envs
 from lockstep.envs.replay import ReplayLog, row_hashes
 from lockstep.normalizers import RunningMoments
 from lockstep.shards import ShardPlan
-from lockstep.spaces import ActionLayout
+from lockstep.spaces import ActionLayout, observation_layout
 from lockstep.torch_engine.rollout import (
     Actor,
     Rollout,
     action_noise,
+    allowed_actions,
     collect,
     collect_random,
     random_actions,
@@ -80,6 +82,33 @@ def test_random_discrete_actions_are_all_of_them_equally():
     actions = random_actions(config, plan_of(config), actions_of(True, 5))
     assert actions.dtype == np.int64
     np.testing.assert_allclose(np.bincount(actions.ravel(), minlength=5) / actions.size, 0.2, atol=0.03)
+
+
+@pytest.mark.parametrize(
+    "action",
+    [actions_of(True, 4), ActionLayout("multi_discrete", (3, 1, 4), (0, 0, 0), (3,))],
+    ids=["discrete", "multi-discrete"],
+)
+def test_random_actions_respect_a_mask_and_stay_where_they_may(action):
+    rng = np.random.default_rng(0)
+    masks = rng.random((200, action.outputs)) < 0.5
+    starts = np.cumsum([0, *action.choices[:-1]])
+    masks[:, starts] = True  # at least one choice of each index
+    space = Box(-1.0, 1.0, (2,), np.float32)
+    layout = observation_layout(space, mask_size=action.outputs)
+    rows = np.stack([layout.encode(np.zeros(2), mask) for mask in masks])
+    drawn = np.stack([rng.integers(0, count, 200) for count in action.choices], -1).reshape(200, *action.row_shape)
+    taken = allowed_actions(layout, action, rows, drawn)
+
+    def permitted(actions: np.ndarray) -> np.ndarray:
+        return masks[np.arange(200)[:, None], starts + actions.reshape(200, -1)]
+
+    assert (taken.shape, taken.dtype) == (drawn.shape, np.int64)
+    assert permitted(taken).all()
+    assert not permitted(drawn).all()
+    kept = permitted(drawn)
+    assert np.array_equal(taken.reshape(200, -1)[kept], drawn.reshape(200, -1)[kept])
+    assert allowed_actions(observation_layout(space), action, rows, drawn) is drawn
 
 
 # --- Collecting -------------------------------------------------------------------------------------------------------

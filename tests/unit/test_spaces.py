@@ -252,7 +252,7 @@ def test_every_row_is_an_action_that_the_environment_takes(space, seed):
 
 def test_actions_by_hand():
     assert action_layout(Discrete(3, start=5)).native(np.int64(2)) == 7
-    table = action_layout(MultiDiscrete([[2, 3], [4, 5]], start=[[0, -1], [0, 10]]))
+    table = action_layout(MultiDiscrete(np.array([[2, 3], [4, 5]]), start=np.array([[0, -1], [0, 10]])))
     assert (table.outputs, table.row_shape) == (14, (4,))
     assert table.native(np.array([1, 2, 3, 4])).tolist() == [[1, 1], [3, 14]]
     switches = action_layout(MultiBinary(3))

@@ -115,9 +115,8 @@ class KeyedEnv:
             raise self._failure("reset", error) from error
 
     def _row(self, observation: Any, info: dict[str, Any]) -> np.ndarray:
-        return self._description.observation.encode(
-            observation, stated_mask(self._env, info, self._description.mask_from)
-        )
+        mask = stated_mask(self._env, info, self._description.mask_from)
+        return self._description.observation.encode(observation, mask)
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool]:
         """One step.
