@@ -9,7 +9,7 @@ CARTPOLE = ("lockstep/CartPole-v1", *GRPO, "--num-envs", 64, "--num-steps", 128,
 
 
 def test_balancing(learned):
-    """128 is the most that counts: an episode is cut where its rollout ends. A policy that knows nothing has some 22."""
+    """128 is the most that counts: a rollout cuts its episodes. A policy that knows nothing has some 22."""
     words = (*CARTPOLE, "--total-steps", 98304, "--ppo.gamma", 1, "--network.hidden-sizes", 32)
     assert learned(*words, "--ppo.learning-rate", 5e-3)["final_return"] > 110
     assert learned(*words, "--ppo.learning-rate", 1e-9, name="still")["final_return"] < 40
