@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from lockstep.config import Config, RunOptions
-from lockstep.presets import has_preset, preset_for
+from lockstep.presets import for_grpo, has_preset, preset_for
 
 FILE_SUFFIXES = (".yaml", ".yml", ".json", ".toml")
 
@@ -361,6 +361,8 @@ def read_request(argv: Sequence[str], needs_env: bool = True) -> Request:
 
         defaults, note = defaults_by_spaces(env_id, merge(json.loads(json.dumps(file_settings)), config_given))
         base = merge(defaults, base)
+    elif isinstance(env_id, str) and config_given.get("algorithm", file_settings.get("algorithm")) == "grpo":
+        base = for_grpo(env_id, base)
     validate(Config, _layer(json.loads(json.dumps(base)), file_settings), source)
     settings = _layer(_layer(base, file_settings), config_given)
     config = validate(Config, settings, "command line")

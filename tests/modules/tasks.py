@@ -1,4 +1,4 @@
-"""Small tasks that each need one thing of the agent: eyes, a mask, every part of an observation, memory, noise by state.
+"""Small tasks that each need one thing of the agent: eyes, a mask, all parts of an observation, memory, noise by state.
 
 An episode has 16 steps and a step's reward is at most 1. Nothing that an action does changes what comes next, so a
 policy is good as soon as it reads its observation right; ``Recall`` alone rewards what was seen some steps ago.

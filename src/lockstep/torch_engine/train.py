@@ -276,6 +276,10 @@ def notes(session: Session, options: RunOptions) -> list[str]:
         out.append(
             "self-check: batching changes a shard's bits on this machine, so shards run one after the other (slower)"
         )
+    limit = session.description.max_episode_steps
+    if config.algorithm == "grpo" and (limit is None or limit > config.num_steps):
+        longest = "has no time limit" if limit is None else f"lets them last {limit}"
+        out.append(f"grpo: episodes count for num_steps ({config.num_steps}) at most; the environment {longest}")
     if session.communicator.no_slots is not None and session.topology.on_one_host:
         out.append(
             f"collectives go through {session.communicator.transport}, not memory: {session.communicator.no_slots}"
