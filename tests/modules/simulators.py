@@ -1,5 +1,7 @@
 """Simulators on tensors, shaped like Isaac Lab's and ManiSkill's: their resets draw from PyTorch's global generator."""
 
+from typing import Any
+
 import torch
 from gymnasium.spaces import Box, Dict
 
@@ -24,7 +26,7 @@ class Point:
         if style == "maniskill":
             self.get_env_state = lambda: {"place": self.place, "steps": self.steps}
 
-    def set_env_state(self, state):
+    def set_env_state(self, state: dict[str, Any]):
         self.place, self.steps = state["place"].clone(), state["steps"].clone()
 
     def _observe(self):
@@ -78,7 +80,7 @@ class Vmas:
     def __init__(self, num_envs, device, seed, scenario, max_steps):
         import vmas
 
-        self.env = vmas.make_env(
+        self.env: Any = vmas.make_env(
             scenario, num_envs=num_envs, device=device, seed=seed, max_steps=max_steps, terminated_truncated=True
         )
         (observation,), (action,) = self.env.observation_space, self.env.action_space

@@ -11,8 +11,8 @@ from lockstep.config import Config
 from lockstep.envs.description import EnvDescription, describe
 from lockstep.envs.registry import make_envs
 from lockstep.envs.replay import ReplayLog
-from lockstep.envs.tensor import check_tensor_options
 from lockstep.envs.snapshot import load_shards, save_shards
+from lockstep.envs.tensor import check_tensor_options
 from lockstep.envs.vector import HostEnvs
 from lockstep.launch.process import fail_now
 from lockstep.policy import Policy

@@ -198,8 +198,7 @@ class Simulator:
 
 
 def _success(info: Mapping[str, Any]) -> Tensor | None:
-    for place in (info.get("final_info"), info):
-        for name in SUCCESS if isinstance(place, Mapping) else ():
-            if isinstance(place.get(name), Tensor):
-                return place[name].reshape(-1) > 0.5
-    return None
+    places = [place for place in (info.get("final_info"), info) if isinstance(place, Mapping)]
+    found = (place.get(name) for place in places for name in SUCCESS)
+    stated = next((values for values in found if isinstance(values, Tensor)), None)
+    return None if stated is None else stated.reshape(-1) > 0.5

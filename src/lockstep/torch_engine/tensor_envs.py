@@ -140,8 +140,13 @@ class TensorEnvs(HostEnvs):
         for part, step in zip(self._slices, parts, strict=True):
             self.observations[part] = step["observation"]
         success = None if parts[0]["success"] is None else 2 * _joined(parts, "success").to(torch.int8) - 1
-        names = ("reward", "terminated", "truncated", "final")
-        return Step(*(_joined(parts, name) for name in names), success)
+        return Step(
+            rewards=_joined(parts, "reward"),
+            terminated=_joined(parts, "terminated"),
+            truncated=_joined(parts, "truncated"),
+            final=_joined(parts, "final"),
+            successes=success,
+        )
 
     def reset(self) -> None:
         """See :meth:`HostEnvs.reset`."""
@@ -203,7 +208,7 @@ class TensorEnvs(HostEnvs):
     def _restore_arrays(self, group: TensorArrays, part: slice, row: int, state: dict[str, np.ndarray]) -> bool:
         if not group.state:
             group.reset(torch.from_numpy(self.buffers.episodes[part].copy()).to(self.device))
-        group.elapsed[row] = int(state["elapsed"])
+        group.elapsed[row], group.episodes[row] = int(state["elapsed"]), int(self.buffers.episodes[part.start + row])
         for name, values in group.state.items():
             values[row] = torch.from_numpy(np.asarray(state[name])).to(self.device)
         env = part.start + row
