@@ -76,6 +76,11 @@ class ObservationNormalizer:
         self._mean = self.moments.mean.astype(np.float32)
         self._scale = (1.0 / np.sqrt(self.moments.variance + EPSILON)).astype(np.float32)
 
+    @property
+    def frozen(self) -> tuple[np.ndarray, np.ndarray, float]:
+        """What is subtracted from observations and what they are multiplied by, float32 ``[size]``, and the limit."""
+        return self._mean, self._scale, float(self._clip)
+
     def __call__(self, observations: np.ndarray) -> np.ndarray:
         """Normalise float32 ``[…, size]``."""
         scaled = (observations - self._mean) * self._scale

@@ -72,7 +72,7 @@ def evaluate(policy: Policy, episodes: int, seed: int | None = None, determinist
     config = policy.config
     description = describe(config.env)
     start = config.seed if seed is None else seed
-    envs = make_envs(config.env, description, start, range(episodes), fail_now, "eval")
+    envs = make_envs(config.env, description, start, range(episodes), fail_now, "eval", device=config.device)
     policy.reset(start)
     try:
         table = run_episodes(envs, lambda rows: policy.native(rows, deterministic), config.eval.max_steps)

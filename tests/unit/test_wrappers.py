@@ -173,7 +173,7 @@ def test_reward_shaping(shaping, expected):
     [
         (
             {"id": "lockstep/CartPole-v1", "frame_stack": 2},
-            r"^env.frame_stack: .* lockstep.envs:lockstep/CartPole-v1 is",
+            r"^env.frame_stack: .* use --env.backend gymnasium$",
         ),
         ({"id": "lockstep/CartPole-v1", "frame_skip": 2}, r"^env.frame_skip: "),
         ({"id": "lockstep/CartPole-v1", "sticky_actions": 0.25}, r"^env.sticky_actions: "),
@@ -203,7 +203,7 @@ def test_options_that_contradict_each_other_are_refused(settings, says):
 
 
 def test_the_array_environment_in_its_single_form_takes_wrappers():
-    config = EnvConfig.model_validate({"id": "lockstep.envs:lockstep/CartPole-v1", "frame_stack": 2})
+    config = EnvConfig.model_validate({"id": "lockstep/CartPole-v1", "backend": "gymnasium", "frame_stack": 2})
     assert describe(config).observation.width == 8
     assert not describe(config).is_array
 

@@ -14,6 +14,7 @@ from lockstep.envs.atari import register_atari
 from lockstep.envs.gymnasium_registration import register_array_environments
 from lockstep.envs.mujoco_warnings import calm_mujoco
 from lockstep.envs.rewards import RewardShaping
+from lockstep.envs.tensor import simulator_spaces
 from lockstep.envs.wrappers import wrap
 from lockstep.spaces import ActionLayout, ObservationLayout, action_layout, observation_layout
 
@@ -50,12 +51,21 @@ def array_environment(env_id: str) -> type | None:
     return ARRAY_ENVIRONMENTS.get(env_id)
 
 
+def stepped_as_arrays(config: EnvConfig) -> bool:
+    """Whether an environment is one of ours and not asked for one by one."""
+    return config.backend != "gymnasium" and array_environment(config.id) is not None
+
+
 def make_environment(config: EnvConfig, **kwargs: Any) -> gymnasium.Env:
     """``gymnasium.make`` for a config, in the wrappers that it asks for.
 
     Raises:
         ValueError: the id is unknown, or what it needs isn't installed; one line that says so.
     """
+    if config.backend == "tensor" and not stepped_as_arrays(config):
+        raise ValueError(
+            f"env.id: {config.id} is a simulator on tensors, no Gymnasium environment: it can't be drawn here"
+        )
     register_array_environments()
     calm_mujoco(gymnasium.registry.get(config.id))
     register_atari(config.id)
@@ -98,10 +108,13 @@ def _unknown(env_id: str, error: Exception) -> str:
 
 def check_array_options(config: EnvConfig) -> None:
     """Raise a one-line ``ValueError`` for options that array environments don't have."""
-    if array_environment(config.id) is None:
+    if config.backend != "tensor" and not stepped_as_arrays(config):
         return
+    what = "as tensors" if config.backend == "tensor" else "as arrays"
     if config.workers:
-        raise ValueError(f"env.workers: {config.workers}, but {config.id} is stepped as arrays; use 0")
+        raise ValueError(f"env.workers: {config.workers}, but {config.id} is stepped {what}; use 0")
+    if not stepped_as_arrays(config):
+        _check_simulator_options(config)
     for name, given in (
         ("frame_skip", config.frame_skip > 1),
         ("frame_stack", config.frame_stack > 1),
@@ -109,10 +122,17 @@ def check_array_options(config: EnvConfig) -> None:
         ("atari", config.atari.enabled),
     ):
         if given:
-            raise ValueError(
-                f"env.{name}: {config.id} is stepped as arrays, without wrappers; env.id lockstep.envs:{config.id} is "
-                "the same environment stepped one by one, with them"
-            )
+            way_out = "use --env.backend gymnasium" if stepped_as_arrays(config) else "let the simulator do it"
+            raise ValueError(f"env.{name}: {config.id} is stepped {what}, which takes no wrappers; {way_out}")
+
+
+def _check_simulator_options(config: EnvConfig) -> None:
+    if config.action_mask in MASK_SOURCES:
+        raise ValueError(
+            f"env.action_mask: {config.action_mask!r}: a simulator's mask must be an entry of its Dict observation"
+        )
+    if config.max_episode_steps is not None:
+        raise ValueError("env.max_episode_steps: a simulator's time limit is its own; give it through env.kwargs")
 
 
 def describe(config: EnvConfig) -> EnvDescription:
@@ -122,6 +142,8 @@ def describe(config: EnvConfig) -> EnvDescription:
         ValueError: it can't be made, or a space isn't supported; the line names the space that was met.
     """
     check_array_options(config)
+    if config.backend == "tensor" and not stepped_as_arrays(config):
+        return _described(config, *simulator_spaces(config), None)
     env = make_environment(config)
     try:
         return describe_spaces(config, env)
@@ -131,13 +153,20 @@ def describe(config: EnvConfig) -> EnvDescription:
 
 def describe_spaces(config: EnvConfig, env: gymnasium.Env) -> EnvDescription:
     """The description of an environment that stands already; errors as :func:`describe`."""
+    limit = env.spec.max_episode_steps if env.spec else None
+    return _described(config, env.observation_space, env.action_space, limit)
+
+
+def _described(
+    config: EnvConfig, observations: gymnasium.Space, actions: gymnasium.Space, limit: int | None
+) -> EnvDescription:
     source = config.action_mask if config.action_mask in MASK_SOURCES else ""
     key = None if source else config.action_mask
     try:
-        action = action_layout(env.action_space)
+        action = action_layout(actions)
         if config.action_mask and not action.discrete:
             raise ValueError(f"env.action_mask: {config.action_mask!r}, but actions are continuous; leave it out")
-        observation = observation_layout(env.observation_space, key, action.outputs if source else 0)
+        observation = observation_layout(observations, key, action.outputs if source else 0)
     except ValueError as error:
         raise ValueError(f"env.id: {config.id}: {error}") from None
     if observation.mask is not None and observation.mask.size != action.outputs:
@@ -149,8 +178,8 @@ def describe_spaces(config: EnvConfig, env: gymnasium.Env) -> EnvDescription:
         id=config.id,
         observation=observation,
         action=action,
-        max_episode_steps=env.spec.max_episode_steps if env.spec else None,
-        is_array=array_environment(config.id) is not None,
+        max_episode_steps=limit,
+        is_array=stepped_as_arrays(config),
         mask_from=source,
         rewards=RewardShaping(config.reward_sign, config.reward_scale, config.reward_clip),
         lives=config.atari.enabled and config.atari.terminal_on_life_loss,

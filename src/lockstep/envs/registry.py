@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 
 from lockstep.config import EnvConfig
@@ -19,6 +20,8 @@ def make_envs(
     fail: Callable[[str], None],
     purpose: str = "reset",
     group_size: int = 1,
+    device: str = "cpu",
+    shard_size: int | None = None,
 ) -> HostEnvs:
     """The environments with these global ids.
 
@@ -30,8 +33,14 @@ def make_envs(
         fail: ends the process with a message, for an environment in this process that hangs.
         purpose: ``"reset"`` for training, ``"eval"`` for evaluation.
         group_size: environments that share the keys of their resets, and so their starts.
+        device: of the policy; tensor environments live there.
+        shard_size: environments of a shard; None: all are one.
     """
     keys = [env_id // group_size for env_id in env_ids]
+    if config.backend == "tensor" and not (description.is_array and purpose == "eval"):
+        engine = importlib.import_module("lockstep.torch_engine.tensor_envs")
+        size = shard_size or len(env_ids)
+        return engine.make_tensor_envs(config, description, seed, env_ids, purpose, keys, size, device)
     if description.is_array:
         return ArrayEnvs(config, description, seed, env_ids, purpose, keys)
     if config.workers:

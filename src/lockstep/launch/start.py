@@ -11,6 +11,7 @@ from typing import Any
 from lockstep.config import Config, RunOptions, resolve
 from lockstep.config_sources import Request, merge, read_file, validate
 from lockstep.envs.description import describe
+from lockstep.envs.tensor import check_tensor_options
 from lockstep.launch.local import supervise
 from lockstep.launch.rank import Assignment, engine_module, run_rank
 from lockstep.runs.checkpoint import checkpoints_in, find_checkpoint
@@ -80,6 +81,7 @@ def number_of_ranks(options: RunOptions, config: Config, topology: Topology) -> 
 def _check_machine(config: Config, ranks_here: int) -> None:
     if config.device == "cuda":
         engine_module(config.engine).check_device(config.device, ranks_here)
+    check_tensor_options(config)
     describe(config.env)
 
 

@@ -200,7 +200,7 @@ def make_batch(state: TrainState, rollout: Rollout, plan: ShardPlan, config: Con
     """Values, log-probabilities, advantages and returns of a rollout."""
     device, shards, steps = state.parameters.flat.device, plan.local_num_shards, config.num_steps
     observations = to_shards(aligned(rollout.observations, device), shards)
-    actions = to_shards(torch.from_numpy(rollout.actions).to(device), shards)
+    actions = to_shards(torch.as_tensor(rollout.actions).to(device), shards)
     done = torch.from_numpy(rollout.done).to(device).float()
     begins = to_shards(torch.cat([torch.zeros_like(done[:1]), done]), shards)
     evaluation = evaluate_rollout(state, mode, observations, actions, begins, steps)

@@ -106,3 +106,17 @@ def squash(net: PolicyNet, actions: np.ndarray) -> np.ndarray:
         return actions
     low, high = (np.asarray(bound, np.float32) for bound in (net.action.low, net.action.high))
     return (low + (high - low) * np.float32(0.5) * (np.tanh(actions) + np.float32(1.0))).astype(np.float32)
+
+
+class Squash:
+    """:func:`squash` on tensors of a device."""
+
+    def __init__(self, net: PolicyNet, device: torch.device) -> None:
+        self._low, high = (
+            torch.tensor(x, dtype=torch.float32, device=device) for x in (net.action.low, net.action.high)
+        )
+        self._half = (high - self._low) * 0.5
+
+    def __call__(self, actions: Tensor) -> Tensor:
+        """What the environment takes ``[…, A]``."""
+        return self._low + self._half * (torch.tanh(actions) + 1.0)

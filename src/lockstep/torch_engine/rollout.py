@@ -162,9 +162,9 @@ def allowed_actions(
     return indices.reshape(drawn.shape)
 
 
-def aligned(array: np.ndarray, device: torch.device) -> Tensor:
+def aligned(array: np.ndarray | Tensor, device: torch.device) -> Tensor:
     """A host array as a tensor of its own: a product's last bits may depend on how its input lies in memory."""
-    tensor = torch.from_numpy(array)
+    tensor = torch.as_tensor(array)
     return tensor.clone() if device.type == "cpu" else tensor.to(device)
 
 
@@ -190,17 +190,29 @@ class Actor:
             split = (self._shards, self._rows, -1)
             actions = by_shard(self._mode, self._plain.act, observations.reshape(split).copy(), noise.reshape(split))
             return actions.reshape(self._shards * self._rows, *actions.shape[2:])
+        drawn = torch.from_numpy(noise).to(self._device)
+        return self.tensors(torch.from_numpy(observations).to(self._device), drawn).cpu().numpy()
+
+    def tensors(self, observations: Tensor, noise: Tensor) -> Tensor:
+        """The same with tensors on the device."""
+        if self._plain is not None:
+            return torch.from_numpy(self(observations.numpy(), noise.numpy()))
         x = aligned(observations, self._device).view(self._shards, self._rows, -1)
-        drawn = torch.from_numpy(noise).to(self._device).view(self._shards, self._rows, -1)
+        drawn = noise.view(self._shards, self._rows, -1)
         if self._net.core is None:
-            return by_shard(self._mode, self.output, x, drawn).flatten(0, 1).cpu().numpy()
+            return by_shard(self._mode, self.output, x, drawn).flatten(0, 1)
         actions, self._carry = by_shard(self._mode, self.recurrent_output, x, drawn, self._carry)
-        return actions.flatten(0, 1).cpu().numpy()
+        return actions.flatten(0, 1)
 
     def forget(self, done: np.ndarray) -> None:
         """Carry nothing over the end of an episode; bool ``[E]``."""
         if self._net.core is not None and done.any():
             self._carry[torch.from_numpy(done).to(self._device).view(self._shards, self._rows)] = 0.0
+
+    def forget_where(self, done: Tensor) -> None:
+        """The same with a tensor, without a look at it."""
+        if self._net.core is not None:
+            self._carry = torch.where(done.view(self._shards, self._rows, 1), 0.0, self._carry)
 
     def output(self, observations: Tensor, noise: Tensor) -> Tensor:
         """Actions ``[k, rows, …]`` of observations and noise ``[k, rows, …]``."""

@@ -12,6 +12,7 @@ from lockstep.envs.description import EnvDescription, describe
 from lockstep.envs.registry import make_envs
 from lockstep.envs.replay import ReplayLog
 from lockstep.envs.snapshot import load_shards, save_shards
+from lockstep.envs.tensor import check_tensor_options
 from lockstep.envs.vector import HostEnvs
 from lockstep.launch.process import fail_now
 from lockstep.policy import Policy
@@ -20,6 +21,7 @@ from lockstep.runs.checkpoint import Checkpoint, find_checkpoint, pack, to_files
 from lockstep.runs.directory import CHECKPOINTS, find_run
 from lockstep.shards import ShardPlan
 from lockstep.topology import Topology
+from lockstep.torch_engine import tensor_rollout
 from lockstep.torch_engine.choose_mode import choose_mode
 from lockstep.torch_engine.distributed import (
     Communicator,
@@ -29,7 +31,7 @@ from lockstep.torch_engine.distributed import (
     uses_nccl,
 )
 from lockstep.torch_engine.gradients import GradientSource, exact_gradient, fast_gradient
-from lockstep.torch_engine.rollout import Actor, Rollout, collect_random
+from lockstep.torch_engine.rollout import Actor, Rollout, action_noise, collect, collect_random
 from lockstep.torch_engine.self_check import Mode
 from lockstep.torch_engine.state import (
     POLICY,
@@ -44,6 +46,7 @@ from lockstep.torch_engine.state import (
     state_arrays,
 )
 from lockstep.torch_engine.statistics import initial_statistics
+from lockstep.torch_engine.tensor_envs import TensorEnvs
 
 
 @dataclass
@@ -82,8 +85,21 @@ class Session:
         if self._eval_envs is None:
             each = eval_episodes_per_shard(self.config)
             ids = [e for shard in self.plan.shards for e in range(shard * each, (shard + 1) * each)]
-            self._eval_envs = make_envs(self.config.env, self.description, self.config.seed, ids, fail_now, "eval")
+            config = self.config
+            where = {"device": config.device, "shard_size": each}
+            self._eval_envs = make_envs(config.env, self.description, config.seed, ids, fail_now, "eval", **where)
         return self._eval_envs
+
+    def collect(self) -> None:
+        """Fill the rollout with this iteration's steps."""
+        state, config, plan = self.state, self.config, self.plan
+        if isinstance(self.envs, TensorEnvs):
+            noise = tensor_rollout.device_noise(config, plan, state.net, state.iteration, self.envs.device)
+            assert isinstance(self.rollout, tensor_rollout.TensorRollout)
+            tensor_rollout.collect(state, self.envs, self.actor, noise, self.rollout)
+        else:
+            noise = action_noise(config, plan, state.net, state.iteration)
+            collect(state, self.envs, self.actor, noise, self.rollout)
 
     def close(self) -> None:
         """Let the environments and the other ranks go."""
@@ -110,8 +126,18 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
     communicator = Communicator(topology, plan, device, uses_nccl(config))
     check_ranks_alike(communicator, config)
     communicator.share_memory(config)
+    check_tensor_options(config)
     description = describe(config.env)
-    envs = make_envs(config.env, description, config.seed, plan.env_ids, fail_now, group_size=config.group_size)
+    envs = make_envs(
+        config.env,
+        description,
+        config.seed,
+        plan.env_ids,
+        fail_now,
+        group_size=config.group_size,
+        device=config.device,
+        shard_size=plan.envs_per_shard,
+    )
     state = init_state(config, description, plan, device)
     set_reference(state, config)
     mode = choose_mode(state, config, communicator)
@@ -132,13 +158,21 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
         mode=mode,
         actor=Actor(state, plan, mode, device),
         source=source,
-        rollout=Rollout.empty(config.num_steps, envs, state.net, state.observations is not None),
+        rollout=make_rollout(config, envs, state),
     )
     if checkpoint is None:
         begin(session)
     else:
         resume(session, checkpoint)
     return session
+
+
+def make_rollout(config: Config, envs: HostEnvs, state: TrainState) -> Rollout:
+    """The rollout's buffers, on the device if the environments are there."""
+    normalized = state.observations is not None
+    if isinstance(envs, TensorEnvs):
+        return tensor_rollout.TensorRollout.on_device(config.num_steps, envs, state.net, normalized)
+    return Rollout.empty(config.num_steps, envs, state.net, normalized)
 
 
 def set_reference(state: TrainState, config: Config) -> None:
@@ -167,7 +201,11 @@ def begin(session: Session) -> None:
     """First episodes, and first statistics where something is normalised."""
     session.envs.reset()
     if session.state.observations is not None or session.state.rewards is not None:
-        collect_random(session.config, session.plan, session.envs, session.rollout)
+        if isinstance(session.envs, TensorEnvs):
+            assert isinstance(session.rollout, tensor_rollout.TensorRollout)
+            tensor_rollout.collect_random(session.config, session.plan, session.envs, session.rollout)
+        else:
+            collect_random(session.config, session.plan, session.envs, session.rollout)
         initial_statistics(session.state, session.rollout, session.plan, session.config, session.communicator)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -53,7 +54,8 @@ def normalizer_moments(state: TrainState, rollout: Rollout, plan: ShardPlan) -> 
     parts = [np.zeros((plan.local_num_shards, 0))]
     if state.observations is not None:
         layout = state.net.observation
-        vectors = layout.floats(rollout.raw)[..., : layout.vector_size]
+        raw: Any = rollout.raw.cpu().numpy() if isinstance(rollout.raw, Tensor) else rollout.raw
+        vectors = layout.floats(raw)[..., : layout.vector_size]
         parts.append(np.stack([shard_moments(x).ravel() for x in _shard_columns(vectors, plan)]))
     if state.rewards is not None:
         running = state.rewards.discounted_returns(rollout.rewards, rollout.done)[..., None]

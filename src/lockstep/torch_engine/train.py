@@ -24,7 +24,7 @@ from lockstep.torch_engine.elastic import start_ranks
 from lockstep.torch_engine.evaluation import evaluate_policy
 from lockstep.torch_engine.groups import begin_groups, finished_episodes
 from lockstep.torch_engine.minibatches import advantage_moments, minibatch_indices, minibatch_statistics
-from lockstep.torch_engine.rollout import action_noise, collect, record_replay
+from lockstep.torch_engine.rollout import record_replay
 from lockstep.torch_engine.session import (
     Session,
     check_ranks_in_sync,
@@ -99,8 +99,7 @@ class Trainer:
         )  # fmt: skip
         if config.algorithm == "grpo":
             begin_groups(state, s.envs)
-        noise = action_noise(config, plan, state.net, state.iteration)
-        collect(state, s.envs, s.actor, noise, s.rollout)
+        s.collect()
         if s.envs.replayed and config.algorithm == "ppo":  # GRPO's episodes end with the iteration
             record_replay(s.replay, s.envs, s.rollout)
         finished = finished_episodes(state, s.rollout, config, plan)

@@ -1,0 +1,142 @@
+"""Batched environments whose observations, rewards and actions are tensors on the policy's device: the protocol.
+
+It is Gymnasium's vector environment with tensors in place of arrays, which is what Isaac Lab's and ManiSkill's
+environments are. Nothing here imports an engine; :mod:`lockstep.torch_engine.simulators` drives them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any, Protocol, cast
+
+import gymnasium
+
+from lockstep.config import Config, EnvConfig
+from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
+
+Tensor = Any
+"""A tensor of the engine."""
+
+
+class TensorEnvironment(Protocol):
+    """What a simulator offers.
+
+    Attributes:
+        num_envs: environments in it.
+        single_observation_space: of one of them: Box, Discrete, MultiDiscrete, MultiBinary, or Dict of those.
+        single_action_space: of one of them.
+
+    It may also offer ``get_env_state() -> dict`` of tensors ``[num_envs, …]`` and ``set_env_state(dict)``, by which it
+    is restored exactly on resume, and ``close()``.
+    """
+
+    num_envs: int
+    single_observation_space: gymnasium.Space
+    single_action_space: gymnasium.Space
+
+    def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode in every environment; observation (tensor ``[num_envs, …]`` or dict of them) and info."""
+        ...
+
+    def step(self, actions: Tensor) -> tuple[Any, Tensor, Tensor, Tensor, dict[str, Any]]:
+        """One step of every environment; those whose episode ends begin the next one in the same step.
+
+        Args:
+            actions: on its device, int64 ``[num_envs]`` or ``[num_envs, indices]``, or float32 ``[num_envs, …]`` within
+                the bounds of the space.
+
+        Returns:
+            Observation, the next episode's first one where an episode ended; reward ``[num_envs]``; terminated and
+            truncated, bool ``[num_envs]``; info. ``info["final_observation"]`` (or ``"final_obs"``), shaped like the
+            observation, holds what ended episodes saw last; without it a truncated episode bootstraps from the value of
+            the observation before the step. ``info["success"]``, bool ``[num_envs]``, says which tasks are solved.
+        """
+        ...
+
+
+class TensorFactory(Protocol):
+    """Makes simulators: what ``env.id`` names as ``module:function`` with ``env.backend: tensor``.
+
+    It may have two attributes: ``per_shard = False`` says that a process can't hold several of its simulators, or that
+    their random numbers can't be seeded apart; ``spaces(**kwargs)`` returns the observation and action space of one
+    environment where making a simulator of one environment on the CPU, to read them, is no option.
+    """
+
+    def __call__(self, num_envs: int, device: str, seed: int, **kwargs: Any) -> TensorEnvironment:
+        """A simulator of ``num_envs`` environments on ``device`` ("cpu", "cuda:0"), seeded with ``seed``."""
+        ...
+
+
+def load_factory(config: EnvConfig) -> TensorFactory:
+    """The factory that ``env.id`` names.
+
+    Raises:
+        ValueError: there is none; one line.
+    """
+    module, _, name = config.id.partition(":")
+    if not name or "/" in config.id:
+        raise ValueError(
+            f"env.id: {config.id!r} with env.backend tensor: give an array environment (lockstep/…) or the "
+            "function that makes a simulator, as module:function"
+        )
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"env.id: {config.id}: {error}") from None
+    except AttributeError:
+        raise ValueError(f"env.id: {config.id}: module {module} has no {name}") from None
+    if not callable(found):
+        raise ValueError(f"env.id: {config.id} is no function that makes a simulator")
+    return cast(TensorFactory, found)
+
+
+def per_shard(config: EnvConfig) -> bool:
+    """Whether each shard can have a simulator of its own."""
+    return bool(getattr(load_factory(config), "per_shard", True))
+
+
+def simulator_spaces(config: EnvConfig) -> tuple[gymnasium.Space, gymnasium.Space]:
+    """Observation and action space of one environment of a simulator.
+
+    Raises:
+        ValueError: it can't be made; one line.
+    """
+    factory = load_factory(config)
+    try:
+        if hasattr(factory, "spaces"):
+            return factory.spaces(**config.kwargs)  # pyright: ignore[reportAttributeAccessIssue]
+        made = factory(1, "cpu", 0, **config.kwargs)
+    except Exception as error:
+        text = " ".join(str(error).split())
+        raise ValueError(f"env.id: {config.id} can't be made: {type(error).__name__}: {text}") from error
+    spaces = made.single_observation_space, made.single_action_space
+    close = getattr(made, "close", None)
+    if close is not None:
+        close()
+    return spaces
+
+
+def check_tensor_options(config: Config) -> None:
+    """Raise a one-line ``ValueError`` where simulators can't keep what the config promises."""
+    if config.env.backend != "tensor" or config.env.id in ARRAY_ENVIRONMENTS:
+        return
+    shards = config.shards
+    if config.algorithm == "grpo":
+        raise ValueError(
+            f"algorithm: grpo needs groups of environments that start alike, which simulator {config.env.id} doesn't "
+            "offer; use ppo"
+        )
+    if config.eval.interval and not per_shard(config.env):
+        raise ValueError(
+            f"eval.interval: {config.eval.interval}: an evaluation needs a second simulator, and {config.env.id} says "
+            "per_shard = False; leave it out"
+        )
+    if config.reduction == "exact" and shards > 1 and not per_shard(config.env):
+        raise ValueError(
+            f"reduction: exact with {shards} shards needs a simulator a shard, and {config.env.id} says "
+            "per_shard = False; use --reduction fast or --num-shards 1"
+        )

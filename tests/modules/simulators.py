@@ -1,0 +1,112 @@
+"""Simulators on tensors, shaped like Isaac Lab's and ManiSkill's: their resets draw from PyTorch's global generator."""
+
+from typing import Any
+
+import torch
+from gymnasium.spaces import Box, Dict
+
+
+class Point:
+    """A point that each action moves; an episode terminates near the middle and is truncated after seven steps.
+
+    Args:
+        num_envs: environments.
+        device: where they live.
+        style: ``isaac`` (a dict of observation groups, no final observation, buffers used again) or ``maniskill``
+            (tensors, final observations, success, state hooks).
+    """
+
+    def __init__(self, num_envs, device, style):
+        self.num_envs, self.device, self.style = num_envs, device, style
+        box = Box(-9.0, 9.0, (3,))
+        self.single_observation_space = Dict({"policy": box}) if style == "isaac" else box
+        self.single_action_space = Box(-1.0, 1.0, (2,))
+        self.place, self.steps = torch.zeros((num_envs, 2), device=device), torch.zeros(num_envs, device=device)
+        self.seen = torch.zeros((num_envs, 3), device=device)
+        if style == "maniskill":
+            self.get_env_state = lambda: {"place": self.place, "steps": self.steps}
+
+    def set_env_state(self, state: dict[str, Any]):
+        self.place, self.steps = state["place"].clone(), state["steps"].clone()
+
+    def _observe(self):
+        self.seen[:] = torch.cat([self.place, self.steps.unsqueeze(1)], 1)
+        return {"policy": self.seen} if self.style == "isaac" else self.seen
+
+    def reset(self, *, seed=None):
+        if seed is not None:
+            torch.manual_seed(seed)
+        self.place = torch.rand((self.num_envs, 2), device=self.device) * 2 - 1
+        self.steps = torch.zeros(self.num_envs, device=self.device)
+        return self._observe(), {}
+
+    def step(self, actions):
+        assert actions.shape == (self.num_envs, 2)
+        assert actions.abs().max() <= 1.0
+        self.place = self.place + 0.2 * actions
+        self.steps = self.steps + 1
+        distance = self.place.norm(dim=1)
+        terminated, truncated = distance < 0.1, self.steps >= 7
+        info, done = {}, terminated | truncated
+        if self.style == "maniskill":
+            info = {"final_observation": self._observe().clone(), "success": terminated.clone()}
+        fresh = torch.rand((self.num_envs, 2), device=self.device) * 2 - 1
+        self.place = torch.where(done.unsqueeze(1), fresh, self.place)
+        self.steps = torch.where(done, 0.0, self.steps)
+        return self._observe(), -distance, terminated, truncated, info
+
+
+def isaac(num_envs, device, seed):
+    return Point(num_envs, device, "isaac")
+
+
+def maniskill(num_envs, device, seed):
+    return Point(num_envs, device, "maniskill")
+
+
+def single(num_envs, device, seed):
+    return Point(num_envs, device, "isaac")
+
+
+single.per_shard = False
+
+
+class Vmas:
+    """One agent of VMAS (Bettini et al. 2022), whose environments are reset one by one and share a generator.
+
+    Each episode starts from a seed keyed by environment and count: so it doesn't matter who else is in the simulator.
+    """
+
+    def __init__(self, num_envs, device, seed, scenario, max_steps):
+        import vmas
+
+        self.env: Any = vmas.make_env(
+            scenario, num_envs=num_envs, device=device, seed=seed, max_steps=max_steps, terminated_truncated=True
+        )
+        (observation,), (action,) = self.env.observation_space, self.env.action_space
+        self.num_envs, self.seed = num_envs, seed
+        self.single_observation_space = Box(-float("inf"), float("inf"), observation.shape)
+        self.single_action_space = Box(action.low, action.high)
+        self.begun = [0] * num_envs
+
+    def _begin(self, index):
+        self.env.seed((self.seed + 7919 * index + 104729 * self.begun[index]) % 2**31)
+        self.begun[index] += 1
+        return self.env.reset_at(index)[0]
+
+    def reset(self, *, seed=None):
+        self.seed, self.begun = self.seed if seed is None else seed, [0] * self.num_envs
+        for index in range(self.num_envs):
+            observation = self._begin(index)
+        return observation, {}
+
+    def step(self, actions):
+        (observation,), (reward,), terminated, truncated, _ = self.env.step([actions])
+        final = observation.clone()
+        for index in torch.nonzero(terminated | truncated).flatten().tolist():
+            observation = self._begin(index)
+        return observation, reward, terminated, truncated, {"final_observation": final}
+
+
+def vmas(num_envs, device, seed, scenario="simple", max_steps=25):
+    return Vmas(num_envs, device, seed, scenario, max_steps)

@@ -1,0 +1,322 @@
+"""Environments as tensors: the same physics, autoreset without the host, groups that know nothing of each other."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from lockstep.config import Config, EnvConfig, resolve
+from lockstep.envs.arrays import CartPole
+from lockstep.envs.description import describe
+from lockstep.envs.registry import make_envs
+from lockstep.envs.tensor import check_tensor_options
+from lockstep.errors import EnvironmentFailureError
+from lockstep.spaces import action_layout, observation_layout
+from lockstep.torch_engine.simulators import GlobalGenerators, NativeActions, Simulator, encode
+from lockstep.torch_engine.tensor_arrays import TensorArrays, uniform
+from lockstep.torch_engine.tensor_envs import TensorEnvs
+
+MODULES = Path(__file__).parents[1] / "modules"
+CPU = torch.device("cpu")
+SPACE = spaces.Dict(
+    {
+        "arm": spaces.Box(-1, 1, (3,)),
+        "key": spaces.Discrete(4, start=2),
+        "door": spaces.MultiBinary(2),
+        "eye": spaces.Box(0, 255, (5, 7, 3), np.uint8),
+    }
+)
+
+
+@pytest.fixture(autouse=True)
+def _modules(monkeypatch):
+    monkeypatch.syspath_prepend(MODULES)
+
+
+def made(env: dict[str, Any], env_ids=range(8), shard_size=2, purpose="reset", seed=0) -> TensorEnvs:
+    config = EnvConfig.model_validate({"backend": "tensor", **env})
+    envs = make_envs(config, describe(config), seed, env_ids, pytest.fail, purpose, shard_size=shard_size)
+    assert isinstance(envs, TensorEnvs)
+    envs.reset()
+    return envs
+
+
+def played(envs: TensorEnvs, actions: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
+    out = []
+    for rows in actions:
+        step = envs.advance(rows)
+        kept = (envs.observations, step.rewards, step.terminated, step.truncated, step.final)
+        out.append(tuple(x.clone() for x in kept))
+    return out
+
+
+def test_draws_are_uniform_and_a_function_of_key_counter_and_column():
+    keys, counters = torch.arange(500) * 77, torch.zeros(500, dtype=torch.int64)
+    drawn = uniform(keys, counters, 8)
+    assert drawn.dtype == torch.float32
+    assert 0.0 <= float(drawn.min()) < 0.01
+    assert 0.99 < float(drawn.max()) < 1.0
+    assert abs(float(drawn.mean()) - 0.5) < 0.02
+    assert abs(float(drawn.var()) - 1 / 12) < 0.005
+    assert len(torch.unique(drawn)) > 3990
+    assert torch.equal(uniform(keys[3:5], counters[3:5], 8), drawn[3:5])
+    assert not torch.equal(uniform(keys, counters + 1, 8), drawn)
+
+
+def test_they_are_splitmix64():
+    """Outputs for seed 1234567, from the generator's reference implementation (Vigna 2015)."""
+    expected = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
+    drawn = uniform(torch.tensor([1234567]), torch.zeros(1, dtype=torch.int64), 4)[0]
+    assert drawn.tolist() == [(x >> 40) * 2.0**-24 for x in expected]
+
+
+def test_the_physics_is_that_of_the_array_environment():
+    envs = made({"id": "lockstep/CartPole-v1"})
+    group: Any = envs._groups[1]
+    state = {k: v.numpy().copy() for k, v in group.state.items()}
+    actions = torch.tensor([0, 1] * 4)
+    step = envs.advance(actions)
+    expected = CartPole().step(np, state, actions[2:4].numpy(), np.zeros((2, 0)))
+    np.testing.assert_allclose(envs.observations[2:4].numpy(), expected[1], atol=1e-6)
+    assert step.rewards.tolist() == [1.0] * 8
+
+
+def test_an_ended_episode_is_followed_by_the_next_one_of_its_key():
+    envs = made({"id": "lockstep/CartPole-v1", "max_episode_steps": 12})
+    first = envs.observations.clone()
+    steps = played(envs, torch.ones((40, 8), dtype=torch.int64))
+    count = torch.zeros(8, dtype=torch.int64)
+    truncations = 0
+    for observation, _, terminated, truncated, final in steps:
+        done = terminated | truncated
+        truncations += int(truncated.sum())
+        fallen = (final[:, 0].abs() > 2.4) | (final[:, 2].abs() > np.radians(12))
+        assert torch.equal(fallen, terminated)
+        assert (observation[done].abs() <= 0.05).all()
+        assert torch.equal(observation[~done], final[~done])
+        count += done
+    envs.buffers.episodes[:] = 0
+    envs.reset()
+    assert torch.equal(envs.observations, first)
+    assert count.min() >= 3
+    envs.buffers.episodes[:] = 1
+    envs.reset()
+    second = envs.observations
+    begun = torch.stack([o[:, :] for o, *_ in steps])
+    ended = torch.stack([te | tr for _, _, te, tr, _ in steps])
+    for env in range(8):
+        assert torch.equal(begun[int(ended[:, env].nonzero()[0]), env], second[env])
+
+
+@pytest.mark.parametrize("env_id", ["lockstep/CartPole-v1", "simulators:isaac", "simulators:maniskill"])
+def test_a_shards_bits_do_not_depend_on_the_others(env_id):
+    draws = torch.Generator().manual_seed(0)
+    discrete = env_id.startswith("lockstep")
+    actions = torch.randint(2, (30, 8), generator=draws) if discrete else torch.randn((30, 8, 2), generator=draws)
+    everyone = played(made({"id": env_id}), actions)
+    for part in (slice(0, 2), slice(4, 8)):
+        some = played(made({"id": env_id}, range(part.start, part.stop)), actions[:, part])
+        for together, alone in zip(everyone, some, strict=True):
+            assert all(torch.equal(a[part], b) for a, b in zip(together, alone, strict=True))
+    other = played(made({"id": env_id}, seed=1), actions)
+    assert not torch.equal(other[-1][0], everyone[-1][0])
+
+
+def test_groups_of_grpo_start_alike_and_others_do_not():
+    config = EnvConfig.model_validate({"backend": "tensor", "id": "lockstep/Pendulum-v1"})
+    envs = make_envs(config, describe(config), 0, range(8), pytest.fail, group_size=4, shard_size=4)
+    envs.reset()
+    rows = envs.buffers.observations
+    assert (rows[:4] == rows[0]).all()
+    assert (rows[4:] == rows[4]).all()
+    assert (rows[0] != rows[4]).any()
+
+
+# --- Simulators -------------------------------------------------------------------------------------------------------
+
+
+def test_tensors_are_encoded_as_arrays_are():
+    layout, sampled = observation_layout(SPACE), [SPACE.sample() for _ in range(6)]
+    rows = np.stack([layout.encode(x) for x in sampled])
+    batch = {k: torch.from_numpy(np.stack([x[k] for x in sampled])) for k in SPACE}
+    assert np.array_equal(encode(layout, batch, 6).numpy(), rows)
+    with pytest.raises(ValueError, match=r"part 'arm' of shape \(6, 4\), its space says \(6, 3\)"):
+        encode(layout, {**batch, "arm": torch.zeros(6, 4)}, 6)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Discrete(3, start=5),
+        spaces.MultiDiscrete([3, 4], start=[1, 0]),
+        spaces.MultiBinary(3),
+        spaces.Box(np.array([[-1.0, 0.0]], np.float32), np.array([[1.0, 2.0]], np.float32)),
+    ],
+)
+def test_native_actions_are_those_of_the_host(space):
+    layout, draws = action_layout(space), np.random.default_rng(0)
+    rows: Any = draws.integers(0, 2, (5, *layout.row_shape)) if layout.discrete else 3 * draws.standard_normal((5, 2))
+    rows = rows.astype(layout.row_dtype)
+    np.testing.assert_array_equal(NativeActions(layout, CPU)(torch.from_numpy(rows)), layout.natives(rows))
+
+
+def test_generators_of_simulators_are_apart_and_come_back():
+    def draw() -> list[float]:
+        import random
+
+        return [float(torch.rand(())), float(np.random.rand()), random.random(), random.gauss(0, 1)]
+
+    torch.manual_seed(5)
+    np.random.seed(5)
+    outside = draw()[:2]
+    torch.manual_seed(5)
+    np.random.seed(5)
+    one, two = GlobalGenerators(1, CPU), GlobalGenerators(2, CPU)
+    with one():
+        first = draw()
+    with two():
+        draw()
+    assert draw()[:2] == outside
+    saved = one.save()
+    with one():
+        second = draw()
+    assert first != second
+    again = GlobalGenerators(9, CPU)
+    again.load(saved)
+    with again():
+        assert draw() == second
+
+
+def simulator(name: str) -> Simulator:
+    config = EnvConfig.model_validate({"id": f"simulators:{name}", "backend": "tensor"})
+    out = Simulator(config, describe(config).observation, 3, CPU, seed=4)
+    out.reset(7)
+    return out
+
+
+def test_a_simulator_without_final_observations_bootstraps_from_the_one_before():
+    ours = simulator("isaac")
+    before = ours.step(torch.zeros(3, 2))["observation"]
+    kept = before.clone()
+    step = ours.step(torch.zeros(3, 2))
+    assert torch.equal(step["final"], kept)  # although the simulator used its buffer again
+    assert step["success"] is None
+
+
+def test_final_observations_and_success_are_taken_where_they_are_given():
+    ours = simulator("maniskill")
+    for _ in range(6):
+        ours.step(torch.zeros(3, 2))
+    step = ours.step(torch.zeros(3, 2))
+    assert step["truncated"].all()
+    assert step["final"][:, 2].tolist() == [7.0] * 3
+    assert step["observation"][:, 2].tolist() == [0.0] * 3
+    assert torch.equal(step["success"], step["terminated"])
+
+
+def test_on_the_host_they_are_what_they_are_on_the_device():
+    envs = made({"id": "simulators:maniskill"}, purpose="eval")
+    envs.buffers.actions[:] = 0.5
+    ended = np.zeros(8, np.int64)
+    for _ in range(9):
+        envs.step()
+        done = envs.buffers.terminated | envs.buffers.truncated
+        ended += done
+        assert np.array_equal(envs.buffers.observations, envs.observations.numpy())
+        assert (envs.buffers.successes == np.where(envs.buffers.terminated, 1, -1)).all()
+    assert (envs.buffers.episodes == ended).all()
+    assert ended.all()
+
+
+@pytest.mark.parametrize("env_id", ["lockstep/CartPole-v1", "simulators:maniskill", "simulators:isaac"])
+def test_saved_environments_go_on_as_they_would_have_or_are_named(env_id):
+    def acted(envs: TensorEnvs) -> torch.Tensor:
+        shape = (20, *envs.buffers.actions.shape)
+        ones = torch.ones(shape, dtype=torch.int64 if len(shape) == 2 else torch.float32)
+        return torch.stack([step[0] for step in played(envs, ones)])
+
+    envs = made({"id": env_id})
+    acted(envs)
+    states, buffers = envs.save_states(), envs.buffers
+    again = made({"id": env_id})
+    again.buffers.episodes[:], again.buffers.observations[:] = buffers.episodes, buffers.observations
+    nothing = np.zeros(0)
+    restored = [again.restore(env, nothing, nothing, state or {}) for env, state in enumerate(states)]
+    if env_id == "simulators:isaac":  # no state hooks
+        assert states == [None] * 8
+        assert not any(restored)
+        assert (again.buffers.episodes == buffers.episodes + 1).all()
+        assert np.array_equal(again.buffers.observations, again.observations.numpy())
+        return
+    assert all(restored)
+    assert torch.equal(again.observations, envs.observations)
+    assert torch.equal(acted(again), acted(envs))
+
+
+def test_a_simulator_that_raises_is_named(monkeypatch):
+    simulators = importlib.import_module("simulators")
+
+    envs = made({"id": "simulators:isaac"})
+
+    def broken(self, actions):
+        raise RuntimeError("the solver diverged")
+
+    monkeypatch.setattr(simulators.Point, "step", broken)
+    with pytest.raises(EnvironmentFailureError, match=r"simulators:isaac\) raised in step: RuntimeError: the solver"):
+        envs.step()
+
+
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [
+        ({"id": "CartPole-v1"}, "as module:function"),
+        ({"id": "simulators:nothing"}, "module simulators has no nothing"),
+        ({"id": "no_such_module:make"}, "No module named"),
+        ({"id": "simulators:Vmas"}, "can't be made: TypeError"),
+        ({"id": "simulators:isaac", "workers": 2}, "env.workers"),
+        ({"id": "simulators:isaac", "frame_stack": 2}, "env.frame_stack: .* let the simulator do it"),
+        ({"id": "simulators:isaac", "max_episode_steps": 5}, "env.max_episode_steps"),
+        ({"id": "simulators:isaac", "action_mask": "info"}, "env.action_mask"),
+        ({"id": "lockstep/CartPole-v1", "frame_skip": 2}, "env.frame_skip: .* --env.backend gymnasium"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(env, says):
+    with pytest.raises(ValueError, match=says) as caught:
+        describe(EnvConfig.model_validate({"backend": "tensor", **env}))
+    assert "\n" not in str(caught.value)
+
+
+def checked(env_id: str, **settings: Any) -> None:
+    values = {"env": {"id": env_id, "backend": "tensor"}, "num_envs": 8, **settings}
+    check_tensor_options(resolve(Config.model_validate(values)))
+
+
+def test_a_simulator_that_cannot_be_one_of_several_leaves_exact():
+    with pytest.raises(ValueError, match=r"reduction: exact with 8 shards .*; use --reduction fast or --num-shards 1$"):
+        checked("simulators:single")
+    checked("simulators:single", reduction="fast")
+    checked("simulators:single", num_shards=1)
+    checked("simulators:isaac")
+    with pytest.raises(ValueError, match=r"^eval.interval"):
+        checked("simulators:single", num_shards=1, eval={"interval": 1})
+    with pytest.raises(ValueError, match="grpo needs groups"):
+        checked("simulators:isaac", algorithm="grpo", grpo={"group_size": 2}, num_envs=16)
+    checked("lockstep/CartPole-v1", algorithm="grpo", grpo={"group_size": 2}, num_envs=16)
+
+
+def test_all_of_a_ranks_environments_are_one_group_then():
+    assert len(made({"id": "simulators:single"})._groups) == 1
+    assert len(made({"id": "simulators:isaac"})._groups) == 4
+
+
+def test_an_array_environment_group_has_keys_of_its_own():
+    one, two = (TensorArrays(CartPole(), 0, keys, 500, CPU) for keys in ([0, 1], [1, 2]))
+    zeros = torch.zeros(2, dtype=torch.int64)
+    assert torch.equal(one.reset(zeros)[1], two.reset(zeros)[0])
+    assert not torch.equal(one.reset(zeros)[0], two.reset(zeros)[0])

@@ -1,0 +1,100 @@
+"""A rollout on the device: what the host's rollout of the same environments would hold, without the host in between."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lockstep.config import Config, resolve
+from lockstep.topology import Topology
+from lockstep.torch_engine import tensor_rollout
+from lockstep.torch_engine.batch import make_batch
+from lockstep.torch_engine.session import Session, open_session
+from lockstep.torch_engine.tensor_rollout import DeviceNormalizer, TensorRollout
+
+
+@pytest.fixture(autouse=True)
+def _modules(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "modules")
+
+
+def opened(env_id: str, **settings: Any) -> tuple[Session, TensorRollout]:
+    values: dict[str, Any] = {"env": {"id": env_id, "backend": "tensor"}, "num_envs": 4, "num_steps": 16}
+    values["env"] |= settings.pop("env", {})
+    session = open_session(resolve(Config.model_validate({**values, **settings})), Topology(), None)
+    assert isinstance(session.rollout, TensorRollout)
+    return session, session.rollout
+
+
+def test_observations_and_actions_are_tensors_and_rewards_reach_the_host():
+    session, rollout = opened("simulators:maniskill", env={"reward_scale": 2.0})
+    session.collect()
+    assert isinstance(rollout.observations, torch.Tensor)
+    assert isinstance(rollout.actions, torch.Tensor)
+    place = rollout.observations[1:, :, :2].numpy()
+    going_on = ~rollout.done
+    np.testing.assert_allclose(rollout.scores[going_on], -np.linalg.norm(place, axis=2)[going_on], atol=1e-6)
+    np.testing.assert_array_equal(rollout.rewards, 2.0 * rollout.scores)
+    assert rollout.truncated.any()
+    assert set(map(tuple, np.argwhere(rollout.truncated))) == set(rollout.final)
+    assert all(row[2] == 7.0 for row in rollout.final.values())
+    batch = make_batch(session.state, rollout, session.plan, session.config, session.mode)
+    assert batch.observations.shape == (4, 16, 3)
+    session.close()
+
+
+def test_nothing_goes_through_the_host_while_steps_are_taken(monkeypatch):
+    session, rollout = opened("simulators:isaac", network={"activation": "gelu"})
+    calls: list[str] = []
+    for name in ("cpu", "numpy", "tolist", "item"):
+        original = getattr(torch.Tensor, name)
+        monkeypatch.setattr(
+            torch.Tensor, name, lambda self, *a, _n=name, _o=original, **k: (calls.append(_n), _o(self, *a, **k))[1]
+        )
+    before: list[int] = []
+    to_host = TensorRollout.to_host
+    monkeypatch.setattr(
+        TensorRollout, "to_host", lambda self, normalize: (before.append(len(calls)), to_host(self, normalize))[1]
+    )
+    noise = tensor_rollout.device_noise(session.config, session.plan, session.state.net, 0, torch.device("cpu"))
+    calls.clear()
+    tensor_rollout.collect(session.state, session.envs, session.actor, noise, rollout)  # pyright: ignore
+    assert before == [0]
+    assert calls, "at the end everything comes over"
+    session.close()
+
+
+def test_normalising_on_the_device_is_normalising_on_the_host():
+    session, rollout = opened("simulators:maniskill", normalize={"observations": True})
+    assert session.state.observations is not None
+    layout, normalizer = session.state.net.observation, session.state.observations
+    rows = torch.randn(50, 3) * 5
+    ours = DeviceNormalizer(layout, normalizer, torch.device("cpu"))(rows)
+    np.testing.assert_array_equal(ours.numpy(), normalizer(rows.numpy()))
+    session.collect()
+    np.testing.assert_array_equal(rollout.observations[:-1].numpy(), normalizer(rollout.raw.numpy()))  # pyright: ignore
+    assert not torch.equal(torch.as_tensor(rollout.raw), torch.as_tensor(rollout.observations[:-1]))
+    session.close()
+
+
+def test_squashed_actions_reach_the_simulator_within_their_bounds():
+    session, rollout = opened("simulators:isaac", network={"squash": True, "log_std_init": 1.0})
+    session.collect()
+    assert float(torch.as_tensor(rollout.actions).abs().max()) > 1.0
+    np.testing.assert_allclose(rollout.native, torch.tanh(torch.as_tensor(rollout.actions)), atol=1e-6)
+    session.close()
+
+
+def test_a_recurrent_policy_carries_nothing_over_an_end():
+    session, rollout = opened(
+        "simulators:maniskill", network={"recurrent": "gru", "recurrent_size": 8}, ppo={"num_minibatches": 1}
+    )
+    session.collect()
+    batch = make_batch(session.state, rollout, session.plan, session.config, session.mode)
+    assert batch.resets is not None
+    assert float(batch.resets.sum()) == rollout.done[:-1].sum()
+    session.close()
