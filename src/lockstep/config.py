@@ -398,14 +398,13 @@ def _nearest_divisors(number: int, wanted: int) -> str:
 
 
 def _check_choices(config: Config) -> None:
-    try:
-        plain = json.loads(json.dumps(config.env.kwargs)) == config.env.kwargs
-    except (TypeError, ValueError):
-        plain = False
-    if not plain:
-        raise ValueError(
-            f"env.kwargs: {config.env.kwargs!r} is more than JSON can hold (text as keys; numbers, text, lists)"
-        )
+    for name, table in (("env.kwargs", config.env.kwargs), ("network.custom_kwargs", config.network.custom_kwargs)):
+        try:
+            plain = json.loads(json.dumps(table)) == table
+        except (TypeError, ValueError):
+            plain = False
+        if not plain:
+            raise ValueError(f"{name}: {table!r} is more than JSON can hold (text as keys; numbers, text, lists)")
     if config.backend == "nccl" and config.device == "cpu":
         raise ValueError("backend: nccl works on GPUs only and device is cpu; use backend gloo or device cuda")
     if config.collectives == "shared" and config.device == "cuda" and config.backend != "gloo":

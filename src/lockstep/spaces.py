@@ -35,6 +35,7 @@ class Leaf:
         start: first column (first byte of an image) in the row.
         high: largest value of an image.
         channels_first: whether an image is ``[C, H, W]``, else ``[H, W, C]`` or ``[H, W]``.
+        apart: whether a mask is given apart from the observation.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Leaf:
     start: int = 0
     high: float = 0.0
     channels_first: bool = False
+    apart: bool = False
 
     @property
     def size(self) -> int:
@@ -124,7 +126,7 @@ class ObservationLayout:
         row = np.zeros(self.width, self.dtype)
         floats = self.floats(row)
         for leaf in self.leaves:
-            value = action_mask if leaf.kind == "mask" and leaf.name == MASK else _descend(observation, leaf.name)
+            value = action_mask if leaf.apart else _descend(observation, leaf.name)
             array = _checked(leaf, value).reshape(-1)
             if leaf.kind == "image":
                 row[leaf.start : leaf.start + leaf.size] = array
@@ -138,7 +140,7 @@ class ObservationLayout:
         for leaf in self.leaves:
             source = row if leaf.kind == "image" else floats
             value = source[leaf.start : leaf.start + leaf.size]
-            if leaf.kind == "mask" and leaf.name == MASK:
+            if leaf.apart:
                 continue
             if leaf.first:
                 value = (value + leaf.first).astype(np.int64)
@@ -195,6 +197,9 @@ def _named(space: gymnasium.Space) -> str:
 def _leaves(name: str, space: gymnasium.Space) -> list[Leaf]:
     prefix = f"{name}/" if name else ""
     if isinstance(space, spaces.Dict):
+        slashed = [key for key in space.spaces if "/" in str(key)]
+        if slashed:
+            raise ValueError(f"observation key {slashed[0]!r} holds a '/', which separates nested keys; rename it")
         return [leaf for key, part in space.spaces.items() for leaf in _leaves(f"{prefix}{key}", part)]
     if isinstance(space, spaces.Tuple):
         return [leaf for n, part in enumerate(space.spaces) for leaf in _leaves(f"{prefix}{n}", part)]
@@ -219,7 +224,7 @@ def observation_layout(space: gymnasium.Space, mask_key: str | None = None, mask
             raise ValueError(f"env.action_mask: {mask_key!r} is no entry of the observation; there are {names}")
         leaves = [Leaf(x.name, "mask", x.shape) if x.name == mask_key else x for x in leaves]
     if mask_size:
-        leaves.append(Leaf(MASK, "mask", (mask_size,)))
+        leaves.append(Leaf(MASK, "mask", (mask_size,), apart=True))
     placed: list[Leaf] = []
     floats = sum(leaf.size for leaf in leaves if leaf.kind != "image")
     column, byte = 0, 4 * floats

@@ -13,16 +13,14 @@ from lockstep import reference
 from lockstep.config import Config, resolve
 from lockstep.shards import ShardPlan
 from lockstep.torch_engine.batch import Batch
-from lockstep.torch_engine.state import FlatParameters, make_optimizer
-from lockstep.torch_engine.update import (
-    LEARNING_RATE_LIMITS,
-    adapted_learning_rate,
+from lockstep.torch_engine.minibatches import (
     advantage_moments,
-    advantage_scales,
-    clip_and_step,
     epoch_minibatches,
     minibatch_indices,
+    minibatch_statistics,
 )
+from lockstep.torch_engine.state import FlatParameters, make_optimizer
+from lockstep.torch_engine.update import LEARNING_RATE_LIMITS, adapted_learning_rate, clip_and_step
 
 SHAPES = {"weight": (3, 2), "bias": (3,)}
 SIZE = 9
@@ -112,7 +110,7 @@ def batch_of(advantages: np.ndarray) -> Batch:
     """A batch whose other columns don't matter."""
     tensor = torch.from_numpy(advantages)
     empty = torch.zeros_like(tensor)
-    return Batch(empty.unsqueeze(-1), empty, empty, empty, tensor, empty)
+    return Batch(empty.unsqueeze(-1), empty, empty, tensor)
 
 
 def normalised(config: Config, advantages: np.ndarray, plan: ShardPlan) -> tuple[np.ndarray, np.ndarray]:
@@ -121,11 +119,13 @@ def normalised(config: Config, advantages: np.ndarray, plan: ShardPlan) -> tuple
     batch, indices = batch_of(advantages[owned]), minibatch_indices(config, plan, 3)
     everyone = advantage_moments(batch_of(advantages), minibatch_indices(config, ShardPlan(8, plan.num_shards), 3))
     local = advantage_moments(batch, indices)
-    scales = advantage_scales(config, local, everyone, indices.shape[-1])
+    statistics, state = minibatch_statistics(config, local, everyone), optimised(np.zeros(SIZE), config)
+    state.net = SimpleNamespace(custom=None)
     out = []
     for epoch in range(config.ppo.num_epochs):
-        of_epoch = None if scales is None else (scales[0][epoch], scales[1][epoch])
-        out.append([minibatch[4].numpy() for minibatch in epoch_minibatches(batch, indices[epoch], of_epoch)])
+        minibatches = epoch_minibatches(state, batch, indices, statistics, epoch, config, plan)
+        out.append([minibatch["advantages"].numpy() for minibatch in minibatches])
+    assert (statistics.counts == 16).all()
     return np.array(out), indices
 
 

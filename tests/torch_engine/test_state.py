@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from small_runs import CPU, described, plan_of, small_config, small_state
+from small_runs import CPU, actions_of, described, plan_of, small_config, small_state, vectors
 
 from lockstep.config import Config
 from lockstep.shards import ShardPlan
@@ -183,7 +183,7 @@ def test_the_first_parameters_depend_on_the_seed_and_not_on_the_rank():
 
 def test_the_first_parameters_have_the_gains_of_ppo():
     config = small_config(network={"hidden_sizes": (4,), "log_std_init": -0.5})
-    arrays = initial_parameters(config, make_net(config, described(discrete=False)))
+    arrays = initial_parameters(config, make_net(config, vectors(4), actions_of(False, 3)))
     for name, gain in (("actor.0", 2**0.5), ("actor.1", 0.01), ("critic.0", 2**0.5), ("critic.1", 1.0)):
         weight = arrays[f"{name}.weight"].astype(np.float64)
         np.testing.assert_allclose(weight @ weight.T, gain**2 * np.eye(len(weight)), atol=1e-6)

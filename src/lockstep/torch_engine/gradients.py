@@ -85,7 +85,7 @@ def shard_gradients(state: TrainState, settings: LossSettings, config: Config) -
 
     def accumulated(columns: Columns, count: int) -> Tensor:
         split = [dict(zip(columns, x, strict=True)) for x in _pieces(columns, pieces)]
-        return distributions.sum_in_order([part(piece, count) for piece in split])
+        return distributions.sum_in_order([part(piece, count).clone() for piece in split])  # one buffer
 
     return accumulated
 

@@ -213,8 +213,11 @@ def resume(session: Session, checkpoint: Checkpoint) -> None:
     load_state_arrays(state, checkpoint.arrays)
     load_counters(state, checkpoint.state)
     session.wall_time_before = float(checkpoint.state.get("wall_time", 0.0))
+    session.restarted_before = list(checkpoint.state.get("restarted_environments", []))
+    if session.config.algorithm == "grpo":
+        session.envs.reset()  # every iteration begins with episodes of its own: there are none to go on with
+        return
     per_env = carried(state)
     restarted = load_shards(session.envs, session.replay, state.counter, per_env, session.plan, checkpoint.env_shards)
     everyone = session.communicator.gather_json(restarted)
     session.restarted = sorted(env for ids in everyone for env in ids)
-    session.restarted_before = list(checkpoint.state.get("restarted_environments", []))

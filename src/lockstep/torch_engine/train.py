@@ -101,7 +101,7 @@ class Trainer:
             begin_groups(state, s.envs)
         noise = action_noise(config, plan, state.net, state.iteration)
         collect(state, s.envs, s.actor, noise, s.rollout)
-        if s.envs.replayed:
+        if s.envs.replayed and config.algorithm == "ppo":  # GRPO's episodes end with the iteration
             record_replay(s.replay, s.envs, s.rollout)
         finished = finished_episodes(state, s.rollout, config, plan)
         batch = make_batch(state, s.rollout, plan, config, s.mode)
