@@ -28,7 +28,13 @@ from lockstep.torch_engine.distributed import (
     set_up_torch,
     uses_nccl,
 )
-from lockstep.torch_engine.gradients import GradientSource, exact_gradient, fast_gradient
+from lockstep.torch_engine.gradients import (
+    GradientSource,
+    exact_gradient,
+    fast_gradient,
+    local_gradient,
+    shard_parameters,
+)
 from lockstep.torch_engine.rollout import Actor, Rollout, collect_random
 from lockstep.torch_engine.self_check import Mode
 from lockstep.torch_engine.state import (
@@ -41,6 +47,7 @@ from lockstep.torch_engine.state import (
     initial_parameters,
     load_counters,
     load_state_arrays,
+    policy_arrays,
     state_arrays,
 )
 from lockstep.torch_engine.statistics import initial_statistics
@@ -115,11 +122,8 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
     state = init_state(config, description, plan, device)
     set_reference(state, config)
     mode = choose_mode(state, config, communicator)
-    source = (
-        exact_gradient(state, config, communicator, mode)
-        if config.reduction == "exact"
-        else fast_gradient(state, config, communicator)
-    )
+    if config.fsdp and not communicator.alone:
+        shard_parameters(state, config, communicator)
     session = Session(
         config=config,
         topology=topology,
@@ -131,7 +135,7 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
         state=state,
         mode=mode,
         actor=Actor(state, plan, mode, device),
-        source=source,
+        source=gradient_source(state, config, communicator, mode),
         rollout=Rollout.empty(config.num_steps, envs, state.net, state.observations is not None),
     )
     if checkpoint is None:
@@ -139,6 +143,15 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
     else:
         resume(session, checkpoint)
     return session
+
+
+def gradient_source(state: TrainState, config: Config, communicator: Communicator, mode: Mode) -> GradientSource:
+    """Where the update's gradients come from: combined exactly, fast, or not at each step."""
+    if config.reduction == "exact":
+        return exact_gradient(state, config, communicator, mode)
+    if config.sync_period > 1:
+        return local_gradient(state, config, communicator)
+    return fast_gradient(state, config, communicator)
 
 
 def set_reference(state: TrainState, config: Config) -> None:
@@ -172,9 +185,12 @@ def begin(session: Session) -> None:
 
 
 def current_policy(session: Session) -> Policy:
-    """The policy as it stands, as a function of one observation: what ``load_policy`` would give of a checkpoint."""
+    """The policy as it stands, as a function of one observation: what ``load_policy`` would give of a checkpoint.
+
+    With FSDP only while the whole parameters are gathered.
+    """
     facts = {"environment": asdict(session.description), "global_step": session.state.global_step}
-    return Policy(session.config, Checkpoint(state_arrays(session.state), {}, facts))
+    return Policy(session.config, Checkpoint(policy_arrays(session.state), {}, facts))
 
 
 def check_ranks_in_sync(session: Session, when: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,18 +72,41 @@ def adapted_learning_rate(learning_rate: float, kl: float, desired_kl: float) ->
     return learning_rate
 
 
-def clip_and_step(state: TrainState, gradient: Tensor, max_norm: float | None, learning_rate: float) -> float:
-    """Clip the reduced gradient by its global norm and apply it; returns the norm before clipping."""
-    norm = torch.linalg.vector_norm(gradient)
+def clip_and_step(
+    state: TrainState,
+    gradient: Tensor,
+    max_norm: float | None,
+    learning_rate: float,
+    global_norm: Tensor | None = None,
+) -> float:
+    """Clip the reduced gradient by its global norm and apply it; returns the norm before clipping.
+
+    Args:
+        state: changed in place.
+        gradient: ``[P]``; with FSDP this rank's part of it.
+        max_norm: None: no clipping.
+        learning_rate: of this step.
+        global_norm: of the whole gradient, where ``gradient`` is a part.
+    """
+    norm = torch.linalg.vector_norm(gradient) if global_norm is None else global_norm
     if max_norm is not None:
         gradient = gradient * (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    flat = state.parameters.flat
-    assert flat.grad is not None
-    flat.grad.copy_(gradient)
+    parameters = state.optimizer.param_groups[0]["params"]
+    for parameter, part in zip(parameters, torch.split(gradient, [p.numel() for p in parameters]), strict=True):
+        parameter.grad.copy_(part.view_as(parameter))
     state.optimizer.param_groups[0]["lr"] = learning_rate
     state.optimizer.step()
     state.optimizer_steps += 1
     return float(norm)
+
+
+def non_finite(state: TrainState, names: Sequence[str], terms: np.ndarray, where: str) -> NonFiniteError:
+    """The error of a loss or gradient that is not finite, with the loss terms that show it."""
+    named = ", ".join(f"{name} {value:.4g}" for name, value in zip(names, terms, strict=True))
+    return NonFiniteError(
+        f"non-finite loss or gradient in iteration {state.iteration + 1}, {where} ({named}); a smaller "
+        "ppo.learning_rate or normalize.observations may help"
+    )
 
 
 def update(
@@ -108,19 +132,18 @@ def update(
     Raises:
         NonFiniteError: on every rank at the same step, before the optimiser has seen it.
     """
-    ppo, size, names = config.ppo, state.parameters.flat.numel(), loss_settings(config).terms
+    ppo, names = config.ppo, loss_settings(config).terms
     state.learning_rate = scheduled_learning_rate(state, config)
     result = UpdateResult(terms=np.zeros(len(names)))
     for epoch in range(ppo.num_epochs):
         for number, columns in enumerate(epoch_minibatches(state, batch, indices, statistics, epoch, config, plan)):
             combined = source(columns, int(statistics.counts[epoch, number]))
-            terms = combined[size:].double().cpu().numpy()
-            if not bool(torch.isfinite(combined).all()):
-                named = ", ".join(f"{name} {value:.4g}" for name, value in zip(names, terms, strict=True))
-                raise NonFiniteError(
-                    f"non-finite loss or gradient in iteration {state.iteration + 1}, epoch {epoch + 1}, minibatch "
-                    f"{number + 1} ({named}); a smaller ppo.learning_rate or normalize.observations may help"
-                )
+            gradient, last = combined[: -len(names)], combined[-len(names) :]
+            terms, norm = last.double().cpu().numpy(), None if state.sharded is None else state.sharded.norm
+            # with FSDP a rank sees a part of the gradient only; its norm is everyone's
+            seen = combined if norm is None else torch.cat([last, norm.unsqueeze(0)])
+            if not bool(torch.isfinite(seen).all()):
+                raise non_finite(state, names, terms, f"epoch {epoch + 1}, minibatch {number + 1}")
             result.terms += terms
             result.evaluated += 1
             kl = float(terms[names.index("approx_kl")])
@@ -129,6 +152,6 @@ def update(
                 return result
             if ppo.schedule == "adaptive":
                 state.learning_rate = adapted_learning_rate(state.learning_rate, kl, ppo.desired_kl)
-            result.grad_norm += clip_and_step(state, combined[:size], ppo.max_grad_norm, state.learning_rate)
+            result.grad_norm += clip_and_step(state, gradient, ppo.max_grad_norm, state.learning_rate, norm)
             result.steps += 1
     return result
