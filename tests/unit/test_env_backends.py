@@ -313,6 +313,8 @@ def test_array_environments_say_it_where_they_know():
     cartpole = begin(make(CONFIGS["arrays"]))
     cartpole.step()
     assert not cartpole.buffers.successes.any()
+
+
 # --- Masks ------------------------------------------------------------------------------------------------------------
 
 

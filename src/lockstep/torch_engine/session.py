@@ -30,7 +30,13 @@ from lockstep.torch_engine.distributed import (
     set_up_torch,
     uses_nccl,
 )
-from lockstep.torch_engine.gradients import GradientSource, exact_gradient, fast_gradient
+from lockstep.torch_engine.gradients import (
+    GradientSource,
+    exact_gradient,
+    fast_gradient,
+    local_gradient,
+    shard_parameters,
+)
 from lockstep.torch_engine.rollout import Actor, Rollout, action_noise, collect, collect_random
 from lockstep.torch_engine.self_check import Mode
 from lockstep.torch_engine.state import (
@@ -43,6 +49,7 @@ from lockstep.torch_engine.state import (
     initial_parameters,
     load_counters,
     load_state_arrays,
+    policy_arrays,
     state_arrays,
 )
 from lockstep.torch_engine.statistics import initial_statistics
@@ -141,11 +148,8 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
     state = init_state(config, description, plan, device)
     set_reference(state, config)
     mode = choose_mode(state, config, communicator)
-    source = (
-        exact_gradient(state, config, communicator, mode)
-        if config.reduction == "exact"
-        else fast_gradient(state, config, communicator)
-    )
+    if config.fsdp and not communicator.alone:
+        shard_parameters(state, config, communicator)
     session = Session(
         config=config,
         topology=topology,
@@ -157,7 +161,7 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
         state=state,
         mode=mode,
         actor=Actor(state, plan, mode, device),
-        source=source,
+        source=gradient_source(state, config, communicator, mode),
         rollout=make_rollout(config, envs, state),
     )
     if checkpoint is None:
@@ -173,6 +177,15 @@ def make_rollout(config: Config, envs: HostEnvs, state: TrainState) -> Rollout:
     if isinstance(envs, TensorEnvs):
         return tensor_rollout.TensorRollout.on_device(config.num_steps, envs, state.net, normalized)
     return Rollout.empty(config.num_steps, envs, state.net, normalized)
+
+
+def gradient_source(state: TrainState, config: Config, communicator: Communicator, mode: Mode) -> GradientSource:
+    """Where the update's gradients come from: combined exactly, fast, or not at each step."""
+    if config.reduction == "exact":
+        return exact_gradient(state, config, communicator, mode)
+    if config.sync_period > 1:
+        return local_gradient(state, config, communicator)
+    return fast_gradient(state, config, communicator)
 
 
 def set_reference(state: TrainState, config: Config) -> None:
@@ -210,9 +223,12 @@ def begin(session: Session) -> None:
 
 
 def current_policy(session: Session) -> Policy:
-    """The policy as it stands, as a function of one observation: what ``load_policy`` would give of a checkpoint."""
+    """The policy as it stands, as a function of one observation: what ``load_policy`` would give of a checkpoint.
+
+    With FSDP only while the whole parameters are gathered.
+    """
     facts = {"environment": asdict(session.description), "global_step": session.state.global_step}
-    return Policy(session.config, Checkpoint(state_arrays(session.state), {}, facts))
+    return Policy(session.config, Checkpoint(policy_arrays(session.state), {}, facts))
 
 
 def check_ranks_in_sync(session: Session, when: str) -> None:
