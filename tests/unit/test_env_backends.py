@@ -340,9 +340,9 @@ def test_masks_by_info_and_by_method_reach_the_rows(workers):
 
 def test_a_mask_that_an_environment_does_not_give_is_an_error_that_says_so():
     envs = make({"id": "CartPole-v1", "action_mask": "info"})
-    with pytest.raises(EnvironmentFailureError, match="env.action_mask is 'info', but info has no 'action_mask'"):
+    with pytest.raises(EnvironmentFailureError, match=r"env\.action_mask is 'info', but info has no 'action_mask'"):
         envs.reset()
-    with pytest.raises(EnvironmentFailureError, match="raised in reset: AttributeError: .*action_masks"):
+    with pytest.raises(EnvironmentFailureError, match=r"raised in reset: AttributeError: .*action_masks"):
         make({"id": "CartPole-v1", "action_mask": "method"}).reset()
 
 
