@@ -152,7 +152,10 @@ class PPOConfig(Section):
 
 
 class GRPOConfig(Section):
-    """Group-relative policy optimisation (Shao et al. 2024); it takes its optimisation from the ppo section."""
+    """Group-relative policy optimisation (Shao et al. 2024).
+
+    It takes its optimisation from the ppo section. Episodes count for num_steps steps at most.
+    """
 
     group_size: int = Field(
         default=8, ge=2, description="environments that start each iteration from the same seeded state"
@@ -483,6 +486,11 @@ def _check_choices(config: Config) -> None:
     _check_scale(config)
     if any(size < 1 for size in config.network.hidden_sizes):
         raise ValueError(f"network.hidden_sizes: {list(config.network.hidden_sizes)} has a layer below 1 unit")
+    if config.network.custom is not None and config.network.recurrent is not None:
+        raise ValueError(
+            f"network.recurrent: {config.network.recurrent}, but network.custom {config.network.custom} stands in place "
+            "of all networks; leave one of them out"
+        )
     if config.algorithm == "grpo" and config.normalize.returns:
         raise ValueError(
             "normalize.returns: GRPO's advantages are relative to the group and need no scale; leave it out"

@@ -210,14 +210,15 @@ _GRPO: dict[str, Any] = {  # [own] sizes: groups of 8 environments, an episode o
 _CARTPOLE_GRPO: dict[str, Any] = {
     # [own] Rollouts as long as its longest episodes.
     **_GRPO,
-    "total_steps": 1_000_000,
+    "total_steps": 800_000,
     "num_steps": 500,
+    "ppo": {**_GRPO["ppo"], "learning_rate": 5e-3},
 }
 
 _PUSH_GRPO: dict[str, Any] = {
     # [own] With groups of 16, so half as many starts an iteration, half of the trials stayed at a success rate of 0.4.
     **_GRPO,
-    "total_steps": 2_000_000,
+    "total_steps": 3_000_000,
     "num_envs": 128,
     "num_steps": 100,
     "normalize": {"observations": True},

@@ -5,6 +5,9 @@ policy is good as soon as it reads its observation right; ``Recall`` alone rewar
 ``hidden`` takes something away that the task needs, so that only guessing is left.
 """
 
+from abc import ABC, abstractmethod
+from typing import Any
+
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
@@ -12,15 +15,23 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 STEPS = 16
 
 
-class Task(gymnasium.Env):
+class Task(gymnasium.Env, ABC):
     """Rewards each action by itself."""
+
+    @abstractmethod
+    def _draw(self) -> Any:
+        """The next observation."""
+
+    @abstractmethod
+    def _reward(self, action) -> float:
+        """Of an action that answers the last observation."""
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         return self._draw(), self._info()
 
     def step(self, action):
-        reward = float(self._reward(action))
+        reward = float(self._reward(action))  # before the next observation is drawn
         return self._draw(), reward, False, False, self._info()
 
     def _info(self):
@@ -79,7 +90,7 @@ class Parts(Task):
         }
     )
 
-    def __init__(self, hidden=None):
+    def __init__(self, hidden=""):
         self._hidden = hidden
 
     def _draw(self):
@@ -124,7 +135,8 @@ class Aim(Task):
     """Hit two marks that the observation tells, within uneven bounds: 1 less the mean squared miss, in half ranges."""
 
     observation_space = Box(-1, 1, (2,), np.float32)
-    action_space = Box(np.array([-1, 2], np.float32), np.array([3, 8], np.float32))
+    low, high = np.array([-1, 2], np.float32), np.array([3, 8], np.float32)
+    action_space = Box(low, high)
 
     def __init__(self, hidden=False):
         self._hidden = hidden
@@ -134,8 +146,8 @@ class Aim(Task):
         return np.zeros(2, np.float32) if self._hidden else self._mark.astype(np.float32)
 
     def _reward(self, action):
-        low, high = self.action_space.low, self.action_space.high
-        return 1.0 - np.mean((2.0 * (action - low) / (high - low) - 1.0 - self._mark) ** 2)
+        place = 2.0 * (action - self.low) / (self.high - self.low) - 1.0
+        return 1.0 - np.mean((place - self._mark) ** 2)
 
 
 class Nerves(Task):
@@ -187,6 +199,6 @@ class Recall(gymnasium.Env):
         return self._observation(), reward, last, False, {}
 
 
-for _task in (Corner, Allowed, Parts, Switches, Aim, Nerves):
-    gymnasium.register(f"{_task.__name__}-v0", _task, max_episode_steps=STEPS)
-gymnasium.register("Recall-v0", Recall)
+for _name in ("Corner", "Allowed", "Parts", "Switches", "Aim", "Nerves"):
+    gymnasium.register(f"{_name}-v0", f"tasks:{_name}", max_episode_steps=STEPS)
+gymnasium.register("Recall-v0", "tasks:Recall")

@@ -136,6 +136,9 @@ def initial_parameters(config: Config, net: PolicyNet) -> dict[str, np.ndarray]:
         last = {name: f"{name}.{len(net.sizes(name)) - 2}.weight" for name in ("actor", "critic")}
         gains = {last["actor"]: 0.01, last["critic"]: 1.0}
         arrays = orthogonal_parameters(config.seed, net.shapes(), gains)
+        if net.state_dependent_std:
+            bias = last["actor"].replace("weight", "bias")
+            arrays[bias][net.action.outputs :] = config.network.log_std_init
     if "log_std" in net.shapes():
         arrays["log_std"] = np.full(net.action.outputs, config.network.log_std_init, np.float32)
     return arrays
