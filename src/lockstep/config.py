@@ -61,11 +61,10 @@ class EnvConfig(Section):
         default="CartPole-v1", min_length=1, description="Gymnasium id ('module:Id-v0' imports module first)"
     )
     kwargs: dict[str, Any] = Field(default_factory=dict, description="arguments of the environment, as JSON")
-    backend: Literal["auto", "gymnasium", "tensor"] = Field(
+    backend: Literal["auto", "gymnasium", "envpool", "tensor"] = Field(
         default="auto",
-        description="auto: lockstep/ ids as arrays on the host, others one by one through Gymnasium; gymnasium: one by "
-        "one; tensor: on the policy's device, lockstep/ ids or a simulator (id 'module:function'); see "
-        "docs/environments.md",
+        description="auto: lockstep/ ids as arrays, others through Gymnasium; gymnasium: one by one; envpool: EnvPool's "
+        "of this id; tensor: on the policy's device, lockstep/ ids or a simulator ('module:function')",
     )
     max_episode_steps: int | None = Field(
         default=None, ge=1, description="time limit in steps; None: the environment's own"
