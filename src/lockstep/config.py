@@ -63,7 +63,7 @@ class EnvConfig(Section):
     kwargs: dict[str, Any] = Field(default_factory=dict, description="arguments of the environment, as JSON")
     backend: Literal["auto", "gymnasium", "envpool", "tensor"] = Field(
         default="auto",
-        description="auto: lockstep/ ids as arrays, others through Gymnasium; gymnasium: one by one; envpool: EnvPool's "
+        description="auto: lockstep/ ids as arrays, others by Gymnasium; gymnasium: one by one; envpool: EnvPool's "
         "of this id; tensor: on the policy's device, lockstep/ ids or a simulator ('module:function')",
     )
     max_episode_steps: int | None = Field(
