@@ -1,283 +1,48 @@
 """The typed, immutable config: what a run is a function of. Imports no framework.
 
 ``Config`` holds what decides the run, ``RunOptions`` how and where it is executed. Files and command line are read
-by :mod:`lockstep.config_sources`.
+by :mod:`lockstep.config_sources`, what doesn't fit together is found by :mod:`lockstep.config_checks`.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from lockstep.shards import check_shards, check_world_size, default_num_shards
+from lockstep.config_sections import (
+    AtariConfig,
+    CheckpointConfig,
+    EnvConfig,
+    EvalConfig,
+    GRPOConfig,
+    ImageConfig,
+    LogConfig,
+    NetworkConfig,
+    NormalizeConfig,
+    PPOConfig,
+    ProofConfig,
+    Section,
+)
+
+__all__ = [
+    "AtariConfig",
+    "CheckpointConfig",
+    "Config",
+    "EnvConfig",
+    "EvalConfig",
+    "GRPOConfig",
+    "ImageConfig",
+    "LogConfig",
+    "NetworkConfig",
+    "NormalizeConfig",
+    "PPOConfig",
+    "ProofConfig",
+    "RunOptions",
+    "Section",
+]
 
 MAX_SEQUENCE = 32
-
-
-class Section(BaseModel):
-    """A frozen group of settings that knows every one of its keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _scientific(cls, values: Any) -> Any:
-        """Whole numbers may be written as 1e6 (which YAML takes for text)."""
-        if not isinstance(values, dict):
-            return values
-        whole = {name for name, info in cls.model_fields.items() if info.annotation in (int, int | None)}
-        pattern = re.compile(r"\d+(\.\d+)?[eE]\+?\d{1,2}")
-        return {
-            k: float(v) if k in whole and isinstance(v, str) and pattern.fullmatch(v) else v for k, v in values.items()
-        }
-
-
-class AtariConfig(Section):
-    """The standard wrappers of Atari games (Mnih et al. 2015; Machado et al. 2018); the presets of ALE ids have it."""
-
-    enabled: bool = Field(default=False, description="wrap an ALE game; its own frame skip is switched off")
-    noop_max: int = Field(default=30, ge=0, description="most no-ops at the start of a game; 0: none")
-    frame_skip: int = Field(default=4, ge=1, description="frames of an action; of the last two the brighter pixels")
-    screen_size: int = Field(default=84, ge=1, description="pixels of the picture's height and width")
-    grayscale: bool = Field(default=True, description="one channel instead of three")
-    terminal_on_life_loss: bool = Field(
-        default=True, description="a lost life ends an episode for the learner; games and scores go on"
-    )
-    fire_reset: bool = Field(default=True, description="press FIRE when a game or life begins, where there is FIRE")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_enabled(cls, value: Any) -> Any:
-        return {"enabled": value} if isinstance(value, bool) else value
-
-
-class EnvConfig(Section):
-    """The environment."""
-
-    id: str = Field(
-        default="CartPole-v1", min_length=1, description="Gymnasium id ('module:Id-v0' imports module first)"
-    )
-    kwargs: dict[str, Any] = Field(default_factory=dict, description="arguments of the environment, as JSON")
-    backend: Literal["auto", "gymnasium", "tensor"] = Field(
-        default="auto",
-        description="auto: lockstep/ ids as arrays on the host, others one by one through Gymnasium; gymnasium: one by "
-        "one; tensor: on the policy's device, lockstep/ ids or a simulator (id 'module:function'); see "
-        "docs/environments.md",
-    )
-    max_episode_steps: int | None = Field(
-        default=None, ge=1, description="time limit in steps; None: the environment's own"
-    )
-    action_mask: str | None = Field(
-        default=None,
-        min_length=1,
-        description="which actions are allowed: info (info['action_mask']), method (env.action_masks()), or an entry "
-        "of a Dict observation; None: all",
-    )
-    frame_skip: int = Field(default=1, ge=1, description="steps that each action is repeated for; rewards add up")
-    frame_stack: int = Field(
-        default=1, ge=1, description="newest observations in one: channels of images, one vector of vectors"
-    )
-    sticky_actions: float | None = Field(
-        default=None, ge=0, lt=1, description="probability that the last action is taken again; None: environment's own"
-    )
-    reward_sign: bool = Field(default=False, description="learn from the rewards' signs")
-    reward_scale: float = Field(default=1.0, gt=0, description="learn from rewards times this (after the sign)")
-    reward_clip: tuple[float, float] | None = Field(
-        default=None, description="lowest and highest reward to learn from (after the scale); None: no limits"
-    )
-    atari: AtariConfig = AtariConfig()
-    workers: int = Field(
-        default=0, ge=0, description="worker processes per rank that step environments; 0: in the rank itself"
-    )
-    timeout: float = Field(default=60.0, gt=0, description="seconds an environment may take for a step or a reset")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_id(cls, value: Any) -> Any:
-        return {"id": value} if isinstance(value, str) else value
-
-    @model_validator(mode="after")
-    def _fitting(self) -> EnvConfig:
-        if self.reward_clip is not None and self.reward_clip[0] >= self.reward_clip[1]:
-            raise ValueError(f"env.reward_clip: {list(self.reward_clip)}: the first must be below the second")
-        if self.atari.enabled and self.frame_skip > 1:
-            raise ValueError(f"env.frame_skip: {self.frame_skip} with env.atari; give env.atari.frame_skip instead")
-        repeats = self.frame_skip > 1 or self.sticky_actions
-        if self.action_mask and repeats:
-            raise ValueError(
-                "env.action_mask: frame_skip and sticky_actions would repeat actions that aren't allowed any more; "
-                "leave them out"
-            )
-        return self
-
-
-class PPOConfig(Section):
-    """Proximal policy optimisation (Schulman et al. 2017)."""
-
-    learning_rate: float = Field(default=3e-4, gt=0, description="Adam's step size")
-    schedule: Literal["constant", "linear", "adaptive"] = Field(
-        default="linear",
-        description="of the learning rate: linear falls to 0 over total_steps, adaptive follows desired_kl",
-    )
-    gamma: float = Field(default=0.99, ge=0, le=1, description="discount per step")
-    gae_lambda: float = Field(default=0.95, ge=0, le=1, description="lambda of GAE (Schulman et al. 2016)")
-    num_epochs: int = Field(default=4, ge=1, description="passes over each rollout")
-    num_minibatches: int = Field(default=4, ge=1, description="minibatches (optimiser steps) per epoch")
-    gradient_accumulation: int = Field(
-        default=1, ge=1, description="parts in which a minibatch goes through the networks, to save memory"
-    )
-    clip_range: float = Field(default=0.2, gt=0, description="clipping of the probability ratio")
-    value_clip_range: float | None = Field(default=None, gt=0, description="clipping of the value's change; None: off")
-    advantage_normalization: Literal["global", "local", "off"] = Field(
-        default="global", description="over the global minibatch, over each shard's part of it, or not at all"
-    )
-    entropy_coef: float = Field(default=0.0, ge=0, description="weight of the entropy bonus")
-    value_coef: float = Field(
-        default=0.5,
-        ge=0,
-        description="weight of the value loss 0.5*(v-return)^2 (as in CleanRL; SB3's vf_coef is half of it)",
-    )
-    max_grad_norm: float | None = Field(
-        default=0.5, gt=0, description="clipping by global norm, after the reduction; None: off"
-    )
-    target_kl: float | None = Field(
-        default=None, gt=0, description="stop an update above 1.5 times this approx_kl; None: off"
-    )
-    desired_kl: float = Field(default=0.01, gt=0, description="what the adaptive schedule aims at")
-    adam_eps: float = Field(default=1e-5, gt=0, description="Adam's epsilon")
-    adam_betas: tuple[float, float] = Field(default=(0.9, 0.999), description="Adam's decay rates")
-
-
-class GRPOConfig(Section):
-    """Group-relative policy optimisation (Shao et al. 2024).
-
-    It takes its optimisation from the ppo section. Episodes count for num_steps steps at most.
-    """
-
-    group_size: int = Field(
-        default=8, ge=2, description="environments that start each iteration from the same seeded state"
-    )
-    normalize_std: bool = Field(
-        default=True, description="divide by the group's standard deviation (Liu et al. 2025 leave that out)"
-    )
-    kl_coef: float = Field(default=0.0, ge=0, description="weight of the KL divergence from the reference policy")
-    reference: str | None = Field(
-        default=None, min_length=1, description="run or checkpoint of the reference policy; None: the initial one"
-    )
-
-
-class ImageConfig(Section):
-    """Convolutions for image observations."""
-
-    kind: Literal["auto", "nature", "impala", "simple"] = Field(
-        default="auto",
-        description="nature (Mnih et al. 2015), impala (Espeholt et al. 2018), simple (3x3 at full resolution, for "
-        "small grids); auto: nature from 36 pixels on, else simple",
-    )
-    width: float = Field(default=1.0, gt=0, description="channels and features are multiplied by it")
-    depth: int = Field(default=2, ge=1, description="residual blocks per stage (impala) or layers (simple)")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_kind(cls, value: Any) -> Any:
-        return {"kind": value} if isinstance(value, str) else value
-
-
-class NetworkConfig(Section):
-    """Actor and critic: image encoder, recurrent core, hidden layers, head; what isn't needed is left out."""
-
-    hidden_sizes: tuple[int, ...] = Field(
-        default=(64, 64), description="units of each hidden layer, of actor and critic"
-    )
-    activation: Literal["tanh", "relu", "elu", "silu", "gelu"] = Field(
-        default="tanh", description="after each hidden layer"
-    )
-    shared: bool = Field(default=False, description="actor and critic share all but their heads")
-    log_std_init: float = Field(default=0.0, description="initial log standard deviation of continuous actions")
-    state_dependent_std: bool = Field(
-        default=False, description="the actor gives the standard deviation too, instead of one parameter per component"
-    )
-    squash: bool = Field(
-        default=False, description="tanh squashes continuous actions into their bounds; else they are clipped"
-    )
-    image: ImageConfig = ImageConfig()
-    recurrent: Literal["lstm", "gru"] | None = Field(
-        default=None, description="recurrent core before the hidden layers"
-    )
-    recurrent_size: int = Field(default=128, ge=1, description="units of the recurrent core")
-    sequence_length: int | None = Field(
-        default=None,
-        ge=1,
-        description="steps through which gradients flow back; divides num_steps (default: its largest such, up to 32)",
-    )
-    custom: str | None = Field(
-        default=None,
-        pattern=r"^[\w.]+:[\w.]+$",
-        description="a torch.nn.Module in place of all this, as 'module:Class'; see docs/networks.md",
-    )
-    custom_kwargs: dict[str, Any] = Field(default_factory=dict, description="arguments of the custom module, as JSON")
-
-
-class NormalizeConfig(Section):
-    """Running normalisation; its statistics are frozen during an iteration."""
-
-    observations: bool = Field(default=False, description="to zero mean and unit variance")
-    returns: bool = Field(
-        default=False, description="rewards divided by the standard deviation of the discounted return"
-    )
-    clip_observations: float = Field(default=10.0, gt=0, description="limit of a normalised observation's components")
-    clip_rewards: float = Field(default=10.0, gt=0, description="limit of a normalised reward")
-
-
-class CheckpointConfig(Section):
-    """Checkpoints."""
-
-    interval: int = Field(default=50, ge=0, description="iterations between checkpoints; 0: only at the end")
-    keep_last: int = Field(default=3, ge=1, description="newest checkpoints to keep")
-    keep_best: bool = Field(default=True, description="keep the checkpoint with the best return as well")
-    replay_limit: int = Field(
-        default=10_000, ge=0, description="longest live episode, in steps, that is restored by replaying it"
-    )
-
-
-class EvalConfig(Section):
-    """Evaluation during training."""
-
-    interval: int = Field(default=0, ge=0, description="iterations between evaluations; 0: none")
-    episodes: int = Field(
-        default=16, ge=1, description="episodes of an evaluation, rounded up to a multiple of num_shards"
-    )
-    max_steps: int = Field(default=10_000, ge=1, description="longer episodes are cut here")
-    record_video: bool = Field(
-        default=False, description="record an episode of each evaluation as videos/step_<n>.mp4, for trackers too"
-    )
-
-
-class LogConfig(Section):
-    """Trackers; metrics.jsonl and metrics.csv are always written."""
-
-    tensorboard: bool = Field(default=True, description="write TensorBoard event files")
-    jsonl: str | None = Field(default=None, description="a second metrics.jsonl at this path")
-    timing: bool = Field(default=False, description="write each rank's times, bytes and memory to timing.jsonl")
-    wandb: bool = Field(default=False, description="log to Weights & Biases; WANDB_MODE=offline: to files only")
-    trackio: bool = Field(default=False, description="log to Trackio")
-    mlflow: bool = Field(default=False, description="log to MLflow; to <runs_dir>/mlflow.db or MLFLOW_TRACKING_URI")
-    project: str | None = Field(
-        default=None, min_length=1, description="project of W&B and Trackio, experiment of MLflow (default: lockstep)"
-    )
-    group: str | None = Field(default=None, min_length=1, description="of runs, in W&B, Trackio and MLflow")
-    tags: tuple[str, ...] | None = Field(default=None, description="labels in W&B, Trackio and MLflow")
-    entity: str | None = Field(default=None, min_length=1, description="W&B user or team")
-
-
-class ProofConfig(Section):
-    """Fingerprints of every parameter and moment, compared across ranks."""
-
-    interval: int = Field(default=10, ge=0, description="iterations between comparisons; 0: only at start and end")
-    trace: bool = Field(default=False, description="write each iteration's fingerprints to fingerprints.jsonl")
 
 
 class Config(Section):
@@ -394,140 +159,3 @@ class RunOptions(Section):
         if self.name is not None and ("/" in self.name or self.name in (".", "..")):
             raise ValueError(f"name: {self.name!r} is not a plain directory name; --runs-dir says where it is made")
         return self
-
-
-def resolve(config: Config, world_size: int = 1) -> Config:
-    """Fix ``num_envs`` and ``num_shards`` and check that everything divides.
-
-    Raises:
-        ValueError: one line with the key, the value and the nearest values that work.
-    """
-    num_envs, num_shards = config.num_envs, config.num_shards
-    if config.num_envs_per_rank is not None:
-        if isinstance(config.num_envs_per_rank, str):
-            raise ValueError(
-                f"num_envs_per_rank: {config.num_envs_per_rank} is made a number by lockstep train alone; give a number"
-            )
-        if num_envs is not None:
-            raise ValueError(
-                f"num_envs_per_rank: {config.num_envs_per_rank} given together with num_envs {num_envs}; give one"
-            )
-        num_envs = config.num_envs_per_rank * world_size
-        if num_shards is None:
-            _check_power_of_two(world_size)
-            num_shards = world_size
-    num_envs = num_envs or 8
-    num_shards = num_shards or default_num_shards(max(1, num_envs // config.group_size))
-    check_shards(num_envs, num_shards)
-    check_world_size(world_size, num_shards)
-    _check_minibatches(config, num_envs // num_shards)
-    _check_choices(config)
-    return config.model_copy(update={"num_envs": num_envs, "num_envs_per_rank": None, "num_shards": num_shards})
-
-
-def _check_power_of_two(world_size: int) -> None:
-    if world_size & (world_size - 1):
-        below = 1 << (world_size.bit_length() - 1)
-        raise ValueError(
-            f"nproc: {world_size} ranks with num_envs_per_rank make {world_size} shards, which is no power of two; "
-            f"nearest that work: {below} or {2 * below} ranks"
-        )
-
-
-def _check_minibatches(config: Config, envs_per_shard: int) -> None:
-    length = config.sequence_length
-    if config.num_steps % length:
-        raise ValueError(
-            f"network.sequence_length: {length} doesn't divide num_steps {config.num_steps}; nearest that work: "
-            f"{_nearest_divisors(config.num_steps, length)}"
-        )
-    units, wanted = envs_per_shard * config.num_steps // length, config.ppo.num_minibatches
-    what = f"{config.num_steps} steps = {units} samples" if length == 1 else f"{config.num_steps} steps / {length} = "
-    if length > 1:
-        what += f"{units} sequences"
-    if units % wanted:
-        raise ValueError(
-            f"ppo.num_minibatches: {wanted} doesn't divide a shard's {envs_per_shard} environments x {what}; nearest "
-            f"that work: {_nearest_divisors(units, wanted)}"
-        )
-    part = units // wanted
-    if part % config.ppo.gradient_accumulation:
-        raise ValueError(
-            f"ppo.gradient_accumulation: {config.ppo.gradient_accumulation} doesn't divide a shard's minibatch of "
-            f"{part}; nearest that work: {_nearest_divisors(part, config.ppo.gradient_accumulation)}"
-        )
-    if envs_per_shard % config.group_size:
-        raise ValueError(
-            f"grpo.group_size: {config.group_size} doesn't divide a shard's {envs_per_shard} environments (groups "
-            f"don't cross shards); nearest that work: {_nearest_divisors(envs_per_shard, config.group_size)}"
-        )
-
-
-def _nearest_divisors(number: int, wanted: int) -> str:
-    fits = [n for n in range(1, number + 1) if number % n == 0]
-    return " or ".join(map(str, sorted(sorted(fits, key=lambda n: abs(n - wanted))[:2])))
-
-
-def _check_choices(config: Config) -> None:
-    for name, table in (("env.kwargs", config.env.kwargs), ("network.custom_kwargs", config.network.custom_kwargs)):
-        try:
-            plain = json.loads(json.dumps(table)) == table
-        except (TypeError, ValueError):
-            plain = False
-        if not plain:
-            raise ValueError(f"{name}: {table!r} is more than JSON can hold (text as keys; numbers, text, lists)")
-    if config.backend == "nccl" and config.device == "cpu":
-        raise ValueError("backend: nccl works on GPUs only and device is cpu; use backend gloo or device cuda")
-    if config.collectives == "shared" and config.device == "cuda" and config.backend != "gloo":
-        raise ValueError(
-            f"collectives: shared, but backend {config.backend} keeps tensors on the GPU; use backend gloo or "
-            "collectives auto"
-        )
-    _check_scale(config)
-    if any(size < 1 for size in config.network.hidden_sizes):
-        raise ValueError(f"network.hidden_sizes: {list(config.network.hidden_sizes)} has a layer below 1 unit")
-    if config.network.custom is not None and config.network.recurrent is not None:
-        raise ValueError(
-            f"network.recurrent: {config.network.recurrent}, but network.custom {config.network.custom} stands in place "
-            "of all networks; leave one of them out"
-        )
-    if config.algorithm == "grpo" and config.normalize.returns:
-        raise ValueError(
-            "normalize.returns: GRPO's advantages are relative to the group and need no scale; leave it out"
-        )
-    _check_log(config)
-    if not all(0 <= beta < 1 for beta in config.ppo.adam_betas):
-        raise ValueError(f"ppo.adam_betas: {list(config.ppo.adam_betas)} must lie in [0, 1)")
-
-
-def _check_scale(config: Config) -> None:
-    if config.fsdp and config.reduction == "exact":
-        raise ValueError(
-            "fsdp: true sums gradients in an order that depends on the ranks, which reduction exact doesn't allow; "
-            "use reduction fast"
-        )
-    if config.sync_period > 1 and config.reduction == "exact":
-        raise ValueError(
-            f"sync_period: {config.sync_period} makes the agent depend on the number of ranks, which reduction exact "
-            "doesn't allow; use reduction fast or sync_period 1"
-        )
-    if config.fsdp and config.sync_period > 1:
-        raise ValueError(
-            f"sync_period: {config.sync_period} needs whole parameters on every rank and fsdp shards them; leave one out"
-        )
-    if config.cuda_graphs and not (config.compile and config.device == "cuda"):
-        raise ValueError(
-            f"cuda_graphs: needs compile true and device cuda, and compile is {str(config.compile).lower()}, device "
-            f"{config.device}"
-        )
-
-
-def _check_log(config: Config) -> None:
-    log = config.log
-    if config.eval.record_video and not config.eval.interval:
-        raise ValueError("eval.record_video: there are no evaluations (eval.interval 0); e.g. --eval.interval 10")
-    if log.entity is not None and not log.wandb:
-        raise ValueError(f"log.entity: {log.entity} is for Weights & Biases, which is off; add --log.wandb")
-    given = [key for key in ("project", "group", "tags") if getattr(log, key)]
-    if given and not (log.wandb or log.trackio or log.mlflow):
-        raise ValueError(f"log.{given[0]}: no tracker takes it; add --log.wandb, --log.trackio or --log.mlflow")

@@ -20,7 +20,14 @@ class EpisodeCounter:
         self.returns = np.zeros(num_envs)
         self.lengths = np.zeros(num_envs, np.int64)
 
-    def finished(self, rewards: np.ndarray, done: np.ndarray, env_ids: range, successes: np.ndarray) -> np.ndarray:
+    def finished(
+        self,
+        rewards: np.ndarray,
+        done: np.ndarray,
+        env_ids: range,
+        successes: np.ndarray,
+        dead: np.ndarray | None = None,
+    ) -> np.ndarray:
         """Episodes that ended during a rollout.
 
         Args:
@@ -28,24 +35,26 @@ class EpisodeCounter:
             done: bool ``[T, E]``.
             env_ids: global ids of the environments.
             successes: int8 ``[T, E]``: 1 task solved, -1 not solved, 0 not said.
+            dead: bool ``[T, E]``, steps that were none; None: there are none.
 
         Returns:
             float64 ``[episodes, 5]``: step, global env id, return, length, success; by step, then env id.
         """
         rows, first = [], 0
+        steps = np.ones(done.shape, np.int64) if dead is None else 1 - dead.astype(np.int64)
         for t in np.flatnonzero(done.any(1)).tolist():
-            self._add(rewards[first : t + 1])
+            self._add(rewards[first : t + 1], steps[first : t + 1])
             first = t + 1
             for env in np.flatnonzero(done[t]):
                 rows.append((t, env_ids[env], self.returns[env], self.lengths[env], successes[t, env]))
                 self.returns[env], self.lengths[env] = 0.0, 0
-        self._add(rewards[first:])
+        self._add(rewards[first:], steps[first:])
         return np.array(rows, np.float64).reshape(-1, EPISODE_COLUMNS)
 
-    def _add(self, rewards: np.ndarray) -> None:
+    def _add(self, rewards: np.ndarray, steps: np.ndarray) -> None:
         """Take in steps ``[t, E]`` in order: a sum's bits must not depend on how many environments are here."""
         self.returns = np.add.accumulate(np.concatenate([self.returns[None], rewards]))[-1]
-        self.lengths += len(rewards)
+        self.lengths += steps.sum(0)
 
     def forget(self, env: int) -> None:
         """Start an environment's count anew: it was reset."""

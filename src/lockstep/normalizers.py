@@ -54,14 +54,18 @@ class RunningMoments:
 def shard_moments(samples: np.ndarray) -> np.ndarray:
     """Mean and M2 of one shard's samples ``[n, size]``: float64 ``[2, size]``."""
     x = np.ascontiguousarray(samples, np.float64)
+    if not len(x):
+        return np.zeros((2, x.shape[1]))
     mean = x.mean(0)
     return np.stack([mean, np.square(x - mean).sum(0)])
 
 
-def merge_shards(moments: RunningMoments, parts: np.ndarray, count: int) -> None:
-    """Merge every shard's mean and M2, ``[num_shards, 2, size]`` of ``count`` samples each, in shard order."""
-    for mean, m2 in parts:
-        moments.merge(count, mean, m2)
+def merge_shards(moments: RunningMoments, parts: np.ndarray, count: int | np.ndarray) -> None:
+    """Merge every shard's mean and M2 ``[num_shards, 2, size]`` in shard order; ``count`` samples each, or by shard."""
+    counts = np.broadcast_to(count, len(parts)).tolist()
+    for n, (mean, m2) in zip(counts, parts, strict=True):
+        if n:
+            moments.merge(int(n), mean, m2)
 
 
 class ObservationNormalizer:

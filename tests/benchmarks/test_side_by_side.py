@@ -4,7 +4,8 @@ import pytest
 
 from benchmarks import side_by_side
 from benchmarks.cases import CASES, T1, T2, T3, our_config, programs_of, scaling_programs
-from lockstep.config import Config, resolve
+from lockstep.config import Config
+from lockstep.config_checks import resolve
 from lockstep.config_sources import validate
 
 

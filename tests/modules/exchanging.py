@@ -9,7 +9,8 @@ import time
 
 import torch
 
-from lockstep.config import Config, resolve
+from lockstep.config import Config
+from lockstep.config_checks import resolve
 from lockstep.errors import PeerFailureError
 from lockstep.shards import ShardPlan
 from lockstep.topology import from_environment

@@ -49,7 +49,9 @@ class Point:
         terminated, truncated = distance < 0.1, self.steps >= 7
         info, done = {}, terminated | truncated
         if self.style == "maniskill":
-            info = {"final_observation": self._observe().clone(), "success": terminated.clone()}
+            last = self._observe()
+            assert isinstance(last, torch.Tensor)
+            info = {"final_observation": last.clone(), "success": terminated.clone()}
         fresh = torch.rand((self.num_envs, 2), device=self.device) * 2 - 1
         self.place = torch.where(done.unsqueeze(1), fresh, self.place)
         self.steps = torch.where(done, 0.0, self.steps)

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep import reference
-from lockstep.config import Config, resolve
+from lockstep.config import Config
+from lockstep.config_checks import resolve
 from lockstep.shards import ShardPlan
 from lockstep.torch_engine.batch import Batch
 from lockstep.torch_engine.host_adam import HostAdam

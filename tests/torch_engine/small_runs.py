@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lockstep.config import Config, resolve
+from lockstep.config import Config
+from lockstep.config_checks import resolve
 from lockstep.envs.description import EnvDescription
 from lockstep.envs.vector import Buffers, HostEnvs, buffer_layout
 from lockstep.shards import ShardPlan

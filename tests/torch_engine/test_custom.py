@@ -150,7 +150,7 @@ def test_there_is_no_dropout_in_rollout_and_evaluation():
     weights, x = state.parameters.expanded(1), torch.randn(1, 6, 4, generator=seeded(0))
     assert torch.equal(nets.actor(state.net, weights, x), nets.actor(state.net, weights, x))
     assert state.net.custom is not None
-    state.net.custom.dropout_seed = 3
+    state.net.custom.set_dropout(3)
     assert not torch.equal(
         nets.actor(state.net, weights, x)[0, 0],
         nets.actor(small_state(custom_config("Tiny", {"dropout": 0.5}), described()).net, weights, x)[0, 0],

@@ -116,6 +116,7 @@ def made_rollout() -> Rollout:
         rewards=rng.normal(size=(STEPS, ENVS)),
         terminated=kinds == "terminated",
         truncated=kinds == "truncated",
+        successes=np.zeros((STEPS, ENVS), np.int8),
         final={(3, 2): rng.normal(size=4).astype(np.float32)},
     )
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 
-from lockstep.config import Config, resolve
+from lockstep.config import Config
+from lockstep.config_checks import resolve
 from lockstep.envs.description import describe
 from lockstep.envs.registry import make_envs
 from lockstep.envs.rewards import RewardShaping

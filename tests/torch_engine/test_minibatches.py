@@ -153,6 +153,7 @@ def recurrent_batch(core: str = "lstm", shared: bool = False) -> tuple[Config, T
         rewards=rng.normal(size=(8, 8)),
         terminated=kinds == "terminated",
         truncated=kinds == "truncated",
+        successes=np.zeros((8, 8), np.int8),
         final={(3, 1): rng.normal(size=4).astype(np.float32)},
     )
     return config, state, rollout, make_batch(state, rollout, plan_of(config), config, "batched")

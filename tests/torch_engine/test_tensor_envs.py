@@ -11,7 +11,8 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from lockstep.config import Config, EnvConfig, resolve
+from lockstep.config import Config, EnvConfig
+from lockstep.config_checks import resolve
 from lockstep.envs.arrays import CartPole
 from lockstep.envs.description import describe
 from lockstep.envs.registry import make_envs

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from lockstep.config import Config, EnvConfig, NetworkConfig, PPOConfig, RunOptions, resolve
+from lockstep.config import Config, EnvConfig, NetworkConfig, PPOConfig, RunOptions
+from lockstep.config_checks import resolve
 from lockstep.config_sources import read_request
 from lockstep.presets import PRESETS, preset_for
 from lockstep.shards import default_num_shards

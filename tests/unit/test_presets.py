@@ -5,7 +5,8 @@ import gymnasium
 import numpy as np
 import pytest
 
-from lockstep.config import Config, resolve
+from lockstep.config import Config
+from lockstep.config_checks import resolve
 from lockstep.config_sources import read_request, validate
 from lockstep.envs.description import describe
 from lockstep.presets import ATARI_GAMES, GRPO_PRESETS, PRESETS, defaults_for, has_preset, preset_for

@@ -5,7 +5,8 @@ import sys
 import numpy as np
 import pytest
 
-from lockstep.config import CheckpointConfig, Config, EnvConfig, LogConfig, resolve
+from lockstep.config import CheckpointConfig, Config, EnvConfig, LogConfig
+from lockstep.config_checks import resolve
 from lockstep.config_sources import read_request
 from lockstep.runs.checkpoint import CheckpointWriter, pack, to_files
 from lockstep.runs.directory import RunDirectory, create_run, default_name, find_run, is_writer

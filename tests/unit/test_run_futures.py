@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from lockstep.config import Config, LogConfig, resolve
+from lockstep.config import Config, LogConfig
+from lockstep.config_checks import resolve
 from lockstep.config_sources import read_request
 from lockstep.runs.checkpoint import commit, to_files
 from lockstep.runs.directory import CONFIG, create_run, find_run

@@ -53,7 +53,7 @@ def array_environment(env_id: str) -> type | None:
 
 def stepped_as_arrays(config: EnvConfig) -> bool:
     """Whether an environment is one of ours and not asked for one by one."""
-    return config.backend != "gymnasium" and array_environment(config.id) is not None
+    return config.backend in ("auto", "tensor") and array_environment(config.id) is not None
 
 
 def make_environment(config: EnvConfig, **kwargs: Any) -> gymnasium.Env:
@@ -144,6 +144,10 @@ def describe(config: EnvConfig) -> EnvDescription:
     check_array_options(config)
     if config.backend == "tensor" and not stepped_as_arrays(config):
         return _described(config, *simulator_spaces(config), None)
+    if config.backend == "envpool":
+        from lockstep.envs.envpool_vector import pool_spaces  # it needs descriptions itself
+
+        return _described(config, *pool_spaces(config))
     env = make_environment(config)
     try:
         return describe_spaces(config, env)

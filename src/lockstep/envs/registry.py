@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from lockstep.config import EnvConfig
 from lockstep.envs.array_vector import ArrayEnvs
 from lockstep.envs.description import EnvDescription
+from lockstep.envs.envpool_vector import EnvPoolEnvs
 from lockstep.envs.vector import HostEnvs, InProcessEnvs
 from lockstep.envs.workers import WorkerEnvs
 
@@ -41,6 +42,8 @@ def make_envs(
         engine = importlib.import_module("lockstep.torch_engine.tensor_envs")
         size = shard_size or len(env_ids)
         return engine.make_tensor_envs(config, description, seed, env_ids, purpose, keys, size, device)
+    if config.backend == "envpool":
+        return EnvPoolEnvs(config, description, seed, env_ids, purpose, shard_size or len(env_ids))
     if description.is_array:
         return ArrayEnvs(config, description, seed, env_ids, purpose, keys)
     if config.workers:

@@ -30,7 +30,9 @@ class Buffers:
     task solved, -1 where it didn't, 0 where the environment doesn't say; ``episodes`` int64 ``[E]``, the index of each
     environment's live episode; ``stepping`` int64 ``[1 or workers]``, who is being stepped now, and ``heartbeats``
     likewise, counted up at each step and reset; ``lost`` bool ``[E]``, where a life was lost: for the learner that
-    terminates an episode, while the game, its score and its replay go on. Rewards are the environment's own.
+    terminates an episode, while the game, its score and its replay go on; ``dead`` bool ``[E]``, where a back end that
+    resets one step late (:attr:`HostEnvs.late_reset`) began an episode instead of taking a step. Rewards are the
+    environment's own.
     A row of ``final_observations`` is valid where the step ended an episode; ``observations`` then holds the first
     observation of the next one.
     """
@@ -46,6 +48,7 @@ class Buffers:
     stepping: np.ndarray
     heartbeats: np.ndarray
     lost: np.ndarray
+    dead: np.ndarray
 
 
 def buffer_layout(description: EnvDescription, num_envs: int, slots: int) -> dict[str, tuple[tuple[int, ...], Any]]:
@@ -63,6 +66,7 @@ def buffer_layout(description: EnvDescription, num_envs: int, slots: int) -> dic
         "stepping": ((slots,), np.int64),
         "heartbeats": ((slots,), np.int64),
         "lost": ((num_envs,), np.bool_),
+        "dead": ((num_envs,), np.bool_),
     }
 
 
@@ -74,9 +78,12 @@ class HostEnvs(ABC):
         env_ids: their global ids.
         buffers: what the last step left.
         replayed: whether live episodes may have to be restored by replaying their actions.
+        late_reset: whether an ended episode's last observation is in ``observations``, and the next step begins the
+            next episode whatever the action; otherwise that happens in the same step.
     """
 
     replayed = True
+    late_reset = False
 
     def __init__(self, description: EnvDescription, env_ids: Sequence[int], buffers: Buffers) -> None:
         self.description = description

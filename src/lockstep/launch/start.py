@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lockstep.config import Config, RunOptions, resolve
+from lockstep.config import Config, RunOptions
+from lockstep.config_checks import resolve
 from lockstep.config_sources import Request, merge, read_file, validate
 from lockstep.envs.description import describe
+from lockstep.envs.envpool_vector import check_envpool_options
 from lockstep.envs.tensor import check_tensor_options
 from lockstep.launch.local import supervise
 from lockstep.launch.rank import Assignment, engine_module, run_rank
@@ -92,6 +94,7 @@ def _check_machine(config: Config, ranks_here: int) -> None:
     if config.device == "cuda":
         engine_module(config.engine).check_device(config.device, ranks_here)
     check_tensor_options(config)
+    check_envpool_options(config)
     describe(config.env)
 
 

@@ -17,7 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from lockstep.command_parser import CommandParser
-from lockstep.config import Config, RunOptions, resolve
+from lockstep.config import Config, RunOptions
+from lockstep.config_checks import resolve
 from lockstep.config_sources import parse_arguments, read_request
 from lockstep.envs.description import describe
 from lockstep.launch.process import EXIT_FAILURE, end_with_parent, said_error

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import lockstep
-from lockstep.config import Config, resolve
+from lockstep.config import Config
+from lockstep.config_checks import resolve
 from lockstep.topology import available_cores
 
 Mode = Literal["weak", "strong"]

@@ -186,6 +186,12 @@ def final_values(
     return out
 
 
+def _begins(rollout: Rollout, shards: int, device: torch.device) -> Tensor:
+    """1.0 where an observation begins an episode, ``[k, (T+1)·rows]``; what is before the rollout isn't asked."""
+    resets = torch.from_numpy(rollout.resets).to(device).float()
+    return to_shards(torch.cat([torch.zeros_like(resets[:1]), resets]), shards)
+
+
 def _carry_on(state: TrainState, evaluation: Evaluation, done: np.ndarray) -> None:
     """Keep what the recurrent policy carries into the next rollout; nothing into an episode that begins there."""
     if evaluation.carries is None:
@@ -201,8 +207,7 @@ def make_batch(state: TrainState, rollout: Rollout, plan: ShardPlan, config: Con
     device, shards, steps = state.parameters.flat.device, plan.local_num_shards, config.num_steps
     observations = to_shards(aligned(rollout.observations, device), shards)
     actions = to_shards(torch.as_tensor(rollout.actions).to(device), shards)
-    done = torch.from_numpy(rollout.done).to(device).float()
-    begins = to_shards(torch.cat([torch.zeros_like(done[:1]), done]), shards)
+    begins = _begins(rollout, shards, device)
     evaluation = evaluate_rollout(state, mode, observations, actions, begins, steps)
     samples = actions.shape[1]
     batch = Batch(
@@ -217,10 +222,13 @@ def make_batch(state: TrainState, rollout: Rollout, plan: ShardPlan, config: Con
         add_group_advantages(batch, state, rollout, plan, config, mode)
     else:
         finals = final_values(state, rollout, evaluation, plan, device)
+        done = torch.from_numpy(rollout.done).to(device).float()
         add_advantages(batch, evaluation, finals, rewarded, terminated, done, config)
+        if rollout.dead is not None:
+            batch.valid = to_shards(torch.from_numpy(~rollout.dead).to(device).float(), shards)
     if state.net.core:
         batch = in_sequences(batch, evaluation, begins[:, :samples], state, config)
-    _carry_on(state, evaluation, rollout.done)
+    _carry_on(state, evaluation, rollout.resets)
     return batch
 
 
@@ -269,8 +277,7 @@ def evaluate_again(state: TrainState, batch: Batch, rollout: Rollout, mode: Mode
     """Log-probabilities ``[k, n]`` of a batch's actions under the state's parameters."""
     shards, device = len(batch.actions), batch.actions.device
     observations = to_shards(aligned(rollout.observations, device), shards)
-    done = torch.from_numpy(rollout.done).to(device).float()
-    begins = to_shards(torch.cat([torch.zeros_like(done[:1]), done]), shards)
+    begins = _begins(rollout, shards, device)
     evaluation = evaluate_rollout(state, mode, observations, batch.actions, begins, config.num_steps)
     return evaluation.log_probs.flatten(1)
 

@@ -116,7 +116,7 @@ def _gradients_invariant(
     columns = {"observations": first(observations), "actions": first(actions)}
     names = ["log_probs", "advantages", *(("values", "returns") if net.critic else ())]
     columns |= {name: draws.normal(*shape) for name in names}
-    if not net.critic:
+    if not net.critic or config.env.backend == "envpool":
         columns["valid"] = (draws.normal(*shape) > -1.0).float()
     if state.reference is not None:
         columns["reference_log_probs"] = draws.normal(*shape)

@@ -28,7 +28,7 @@ def finished_episodes(state: TrainState, rollout: Rollout, config: Config, plan:
     With GRPO each environment's first episode counts, also where the end of the rollout cut it.
     """
     if config.algorithm == "ppo":
-        return state.counter.finished(rollout.scores, rollout.ended, plan.env_ids, rollout.successes)
+        return state.counter.finished(rollout.scores, rollout.ended, plan.env_ids, rollout.successes, rollout.dead)
     valid = rollout.first_episodes
     lengths = valid.sum(0)
     returns = np.where(valid, rollout.scores, 0.0).sum(0)

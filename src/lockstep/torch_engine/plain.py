@@ -154,7 +154,8 @@ class PlainPolicy:
         """Each shard's gradient and loss terms ``[k, P + 5]``.
 
         Args:
-            columns: observations, actions, log_probs, values, advantages and returns, ``[k, rows, …]``.
+            columns: observations, actions, log_probs, values, advantages and returns, ``[k, rows, …]``; and valid, 1.0
+                where a sample counts, unless all do.
             settings: coefficients and the global count.
 
         Returns:
@@ -172,7 +173,11 @@ class PlainPolicy:
         chosen, back = head(output, actions, settings, terms[:, 2])
         d_chosen = _policy_loss(chosen - columns["log_probs"], columns["advantages"], settings, terms)
         d_value = _value_loss(values, columns["values"], columns["returns"], settings, terms[:, 1])
-        d_output = back(d_chosen, out)
+        valid = columns.get("valid")
+        if valid is not None:
+            d_chosen, d_value = d_chosen * valid, d_value * valid
+            terms *= valid[:, None]
+        d_output = back(d_chosen, out, valid)
         position = self._backward(self._actor, inputs[0], d_output, out, 0)
         self._backward(self._critic, inputs[1], d_value[..., None], out, position)
         np.divide(terms.sum(-1), settings.count, out=out[:, self._size :])
@@ -198,34 +203,38 @@ class PlainPolicy:
 
     def _categorical(
         self, logits: np.ndarray, actions: np.ndarray, settings: LossSettings, entropy: np.ndarray
-    ) -> tuple[np.ndarray, Callable[[np.ndarray, np.ndarray], np.ndarray]]:
+    ) -> tuple[np.ndarray, Callable[[np.ndarray, np.ndarray, np.ndarray | None], np.ndarray]]:
         """Log-probabilities and how the gradient comes back through them; fills ``entropy`` ``[k, rows]``."""
         log_probs, probs = _log_softmax(logits)
         index = _flat_index(logits, actions)
-        entropy[...] = -sum_columns(probs * log_probs)
+        own_entropy = -sum_columns(probs * log_probs)
+        entropy[...] = own_entropy
 
-        def back(d_chosen: np.ndarray, _: np.ndarray) -> np.ndarray:
+        def back(d_chosen: np.ndarray, _: np.ndarray, valid: np.ndarray | None) -> np.ndarray:
             d = probs * -d_chosen[..., None]
             d.reshape(-1)[index] += d_chosen.reshape(-1)
             if settings.entropy_coef:
-                d += (settings.entropy_coef / settings.count) * probs * (log_probs + entropy[..., None])
+                weight = settings.entropy_coef / settings.count
+                scale = weight if valid is None else (weight * valid)[..., None]
+                d += scale * probs * (log_probs + own_entropy[..., None])
             return d
 
         return log_probs.reshape(-1).take(index).reshape(actions.shape), back
 
     def _gaussian(
         self, mean: np.ndarray, actions: np.ndarray, settings: LossSettings, entropy: np.ndarray
-    ) -> tuple[np.ndarray, Callable[[np.ndarray, np.ndarray], np.ndarray]]:
+    ) -> tuple[np.ndarray, Callable[[np.ndarray, np.ndarray, np.ndarray | None], np.ndarray]]:
         """As :meth:`_categorical`; the way back also writes the gradient of log_std."""
         chosen, z, inverse = self._gaussian_log_prob(mean, actions)
         assert self._log_std is not None
         entropy[...] = (self._log_std + 0.5 * (1.0 + LOG_TWO_PI)).sum()
 
-        def back(d_chosen: np.ndarray, out: np.ndarray) -> np.ndarray:
+        def back(d_chosen: np.ndarray, out: np.ndarray, valid: np.ndarray | None) -> np.ndarray:
             d = d_chosen[..., None]
             d_log_std = out[:, self._size - mean.shape[2] : self._size]
             np.sum(d * (z * z - 1.0), axis=1, out=d_log_std)
-            d_log_std -= settings.entropy_coef * mean.shape[1] / settings.count
+            rows = mean.shape[1] if valid is None else valid.sum(1, keepdims=True)
+            d_log_std -= settings.entropy_coef * rows / settings.count
             return d * z * inverse
 
         return chosen, back

@@ -36,6 +36,7 @@ class Rollout:
         final: rows that truncated an episode: ``(step, environment) -> [width]``, as the networks see them.
         scores: float64 ``[T, E]``, rewards as the environments gave them; the same memory where nothing is shaped.
         over: bool ``[T, E]``, where an episode of the environment ended; None: wherever one ends for the learner.
+        dead: bool ``[T, E]``, steps of back ends that reset late which only began an episode; None: there are none.
     """
 
     observations: np.ndarray
@@ -49,6 +50,7 @@ class Rollout:
     final: dict[tuple[int, int], np.ndarray]
     scores: np.ndarray = field(default_factory=lambda: np.zeros(0))
     over: np.ndarray | None = None
+    dead: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         if not self.scores.size:
@@ -58,6 +60,11 @@ class Rollout:
     def done(self) -> np.ndarray:
         """Where an episode ended for the learner, bool ``[T, E]``."""
         return self.terminated | self.truncated
+
+    @property
+    def resets(self) -> np.ndarray:
+        """After which steps the next observation begins an episode for the learner, bool ``[T, E]``."""
+        return self.done if self.dead is None else self.dead
 
     @property
     def ended(self) -> np.ndarray:
@@ -88,6 +95,7 @@ class Rollout:
             final={},
             scores=np.zeros(0) if envs.description.rewards.identity else np.zeros(shape),
             over=np.zeros(shape, np.bool_) if envs.description.lives else None,
+            dead=np.zeros(shape, np.bool_) if envs.late_reset else None,
         )
 
     def take(self, t: int, buffers: Buffers) -> None:
@@ -100,6 +108,8 @@ class Rollout:
             np.logical_or(buffers.terminated, buffers.lost, out=self.terminated[t])
             np.logical_or(buffers.terminated, buffers.truncated, out=self.over[t])
         np.greater(buffers.truncated, self.terminated[t], out=self.truncated[t])
+        if self.dead is not None:
+            self.dead[t] = buffers.dead
 
     def shape_rewards(self, shaping: RewardShaping) -> None:
         """Make the learner's rewards of the scores."""
@@ -255,12 +265,12 @@ def collect(state: TrainState, envs: HostEnvs, actor: Actor, noise: np.ndarray, 
         buffers.actions[...] = out.native[t]
         envs.step()
         out.take(t, buffers)
-        if buffers.truncated.any():
+        if out.dead is None and buffers.truncated.any():
             for env in np.flatnonzero(out.truncated[t]):
                 final = buffers.final_observations[env : env + 1]
                 out.final[t, int(env)] = normalized(layout, final, normalizer)[0].copy()
         if recurrent:
-            actor.forget(out.terminated[t] | out.truncated[t])
+            actor.forget(out.terminated[t] | out.truncated[t] if out.dead is None else out.dead[t])
         out.observations[t + 1] = normalized(layout, buffers.observations, normalizer)
     out.shape_rewards(envs.description.rewards)
 

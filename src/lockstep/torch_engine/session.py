@@ -9,6 +9,7 @@ import torch
 
 from lockstep.config import Config
 from lockstep.envs.description import EnvDescription, describe
+from lockstep.envs.envpool_vector import check_envpool_options
 from lockstep.envs.registry import make_envs
 from lockstep.envs.replay import ReplayLog
 from lockstep.envs.snapshot import load_shards, save_shards
@@ -134,6 +135,7 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
     check_ranks_alike(communicator, config)
     communicator.share_memory(config)
     check_tensor_options(config)
+    check_envpool_options(config)
     description = describe(config.env)
     envs = make_envs(
         config.env,

@@ -13,7 +13,7 @@ from lockstep.config import Config
 from lockstep.episodes import EPISODE_COLUMNS
 from lockstep.normalizers import merge_shards, shard_moments
 from lockstep.shards import ShardPlan
-from lockstep.torch_engine.advantages import merge_equal_counts, moments
+from lockstep.torch_engine.advantages import counted_moments, merge_counts
 from lockstep.torch_engine.batch import Batch
 from lockstep.torch_engine.clock import Laps, RankTimes
 from lockstep.torch_engine.distributed import Communicator
@@ -32,6 +32,7 @@ class Shared:
         returns: float64 ``[num_shards, 2, 1]`` of discounted returns, or empty.
         episodes: most episodes that ended in one shard.
         stop: the highest stop code of any rank.
+        samples: that counted, by shard: int64 ``[num_shards]``.
     """
 
     advantages: Tensor
@@ -40,6 +41,21 @@ class Shared:
     returns: np.ndarray
     episodes: int
     stop: int
+    samples: np.ndarray
+
+
+def sample_counts(rollout: Rollout, plan: ShardPlan) -> np.ndarray:
+    """Steps of each local shard that count, float64 ``[k]``: all but dead ones."""
+    counted = np.ones(rollout.done.shape) if rollout.dead is None else (~rollout.dead).astype(np.float64)
+    return counted.sum(0).reshape(plan.local_num_shards, -1).sum(1)
+
+
+def _counting_columns(array: np.ndarray, rollout: Rollout, plan: ShardPlan) -> list[np.ndarray]:
+    """:func:`_shard_columns` without dead steps."""
+    columns = _shard_columns(array, plan)
+    if rollout.dead is None:
+        return columns
+    return [x[~dead] for x, dead in zip(columns, _shard_columns(rollout.dead, plan), strict=True)]
 
 
 def _shard_columns(array: np.ndarray, plan: ShardPlan) -> list[np.ndarray]:
@@ -56,10 +72,10 @@ def normalizer_moments(state: TrainState, rollout: Rollout, plan: ShardPlan) -> 
         layout = state.net.observation
         raw: Any = rollout.raw.cpu().numpy() if isinstance(rollout.raw, Tensor) else rollout.raw
         vectors = layout.floats(raw)[..., : layout.vector_size]
-        parts.append(np.stack([shard_moments(x).ravel() for x in _shard_columns(vectors, plan)]))
+        parts.append(np.stack([shard_moments(x).ravel() for x in _counting_columns(vectors, rollout, plan)]))
     if state.rewards is not None:
         running = state.rewards.discounted_returns(rollout.rewards, rollout.done)[..., None]
-        parts.append(np.stack([shard_moments(x).ravel() for x in _shard_columns(running, plan)]))
+        parts.append(np.stack([shard_moments(x).ravel() for x in _counting_columns(running, rollout, plan)]))
     return np.concatenate(parts, 1)
 
 
@@ -75,10 +91,11 @@ def fit_moments(batch: Batch) -> Tensor:
     """Mean and M2 of returns and of returns minus values by shard: float64 ``[k, 2, 2]``; zeros without a critic."""
     if batch.returns is None or batch.values is None:
         return torch.zeros((len(batch.advantages), 2, 2), dtype=torch.float64)
-    per_shard = [
-        torch.stack([moments(returns), moments(returns.double() - values.double())])
-        for returns, values in zip(batch.returns.flatten(1), batch.values.flatten(1), strict=True)
-    ]
+    per_shard = []
+    for shard, (returns, values) in enumerate(zip(batch.returns.flatten(1), batch.values.flatten(1), strict=True)):
+        valid = None if batch.valid is None else batch.valid[shard].flatten()
+        both = [counted_moments(x, valid)[1:] for x in (returns, returns.double() - values.double())]
+        per_shard.append(torch.stack(both))
     return torch.stack(per_shard)
 
 
@@ -107,7 +124,7 @@ def share(
     k, rows = plan.local_num_shards, plan.envs_per_shard
     shard_of = (finished[:, 1].astype(np.int64) // rows) - plan.shards.start
     counts = np.bincount(shard_of, minlength=k).astype(np.float64)
-    flags = np.stack([counts, np.full(k, float(stop))], 1)
+    flags = np.stack([counts, np.full(k, float(stop)), sample_counts(rollout, plan)], 1)
     normal = normalizer_moments(state, rollout, plan)
     fit = fit_moments(batch).cpu().reshape(k, -1)
     local = torch.cat([advantages.cpu().reshape(k, -1), fit, torch.from_numpy(np.concatenate([flags, normal], 1))], 1)
@@ -122,17 +139,24 @@ def share(
         returns=returns,
         episodes=int(flag[:, 0].max()),
         stop=int(flag[:, 1].max()),
+        samples=flag[:, 2].numpy().astype(np.int64),
     )
 
 
-def explained_variance(fit: Tensor, count: int) -> float | None:
-    """1 - Var(returns - values) / Var(returns) over all samples; None where returns don't vary."""
-    _, std = merge_equal_counts(fit, count)
+def explained_variance(fit: Tensor, count: int | np.ndarray) -> float | None:
+    """1 - Var(returns - values) / Var(returns) over all samples (``count`` a shard, or by shard).
+
+    None where returns don't vary.
+    """
+    counts = torch.from_numpy(np.broadcast_to(count, len(fit)).astype(np.float64)).view(-1, 1, 1).expand(-1, 2, 1)
+    _, _, std = merge_counts(torch.cat([counts, fit], -1))
     returns, residuals = std.square().tolist()
     return None if returns == 0.0 else 1.0 - residuals / returns
 
 
-def merge_normalizers(state: TrainState, observations: np.ndarray, returns: np.ndarray, count: int) -> None:
+def merge_normalizers(
+    state: TrainState, observations: np.ndarray, returns: np.ndarray, count: int | np.ndarray
+) -> None:
     """Take the shards' deltas into the normalisers: after the iteration that they were measured in."""
     if state.observations is not None:
         merge_shards(state.observations.moments, observations, count)
@@ -147,9 +171,10 @@ def initial_statistics(
     """First statistics of the normalisers, from a rollout of random actions."""
     if state.observations is None and state.rewards is None:
         return
-    local = torch.from_numpy(normalizer_moments(state, rollout, plan))
+    measured = normalizer_moments(state, rollout, plan)
+    local = torch.from_numpy(np.concatenate([sample_counts(rollout, plan)[:, None], measured], 1))
     rows = communicator.gather_shards(local).numpy()
-    merge_normalizers(state, *split_normalizer_moments(state, rows), config.num_steps * plan.envs_per_shard)
+    merge_normalizers(state, *split_normalizer_moments(state, rows[:, 1:]), rows[:, 0].astype(np.int64))
     if state.rewards is not None:
         state.rewards.running = np.zeros(plan.local_num_envs)
 

@@ -118,8 +118,7 @@ class Trainer:
             if config.sync_period == 1
             else update_periodically(state, batch, indices, statistics, config, plan, s.source, comm)
         )
-        samples = config.num_steps * plan.envs_per_shard
-        merge_normalizers(state, shared.observations, shared.returns, samples)
+        merge_normalizers(state, shared.observations, shared.returns, shared.samples)
         state.iteration += 1
         state.global_step += config.steps_per_iteration
         self.clock.lap("learn")
@@ -131,7 +130,7 @@ class Trainer:
         record = {"iteration": state.iteration, "global_step": state.global_step}
         record |= state.recent.metrics() | result.metrics(config, state.learning_rate)
         if state.net.critic:
-            record["train/explained_variance"] = explained_variance(shared.fit, samples)
+            record["train/explained_variance"] = explained_variance(shared.fit, shared.samples)
         return record | times.metrics(config.steps_per_iteration), shared.stop
 
     def stop_code(self) -> int:

@@ -1,0 +1,270 @@
+"""The groups of settings that a config is made of."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Section(BaseModel):
+    """A frozen group of settings that knows every one of its keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _scientific(cls, values: Any) -> Any:
+        """Whole numbers may be written as 1e6 (which YAML takes for text)."""
+        if not isinstance(values, dict):
+            return values
+        whole = {name for name, info in cls.model_fields.items() if info.annotation in (int, int | None)}
+        pattern = re.compile(r"\d+(\.\d+)?[eE]\+?\d{1,2}")
+        return {
+            k: float(v) if k in whole and isinstance(v, str) and pattern.fullmatch(v) else v for k, v in values.items()
+        }
+
+
+class AtariConfig(Section):
+    """The standard wrappers of Atari games (Mnih et al. 2015; Machado et al. 2018); the presets of ALE ids have it."""
+
+    enabled: bool = Field(default=False, description="wrap an ALE game; its own frame skip is switched off")
+    noop_max: int = Field(default=30, ge=0, description="most no-ops at the start of a game; 0: none")
+    frame_skip: int = Field(default=4, ge=1, description="frames of an action; of the last two the brighter pixels")
+    screen_size: int = Field(default=84, ge=1, description="pixels of the picture's height and width")
+    grayscale: bool = Field(default=True, description="one channel instead of three")
+    terminal_on_life_loss: bool = Field(
+        default=True, description="a lost life ends an episode for the learner; games and scores go on"
+    )
+    fire_reset: bool = Field(default=True, description="press FIRE when a game or life begins, where there is FIRE")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_enabled(cls, value: Any) -> Any:
+        return {"enabled": value} if isinstance(value, bool) else value
+
+
+class EnvConfig(Section):
+    """The environment."""
+
+    id: str = Field(
+        default="CartPole-v1", min_length=1, description="Gymnasium id ('module:Id-v0' imports module first)"
+    )
+    kwargs: dict[str, Any] = Field(default_factory=dict, description="arguments of the environment, as JSON")
+    backend: Literal["auto", "gymnasium", "envpool", "tensor"] = Field(
+        default="auto",
+        description="auto: lockstep/ ids as arrays, others by Gymnasium; gymnasium: one by one; envpool: EnvPool's "
+        "of this id; tensor: on the policy's device, lockstep/ ids or a simulator ('module:function')",
+    )
+    max_episode_steps: int | None = Field(
+        default=None, ge=1, description="time limit in steps; None: the environment's own"
+    )
+    action_mask: str | None = Field(
+        default=None,
+        min_length=1,
+        description="which actions are allowed: info (info['action_mask']), method (env.action_masks()), or an entry "
+        "of a Dict observation; None: all",
+    )
+    frame_skip: int = Field(default=1, ge=1, description="steps that each action is repeated for; rewards add up")
+    frame_stack: int = Field(
+        default=1, ge=1, description="newest observations in one: channels of images, one vector of vectors"
+    )
+    sticky_actions: float | None = Field(
+        default=None, ge=0, lt=1, description="probability that the last action is taken again; None: environment's own"
+    )
+    reward_sign: bool = Field(default=False, description="learn from the rewards' signs")
+    reward_scale: float = Field(default=1.0, gt=0, description="learn from rewards times this (after the sign)")
+    reward_clip: tuple[float, float] | None = Field(
+        default=None, description="lowest and highest reward to learn from (after the scale); None: no limits"
+    )
+    atari: AtariConfig = AtariConfig()
+    workers: int = Field(
+        default=0, ge=0, description="worker processes per rank that step environments; 0: in the rank itself"
+    )
+    timeout: float = Field(default=60.0, gt=0, description="seconds an environment may take for a step or a reset")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_id(cls, value: Any) -> Any:
+        return {"id": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _fitting(self) -> EnvConfig:
+        if self.reward_clip is not None and self.reward_clip[0] >= self.reward_clip[1]:
+            raise ValueError(f"env.reward_clip: {list(self.reward_clip)}: the first must be below the second")
+        if self.atari.enabled and self.frame_skip > 1:
+            raise ValueError(f"env.frame_skip: {self.frame_skip} with env.atari; give env.atari.frame_skip instead")
+        repeats = self.frame_skip > 1 or self.sticky_actions
+        if self.action_mask and repeats:
+            raise ValueError(
+                "env.action_mask: frame_skip and sticky_actions would repeat actions that aren't allowed any more; "
+                "leave them out"
+            )
+        return self
+
+
+class PPOConfig(Section):
+    """Proximal policy optimisation (Schulman et al. 2017)."""
+
+    learning_rate: float = Field(default=3e-4, gt=0, description="Adam's step size")
+    schedule: Literal["constant", "linear", "adaptive"] = Field(
+        default="linear",
+        description="of the learning rate: linear falls to 0 over total_steps, adaptive follows desired_kl",
+    )
+    gamma: float = Field(default=0.99, ge=0, le=1, description="discount per step")
+    gae_lambda: float = Field(default=0.95, ge=0, le=1, description="lambda of GAE (Schulman et al. 2016)")
+    num_epochs: int = Field(default=4, ge=1, description="passes over each rollout")
+    num_minibatches: int = Field(default=4, ge=1, description="minibatches (optimiser steps) per epoch")
+    gradient_accumulation: int = Field(
+        default=1, ge=1, description="parts in which a minibatch goes through the networks, to save memory"
+    )
+    clip_range: float = Field(default=0.2, gt=0, description="clipping of the probability ratio")
+    value_clip_range: float | None = Field(default=None, gt=0, description="clipping of the value's change; None: off")
+    advantage_normalization: Literal["global", "local", "off"] = Field(
+        default="global", description="over the global minibatch, over each shard's part of it, or not at all"
+    )
+    entropy_coef: float = Field(default=0.0, ge=0, description="weight of the entropy bonus")
+    value_coef: float = Field(
+        default=0.5,
+        ge=0,
+        description="weight of the value loss 0.5*(v-return)^2 (as in CleanRL; SB3's vf_coef is half of it)",
+    )
+    max_grad_norm: float | None = Field(
+        default=0.5, gt=0, description="clipping by global norm, after the reduction; None: off"
+    )
+    target_kl: float | None = Field(
+        default=None, gt=0, description="stop an update above 1.5 times this approx_kl; None: off"
+    )
+    desired_kl: float = Field(default=0.01, gt=0, description="what the adaptive schedule aims at")
+    adam_eps: float = Field(default=1e-5, gt=0, description="Adam's epsilon")
+    adam_betas: tuple[float, float] = Field(default=(0.9, 0.999), description="Adam's decay rates")
+
+
+class GRPOConfig(Section):
+    """Group-relative policy optimisation (Shao et al. 2024).
+
+    It takes its optimisation from the ppo section. Episodes count for num_steps steps at most.
+    """
+
+    group_size: int = Field(
+        default=8, ge=2, description="environments that start each iteration from the same seeded state"
+    )
+    normalize_std: bool = Field(
+        default=True, description="divide by the group's standard deviation (Liu et al. 2025 leave that out)"
+    )
+    kl_coef: float = Field(default=0.0, ge=0, description="weight of the KL divergence from the reference policy")
+    reference: str | None = Field(
+        default=None, min_length=1, description="run or checkpoint of the reference policy; None: the initial one"
+    )
+
+
+class ImageConfig(Section):
+    """Convolutions for image observations."""
+
+    kind: Literal["auto", "nature", "impala", "simple"] = Field(
+        default="auto",
+        description="nature (Mnih et al. 2015), impala (Espeholt et al. 2018), simple (3x3 at full resolution, for "
+        "small grids); auto: nature from 36 pixels on, else simple",
+    )
+    width: float = Field(default=1.0, gt=0, description="channels and features are multiplied by it")
+    depth: int = Field(default=2, ge=1, description="residual blocks per stage (impala) or layers (simple)")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_kind(cls, value: Any) -> Any:
+        return {"kind": value} if isinstance(value, str) else value
+
+
+class NetworkConfig(Section):
+    """Actor and critic: image encoder, recurrent core, hidden layers, head; what isn't needed is left out."""
+
+    hidden_sizes: tuple[int, ...] = Field(
+        default=(64, 64), description="units of each hidden layer, of actor and critic"
+    )
+    activation: Literal["tanh", "relu", "elu", "silu", "gelu"] = Field(
+        default="tanh", description="after each hidden layer"
+    )
+    shared: bool = Field(default=False, description="actor and critic share all but their heads")
+    log_std_init: float = Field(default=0.0, description="initial log standard deviation of continuous actions")
+    state_dependent_std: bool = Field(
+        default=False, description="the actor gives the standard deviation too, instead of one parameter per component"
+    )
+    squash: bool = Field(
+        default=False, description="tanh squashes continuous actions into their bounds; else they are clipped"
+    )
+    image: ImageConfig = ImageConfig()
+    recurrent: Literal["lstm", "gru"] | None = Field(
+        default=None, description="recurrent core before the hidden layers"
+    )
+    recurrent_size: int = Field(default=128, ge=1, description="units of the recurrent core")
+    sequence_length: int | None = Field(
+        default=None,
+        ge=1,
+        description="steps through which gradients flow back; divides num_steps (default: its largest such, up to 32)",
+    )
+    custom: str | None = Field(
+        default=None,
+        pattern=r"^[\w.]+:[\w.]+$",
+        description="a torch.nn.Module in place of all this, as 'module:Class'; see docs/networks.md",
+    )
+    custom_kwargs: dict[str, Any] = Field(default_factory=dict, description="arguments of the custom module, as JSON")
+
+
+class NormalizeConfig(Section):
+    """Running normalisation; its statistics are frozen during an iteration."""
+
+    observations: bool = Field(default=False, description="to zero mean and unit variance")
+    returns: bool = Field(
+        default=False, description="rewards divided by the standard deviation of the discounted return"
+    )
+    clip_observations: float = Field(default=10.0, gt=0, description="limit of a normalised observation's components")
+    clip_rewards: float = Field(default=10.0, gt=0, description="limit of a normalised reward")
+
+
+class CheckpointConfig(Section):
+    """Checkpoints."""
+
+    interval: int = Field(default=50, ge=0, description="iterations between checkpoints; 0: only at the end")
+    keep_last: int = Field(default=3, ge=1, description="newest checkpoints to keep")
+    keep_best: bool = Field(default=True, description="keep the checkpoint with the best return as well")
+    replay_limit: int = Field(
+        default=10_000, ge=0, description="longest live episode, in steps, that is restored by replaying it"
+    )
+
+
+class EvalConfig(Section):
+    """Evaluation during training."""
+
+    interval: int = Field(default=0, ge=0, description="iterations between evaluations; 0: none")
+    episodes: int = Field(
+        default=16, ge=1, description="episodes of an evaluation, rounded up to a multiple of num_shards"
+    )
+    max_steps: int = Field(default=10_000, ge=1, description="longer episodes are cut here")
+    record_video: bool = Field(
+        default=False, description="record an episode of each evaluation as videos/step_<n>.mp4, for trackers too"
+    )
+
+
+class LogConfig(Section):
+    """Trackers; metrics.jsonl and metrics.csv are always written."""
+
+    tensorboard: bool = Field(default=True, description="write TensorBoard event files")
+    jsonl: str | None = Field(default=None, description="a second metrics.jsonl at this path")
+    timing: bool = Field(default=False, description="write each rank's times, bytes and memory to timing.jsonl")
+    wandb: bool = Field(default=False, description="log to Weights & Biases; WANDB_MODE=offline: to files only")
+    trackio: bool = Field(default=False, description="log to Trackio")
+    mlflow: bool = Field(default=False, description="log to MLflow; to <runs_dir>/mlflow.db or MLFLOW_TRACKING_URI")
+    project: str | None = Field(
+        default=None, min_length=1, description="project of W&B and Trackio, experiment of MLflow (default: lockstep)"
+    )
+    group: str | None = Field(default=None, min_length=1, description="of runs, in W&B, Trackio and MLflow")
+    tags: tuple[str, ...] | None = Field(default=None, description="labels in W&B, Trackio and MLflow")
+    entity: str | None = Field(default=None, min_length=1, description="W&B user or team")
+
+
+class ProofConfig(Section):
+    """Fingerprints of every parameter and moment, compared across ranks."""
+
+    interval: int = Field(default=10, ge=0, description="iterations between comparisons; 0: only at start and end")
+    trace: bool = Field(default=False, description="write each iteration's fingerprints to fingerprints.jsonl")
