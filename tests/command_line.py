@@ -81,7 +81,8 @@ def surroundings(mark: str, more: Mapping[str, str] | None = None) -> dict[str, 
     kept = {
         k: v for k, v in os.environ.items() if k not in launcher and not k.startswith(("LOCKSTEP_", "TORCHELASTIC"))
     }
-    return kept | {"PYTHONPATH": str(MODULES), MARKER: mark} | dict(more or {})
+    paths = os.pathsep.join([str(MODULES), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return kept | {"PYTHONPATH": paths, MARKER: mark} | dict(more or {})
 
 
 def command(*words: Any) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -151,7 +151,10 @@ class PPOConfig(Section):
 
 
 class GRPOConfig(Section):
-    """Group-relative policy optimisation (Shao et al. 2024); it takes its optimisation from the ppo section."""
+    """Group-relative policy optimisation (Shao et al. 2024).
+
+    It takes its optimisation from the ppo section. Episodes count for num_steps steps at most.
+    """
 
     group_size: int = Field(
         default=8, ge=2, description="environments that start each iteration from the same seeded state"
@@ -286,8 +289,9 @@ class Config(Section):
     seed: int = Field(default=0, ge=0, description="of every random number")
     total_steps: int = Field(default=100_000, ge=1, description="global environment steps; schedules run over them")
     num_envs: int | None = Field(default=None, ge=1, description="environments of the whole run (default 8)")
-    num_envs_per_rank: int | None = Field(
-        default=None, ge=1, description="instead of num_envs: environments grow with ranks"
+    num_envs_per_rank: Annotated[int, Field(ge=1)] | Literal["auto", "max"] | None = Field(
+        default=None,
+        description="instead of num_envs: environments grow with ranks; auto: sized by memory and cores, max: larger",
     )
     num_shards: int | None = Field(
         default=None,
@@ -301,6 +305,17 @@ class Config(Section):
     precision: Literal["fp32", "bf16"] = Field(
         default="fp32", description="bf16: networks compute in bfloat16 (autocast); parameters and losses stay float32"
     )
+    fsdp: bool = Field(
+        default=False, description="shard parameters and moments over ranks (FSDP2), for large networks; reduction fast"
+    )
+    sync_period: int = Field(
+        default=1,
+        ge=1,
+        description="optimiser steps that a rank takes by itself before parameters and moments are averaged; above 1: "
+        "reduction fast",
+    )
+    compile: bool = Field(default=False, description="torch.compile the loss of a shard; takes a while at the start")
+    cuda_graphs: bool = Field(default=False, description="with compile on a GPU: replay the loss as CUDA graphs")
     threads: int = Field(default=1, ge=1, description="CPU threads per rank; results depend on it in the last bits")
     backend: Literal["auto", "gloo", "nccl"] = Field(
         default="auto", description="of the collectives: gloo on CPU, NCCL on GPU"
@@ -388,6 +403,10 @@ def resolve(config: Config, world_size: int = 1) -> Config:
     """
     num_envs, num_shards = config.num_envs, config.num_shards
     if config.num_envs_per_rank is not None:
+        if isinstance(config.num_envs_per_rank, str):
+            raise ValueError(
+                f"num_envs_per_rank: {config.num_envs_per_rank} is made a number by lockstep train alone; give a number"
+            )
         if num_envs is not None:
             raise ValueError(
                 f"num_envs_per_rank: {config.num_envs_per_rank} given together with num_envs {num_envs}; give one"
@@ -449,14 +468,13 @@ def _nearest_divisors(number: int, wanted: int) -> str:
 
 
 def _check_choices(config: Config) -> None:
-    try:
-        plain = json.loads(json.dumps(config.env.kwargs)) == config.env.kwargs
-    except (TypeError, ValueError):
-        plain = False
-    if not plain:
-        raise ValueError(
-            f"env.kwargs: {config.env.kwargs!r} is more than JSON can hold (text as keys; numbers, text, lists)"
-        )
+    for name, table in (("env.kwargs", config.env.kwargs), ("network.custom_kwargs", config.network.custom_kwargs)):
+        try:
+            plain = json.loads(json.dumps(table)) == table
+        except (TypeError, ValueError):
+            plain = False
+        if not plain:
+            raise ValueError(f"{name}: {table!r} is more than JSON can hold (text as keys; numbers, text, lists)")
     if config.backend == "nccl" and config.device == "cpu":
         raise ValueError("backend: nccl works on GPUs only and device is cpu; use backend gloo or device cuda")
     if config.collectives == "shared" and config.device == "cuda" and config.backend != "gloo":
@@ -464,8 +482,14 @@ def _check_choices(config: Config) -> None:
             f"collectives: shared, but backend {config.backend} keeps tensors on the GPU; use backend gloo or "
             "collectives auto"
         )
+    _check_scale(config)
     if any(size < 1 for size in config.network.hidden_sizes):
         raise ValueError(f"network.hidden_sizes: {list(config.network.hidden_sizes)} has a layer below 1 unit")
+    if config.network.custom is not None and config.network.recurrent is not None:
+        raise ValueError(
+            f"network.recurrent: {config.network.recurrent}, but network.custom {config.network.custom} stands in place "
+            "of all networks; leave one of them out"
+        )
     if config.algorithm == "grpo" and config.normalize.returns:
         raise ValueError(
             "normalize.returns: GRPO's advantages are relative to the group and need no scale; leave it out"
@@ -473,6 +497,28 @@ def _check_choices(config: Config) -> None:
     _check_log(config)
     if not all(0 <= beta < 1 for beta in config.ppo.adam_betas):
         raise ValueError(f"ppo.adam_betas: {list(config.ppo.adam_betas)} must lie in [0, 1)")
+
+
+def _check_scale(config: Config) -> None:
+    if config.fsdp and config.reduction == "exact":
+        raise ValueError(
+            "fsdp: true sums gradients in an order that depends on the ranks, which reduction exact doesn't allow; "
+            "use reduction fast"
+        )
+    if config.sync_period > 1 and config.reduction == "exact":
+        raise ValueError(
+            f"sync_period: {config.sync_period} makes the agent depend on the number of ranks, which reduction exact "
+            "doesn't allow; use reduction fast or sync_period 1"
+        )
+    if config.fsdp and config.sync_period > 1:
+        raise ValueError(
+            f"sync_period: {config.sync_period} needs whole parameters on every rank and fsdp shards them; leave one out"
+        )
+    if config.cuda_graphs and not (config.compile and config.device == "cuda"):
+        raise ValueError(
+            f"cuda_graphs: needs compile true and device cuda, and compile is {str(config.compile).lower()}, device "
+            f"{config.device}"
+        )
 
 
 def _check_log(config: Config) -> None:

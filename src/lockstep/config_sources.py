@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from lockstep.config import Config, RunOptions
-from lockstep.presets import has_preset, preset_for
+from lockstep.presets import for_grpo, has_preset, preset_for
 
 FILE_SUFFIXES = (".yaml", ".yml", ".json", ".toml")
 
@@ -77,6 +77,9 @@ def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[Leaf]:
 
 
 LEAVES = {leaf.path: leaf for model in (Config, RunOptions) for leaf in leaves(model)}
+FREE = {path for path, leaf in LEAVES.items() if leaf.kind == "json"}
+"""Settings whose value is a table of the user's own: ``env.kwargs``, ``network.custom_kwargs``."""
+_FREE_NAMES = {path.split(".")[-1] for path in FREE}
 
 
 def nearest(key: str, known: Sequence[str]) -> str:
@@ -85,10 +88,11 @@ def nearest(key: str, known: Sequence[str]) -> str:
     if alias in known:
         return f"; did you mean {alias}?"
     lookup = {k.split(".")[-1]: k for k in known} | {k: k for k in known}
-    close = difflib.get_close_matches(key, lookup, 1, 0.6) or difflib.get_close_matches(
+    sections = {k.split(".")[0]: k.split(".")[0] for k in known if "." in k} if "." not in key else {}
+    close = difflib.get_close_matches(key, lookup | sections, 1, 0.6) or difflib.get_close_matches(
         key.split(".")[-1], lookup, 1, 0.6
     )
-    return f"; did you mean {lookup[close[0]]}?" if close else ""
+    return f"; did you mean {(lookup | sections)[close[0]]}?" if close else ""
 
 
 # --- validation -------------------------------------------------------------------------------------------------
@@ -169,7 +173,7 @@ def nested(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in values.items():
         name = str(key).replace("-", "_")
         path = name if prefix or isinstance(value, dict) else ALIASES.get(name, name)
-        inner = isinstance(value, dict) and prefix + path != "env.kwargs"
+        inner = isinstance(value, dict) and prefix + path not in FREE
         merge(out, _nest(path.split("."), nested(value, f"{prefix}{path}.") if inner else value))
     return out
 
@@ -181,9 +185,9 @@ def _nest(path: Sequence[str], value: Any) -> dict[str, Any]:
 
 
 def merge(base: dict[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
-    """Overlay nested dicts in place; ``env.kwargs`` is replaced whole; returns ``base``."""
+    """Overlay nested dicts in place; ``env.kwargs`` and its like are replaced whole; returns ``base``."""
     for key, value in overlay.items():
-        if isinstance(value, Mapping) and isinstance(base.get(key), dict) and key != "kwargs":
+        if isinstance(value, Mapping) and isinstance(base.get(key), dict) and key not in _FREE_NAMES:
             merge(base[key], value)
         else:
             base[key] = value
@@ -306,7 +310,7 @@ def _no_booleans(values: Any, path: str = "") -> None:
         inner = f"{path}{key}"
         if isinstance(value, bool) and inner in LEAVES and LEAVES[inner].kind != "flag":
             raise ValueError(f"{inner}: {value}: a number or text is wanted here, not true or false")
-        if inner != "env.kwargs":
+        if inner not in FREE:
             _no_booleans(value, f"{inner}.")
 
 
@@ -357,6 +361,8 @@ def read_request(argv: Sequence[str], needs_env: bool = True) -> Request:
 
         defaults, note = defaults_by_spaces(env_id, merge(json.loads(json.dumps(file_settings)), config_given))
         base = merge(defaults, base)
+    elif isinstance(env_id, str) and config_given.get("algorithm", file_settings.get("algorithm")) == "grpo":
+        base = for_grpo(env_id, base)
     validate(Config, _layer(json.loads(json.dumps(base)), file_settings), source)
     settings = _layer(_layer(base, file_settings), config_given)
     config = validate(Config, settings, "command line")

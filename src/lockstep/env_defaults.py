@@ -7,7 +7,7 @@ from typing import Any
 
 from lockstep.config import EnvConfig
 from lockstep.envs.description import describe
-from lockstep.presets import defaults_for
+from lockstep.presets import defaults_for, for_grpo
 from lockstep.runs.tracked_run import flattened
 
 
@@ -29,6 +29,10 @@ def defaults_by_spaces(env_id: str, given: Mapping[str, Any]) -> tuple[dict[str,
         return {}, None
     images = bool(description.observation.image_bytes)
     settings, kind = defaults_for(continuous=not description.action.discrete, images=images)
+    if not description.observation.vector_size and "observations" in settings.get("normalize", {}):
+        settings["normalize"]["observations"] = False
+    if given.get("algorithm") == "grpo":
+        settings = for_grpo(env_id, settings)
     taken = {key: value for key, value in flattened(settings).items() if key not in flattened(given)}
     listed = ", ".join(f"{key} {value}" for key, value in taken.items())
     return settings, f"no preset for {env_id}: defaults for {kind}: {listed}" if taken else None

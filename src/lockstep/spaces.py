@@ -8,7 +8,7 @@ space. The networks take the row apart again (:mod:`lockstep.torch_engine.encode
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -35,6 +35,7 @@ class Leaf:
         start: first column (first byte of an image) in the row.
         high: largest value of an image.
         channels_first: whether an image is ``[C, H, W]``, else ``[H, W, C]`` or ``[H, W]``.
+        apart: whether a mask is given apart from the observation.
     """
 
     name: str
@@ -45,13 +46,14 @@ class Leaf:
     start: int = 0
     high: float = 0.0
     channels_first: bool = False
+    apart: bool = False
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Columns (bytes of an image) in the row."""
         return int(np.prod(self.shape, dtype=int))
 
-    @property
+    @cached_property
     def image_shape(self) -> tuple[int, int, int]:
         """Channels, height and width of an image."""
         if len(self.shape) == 2:
@@ -67,37 +69,41 @@ class ObservationLayout:
 
     leaves: tuple[Leaf, ...]
 
-    @property
+    @cached_property
     def float_size(self) -> int:
         """Float32 columns of a row."""
         return sum(leaf.size for leaf in self.leaves if leaf.kind != "image")
 
-    @property
+    @cached_property
     def vector_size(self) -> int:
         """How many of them, from the first, are numbers that can be normalised."""
         return sum(leaf.size for leaf in self.leaves if leaf.kind == "vector")
 
-    @property
+    @cached_property
     def image_bytes(self) -> int:
         """Bytes of images in a row."""
         return sum(leaf.size for leaf in self.leaves if leaf.kind == "image")
 
-    @property
+    @cached_property
     def dtype(self) -> type:
         """Of a row: float32, or uint8 if there is an image."""
         return np.uint8 if self.image_bytes else np.float32
 
-    @property
+    @cached_property
     def width(self) -> int:
         """Elements of a row; bytes are filled up to whole words, so that the floats in them stay aligned."""
         return 4 * self.float_size + -(-self.image_bytes // 4) * 4 if self.image_bytes else self.float_size
 
-    @property
+    @cached_property
     def mask(self) -> Leaf | None:
         """The action mask, if there is one."""
         return next((leaf for leaf in self.leaves if leaf.kind == "mask"), None)
 
-    @property
+    @cached_property
+    def _single_vector(self) -> bool:
+        return len(self.leaves) == 1 and self.leaves[0].kind == "vector" and not self.leaves[0].name
+
+    @cached_property
     def plain(self) -> bool:
         """Whether a row is one vector of numbers and nothing else."""
         return all(leaf.kind == "vector" for leaf in self.leaves)
@@ -119,12 +125,12 @@ class ObservationLayout:
         Raises:
             ValueError: a part of it hasn't the shape that its space promises.
         """
-        if len(self.leaves) == 1 and self.leaves[0].kind == "vector" and not self.leaves[0].name:
-            return _checked(self.leaves[0], observation).astype(np.float32).reshape(-1)
+        if self._single_vector:
+            return np.array(_checked(self.leaves[0], observation), np.float32).reshape(-1)
         row = np.zeros(self.width, self.dtype)
         floats = self.floats(row)
         for leaf in self.leaves:
-            value = action_mask if leaf.kind == "mask" and leaf.name == MASK else _descend(observation, leaf.name)
+            value = action_mask if leaf.apart else _descend(observation, leaf.name)
             array = _checked(leaf, value).reshape(-1)
             if leaf.kind == "image":
                 row[leaf.start : leaf.start + leaf.size] = array
@@ -138,7 +144,7 @@ class ObservationLayout:
         for leaf in self.leaves:
             source = row if leaf.kind == "image" else floats
             value = source[leaf.start : leaf.start + leaf.size]
-            if leaf.kind == "mask" and leaf.name == MASK:
+            if leaf.apart:
                 continue
             if leaf.first:
                 value = (value + leaf.first).astype(np.int64)
@@ -217,6 +223,9 @@ def _named(space: gymnasium.Space) -> str:
 def _leaves(name: str, space: gymnasium.Space) -> list[Leaf]:
     prefix = f"{name}/" if name else ""
     if isinstance(space, spaces.Dict):
+        slashed = [key for key in space.spaces if "/" in str(key)]
+        if slashed:
+            raise ValueError(f"observation key {slashed[0]!r} holds a '/', which separates nested keys; rename it")
         return [leaf for key, part in space.spaces.items() for leaf in _leaves(f"{prefix}{key}", part)]
     if isinstance(space, spaces.Tuple):
         return [leaf for n, part in enumerate(space.spaces) for leaf in _leaves(f"{prefix}{n}", part)]
@@ -241,13 +250,13 @@ def observation_layout(space: gymnasium.Space, mask_key: str | None = None, mask
             raise ValueError(f"env.action_mask: {mask_key!r} is no entry of the observation; there are {names}")
         leaves = [Leaf(x.name, "mask", x.shape) if x.name == mask_key else x for x in leaves]
     if mask_size:
-        leaves.append(Leaf(MASK, "mask", (mask_size,)))
+        leaves.append(Leaf(MASK, "mask", (mask_size,), apart=True))
     placed: list[Leaf] = []
     floats = sum(leaf.size for leaf in leaves if leaf.kind != "image")
     column, byte = 0, 4 * floats
     for leaf in sorted(leaves, key=lambda x: _ORDER.index(x.kind)):
         start = byte if leaf.kind == "image" else column
-        placed.append(Leaf(**{**vars(leaf), "start": start}))
+        placed.append(replace(leaf, start=start))
         byte += leaf.size if leaf.kind == "image" else 0
         column += 0 if leaf.kind == "image" else leaf.size
     layout = ObservationLayout(tuple(placed))

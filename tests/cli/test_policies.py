@@ -7,10 +7,11 @@ import signal
 import gymnasium
 import numpy as np
 import pytest
-from command_line import CARTPOLE, NEEDS_PROC, SMALL, lockstep, marked, running, wait_until
+from command_line import CARTPOLE, MODULES, NEEDS_PROC, SMALL, lockstep, marked, running, wait_until
 
-from lockstep import load_policy
+from lockstep import load_policy, policy_commands
 from lockstep.cli import main
+from lockstep.envs.description import make_environment
 from lockstep.shards import keyed_seed
 
 PENDULUM = ("Pendulum-v1", *SMALL, "--normalize.observations", "--stop-at-step", 256)
@@ -50,6 +51,58 @@ def test_an_evaluation_is_what_a_plain_loop_finds(trained, capsys, words, tolera
     assert found["environment"] == words[0]
     assert found["global_step"] == run.summary["global_step"]
     assert found["length_mean"] == (found["return_mean"] if words is CARTPOLE else 200)
+
+
+LSTM = (*CARTPOLE, "--network.recurrent", "lstm", "--network.recurrent-size", 8, "--network.sequence-length", 8)
+DOORS = ("small_worlds:Doors-v0", *SMALL, "--env.action-mask", "info", "--stop-at-step", 256)
+LANTERN = ("small_worlds:Lantern-v0", *SMALL, "--normalize.observations", "--stop-at-step", 256)
+
+
+@pytest.mark.parametrize("words", [LSTM, DOORS, LANTERN], ids=["LSTM", "masked MultiDiscrete", "Dict with an image"])
+def test_evaluating_and_playing_are_what_a_plain_loop_finds(trained, capsys, monkeypatch, words):
+    monkeypatch.syspath_prepend(MODULES)
+    monkeypatch.setattr(policy_commands, "_drawn_environment", lambda config, _: make_environment(config))
+    run, returns = trained(*words), []
+    policy, env = load_policy(run.path), gymnasium.make(words[0])
+    for episode in range(4):
+        policy.reset()
+        observation, info = env.reset(seed=keyed_seed(0, "eval", episode))
+        total, over = 0.0, False
+        while not over:
+            action = policy(observation, action_mask=mask_of(info))
+            observation, reward, terminated, truncated, info = env.step(action)
+            total, over = total + float(reward), terminated or truncated
+        returns.append(total)
+    env.close()
+    assert evaluation(run, capsys, "--episodes", "4")["return_mean"] == pytest.approx(np.mean(returns))
+    assert policy_commands.play(policy, None, 4) == pytest.approx(returns)
+
+
+def mask_of(info):
+    return np.concatenate(info["action_mask"]) if "action_mask" in info else None
+
+
+def test_a_recurrent_policy_remembers_until_it_is_reset(trained):
+    policy, observation = load_policy(trained(*LSTM).path), np.array([0.5, -1.0, 0.1, 2.0], np.float32)
+    rows = policy.observation.encode(observation)[None]
+    policy.native(rows)
+    first = policy._carry.copy()
+    policy.native(rows)
+    assert not np.array_equal(policy._carry, first)
+    policy.reset()
+    policy.native(rows)
+    assert np.array_equal(policy._carry, first)
+
+
+def test_a_masked_policy_never_takes_what_is_forbidden(trained, monkeypatch):
+    monkeypatch.syspath_prepend(MODULES)
+    policy, masks = load_policy(trained(*DOORS).path), np.array([[1, 0, 1, 0, 1], [0, 1, 0, 1, 0]])
+    observations = np.eye(3, dtype=np.float32)[[1, 0]]
+    for _ in range(50):
+        actions = policy(observations, deterministic=False, action_mask=masks)
+        assert [actions[0][0] in (0, 2), actions[0][1], *actions[1]] == [True, 1, 1, 0]
+    free = {tuple(policy(observations[0], deterministic=False)) for _ in range(50)}
+    assert any(door == 1 or push == 0 for door, push in free)
 
 
 def test_evaluations_repeat_themselves_and_depend_on_seed_and_checkpoint(trained, capsys):

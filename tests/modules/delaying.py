@@ -1,6 +1,7 @@
 """CartPole in a rank process whose every collective takes ``$COLLECTIVE_DELAY`` seconds longer.
 
-And whose environments on rank ``$SLOW_RANK`` take ``$SLOW_SECONDS`` longer, once in 16 steps.
+And whose environments on rank ``$SLOW_RANK`` take ``$SLOW_SECONDS`` longer, once in 16 steps. A busy machine sleeps
+longer than it was asked to: how long it really was goes to ``$SLEPT``, a line each.
 """
 
 import os
@@ -14,6 +15,15 @@ IS_SLOW = os.environ.get("RANK") == os.environ.get("SLOW_RANK", "none")
 SECONDS = float(os.environ.get("SLOW_SECONDS", "0"))
 NUM_STEPS = 16
 
+
+def sleep(seconds):
+    """Sleep, and write down for how long."""
+    started = time.perf_counter()
+    time.sleep(seconds)
+    with open(os.environ["SLEPT"], "a") as file:
+        file.write(f"{time.perf_counter() - started}\n")
+
+
 if DELAY and "RANK" in os.environ:
     from lockstep.torch_engine.distributed import Communicator
 
@@ -21,7 +31,7 @@ if DELAY and "RANK" in os.environ:
 
     def timed(self, operation, x, *args):
         def delayed(*given):
-            time.sleep(DELAY)
+            sleep(DELAY)
             return operation(*given)
 
         return _timed(self, delayed, x, *args)
@@ -40,7 +50,7 @@ class UnevenCartPole(CartPoleEnv):
         cls._sleeper = cls._sleeper or self
         self._steps += 1
         if IS_SLOW and cls._sleeper is self and self._steps % NUM_STEPS == 0:
-            time.sleep(SECONDS)
+            sleep(SECONDS)
         return super().step(action)
 
 

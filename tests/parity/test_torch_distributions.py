@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from lockstep import reference
-from lockstep.torch_engine.nets import PolicyNet, log_prob_and_entropy
+from lockstep.spaces import ActionLayout, Leaf, ObservationLayout
+from lockstep.torch_engine.distributions import log_prob_and_entropy
+from lockstep.torch_engine.nets import PolicyNet
 
 
 def floats(low=-5.0, high=5.0):
@@ -16,7 +18,10 @@ def floats(low=-5.0, high=5.0):
 
 
 def policy_net(num_actions, discrete):
-    return PolicyNet(3, num_actions, discrete, (4,), "tanh")
+    bounds = (-1.0,) * num_actions
+    continuous = ActionLayout("continuous", shape=(num_actions,), low=bounds, high=bounds)
+    action = ActionLayout("discrete", (num_actions,), (0,)) if discrete else continuous
+    return PolicyNet(ObservationLayout((Leaf("", "vector", (3,)),)), action, (4,))
 
 
 @st.composite

@@ -9,14 +9,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lockstep import reference
-from lockstep.torch_engine.losses import TERMS, LossSettings, ppo_terms
+from lockstep.torch_engine.losses import TERMS, LossSettings, loss_and_terms
 
 TRAINED = ("log_prob", "entropy", "values")
 STEP = 1e-6
 
 
 class Samples(NamedTuple):
-    """The arguments of `ppo_terms` in their order, float64 `[N]`."""
+    """The arguments of `loss_and_terms` in their order, float64 `[N]`."""
 
     log_prob: np.ndarray
     entropy: np.ndarray
@@ -86,7 +86,7 @@ def ratio_edge(x: Samples, settings: LossSettings) -> float:
 def test_every_term_is_the_references(x, settings):
     expected = expected_loss(x, settings)
     assume(ratio_edge(x, settings) > 1e-6)
-    loss, terms = ppo_terms(*tensors(x), settings=settings)
+    loss, terms = loss_and_terms(*tensors(x), settings=settings)
     assert loss.item() == pytest.approx(expected["loss"], rel=1e-12, abs=1e-12)
     assert terms.tolist() == pytest.approx([expected[name] for name in TERMS], rel=1e-12, abs=1e-12)
 
@@ -95,7 +95,7 @@ def test_every_term_is_the_references(x, settings):
 def test_float32_loses_no_more_than_rounding(x, settings):
     assume(ratio_edge(x, settings) > 1e-4)
     expected = expected_loss(x, settings)
-    loss, terms = ppo_terms(*tensors(x, torch.float32), settings=settings)
+    loss, terms = loss_and_terms(*tensors(x, torch.float32), settings=settings)
     assert loss.item() == pytest.approx(expected["loss"], rel=1e-5, abs=1e-5)
     assert terms.tolist() == pytest.approx([expected[name] for name in TERMS], rel=1e-5, abs=1e-5)
 
@@ -105,7 +105,7 @@ def test_a_small_change_of_the_policy_has_the_references_kl_in_float32(change):
     """(r - 1) - log r as it stands leaves nothing but rounding, of either sign, of a change below 1e-3."""
     old, zeros = torch.zeros(1), torch.zeros(1)
     new = torch.tensor([change], dtype=torch.float32)
-    _, terms = ppo_terms(new, zeros, zeros, old, zeros, zeros, zeros, LossSettings(0.2, None, 0.0, 0.5, 1))
+    _, terms = loss_and_terms(new, zeros, zeros, old, zeros, zeros, zeros, LossSettings(0.2, None, 0.0, 0.5, 1))
     kl = terms[TERMS.index("approx_kl")].item()
     assert kl >= 0.0
     assert kl == pytest.approx(reference.kl_k3([0.0], [float(new)]), rel=1e-2, abs=1e-11)
@@ -130,14 +130,14 @@ def test_each_option_changes_the_loss():
         "value_coef": LossSettings(0.2, None, 0.0, 1.0, 1),
         "count": LossSettings(0.2, None, 0.0, 0.5, 4),
     }
-    assert {k: ppo_terms(*tensors(x), settings=s)[0].item() for k, s in changed.items()} == pytest.approx(losses)
+    assert {k: loss_and_terms(*tensors(x), settings=s)[0].item() for k, s in changed.items()} == pytest.approx(losses)
 
 
 def test_value_clipping_takes_the_worse_error():
     # V moves from 0 to 0.9 towards R = 1; clipped at 0.1 the error is (0.1 - 1)^2 = 0.81, not 0.01.
     x = Samples(*(np.array([v]) for v in (0.0, 0.0, 0.9, 0.0, 0.0, 0.0, 1.0)))
     clipped, unclipped = (
-        ppo_terms(*tensors(x), settings=LossSettings(0.2, c, 0.0, 1.0, 1))[0].item() for c in (0.1, None)
+        loss_and_terms(*tensors(x), settings=LossSettings(0.2, c, 0.0, 1.0, 1))[0].item() for c in (0.1, None)
     )
     assert clipped == pytest.approx(0.5 * 0.81)
     assert unclipped == pytest.approx(0.5 * 0.01)
@@ -145,8 +145,8 @@ def test_value_clipping_takes_the_worse_error():
 
 @given(samples(size=8), loss_settings(count=8), st.sampled_from([1, 2, 4, 8]))
 def test_the_sums_of_shards_add_up_to_the_whole(x, settings, num_shards):
-    whole_loss, whole_terms = ppo_terms(*tensors(x), settings=settings)
-    loss, terms = ppo_terms(*(part.view(num_shards, -1) for part in tensors(x)), settings=settings)
+    whole_loss, whole_terms = loss_and_terms(*tensors(x), settings=settings)
+    loss, terms = loss_and_terms(*(part.view(num_shards, -1) for part in tensors(x)), settings=settings)
     assert loss.shape == (num_shards,)
     assert terms.shape == (num_shards, len(TERMS))
     assert loss.sum().item() == pytest.approx(whole_loss.item(), rel=1e-12, abs=1e-12)
@@ -155,8 +155,8 @@ def test_the_sums_of_shards_add_up_to_the_whole(x, settings, num_shards):
 
 def test_the_mean_of_the_shards_own_means_is_another_number_if_counts_are_local():
     x = Samples(*(np.arange(8.0) / 8 for _ in range(7)))
-    whole = ppo_terms(*tensors(x), settings=LossSettings(0.2, None, 0.0, 0.5, 8))[0]
-    local = ppo_terms(*(part.view(2, 4) for part in tensors(x)), settings=LossSettings(0.2, None, 0.0, 0.5, 4))[0]
+    whole = loss_and_terms(*tensors(x), settings=LossSettings(0.2, None, 0.0, 0.5, 8))[0]
+    local = loss_and_terms(*(part.view(2, 4) for part in tensors(x)), settings=LossSettings(0.2, None, 0.0, 0.5, 4))[0]
     assert local.sum().item() == pytest.approx(2 * whole.item())
 
 
@@ -175,7 +175,7 @@ def test_the_gradient_is_the_references_by_finite_differences(x, settings):
     assume(smooth_here(x, settings))
     inputs = tensors(x)
     trained = [inputs[Samples._fields.index(name)].requires_grad_() for name in TRAINED]
-    loss, terms = ppo_terms(*inputs, settings=settings)
+    loss, terms = loss_and_terms(*inputs, settings=settings)
     assert not terms.requires_grad
     gradients = torch.autograd.grad(loss, trained)
     for name, gradient in zip(TRAINED, gradients, strict=True):
@@ -190,6 +190,8 @@ def test_a_clipped_sample_that_gains_has_no_gradient_and_one_that_loses_has():
     # ratio 1.5 beyond 1.2: with A > 0 the surrogate is flat, with A < 0 it is not.
     log_prob = torch.full((2,), float(np.log(1.5)), dtype=torch.float64, requires_grad=True)
     zeros, advantages = torch.zeros(2, dtype=torch.float64), torch.tensor([1.0, -1.0], dtype=torch.float64)
-    loss, _ = ppo_terms(log_prob, zeros, zeros, zeros, zeros, advantages, zeros, LossSettings(0.2, None, 0, 0.5, 1))
+    loss, _ = loss_and_terms(
+        log_prob, zeros, zeros, zeros, zeros, advantages, zeros, LossSettings(0.2, None, 0, 0.5, 1)
+    )
     (gradient,) = torch.autograd.grad(loss, log_prob)
     assert gradient.tolist() == pytest.approx([0.0, 1.5])

@@ -13,26 +13,30 @@ from lockstep import reference
 from lockstep.config import Config, resolve
 from lockstep.shards import ShardPlan
 from lockstep.torch_engine.batch import Batch
-from lockstep.torch_engine.state import FlatParameters, make_optimizer
-from lockstep.torch_engine.update import (
-    LEARNING_RATE_LIMITS,
-    adapted_learning_rate,
+from lockstep.torch_engine.host_adam import HostAdam
+from lockstep.torch_engine.minibatches import (
     advantage_moments,
-    advantage_scales,
-    clip_and_step,
     epoch_minibatches,
     minibatch_indices,
+    minibatch_statistics,
 )
+from lockstep.torch_engine.state import FlatParameters, make_optimizer
+from lockstep.torch_engine.update import LEARNING_RATE_LIMITS, adapted_learning_rate, clip_and_step
 
 SHAPES = {"weight": (3, 2), "bias": (3,)}
 SIZE = 9
 
 
-def optimised(parameters: np.ndarray, config: Config) -> Any:
+BOTH = pytest.mark.parametrize("on_host", [False, True], ids=["PyTorch's Adam", "NumPy's"])
+
+
+def optimised(parameters: np.ndarray, config: Config, on_host: bool = False) -> Any:
     """As much of a training state as an optimiser step needs, holding these parameters."""
     flat = FlatParameters(SHAPES, torch.device("cpu"))
     flat.flat.copy_(torch.from_numpy(parameters))
-    return SimpleNamespace(parameters=flat, optimizer=make_optimizer(flat.flat, config), optimizer_steps=0)
+    optimizer = make_optimizer(flat.flat, config)
+    host_adam = HostAdam(optimizer) if on_host else None
+    return SimpleNamespace(parameters=flat, optimizer=optimizer, host_adam=host_adam, optimizer_steps=0)
 
 
 def config_of(**ppo: Any) -> Config:
@@ -48,20 +52,21 @@ def step_sequences(draw):
     return rng.normal(size=SIZE), gradients, (10.0 ** rng.uniform(-4, -1, steps)).tolist()
 
 
+@BOTH
 @given(
-    step_sequences(),
-    st.sampled_from([None, 0.5, 3.0]),
-    st.sampled_from([(0.9, 0.999), (0.8, 0.95)]),
-    st.sampled_from([1e-5, 1e-8]),
+    sequence=step_sequences(),
+    max_norm=st.sampled_from([None, 0.5, 3.0]),
+    betas=st.sampled_from([(0.9, 0.999), (0.8, 0.95)]),
+    eps=st.sampled_from([1e-5, 1e-8]),
 )
-def test_clipped_adam_steps_are_the_references(sequence, max_norm, betas, eps):
+def test_clipped_adam_steps_are_the_references(on_host, sequence, max_norm, betas, eps):
     parameters, gradients, learning_rates = sequence
-    state = optimised(parameters, config_of(adam_betas=betas, adam_eps=eps))
+    state = optimised(parameters, config_of(adam_betas=betas, adam_eps=eps), on_host)
     expected, m, v = parameters.astype(np.float32).astype(np.float64), np.zeros(SIZE), np.zeros(SIZE)
     moved = 0.0
     for number, (gradient, lr) in enumerate(zip(gradients, learning_rates, strict=True), 1):
         single = gradient.astype(np.float32)
-        norm = clip_and_step(state, torch.from_numpy(single), max_norm, lr)
+        norm = clip_and_step(state, torch.from_numpy(single.copy()), max_norm, lr)
         (clipped,), expected_norm = reference.clip_by_global_norm([single], np.inf if max_norm is None else max_norm)
         expected, m, v = reference.adam_step(expected, clipped, m, v, number, lr, betas[0], betas[1], eps)
         moved += lr
@@ -73,20 +78,22 @@ def test_clipped_adam_steps_are_the_references(sequence, max_norm, betas, eps):
     assert state.optimizer_steps == len(gradients) == int(adam["step"])
 
 
-def test_a_first_step_by_hand_with_and_without_clipping():
+@BOTH
+def test_a_first_step_by_hand_with_and_without_clipping(on_host):
     # |g| = 5: clipped to norm 1 it is (0.6, 0.8). After one step m = 0.1 g and v = 0.001 g^2, so that Adam moves each
     # parameter by lr * sign(g) (eps aside); clipping shows in the moments.
     gradient = np.zeros(SIZE, np.float32)
     gradient[:2] = 3.0, 4.0
     for max_norm, expected in ((None, [0.3, 0.4]), (1.0, [0.06, 0.08]), (10.0, [0.3, 0.4])):
-        state = optimised(np.zeros(SIZE), config_of())
-        assert clip_and_step(state, torch.from_numpy(gradient), max_norm, 0.01) == 5.0
+        state = optimised(np.zeros(SIZE), config_of(), on_host)
+        assert clip_and_step(state, torch.from_numpy(gradient.copy()), max_norm, 0.01) == 5.0
         assert state.parameters.flat[:3].tolist() == pytest.approx([-0.01, -0.01, 0.0], rel=1e-3)
         assert state.optimizer.state[state.parameters.flat]["exp_avg"][:2].tolist() == pytest.approx(expected)
 
 
-def test_a_step_reaches_the_named_views_and_takes_the_learning_rate_it_is_given():
-    state = optimised(np.zeros(SIZE), config_of(learning_rate=0.5))
+@BOTH
+def test_a_step_reaches_the_named_views_and_takes_the_learning_rate_it_is_given(on_host):
+    state = optimised(np.zeros(SIZE), config_of(learning_rate=0.5), on_host)
     clip_and_step(state, torch.ones(SIZE), None, 0.01)
     assert state.parameters.views["bias"].tolist() == pytest.approx([-0.01] * 3, rel=1e-3)
 
@@ -112,7 +119,7 @@ def batch_of(advantages: np.ndarray) -> Batch:
     """A batch whose other columns don't matter."""
     tensor = torch.from_numpy(advantages)
     empty = torch.zeros_like(tensor)
-    return Batch(empty.unsqueeze(-1), empty, empty, empty, tensor, empty)
+    return Batch(empty.unsqueeze(-1), empty, empty, tensor)
 
 
 def normalised(config: Config, advantages: np.ndarray, plan: ShardPlan) -> tuple[np.ndarray, np.ndarray]:
@@ -121,11 +128,13 @@ def normalised(config: Config, advantages: np.ndarray, plan: ShardPlan) -> tuple
     batch, indices = batch_of(advantages[owned]), minibatch_indices(config, plan, 3)
     everyone = advantage_moments(batch_of(advantages), minibatch_indices(config, ShardPlan(8, plan.num_shards), 3))
     local = advantage_moments(batch, indices)
-    scales = advantage_scales(config, local, everyone, indices.shape[-1])
+    statistics, state = minibatch_statistics(config, local, everyone), optimised(np.zeros(SIZE), config)
+    state.net = SimpleNamespace(custom=None)
     out = []
     for epoch in range(config.ppo.num_epochs):
-        of_epoch = None if scales is None else (scales[0][epoch], scales[1][epoch])
-        out.append([minibatch[4].numpy() for minibatch in epoch_minibatches(batch, indices[epoch], of_epoch)])
+        minibatches = epoch_minibatches(state, batch, indices, statistics, epoch, config, plan)
+        out.append([minibatch["advantages"].numpy() for minibatch in minibatches])
+    assert (statistics.counts == 16).all()
     return np.array(out), indices
 
 

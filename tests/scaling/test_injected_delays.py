@@ -11,12 +11,13 @@ SMALL = ("--num-envs", 8, "--num-steps", 16, "--ppo.num-epochs", 1, "--ppo.num-m
 SWEEP = ("--mode", "strong", "--repeats", 1, "--warmup-iters", 2, "--iters", ITERS, "--no-ceiling", "--name", "sweep")
 PARTS = ("t_rollout", "t_learn", "t_comm", "t_wait", "t_other")
 COLLECTIVE, SLOW = 0.02, 0.05
+BUSY = 1.3  # on a quiet machine 1.1 would do; where others want the cores too, who slept is not woken at once
 
 
 def measured(folder, world_size, **environment):
     """The measured iterations of one run on ``world_size`` ranks."""
     words = ("bench", "delaying:UnevenCartPole-v0", *SMALL, *SWEEP, "--world-sizes", world_size)
-    ended = lockstep(*words, cwd=folder, **environment)
+    ended = lockstep(*words, cwd=folder, SLEPT=str(folder / "slept"), **environment)
     assert ended.code == 0, ended.stderr
     log = folder / "runs" / "sweep" / "logs" / f"ranks_{world_size}_repeat_1.jsonl"
     records = [record for line in log.read_text().splitlines() if (record := json.loads(line))["measured"]]
@@ -29,6 +30,11 @@ def middle(records, key, rank=None):
     return median(fmean(r[key]) if rank is None else r[key][rank] for r in records)
 
 
+def slept(folder):
+    """The median of the delays as they were: a busy machine sleeps longer than it was asked to."""
+    return median(float(line) for line in (folder / "slept").read_text().split())
+
+
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
     return measured(tmp_path_factory.mktemp("plain"), 2)
@@ -36,37 +42,42 @@ def plain(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def slow_collectives(tmp_path_factory):
-    return measured(tmp_path_factory.mktemp("collectives"), 2, COLLECTIVE_DELAY=str(COLLECTIVE))
+    folder = tmp_path_factory.mktemp("collectives")
+    return measured(folder, 2, COLLECTIVE_DELAY=str(COLLECTIVE)), slept(folder)
 
 
 @pytest.fixture(scope="module")
 def slow_rank(tmp_path_factory):
-    return measured(tmp_path_factory.mktemp("rank"), 4, SLOW_RANK="2", SLOW_SECONDS=str(SLOW))
+    folder = tmp_path_factory.mktemp("rank")
+    return measured(folder, 4, SLOW_RANK="2", SLOW_SECONDS=str(SLOW)), slept(folder)
 
 
 def test_delayed_collectives_are_in_comm(plain, slow_collectives):
-    calls = slow_collectives[0]["collectives"]
-    assert [r["collectives"] for r in plain] == [calls] * ITERS == [r["collectives"] for r in slow_collectives]
+    records, delay = slow_collectives
+    calls = records[0]["collectives"]
+    assert [r["collectives"] for r in plain] == [calls] * ITERS == [r["collectives"] for r in records]
     assert calls == 4  # statistics, two optimiser steps, metrics
-    more = middle(slow_collectives, "t_comm") - middle(plain, "t_comm")
-    assert more == pytest.approx(calls * COLLECTIVE, rel=0.1)
+    more = middle(records, "t_comm") - middle(plain, "t_comm")
+    assert 0.9 < more / (calls * delay) < BUSY
 
 
 def test_delayed_collectives_are_nowhere_else(plain, slow_collectives):
     for part in ("t_rollout", "t_learn", "t_wait", "t_other"):
-        assert middle(slow_collectives, part) - middle(plain, part) < 0.1 * 4 * COLLECTIVE, part
+        assert middle(slow_collectives[0], part) - middle(plain, part) < 0.1 * 4 * slow_collectives[1], part
 
 
 def test_the_others_wait_for_a_slow_rank(slow_rank):
+    records, delay = slow_rank
     for rank in (0, 1, 3):
-        waited = middle(slow_rank, "t_wait", rank) - middle(slow_rank, "t_wait", 2)
-        assert waited == pytest.approx(SLOW, rel=0.1), rank
+        waited = middle(records, "t_wait", rank) - middle(records, "t_wait", 2)
+        assert 0.9 < waited / delay < BUSY, rank
 
 
 def test_the_slow_rank_itself_is_slow_where_it_is_slow(slow_rank):
-    rollouts = [middle(slow_rank, "t_rollout", rank) for rank in range(4)]
+    records, delay = slow_rank
+    rollouts = [middle(records, "t_rollout", rank) for rank in range(4)]
     for rank in (0, 1, 3):
-        assert rollouts[2] - rollouts[rank] == pytest.approx(SLOW, rel=0.1)
+        assert 0.9 < (rollouts[2] - rollouts[rank]) / delay < BUSY
 
 
 def test_without_a_slow_rank_nobody_waits_that_long(plain):
@@ -75,7 +86,7 @@ def test_without_a_slow_rank_nobody_waits_that_long(plain):
 
 
 def test_the_parts_are_the_iteration(plain, slow_collectives, slow_rank):
-    for records in (plain, slow_collectives, slow_rank):
+    for records in (plain, slow_collectives[0], slow_rank[0]):
         for rank in range(len(records[0]["t_iter"])):
             shares = [sum(r[part][rank] for part in PARTS) / r["t_iter"][rank] for r in records]
             assert median(shares) == pytest.approx(1.0, abs=0.05)
@@ -83,6 +94,6 @@ def test_the_parts_are_the_iteration(plain, slow_collectives, slow_rank):
 
 def test_iterations_follow_one_another_without_a_gap(plain, slow_collectives, slow_rank):
     """From the first record to the last, by a clock of its own, is the sum of ``t_iter``."""
-    for records in (plain, slow_collectives, slow_rank):
+    for records in (plain, slow_collectives[0], slow_rank[0]):
         whole = records[-1]["ended"] - records[0]["ended"]
         assert sum(fmean(r["t_iter"]) for r in records[1:]) == pytest.approx(whole, rel=0.05)

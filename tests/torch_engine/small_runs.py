@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -16,10 +16,17 @@ from lockstep.config import Config, resolve
 from lockstep.envs.description import EnvDescription
 from lockstep.envs.vector import Buffers, HostEnvs, buffer_layout
 from lockstep.shards import ShardPlan
+from lockstep.spaces import ActionLayout, Leaf, ObservationLayout
 from lockstep.topology import Topology
 from lockstep.torch_engine.batch import Batch
 from lockstep.torch_engine.distributed import Communicator
 from lockstep.torch_engine.losses import LossSettings
+from lockstep.torch_engine.minibatches import (
+    MinibatchStatistics,
+    advantage_moments,
+    minibatch_indices,
+    minibatch_statistics,
+)
 from lockstep.torch_engine.nets import PolicyNet
 from lockstep.torch_engine.state import TrainState, init_state
 
@@ -41,11 +48,29 @@ def small_config(**changes: Any) -> Config:
     return resolve(Config.model_validate(values))
 
 
+def vectors(size: int) -> ObservationLayout:
+    """Observations that are vectors of numbers."""
+    return ObservationLayout((Leaf("", "vector", (size,)),))
+
+
+def actions_of(discrete: bool, actions: int) -> ActionLayout:
+    """One index, or components within ±1."""
+    if discrete:
+        return ActionLayout("discrete", (actions,), (0,))
+    bounds: dict[str, Any] = {"low": (-1.0,) * actions, "high": (1.0,) * actions}
+    return ActionLayout("continuous", shape=(actions,), dtype="float32", **bounds)
+
+
 def described(discrete: bool = True, size: int = 4, actions: int = 3) -> EnvDescription:
     """Spaces without an environment; continuous actions lie in ±1."""
-    bounds: dict[str, Any] = {} if discrete else {"action_low": (-1.0,) * actions, "action_high": (1.0,) * actions}
-    shape = () if discrete else (actions,)
-    return EnvDescription("Scripted-v0", (size,), discrete, actions, action_shape=shape, **bounds)
+    return EnvDescription("Scripted-v0", vectors(size), actions_of(discrete, actions))
+
+
+def policy_net(
+    size: int, actions: int, discrete: bool, hidden_sizes: tuple[int, ...], activation: str = "tanh", **options: Any
+) -> PolicyNet:
+    """Networks on vectors."""
+    return PolicyNet(vectors(size), actions_of(discrete, actions), hidden_sizes, activation, **options)
 
 
 def plan_of(config: Config, world_size: int = 1, rank: int = 0) -> ShardPlan:
@@ -105,9 +130,13 @@ def random_parameters(net: PolicyNet, seed: int = 0) -> dict[str, Tensor]:
 
 
 def random_actions_of(net: PolicyNet, shape: Sequence[int], seed: int = 0) -> Tensor:
+    generator = seeded(seed)
+    if net.action.kind == "multi_discrete":
+        parts = [torch.randint(0, count, tuple(shape), generator=generator) for count in net.action.choices]
+        return torch.stack(parts, -1)
     if net.discrete:
-        return torch.randint(0, net.num_actions, tuple(shape), generator=seeded(seed))
-    return torch.randn((*shape, net.num_actions), generator=seeded(seed))
+        return torch.randint(0, net.action.outputs, tuple(shape), generator=generator)
+    return torch.randn((*shape, net.action.outputs), generator=generator)
 
 
 def random_batch(config: Config, net: PolicyNet, seed: int = 0) -> Batch:
@@ -116,7 +145,7 @@ def random_batch(config: Config, net: PolicyNet, seed: int = 0) -> Batch:
     g = seeded(seed)
     columns = [torch.randn(shape, generator=g) for _ in range(4)]
     return Batch(
-        observations=torch.randn((*shape, net.observation_size), generator=g),
+        observations=torch.randn((*shape, net.observation.width), generator=g),
         actions=random_actions_of(net, shape, seed),
         log_probs=-1.0 + 0.3 * columns[0],
         values=columns[1],
@@ -128,14 +157,25 @@ def random_batch(config: Config, net: PolicyNet, seed: int = 0) -> Batch:
 def of_rank(batch: Batch, plan: ShardPlan) -> Batch:
     """The part of a batch of all shards that one rank holds, in memory of its own."""
     owned = slice(plan.shards.start, plan.shards.stop)
-    return Batch(*(x[owned].clone() for x in batch.tensors()))
+    return Batch(**{name: x[owned].clone() for name, x in batch.columns().items()})
+
+
+def statistics_of(config: Config, batch: Batch, iteration: int = 0) -> MinibatchStatistics:
+    """Statistics of the minibatches of a batch of all shards."""
+    moments = advantage_moments(batch, minibatch_indices(config, plan_of(config), iteration))
+    return minibatch_statistics(config, moments, moments)
+
+
+def not_normalised(config: Config) -> MinibatchStatistics:
+    """Statistics that leave advantages as they are."""
+    shape = (config.ppo.num_epochs, config.ppo.num_minibatches)
+    return MinibatchStatistics(np.full(shape, config.steps_per_iteration // config.ppo.num_minibatches))
 
 
 def linear_stack(net: PolicyNet, parameters: dict[str, Tensor], name: str) -> nn.Sequential:
     """The actor or the critic as anybody would write it, in float64."""
-    sizes = net.actor_sizes if name == "actor" else net.critic_sizes
     layers: list[nn.Module] = []
-    for number, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
+    for number, (inputs, outputs) in enumerate(itertools.pairwise(net.sizes(name))):
         layer = nn.Linear(inputs, outputs, dtype=torch.float64)
         with torch.no_grad():
             layer.weight.copy_(parameters[f"{name}.{number}.weight"])
@@ -145,11 +185,13 @@ def linear_stack(net: PolicyNet, parameters: dict[str, Tensor], name: str) -> nn
 
 
 def naive_gradient(
-    net: PolicyNet, parameters: dict[str, Tensor], settings: LossSettings, minibatch: Sequence[Tensor]
+    net: PolicyNet, parameters: dict[str, Tensor], settings: LossSettings, minibatch: Mapping[str, Tensor]
 ) -> Tensor:
     """What anybody would write: the mean over all samples of a minibatch, `nn.Linear` and autograd in float64."""
-    columns = [x.flatten(0, 1).double() if x.is_floating_point() else x.flatten(0, 1) for x in minibatch]
-    observations, actions, old_log_prob, old_values, advantages, returns = columns
+    flat = {name: x.flatten(0, 1) for name, x in minibatch.items()}
+    columns = {name: x.double() if x.is_floating_point() else x for name, x in flat.items()}
+    observations, actions, old_log_prob = columns["observations"], columns["actions"], columns["log_probs"]
+    old_values, advantages, returns = columns["values"], columns["advantages"], columns["returns"]
     stacks = {name: linear_stack(net, parameters, name) for name in ("actor", "critic")}
     output, values = stacks["actor"](observations), stacks["critic"](observations)[:, 0]
     trained: list[Tensor] = [p for stack in stacks.values() for p in stack.parameters()]

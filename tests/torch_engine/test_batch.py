@@ -14,7 +14,7 @@ from lockstep.config import Config
 from lockstep.normalizers import RunningMoments
 from lockstep.shards import ShardPlan
 from lockstep.torch_engine import nets
-from lockstep.torch_engine.batch import Batch, final_values, from_shards, make_batch, to_shards
+from lockstep.torch_engine.batch import Evaluation, final_values, from_shards, make_batch, to_shards
 from lockstep.torch_engine.rollout import Rollout
 from lockstep.torch_engine.state import TrainState
 
@@ -51,10 +51,12 @@ def made_rollout(config: Config, plan: ShardPlan, ends: dict[tuple[int, int], st
         kinds[where] = kind
     truncated = {where for where, kind in ends.items() if kind == "truncated"}
     observations = rng.normal(size=(config.num_steps + 1, config.envs, size)).astype(np.float32)
+    actions = rng.integers(0, 3, shape)
     whole = Rollout(
         raw=observations[:-1].copy(),
         observations=observations,
-        actions=rng.integers(0, 3, shape),
+        actions=actions,
+        native=actions,
         rewards=rng.normal(size=shape),
         terminated=kinds == "terminated",
         truncated=kinds == "truncated",
@@ -70,7 +72,7 @@ def part_of(whole: Rollout, plan: ShardPlan) -> Rollout:
     columns = {
         f.name: np.ascontiguousarray(getattr(whole, f.name)[:, ids.start : ids.stop])
         for f in dataclasses.fields(whole)
-        if f.name != "final"
+        if f.name != "final" and getattr(whole, f.name) is not None
     }
     final = {(t, env - ids.start): x for (t, env), x in whole.final.items() if env in ids}
     return Rollout(**columns, final=final)
@@ -100,6 +102,7 @@ def expected_advantages(state: TrainState, rollout: Rollout, config: Config, rew
     return reference.gae(rewards, values, next_values, *flags, config.ppo.gamma, config.ppo.gae_lambda)
 
 
+COLUMNS = ("observations", "actions", "log_probs", "advantages", "values", "returns")
 ENDS = {(0, 0): "truncated", (1, 0): "terminated", (3, 1): "truncated", (3, 2): "terminated", (2, 5): "truncated"}
 
 
@@ -113,6 +116,7 @@ def test_advantages_bootstrap_from_the_final_observation_of_a_truncated_episode_
     plan, state = plan_of(config), small_state(config, described())
     rollout = made_rollout(config, plan, ENDS)
     batch = make_batch(state, rollout, plan, config, mode)
+    assert batch.returns is not None
     for ours, expected in zip(
         (batch.advantages, batch.returns), expected_advantages(state, rollout, config), strict=True
     ):
@@ -139,11 +143,13 @@ def test_the_columns_of_a_batch_belong_together(config):
     logits = linear_stack(state.net, state.parameters.views, "actor")(batch.observations.double()).detach()
     expected = reference.categorical_log_prob(logits.numpy(), batch.actions.numpy())
     np.testing.assert_allclose(batch.log_probs.numpy(), expected, atol=1e-5)
+    assert batch.values is not None
+    assert batch.returns is not None
     np.testing.assert_allclose(batch.values.numpy(), value(state, batch.observations.numpy()), atol=1e-5)
     torch.testing.assert_close(batch.returns, batch.advantages + batch.values)
     assert torch.equal(batch.observations, to_shards(torch.from_numpy(rollout.observations[:-1]), 4))
     assert torch.equal(batch.actions, to_shards(torch.from_numpy(rollout.actions), 4))
-    assert [len(x) for x in batch.tensors()] == [4] * 6
+    assert {name: len(x) for name, x in batch.columns().items()} == dict.fromkeys(COLUMNS, 4)
     exchanged = reference.categorical_log_prob(logits.numpy(), (batch.actions.numpy() + 1) % 3)
     assert not np.allclose(batch.log_probs.numpy(), exchanged, atol=1e-2)
 
@@ -171,28 +177,35 @@ def test_a_rank_makes_its_part_of_the_batch_bit_for_bit(mode, size):
         for rollout in rollouts:
             rollout.observations = displaced(rollout.observations)
         parts = [make_batch(state, r, p, config, mode) for r, p in zip(rollouts, plans, strict=True)]
-        for field in dataclasses.fields(Batch):
-            joined = torch.cat([getattr(part, field.name) for part in parts])
-            assert torch.equal(joined, getattr(whole, field.name)), (world_size, field.name)
+        assert set(whole.columns()) == set(COLUMNS)
+        for name, column in whole.columns().items():
+            joined = torch.cat([part.columns()[name] for part in parts])
+            assert torch.equal(joined, column), (world_size, name)
 
 
 # --- final_values -----------------------------------------------------------------------------------------------------
 
+EVALUATION = Evaluation(torch.empty(0), None)  # only a recurrent policy's final values need what it carried
 
-def test_more_truncations_than_rows_are_valued_in_blocks_of_one_shape(config, monkeypatch):
+
+@pytest.mark.parametrize(("activation", "plain"), [("tanh", True), ("silu", False)])
+def test_more_truncations_than_rows_are_valued_in_blocks_of_one_shape(monkeypatch, activation, plain):
     """Two environments a shard, and shard 0 truncates five episodes, shard 2 one: three blocks and one."""
     ends = {(t, e): "truncated" for t, e in [(0, 0), (0, 1), (1, 0), (2, 1), (3, 0), (1, 5)]}
+    config = small_config(num_shards=4, network={"activation": activation})
     plan, state = plan_of(config), small_state(config, described())
     rollout = made_rollout(config, plan, ends)
-    shapes, critic = [], nets.critic
+    place, name = (state.plain, "values") if plain else (nets, "critic")
+    assert (state.plain is not None) == plain
+    shapes, values = [], getattr(place, name)
 
-    def recorded(net, weights, x):
-        shapes.append(tuple(x.shape))
-        return critic(net, weights, x)
+    def recorded(*arguments):
+        shapes.append(tuple(arguments[-1].shape))
+        return values(*arguments)
 
-    monkeypatch.setattr(nets, "critic", recorded)
+    monkeypatch.setattr(place, name, recorded)
     with torch.no_grad():
-        ours = final_values(state, rollout, plan, CPU)
+        ours = final_values(state, rollout, EVALUATION, plan, CPU)
     assert shapes == [(1, 2, 4)] * 4
     assert set(ours) == set(ends)
     for where, observation in rollout.final.items():
@@ -203,4 +216,4 @@ def test_more_truncations_than_rows_are_valued_in_blocks_of_one_shape(config, mo
 def test_nothing_truncated_is_nothing_valued(config):
     plan = plan_of(config)
     rollout = made_rollout(config, plan, {(0, 0): "terminated"})
-    assert final_values(small_state(config, described()), rollout, plan, CPU) == {}
+    assert final_values(small_state(config, described()), rollout, EVALUATION, plan, CPU) == {}

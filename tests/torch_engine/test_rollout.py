@@ -5,18 +5,20 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from small_runs import CPU, ScriptedEnvs, described, plan_of, small_config, small_state
+from gymnasium.spaces import Box
+from small_runs import CPU, ScriptedEnvs, actions_of, described, plan_of, small_config, small_state, vectors
 
 from lockstep.config import Config
-from lockstep.envs.description import EnvDescription
 from lockstep.envs.registry import make_envs
 from lockstep.envs.replay import ReplayLog, row_hashes
 from lockstep.normalizers import RunningMoments
 from lockstep.shards import ShardPlan
+from lockstep.spaces import ActionLayout, observation_layout
 from lockstep.torch_engine.rollout import (
     Actor,
     Rollout,
     action_noise,
+    allowed_actions,
     collect,
     collect_random,
     random_actions,
@@ -37,8 +39,10 @@ def test_a_ranks_draws_are_its_slice_of_the_worlds(draw, discrete):
 
     def drawn(plan: ShardPlan) -> np.ndarray:
         if draw == "noise":
-            return action_noise(config, plan, make_net(config, description), iteration=2)
-        return random_actions(config, plan, description)
+            return action_noise(
+                config, plan, make_net(config, description.observation, description.action), iteration=2
+            )
+        return random_actions(config, plan, description.action)
 
     world = drawn(plan_of(config))
     assert world.shape[:2] == (4, 8)
@@ -51,7 +55,7 @@ def test_a_ranks_draws_are_its_slice_of_the_worlds(draw, discrete):
 
 def test_noise_differs_between_iterations_and_seeds_and_nothing_else():
     config = small_config()
-    net = make_net(config, described())
+    net = make_net(config, vectors(4), actions_of(True, 3))
     first = action_noise(config, plan_of(config), net, 0)
     np.testing.assert_array_equal(action_noise(config, plan_of(config), net, 0), first)
     assert not np.array_equal(action_noise(config, plan_of(config), net, 1), first)
@@ -61,9 +65,8 @@ def test_noise_differs_between_iterations_and_seeds_and_nothing_else():
 
 def test_random_actions_fill_their_bounds_and_are_normal_where_there_are_none():
     low, high = (-2.0, 0.0, -np.inf, 1.0), (3.0, 1.0, np.inf, np.inf)
-    description = EnvDescription("Box-v0", (4,), False, 4, action_shape=(4,), action_low=low, action_high=high)
     config = small_config(num_steps=500)
-    actions = random_actions(config, plan_of(config), description)
+    actions = random_actions(config, plan_of(config), ActionLayout("continuous", shape=(4,), low=low, high=high))
     assert (actions.shape, actions.dtype) == ((500, 8, 4), np.float32)
     flat = actions.reshape(-1, 4)
     np.testing.assert_allclose(flat[:, :2].min(0), [-2.0, 0.0], atol=0.02)
@@ -76,9 +79,36 @@ def test_random_actions_fill_their_bounds_and_are_normal_where_there_are_none():
 
 def test_random_discrete_actions_are_all_of_them_equally():
     config = small_config(num_steps=500)
-    actions = random_actions(config, plan_of(config), described(actions=5))
+    actions = random_actions(config, plan_of(config), actions_of(True, 5))
     assert actions.dtype == np.int64
     np.testing.assert_allclose(np.bincount(actions.ravel(), minlength=5) / actions.size, 0.2, atol=0.03)
+
+
+@pytest.mark.parametrize(
+    "action",
+    [actions_of(True, 4), ActionLayout("multi_discrete", (3, 1, 4), (0, 0, 0), (3,))],
+    ids=["discrete", "multi-discrete"],
+)
+def test_random_actions_respect_a_mask_and_stay_where_they_may(action):
+    rng = np.random.default_rng(0)
+    masks = rng.random((200, action.outputs)) < 0.5
+    starts = np.cumsum([0, *action.choices[:-1]])
+    masks[:, starts] = True  # at least one choice of each index
+    space = Box(-1.0, 1.0, (2,), np.float32)
+    layout = observation_layout(space, mask_size=action.outputs)
+    rows = np.stack([layout.encode(np.zeros(2), mask) for mask in masks])
+    drawn = np.stack([rng.integers(0, count, 200) for count in action.choices], -1).reshape(200, *action.row_shape)
+    taken = allowed_actions(layout, action, rows, drawn)
+
+    def permitted(actions: np.ndarray) -> np.ndarray:
+        return masks[np.arange(200)[:, None], starts + actions.reshape(200, -1)]
+
+    assert (taken.shape, taken.dtype) == (drawn.shape, np.int64)
+    assert permitted(taken).all()
+    assert not permitted(drawn).all()
+    kept = permitted(drawn)
+    assert np.array_equal(taken.reshape(200, -1)[kept], drawn.reshape(200, -1)[kept])
+    assert allowed_actions(observation_layout(space), action, rows, drawn) is drawn
 
 
 # --- Collecting -------------------------------------------------------------------------------------------------------
@@ -93,7 +123,7 @@ def collected(config: Config, normalised: bool = False) -> tuple[TrainState, Scr
         assert state.observations is not None
         state.observations.moments = RunningMoments(1.0, np.array([1.0, 2.0]), np.array([4.0, 0.25]))
         state.observations.freeze()
-    rollout = Rollout.empty(config.num_steps, envs)
+    rollout = Rollout.empty(config.num_steps, envs, state.net, normalised)
     envs.reset()
     noise = action_noise(config, plan, state.net, 0)
     collect(state, envs, Actor(state, plan, "batched", CPU), noise, rollout)
@@ -204,7 +234,8 @@ def test_a_random_rollout_takes_keyed_actions_and_leaves_fresh_episodes():
     description = dataclasses.replace(description, id=config.env.id, is_array=True, max_episode_steps=15)
     envs = make_envs(config.env, description, config.seed, plan.env_ids, pytest.fail)
     envs.reset()
-    first, rollout = envs.buffers.observations.copy(), Rollout.empty(40, envs)
+    first, net = envs.buffers.observations.copy(), make_net(config, description.observation, description.action)
+    rollout = Rollout.empty(40, envs, net, normalized=True)
     collect_random(config, plan, envs, rollout)
     np.testing.assert_array_equal(rollout.raw[0], first)
     assert rollout.done.any(0).all()

@@ -1,21 +1,24 @@
 """The self-check: what it passes, what it finds, and that the mode it leads to keeps a shard's bits."""
 
+import numpy as np
 import pytest
 import torch
 from small_runs import (
     alone,
     described,
+    policy_net,
     random_actions_of,
     seeded,
     small_config,
     small_state,
 )
 
-from lockstep.torch_engine import nets, session, update
+from lockstep.torch_engine import choose_mode, distributions, gradients, nets
+from lockstep.torch_engine.gradients import shard_gradients
 from lockstep.torch_engine.losses import LossSettings
 from lockstep.torch_engine.nets import PolicyNet
+from lockstep.torch_engine.plain import PlainPolicy
 from lockstep.torch_engine.self_check import by_shard, shard_invariant
-from lockstep.torch_engine.update import shard_gradients
 
 SHARDS = 8
 
@@ -23,25 +26,27 @@ SHARDS = 8
 def forward_and_gradient(net: PolicyNet):
     """A function of shards with everything a run does with its networks: outputs, loss terms and gradients."""
     config = small_config(network={"hidden_sizes": net.hidden_sizes, "activation": net.activation})
-    state = small_state(config, described(net.discrete, net.observation_size, net.num_actions))
+    state = small_state(config, described(net.discrete, net.observation.width, net.action.outputs))
     assert state.net == net
-    gradients = shard_gradients(state, LossSettings(0.2, 0.2, 0.01, 0.5, 64))
+    gradient = shard_gradients(state, LossSettings(0.2, 0.2, 0.01, 0.5, 64), config)
 
     @torch.no_grad()
-    def function(x: torch.Tensor, actions: torch.Tensor, *rest: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def function(columns: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        x, actions = columns["observations"], columns["actions"]
         weights = state.parameters.expanded(len(x))
         output, values = nets.actor(net, weights, x), nets.critic(net, weights, x)
-        log_prob, entropy = nets.log_prob_and_entropy(net, weights, output, actions)
-        return output, values, log_prob, entropy.clone(), gradients(x, actions, *rest)
+        log_prob, entropy = distributions.log_prob_and_entropy(net, weights, output, actions)
+        return output, values, log_prob, entropy.clone(), gradient(columns, 64).clone()
 
     return function
 
 
-def samples(net: PolicyNet, rows: int, seed: int = 0) -> list[torch.Tensor]:
-    """Observations, actions, old log-probabilities and values, advantages, returns: `[8, rows, …]`."""
-    rest = [torch.randn(SHARDS, rows, generator=seeded(seed + i)) for i in range(4)]
-    x = torch.randn(SHARDS, rows, net.observation_size, generator=seeded(seed + 4))
-    return [x, random_actions_of(net, (SHARDS, rows), seed), *rest]
+def samples(net: PolicyNet, rows: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Columns of a minibatch, `[8, rows, …]`."""
+    names = ("log_probs", "values", "advantages", "returns")
+    rest = {name: torch.randn(SHARDS, rows, generator=seeded(seed + i)) for i, name in enumerate(names)}
+    x = torch.randn(SHARDS, rows, net.observation.width, generator=seeded(seed + 4))
+    return {"observations": x, "actions": random_actions_of(net, (SHARDS, rows), seed), **rest}
 
 
 @pytest.mark.parametrize("rows", [1, 8, 64])
@@ -49,8 +54,8 @@ def samples(net: PolicyNet, rows: int, seed: int = 0) -> list[torch.Tensor]:
 @pytest.mark.parametrize("activation", ["tanh", "elu"])
 def test_batching_shards_keeps_their_bits_in_the_usual_networks(activation, discrete, actions, rows):
     """What DESIGN.md measured. Where it does not hold the engine loops over shards, slower and just as right."""
-    net = PolicyNet(4, actions, discrete, (64, 64), activation)
-    assert shard_invariant(forward_and_gradient(net), *samples(net, rows))
+    net = policy_net(4, actions, discrete, (64, 64), activation)
+    assert shard_invariant(forward_and_gradient(net), SHARDS, samples(net, rows))
 
 
 @pytest.mark.parametrize("hidden_sizes", [(64, 64), (17,), (17, 5)], ids=str)
@@ -58,16 +63,16 @@ def test_batching_shards_keeps_their_bits_in_the_usual_networks(activation, disc
 @pytest.mark.parametrize("activation", ["tanh", "elu", "silu"])
 def test_in_the_mode_that_the_check_chooses_every_rank_gets_the_same_bits(activation, size, rows, hidden_sizes):
     """On other numbers than the check saw; each rank's inputs lie in memory of their own."""
-    net = PolicyNet(size, 3, True, hidden_sizes, activation)
+    net = policy_net(size, 3, True, hidden_sizes, activation)
     function = forward_and_gradient(net)
-    mode = "batched" if shard_invariant(function, *samples(net, rows)) else "loop"
-    arguments = samples(net, rows, seed=50)
-    expected = by_shard(mode, function, *arguments)
+    mode = "batched" if shard_invariant(function, SHARDS, samples(net, rows)) else "loop"
+    columns = samples(net, rows, seed=50)
+    expected = by_shard(mode, function, columns)
     for world_size in (2, 4, 8):
-        ranks = [
-            by_shard(mode, function, *parts)
-            for parts in zip(*([part.clone() for part in a.chunk(world_size)] for a in arguments), strict=True)
-        ]
+        each = SHARDS // world_size
+        owned = [slice(rank * each, (rank + 1) * each) for rank in range(world_size)]
+        parts = [{name: x[shards].clone() for name, x in columns.items()} for shards in owned]
+        ranks = [by_shard(mode, function, part) for part in parts]
         for part, whole in zip(zip(*ranks, strict=True), expected, strict=True):
             assert torch.equal(torch.cat(part), whole), f"{world_size} ranks, {mode}"
 
@@ -126,12 +131,12 @@ INTRUDERS = {
 def test_the_check_finds_a_function_that(intruder):
     x = torch.randn(SHARDS, 3, generator=seeded(0))
     x[:, 0] = torch.arange(SHARDS)
-    assert not shard_invariant(INTRUDERS[intruder], x)
-    assert shard_invariant(lambda x: (x.tanh(), x.sum(1, keepdim=True)), x)
+    assert not shard_invariant(INTRUDERS[intruder], SHARDS, x)
+    assert shard_invariant(lambda x: (x.tanh(), x.sum(1, keepdim=True)), SHARDS, x)
 
 
 def test_one_shard_has_nothing_to_be_batched_with():
-    assert shard_invariant(INTRUDERS["knows how many shards there are"], torch.zeros(1, 3))
+    assert shard_invariant(INTRUDERS["knows how many shards there are"], 1, torch.zeros(1, 3))
 
 
 # --- The mode of a run ------------------------------------------------------------------------------------------------
@@ -142,40 +147,45 @@ def chosen(config=None, ranks_say=None, monkeypatch=None):
     communicator = alone(config)
     if ranks_say is not None and monkeypatch is not None:
         monkeypatch.setattr(communicator, "gather_ranks", lambda x: torch.tensor(ranks_say).unsqueeze(1))
-    description = described()
-    return session.choose_mode(small_state(config, description), config, description, communicator)
+    return choose_mode.choose_mode(small_state(config, described()), config, communicator)
 
 
 @pytest.mark.parametrize(("invariant", "mode"), [(False, "loop"), (True, "batched")])
 def test_a_run_loops_where_the_check_fails(monkeypatch, invariant, mode):
-    monkeypatch.setattr(session, "shards_invariant_here", lambda *_: invariant)
+    monkeypatch.setattr(choose_mode, "shards_invariant_here", lambda *_: invariant)
     assert chosen() == mode
 
 
 def test_a_run_loops_on_all_ranks_where_it_fails_on_one(monkeypatch):
-    monkeypatch.setattr(session, "shards_invariant_here", lambda *_: True)
+    monkeypatch.setattr(choose_mode, "shards_invariant_here", lambda *_: True)
     assert chosen(ranks_say=[True, False, True, True], monkeypatch=monkeypatch) == "loop"
     assert chosen(ranks_say=[True] * 4, monkeypatch=monkeypatch) == "batched"
 
 
 def test_the_fast_reduction_batches_without_asking(monkeypatch):
-    monkeypatch.setattr(session, "shards_invariant_here", lambda *_: pytest.fail("asked"))
+    monkeypatch.setattr(choose_mode, "shards_invariant_here", lambda *_: pytest.fail("asked"))
     assert chosen(small_config(reduction="fast")) == "batched"
 
 
-@pytest.mark.parametrize("part", ["actor", "critic"])
-def test_the_check_of_a_run_finds_networks_that_mix_shards(monkeypatch, part):
-    right = getattr(nets, part)
-    assert chosen() == "batched"
-    monkeypatch.setattr(nets, part, lambda net, weights, x: right(net, weights, x) + x.mean())
-    assert chosen() == "loop"
+NUMPY, AUTOGRAD = "tanh", "silu"  # activations of plain policies, and of others
 
 
-@pytest.mark.parametrize(("activation", "name"), [("tanh", "ppo_gradients"), ("silu", "ppo_terms")])
-def test_the_check_of_a_run_finds_a_gradient_that_mixes_shards(monkeypatch, activation, name):
-    """Rollout and evaluation are as they should be; only the gradient depends on how many shards are batched."""
+@pytest.mark.parametrize(
+    ("activation", "place", "name"),
+    [
+        (NUMPY, PlainPolicy, "output"),
+        (NUMPY, PlainPolicy, "values"),
+        (NUMPY, PlainPolicy, "log_probs"),
+        (NUMPY, PlainPolicy, "gradients"),
+        (AUTOGRAD, nets, "actor"),
+        (AUTOGRAD, nets, "critic"),
+        (AUTOGRAD, gradients, "minibatch_loss"),
+    ],
+)
+def test_the_check_of_a_run_finds_what_mixes_shards(monkeypatch, activation, place, name):
+    """Everything else is as it should be: one function alone depends on how many shards are batched."""
     config = small_config(network={"hidden_sizes": (64, 64), "activation": activation})
-    right = getattr(update, name)
+    right = getattr(place, name)
 
     def mixed(*arguments):
         result = right(*arguments)
@@ -183,7 +193,21 @@ def test_the_check_of_a_run_finds_a_gradient_that_mixes_shards(monkeypatch, acti
         return (result[0] * shards, result[1]) if isinstance(result, tuple) else result * shards
 
     assert chosen(config) == "batched"
-    monkeypatch.setattr(update, name, mixed)
+    monkeypatch.setattr(place, name, mixed)
+    assert chosen(config) == "loop"
+
+
+@pytest.mark.parametrize("core", ["lstm", "gru"])
+def test_the_check_of_a_run_finds_a_recurrent_core_that_mixes_shards(monkeypatch, core):
+    config = small_config(network={"recurrent": core, "recurrent_size": 16, "sequence_length": 2})
+    right = nets.recurrent.unroll
+
+    def mixed(*arguments):
+        hidden, carries = right(*arguments)
+        return hidden + len(hidden), carries
+
+    assert chosen(config) == "batched"
+    monkeypatch.setattr(nets.recurrent, "unroll", mixed)
     assert chosen(config) == "loop"
 
 
@@ -196,5 +220,19 @@ def test_every_shard_count_is_checked_at_the_sizes_that_ranks_can_own():
 
     for shards, sizes in ((1, {1}), (2, {1, 2}), (8, {1, 2, 4, 8})):
         seen.clear()
-        assert shard_invariant(counted, torch.zeros(shards, 2))
+        assert shard_invariant(counted, shards, torch.zeros(shards, 2))
         assert seen == sizes
+
+
+def test_arrays_and_dicts_are_parted_like_tensors():
+    x, y = np.arange(8.0).reshape(4, 2), {"a": torch.arange(4), "b": torch.arange(8).view(4, 2)}
+
+    def both(array: np.ndarray, columns: dict[str, torch.Tensor]) -> tuple[np.ndarray, torch.Tensor]:
+        return array + 1, columns["b"] + columns["a"].unsqueeze(1)
+
+    looped, batched = by_shard("loop", both, x, y), by_shard("batched", both, x, y)
+    assert np.array_equal(looped[0], batched[0])
+    assert torch.equal(looped[1], batched[1])
+    assert shard_invariant(both, 4, x, y)
+    assert not shard_invariant(lambda array, _: array - array.mean(0), 4, x, y)
+    assert not shard_invariant(lambda _, columns: columns["b"] - columns["b"][0], 4, x, y)

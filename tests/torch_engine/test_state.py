@@ -1,14 +1,16 @@
 """The training state: what it starts from, and that its arrays and counters survive a checkpoint exactly."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from small_runs import CPU, described, plan_of, small_config, small_state
+from small_runs import CPU, actions_of, described, plan_of, small_config, small_state, vectors
 
 from lockstep.config import Config
 from lockstep.shards import ShardPlan
+from lockstep.spaces import Leaf, ObservationLayout
 from lockstep.torch_engine.state import (
     TrainState,
     counters,
@@ -183,12 +185,26 @@ def test_the_first_parameters_depend_on_the_seed_and_not_on_the_rank():
 
 def test_the_first_parameters_have_the_gains_of_ppo():
     config = small_config(network={"hidden_sizes": (4,), "log_std_init": -0.5})
-    arrays = initial_parameters(config, make_net(config, described(discrete=False)))
+    arrays = initial_parameters(config, make_net(config, vectors(4), actions_of(False, 3)))
     for name, gain in (("actor.0", 2**0.5), ("actor.1", 0.01), ("critic.0", 2**0.5), ("critic.1", 1.0)):
         weight = arrays[f"{name}.weight"].astype(np.float64)
         np.testing.assert_allclose(weight @ weight.T, gain**2 * np.eye(len(weight)), atol=1e-6)
         assert not arrays[f"{name}.bias"].any()
     assert arrays["log_std"].tolist() == [-0.5] * 3
+
+
+def test_a_standard_deviation_by_state_begins_where_the_config_says():
+    config = small_config(network={"hidden_sizes": (4,), "log_std_init": -0.5, "state_dependent_std": True})
+    arrays = initial_parameters(config, make_net(config, vectors(4), actions_of(False, 3)))
+    assert arrays["actor.1.bias"].tolist() == [0.0] * 3 + [-0.5] * 3
+    assert "log_std" not in arrays
+
+
+def test_what_observes_no_numbers_cannot_be_normalised():
+    config = small_config(normalize={"observations": True})
+    indices = ObservationLayout((Leaf("", "one_hot", (), (5,), (0,)),))
+    with pytest.raises(ValueError, match=r"normalize\.observations: .* observes no numbers"):
+        init_state(config, replace(described(), observation=indices), plan_of(config), CPU)
 
 
 def test_normalisers_are_there_where_the_config_wants_them():

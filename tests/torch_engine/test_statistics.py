@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from small_runs import (
     ScriptedEnvs,
+    actions_of,
     alone,
     described,
     of_rank,
@@ -14,6 +15,7 @@ from small_runs import (
     run_ranks,
     small_config,
     small_state,
+    vectors,
 )
 
 from lockstep.config import Config
@@ -21,7 +23,9 @@ from lockstep.normalizers import shard_moments
 from lockstep.shards import ShardPlan
 from lockstep.torch_engine.clock import Laps, RankTimes
 from lockstep.torch_engine.distributed import Communicator
+from lockstep.torch_engine.minibatches import advantage_moments, minibatch_indices
 from lockstep.torch_engine.rollout import Rollout
+from lockstep.torch_engine.state import make_net
 from lockstep.torch_engine.statistics import (
     Shared,
     initial_statistics,
@@ -31,7 +35,6 @@ from lockstep.torch_engine.statistics import (
     share_metrics,
     split_normalizer_moments,
 )
-from lockstep.torch_engine.update import advantage_moments, minibatch_indices
 
 NORMALIZE = [{}, {"observations": True}, {"returns": True}, {"observations": True, "returns": True}]
 with_every_normaliser = pytest.mark.parametrize("normalize", NORMALIZE, ids=lambda n: "+".join(n) or "none")
@@ -40,7 +43,8 @@ with_every_normaliser = pytest.mark.parametrize("normalize", NORMALIZE, ids=lamb
 def random_rollout(config: Config, plan: ShardPlan) -> Rollout:
     """A rank's part of a rollout of random numbers of two components."""
     rng, ids = np.random.default_rng(0), slice(plan.env_ids.start, plan.env_ids.stop)
-    out = Rollout.empty(config.num_steps, ScriptedEnvs(plan.env_ids))
+    net = make_net(config, vectors(2), actions_of(True, 3))
+    out = Rollout.empty(config.num_steps, ScriptedEnvs(plan.env_ids), net, normalized=True)
     out.raw[:] = rng.normal(3.0, 2.0, (config.num_steps, config.envs, 2))[:, ids]
     out.rewards[:] = rng.normal(size=(config.num_steps, config.envs))[:, ids]
     out.terminated[:] = (rng.random((config.num_steps, config.envs)) < 0.3)[:, ids]
@@ -117,7 +121,7 @@ def test_what_is_shared_is_the_same_for_every_number_of_ranks(normalize):
 
     (expected,) = run_ranks(config, 1, rank)
     assert (expected.episodes, expected.stop) == (3, 15)  # environments 0 and 1 are one shard, with three episodes
-    assert expected.advantages.shape == (4, 2, 2, 2)
+    assert expected.advantages.shape == (4, 2, 2, 3)
     for world_size in (2, 4):
         for ours in run_ranks(config, world_size, rank):
             for field in dataclasses.fields(Shared):

@@ -7,12 +7,14 @@ from small_runs import (
     alone,
     described,
     naive_gradient,
+    not_normalised,
     of_rank,
     plan_of,
     random_batch,
     run_ranks,
     small_config,
     small_state,
+    statistics_of,
 )
 from torch import Tensor
 
@@ -20,20 +22,17 @@ from lockstep.config import Config
 from lockstep.shards import ShardPlan
 from lockstep.torch_engine.batch import Batch
 from lockstep.torch_engine.distributed import Communicator
+from lockstep.torch_engine.gradients import exact_gradient, fast_gradient, loss_settings
 from lockstep.torch_engine.losses import TERMS
+from lockstep.torch_engine.minibatches import (
+    advantage_moments,
+    epoch_minibatches,
+    minibatch_indices,
+    minibatch_statistics,
+)
 from lockstep.torch_engine.self_check import Mode
 from lockstep.torch_engine.state import TrainState
-from lockstep.torch_engine.update import (
-    UpdateResult,
-    advantage_moments,
-    advantage_scales,
-    epoch_minibatches,
-    exact_gradient,
-    fast_gradient,
-    loss_settings,
-    minibatch_indices,
-    update,
-)
+from lockstep.torch_engine.update import UpdateResult, update
 
 HEADS = pytest.mark.parametrize("discrete", [True, False], ids=["discrete", "continuous"])
 
@@ -68,28 +67,33 @@ def test_a_shard_is_permuted_alike_whichever_rank_owns_it(world_size):
 
 def test_a_global_minibatch_is_the_union_of_the_shards_slices():
     config, description = small_config(num_shards=4), described()
-    batch = random_batch(config, small_state(config, description).net)
-    batch.returns = torch.arange(batch.returns.numel()).view_as(batch.returns).float()  # names every sample
-    indices = minibatch_indices(config, plan_of(config), 0)[0]
-    minibatches = epoch_minibatches(batch, indices, None)
-    seen = torch.cat([minibatch[5].flatten() for minibatch in minibatches])
+    state, plan = small_state(config, description), plan_of(config)
+    batch = random_batch(config, state.net)
+    batch.returns = torch.arange(batch.actions.numel()).view_as(batch.actions).float()  # names every sample
+    indices = minibatch_indices(config, plan, 0)
+    minibatches = list(epoch_minibatches(state, batch, indices, not_normalised(config), 1, config, plan))
+    seen = torch.cat([minibatch["returns"].flatten() for minibatch in minibatches])
     assert sorted(seen.tolist()) == batch.returns.flatten().tolist()
     for number, minibatch in enumerate(minibatches):
+        assert minibatch.keys() == batch.columns().keys()
         for shard in range(4):
-            for column, part in zip(batch.tensors(), minibatch, strict=True):
-                assert torch.equal(part[shard], column[shard][indices[number, shard]])
+            for name, column in batch.columns().items():
+                assert torch.equal(minibatch[name][shard], column[shard][indices[1, number, shard]])
 
 
 # --- Gradients --------------------------------------------------------------------------------------------------------
 
 
-def minibatch_of(config: Config, state: TrainState, seed: int = 0) -> tuple[Tensor, ...]:
-    batch = random_batch(config, state.net, seed)
-    return epoch_minibatches(batch, minibatch_indices(config, plan_of(config), 0)[0], None)[1]
+def minibatch_of(config: Config, state: TrainState, seed: int = 0) -> tuple[dict[str, Tensor], int]:
+    """The second minibatch of the first epoch, and its count."""
+    batch, plan, statistics = random_batch(config, state.net, seed), plan_of(config), not_normalised(config)
+    indices = minibatch_indices(config, plan, 0)
+    _, columns = epoch_minibatches(state, batch, indices, statistics, 0, config, plan)
+    return columns, int(statistics.counts[0, 1])
 
 
 @HEADS
-@pytest.mark.parametrize("activation", ["tanh", "silu"], ids=["derived", "by autograd"])
+@pytest.mark.parametrize("activation", ["tanh", "silu"], ids=["by hand", "by autograd"])
 @pytest.mark.parametrize("mode", ["batched", "loop"])
 def test_the_sum_over_shards_is_the_gradient_of_the_whole_minibatch(mode, activation, discrete):
     config = small_config(ppo={"entropy_coef": 0.05}, network={"activation": activation})
@@ -97,10 +101,10 @@ def test_the_sum_over_shards_is_the_gradient_of_the_whole_minibatch(mode, activa
     minibatch = minibatch_of(config, state)
     size = state.parameters.flat.numel()
     ours = exact_gradient(state, config, alone(config), mode)(*minibatch)
-    expected = naive_gradient(state.net, state.parameters.views, loss_settings(config), minibatch)
+    expected = naive_gradient(state.net, state.parameters.views, loss_settings(config), minibatch[0])
     assert ours.shape == (size + len(TERMS),)
     torch.testing.assert_close(ours[:size].double(), expected, rtol=1e-4, atol=1e-5)
-    other = naive_gradient(state.net, state.parameters.views, loss_settings(config), minibatch_of(config, state, 1))
+    other = naive_gradient(state.net, state.parameters.views, loss_settings(config), minibatch_of(config, state, 1)[0])
     assert (ours[:size] - other).abs().max() > 1e-2
 
 
@@ -125,6 +129,22 @@ def test_the_fast_gradient_follows_the_parameters_that_the_optimiser_moves():
     assert (fast(*minibatch) - before).abs().max() > 1e-2
 
 
+@HEADS
+@pytest.mark.parametrize("activation", ["tanh", "silu"], ids=["by hand", "by autograd"])
+@pytest.mark.parametrize("mode", ["batched", "loop"])
+def test_a_minibatch_in_parts_has_the_gradient_of_the_whole(mode, activation, discrete):
+    config = small_config(num_shards=4, network={"activation": activation})
+    parts = small_config(num_shards=4, network={"activation": activation}, ppo={"gradient_accumulation": 2})
+    state = small_state(config, described(discrete))
+    minibatch = minibatch_of(config, state)
+    whole = exact_gradient(state, config, alone(config), mode)(*minibatch)
+    torch.testing.assert_close(
+        exact_gradient(state, parts, alone(parts), mode)(*minibatch), whole, rtol=1e-5, atol=1e-5
+    )
+    half = {name: x[:, : x.shape[1] // 2].contiguous() for name, x in minibatch[0].items()}
+    assert (exact_gradient(state, config, alone(config), mode)(half, minibatch[1]) - whole).abs().max() > 1e-2
+
+
 def test_the_loss_is_divided_by_the_global_count():
     config = small_config(num_envs=8, num_shards=4, num_steps=6, ppo={"num_minibatches": 3})
     assert loss_settings(config).count == 16
@@ -143,8 +163,9 @@ def trained(config: Config, discrete: bool, batch: Batch, mode: Mode, world_size
         state = small_state(config, described(discrete, batch.observations.shape[-1]), plan)
         mine, indices = of_rank(batch, plan), minibatch_indices(config, plan, 0)
         local = advantage_moments(mine, indices)
-        scales = advantage_scales(config, local, communicator.gather_shards(local), indices.shape[-1])
-        result = update(state, mine, indices, scales, config, exact_gradient(state, config, communicator, mode))
+        statistics = minibatch_statistics(config, local, communicator.gather_shards(local))
+        source = exact_gradient(state, config, communicator, mode)
+        result = update(state, mine, indices, statistics, config, plan, source)
         return state.parameters.flat, result.grad_norm
 
     return run_ranks(config, world_size, rank)
@@ -192,13 +213,11 @@ def test_metrics_are_means_over_minibatches_and_optimiser_steps():
 def test_the_reported_terms_are_those_of_the_minibatches(normalization):
     config = small_config(ppo={"advantage_normalization": normalization, "num_epochs": 1, "learning_rate": 1e-9})
     state = small_state(config, described())
-    batch, indices = random_batch(config, state.net), minibatch_indices(config, plan_of(config), 0)
-    local = advantage_moments(batch, indices)
-    scales = advantage_scales(config, local, local, indices.shape[-1])
+    plan, batch = plan_of(config), random_batch(config, state.net)
+    indices, statistics = minibatch_indices(config, plan, 0), statistics_of(config, batch)
     source = exact_gradient(state, config, alone(config), "batched")
-    assert scales is not None
-    minibatches = epoch_minibatches(batch, indices[0], (scales[0][0], scales[1][0]))
-    expected = sum(source(*minibatch)[-len(TERMS) :].double().numpy() for minibatch in minibatches)
-    result = update(state, batch, indices, scales, config, source)
+    minibatches = epoch_minibatches(state, batch, indices, statistics, 0, config, plan)
+    expected = sum(source(minibatch, 16)[-len(TERMS) :].double().numpy() for minibatch in minibatches)
+    result = update(state, batch, indices, statistics, config, plan, source)
     assert result.steps == 2
     np.testing.assert_allclose(result.terms, expected, rtol=1e-4, atol=1e-6)

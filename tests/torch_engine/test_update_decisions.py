@@ -1,26 +1,33 @@
 """What an update decides: early stop by KL, learning rate, and what it does about numbers that aren't finite."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import pytest
 import torch
-from small_runs import alone, described, of_rank, plan_of, random_batch, run_ranks, small_config, small_state
+from small_runs import (
+    alone,
+    described,
+    not_normalised,
+    of_rank,
+    plan_of,
+    random_batch,
+    run_ranks,
+    small_config,
+    small_state,
+    statistics_of,
+)
 from torch import Tensor
 
 from lockstep import reference
 from lockstep.config import Config
 from lockstep.errors import NonFiniteError
 from lockstep.torch_engine.batch import evaluate
+from lockstep.torch_engine.gradients import GradientSource, exact_gradient
 from lockstep.torch_engine.losses import TERMS
+from lockstep.torch_engine.minibatches import minibatch_indices
 from lockstep.torch_engine.state import TrainState, moments_of, state_arrays
-from lockstep.torch_engine.update import (
-    LEARNING_RATE_LIMITS,
-    UpdateResult,
-    advantage_moments,
-    advantage_scales,
-    exact_gradient,
-    minibatch_indices,
-    update,
-)
+from lockstep.torch_engine.update import LEARNING_RATE_LIMITS, UpdateResult, update
 
 
 class ScriptedSource:
@@ -35,7 +42,7 @@ class ScriptedSource:
         self.parameters: list[Tensor] = []
         self.learning_rates: list[float] = []
 
-    def __call__(self, *minibatch: Tensor) -> Tensor:
+    def __call__(self, columns: Mapping[str, Tensor], count: int) -> Tensor:
         kl = self._kls[len(self.parameters)]
         self.parameters.append(self._state.parameters.flat.clone())
         self.learning_rates.append(self._state.optimizer.param_groups[0]["lr"])
@@ -50,8 +57,13 @@ def run_script(
     state = small_state(config, described())
     state.global_step = global_step
     source = ScriptedSource(state, kls)
-    batch = random_batch(config, state.net)
-    return state, source, update(state, batch, minibatch_indices(config, plan_of(config), 0), None, config, source)
+    return state, source, updated(config, state, source)
+
+
+def updated(config: Config, state: TrainState, source: GradientSource) -> UpdateResult:
+    """An update of a whole batch whose advantages stay as they are."""
+    batch, plan = random_batch(config, state.net), plan_of(config)
+    return update(state, batch, minibatch_indices(config, plan, 0), not_normalised(config), config, plan, source)
 
 
 # --- Early stop -------------------------------------------------------------------------------------------------------
@@ -82,10 +94,9 @@ def test_an_update_goes_on_below_one_and_a_half_times_the_target(target, kl):
 def test_a_tiny_target_stops_a_real_update_once_the_policy_has_moved():
     config = small_config(ppo={"target_kl": 1e-9, "learning_rate": 0.1})
     state = small_state(config, described())
-    batch, indices = random_batch(config, state.net), minibatch_indices(config, plan_of(config), 0)
     before = state.parameters.flat.clone()
     source = exact_gradient(state, config, alone(config), "batched")
-    result = update(state, batch, indices, None, config, source)  # its old log-probabilities are another policy's
+    result = updated(config, state, source)  # its old log-probabilities are another policy's
     assert (result.stopped_by_kl, result.steps) == (True, 0)
     assert torch.equal(state.parameters.flat, before)
 
@@ -101,7 +112,7 @@ def test_all_ranks_stop_at_the_same_step_by_the_global_kl():
         with torch.no_grad():
             batch.log_probs[:] = evaluate(state, "batched", batch.observations, batch.actions)[0]
             batch.log_probs[0] -= 0.0 if plan.rank else 1.0
-        result = update(state, batch, indices, None, config, source)
+        result = update(state, batch, indices, not_normalised(config), config, plan, source)
         return result.steps, result.stopped_by_kl
 
     assert run_ranks(config, 4, rank) == [(0, True)] * 4
@@ -126,10 +137,9 @@ def test_the_adaptive_schedule_follows_the_kl_of_every_minibatch():
 def test_the_adaptive_learning_rate_is_kept_between_updates():
     config = small_config(ppo={"schedule": "adaptive", "learning_rate": 1e-3, "num_epochs": 1})
     state = small_state(config, described())
-    batch, indices = random_batch(config, state.net), minibatch_indices(config, plan_of(config), 0)
-    update(state, batch, indices, None, config, ScriptedSource(state, [1.0, 1.0]))
+    updated(config, state, ScriptedSource(state, [1.0, 1.0]))
     source = ScriptedSource(state, [0.01, 0.01])
-    update(state, batch, indices, None, config, source)
+    updated(config, state, source)
     assert state.learning_rate == source.learning_rates[1] == pytest.approx(1e-3 / 1.5**2)
 
 
@@ -159,10 +169,9 @@ def state_with_bad_sample(normalization: str, bad: float, where: tuple[int, int]
     if where is not None:
         minibatch, shard = where
         batch.advantages[shard, indices[0, minibatch, shard, 1]] = bad
-    local = advantage_moments(batch, indices)
-    scales = advantage_scales(config, local, local, indices.shape[-1])
+    statistics = statistics_of(config, batch)
     source = exact_gradient(state, config, alone(config), "batched")
-    return state, lambda: update(state, batch, indices, scales, config, source)
+    return state, lambda: update(state, batch, indices, statistics, config, plan_of(config), source)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -198,11 +207,10 @@ def test_what_came_before_the_bad_minibatch_stays_applied():
 def test_a_gradient_or_any_term_that_is_not_finite_is_enough(place):
     config = small_config()
     state = small_state(config, described())
-    batch, indices = random_batch(config, state.net), minibatch_indices(config, plan_of(config), 0)
     combined = torch.ones(state.parameters.flat.numel() + len(TERMS))
     combined[place] = float("inf")
     with pytest.raises(NonFiniteError):
-        update(state, batch, indices, None, config, lambda *_: combined)
+        updated(config, state, lambda *_: combined)
     assert state.optimizer_steps == 0
 
 
@@ -215,8 +223,9 @@ def test_all_ranks_end_at_the_same_step_when_one_of_them_has_the_bad_sample():
         if plan.rank == 1:
             batch.advantages[0, 0] = float("nan")
         source = exact_gradient(state, config, communicator, "loop")
+        indices, statistics = minibatch_indices(config, plan, 0), not_normalised(config)
         with pytest.raises(NonFiniteError) as error:
-            update(state, batch, minibatch_indices(config, plan, 0), None, config, source)
+            update(state, batch, indices, statistics, config, plan, source)
         return str(error.value), state.optimizer_steps
 
     assert len(set(run_ranks(config, 4, rank))) == 1

@@ -248,3 +248,10 @@ def test_environment_arguments_named_like_settings_stay_as_they_are(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config.model_dump(mode="json")))
     assert config_of(str(tmp_path)).env.kwargs == kwargs
     assert config_of(str(tmp_path)) == config
+
+
+def test_a_custom_network_stands_in_place_of_a_recurrent_one():
+    network = {"custom": "mine:Net", "recurrent": "lstm"}
+    with pytest.raises(ValueError, match=r"network\.recurrent: lstm, but network\.custom mine:Net stands in place"):
+        resolve(Config.model_validate({"network": network}))
+    assert resolve(Config.model_validate({"network": {"custom": "mine:Net"}})).network.recurrent is None

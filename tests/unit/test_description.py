@@ -1,10 +1,11 @@
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscrete, Sequence, Text, Tuple
 
 from lockstep.config import EnvConfig
 from lockstep.envs.description import EnvDescription, array_environment, describe, make_environment
+from lockstep.spaces import ActionLayout, Leaf, ObservationLayout
 
 FAKE = "LockstepTest/Fake-v0"
 VECTOR = Box(-1.0, 1.0, (3,), np.float32)
@@ -49,10 +50,8 @@ def complaint(config):
 def test_discrete_actions():
     assert describe(fake(action_space=Discrete(5, start=-2))) == EnvDescription(
         id=FAKE,
-        observation_shape=(3,),
-        discrete=True,
-        num_actions=5,
-        action_start=-2,
+        observation=ObservationLayout((Leaf("", "vector", (3,)),)),
+        action=ActionLayout("discrete", (5,), (-2,)),
         max_episode_steps=70,
     )
 
@@ -60,10 +59,12 @@ def test_discrete_actions():
 def test_continuous_actions_with_their_bounds():
     bounds = np.array([[-1.0, -2.0], [0.0, -np.inf]], np.float32), np.array([[1.0, 2.0], [3.0, np.inf]], np.float32)
     description = describe(fake(action_space=Box(*bounds)))
-    assert not description.discrete
-    assert (description.num_actions, description.action_shape) == (4, (2, 2))
-    assert description.action_low == (-1.0, -2.0, 0.0, -np.inf)
-    assert description.action_high == (1.0, 2.0, 3.0, np.inf)
+    action = description.action
+    assert not action.discrete
+    assert not action.bounded
+    assert (action.outputs, action.shape) == (4, (2, 2))
+    assert action.low == (-1.0, -2.0, 0.0, -np.inf)
+    assert action.high == (1.0, 2.0, 3.0, np.inf)
 
 
 @pytest.mark.parametrize(
@@ -76,8 +77,9 @@ def test_continuous_actions_with_their_bounds():
     ],
 )
 def test_box_observations_are_counted_flat(space, shape, size):
-    description = describe(fake(observation_space=space))
-    assert (description.observation_shape, description.observation_size) == (shape, size)
+    observation = describe(fake(observation_space=space)).observation
+    assert [leaf.shape for leaf in observation.leaves] == [shape]
+    assert (observation.width, observation.dtype) == (size, np.float32)
 
 
 def test_the_time_limit_is_the_environments_own_or_the_configs():
@@ -109,49 +111,78 @@ def test_arguments_reach_the_environment():
 @pytest.mark.parametrize(
     ("space", "said"),
     [
-        (Dict({"a": VECTOR}), "Dict("),
-        (Discrete(16), "Discrete(16)"),
-        (Tuple([VECTOR]), "Tuple("),
-        (MultiBinary(3), "MultiBinary(3)"),
-        (MultiDiscrete([2, 3]), "MultiDiscrete("),
-        (Box(0, 255, (84, 84, 3), np.uint8), "(84, 84, 3), uint8"),
+        (Text(3), "Text("),
+        (Sequence(VECTOR), "Sequence("),
+        (Graph(VECTOR, None), "Graph("),
+        (Dict({"a": VECTOR, "b": Dict({"c": Text(2)})}), "Text("),
     ],
 )
 def test_observation_spaces_that_are_not_supported_are_named(space, said):
     text = complaint(fake(observation_space=space))
-    assert text.startswith(f"env.id: {FAKE} has observation space ")
+    assert text.startswith(f"env.id: {FAKE}: observation space ")
     assert said in text
-    assert "supported are Box observations" in text
+    assert "supported are Box, Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of those" in text
 
 
 @pytest.mark.parametrize(
     ("space", "said"),
     [
-        (MultiDiscrete([2, 3]), "MultiDiscrete("),
-        (MultiBinary(3), "MultiBinary(3)"),
+        (Tuple([VECTOR]), "Tuple("),
         (Dict({"a": VECTOR}), "Dict("),
         (Box(0, 3, (2,), np.int32), "int32"),
     ],
 )
 def test_action_spaces_that_are_not_supported_are_named(space, said):
     text = complaint(fake(action_space=space))
-    assert text.startswith(f"env.id: {FAKE} has action space ")
+    assert text.startswith(f"env.id: {FAKE}: action space ")
     assert said in text
-    assert "Discrete or Box actions" in text
+    assert "supported are Discrete, MultiDiscrete, MultiBinary and floating-point Box" in text
+
+
+LONG = Box(np.arange(99), np.arange(99) + 1, dtype=np.int32)
+
+
+@pytest.mark.parametrize("spaces", [{"action_space": LONG}, {"observation_space": Sequence(LONG)}])
+def test_a_space_with_a_long_name_is_still_one_line(spaces):
+    assert "\n" in str(LONG)
+    assert "Box([ 0 1" in complaint(fake(**spaces))
+
+
+# ---- action masks
+
+
+def test_where_a_mask_comes_from():
+    known = Dict({"board": VECTOR, "legal": MultiBinary(4)})
+    action = {"observation_space": known, "action_space": MultiDiscrete([2, 2])}
+    description = describe(EnvConfig(id=FAKE, kwargs=action, action_mask="legal"))
+    assert description.mask_from == ""
+    assert description.observation.mask == Leaf("legal", "mask", (4,), start=3)
+    for source in ("info", "method"):
+        description = describe(EnvConfig(id=FAKE, kwargs={"action_space": Discrete(6)}, action_mask=source))
+        assert description.mask_from == source
+        assert description.observation.mask == Leaf("action_mask", "mask", (6,), start=3, apart=True)
+    assert describe(fake(**action)).observation.mask is None
 
 
 @pytest.mark.parametrize(
-    "spaces", [{"action_space": MultiDiscrete(np.full((2, 60), 3))}, {"observation_space": MultiDiscrete([2] * 99)}]
+    ("mask", "spaces", "said"),
+    [
+        ("legal", {}, "'legal' is no entry of the observation"),
+        ("info", {"action_space": VECTOR}, "actions are continuous"),
+        ("a", {"observation_space": Dict({"a": VECTOR, "b": VECTOR})}, "'a' has 3 entries and the actions have 2"),
+    ],
 )
-def test_a_space_with_a_long_name_is_still_one_line(spaces):
-    assert "MultiDiscrete(" in complaint(fake(**spaces))
+def test_masks_that_do_not_fit(mask, spaces, said):
+    text = complaint(EnvConfig(id=FAKE, kwargs=spaces, action_mask=mask))
+    assert "env.action_mask: " in text
+    assert said in text
 
 
 def test_the_environment_is_closed_whatever_it_is():
     FakeEnv.closed = 0
     describe(fake())
     assert FakeEnv.closed == 1
-    complaint(fake(observation_space=Discrete(2)))
+    complaint(fake(observation_space=Text(2)))
     assert FakeEnv.closed == 2
 
 

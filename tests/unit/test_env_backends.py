@@ -313,3 +313,43 @@ def test_array_environments_say_it_where_they_know():
     cartpole = begin(make(CONFIGS["arrays"]))
     cartpole.step()
     assert not cartpole.buffers.successes.any()
+
+
+# --- Masks ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_masks_by_info_and_by_method_reach_the_rows(workers):
+    rows = {}
+    for source in ("info", "method"):
+        envs = begin(make({"id": "small_worlds:Doors-v0", "action_mask": source, "workers": workers}))
+        layout, given = envs.description.observation, [envs.buffers.observations.copy()]
+        for _ in range(20):  # more than an episode
+            masks = layout.floats(envs.buffers.observations)[:, 3:]
+            envs.buffers.actions[:] = np.stack([masks[:, :3].argmax(1), masks[:, 3:].argmax(1)], 1)
+            envs.step()
+            given.append(envs.buffers.observations.copy())
+        rows[source] = np.stack(given)
+        envs.close()
+    closed = rows["info"][..., :3]
+    np.testing.assert_array_equal(rows["info"][..., 3:6], 1.0 - closed)
+    assert (rows["info"][..., 6] == 1.0).all()
+    assert 0.2 < rows["info"][..., 7].mean() < 0.8
+    np.testing.assert_array_equal(rows["method"], rows["info"])
+
+
+def test_a_mask_that_an_environment_does_not_give_is_an_error_that_says_so():
+    envs = make({"id": "CartPole-v1", "action_mask": "info"})
+    with pytest.raises(EnvironmentFailureError, match=r"env\.action_mask is 'info', but info has no 'action_mask'"):
+        envs.reset()
+    with pytest.raises(EnvironmentFailureError, match=r"raised in reset: AttributeError: .*action_masks"):
+        make({"id": "CartPole-v1", "action_mask": "method"}).reset()
+
+
+def test_a_forbidden_action_would_have_raised():
+    """The negative: in the run above every action was allowed."""
+    envs = begin(make({"id": "small_worlds:Doors-v0", "action_mask": "info"}))
+    masks = envs.description.observation.floats(envs.buffers.observations)[:, 3:]
+    envs.buffers.actions[:, 0] = masks[:, :3].argmin(1)
+    with pytest.raises(EnvironmentFailureError, match="is forbidden"):
+        envs.step()

@@ -81,17 +81,19 @@ class Rank:
         return left
 
     def save(self) -> Shards:
-        return save_shards(self.envs, self.replay, self.counter, self.discounted, self.plan)
+        return save_shards(self.envs, self.replay, self.counter, {"discounted": self.discounted}, self.plan)
 
     def load(self, shards: Shards) -> list[int]:
-        return load_shards(self.envs, self.replay, self.counter, self.discounted, self.plan, shards)
+        carried = {"discounted": self.discounted}
+        return load_shards(self.envs, self.replay, self.counter, carried, self.plan, shards)
 
 
 def actions_of(envs: HostEnvs, env_id: int) -> np.ndarray:
     rng = np.random.default_rng([4, env_id])
-    if envs.description.discrete:
-        return rng.integers(0, envs.description.num_actions, 200)
-    return rng.normal(size=(200, envs.description.num_actions)).astype(np.float32)
+    action = envs.description.action
+    if action.discrete:
+        return rng.integers(0, action.outputs, 200)
+    return rng.normal(size=(200, action.outputs)).astype(np.float32)
 
 
 def make_rank(config: dict[str, Any], world_size: int = 1, rank: int = 0, limit: int = 10_000) -> Rank:

@@ -1,12 +1,22 @@
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.initializers import mlp_parameters, orthogonal
+from lockstep.initializers import orthogonal, orthogonal_parameters
 from lockstep.shards import keyed_generator
 
 SIZES = (5, 64, 32, 3)
+
+
+def mlp_parameters(seed, name, sizes, output_gain):
+    """The parameters of one multilayer perceptron."""
+    shapes = {}
+    for layer, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
+        shapes |= {f"{name}.{layer}.weight": (outputs, inputs), f"{name}.{layer}.bias": (outputs,)}
+    return orthogonal_parameters(seed, shapes, {f"{name}.{len(sizes) - 2}.weight": output_gain})
 
 
 def generator(seed=0):
@@ -83,3 +93,27 @@ def test_layers_of_one_shape_differ():
     weights = [parameters[f"actor.{layer}.weight"] for layer in range(3)]
     assert not np.array_equal(weights[0], weights[1])
     assert not np.array_equal(weights[1], weights[2])
+
+
+# ---- other shapes
+
+
+def test_a_convolution_is_one_orthogonal_matrix_and_a_recurrent_core_has_gain_1():
+    shapes = {
+        "actor.encoder.image.0.weight": (8, 3, 4, 4),
+        "actor.core.hidden.weight": (16, 4),
+        "actor.0.weight": (4, 4),
+    }
+    parameters = orthogonal_parameters(0, shapes, {})
+    assert {name: array.shape for name, array in parameters.items()} == shapes
+    kernel = parameters["actor.encoder.image.0.weight"].reshape(8, 48)
+    np.testing.assert_allclose(kernel @ kernel.T, 2 * np.eye(8), atol=1e-5)
+    gains = [np.linalg.norm(parameters[f"actor.{name}.weight"], 2) for name in ("core.hidden", "0")]
+    np.testing.assert_allclose(gains, [1.0, np.sqrt(2)], rtol=1e-5)
+
+
+def test_networks_draw_from_generators_of_their_own():
+    actor, critic = {"actor.0.weight": (4, 5)}, {"critic.0.weight": (4, 5)}
+    both, alone = orthogonal_parameters(0, actor | critic, {}), orthogonal_parameters(0, critic, {})
+    assert both["critic.0.weight"].tobytes() == alone["critic.0.weight"].tobytes()
+    assert not np.array_equal(both["actor.0.weight"], both["critic.0.weight"])

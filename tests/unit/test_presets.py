@@ -1,17 +1,21 @@
 import copy
+import math
 
 import gymnasium
+import numpy as np
 import pytest
 
 from lockstep.config import Config, resolve
 from lockstep.config_sources import read_request, validate
-from lockstep.presets import ATARI_GAMES, PRESETS, defaults_for, has_preset, preset_for
+from lockstep.envs.description import describe
+from lockstep.presets import ATARI_GAMES, GRPO_PRESETS, PRESETS, defaults_for, has_preset, preset_for
 
 CLASSIC = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1")
 TOY_TEXT = ("FrozenLake-v1", "FrozenLake8x8-v1", "CliffWalking-v1", "Blackjack-v1")
 MUJOCO = ("Ant", "HalfCheetah", "Hopper", "Humanoid", "HumanoidStandup", "InvertedDoublePendulum", "InvertedPendulum")
 MUJOCO += ("Pusher", "Reacher", "Swimmer", "Walker2d")
 WORLD_SIZES = (1, 2, 4, 8)
+ATARI_IDS = [env_id for game in ATARI_GAMES for env_id in (f"ALE/{game}-v5", f"{game}NoFrameskip-v4")]
 
 
 def config_of(settings):
@@ -111,7 +115,7 @@ PENDULUM = "gymnasium.envs.classic_control.pendulum:PendulumEnv"
 
 def images(**_):
     env = gymnasium.make("CartPole-v1")
-    env.observation_space = gymnasium.spaces.Box(0.0, 1.0, (8, 8, 3))
+    env.observation_space = gymnasium.spaces.Box(0, 255, (8, 8, 3), np.uint8)
     return env
 
 
@@ -145,6 +149,29 @@ def test_images_have_ataris_values(unknown):
     assert "image observations" in request.note
 
 
+def blind(**_):
+    env = gymnasium.make("Pendulum-v1")
+    env.observation_space = gymnasium.spaces.Tuple(
+        [gymnasium.spaces.Discrete(3), gymnasium.spaces.MultiDiscrete([2, 4])]
+    )
+    return env
+
+
+def test_observations_without_numbers_are_not_normalised(unknown):
+    request = read_request([unknown(blind)])
+    assert not request.config.normalize.observations
+    assert request.config.normalize.returns
+    assert "normalize.observations False, normalize.returns True" in str(request.note)
+
+
+def test_grpo_takes_its_sizes_and_no_normalised_returns(unknown):
+    request = read_request([unknown(PENDULUM), "--algorithm", "grpo"])
+    assert (request.config.num_envs, request.config.ppo.num_minibatches) == (64, 4)
+    assert (request.config.normalize.observations, request.config.normalize.returns) == (True, False)
+    assert "num_envs 64" in str(request.note)
+    assert "normalize.returns" not in str(request.note)
+
+
 def test_nothing_is_said_where_nothing_was_chosen(unknown, tmp_path):
     assert read_request(["CartPole-v1"]).note is None
     assert read_request(["NeverRegistered-v0"]).note is None
@@ -164,3 +191,26 @@ def test_the_environment_is_looked_at_with_its_own_arguments(unknown):
     env_id = unknown(either)
     assert not read_request([env_id]).config.normalize.returns
     assert read_request([env_id, "--env.kwargs", '{"continuous": true}']).config.normalize.returns
+
+
+@pytest.mark.parametrize("env_id", [*sorted(set(PRESETS) - set(ATARI_IDS)), "ALE/Pong-v5"])
+def test_every_preset_has_a_form_for_grpo(env_id):
+    config = resolve(read_request([env_id, "--algorithm", "grpo"]).config, 8)
+    assert config.shards == 8
+    assert config.envs % (8 * config.grpo.group_size) == 0
+    assert not config.normalize.returns
+    ppo = config_of(preset_for(env_id))
+    assert config.env == ppo.env
+    assert config.normalize.observations == ppo.normalize.observations
+
+
+def test_grpos_own_presets_see_whole_episodes():
+    for env_id in GRPO_PRESETS:
+        config = read_request([env_id, "--algorithm", "grpo"]).config
+        assert config.num_steps >= (describe(config.env).max_episode_steps or math.inf)
+        assert config != read_request([env_id]).config
+
+
+def test_what_is_given_goes_before_grpos_presets():
+    given = read_request(["CartPole-v1", "--algorithm", "grpo", "--num-steps", "64", "--num-envs", "32"]).config
+    assert (given.num_steps, given.num_envs, given.total_steps) == (64, 32, 800_000)

@@ -10,6 +10,7 @@ from lockstep.envs.description import EnvDescription, describe
 from lockstep.envs.registry import make_envs
 from lockstep.envs.vector import Buffers, HostEnvs, buffer_layout
 from lockstep.evaluation import run_episodes, summarize
+from lockstep.spaces import ActionLayout, Leaf, ObservationLayout
 
 
 class Countdown(HostEnvs):
@@ -19,7 +20,9 @@ class Countdown(HostEnvs):
     """
 
     def __init__(self, lengths: list[int], end: str = "terminated") -> None:
-        description = EnvDescription("Countdown-v0", (1,), True, 2)
+        description = EnvDescription(
+            "Countdown-v0", ObservationLayout((Leaf("", "vector", (1,)),)), ActionLayout("discrete", (2,), (0,))
+        )
         layout = buffer_layout(description, len(lengths), 1)
         super().__init__(
             description, range(len(lengths)), Buffers(**{k: np.zeros(s, d) for k, (s, d) in layout.items()})

@@ -38,7 +38,7 @@ def stated_success(info: Mapping[str, Any]) -> int:
     ``is_success`` (Gymnasium-Robotics, Stable-Baselines3) goes before ``success`` (Meta-World, ManiSkill). What is no
     single number or bool says nothing.
     """
-    for name in ("is_success", "success"):
+    for name in ("is_success", "success") if info else ():
         if name in info:
             value = np.asarray(info[name])
             if value.size == 1 and value.dtype.kind in "biuf":
@@ -98,6 +98,7 @@ class KeyedEnv:
         self._description = description
         self._env = make_environment(config)
         self._wrapped = stateful(config)
+        self._all_allowed = np.ones(description.action.outputs, np.float32)
         self.lost = False
         self.success = 0
 
@@ -114,10 +115,12 @@ class KeyedEnv:
         except (Exception, SystemExit) as error:
             raise self._failure("reset", error) from error
 
-    def _row(self, observation: Any, info: dict[str, Any]) -> np.ndarray:
-        return self._description.observation.encode(
-            observation, stated_mask(self._env, info, self._description.mask_from)
-        )
+    def _row(self, observation: Any, info: dict[str, Any], ended: bool = False) -> np.ndarray:
+        """The row of an observation; nobody acts on the one that ends an episode, which needs no mask."""
+        layout = self._description.observation
+        masked = layout.mask is not None and not ended
+        mask = stated_mask(self._env, info, self._description.mask_from) if masked else self._all_allowed
+        return layout.encode(observation, mask)
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool]:
         """One step.
@@ -134,7 +137,8 @@ class KeyedEnv:
             observation, reward, terminated, truncated, info = self._env.step(native)
             self.lost = bool(info.get(LIFE_LOST))
             self.success = stated_success(info)
-            return self._row(observation, info), float(reward), bool(terminated), bool(truncated)
+            row = self._row(observation, info, bool(terminated or truncated))
+            return row, float(reward), bool(terminated), bool(truncated)
         except (Exception, SystemExit) as error:
             raise self._failure("step", error) from error
 

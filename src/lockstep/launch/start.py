@@ -33,7 +33,17 @@ from lockstep.topology import Topology, available_cores, from_environment
 STOPPED_BY_SIGNAL = (130, 143)
 
 # Settings that a resumed run may change: they don't decide the agent's bytes up to total_steps.
-CHANGEABLE = ("total_steps", "checkpoint.", "eval.", "log.", "proof.", "env.workers", "env.timeout", "collectives")
+CHANGEABLE = (
+    "total_steps",
+    "checkpoint.",
+    "eval.",
+    "log.",
+    "proof.",
+    "env.workers",
+    "env.timeout",
+    "collectives",
+    "fsdp",
+)
 
 
 def _differences(a: dict[str, Any], b: dict[str, Any], prefix: str = "") -> list[tuple[str, Any, Any]]:

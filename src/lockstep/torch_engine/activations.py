@@ -1,4 +1,4 @@
-"""Activations without a graph: fast ones, and derivatives as functions of the output."""
+"""Activations with a leading shard axis, and fast ones for passes without a graph."""
 
 from __future__ import annotations
 
@@ -44,19 +44,3 @@ def _tanh(x: Tensor) -> Tensor:
 def fast_activation(name: str) -> Callable[[Tensor], Tensor]:
     """The activation for passes without a graph; it may work in place."""
     return _tanh if name == "tanh" else ACTIVATIONS[name]
-
-
-def _relu_back(d: Tensor, h: Tensor) -> Tensor:
-    return torch.where(h > 0, d, 0.0)
-
-
-def _elu_back(d: Tensor, h: Tensor) -> Tensor:
-    return torch.where(h > 0, d, d * (h + 1.0))
-
-
-derivative_from_output: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "tanh": torch.ops.aten.tanh_backward,
-    "relu": _relu_back,
-    "elu": _elu_back,
-}
-"""From the gradient of an activation's output and that output to the gradient of its input."""

@@ -31,7 +31,7 @@ def gae(
     """
     deltas = rewards + gamma * torch.where(terminated > 0, 0.0, next_values) - values
     advantages = torch.zeros_like(deltas)
-    carried = torch.where(done > 0, 0.0, gamma * gae_lambda)
+    carried = torch.where(done > 0, torch.zeros_like(deltas), gamma * gae_lambda)
     if deltas.device.type == "cpu":
         _accumulate(deltas.numpy(), carried.numpy(), advantages.numpy())
     else:

@@ -217,7 +217,6 @@ def make_batch(state: TrainState, rollout: Rollout, plan: ShardPlan, config: Con
         advantages=torch.empty(0),
     )
     rewards = rollout.rewards if state.rewards is None else state.rewards(rollout.rewards)
-    _rewarded, _terminated = (torch.from_numpy(x.astype(np.float32)).to(device) for x in (rewards, rollout.terminated))
     rewarded, terminated = (torch.from_numpy(x.astype(np.float32)).to(device) for x in (rewards, rollout.terminated))
     if config.algorithm == "grpo":
         add_group_advantages(batch, state, rollout, plan, config, mode)

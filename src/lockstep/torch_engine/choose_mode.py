@@ -24,6 +24,8 @@ def choose_mode(state: TrainState, config: Config, communicator: Communicator) -
         return "batched"
     if state.net.convolutional or state.net.custom is not None:
         return "loop"  # a convolution's kernel is chosen by the number of images, and so are many others
+    if config.compile:
+        return "loop"  # the function of one shard is what is compiled
     passed = shards_invariant_here(state, config)
     everyone = communicator.gather_ranks(torch.tensor([passed]))
     return "batched" if bool(everyone.all()) else "loop"

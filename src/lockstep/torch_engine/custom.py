@@ -36,8 +36,14 @@ class CustomNet:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self.dropout_seed: int | None = None
+        self.module = module.eval()
+        self._shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
+
+    def set_dropout(self, seed: int | None) -> None:
+        """Turn dropout on, keyed by a seed, for the next pass; None: off."""
+        self.module.train(seed is not None)
+        if seed is not None:
+            torch.manual_seed(seed)
 
     def initial_parameters(self) -> dict[str, np.ndarray]:
         """The parameters that the module was made with."""
@@ -45,7 +51,12 @@ class CustomNet:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of every parameter by name."""
-        return {name: tuple(p.shape) for name, p in self.module.named_parameters()}
+        return dict(self._shapes)
+
+    def forget_parameters(self) -> None:
+        """Free the memory of the module's own parameters, in place of which others are always given."""
+        for parameter in self.module.parameters():
+            parameter.data = torch.empty(0)
 
     def __call__(
         self, parameters: Mapping[str, Tensor], layout: ObservationLayout, rows: Tensor
@@ -55,9 +66,6 @@ class CustomNet:
         weights = {name: parameters[name][0] for name in names}
         assert len(rows) == 1 or not any(w.requires_grad for w in weights.values()), "one shard at a time"
         flat = observation_tensors(layout, rows.flatten(0, 1))
-        self.module.train(self.dropout_seed is not None)
-        if self.dropout_seed is not None:
-            torch.manual_seed(self.dropout_seed)
         result = torch.func.functional_call(self.module, weights, (flat,))
         output, values = result if isinstance(result, tuple) else (result, torch.zeros(0))
         shape = rows.shape[:2]

@@ -25,6 +25,7 @@ from lockstep.config import Config
 from lockstep.errors import NoSharedMemoryError, PeerFailureError, RankMismatchError
 from lockstep.shards import ShardPlan
 from lockstep.topology import Topology
+from lockstep.torch_engine.sharded import ShardedParameters
 from lockstep.torch_engine.shared_memory import SharedSlots, open_shared_slots
 
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
@@ -261,6 +262,13 @@ class Communicator:
                 self, lambda communicator, bucket: mean_over_ranks(communicator, bucket.buffer())
             )
         return wrapped
+
+    def shard(self, module: nn.Module) -> ShardedParameters:
+        """The module behind FSDP2, its collectives through this interface unless they are NCCL's own."""
+        topology, own = self.topology, self.transport != "nccl"
+        return ShardedParameters(
+            module, self.device, topology.rank, topology.world_size, self.gather_ranks, self.all_reduce, own
+        )
 
 
 def mean_over_ranks(communicator: Communicator, gradients: Tensor) -> torch.futures.Future[Tensor]:

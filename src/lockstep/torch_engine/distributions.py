@@ -62,7 +62,9 @@ def log_prob_and_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Log-probability and entropy, each ``[k, …]``, of actions shaped as :func:`sample`'s.
 
-    A squashed Gaussian has no entropy in closed form: minus its log-probability stands for it.
+    A squashed Gaussian has no entropy in closed form: it is the Gaussian's and the mean log slope of the tanh, which is
+    taken at these actions, as a function of mean and standard deviation (minus the log-probability would have the same
+    mean and a gradient that is 0 on average).
     """
     if net.action.kind == "discrete":
         return _categorical(output, actions)
@@ -73,10 +75,10 @@ def log_prob_and_entropy(
     mean, log_std = mean_and_log_std(net, parameters, output)
     z = (actions - mean) * torch.exp(-log_std)
     log_prob = (-0.5 * z * z - log_std - 0.5 * LOG_TWO_PI).sum(-1)
-    if net.squashed:
-        log_prob = log_prob - _log_slope(actions).sum(-1)
-        return log_prob, -log_prob
     entropy = (log_std + 0.5 * (1.0 + LOG_TWO_PI)).sum(-1)
+    if net.squashed:
+        moved = mean + log_std.exp() * z.detach()
+        return log_prob - _log_slope(actions).sum(-1), entropy + _log_slope(moved).sum(-1)
     return log_prob, entropy.expand_as(log_prob)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -10,12 +11,14 @@ from torch import Tensor, nn
 
 from lockstep.config import Config
 from lockstep.torch_engine import distributions, nets
+from lockstep.torch_engine.compiled import LossFunction, compiled
 from lockstep.torch_engine.distributed import Communicator
 from lockstep.torch_engine.losses import LossSettings, loss_and_terms
 from lockstep.torch_engine.nets import Parameters, PolicyNet
 from lockstep.torch_engine.plain import PlainPolicy
 from lockstep.torch_engine.self_check import Mode, by_shard
-from lockstep.torch_engine.state import TrainState
+from lockstep.torch_engine.sharded import ShardedParameters
+from lockstep.torch_engine.state import TrainState, optimizer_options, release_parameters
 
 Columns = Mapping[str, Tensor]
 """A minibatch by name, tensors ``[k, rows, …]``; :class:`lockstep.torch_engine.batch.Batch` says what they are."""
@@ -71,8 +74,7 @@ def minibatch_loss(
 def _set_dropout(net: PolicyNet, columns: Columns | None) -> None:
     """Key the dropout of a custom network; without columns it is off."""
     if net.custom is not None:
-        seed = None if columns is None else int(columns[DROPOUT_SEED][0, 0])
-        net.custom.dropout_seed = seed
+        net.custom.set_dropout(None if columns is None else int(columns[DROPOUT_SEED][0, 0]))
 
 
 def shard_gradients(state: TrainState, settings: LossSettings, config: Config) -> GradientSource:
@@ -84,15 +86,20 @@ def shard_gradients(state: TrainState, settings: LossSettings, config: Config) -
         return part
 
     def accumulated(columns: Columns, count: int) -> Tensor:
-        split = [dict(zip(columns, x, strict=True)) for x in _pieces(columns, pieces)]
-        return distributions.sum_in_order([part(piece, count) for piece in split])
+        # a part may use its result's memory again
+        return distributions.sum_in_order([part(piece, count).clone() for piece in in_pieces(columns, pieces)])
 
     return accumulated
 
 
-def _pieces(columns: Columns, pieces: int) -> list[tuple[Tensor, ...]]:
-    cut = [x.chunk(pieces, 1) if x.shape[1] > 1 else (x,) * pieces for x in columns.values()]
-    return [tuple(part.contiguous() for part in parts) for parts in zip(*cut, strict=True)]
+def in_pieces(columns: Columns, pieces: int) -> list[Columns]:
+    """A minibatch cut into equal parts of every shard's samples; each part has a dropout of its own."""
+    out: list[dict[str, Tensor]] = [{} for _ in range(pieces)]
+    for name, x in columns.items():
+        parts = [x + number for number in range(pieces)] if name == DROPOUT_SEED else x.chunk(pieces, 1)
+        for piece, part in zip(out, parts, strict=True):
+            piece[name] = part.contiguous()
+    return list(out)
 
 
 def plain_gradients(plain: PlainPolicy, settings: LossSettings) -> GradientSource:
@@ -107,15 +114,14 @@ def plain_gradients(plain: PlainPolicy, settings: LossSettings) -> GradientSourc
 
 def autograd_gradients(state: TrainState, settings: LossSettings, config: Config) -> GradientSource:
     """By autograd: for networks without a derivation of their own."""
-    views, net = state.parameters.views, state.net
-    device = state.parameters.flat.device.type
+    views, net, loss_of = state.parameters.views, state.net, compiled(minibatch_loss, config)
 
     def gradients(columns: Columns, count: int) -> Tensor:
         shards = len(columns["actions"])
         weights = {name: w.requires_grad_() for name, w in nets.expand(views, shards).items()}
         _set_dropout(net, columns)
-        with torch.enable_grad(), torch.autocast(device, torch.bfloat16, enabled=config.precision == "bf16"):
-            loss, terms = minibatch_loss(net, weights, columns, replace(settings, count=count))
+        with torch.enable_grad():
+            loss, terms = loss_of(net, weights, columns, replace(settings, count=count))
             total = loss.sum()
         parts = torch.autograd.grad(total, list(weights.values()), materialize_grads=True)
         _set_dropout(net, None)
@@ -136,11 +142,11 @@ def exact_gradient(state: TrainState, config: Config, communicator: Communicator
 
 
 class PolicyModule(nn.Module):
-    """The loss as a module, for DDP: every gradient-producing pass goes through its ``forward``."""
+    """The loss as a module, for DDP and FSDP: every gradient-producing pass goes through its ``forward``."""
 
-    def __init__(self, net: PolicyNet, parameters: Parameters) -> None:
+    def __init__(self, net: PolicyNet, parameters: Parameters, loss_of: LossFunction = minibatch_loss) -> None:
         super().__init__()
-        self.net = net
+        self.net, self._loss_of = net, loss_of
         self._names = {name: name.replace(".", "_") for name in parameters}
         for name, value in parameters.items():
             self.register_parameter(self._names[name], nn.Parameter(value))
@@ -148,7 +154,7 @@ class PolicyModule(nn.Module):
     def forward(self, columns: Columns, settings: LossSettings) -> tuple[Tensor, Tensor]:
         """The loss ``[1]`` and its terms ``[1, T]`` of all samples as one shard."""
         weights = nets.expand({name: getattr(self, flat) for name, flat in self._names.items()}, 1)
-        return minibatch_loss(self.net, weights, columns, settings)
+        return self._loss_of(self.net, weights, columns, settings)
 
 
 def as_one_shard(columns: Columns) -> dict[str, Tensor]:
@@ -158,6 +164,8 @@ def as_one_shard(columns: Columns) -> dict[str, Tensor]:
 
 def fast_gradient(state: TrainState, config: Config, communicator: Communicator) -> GradientSource:
     """Gradients of all local samples at once, combined by an all-reduce; equal up to summation order."""
+    if state.sharded is not None:
+        return sharded_gradient(state, state.sharded, config)
     if state.plain is None:
         return data_parallel_gradient(state, config, communicator)
     gradients = shard_gradients(state, loss_settings(config), config)
@@ -168,25 +176,84 @@ def fast_gradient(state: TrainState, config: Config, communicator: Communicator)
     return reduced
 
 
+def local_gradient(state: TrainState, config: Config, communicator: Communicator) -> GradientSource:
+    """Gradients of all local samples at once, not combined: an estimate of the global gradient by this rank alone.
+
+    The loss is divided by the rank's share of the global count, so that the mean over ranks is the global gradient.
+    """
+    gradients = shard_gradients(state, loss_settings(config), config)
+    size, world_size = state.parameters.flat.numel(), communicator.topology.world_size
+
+    def local(columns: Columns, count: int) -> Tensor:
+        out = gradients(as_one_shard(columns), count)[0]
+        out[:size] *= world_size
+        return out
+
+    return local
+
+
 def data_parallel_gradient(state: TrainState, config: Config, communicator: Communicator) -> GradientSource:
     """What :func:`fast_gradient` returns, by autograd behind DDP: for networks without a derivation of their own."""
     settings, world_size = loss_settings(config), communicator.topology.world_size
-    inner = PolicyModule(state.net, state.parameters.views)
+    inner = PolicyModule(state.net, state.parameters.views, compiled(minibatch_loss, config))
     module = communicator.data_parallel(inner)
-    device = state.parameters.flat.device.type
+    keep_local = getattr(module, "no_sync", contextlib.nullcontext)
+    pieces = config.ppo.gradient_accumulation
 
     def reduced(columns: Columns, count: int) -> Tensor:
         inner.zero_grad(set_to_none=True)
-        joined = as_one_shard(columns)
-        _set_dropout(state.net, joined)
-        with torch.autocast(device, torch.bfloat16, enabled=config.precision == "bf16"):
-            loss, terms = module(joined, replace(settings, count=count))
-        (loss.sum() * world_size).backward()  # DDP averages over ranks; the loss is part of a global mean already
-        _set_dropout(state.net, None)
+        all_terms = []
+        for number, piece in enumerate(in_pieces(as_one_shard(columns), pieces), 1):
+            with contextlib.nullcontext() if number == pieces else keep_local():
+                loss, terms = _forward(module, state.net, piece, replace(settings, count=count))
+                (loss.sum() * world_size).backward()  # DDP averages over ranks; the loss is part of a global mean
+            all_terms.append(terms[0])
         gradient = torch.cat([_gradient(p).flatten() for p in inner.parameters()])
-        return torch.cat([gradient, communicator.all_reduce(terms[0])])
+        return torch.cat([gradient, communicator.all_reduce(distributions.sum_in_order(all_terms))])
 
     return reduced
+
+
+def sharded_gradient(state: TrainState, sharded: ShardedParameters, config: Config) -> GradientSource:
+    """What :func:`fast_gradient` returns with FSDP: this rank's part of the combined gradient, and the loss terms."""
+    settings, pieces = loss_settings(config), config.ppo.gradient_accumulation
+
+    def reduced(columns: Columns, count: int) -> Tensor:
+        all_terms = []
+        for number, piece in enumerate(in_pieces(as_one_shard(columns), pieces), 1):
+            sharded.reduce_after(number == pieces)
+            loss, terms = _forward(sharded.module, state.net, piece, replace(settings, count=count))
+            loss.sum().backward()
+            all_terms.append(terms[0])
+        gradient = sharded.take_gradient()
+        return torch.cat([gradient, sharded.combined(gradient, distributions.sum_in_order(all_terms))])
+
+    return reduced
+
+
+def shard_parameters(state: TrainState, config: Config, communicator: Communicator) -> None:
+    """Turn a state's parameters and optimiser into this rank's slices of them (FSDP2).
+
+    Raises:
+        ValueError: a custom network has a parameter without axes; one line.
+    """
+    for name, shape in state.parameters.shapes.items():
+        if not shape:
+            raise ValueError(f"fsdp: parameter {name} has no axis to be sharded along; give it shape (1,)")
+    module = PolicyModule(state.net, state.parameters.views, compiled(minibatch_loss, config))
+    state.sharded = communicator.shard(module)
+    state.optimizer = state.sharded.make_optimizer(optimizer_options(config))
+    state.parameters.flat.grad = None
+    release_parameters(state)
+    if state.net.custom is not None:
+        state.net.custom.forget_parameters()
+
+
+def _forward(module: nn.Module, net: PolicyNet, columns: Columns, settings: LossSettings) -> tuple[Tensor, Tensor]:
+    _set_dropout(net, columns)
+    loss, terms = module(columns, settings)
+    _set_dropout(net, None)
+    return loss, terms
 
 
 def _gradient(parameter: Tensor) -> Tensor:

@@ -11,10 +11,11 @@ Actor and critic are two of them, or share all but the head.
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +29,8 @@ from lockstep.torch_engine.encoders import ImageEncoder, action_mask, encode
 
 Parameters = Mapping[str, Tensor]
 Shapes = dict[str, tuple[int, ...]]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 MASKED_LOGIT = -1e8
 DEFAULT_IMAGE_ENCODER = ImageEncoder()
@@ -49,6 +52,7 @@ class PolicyNet:
         image: the encoder of images.
         core: recurrent core, or None; ``core_size`` its units.
         custom: a network of the user's own in place of all of this.
+        bf16: matrix products and convolutions are computed in bfloat16; what goes in and comes out is float32.
     """
 
     observation: ObservationLayout
@@ -63,6 +67,7 @@ class PolicyNet:
     core: Literal["lstm", "gru"] | None = None
     core_size: int = 128
     custom: CustomNet | None = None
+    bf16: bool = False
 
     @property
     def discrete(self) -> bool:
@@ -148,6 +153,22 @@ def expand(parameters: Parameters, num_shards: int) -> dict[str, Tensor]:
     return {name: p.expand(num_shards, *p.shape) for name, p in parameters.items()}
 
 
+def _in_precision(function: Function) -> Function:
+    """Run a network under autocast where its precision asks for it; parameters, inputs and outputs stay float32."""
+
+    @functools.wraps(function)
+    def run(net: PolicyNet, parameters: Parameters, observations: Tensor, *rest: Any, **options: Any) -> Any:
+        if not net.bf16:
+            return function(net, parameters, observations, *rest, **options)
+        with torch.autocast(observations.device.type, torch.bfloat16):
+            result = function(net, parameters, observations, *rest, **options)
+        if isinstance(result, Tensor):
+            return result.float()
+        return tuple(None if x is None else x.float() for x in result)
+
+    return run  # type: ignore[return-value]
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """One layer: ``[k, rows, in]``, weights ``[k, out, in]`` and biases ``[k, out]`` to ``[k, rows, out]``."""
     if weight.shape[1] == 1:  # a batched product with one output column rounds differently for one shard than for two
@@ -175,6 +196,7 @@ def _masked(net: PolicyNet, observations: Tensor, output: Tensor) -> Tensor:
     return output if mask is None else torch.where(mask, output, MASKED_LOGIT)
 
 
+@_in_precision
 def actor(net: PolicyNet, parameters: Parameters, observations: Tensor) -> Tensor:
     """The actor's output ``[k, rows, outputs]`` of observation rows ``[k, rows, width]``; forbidden logits -1e8."""
     if net.custom is not None:
@@ -186,6 +208,7 @@ def actor(net: PolicyNet, parameters: Parameters, observations: Tensor) -> Tenso
     return _masked(net, observations, _layers(net, parameters, "actor", x))
 
 
+@_in_precision
 def critic(net: PolicyNet, parameters: Parameters, observations: Tensor) -> Tensor:
     """Values ``[k, rows]`` of observation rows ``[k, rows, width]``."""
     if net.custom is not None:
@@ -197,6 +220,7 @@ def critic(net: PolicyNet, parameters: Parameters, observations: Tensor) -> Tens
     return _layers(net, parameters, "critic", x)[..., 0]
 
 
+@_in_precision
 def actor_critic(net: PolicyNet, parameters: Parameters, observations: Tensor) -> tuple[Tensor, Tensor | None]:
     """The actor's output ``[k, rows, outputs]`` and the values ``[k, rows]`` (None without a critic)."""
     if net.custom is not None:
@@ -216,6 +240,7 @@ def _heads(
     return output, _layers(net, parameters, "critic", features[-1])[..., 0] if net.critic else None
 
 
+@_in_precision
 def unroll(
     net: PolicyNet,
     parameters: Parameters,

@@ -85,7 +85,8 @@ class PlainPolicy:
 
     Args:
         net: shapes; it must be :func:`derivable`.
-        parameters: by name, ``[out, in]`` and ``[out]``; changed from outside between calls.
+        parameters: by name, ``[out, in]`` and ``[out]``; changed from outside between calls. Everything is computed in
+            their dtype.
     """
 
     def __init__(self, net: PolicyNet, parameters: Mapping[str, np.ndarray]) -> None:
@@ -100,6 +101,7 @@ class PlainPolicy:
         )
         self._log_std = parameters.get("log_std")
         self._size = sum(p.size for p in parameters.values())
+        self._dtype = self._actor[0][0].dtype
         self._ones: dict[int, np.ndarray] = {}
         self._buffers: dict[int, np.ndarray] = {}
 
@@ -147,6 +149,7 @@ class PlainPolicy:
         z = (actions - mean) * inverse
         return sum_columns(-0.5 * (z * z) - self._log_std - 0.5 * LOG_TWO_PI), z, inverse
 
+    @np.errstate(all="ignore")  # what isn't finite ends the update, with a line of its own
     def gradients(self, columns: Mapping[str, np.ndarray], settings: LossSettings) -> np.ndarray:
         """Each shard's gradient and loss terms ``[k, P + 5]``.
 
@@ -165,7 +168,7 @@ class PlainPolicy:
         inputs: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
         output = self._forward(self._actor, observations, inputs[0])
         values = self._forward(self._critic, observations, inputs[1])[..., 0]
-        terms = np.empty((k, 5, rows), np.float32)
+        terms = np.empty((k, 5, rows), self._dtype)
         head = self._categorical if self.net.discrete else self._gaussian
         chosen, back = head(output, actions, settings, terms[:, 2])
         d_chosen = _policy_loss(chosen - columns["log_probs"], columns["advantages"], settings, terms)
@@ -182,13 +185,13 @@ class PlainPolicy:
 
     def _buffer(self, k: int) -> np.ndarray:
         if k == 1:
-            return np.empty((1, self._size + 5), np.float32)
-        return self._buffers.setdefault(k, np.empty((k, self._size + 5), np.float32))
+            return np.empty((1, self._size + 5), self._dtype)
+        return self._buffers.setdefault(k, np.empty((k, self._size + 5), self._dtype))
 
     def _backward(self, layers: Layers, inputs: list[np.ndarray], d: np.ndarray, out: np.ndarray, position: int) -> int:
         """Write the gradients of a network's layers into ``out`` from column ``position``; returns the next one."""
         starts = list(itertools.accumulate((w.size + b.size for w, b in layers), initial=position))
-        ones = self._ones.setdefault(d.shape[1], np.ones((1, d.shape[1]), np.float32))
+        ones = self._ones.setdefault(d.shape[1], np.ones((1, d.shape[1]), self._dtype))
         for layer in range(len(layers) - 1, -1, -1):
             (weight, bias), x, at = layers[layer], inputs[layer], starts[layer]
             block = out[:, at : at + weight.size].reshape(len(out), *weight.shape)
@@ -260,7 +263,7 @@ def _policy_loss(
     np.maximum(plain, limited, out=terms[:, 0])
     np.subtract(np.expm1(log_ratio), log_ratio, out=terms[:, 3])
     terms[:, 4] = np.abs(ratio - 1.0) > settings.clip_range
-    return np.where(plain >= limited, plain, 0.0) / np.float32(settings.count)
+    return np.where(plain >= limited, plain, 0.0) / settings.count
 
 
 def _value_loss(
@@ -275,4 +278,4 @@ def _value_loss(
         gradient = np.where((squared >= clipped) | (np.abs(change) <= limit), error, 0.0)
         squared = np.maximum(squared, clipped)
     np.multiply(squared, 0.5, out=term)
-    return gradient * np.float32(settings.value_coef / settings.count)
+    return gradient * (settings.value_coef / settings.count)

@@ -155,6 +155,23 @@ def random_actions(config: Config, plan: ShardPlan, action: ActionLayout) -> np.
     return np.concatenate(parts, 1)
 
 
+def allowed_actions(
+    observation: ObservationLayout, action: ActionLayout, rows: np.ndarray, drawn: np.ndarray
+) -> np.ndarray:
+    """Drawn actions ``[E, …]``, but where the observation rows ``[E, width]`` forbid one, another that they allow."""
+    if observation.mask is None:
+        return drawn
+    start, indices = observation.mask.start, drawn.reshape(len(drawn), -1).copy()
+    for number, count in enumerate(action.choices):
+        allowed = observation.floats(rows)[:, start : start + count] > 0.5
+        start += count
+        index = indices[:, number]
+        other = index % np.maximum(allowed.sum(1), 1)
+        instead = (np.cumsum(allowed, 1) > other[:, None]).argmax(1)
+        indices[:, number] = np.where(allowed[np.arange(len(index)), index], index, instead)
+    return indices.reshape(drawn.shape)
+
+
 def aligned(array: np.ndarray | Tensor, device: torch.device) -> Tensor:
     """A host array as a tensor of its own: a product's last bits may depend on how its input lies in memory."""
     tensor = torch.as_tensor(array)
@@ -261,10 +278,11 @@ def collect(state: TrainState, envs: HostEnvs, actor: Actor, noise: np.ndarray, 
 def collect_random(config: Config, plan: ShardPlan, envs: HostEnvs, out: Rollout) -> None:
     """A rollout of random actions, for the normalisers' first statistics; afterwards every episode starts anew."""
     buffers = envs.buffers
-    actions = random_actions(config, plan, envs.description.action)
+    observation, action = envs.description.observation, envs.description.action
+    actions = random_actions(config, plan, action)
     for t in range(config.num_steps):
         out.raw[t] = buffers.observations
-        buffers.actions[...] = actions[t]
+        buffers.actions[...] = allowed_actions(observation, action, buffers.observations, actions[t])
         envs.step()
         out.take(t, buffers)
     out.shape_rewards(envs.description.rewards)

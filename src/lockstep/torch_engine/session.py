@@ -31,7 +31,13 @@ from lockstep.torch_engine.distributed import (
     set_up_torch,
     uses_nccl,
 )
-from lockstep.torch_engine.gradients import GradientSource, exact_gradient, fast_gradient
+from lockstep.torch_engine.gradients import (
+    GradientSource,
+    exact_gradient,
+    fast_gradient,
+    local_gradient,
+    shard_parameters,
+)
 from lockstep.torch_engine.rollout import Actor, Rollout, action_noise, collect, collect_random
 from lockstep.torch_engine.self_check import Mode
 from lockstep.torch_engine.state import (
@@ -44,6 +50,7 @@ from lockstep.torch_engine.state import (
     initial_parameters,
     load_counters,
     load_state_arrays,
+    policy_arrays,
     state_arrays,
 )
 from lockstep.torch_engine.statistics import initial_statistics
@@ -143,11 +150,8 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
     state = init_state(config, description, plan, device)
     set_reference(state, config)
     mode = choose_mode(state, config, communicator)
-    source = (
-        exact_gradient(state, config, communicator, mode)
-        if config.reduction == "exact"
-        else fast_gradient(state, config, communicator)
-    )
+    if config.fsdp and not communicator.alone:
+        shard_parameters(state, config, communicator)
     session = Session(
         config=config,
         topology=topology,
@@ -159,7 +163,7 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
         state=state,
         mode=mode,
         actor=Actor(state, plan, mode, device),
-        source=source,
+        source=gradient_source(state, config, communicator, mode),
         rollout=make_rollout(config, envs, state),
     )
     if checkpoint is None:
@@ -175,6 +179,15 @@ def make_rollout(config: Config, envs: HostEnvs, state: TrainState) -> Rollout:
     if isinstance(envs, TensorEnvs):
         return tensor_rollout.TensorRollout.on_device(config.num_steps, envs, state.net, normalized)
     return Rollout.empty(config.num_steps, envs, state.net, normalized)
+
+
+def gradient_source(state: TrainState, config: Config, communicator: Communicator, mode: Mode) -> GradientSource:
+    """Where the update's gradients come from: combined exactly, fast, or not at each step."""
+    if config.reduction == "exact":
+        return exact_gradient(state, config, communicator, mode)
+    if config.sync_period > 1:
+        return local_gradient(state, config, communicator)
+    return fast_gradient(state, config, communicator)
 
 
 def set_reference(state: TrainState, config: Config) -> None:
@@ -212,9 +225,12 @@ def begin(session: Session) -> None:
 
 
 def current_policy(session: Session) -> Policy:
-    """The policy as it stands, as a function of one observation: what ``load_policy`` would give of a checkpoint."""
+    """The policy as it stands, as a function of one observation: what ``load_policy`` would give of a checkpoint.
+
+    With FSDP only while the whole parameters are gathered.
+    """
     facts = {"environment": asdict(session.description), "global_step": session.state.global_step}
-    return Policy(session.config, Checkpoint(state_arrays(session.state), {}, facts))
+    return Policy(session.config, Checkpoint(policy_arrays(session.state), {}, facts))
 
 
 def check_ranks_in_sync(session: Session, when: str) -> None:
@@ -253,8 +269,11 @@ def resume(session: Session, checkpoint: Checkpoint) -> None:
     load_state_arrays(state, checkpoint.arrays)
     load_counters(state, checkpoint.state)
     session.wall_time_before = float(checkpoint.state.get("wall_time", 0.0))
+    session.restarted_before = list(checkpoint.state.get("restarted_environments", []))
+    if session.config.algorithm == "grpo":
+        session.envs.reset()  # every iteration begins with episodes of its own: there are none to go on with
+        return
     per_env = carried(state)
     restarted = load_shards(session.envs, session.replay, state.counter, per_env, session.plan, checkpoint.env_shards)
     everyone = session.communicator.gather_json(restarted)
     session.restarted = sorted(env for ids in everyone for env in ids)
-    session.restarted_before = list(checkpoint.state.get("restarted_environments", []))

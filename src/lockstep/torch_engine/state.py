@@ -21,6 +21,7 @@ from lockstep.torch_engine.encoders import ImageEncoder
 from lockstep.torch_engine.host_adam import HostAdam
 from lockstep.torch_engine.nets import PolicyNet, expand
 from lockstep.torch_engine.plain import PlainPolicy, derivable
+from lockstep.torch_engine.sharded import MOMENTS, ShardedParameters
 
 POLICY, OPTIMIZER, NORMALIZERS = "policy/", "optimizer/", "normalizers/"
 
@@ -71,6 +72,8 @@ class TrainState:
         carry: what a recurrent policy carries from step to step, float32 ``[E, carry_size]``, or None.
         reference: parameters of GRPO's reference policy, or None.
         plain: the policy in NumPy, where it is plain and on a CPU, or None; ``host_adam`` its optimiser.
+        sharded: this rank's slices of parameters and moments, with FSDP; ``parameters`` then has memory only between
+            :func:`gather_parameters` and :func:`release_parameters`.
         learning_rate: as the adaptive schedule left it.
         iteration: iterations done; ``global_step`` environment steps, ``optimizer_steps`` optimiser steps.
     """
@@ -87,6 +90,7 @@ class TrainState:
     reference: FlatParameters | None = None
     plain: PlainPolicy | None = None
     host_adam: HostAdam | None = None
+    sharded: ShardedParameters | None = None
     iteration: int = 0
     global_step: int = 0
     optimizer_steps: int = 0
@@ -116,6 +120,7 @@ def make_net(config: Config, observation: ObservationLayout, action: ActionLayou
         image=encoder,
         core=network.recurrent,
         core_size=network.recurrent_size,
+        bf16=config.precision == "bf16",
     )
     if network.custom is None:
         return net
@@ -131,24 +136,41 @@ def initial_parameters(config: Config, net: PolicyNet) -> dict[str, np.ndarray]:
         last = {name: f"{name}.{len(net.sizes(name)) - 2}.weight" for name in ("actor", "critic")}
         gains = {last["actor"]: 0.01, last["critic"]: 1.0}
         arrays = orthogonal_parameters(config.seed, net.shapes(), gains)
+        if net.state_dependent_std:
+            bias = last["actor"].replace("weight", "bias")
+            arrays[bias][net.action.outputs :] = config.network.log_std_init
     if "log_std" in net.shapes():
         arrays["log_std"] = np.full(net.action.outputs, config.network.log_std_init, np.float32)
     return arrays
 
 
+def optimizer_options(config: Config) -> dict[str, Any]:
+    """Adam's settings."""
+    ppo = config.ppo
+    return {"lr": ppo.learning_rate, "betas": ppo.adam_betas, "eps": ppo.adam_eps}
+
+
 def make_optimizer(flat: Tensor, config: Config) -> torch.optim.Adam:
     """Adam over the flat parameters, its moments in place from the start."""
     flat.grad = torch.zeros_like(flat)
-    ppo = config.ppo
-    optimizer = torch.optim.Adam([flat], lr=ppo.learning_rate, betas=ppo.adam_betas, eps=ppo.adam_eps, fused=True)
+    optimizer = torch.optim.Adam([flat], fused=True, **optimizer_options(config))
     step = torch.zeros((), device=flat.device)
     optimizer.state[flat] = {"step": step, "exp_avg": torch.zeros_like(flat), "exp_avg_sq": torch.zeros_like(flat)}
     return optimizer
 
 
 def init_state(config: Config, description: EnvDescription, plan: ShardPlan, device: torch.device) -> TrainState:
-    """The state before the first iteration."""
+    """The state before the first iteration.
+
+    Raises:
+        ValueError: networks or normalisers don't fit the spaces; one line.
+    """
     net = make_net(config, description.observation, description.action)
+    if config.normalize.observations and not net.observation.vector_size:
+        raise ValueError(
+            f"normalize.observations: {description.id} observes no numbers (images are scaled to 0 … 1 and indices "
+            "become one-hot vectors anyway); leave it out"
+        )
     parameters = FlatParameters(net.shapes(), device)
     parameters.load(parameters.flat, initial_parameters(config, net))
     observations = rewards = None
@@ -175,7 +197,7 @@ def init_state(config: Config, description: EnvDescription, plan: ShardPlan, dev
 
 def plain_policy(config: Config, net: PolicyNet, parameters: FlatParameters) -> PlainPolicy | None:
     """The policy in NumPy, on the same memory, if that can be."""
-    if config.device != "cpu" or config.precision != "fp32" or not derivable(net):
+    if config.device != "cpu" or config.precision != "fp32" or not derivable(net) or config.fsdp or config.compile:
         return None
     return PlainPolicy(net, {name: view.numpy() for name, view in parameters.views.items()})
 
@@ -187,17 +209,48 @@ def carried(state: TrainState) -> dict[str, np.ndarray]:
 
 
 def moments_of(state: TrainState) -> dict[str, Tensor]:
-    """Adam's state: ``step`` scalar, ``exp_avg`` and ``exp_avg_sq`` ``[P]``."""
-    return state.optimizer.state[state.parameters.flat]
+    """Adam's state: ``step`` scalar, ``exp_avg`` and ``exp_avg_sq`` ``[P]``; with FSDP a collective, of copies."""
+    if state.sharded is None:
+        return state.optimizer.state[state.parameters.flat]
+    sharded = state.sharded
+    full = {name: sharded.full(sharded.moments(state.optimizer, name)) for name in MOMENTS}
+    return {"step": state.optimizer.state[sharded.slices[0]]["step"], **full}
+
+
+def gather_parameters(state: TrainState) -> None:
+    """With FSDP: give ``state.parameters`` the memory of a whole copy, on every rank; a collective."""
+    if state.sharded is not None:
+        state.sharded.gather(state.parameters.flat)
+
+
+def release_parameters(state: TrainState) -> None:
+    """With FSDP: free the whole copy."""
+    if state.sharded is not None:
+        state.sharded.release(state.parameters.flat)
+
+
+def policy_arrays(state: TrainState) -> dict[str, np.ndarray]:
+    """Parameters and normalisers by name, of :func:`state_arrays`; with FSDP between gather and release only."""
+    arrays = {POLICY + name: array for name, array in state.parameters.arrays(state.parameters.flat).items()}
+    return arrays | _normalizer_arrays(state)
 
 
 def state_arrays(state: TrainState) -> dict[str, np.ndarray]:
-    """Every array of the training state by name: what is saved is what is fingerprinted is what is compared."""
-    flat, adam = state.parameters, moments_of(state)
-    arrays = {POLICY + name: array for name, array in flat.arrays(flat.flat).items()}
-    for moment in ("exp_avg", "exp_avg_sq"):
+    """Every array of the training state by name: what is saved is what is fingerprinted is what is compared.
+
+    With FSDP the slices of all ranks are put together: a collective, and every rank gets whole arrays.
+    """
+    flat, adam, sharded = state.parameters, moments_of(state), state.sharded
+    parameters = flat.flat if sharded is None else sharded.full(sharded.slices)
+    arrays = {POLICY + name: array for name, array in flat.arrays(parameters).items()}
+    for moment in MOMENTS:
         arrays |= {f"{OPTIMIZER}{moment}/{name}": array for name, array in flat.arrays(adam[moment]).items()}
     arrays[OPTIMIZER + "step"] = adam["step"].detach().cpu().numpy().reshape(1).copy()
+    return arrays | _normalizer_arrays(state)
+
+
+def _normalizer_arrays(state: TrainState) -> dict[str, np.ndarray]:
+    arrays: dict[str, np.ndarray] = {}
     for name, normalizer in (("observations", state.observations), ("returns", state.rewards)):
         if normalizer is not None:
             arrays |= {f"{NORMALIZERS}{name}.{k}": v for k, v in normalizer.moments.arrays().items()}
@@ -222,16 +275,34 @@ def load_state_arrays(state: TrainState, arrays: dict[str, np.ndarray]) -> None:
                 f"the checkpoint doesn't fit this config: {name} is {theirs.get(name, 'missing')} there and "
                 f"{mine.get(name, 'missing')} here"
             )
-    flat, adam = state.parameters, moments_of(state)
-    flat.load(flat.flat, _below(arrays, POLICY))
-    for moment in ("exp_avg", "exp_avg_sq"):
-        flat.load(adam[moment], _below(arrays, f"{OPTIMIZER}{moment}/"))
-    adam["step"].fill_(float(arrays[OPTIMIZER + "step"][0]))
+    _load_vectors(state, arrays, float(arrays[OPTIMIZER + "step"][0]))
     for name, normalizer in (("observations", state.observations), ("returns", state.rewards)):
         if normalizer is not None:
             normalizer.moments = RunningMoments.from_arrays(_below(arrays, f"{NORMALIZERS}{name}."))
     if state.observations is not None:
         state.observations.freeze()
+
+
+def _load_vectors(state: TrainState, arrays: dict[str, np.ndarray], step: float) -> None:
+    """Parameters and moments; with FSDP this rank's slices of them."""
+    flat, sharded = state.parameters, state.sharded
+    if sharded is None:
+        flat.load(flat.flat, _below(arrays, POLICY))
+        adam = moments_of(state)
+        for moment in MOMENTS:
+            flat.load(adam[moment], _below(arrays, f"{OPTIMIZER}{moment}/"))
+        adam["step"].fill_(step)
+        return
+    whole = torch.empty(flat.flat.shape, device=flat.flat.device)
+    for prefix, slices in (
+        (POLICY, sharded.slices),
+        *((f"{OPTIMIZER}{moment}/", sharded.moments(state.optimizer, moment)) for moment in MOMENTS),
+    ):
+        flat.load(whole, _below(arrays, prefix))
+        sharded.take(slices, whole)
+    for piece in sharded.slices:
+        state.optimizer.state[piece]["step"].fill_(step)
+    release_parameters(state)
 
 
 def counters(state: TrainState) -> dict[str, Any]:

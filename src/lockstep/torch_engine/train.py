@@ -24,6 +24,7 @@ from lockstep.torch_engine.elastic import start_ranks
 from lockstep.torch_engine.evaluation import evaluate_policy
 from lockstep.torch_engine.groups import begin_groups, finished_episodes
 from lockstep.torch_engine.minibatches import advantage_moments, minibatch_indices, minibatch_statistics
+from lockstep.torch_engine.periodic import update_periodically
 from lockstep.torch_engine.rollout import record_replay
 from lockstep.torch_engine.session import (
     Session,
@@ -32,7 +33,7 @@ from lockstep.torch_engine.session import (
     current_policy,
     open_session,
 )
-from lockstep.torch_engine.state import POLICY, state_arrays
+from lockstep.torch_engine.state import POLICY, gather_parameters, release_parameters, state_arrays
 from lockstep.torch_engine.statistics import explained_variance, merge_normalizers, share, share_metrics
 from lockstep.torch_engine.update import update
 from lockstep.videos import record_evaluation
@@ -99,18 +100,24 @@ class Trainer:
         )  # fmt: skip
         if config.algorithm == "grpo":
             begin_groups(state, s.envs)
+        gather_parameters(state)
         s.collect()
-        if s.envs.replayed:
+        if s.envs.replayed and config.algorithm == "ppo":  # GRPO's episodes end with the iteration
             record_replay(s.replay, s.envs, s.rollout)
         finished = finished_episodes(state, s.rollout, config, plan)
         batch = make_batch(state, s.rollout, plan, config, s.mode)
+        release_parameters(state)
         self.clock.lap("rollout")
 
         indices = minibatch_indices(config, plan, state.iteration)
         local = advantage_moments(batch, indices)
         shared = share(state, s.rollout, batch, local, finished, self.stop_code(), plan, comm)
         statistics = minibatch_statistics(config, local, shared.advantages)
-        result = update(state, batch, indices, statistics, config, plan, s.source)
+        result = (
+            update(state, batch, indices, statistics, config, plan, s.source)
+            if config.sync_period == 1
+            else update_periodically(state, batch, indices, statistics, config, plan, s.source, comm)
+        )
         merge_normalizers(state, shared.observations, shared.returns, shared.samples)
         state.iteration += 1
         state.global_step += config.steps_per_iteration
@@ -148,8 +155,10 @@ class Trainer:
             return {}
         if self.state.iteration % interval and self.state.iteration < self.config.num_iterations:
             return {}
+        gather_parameters(self.state)
         summary = summarize(evaluate_policy(self.session))
         self.record_video()
+        release_parameters(self.state)
         self.score = summary["return_mean"]
         return {f"eval/{name}": value for name, value in summary.items()}
 
@@ -270,9 +279,22 @@ def notes(session: Session, options: RunOptions) -> list[str]:
     config, out = session.config, []
     if config.reduction == "fast":
         out.append("reduction fast: repeatable at this world size; other world sizes agree up to summation order only")
-    elif session.mode == "loop":
+    elif session.mode == "loop" and not config.compile:
         out.append(
             "self-check: batching changes a shard's bits on this machine, so shards run one after the other (slower)"
+        )
+    limit = session.description.max_episode_steps
+    if config.algorithm == "grpo" and (limit is None or limit > config.num_steps):
+        longest = "has no time limit" if limit is None else f"lets them last {limit}"
+        out.append(f"grpo: episodes count for num_steps ({config.num_steps}) at most; the environment {longest}")
+    if session.state.sharded is not None:
+        out.append("fsdp: each rank keeps a slice of parameters and moments; a whole copy is gathered for each rollout")
+    elif config.fsdp:
+        out.append("fsdp: a single rank has nobody to share its parameters with")
+    if config.sync_period > 1:
+        out.append(
+            f"sync_period {config.sync_period}: ranks train apart between synchronisations; the agent depends on their "
+            "number"
         )
     if session.communicator.no_slots is not None and session.topology.on_one_host:
         out.append(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,20 +83,39 @@ def norm_of(gradient: Tensor) -> float:
 
 
 def clip_and_step(
-    state: TrainState, gradient: Tensor, norm: float, max_norm: float | None, learning_rate: float
-) -> None:
-    """Clip the reduced gradient ``[P]`` by its global norm and apply it; its memory is used up."""
+    state: TrainState, gradient: Tensor, max_norm: float | None, learning_rate: float, norm: float | None = None
+) -> float:
+    """Clip the reduced gradient by its global norm and apply it; returns the norm before clipping.
+
+    Args:
+        state: changed in place.
+        gradient: ``[P]``, whose memory is used up; with FSDP this rank's part of it.
+        max_norm: None: no clipping.
+        learning_rate: of this step.
+        norm: of the whole gradient, where it is known already or ``gradient`` is a part.
+    """
+    norm = norm_of(gradient) if norm is None else norm
     if max_norm is not None and norm + CLIP_EPSILON > max_norm:
         gradient *= max_norm / (norm + CLIP_EPSILON)
     state.optimizer_steps += 1
+    state.optimizer.param_groups[0]["lr"] = learning_rate
     if state.host_adam is not None:
         state.host_adam.step(gradient.numpy(), learning_rate)
-        return
-    flat = state.parameters.flat
-    assert flat.grad is not None
-    flat.grad.copy_(gradient)
-    state.optimizer.param_groups[0]["lr"] = learning_rate
+        return norm
+    parameters = state.optimizer.param_groups[0]["params"]
+    for parameter, part in zip(parameters, torch.split(gradient, [p.numel() for p in parameters]), strict=True):
+        parameter.grad.copy_(part.view_as(parameter))
     state.optimizer.step()
+    return norm
+
+
+def non_finite(state: TrainState, names: Sequence[str], terms: np.ndarray, where: str) -> NonFiniteError:
+    """The error of a loss or gradient that is not finite, with the loss terms that show it."""
+    named = ", ".join(f"{name} {value:.4g}" for name, value in zip(names, terms, strict=True))
+    return NonFiniteError(
+        f"non-finite loss or gradient in iteration {state.iteration + 1}, {where} ({named}); a smaller "
+        "ppo.learning_rate or normalize.observations may help"
+    )
 
 
 def update(
@@ -121,21 +141,17 @@ def update(
     Raises:
         NonFiniteError: on every rank at the same step, before the optimiser has seen it.
     """
-    ppo, size, names = config.ppo, state.parameters.flat.numel(), loss_settings(config).terms
+    ppo, names = config.ppo, loss_settings(config).terms
     state.learning_rate = scheduled_learning_rate(state, config)
     result = UpdateResult(terms=np.zeros(len(names)))
     for epoch in range(ppo.num_epochs):
         for number, columns in enumerate(epoch_minibatches(state, batch, indices, statistics, epoch, config, plan)):
             combined = source(columns, int(statistics.counts[epoch, number]))
-            terms = combined[size:].double().cpu().numpy()
-            gradient = combined[:size]
-            norm = norm_of(gradient)
+            gradient, terms = combined[: -len(names)], combined[-len(names) :].double().cpu().numpy()
+            # with FSDP a rank sees a part of the gradient only; its norm is everyone's
+            norm = norm_of(gradient) if state.sharded is None else float(state.sharded.norm)
             if not (math.isfinite(norm) and np.isfinite(terms).all()):
-                named = ", ".join(f"{name} {value:.4g}" for name, value in zip(names, terms, strict=True))
-                raise NonFiniteError(
-                    f"non-finite loss or gradient in iteration {state.iteration + 1}, epoch {epoch + 1}, minibatch "
-                    f"{number + 1} ({named}); a smaller ppo.learning_rate or normalize.observations may help"
-                )
+                raise non_finite(state, names, terms, f"epoch {epoch + 1}, minibatch {number + 1}")
             result.terms += terms
             result.evaluated += 1
             kl = float(terms[names.index("approx_kl")])
@@ -144,7 +160,6 @@ def update(
                 return result
             if ppo.schedule == "adaptive":
                 state.learning_rate = adapted_learning_rate(state.learning_rate, kl, ppo.desired_kl)
-            clip_and_step(state, gradient, norm, ppo.max_grad_norm, state.learning_rate)
-            result.grad_norm += norm
+            result.grad_norm += clip_and_step(state, gradient, ppo.max_grad_norm, state.learning_rate, norm)
             result.steps += 1
     return result

@@ -1,0 +1,132 @@
+"""Local steps with periodic averaging (local SGD; Stich 2019): fewer collectives, in exchange for the promise.
+
+Each rank takes ``sync_period`` optimiser steps on gradients of its own samples; then parameters and both of Adam's
+moments are averaged over ranks, in one collective together with the loss terms. A period never reaches into the next
+iteration: the last one of an update may be shorter, so that rollouts, fingerprints and checkpoints find equal ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.config import Config
+from lockstep.shards import ShardPlan
+from lockstep.torch_engine.batch import Batch
+from lockstep.torch_engine.distributed import Communicator
+from lockstep.torch_engine.gradients import GradientSource, loss_settings
+from lockstep.torch_engine.minibatches import MinibatchStatistics, epoch_minibatches
+from lockstep.torch_engine.sharded import MOMENTS
+from lockstep.torch_engine.state import TrainState, moments_of
+from lockstep.torch_engine.update import (
+    KL_STOP_FACTOR,
+    UpdateResult,
+    adapted_learning_rate,
+    clip_and_step,
+    non_finite,
+    scheduled_learning_rate,
+)
+
+
+@dataclass
+class _Period:
+    """What this rank has seen since the last synchronisation.
+
+    Attributes:
+        terms: sums of its parts of the loss terms ``[T]``.
+        norm: sum of its gradients' norms.
+        broken: minibatches whose loss or gradient was not finite.
+        steps: optimiser steps.
+    """
+
+    terms: Tensor
+    norm: float = 0.0
+    broken: int = 0
+    steps: int = 0
+
+
+def synchronize(state: TrainState, period: _Period, communicator: Communicator) -> _Period:
+    """Average parameters and moments over ranks, and sum what they saw, in one collective; bitwise equal afterwards."""
+    adam, flat = moments_of(state), state.parameters.flat
+    vectors = [flat, *(adam[name] for name in MOMENTS)]
+    seen = torch.tensor([period.norm, float(period.broken)], device=flat.device)
+    total = communicator.all_reduce(torch.cat([*vectors, period.terms.to(flat.device), seen]))
+    ranks = communicator.topology.world_size
+    for number, vector in enumerate(vectors):
+        vector.copy_(total[number * flat.numel() : (number + 1) * flat.numel()] / ranks)
+    terms, (norm, broken) = total[3 * flat.numel() : -2], total[-2:].tolist()
+    return _Period(terms, norm / ranks, int(broken), period.steps)
+
+
+def update_periodically(
+    state: TrainState,
+    batch: Batch,
+    indices: np.ndarray,
+    statistics: MinibatchStatistics,
+    config: Config,
+    plan: ShardPlan,
+    source: GradientSource,
+    communicator: Communicator,
+) -> UpdateResult:
+    """Train on one rollout as :func:`lockstep.torch_engine.update.update` does, apart for ``sync_period`` steps.
+
+    KL stop and adaptive learning rate look at the mean KL of a whole period, once it is over; a stop comes after the
+    period's steps were taken.
+
+    Args:
+        state: changed in place.
+        batch: samples of the local shards.
+        indices: :func:`lockstep.torch_engine.minibatches.minibatch_indices`.
+        statistics: of the global minibatches.
+        config: the run's.
+        plan: the shards here.
+        source: :func:`lockstep.torch_engine.gradients.local_gradient`.
+        communicator: joins the ranks.
+
+    Raises:
+        NonFiniteError: on every rank at the same synchronisation.
+    """
+    ppo, names = config.ppo, loss_settings(config).terms
+    state.learning_rate = scheduled_learning_rate(state, config)
+    result, total = UpdateResult(terms=np.zeros(len(names))), ppo.num_epochs * ppo.num_minibatches
+    fresh = torch.zeros(len(names))
+    period, done = _Period(fresh), 0
+    for epoch in range(ppo.num_epochs):
+        for number, columns in enumerate(epoch_minibatches(state, batch, indices, statistics, epoch, config, plan)):
+            local = source(columns, int(statistics.counts[epoch, number]))
+            gradient, terms = local[: -len(names)], local[-len(names) :]
+            period.terms = period.terms + terms.cpu()
+            period.broken += not bool(torch.isfinite(local).all())
+            period.norm += clip_and_step(state, gradient, ppo.max_grad_norm, state.learning_rate)
+            period.steps += 1
+            done += 1
+            if done % config.sync_period and done < total:
+                continue
+            together = synchronize(state, period, communicator)
+            where = f"epoch {epoch + 1}, the {period.steps} minibatches up to {number + 1}"
+            take(state, together, result, config, names, where)
+            if result.stopped_by_kl:
+                return result
+            period = _Period(fresh)
+    return result
+
+
+def take(
+    state: TrainState, together: _Period, result: UpdateResult, config: Config, names: tuple[str, ...], where: str
+) -> None:
+    """Add a period of all ranks to the result, and decide what is to be decided; on every rank the same."""
+    ppo, terms = config.ppo, together.terms.double().cpu().numpy()
+    if together.broken or not np.isfinite(terms).all():
+        raise non_finite(state, names, terms, where)
+    result.terms += terms
+    result.evaluated += together.steps
+    result.steps += together.steps
+    result.grad_norm += together.norm
+    kl = float(terms[names.index("approx_kl")]) / together.steps
+    if ppo.target_kl is not None and kl > KL_STOP_FACTOR * ppo.target_kl:
+        result.stopped_by_kl = True
+    elif ppo.schedule == "adaptive":
+        state.learning_rate = adapted_learning_rate(state.learning_rate, kl, ppo.desired_kl)

@@ -1,0 +1,60 @@
+"""Networks that a user might bring, good ones and others."""
+
+import torch
+from torch import nn
+
+
+class Tiny(nn.Module):
+    """One hidden layer, with dropout and a critic if wanted."""
+
+    def __init__(self, observation, outputs, units=8, dropout=0.0, critic=True):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(observation.shape[-1], units), nn.Tanh(), nn.Dropout(dropout))
+        self.actor, self.critic = nn.Linear(units, outputs), nn.Linear(units, 1) if critic else None
+
+    def forward(self, observation):
+        features = self.body(observation)
+        output = self.actor(features)
+        return output if self.critic is None else (output, self.critic(features))
+
+
+class OfParts(nn.Module):
+    """Takes the parts of a Dict by name."""
+
+    def __init__(self, observation, outputs):
+        super().__init__()
+        self.colours = nn.Embedding(3, 4)
+        self.pixels = nn.Linear(observation["view/camera"][0].numel(), 6)
+        self.head = nn.Linear(4 + 6 + observation["speed"].shape[1], outputs + 1)
+
+    def forward(self, observation):
+        pixels = self.pixels(observation["view/camera"].float().flatten(1) / 255)
+        colour = self.colours(observation["colour"].reshape(-1))
+        out = self.head(torch.cat([pixels, colour, observation["speed"]], -1))
+        return out[:, :-1], out[:, -1]
+
+
+class Statistical(Tiny):
+    """Keeps running statistics."""
+
+    def __init__(self, observation, outputs):
+        super().__init__(observation, outputs)
+        self.body.append(nn.BatchNorm1d(8))
+
+
+class Narrow(Tiny):
+    """Has one output too few."""
+
+    def __init__(self, observation, outputs):
+        super().__init__(observation, outputs - 1)
+
+
+class Broken(nn.Module):
+    """Can't be called."""
+
+    def __init__(self, observation, outputs):
+        super().__init__()
+        self.layer = nn.Linear(3, outputs)
+
+    def forward(self, observation):
+        return self.layer(observation)

@@ -1,0 +1,191 @@
+"""Networks of the user's own: called as functions, their dropout keyed, what can't be used refused in one line."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from small_runs import described, not_normalised, plan_of, random_batch, seeded, small_config, small_state
+from small_worlds import Lantern
+from users_nets import OfParts, Tiny
+
+from lockstep.config import Config
+from lockstep.envs.description import EnvDescription
+from lockstep.shards import ShardPlan
+from lockstep.spaces import action_layout, observation_layout
+from lockstep.torch_engine import nets
+from lockstep.torch_engine.gradients import loss_settings, shard_gradients
+from lockstep.torch_engine.minibatches import epoch_minibatches, minibatch_indices
+from lockstep.torch_engine.self_check import by_shard
+from lockstep.torch_engine.state import initial_parameters, make_net, state_arrays
+
+LANTERN = EnvDescription(
+    "small_worlds:Lantern-v0", observation_layout(Lantern.observation_space), action_layout(Lantern.action_space)
+)
+
+
+def custom_config(name: str, kwargs: dict | None = None, **changes) -> Config:
+    return small_config(network={"custom": f"users_nets:{name}", "custom_kwargs": kwargs or {}}, **changes)
+
+
+def complaint(config: Config, description: EnvDescription) -> str:
+    with pytest.raises(ValueError) as caught:
+        make_net(config, description.observation, description.action)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith(f"network.custom: {config.network.custom} ") or str(caught.value).startswith(
+        f"network.custom: {config.network.custom}:"
+    )
+    return str(caught.value)
+
+
+def test_the_networks_are_the_module():
+    state = small_state(custom_config("Tiny"), described())
+    x = torch.randn(2, 5, 4, generator=seeded(0))
+    assert set(state.net.shapes()) == {
+        f"{layer}.{kind}" for layer in ("body.0", "actor", "critic") for kind in ("weight", "bias")
+    }
+    module = Tiny(x, 3)
+    module.load_state_dict(state.parameters.views)
+    with torch.no_grad():
+        output, values = module(x)
+        weights = state.parameters.expanded(2)
+        torch.testing.assert_close(nets.actor(state.net, weights, x), output)
+        torch.testing.assert_close(nets.critic(state.net, weights, x), values[..., 0])
+        both = nets.actor_critic(state.net, weights, x)
+        module.load_state_dict({name: w + 0.1 for name, w in module.state_dict().items()})
+        assert not torch.allclose(module(x)[0], output, atol=1e-3)
+    assert torch.equal(both[0], nets.actor(state.net, weights, x))
+    assert both[1] is not None
+
+
+def test_the_first_parameters_are_the_modules_own_keyed_by_the_seed():
+    torch.manual_seed(0)
+    before = torch.random.get_rng_state()
+    config = custom_config("Tiny")
+    drawn = [initial_parameters(c, make_net(c, described().observation, described().action)) for c in (config, config)]
+    other = config.model_copy(update={"seed": 1})
+    third = initial_parameters(other, make_net(other, described().observation, described().action))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert all(np.array_equal(drawn[0][name], drawn[1][name]) for name in drawn[0])
+    assert not np.array_equal(drawn[0]["actor.weight"], third["actor.weight"])
+    assert drawn[0]["actor.weight"].dtype == np.float32
+
+
+def test_continuous_actions_get_a_standard_deviation_of_ours():
+    state = small_state(custom_config("Tiny"), described(discrete=False))
+    assert state.net.shapes()["log_std"] == (3,)
+    assert "policy/log_std" in state_arrays(state)
+
+
+def test_a_module_gets_the_parts_of_a_dict_by_name():
+    config = custom_config("OfParts")
+    state = small_state(config, LANTERN)
+    Lantern.observation_space.seed(0)
+    observations = [Lantern.observation_space.sample() for _ in range(4)]
+    rows = torch.from_numpy(np.stack([LANTERN.observation.encode(o) for o in observations])).unsqueeze(0)
+    output, values = nets.actor_critic(state.net, state.parameters.expanded(1), rows)
+    parts = {
+        "view/camera": torch.from_numpy(np.stack([o["view"]["camera"] for o in observations])),
+        "speed": torch.from_numpy(np.stack([o["speed"] for o in observations])),
+        "colour": torch.tensor([int(o["colour"]) + 1 for o in observations]),
+    }
+    module = OfParts(parts, 2)
+    module.load_state_dict(state.parameters.views)
+    expected = module(parts)
+    torch.testing.assert_close(output[0], expected[0])
+    assert values is not None
+    torch.testing.assert_close(values[0], expected[1])
+    assert not torch.allclose(expected[0], module(parts | {"colour": (parts["colour"] + 1) % 3})[0], atol=1e-3)
+
+
+# --- Dropout ----------------------------------------------------------------------------------------------------------
+
+
+def gradients_of(config: Config, world_size: int, iteration: int = 0) -> list[torch.Tensor]:
+    """Each minibatch's gradient of every shard, `[shards, P + T]`, as the ranks compute them one after another."""
+    state = small_state(config, described())
+    state.iteration = iteration
+    whole, ranks = random_batch(config, state.net), []
+    for rank in range(world_size):
+        plan = ShardPlan(config.envs, config.shards, world_size, rank)
+        torch.manual_seed(rank)  # what a rank's global generator holds must not matter
+        owned = slice(plan.shards.start, plan.shards.stop)
+        mine = replace(whole, **{name: x[owned].clone() for name, x in whole.columns().items()})
+        source = shard_gradients(state, loss_settings(config), config)
+        parts = []
+        indices, statistics = minibatch_indices(config, plan, 0), not_normalised(config)
+        for epoch in range(config.ppo.num_epochs):
+            for columns in epoch_minibatches(state, mine, indices, statistics, epoch, config, plan):
+                parts.append(by_shard("loop", lambda part, source=source: source(part, 16), columns))
+        ranks.append(parts)
+    return [torch.cat(parts) for parts in zip(*ranks, strict=True)]
+
+
+def test_dropout_is_keyed_by_shard_so_that_ranks_do_not_show():
+    config = custom_config("Tiny", {"dropout": 0.5, "units": 32}, num_shards=4)
+    one = gradients_of(config, 1)
+    for world_size in (2, 4):
+        for ours, expected in zip(gradients_of(config, world_size), one, strict=True):
+            assert torch.equal(ours, expected)
+    assert not torch.equal(gradients_of(config, 1, iteration=1)[0], one[0])
+    without = custom_config("Tiny", {"dropout": 0.0, "units": 32}, num_shards=4)
+    assert not torch.allclose(gradients_of(without, 1)[0], one[0], atol=1e-4)
+
+
+def test_dropout_differs_between_shards_and_minibatches():
+    config = custom_config("Tiny", {"dropout": 0.5}, num_shards=4)
+    state, plan = small_state(config, described()), plan_of(small_config(num_shards=4))
+    batch, indices = random_batch(config, state.net), minibatch_indices(config, plan, 0)
+    seeds = [
+        seed
+        for epoch in range(2)
+        for columns in epoch_minibatches(state, batch, indices, not_normalised(config), epoch, config, plan)
+        for seed in columns["dropout_seed"].flatten().tolist()
+    ]
+    assert len(set(seeds)) == len(seeds) == 2 * 2 * 4
+
+
+def test_there_is_no_dropout_in_rollout_and_evaluation():
+    state = small_state(custom_config("Tiny", {"dropout": 0.5}), described())
+    weights, x = state.parameters.expanded(1), torch.randn(1, 6, 4, generator=seeded(0))
+    assert torch.equal(nets.actor(state.net, weights, x), nets.actor(state.net, weights, x))
+    assert state.net.custom is not None
+    state.net.custom.dropout_seed = 3
+    assert not torch.equal(
+        nets.actor(state.net, weights, x)[0, 0],
+        nets.actor(small_state(custom_config("Tiny", {"dropout": 0.5}), described()).net, weights, x)[0, 0],
+    )
+
+
+# --- What can't be used -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "said"),
+    [
+        ("Missing", {}, "can't be imported: "),
+        ("Tiny", {"layers": 3}, "unexpected keyword argument 'layers'"),
+        (
+            "Narrow",
+            {},
+            "gave outputs of shape (2, 2) and values of shape (2,) for 2 observations; needed are (2, 3) and",
+        ),
+        ("Tiny", {"critic": False}, "needed are (2, 3) and (2,)"),
+        ("Broken", {}, "RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
+        ("Statistical", {}, "keeps running statistics (body.3.running_mean), which would differ between ranks"),
+    ],
+)
+def test_modules_that_are_refused(name, kwargs, said):
+    assert said in complaint(custom_config(name, kwargs), described())
+
+
+def test_a_module_that_is_not_there():
+    config = small_config(network={"custom": "no_such_module:Net"})
+    assert "can't be imported: No module named 'no_such_module'" in complaint(config, described())
+
+
+def test_without_a_critic_a_module_is_for_grpo():
+    config = custom_config("Tiny", {"critic": False}, algorithm="grpo", num_envs=16, grpo={"group_size": 4})
+    net = make_net(config, described().observation, described().action)
+    assert not net.critic
+    assert set(net.shapes()) == {"body.0.weight", "body.0.bias", "actor.weight", "actor.bias"}
