@@ -27,7 +27,7 @@ class Point:
             self.get_env_state = lambda: {"place": self.place, "steps": self.steps}
 
     def set_env_state(self, state: dict[str, Any]):
-        self.place, self.steps = state["place"].clone(), state["steps"].clone()
+        self.place, self.steps = (state[name].clone() for name in ("place", "steps"))
 
     def _observe(self):
         self.seen[:] = torch.cat([self.place, self.steps.unsqueeze(1)], 1)

@@ -36,7 +36,7 @@ def test_observations_and_actions_are_tensors_and_rewards_reach_the_host():
     session.collect()
     assert isinstance(rollout.observations, torch.Tensor)
     assert isinstance(rollout.actions, torch.Tensor)
-    place = np.asarray(rollout.observations[1:, :, :2])
+    place = torch.as_tensor(rollout.observations)[1:, :, :2].numpy()
     going_on = ~rollout.done
     np.testing.assert_allclose(rollout.scores[going_on], -np.linalg.norm(place, axis=2)[going_on], atol=1e-6)
     np.testing.assert_array_equal(rollout.rewards, 2.0 * rollout.scores)
