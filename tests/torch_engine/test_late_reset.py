@@ -235,3 +235,13 @@ def test_the_real_one_behaves_like_the_fake():
     assert (np.abs(steps["observations"][steps["dead"]]) <= 0.05).all()
     assert (np.abs(steps["observations"][done]) > 0.05).any(1).all()
     envs.close()
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_the_real_ones_bounds_are_not_warned_of():
+    pytest.importorskip("envpool", reason="EnvPool isn't installed")
+    config = EnvConfig.model_validate({"id": "CartPole-v1", "backend": "envpool"})
+    envs = make_envs(config, describe(config), 0, range(2), pytest.fail)
+    envs.reset()
+    envs.step()
+    envs.close()

@@ -139,9 +139,9 @@ class EnvPoolEnvs(HostEnvs):
         if self._pools[number] is not None:
             self._pools[number].close()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+            warnings.simplefilter("ignore")  # the bounds' warning comes at the first use
             self._pools[number] = _make(self._module, self._config, count, seed)
-        observation, _ = self._pools[number].reset()
+            observation, _ = self._pools[number].reset()
         encode_batch(self.description.observation, observation, self.buffers.observations[part])
         self.buffers.terminated[part] = self.buffers.truncated[part] = False
 
