@@ -419,8 +419,8 @@ def _check_choices(config: Config) -> None:
         raise ValueError(f"network.hidden_sizes: {list(config.network.hidden_sizes)} has a layer below 1 unit")
     if config.network.custom is not None and config.network.recurrent is not None:
         raise ValueError(
-            f"network.recurrent: {config.network.recurrent}, but network.custom {config.network.custom} stands in place "
-            "of all networks; leave one of them out"
+            f"network.recurrent: {config.network.recurrent}, but network.custom {config.network.custom} stands in "
+            "place of all networks; leave one of them out"
         )
     if config.algorithm == "grpo" and config.normalize.returns:
         raise ValueError(

@@ -42,7 +42,7 @@ class Counted(gymnasium.Env):
 
 @pytest.fixture(autouse=True)
 def _registered():
-    gymnasium.register("Counted-v0", Counted)
+    gymnasium.register("Counted-v0", lambda **kwargs: Counted(**kwargs))
     yield
     del gymnasium.registry["Counted-v0"]
 
@@ -74,5 +74,5 @@ def test_a_mask_comes_with_every_observation_but_the_one_that_ends_an_episode(so
 def test_an_episode_that_goes_on_without_a_mask_is_an_error():
     envs = begin("info", silent=2)
     envs.step()
-    with pytest.raises(EnvironmentFailureError, match="env.action_mask is 'info', but info has no 'action_mask'"):
+    with pytest.raises(EnvironmentFailureError, match=r"env\.action_mask is 'info', but info has no 'action_mask'"):
         envs.step()
