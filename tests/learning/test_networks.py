@@ -1,7 +1,7 @@
 """Networks beyond multilayer perceptrons: each on a task that it solves and that one without it doesn't."""
 
 import pytest
-from learned import SMALL, hidden, learned
+from learned import SMALL, hidden, learned, played
 
 __all__ = ["learned"]
 
@@ -15,6 +15,7 @@ NERVES = ("tasks:Nerves-v0", *SMALL, "--network.log-std-init", -1, "--total-step
 def test_a_recurrent_policy_remembers(learned, core, shared):
     recurrent = ("--network.recurrent", core, "--network.recurrent-size", 16, "--network.sequence-length", 8)
     assert learned(*RECALL, *recurrent, "--network.shared", shared)["final_return"] > 0.9
+    assert played("run") == 1
 
 
 def test_a_policy_without_memory_only_guesses(learned):
@@ -23,6 +24,7 @@ def test_a_policy_without_memory_only_guesses(learned):
 
 def test_a_squashed_gaussian_reaches_all_of_uneven_bounds(learned):
     assert learned(*AIM, "--network.squash", "true")["final_return"] > 15
+    assert played("run") > 15
 
 
 def test_a_squashed_gaussian_that_sees_no_mark_misses_it(learned):

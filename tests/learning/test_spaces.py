@@ -4,7 +4,9 @@ All tasks have 16 steps (``tests/modules/tasks.py``), so the best return is 16.
 """
 
 import pytest
-from learned import SMALL, hidden, learned
+from learned import SMALL, asked_at_once, hidden, learned, played
+
+from lockstep import load_policy
 
 __all__ = ["learned"]
 
@@ -53,11 +55,17 @@ def test_a_network_by_import_path_gets_its_arguments(learned):
 def test_what_is_allowed_is_known_from_the_mask_only(learned):
     words = ("tasks:Allowed-v0", *SMALL, "--total-steps", 8192)
     assert learned(*words, "--env.action-mask", "info")["final_return"] > 14
+    assert played("run", masked=True) > 15
+    assert played("run") < 0
     assert learned(*words, name="unmasked")["final_return"] < -4
 
 
 def test_every_part_of_a_nested_dict_is_read(learned):
     assert learned(*PARTS)["final_return"] > 15
+    assert played("run") > 15
+    together, alone = asked_at_once(load_policy("run"))
+    assert together.tolist() == [action.tolist() for action in alone]
+    assert len({tuple(action) for action in together.tolist()}) > 3
 
 
 @pytest.mark.parametrize(

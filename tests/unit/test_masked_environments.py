@@ -42,7 +42,7 @@ class Counted(gymnasium.Env):
 
 @pytest.fixture(autouse=True)
 def _registered():
-    gymnasium.register("Counted-v0", lambda **_: Counted())
+    gymnasium.register("Counted-v0", lambda **kwargs: Counted(**kwargs))
     yield
     del gymnasium.registry["Counted-v0"]
 

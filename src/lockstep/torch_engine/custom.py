@@ -22,9 +22,12 @@ def _part(leaf: Leaf, rows: Tensor, floats: Tensor) -> Tensor:
 
 
 def observation_tensors(layout: ObservationLayout, rows: Tensor) -> Any:
-    """Rows ``[n, width]`` as the environment's own structure: a tensor, or a flat dict of them by path."""
+    """Rows ``[n, width]`` as the environment's own structure: a tensor, or a flat dict of them by path.
+
+    A mask that comes apart from the observation isn't among them.
+    """
     floats = encoders.float_columns(layout, rows)
-    parts = {leaf.name: _part(leaf, rows, floats) for leaf in layout.leaves}
+    parts = {leaf.name: _part(leaf, rows, floats) for leaf in layout.leaves if not leaf.apart}
     return parts[""] if list(parts) == [""] else parts
 
 
