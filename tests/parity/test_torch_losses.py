@@ -190,6 +190,8 @@ def test_a_clipped_sample_that_gains_has_no_gradient_and_one_that_loses_has():
     # ratio 1.5 beyond 1.2: with A > 0 the surrogate is flat, with A < 0 it is not.
     log_prob = torch.full((2,), float(np.log(1.5)), dtype=torch.float64, requires_grad=True)
     zeros, advantages = torch.zeros(2, dtype=torch.float64), torch.tensor([1.0, -1.0], dtype=torch.float64)
-    loss, _ = loss_and_terms(log_prob, zeros, zeros, zeros, zeros, advantages, zeros, LossSettings(0.2, None, 0, 0.5, 1))
+    loss, _ = loss_and_terms(
+        log_prob, zeros, zeros, zeros, zeros, advantages, zeros, LossSettings(0.2, None, 0, 0.5, 1)
+    )
     (gradient,) = torch.autograd.grad(loss, log_prob)
     assert gradient.tolist() == pytest.approx([0.0, 1.5])

@@ -162,12 +162,18 @@ def test_each_shard_is_scaled_by_the_standard_deviation_and_the_mode_by_nothing(
     net = policy_net(4, 2, False, (), "tanh")
     parameters = nets.expand({"log_std": torch.log(torch.tensor([2.0, 0.5]))}, 2)
     output, noise = torch.ones(2, 3, 2), torch.ones(2, 3, 2)
-    torch.testing.assert_close(distributions.sample(net, parameters, output, noise), torch.tensor([3.0, 1.5]).expand(2, 3, 2))
+    torch.testing.assert_close(
+        distributions.sample(net, parameters, output, noise), torch.tensor([3.0, 1.5]).expand(2, 3, 2)
+    )
     assert torch.equal(distributions.mode(net, output), output)
 
 
 def test_the_mode_is_the_likeliest_action_and_without_noise_the_sample_too():
     net, logits = policy_net(4, 3, True, (), "tanh"), torch.tensor([[[0.0, 2.0, 1.0], [3.0, 2.0, 1.0]]])
-    assert distributions.mode(net, logits).tolist() == distributions.sample(net, {}, logits, torch.zeros(1, 2, 3)).tolist() == [[1, 0]]
+    assert (
+        distributions.mode(net, logits).tolist()
+        == distributions.sample(net, {}, logits, torch.zeros(1, 2, 3)).tolist()
+        == [[1, 0]]
+    )
     noise = torch.tensor([[[0.0, 0.0, 1.5], [0.0, 0.0, 0.0]]])
     assert distributions.sample(net, {}, logits, noise).tolist() == [[2, 0]]

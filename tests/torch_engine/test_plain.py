@@ -167,7 +167,9 @@ def test_every_option_changes_the_gradient():
 
 
 def test_what_is_plain():
-    assert {name for name in activations.ACTIVATIONS if derivable(policy_net(4, 2, True, (8,), name))} == set(ACTIVATIONS)
+    assert {name for name in activations.ACTIVATIONS if derivable(policy_net(4, 2, True, (8,), name))} == set(
+        ACTIVATIONS
+    )
     for option in ("shared", "squashed", "state_dependent_std", "core"):
         assert not derivable(replace(policy_net(4, 2, False, (8,)), **{option: "gru" if option == "core" else True}))
     assert not derivable(policy_net(4, 2, False, (8,), critic=False))

@@ -37,7 +37,9 @@ def test_a_ranks_draws_are_its_slice_of_the_worlds(draw, discrete):
 
     def drawn(plan: ShardPlan) -> np.ndarray:
         if draw == "noise":
-            return action_noise(config, plan, make_net(config, description.observation, description.action), iteration=2)
+            return action_noise(
+                config, plan, make_net(config, description.observation, description.action), iteration=2
+            )
         return random_actions(config, plan, description.action)
 
     world = drawn(plan_of(config))

@@ -138,7 +138,9 @@ def test_a_minibatch_in_parts_has_the_gradient_of_the_whole(mode, activation, di
     state = small_state(config, described(discrete))
     minibatch = minibatch_of(config, state)
     whole = exact_gradient(state, config, alone(config), mode)(*minibatch)
-    torch.testing.assert_close(exact_gradient(state, parts, alone(parts), mode)(*minibatch), whole, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        exact_gradient(state, parts, alone(parts), mode)(*minibatch), whole, rtol=1e-5, atol=1e-5
+    )
     half = {name: x[:, : x.shape[1] // 2].contiguous() for name, x in minibatch[0].items()}
     assert (exact_gradient(state, config, alone(config), mode)(half, minibatch[1]) - whole).abs().max() > 1e-2
 

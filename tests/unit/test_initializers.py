@@ -99,7 +99,11 @@ def test_layers_of_one_shape_differ():
 
 
 def test_a_convolution_is_one_orthogonal_matrix_and_a_recurrent_core_has_gain_1():
-    shapes = {"actor.encoder.image.0.weight": (8, 3, 4, 4), "actor.core.hidden.weight": (16, 4), "actor.0.weight": (4, 4)}
+    shapes = {
+        "actor.encoder.image.0.weight": (8, 3, 4, 4),
+        "actor.core.hidden.weight": (16, 4),
+        "actor.0.weight": (4, 4),
+    }
     parameters = orthogonal_parameters(0, shapes, {})
     assert {name: array.shape for name, array in parameters.items()} == shapes
     kernel = parameters["actor.encoder.image.0.weight"].reshape(8, 48)

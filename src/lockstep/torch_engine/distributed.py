@@ -53,6 +53,11 @@ def visible_gpus() -> int:
     return torch.cuda.device_count()
 
 
+def device_memory() -> int:
+    """Bytes of the smallest visible GPU."""
+    return min(torch.cuda.get_device_properties(n).total_memory for n in range(torch.cuda.device_count()))
+
+
 def set_up_torch(config: Config, topology: Topology) -> torch.device:
     """Pin down what decides the last bits (threads, TF32, autotuning) and give this rank its device."""
     torch.set_num_threads(config.threads)

@@ -113,7 +113,9 @@ def random_actions(config: Config, plan: ShardPlan, action: ActionLayout) -> np.
     return np.concatenate(parts, 1)
 
 
-def allowed_actions(observation: ObservationLayout, action: ActionLayout, rows: np.ndarray, drawn: np.ndarray) -> np.ndarray:
+def allowed_actions(
+    observation: ObservationLayout, action: ActionLayout, rows: np.ndarray, drawn: np.ndarray
+) -> np.ndarray:
     """Drawn actions ``[E, …]``, but where the observation rows ``[E, width]`` forbid one, another that they allow."""
     if observation.mask is None:
         return drawn
