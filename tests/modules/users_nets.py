@@ -1,5 +1,7 @@
 """Networks that a user might bring, good ones and others."""
 
+from typing import ClassVar
+
 import torch
 from torch import nn
 
@@ -75,7 +77,7 @@ class Scaled(Tiny):
 class Telling(Tiny):
     """Notes the dtype of its hidden activations, and whether a gradient was being taken."""
 
-    seen = set()
+    seen: ClassVar[set[tuple[str, bool]]] = set()
 
     def __init__(self, observation, outputs):
         super().__init__(observation, outputs)

@@ -47,7 +47,7 @@ def weigh(state):
     }
 
 
-def main():
+def train():
     config = resolve(Config.model_validate_json(sys.argv[1]))
     topology = from_environment()
     session = open_session(config, topology, None)
@@ -63,7 +63,7 @@ def main():
     told["parameters"] = hashlib.sha256(b"".join(a.tobytes() for a in arrays.values())).hexdigest()
     print(json.dumps(told), flush=True)
     session.close()
-    close_process_group()
 
 
-main()
+train()
+close_process_group()

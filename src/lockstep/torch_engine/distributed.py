@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import gc
 import hashlib
 import json
 import os
@@ -99,6 +100,7 @@ def uses_nccl(config: Config) -> bool:
 def close_process_group() -> None:
     """Leave the process group, if there is one."""
     if dist.is_initialized():
+        gc.collect()  # FSDP's modules hold groups in cycles; their threads must end before the process does
         dist.destroy_process_group()
 
 

@@ -337,6 +337,7 @@ def train(
                 return _train(session, run, options, request, started, checkpoint)
             finally:
                 session.close()
+                del session  # with FSDP it holds process groups
         finally:
             close_process_group()
 
