@@ -7,6 +7,7 @@ space. The networks take the row apart again (:mod:`lockstep.torch_engine.encode
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -51,7 +52,7 @@ class Leaf:
     @cached_property
     def size(self) -> int:
         """Columns (bytes of an image) in the row."""
-        return int(np.prod(self.shape, dtype=int))
+        return math.prod(self.shape)
 
     @cached_property
     def image_shape(self) -> tuple[int, int, int]:

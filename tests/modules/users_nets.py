@@ -1,5 +1,7 @@
 """Networks that a user might bring, good ones and others."""
 
+from typing import ClassVar
+
 import torch
 from torch import nn
 
@@ -58,3 +60,29 @@ class Broken(nn.Module):
 
     def forward(self, observation):
         return self.layer(observation)
+
+
+class Scaled(Tiny):
+    """Has a parameter without an axis."""
+
+    def __init__(self, observation, outputs):
+        super().__init__(observation, outputs)
+        self.scale = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, observation):
+        output, values = super().forward(observation)
+        return self.scale * output, values
+
+
+class Telling(Tiny):
+    """Notes the dtype of its hidden activations, and whether a gradient was being taken."""
+
+    seen: ClassVar[set[tuple[str, bool]]] = set()
+
+    def __init__(self, observation, outputs):
+        super().__init__(observation, outputs)
+        self.body[0].register_forward_hook(self._tell)
+
+    @classmethod
+    def _tell(cls, module, inputs, output):
+        cls.seen.add((str(output.dtype), torch.is_grad_enabled()))

@@ -29,6 +29,7 @@ from lockstep.runs.directory import (
 )
 from lockstep.runs.trackers import check_trackers
 from lockstep.shards import world_sizes
+from lockstep.sizing import Resources, available_memory, size
 from lockstep.topology import Topology, available_cores, from_environment
 
 STOPPED_BY_SIGNAL = (130, 143)
@@ -85,9 +86,24 @@ def number_of_ranks(options: RunOptions, config: Config, topology: Topology) -> 
     if options.nproc != "auto":
         return options.nproc
     limit = available_cores() if config.device == "cpu" else max(1, engine_module(config.engine).visible_gpus())
+    if isinstance(config.num_envs_per_rank, str) and config.num_shards is not None:
+        return max(n for n in world_sizes(config.num_shards) if n <= limit)
     if config.num_envs_per_rank is not None and config.num_shards is None:
         return 1 << (limit.bit_length() - 1)
     return max(n for n in world_sizes(resolve(config).shards) if n <= limit)
+
+
+def sized_for_machine(config: Config, nproc: int, ranks_here: int) -> tuple[Config, str | None]:
+    """``num_envs_per_rank: auto`` as a number for this machine, and the line that says so; others as they are."""
+    if not isinstance(config.num_envs_per_rank, str):
+        return config, None
+    device_memory = None
+    if config.device == "cuda":
+        engine = engine_module(config.engine)
+        engine.check_device(config.device, ranks_here)
+        device_memory = engine.device_memory()
+    resources = Resources(available_cores(), available_memory(), device_memory)
+    return size(config, nproc, ranks_here, resources, lambda: describe(config.env))
 
 
 def _check_machine(config: Config, ranks_here: int) -> None:
@@ -159,6 +175,10 @@ def _prepare(request: Request, topology: Topology) -> tuple[Assignment, RunDirec
     path, which = (None, None) if options.resume is None else find_run(options.resume, options.runs_dir)
     config = request.config if path is None else resumed_config(path, request.overrides)
     nproc = number_of_ranks(options, config, topology)
+    ranks_here = topology.local_world_size if topology.launched else nproc
+    config, rule = sized_for_machine(config, nproc, ranks_here)
+    if rule is not None and writer and not options.quiet:
+        print(rule)
     per_rank = config.num_envs_per_rank
     config = resolve(config, nproc)
     if per_rank is not None and writer and not options.quiet:
@@ -167,7 +187,7 @@ def _prepare(request: Request, topology: Topology) -> tuple[Assignment, RunDirec
         print(request.note)
     _check_options(options, config)
     _check_company(config, writer)
-    _check_machine(config, topology.local_world_size if topology.launched else nproc)
+    _check_machine(config, ranks_here)
     run, which = _open_directory(request, config, path, which, writer)
     return Assignment(config, run.path, options, which), run, nproc
 

@@ -43,7 +43,7 @@ def compiled(loss: LossFunction, config: Config) -> LossFunction:
             def of_tensors(weights: Mapping[str, Tensor], columns: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
                 return loss(net, weights, columns, whole)
 
-            functions[whole] = torch.compile(of_tensors, dynamic=False, mode=graph_mode)
+            functions[whole] = torch.compile(of_tensors, dynamic=False, fullgraph=True, mode=graph_mode)
         if config.cuda_graphs:  # the last step's outputs were copied and may be overwritten
             torch.compiler.cudagraph_mark_step_begin()
         total, terms = functions[whole](dict(weights), dict(columns))

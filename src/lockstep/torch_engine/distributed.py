@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import gc
 import hashlib
 import json
 import os
@@ -53,6 +54,11 @@ def visible_gpus() -> int:
     return torch.cuda.device_count()
 
 
+def device_memory() -> int:
+    """Bytes of the smallest visible GPU."""
+    return min(torch.cuda.get_device_properties(n).total_memory for n in range(torch.cuda.device_count()))
+
+
 def set_up_torch(config: Config, topology: Topology) -> torch.device:
     """Pin down what decides the last bits (threads, TF32, autotuning) and give this rank its device."""
     torch.set_num_threads(config.threads)
@@ -94,6 +100,7 @@ def uses_nccl(config: Config) -> bool:
 def close_process_group() -> None:
     """Leave the process group, if there is one."""
     if dist.is_initialized():
+        gc.collect()  # FSDP's modules hold groups in cycles; their threads must end before the process does
         dist.destroy_process_group()
 
 

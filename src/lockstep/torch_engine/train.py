@@ -19,7 +19,13 @@ from lockstep.runs.directory import RunDirectory
 from lockstep.topology import Topology
 from lockstep.torch_engine.batch import make_batch
 from lockstep.torch_engine.clock import Clock
-from lockstep.torch_engine.distributed import check_device, close_process_group, machine_facts, visible_gpus
+from lockstep.torch_engine.distributed import (
+    check_device,
+    close_process_group,
+    device_memory,
+    machine_facts,
+    visible_gpus,
+)
 from lockstep.torch_engine.elastic import start_ranks
 from lockstep.torch_engine.evaluation import evaluate_policy
 from lockstep.torch_engine.groups import begin_groups, finished_episodes
@@ -38,7 +44,7 @@ from lockstep.torch_engine.statistics import explained_variance, merge_normalize
 from lockstep.torch_engine.update import update
 from lockstep.videos import record_evaluation
 
-__all__ = ["TrainResult", "check_device", "start_ranks", "train", "visible_gpus"]
+__all__ = ["TrainResult", "check_device", "device_memory", "start_ranks", "train", "visible_gpus"]
 
 # Stop codes, agreed as the highest of any rank; signals are their own numbers' negative exit convention (128 + n).
 RUNNING, TIME_LIMIT, STEP_LIMIT, FINISHED = 0, 1, -1, -2
@@ -333,6 +339,7 @@ def train(
                 return _train(session, run, options, request, started, checkpoint)
             finally:
                 session.close()
+                del session  # with FSDP it holds process groups
         finally:
             close_process_group()
 

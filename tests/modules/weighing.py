@@ -1,0 +1,69 @@
+"""A rank that trains some iterations and weighs what it holds: ``python -m weighing CONFIG_JSON ITERATIONS``.
+
+It has torchrun's variables set and prints one JSON line: bytes of the tensors that live between iterations, of
+parameters, gradients and moments among them, and a hash of all the parameters.
+"""
+
+import gc
+import hashlib
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from lockstep.config import Config, RunOptions, resolve
+from lockstep.launch.signals import StopRequest
+from lockstep.runs.directory import RunDirectory
+from lockstep.topology import from_environment
+from lockstep.torch_engine.distributed import close_process_group
+from lockstep.torch_engine.session import open_session
+from lockstep.torch_engine.state import MOMENTS, POLICY, state_arrays
+from lockstep.torch_engine.train import Trainer
+
+
+def storage_bytes(tensors):
+    """Bytes of the memory behind tensors, counted once."""
+    storages = {}
+    for x in tensors:
+        part = getattr(x, "_local_tensor", x).untyped_storage()
+        storages[part.data_ptr()] = part.nbytes()
+    return sum(storages.values())
+
+
+def weigh(state):
+    """Of everything that lives, and of what training changes."""
+    gc.collect()
+    live = [x for x in gc.get_objects() if type(x) is torch.Tensor or type(x) is torch.nn.Parameter]
+    optimizer = state.optimizer
+    parameters = optimizer.param_groups[0]["params"]
+    moments = [optimizer.state[p][name] for p in parameters for name in MOMENTS]
+    return {
+        "all": storage_bytes(live),
+        "parameters and moments": storage_bytes([*parameters, *moments, state.parameters.flat]),
+        "whole network": 4 * state.parameters.flat.numel(),
+    }
+
+
+def train():
+    config = resolve(Config.model_validate_json(sys.argv[1]))
+    topology = from_environment()
+    session = open_session(config, topology, None)
+    run = RunDirectory(Path(tempfile.mkdtemp()), is_writer=False)
+    trainer = Trainer(session, run, RunOptions(), StopRequest(), time.monotonic())
+    seen = []
+    collect = session.envs.step
+    session.envs.step = lambda: (seen.append(session.state.parameters.flat.untyped_storage().nbytes()), collect())[1]
+    for _ in range(int(sys.argv[2])):
+        trainer.iterate()
+    told = weigh(session.state) | {"in a rollout": max(seen)}
+    arrays = {name: a for name, a in state_arrays(session.state).items() if name.startswith(POLICY)}
+    told["parameters"] = hashlib.sha256(b"".join(a.tobytes() for a in arrays.values())).hexdigest()
+    print(json.dumps(told), flush=True)
+    session.close()
+
+
+train()
+close_process_group()

@@ -1,0 +1,154 @@
+"""bfloat16: really on inside the networks, in rollouts, evaluations and gradients, and nowhere else."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from small_runs import alone, described, plan_of, random_batch, run_ranks, seeded, small_config, small_state
+from torch import nn
+
+from lockstep.shards import ShardPlan
+from lockstep.torch_engine import nets
+from lockstep.torch_engine.batch import evaluate
+from lockstep.torch_engine.choose_mode import choose_mode
+from lockstep.torch_engine.gradients import exact_gradient, fast_gradient, loss_settings, shard_gradients
+from lockstep.torch_engine.policy import PolicyFunction
+from lockstep.torch_engine.rollout import Actor
+from lockstep.torch_engine.state import POLICY, TrainState, state_arrays
+
+MODULES = str(Path(__file__).parents[1] / "modules")
+LOW, FULL = torch.bfloat16, torch.float32
+NETS = {
+    "tanh": {},
+    "silu": {"activation": "silu", "shared": True},
+    "LSTM": {"recurrent": "lstm", "recurrent_size": 8, "sequence_length": 4},
+    "GRU": {"recurrent": "gru", "recurrent_size": 8, "sequence_length": 4},
+}
+
+
+@pytest.fixture
+def products(monkeypatch):
+    """Dtypes of what the networks' batched matrix products give, in order."""
+    seen = []
+    for name in ("baddbmm", "bmm"):
+        right = getattr(torch, name)
+
+        def watched(*arguments, right=right, **options):
+            out = right(*arguments, **options)
+            seen.append(out.dtype)
+            return out
+
+        monkeypatch.setattr(torch, name, watched)
+    return seen
+
+
+@pytest.fixture
+def telling(monkeypatch):
+    """The user's module that tells of its activations."""
+    monkeypatch.syspath_prepend(MODULES)
+    __import__("users_nets")
+    kind = sys.modules["users_nets"].Telling
+    kind.seen.clear()
+    return kind
+
+
+def config_of(precision, **network):
+    return small_config(precision=precision, network=network, num_steps=8)
+
+
+def acted(state: TrainState, plan: ShardPlan):
+    """A step of a rollout of all environments."""
+    torch.manual_seed(0)
+    observations, noise = torch.randn(plan.local_num_envs, 4).numpy(), torch.zeros(plan.local_num_envs, 3).numpy()
+    actor = Actor(state, plan, "loop", torch.device("cpu"))
+    actor.begin(state.carry)
+    with torch.inference_mode():
+        return actor(observations, noise)
+
+
+def minibatch(config, state):
+    columns = random_batch(config, state.net).columns()
+    if state.net.core:
+        k, rows = columns["actions"].shape
+        columns = {name: x.unflatten(1, (-1, 4)) for name, x in columns.items()}
+        columns["carry"] = torch.randn(k, rows // 4, state.net.carry_size, generator=seeded(3))
+        columns["resets"] = (torch.randn(columns["actions"].shape, generator=seeded(4)) > 1).float()
+    return columns
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16", LOW), ("fp32", FULL)])
+@pytest.mark.parametrize("net", ["silu", "LSTM", "GRU"])
+def test_matrix_products_are_of_the_precision_asked_for(products, precision, dtype, net):
+    config = config_of(precision, **NETS[net])
+    state = small_state(config, described())
+    acted(state, plan_of(config))
+    rollout, products[:] = set(products), []
+    gradient = shard_gradients(state, loss_settings(config), config)(minibatch(config, state), 32)
+    assert (rollout, set(products)) == ({dtype}, {dtype})
+    assert gradient.dtype == state.parameters.flat.dtype == FULL
+    products.clear()
+    function = PolicyFunction(config, _environment(), {POLICY + k: v.numpy() for k, v in state.parameters.views.items()})
+    function(torch.randn(2, 4).numpy(), None, torch.zeros(2, function.carry_size).numpy())
+    assert set(products) == {dtype}
+
+
+def _environment():
+    from dataclasses import asdict
+
+    return asdict(described())
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16", LOW), ("fp32", FULL)])
+def test_activations_inside_a_users_module_are_of_the_precision_asked_for(telling, precision, dtype):
+    config = config_of(precision, custom="users_nets:Telling")
+    state = small_state(config, described())
+    telling.seen.clear()
+    acted(state, plan_of(config))
+    assert telling.seen == {(str(dtype), False)}
+    telling.seen.clear()
+    columns = minibatch(config, state) | {"dropout_seed": torch.zeros(config.shards, 1, dtype=torch.long)}
+    fast_gradient(state, config, alone(config))(columns, 32)
+    assert telling.seen == {(str(dtype), True)}
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_values_and_log_probabilities_are_float32_made_of_bfloat16(net):
+    if NETS[net].get("recurrent"):
+        config = config_of("bf16", **NETS[net])
+        state = small_state(config, described())
+        x, carry = torch.randn(1, 3, 2, 4), torch.randn(1, 2, state.net.carry_size)
+        results = nets.unroll(state.net, state.parameters.expanded(1), x, carry, torch.zeros(1, 3, 2))
+    else:
+        states = [small_state(config_of(p, **NETS[net]), described()) for p in ("bf16", "fp32")]
+        x, actions = torch.randn(1, 5, 4, generator=seeded(0)), torch.randint(0, 3, (1, 5), generator=seeded(1))
+        with torch.no_grad():
+            results, full = (evaluate(state, "loop", x, actions) for state in states)
+        for low, high in zip(results, full, strict=True):
+            torch.testing.assert_close(low, high, rtol=0.05, atol=0.05)
+            assert not torch.equal(low, high)
+    assert {x.dtype for x in results if x is not None} == {FULL}
+
+
+@pytest.mark.parametrize("net", ["silu", "LSTM", "tanh"])
+def test_two_ranks_take_the_gradient_of_one_in_bfloat16(net):
+    config = config_of("bf16", **NETS[net])
+
+    def rank(plan, communicator):
+        state = small_state(config, described(), plan)
+        mode = choose_mode(state, config, communicator)
+        owned = slice(plan.shards.start, plan.shards.stop)
+        columns = {name: x[owned].clone() for name, x in minibatch(config, state).items()}
+        return mode, exact_gradient(state, config, communicator, mode)(columns, 32)
+
+    (mode, one), two = rank(plan_of(config), alone(config)), run_ranks(config, 2, rank)
+    full_state = small_state(config_of("fp32", **NETS[net]), described())
+    full = exact_gradient(full_state, config_of("fp32", **NETS[net]), alone(config), "loop")
+    assert [m for m, _ in two] == [mode] * 2
+    assert all(torch.equal(gradient, one) for _, gradient in two)
+    assert not torch.equal(full(minibatch(config, full_state), 32), one)
+
+
+def test_a_state_in_bfloat16_is_saved_in_float32():
+    assert {a.dtype.name for a in state_arrays(small_state(config_of("bf16"), described())).values()} == {"float32"}
+    assert nn.Linear(2, 2).weight.dtype == FULL  # nothing was set for everybody
