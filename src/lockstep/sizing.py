@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.config import Config, resolve
+from lockstep.config import Config
+from lockstep.config_checks import resolve
 from lockstep.envs.description import EnvDescription
 
 GB = 10**9

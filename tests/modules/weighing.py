@@ -14,7 +14,8 @@ from pathlib import Path
 
 import torch
 
-from lockstep.config import Config, RunOptions, resolve
+from lockstep.config import Config, RunOptions
+from lockstep.config_checks import resolve
 from lockstep.launch.signals import StopRequest
 from lockstep.runs.directory import RunDirectory
 from lockstep.topology import from_environment

@@ -6,7 +6,8 @@ import re
 import pytest
 
 from lockstep import sizing
-from lockstep.config import Config, EnvConfig, resolve
+from lockstep.config import Config, EnvConfig
+from lockstep.config_checks import resolve
 from lockstep.envs.description import describe
 from lockstep.launch import start
 from lockstep.sizing import ENV_BYTES, GB, Resources, available_memory, bytes_per_env, size, wanted
@@ -49,7 +50,8 @@ def test_long_rollouts_of_large_observations_take_memory(cartpole):
 
 def sized(cartpole, world_size=1, ranks_here=1, resources=None, **settings):
     resources = resources or Resources(2, PLENTY)
-    return size(Config(**settings), world_size, ranks_here, resources, lambda: cartpole)
+    config, line = size(Config(**settings), world_size, ranks_here, resources, lambda: cartpole)
+    return config, line or ""
 
 
 def test_ranks_of_a_machine_share_its_cores_and_memory(cartpole):
