@@ -19,3 +19,14 @@ def test_a_policy_stays_near_its_reference(learned):
     words = (*CARTPOLE, "--total-steps", 49152, "--network.hidden-sizes", 32, "--ppo.learning-rate", 5e-3)
     free = learned(*words)["final_return"]
     assert learned(*words, "--grpo.kl-coef", 20, name="held")["final_return"] < 40 < free
+
+
+def test_pushing(learned):
+    """A fifth of the preset's length; the preset's 3 M steps end at a success rate above 0.9 (docs/networks.md)."""
+    words = ("lockstep/PushCube-v0", "--algorithm", "grpo", "--ppo.schedule", "constant")
+    pushing = learned(*words, "--total-steps", 600_000)
+    assert pushing["final_return"] > 1
+    assert pushing["final_success_rate"] > 0.08
+    still = learned(*words, "--total-steps", 64_000, "--ppo.learning-rate", 1e-9, name="still")
+    assert still["final_return"] < 0.5
+    assert still["final_success_rate"] < 0.05
