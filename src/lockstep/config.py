@@ -453,7 +453,8 @@ def _check_scale(config: Config) -> None:
         )
     if config.fsdp and config.sync_period > 1:
         raise ValueError(
-            f"sync_period: {config.sync_period} needs whole parameters on every rank and fsdp shards them; leave one out"
+            f"sync_period: {config.sync_period} needs whole parameters on every rank and fsdp shards them; "
+            "leave one out"
         )
     if config.cuda_graphs and not (config.compile and config.device == "cuda"):
         raise ValueError(

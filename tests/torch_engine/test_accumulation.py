@@ -12,6 +12,7 @@ from lockstep.torch_engine.gradients import (
     loss_settings,
     shard_gradients,
 )
+from lockstep.torch_engine.self_check import Mode
 
 COUNT = 32
 NETS = pytest.mark.parametrize("activation", ["tanh", "silu"], ids=["by hand", "autograd"])
@@ -22,7 +23,7 @@ def config_of(pieces, activation, reduction="exact"):
     return small_config(num_shards=4, ppo=ppo, network={"activation": activation}, reduction=reduction)
 
 
-def gradient_of(pieces, activation, world_size=1, mode="loop"):
+def gradient_of(pieces, activation, world_size=1, mode: Mode = "loop"):
     """The exact gradient, from every rank."""
     config = config_of(pieces, activation)
 
@@ -56,7 +57,9 @@ def test_accumulated_gradients_have_the_same_bits_on_more_ranks(activation, worl
 def test_the_networks_see_one_piece_at_a_time(monkeypatch, activation):
     rows = []
     monkeypatch.setattr("lockstep.torch_engine.gradients.plain_gradients", lambda *a: watched(seen_by_hand, *a))
-    monkeypatch.setattr("lockstep.torch_engine.gradients.autograd_gradients", lambda *a: watched(autograd_gradients, *a))
+    monkeypatch.setattr(
+        "lockstep.torch_engine.gradients.autograd_gradients", lambda *a: watched(autograd_gradients, *a)
+    )
     config = config_of(4, activation)
     state = small_state(config, described())
 

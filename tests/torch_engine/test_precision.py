@@ -88,7 +88,9 @@ def test_matrix_products_are_of_the_precision_asked_for(products, precision, dty
     assert (rollout, set(products)) == ({dtype}, {dtype})
     assert gradient.dtype == state.parameters.flat.dtype == FULL
     products.clear()
-    function = PolicyFunction(config, _environment(), {POLICY + k: v.numpy() for k, v in state.parameters.views.items()})
+    function = PolicyFunction(
+        config, _environment(), {POLICY + k: v.numpy() for k, v in state.parameters.views.items()}
+    )
     function(torch.randn(2, 4).numpy(), None, torch.zeros(2, function.carry_size).numpy())
     assert set(products) == {dtype}
 

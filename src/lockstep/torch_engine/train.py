@@ -30,6 +30,7 @@ from lockstep.torch_engine.elastic import start_ranks
 from lockstep.torch_engine.evaluation import evaluate_policy
 from lockstep.torch_engine.groups import begin_groups, finished_episodes
 from lockstep.torch_engine.minibatches import advantage_moments, minibatch_indices, minibatch_statistics
+from lockstep.torch_engine.periodic import update_periodically
 from lockstep.torch_engine.rollout import action_noise, collect, record_replay
 from lockstep.torch_engine.session import (
     Session,
@@ -38,7 +39,6 @@ from lockstep.torch_engine.session import (
     current_policy,
     open_session,
 )
-from lockstep.torch_engine.periodic import update_periodically
 from lockstep.torch_engine.state import POLICY, gather_parameters, release_parameters, state_arrays
 from lockstep.torch_engine.statistics import explained_variance, merge_normalizers, share, share_metrics
 from lockstep.torch_engine.update import update
