@@ -17,7 +17,7 @@ SILU = ("--network.activation", "silu", "--normalize.observations", "true")
 NETS = {
     "SiLU": SILU,
     "GRU, accumulated": (
-        *("--network.recurrent", "gru", "--network.recurrent-size", 7, "--network.sequence-length", 8),
+        *("--network.recurrent", "gru", "--network.recurrent-size", 7, "--network.sequence-length", 4),
         *("--ppo.gradient-accumulation", 2),
     ),
     "custom": ("--network.custom", "users_nets:Tiny", "--network.custom-kwargs", '{"units": 9}'),
@@ -108,7 +108,7 @@ def test_a_rank_of_two_holds_half_of_the_parameters_and_moments():
     whole = replicated[0]["whole network"]
     for mine, theirs in zip(replicated, sharded, strict=True):
         assert mine["parameters and moments"] == 3 * whole
-        assert 1.5 * whole <= theirs["parameters and moments"] < 1.52 * whole  # odd rows are rounded up
+        assert 1.48 * whole < theirs["parameters and moments"] < 1.52 * whole  # the first rank has the odd rows
         assert theirs["all"] < 2.1 * whole < 0.5 * mine["all"]  # gradients too; DDP keeps buckets of them
         assert theirs["in a rollout"] == whole
     assert len({rank["parameters"] for rank in replicated}) == len({rank["parameters"] for rank in sharded}) == 1

@@ -55,7 +55,9 @@ class FlatParameters:
     def load(self, flat: Tensor, arrays: dict[str, np.ndarray]) -> None:
         """Copy arrays into a vector's parts; the names and shapes must be these."""
         for name, view in self.split(flat).items():
-            view.copy_(torch.from_numpy(np.ascontiguousarray(arrays[name])))
+            view.copy_(
+                torch.from_numpy(np.ascontiguousarray(arrays[name])).view(view.shape)
+            )  # NumPy adds an axis to none
 
 
 @dataclass
