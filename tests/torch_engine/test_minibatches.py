@@ -247,9 +247,9 @@ def test_a_ranks_part_of_a_recurrent_batch_is_its_slice_of_the_worlds(core):
         for rank in range(world_size):
             plan = plan_of(config, world_size, rank)
             ids = slice(plan.env_ids.start, plan.env_ids.stop)
-            columns = ("observations", "raw", "actions", "native", "rewards", "terminated", "truncated")
+            given = ("observations", "raw", "actions", "native", "rewards", "terminated", "truncated", "successes")
             mine = Rollout(
-                **{name: np.ascontiguousarray(getattr(rollout, name)[:, ids]) for name in columns},
+                **{name: np.ascontiguousarray(getattr(rollout, name)[:, ids]) for name in given},
                 final={(t, e - ids.start): x for (t, e), x in rollout.final.items() if e in plan.env_ids},
             )
             own = small_state(config, described(), plan)
