@@ -58,6 +58,11 @@ class Policy:
         if seed is not None:
             self._noise = keyed_generator(seed, "policy")
 
+    def forget(self, rows: np.ndarray) -> None:
+        """Forget what was seen in some of the rows of the last batch, bool ``[rows]``."""
+        if len(self._carry) == len(rows):
+            self._carry[rows] = 0.0
+
     def __call__(self, observation: Any, deterministic: bool = True, action_mask: Any = None) -> Any:
         """The action for one observation, or the actions for a batch of them.
 

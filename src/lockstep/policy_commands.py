@@ -8,11 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lockstep.command_parser import CommandParser
 from lockstep.envs.description import describe
 from lockstep.envs.registry import make_envs
 from lockstep.evaluation import run_episodes, summarize
 from lockstep.launch.process import EXIT_FAILURE, fail_now, report_failure
+from lockstep.launch.rank import engine_module
 from lockstep.policy import Policy, load_policy
 from lockstep.shards import keyed_seed
 from lockstep.videos import (
@@ -70,12 +73,19 @@ def evaluate(policy: Policy, episodes: int, seed: int | None = None, determinist
         EnvironmentFailureError: an environment raised, died or hung.
     """
     config = policy.config
+    if config.device != "cpu":
+        engine_module(config.engine).check_device(config.device, 1)
     description = describe(config.env)
     start = config.seed if seed is None else seed
     envs = make_envs(config.env, description, start, range(episodes), fail_now, "eval", device=config.device)
     policy.reset(start)
+
+    def act(rows: np.ndarray) -> np.ndarray:
+        policy.forget(envs.buffers.lost)  # a lost life ended an episode in training
+        return policy.native(rows, deterministic)
+
     try:
-        table = run_episodes(envs, lambda rows: policy.native(rows, deterministic), config.eval.max_steps)
+        table = run_episodes(envs, act, config.eval.max_steps)
     finally:
         envs.close()
     return summarize(table) | {"environment": config.env.id, "global_step": policy.global_step}

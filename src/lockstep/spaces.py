@@ -155,7 +155,9 @@ class ObservationLayout:
 
 def _checked(leaf: Leaf, value: Any) -> np.ndarray:
     array = np.asarray(value)
-    if array.shape != leaf.shape and array.size != leaf.size:
+    if leaf.kind == "image" and not np.issubdtype(array.dtype, np.integer):
+        raise ValueError(f"observation of dtype {array.dtype}, its space says uint8")
+    if array.shape != leaf.shape and (leaf.kind == "image" or array.size != leaf.size):
         what = f" part {leaf.name!r}" if leaf.name else ""
         raise ValueError(f"observation{what} of shape {array.shape}, its space says {leaf.shape}")
     return array

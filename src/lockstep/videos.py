@@ -12,6 +12,7 @@ from typing import Any
 from lockstep.config import EnvConfig
 from lockstep.envs.description import make_environment
 from lockstep.envs.keyed import environment_failure, stated_mask
+from lockstep.envs.wrappers import LIFE_LOST
 from lockstep.policy import Policy
 from lockstep.shards import keyed_seed
 
@@ -79,6 +80,8 @@ def play_episode(env: Any, policy: Policy, writer: Any, seed: int, deterministic
                 writer.append_data(_frame(env))
             action = policy(observation, deterministic, stated_mask(env, info, masked))
             observation, reward, terminated, truncated, info = env.step(action)
+            if info.get(LIFE_LOST):
+                policy.reset()
             total, steps, over = total + float(reward), steps + 1, terminated or truncated
     except (ValueError, OSError):
         raise

@@ -10,7 +10,7 @@ from typing import Any
 
 from lockstep.config import Config, RunOptions
 from lockstep.config_checks import resolve
-from lockstep.config_sources import Request, merge, read_file, validate
+from lockstep.config_sources import FREE, Request, merge, read_file, validate
 from lockstep.envs.description import describe
 from lockstep.envs.envpool_vector import check_envpool_options
 from lockstep.envs.tensor import check_tensor_options
@@ -51,7 +51,8 @@ CHANGEABLE = (
 def _differences(a: dict[str, Any], b: dict[str, Any], prefix: str = "") -> list[tuple[str, Any, Any]]:
     out: list[tuple[str, Any, Any]] = []
     for key in a:
-        if isinstance(a[key], dict) and isinstance(b[key], dict) and key != "kwargs":
+        whole = f"{prefix}{key}" in FREE  # a table of the user's own
+        if isinstance(a[key], dict) and isinstance(b[key], dict) and not whole:
             out += _differences(a[key], b[key], f"{prefix}{key}.")
         elif a[key] != b[key]:
             out.append((prefix + key, a[key], b[key]))
@@ -111,7 +112,30 @@ def _check_machine(config: Config, ranks_here: int) -> None:
         engine_module(config.engine).check_device(config.device, ranks_here)
     check_tensor_options(config)
     check_envpool_options(config)
-    describe(config.env)
+    engine_module(config.engine).check_networks(config, describe(config.env))
+
+
+def _with_reference(config: Config, runs_dir: str) -> Config:
+    """GRPO's reference policy as the path of one checkpoint, which is what the run is a function of.
+
+    Raises:
+        ValueError: there is no such run or checkpoint, or observations are normalised; one line.
+    """
+    if config.algorithm != "grpo" or config.grpo.reference is None:
+        return config
+    name = config.grpo.reference
+    if not config.grpo.kl_coef:
+        raise ValueError(f"grpo.reference: {name}, but grpo.kl_coef is 0; give it a weight, e.g. 0.05")
+    path, which = find_run(name, runs_dir)
+    theirs: Config = validate(Config, read_file(path / CONFIG), str(path / CONFIG))
+    for whose, normalize in (("it", theirs.normalize), ("this run", config.normalize)):
+        if normalize.observations:
+            raise ValueError(
+                f"grpo.reference: {name}, but {whose} normalises observations by statistics of its own, so the two "
+                "policies would see different ones; use runs without normalize.observations"
+            )
+    found = find_checkpoint(path / CHECKPOINTS, which)
+    return config.model_copy(update={"grpo": config.grpo.model_copy(update={"reference": str(found.path)})})
 
 
 def _check_company(config: Config, writer: bool) -> None:
@@ -187,6 +211,7 @@ def _prepare(request: Request, topology: Topology) -> tuple[Assignment, RunDirec
         print(request.note)
     _check_options(options, config)
     _check_company(config, writer)
+    config = _with_reference(config, options.runs_dir)
     _check_machine(config, ranks_here)
     run, which = _open_directory(request, config, path, which, writer)
     return Assignment(config, run.path, options, which), run, nproc

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lockstep.command_parser import CommandParser
-from lockstep.config import Config, RunOptions
+from lockstep.config import Config, LogConfig, RunOptions
 from lockstep.config_checks import resolve
 from lockstep.config_sources import parse_arguments, read_request
 from lockstep.envs.description import describe
@@ -128,7 +128,7 @@ def verify(config: Config, world_sizes: Sequence[int], iterations: int) -> list[
         resolve(config, world_size)
     describe(config.env)
     proof = config.proof.model_copy(update={"trace": True, "interval": 1})
-    log = config.log.model_copy(update={"tensorboard": False, "jsonl": None})
+    log = LogConfig(tensorboard=False)
     steps = max(config.total_steps, iterations * config.steps_per_iteration)
     config = config.model_copy(update={"proof": proof, "log": log, "total_steps": steps})
     with tempfile.TemporaryDirectory(prefix="lockstep-verify-") as directory:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import lockstep
-from lockstep.config import Config
+from lockstep.config import Config, LogConfig
 from lockstep.config_checks import resolve
 from lockstep.topology import available_cores
 
@@ -107,12 +107,12 @@ class Plan:
     def _measured(self, config: Config) -> Config:
         """Without what is no part of an iteration, and with each rank's times."""
         changes = {
-            "log": {"tensorboard": False, "jsonl": None, "timing": True},
-            "eval": {"interval": 0},
+            "eval": {"interval": 0, "record_video": False},
             "checkpoint": {"interval": 0},
             "proof": {"trace": False},
         }
         sections = {name: getattr(config, name).model_copy(update=values) for name, values in changes.items()}
+        sections["log"] = LogConfig(tensorboard=False, timing=True)
         return config.model_copy(update={**sections, "total_steps": ENDLESS})
 
     def steps(self, world_size: int) -> int:

@@ -254,7 +254,7 @@ class Communicator:
         taken, self.durations = self.durations, []
         return taken
 
-    def data_parallel(self, module: nn.Module) -> nn.Module:
+    def data_parallel(self, module: nn.Module, find_unused_parameters: bool = False) -> nn.Module:
         """The module behind DDP, or itself for a single rank.
 
         DDP's all-reduce goes through :meth:`all_reduce`, so that it is measured and, on one host, goes through memory;
@@ -263,7 +263,7 @@ class Communicator:
         if self.alone:
             return module
         ids = [self.device.index] if self.device.type == "cuda" else None
-        wrapped = DistributedDataParallel(module, device_ids=ids)
+        wrapped = DistributedDataParallel(module, device_ids=ids, find_unused_parameters=find_unused_parameters)
         if self.transport != "nccl":
             wrapped.register_comm_hook(
                 self, lambda communicator, bucket: mean_over_ranks(communicator, bucket.buffer())

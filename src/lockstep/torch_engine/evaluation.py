@@ -32,6 +32,8 @@ def evaluate_policy(session: Session) -> np.ndarray:
 
     def act(observations: np.ndarray) -> np.ndarray:
         nonlocal carry
+        lost = torch.from_numpy(envs.buffers.lost).to(device)  # a lost life ends an episode for the learner
+        carry = torch.where(lost.view(shards, -1, 1), 0.0, carry)
         x = aligned(normalized(net.observation, observations, state.observations), device)
         actions, carry = by_shard("loop", mode_actions, x.view(shards, -1, x.shape[-1]), carry)
         return distributions.squash(net, actions.flatten(0, 1).cpu().numpy())

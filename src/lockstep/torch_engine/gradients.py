@@ -196,7 +196,7 @@ def data_parallel_gradient(state: TrainState, config: Config, communicator: Comm
     """What :func:`fast_gradient` returns, by autograd behind DDP: for networks without a derivation of their own."""
     settings, world_size = loss_settings(config), communicator.topology.world_size
     inner = PolicyModule(state.net, state.parameters.views, compiled(minibatch_loss, config))
-    module = communicator.data_parallel(inner)
+    module = communicator.data_parallel(inner, find_unused_parameters=state.net.custom is not None)
     keep_local = getattr(module, "no_sync", contextlib.nullcontext)
     pieces = config.ppo.gradient_accumulation
 

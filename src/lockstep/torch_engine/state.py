@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -161,11 +163,11 @@ def make_optimizer(flat: Tensor, config: Config) -> torch.optim.Adam:
     return optimizer
 
 
-def init_state(config: Config, description: EnvDescription, plan: ShardPlan, device: torch.device) -> TrainState:
-    """The state before the first iteration.
+def check_networks(config: Config, description: EnvDescription) -> PolicyNet:
+    """The networks that a config asks for, if they and all that goes with them can be had here.
 
     Raises:
-        ValueError: networks or normalisers don't fit the spaces; one line.
+        ValueError: networks or normalisers don't fit the spaces, or nothing can compile them; one line.
     """
     net = make_net(config, description.observation, description.action)
     if config.normalize.observations and not net.observation.vector_size:
@@ -173,6 +175,21 @@ def init_state(config: Config, description: EnvDescription, plan: ShardPlan, dev
             f"normalize.observations: {description.id} observes no numbers (images are scaled to 0 … 1 and indices "
             "become one-hot vectors anyway); leave it out"
         )
+    compilers = (os.environ.get("CXX", "g++"), "clang++")
+    if config.compile and config.device == "cpu" and not any(shutil.which(name) for name in compilers):
+        raise ValueError(
+            "compile: needs a C++ compiler and there is none (CXX, g++, clang++); install one or leave it out"
+        )
+    return net
+
+
+def init_state(config: Config, description: EnvDescription, plan: ShardPlan, device: torch.device) -> TrainState:
+    """The state before the first iteration.
+
+    Raises:
+        ValueError: networks or normalisers don't fit the spaces; one line.
+    """
+    net = check_networks(config, description)
     parameters = FlatParameters(net.shapes(), device)
     parameters.load(parameters.flat, initial_parameters(config, net))
     observations = rewards = None

@@ -16,7 +16,7 @@ from lockstep.spaces import ObservationLayout
 from lockstep.torch_engine import distributions
 from lockstep.torch_engine.encoders import float_columns
 from lockstep.torch_engine.nets import PolicyNet
-from lockstep.torch_engine.rollout import Actor, Rollout, action_noise, random_actions
+from lockstep.torch_engine.rollout import Actor, Rollout, action_noise, allowed_actions, random_actions
 from lockstep.torch_engine.state import TrainState
 from lockstep.torch_engine.tensor_envs import Step, TensorEnvs
 
@@ -151,10 +151,12 @@ def collect(state: TrainState, envs: TensorEnvs, actor: Actor, noise: Tensor, ou
 @torch.no_grad()
 def collect_random(config: Config, plan: ShardPlan, envs: TensorEnvs, out: TensorRollout) -> None:
     """A rollout of random actions, for the normalisers' first statistics; afterwards every episode starts anew."""
-    actions = torch.from_numpy(random_actions(config, plan, envs.description.action)).to(envs.device)
+    observation, action = envs.description.observation, envs.description.action
+    actions = random_actions(config, plan, action)
     for t in range(config.num_steps):
         out.raw[t] = envs.observations
-        out.keep(t, envs.advance(actions[t]))
+        allowed = allowed_actions(observation, action, envs.observations.cpu().numpy(), actions[t])
+        out.keep(t, envs.advance(torch.from_numpy(allowed).to(envs.device)))
     out.to_host(lambda rows: rows)
     out.shape_rewards(envs.description.rewards)
     envs.buffers.episodes += config.num_steps + 1  # more than any environment has begun

@@ -39,12 +39,12 @@ from lockstep.torch_engine.session import (
     current_policy,
     open_session,
 )
-from lockstep.torch_engine.state import POLICY, gather_parameters, release_parameters, state_arrays
+from lockstep.torch_engine.state import POLICY, check_networks, gather_parameters, release_parameters, state_arrays
 from lockstep.torch_engine.statistics import explained_variance, merge_normalizers, share, share_metrics
 from lockstep.torch_engine.update import update
 from lockstep.videos import record_evaluation
 
-__all__ = ["TrainResult", "check_device", "device_memory", "start_ranks", "train", "visible_gpus"]
+__all__ = ["TrainResult", "check_device", "check_networks", "device_memory", "start_ranks", "train", "visible_gpus"]
 
 # Stop codes, agreed as the highest of any rank; signals are their own numbers' negative exit convention (128 + n).
 RUNNING, TIME_LIMIT, STEP_LIMIT, FINISHED = 0, 1, -1, -2
