@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from lockstep import reference
-from lockstep.torch_engine.advantages import gae, merge_equal_counts, moments
+from lockstep.torch_engine.advantages import counted_moments, gae, merge_counts, moments
 from lockstep.torch_engine.statistics import explained_variance
 
 KINDS = ("runs on", "terminated", "truncated", "both")
@@ -109,7 +109,8 @@ def test_moments_of_a_shard_are_the_references(parts):
 
 @given(equal_parts())
 def test_shards_merge_to_the_mean_and_deviation_of_their_union(parts):
-    mean, std = merge_equal_counts(moments(torch.from_numpy(parts).transpose(1, 2)), parts.shape[1])
+    count, mean, std = merge_counts(counted_moments(torch.from_numpy(parts).transpose(1, 2), None))
+    assert (count == parts.shape[0] * parts.shape[1]).all()
     expected = reference.merge_all([reference.moments(samples) for samples in parts])
     whole = parts.reshape(-1, parts.shape[2])
     np.testing.assert_allclose(mean.numpy(), expected.mean, rtol=1e-14, atol=1e-14)
@@ -119,8 +120,8 @@ def test_shards_merge_to_the_mean_and_deviation_of_their_union(parts):
 
 def test_merging_by_hand_is_not_averaging_the_shards():
     # {0, 2} and {10, 14}: means 1 and 12, deviations 1 and 2; of the union mean 6.5, M2 2 + 8 + 11^2 = 131.
-    parts = torch.tensor([[[1.0, 2.0]], [[12.0, 8.0]]], dtype=torch.float64)
-    mean, std = merge_equal_counts(parts, 2)
+    parts = torch.tensor([[[2.0, 1.0, 2.0]], [[2.0, 12.0, 8.0]]], dtype=torch.float64)
+    _, mean, std = merge_counts(parts)
     assert mean.item() == 6.5
     assert std.item() == pytest.approx(math.sqrt(131 / 4))
     assert std.item() != pytest.approx((1 + 2) / 2)

@@ -102,23 +102,3 @@ def merge_counts(parts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         m2 = m2 + its_m2 + delta * delta * (count * n / total)
         count = count + n
     return count, mean, (m2 / count.clamp(min=1.0)).sqrt()
-
-
-def merge_equal_counts(parts: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of the union of shards, combined in shard order (Chan et al. 1983).
-
-    Args:
-        parts: float64 ``[num_shards, …, 2]``, mean and M2 of ``count`` samples each.
-        count: samples per shard.
-
-    Returns:
-        Mean and population standard deviation, float64 ``[…]``.
-    """
-    mean, m2, seen = parts[0, ..., 0], parts[0, ..., 1], float(count)
-    for part in parts[1:]:
-        total = seen + count
-        delta = part[..., 0] - mean
-        mean = mean + delta * (count / total)
-        m2 = m2 + part[..., 1] + delta * delta * (seen * count / total)
-        seen = total
-    return mean, (m2 / seen).sqrt()

@@ -89,9 +89,10 @@ def epoch_minibatches(
     config: Config,
     plan: ShardPlan,
 ) -> Iterator[dict[str, Tensor]]:
-    """The minibatches of one epoch by name, tensors ``[k, rows, …]``, each in memory of its own.
+    """The minibatches of one epoch by name, tensors ``[k, rows, …]``.
 
-    Observations are taken out when they are needed, the rest for the whole epoch at once.
+    Observations are taken out when they are needed, each minibatch's in memory of its own; the rest, which meets no
+    matrix product, for the whole epoch at once.
     """
     shards, samples = batch.advantages.shape[:2]
     offsets = np.arange(shards)[:, None] * samples

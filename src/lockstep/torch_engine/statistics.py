@@ -190,7 +190,7 @@ def share_metrics(
     """Gather the episodes and times of all ranks in one collective.
 
     Args:
-        finished: episodes that ended here ``[n, 4]``.
+        finished: episodes that ended here, see :meth:`EpisodeCounter.finished`.
         episodes: most episodes that ended in one shard.
         laps: this rank's times.
         durations: seconds of each of its collectives; every rank has made the same number.
