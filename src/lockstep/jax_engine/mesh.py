@@ -5,6 +5,7 @@ A mesh has the axes ``("batch", "fsdp")``; data is cut over both, in the order o
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,9 +16,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from lockstep.errors import RankMismatchError
+from lockstep.jax_engine.devices import check_device, configure, machine_facts
 from lockstep.jax_engine.reductions import materialized, tree_sum
+from lockstep.topology import Topology
 
 Tree = TypeVar("Tree")
 
@@ -27,7 +32,79 @@ REPLICATED = PartitionSpec()
 SHARDED = PartitionSpec(AXES)
 TIME_SHARDED = PartitionSpec(None, AXES)
 
+SHUTDOWN_TIMEOUT_SECONDS = 30
+
 _active: ContextVar[Mesh | None] = ContextVar("lockstep_mesh", default=None)
+
+
+# --- processes ----------------------------------------------------------------------------------------------------
+
+
+def set_up_jax(threads: int, platform: str, simulate_devices: int | None, topology: Topology) -> None:
+    """Set JAX up, before anything uses a device, and join the processes of the run.
+
+    Args:
+        threads: CPU threads per process; 1 keeps XLA's own operations single-threaded.
+        platform: ``cpu``, ``cuda`` or ``tpu``.
+        simulate_devices: how many devices to make of this process's CPU; one by default.
+        topology: this process's place.
+
+    Raises:
+        ValueError: the machine has no such device, or JAX has started with other settings in this process.
+        RankMismatchError: the processes can't meet.
+    """
+    configure(threads, platform, simulate_devices)
+    if topology.world_size > 1:
+        _join_processes(topology, platform)
+    check_device(platform)
+
+
+def _join_processes(topology: Topology, platform: str) -> None:
+    """Meet the other processes at rank 0's coordinator; one process a GPU where several share a host."""
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    address = f"{topology.master_addr}:{topology.coordinator_port}"
+    one_each = platform == "cuda" and topology.local_world_size > 1
+    try:
+        jax.distributed.initialize(
+            address,
+            topology.world_size,
+            topology.rank,
+            local_device_ids=topology.local_rank if one_each else None,
+            cluster_detection_method="deactivate",
+            coordinator_bind_address=address if topology.loopback else None,
+            shutdown_timeout_seconds=SHUTDOWN_TIMEOUT_SECONDS,
+        )
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise RankMismatchError(f"rank {topology.rank} can't meet the others at {address}: {reason}") from None
+
+
+def leave_processes() -> None:
+    """Leave the other processes of the run, if there are any."""
+    if jax.distributed.is_initialized():
+        jax.distributed.shutdown()
+
+
+def gather_json(value: Any) -> list[Any]:
+    """A JSON value of every process, in order; every process must call it."""
+    if jax.process_count() == 1:
+        return [json.loads(json.dumps(value))]
+    payload = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    sizes = multihost_utils.process_allgather(np.array([payload.size], np.int32)).reshape(-1)
+    rows = multihost_utils.process_allgather(np.pad(payload, (0, int(sizes.max()) - payload.size)))
+    return [json.loads(bytes(row[:size])) for row, size in zip(rows, sizes, strict=True)]
+
+
+def check_ranks_alike(config_sha256: str) -> None:
+    """Raise a ``RankMismatchError`` in every process if machines, versions or configs differ between processes."""
+    everyone = gather_json(machine_facts() | {"config": config_sha256})
+    for rank, theirs in enumerate(everyone):
+        for key, value in everyone[0].items():
+            if theirs[key] != value:
+                raise RankMismatchError(
+                    f"rank {rank} differs from rank 0 in {key}: {theirs[key]} against {value}; "
+                    "the same agent needs the same kind of machine, versions and config on every rank"
+                )
 
 
 # --- devices and the mesh -----------------------------------------------------------------------------------------
@@ -53,7 +130,9 @@ def get_num_devices(requested: int | None = None) -> int:
             f"({jax.default_backend()}); use at most {present}, or simulate more on a CPU (--simulate-devices)"
         )
     if requested % processes:
-        raise ValueError(f"num_devices: {requested} devices don't divide over {processes} processes; {_near(requested, processes)}")
+        raise ValueError(
+            f"num_devices: {requested} devices don't divide over {processes} processes; {_near(requested, processes)}"
+        )
     return requested
 
 
