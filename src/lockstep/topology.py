@@ -9,8 +9,6 @@ from pathlib import Path
 
 LAUNCHER_VARIABLE = "LOCKSTEP_LAUNCHER"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-COORDINATOR_VARIABLE = "LOCKSTEP_COORDINATOR_PORT"
-DEFAULT_PORT = 29500
 
 
 @dataclass(frozen=True)
@@ -24,7 +22,6 @@ class Topology:
         local_world_size: ranks on this host.
         launched: whether a launcher (torchrun, ``lockstep train --nproc``) started this process as one of its ranks.
         master_addr: host of rank 0's store, loopback unless a launcher says otherwise.
-        coordinator_port: port of rank 0's JAX coordinator on that host.
     """
 
     rank: int = 0
@@ -33,7 +30,6 @@ class Topology:
     local_world_size: int = 1
     launched: bool = False
     master_addr: str = "127.0.0.1"
-    coordinator_port: int = DEFAULT_PORT
 
     @property
     def on_one_host(self) -> bool:
@@ -73,18 +69,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Topology:
             f"LOCAL_WORLD_SIZE {local_world_size} don't fit together; unset them or start through torchrun"
         )
     master = environ.get("MASTER_ADDR", "127.0.0.1")
-    port = _coordinator_port(environ)
-    return Topology(rank, world_size, local_rank, local_world_size, True, master, port)
-
-
-def _coordinator_port(environ: Mapping[str, str]) -> int:
-    """The port that is named for it, else ``MASTER_PORT``, or the next one where torchrun's own store listens there."""
-    name = COORDINATOR_VARIABLE if COORDINATOR_VARIABLE in environ else "MASTER_PORT"
-    text = environ.get(name, str(DEFAULT_PORT))
-    taken = name == "MASTER_PORT" and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if not text.isdecimal() or not 0 < int(text) + taken < 65536:
-        raise ValueError(f"launcher variables: {name} {text} is not a port; use 1 to 65535")
-    return int(text) + taken
+    return Topology(rank, world_size, local_rank, local_world_size, launched=True, master_addr=master)
 
 
 def error_file(environ: Mapping[str, str] = os.environ) -> Path | None:

@@ -20,7 +20,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from lockstep.errors import RankMismatchError
-from lockstep.jax_engine.devices import check_device, configure, machine_facts
+from lockstep.jax_engine.set_up import check_device, configure, machine_facts
 from lockstep.jax_engine.reductions import materialized, tree_sum
 from lockstep.topology import Topology
 
