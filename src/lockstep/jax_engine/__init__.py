@@ -1,1 +1,1 @@
-"""The JAX engine: one training iteration in one compiled program, sharded over a mesh."""
+"""The JAX engine."""

@@ -62,7 +62,7 @@ def set_up_jax(threads: int, platform: str, simulate_devices: int | None, topolo
 def _join_processes(topology: Topology, platform: str) -> None:
     """Meet the other processes at rank 0's coordinator; one process a GPU where several share a host."""
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    address = f"{topology.master_addr}:{topology.coordinator_port}"
+    address = topology.coordinator
     one_each = platform == "cuda" and topology.local_world_size > 1
     try:
         jax.distributed.initialize(

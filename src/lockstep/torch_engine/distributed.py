@@ -83,7 +83,9 @@ def open_process_group(topology: Topology, config: Config) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     backend = "cpu:gloo,cuda:nccl" if uses_nccl(config) else "gloo"
-    dist.init_process_group(backend, timeout=collective_timeout(config))
+    store = "env://" if topology.agent_store else f"tcp://{topology.master}"  # torchrun's own, or rank 0's
+    timeout = collective_timeout(config)
+    dist.init_process_group(backend, store, timeout, world_size=topology.world_size, rank=topology.rank)
 
 
 def collective_timeout(config: Config) -> datetime.timedelta:
