@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
@@ -17,17 +17,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.experimental import multihost_utils
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from lockstep.errors import RankMismatchError
+from lockstep.jax_engine.reductions import AXES, FSDP_AXIS
+from lockstep.jax_engine.reductions import gather_shards as gather_shards
+from lockstep.jax_engine.reductions import gather_tree as gather_tree
+from lockstep.jax_engine.reductions import materialized as materialized
+from lockstep.jax_engine.reductions import shard_index as shard_index
+from lockstep.jax_engine.reductions import tree_sum as tree_sum
 from lockstep.jax_engine.set_up import check_device, configure, machine_facts
-from lockstep.jax_engine.reductions import materialized, tree_sum
 from lockstep.topology import Topology
 
 Tree = TypeVar("Tree")
 
-BATCH_AXIS, FSDP_AXIS = "batch", "fsdp"
-AXES = (BATCH_AXIS, FSDP_AXIS)
 REPLICATED = PartitionSpec()
 SHARDED = PartitionSpec(AXES)
 TIME_SHARDED = PartitionSpec(None, AXES)
@@ -83,6 +86,11 @@ def leave_processes() -> None:
     """Leave the other processes of the run, if there are any."""
     if jax.distributed.is_initialized():
         jax.distributed.shutdown()
+
+
+def this_process() -> Topology:
+    """This process's place among those that ``jax.distributed`` joined."""
+    return Topology(rank=jax.process_index(), world_size=jax.process_count())
 
 
 def gather_json(value: Any) -> list[Any]:
@@ -252,13 +260,15 @@ def _near(value: int, divisor: int) -> str:
     return f"use {below} or {below + divisor}" if below else f"use {divisor}"
 
 
-def _check_rows(leaf: Any, parts: int, what: str) -> None:
+def _check_rows(leaf: Any, parts: int, what: str, where: str = "") -> None:
     """Raise unless the leading axis of a leaf divides into as many parts as there are devices."""
     shape = np.shape(leaf)
     if not shape:
-        raise ValueError(f"a scalar has no leading axis to cut over {parts} devices; use replicate_on_mesh for it")
+        raise ValueError(
+            f"{where}a scalar has no leading axis to cut over {parts} devices; use replicate_on_mesh for it"
+        )
     if shape[0] % parts:
-        raise ValueError(f"{shape[0]} {what} don't divide over {parts} devices; {_near(shape[0], parts)}")
+        raise ValueError(f"{where}{shape[0]} {what} don't divide over {parts} devices; {_near(shape[0], parts)}")
 
 
 def num_local_devices(mesh: Mesh) -> int:
@@ -308,6 +318,125 @@ def fetch_rows(array: Array, axis: int = 0) -> np.ndarray:
     return np.concatenate([np.asarray(parts[start]) for start in sorted(parts)], axis=axis)
 
 
+def place(value: Any, sharding: Sharding) -> Array:
+    """A value that every process holds whole, laid out by a sharding over the devices of all processes.
+
+    Args:
+        value: an array of any dtype (JAX's typed keys too), on the host or on devices.
+        sharding: of the result.
+    """
+    if sharding.is_fully_addressable or (isinstance(value, Array) and not value.is_fully_addressable):
+        return jax.device_put(value, sharding)
+    if _is_key(value):
+        data = place(jax.random.key_data(value), sharding)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(value))
+    host = np.asarray(value)
+    host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+
+def _is_key(value: Any) -> bool:
+    return isinstance(value, Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+
+
+def replicate_on_mesh(pytree: Tree, mesh: Mesh) -> Tree:
+    """Every leaf whole on every device of the mesh; every process must give the same values."""
+    return jax.tree.map(lambda leaf: place(leaf, replicate_sharding(mesh)), pytree)
+
+
+def shard_pytree(pytree: Tree, mesh: Mesh) -> Tree:
+    """Every leaf cut along its leading axis (environments, samples) over all devices of the mesh.
+
+    Args:
+        pytree: leaves ``[n, …]``; with several processes each gives its own rows, and the result has those of all.
+        mesh: whose devices to cut over.
+
+    Raises:
+        ValueError: a leaf is a scalar, or its leading axis doesn't divide over the devices; both numbers are named.
+    """
+    parts = num_local_devices(mesh)
+
+    def of(path: Any, leaf: Any) -> Any:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        _check_rows(leaf, parts, "environments", f"{name}: " if name else "")
+        if parts == mesh.size:
+            return jax.device_put(leaf, data_sharding(mesh))
+        if _is_key(leaf):
+            return jax.random.wrap_key_data(of(path, jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf))
+        return shard_rows(leaf, mesh)
+
+    return jax.tree_util.tree_map_with_path(of, pytree)
+
+
+def replicate(pytree: Tree, mesh: Mesh | None = None) -> Tree:
+    """A copy of every leaf for every device, along a new leading axis ``[num_devices, …]`` that is cut over them.
+
+    Args:
+        pytree: the same in every process.
+        mesh: the active one (:func:`set_mesh`) by default, else one of all devices.
+    """
+    mesh = mesh or active_mesh() or make_mesh()
+    return jax.tree.map(lambda leaf: _row_each(lambda _: jnp.asarray(leaf)[None], mesh), pytree)
+
+
+def unreplicate(pytree: Tree) -> Tree:
+    """The reverse of :func:`replicate`: the first row that this process holds of every leaf.
+
+    Raises:
+        ValueError: a leaf has no leading axis.
+    """
+
+    def of(leaf: Any) -> Any:
+        if not np.shape(leaf):
+            raise ValueError("a scalar has no device axis to drop; it was not made by replicate")
+        if not isinstance(leaf, Array) or not leaf.committed:
+            return leaf[0]
+        return min(leaf.addressable_shards, key=lambda shard: shard.index[0].start or 0).data[0]
+
+    return jax.tree.map(of, pytree)
+
+
+def split_key_across_devices(key: Array, n: int | None = None) -> Array:
+    """A random key for each device: ``jax.random.split(key, n)``, one on each.
+
+    Args:
+        key: typed (``jax.random.key``) or raw (``jax.random.PRNGKey``), the same in every process.
+        n: how many devices; all those of the active mesh by default, else all there are.
+
+    Raises:
+        ValueError: there are fewer devices.
+    """
+    mesh = active_mesh()
+    if mesh is None or n not in (None, mesh.size):
+        mesh = make_mesh(num_devices=n)
+    keys = jax.random.split(key, mesh.size)
+    return _row_each(lambda i: keys[i : i + 1], mesh)
+
+
+def gathered(array: Any) -> np.ndarray:
+    """An array of any sharding, whole, on the host; a collective if it is cut over processes."""
+    if isinstance(array, Array) and not (array.is_fully_addressable or array.is_fully_replicated):
+        assert isinstance(array.sharding, NamedSharding), array.sharding
+        array = jax.jit(lambda x: x, out_shardings=array.sharding.with_spec(REPLICATED))(array)
+    return np.asarray(array)
+
+
+def wait_for_all(name: str) -> None:
+    """Return once every process has come here."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(name)
+
+
+def _row_each(row: Callable[[int], Array], mesh: Mesh) -> Array:
+    """``[num_devices, …]`` with row ``i``, given as ``[1, …]``, on device ``i``; each process makes its own rows."""
+    rows = [
+        jax.device_put(row(i), device)
+        for i, device in enumerate(mesh.devices.flat)
+        if device.process_index == jax.process_index()
+    ]
+    return jax.make_array_from_single_device_arrays((mesh.size, *rows[0].shape[1:]), data_sharding(mesh), rows)
+
+
 # --- inside a mapped program ----------------------------------------------------------------------------------------
 
 
@@ -321,32 +450,3 @@ def over_mesh(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs
         out_specs: how the results are put together. ``REPLICATED`` is believed, not checked.
     """
     return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
-
-
-def shard_index(axis_names: Sequence[str] = AXES) -> Array:
-    """Index of this device along the axes, int32; it holds part ``i`` of what is ``SHARDED``."""
-    return jax.lax.axis_index(tuple(axis_names))
-
-
-def gather_shards(x: Tree, axis_names: Sequence[str] = AXES) -> Tree:
-    """``[local shards, …]`` of every device, in shard order: ``[num_shards, …]``."""
-    return jax.tree.map(lambda leaf: jax.lax.all_gather(leaf, tuple(axis_names), tiled=True), x)
-
-
-def gather_tree(x: Tree, axis_names: Sequence[str] = AXES) -> Tree:
-    """Sum over all shards of ``[local shards, …]``; the same bits for every number of devices.
-
-    A device adds its own aligned subtree of the shards' fixed binary tree, the partial sums are gathered in shard order
-    and every device finishes the tree. All leaves of one dtype travel in one collective.
-    """
-    leaves, structure = jax.tree.flatten(x)
-    sums: list[Array] = [jnp.zeros(())] * len(leaves)
-    for dtype in dict.fromkeys(leaf.dtype for leaf in leaves):
-        members = [i for i, leaf in enumerate(leaves) if leaf.dtype == dtype]
-        flat = jnp.concatenate([leaves[i].reshape(len(leaves[i]), -1) for i in members], axis=1)
-        partial = tree_sum(materialized(flat))
-        total = materialized(tree_sum(jax.lax.all_gather(partial, tuple(axis_names))))
-        ends = np.cumsum([math.prod(leaves[i].shape[1:]) for i in members])
-        for i, part in zip(members, jnp.split(total, ends[:-1]), strict=True):
-            sums[i] = part.reshape(leaves[i].shape[1:])
-    return jax.tree.unflatten(structure, sums)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import jax
-import jaxlib
+import jaxlib.version
 import numpy as np
 
 from lockstep.machine import cpu_features, cpu_model, instruction_set
@@ -86,7 +86,7 @@ def default_cache_directory() -> Path:
 
 def use_compilation_cache() -> None:
     """Keep compiled programs between runs, where ``JAX_COMPILATION_CACHE_DIR`` says or in the user's cache."""
-    if CACHE_VARIABLE not in os.environ and jax.config.jax_compilation_cache_dir is None:
+    if CACHE_VARIABLE not in os.environ and jax.config.values["jax_compilation_cache_dir"] is None:
         directory = default_cache_directory()
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -120,7 +120,7 @@ def machine_facts() -> dict[str, str]:
         "device": jax.devices()[0].device_kind,
         "platform": jax.default_backend(),
         "jax": jax.__version__,
-        "jaxlib": jaxlib.__version__,
+        "jaxlib": jaxlib.version.__version__,
         "xla flags": os.environ.get("XLA_FLAGS", ""),
         "numpy": np.__version__,
         "gymnasium": gymnasium.__version__,
