@@ -104,10 +104,9 @@ def max_pool(x: Array) -> Array:
 Layer = TypeVar("Layer", Linear, Convolution)
 
 
-def named(layer: type[Layer], name: str, *options: int) -> Layer:
+def named(layer: Callable[..., Layer], name: str, *options: int) -> Layer:
     """A layer that holds names of parameters in place of them: of a skeleton, see :mod:`lockstep.jax_engine.nets`."""
-    make: Callable[..., Layer] = layer
-    return make(f"{name}.weight", f"{name}.bias", *options)
+    return layer(f"{name}.weight", f"{name}.bias", *options)
 
 
 def named_mlp(name: str, layers: int, activation: str, activate_last: bool) -> MLP:
