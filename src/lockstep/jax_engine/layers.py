@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import equinox as eqx
+import numpy as np
 from jax import Array, lax
-from jax import numpy as jnp
 
 from lockstep.jax_engine.activations import ACTIVATIONS
 
@@ -96,7 +96,7 @@ class Convolution(eqx.Module):
 
 def max_pool(x: Array) -> Array:
     """Largest of 3 x 3 pixels in steps of two, of images ``[n, H, W, C]`` with one row and column around them."""
-    lowest = jnp.array(-jnp.inf, x.dtype)
+    lowest = np.array(-np.inf, x.dtype)  # a constant, by which JAX knows a pool with a gradient
     edges = ((0, 0), (1, 1), (1, 1), (0, 0))
     return lax.reduce_window(x, lowest, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), edges)
 
