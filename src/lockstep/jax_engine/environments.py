@@ -1,12 +1,6 @@
-"""Environments that are traced into the compiled program: what the engine needs of one, and array environments as such.
-
-Everything is batched over ``n`` environments, pure, and traceable by ``jax.jit``. The engine itself resets environments
-whose episode ended (in the same step, keeping what it saw last), counts time limits and episodes, and holds the keys.
-"""
+"""From a config to the environment that the compiled program steps; array environments as such."""
 
 from __future__ import annotations
-
-from typing import Any, NamedTuple, Protocol
 
 import gymnasium
 import jax
@@ -16,72 +10,21 @@ from jax import Array
 from lockstep.config import EnvConfig
 from lockstep.envs.arrays import ArrayEnvironment
 from lockstep.envs.description import array_environment, stepped_as_arrays
+from lockstep.jax_engine.environment_wrappers import wrap
+from lockstep.jax_engine.functional import FunctionalAdapter
+from lockstep.jax_engine.functional_checks import one_line
+from lockstep.jax_engine.protocol import JaxEnvironment, Step, Tree
+from lockstep.jax_engine.registry import make
 
-Tree = Any
-"""A pytree of arrays; observations are an array, or a (nested) dict or tuple of arrays as their space is."""
-
-
-class Step(NamedTuple):
-    """What a step of ``n`` environments gave, before any reset.
-
-    Attributes:
-        state: pytree of arrays ``[n, …]``, of the same structure, shapes and dtypes as the state before.
-        observation: what the step led to, also where the episode ended: ``[n, …]`` as the space says.
-        reward: float32 ``[n]``.
-        terminated: bool ``[n]``.
-        truncated: bool ``[n]``, the environment's own; the engine adds ``max_episode_steps``.
-        success: whether each task is solved, bool ``[n]``; None where there is no such notion.
-        terms: named parts of the reward, float32 ``[n]`` each; may be empty.
-    """
-
-    state: Tree
-    observation: Tree
-    reward: Array
-    terminated: Array
-    truncated: Array
-    success: Array | None = None
-    terms: dict[str, Array] = {}  # noqa: RUF012 (never written to)
-
-
-class JaxEnvironment(Protocol):
-    """A batch of ``n`` environments as pure functions.
-
-    Attributes:
-        observation_space: of one environment.
-        action_space: of one environment.
-        max_episode_steps: steps after which the engine truncates an episode, or None.
-    """
-
-    observation_space: gymnasium.Space
-    action_space: gymnasium.Space
-    max_episode_steps: int | None
-
-    def reset_random(self, key: Array, shape: tuple[int, ...]) -> Tree:
-        """What ``shape`` resets draw, in one batched draw: pytree of arrays ``[*shape, …]``."""
-        ...
-
-    def step_random(self, key: Array, shape: tuple[int, ...]) -> Tree:
-        """What ``shape`` steps draw, in one batched draw: pytree of arrays ``[*shape, …]``; None: nothing."""
-        ...
-
-    def reset(self, random: Tree) -> tuple[Tree, Tree]:
-        """Begin an episode in ``n`` environments: their state and observation.
-
-        Args:
-            random: of :meth:`reset_random`, ``[n, …]``.
-        """
-        ...
-
-    def step(self, state: Tree, action: Array, random: Tree) -> Step:
-        """One step of ``n`` environments.
-
-        Args:
-            state: of the last reset or step.
-            action: as the space says: int32 ``[n]`` (Discrete) or ``[n, *shape]``, or float32 ``[n, *shape]`` within
-                the bounds.
-            random: of :meth:`step_random`, ``[n, …]``, or None where that is None.
-        """
-        ...
+__all__ = [
+    "ArrayEnvironmentAdapter",
+    "FunctionalAdapter",
+    "JaxEnvironment",
+    "Step",
+    "environment_spaces",
+    "is_jax_environment",
+    "make_environment",
+]
 
 
 class ArrayEnvironmentAdapter:
@@ -121,19 +64,35 @@ class ArrayEnvironmentAdapter:
 
 def is_jax_environment(config: EnvConfig) -> bool:
     """Whether it is stepped inside the compiled program; else the engine steps it on the host."""
-    return stepped_as_arrays(config)
+    return config.jax_only or stepped_as_arrays(config)
 
 
 def make_environment(config: EnvConfig) -> JaxEnvironment:
-    """The environment of a config.
+    """The environment of a config, in the wrappers that it asks for.
 
     Raises:
-        ValueError: there is none of this id; one line.
+        ValueError: there is none of this id, it can't be made, its functions don't keep to its spaces, a package isn't
+            installed, or a wrapper doesn't fit; one line.
     """
     kind = array_environment(config.id)
-    if kind is None:
-        raise ValueError(f"env.id: {config.id} is none that JAX can step")
-    return ArrayEnvironmentAdapter(kind(**config.kwargs), config.max_episode_steps)
+    if kind is not None:
+        try:
+            array_env = kind(**config.kwargs)
+        except Exception as error:
+            raise ValueError(f"env.id: {config.id} can't be made: {one_line(error)}") from error
+        env: JaxEnvironment = ArrayEnvironmentAdapter(array_env, config.max_episode_steps)
+    elif not config.jax_only:
+        raise ValueError(f"env.id: {config.id} is stepped on the host, not by JAX")
+    elif "/" not in config.id and ":" not in config.id:
+        # a plain id is Gymnasium's environment, which ours of the same name must not replace unasked
+        raise ValueError(
+            f"env.id: {config.id} with env.backend jax: give lockstep/…, gymnax/…, brax/…, playground/… or a class of "
+            "your own as 'module:Class'; without env.backend it is stepped on the host"
+        )
+    else:
+        functional, params = make(config.id, **config.kwargs)
+        env = FunctionalAdapter(functional, params, config.max_episode_steps, config.id)
+    return wrap(config, env)
 
 
 def environment_spaces(config: EnvConfig) -> tuple[gymnasium.Space, gymnasium.Space, int | None]:
