@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import gymnasium
 import jax
 import jax.numpy as jnp
@@ -72,8 +74,15 @@ def make_environment(config: EnvConfig) -> JaxEnvironment:
 
     Raises:
         ValueError: there is none of this id, it can't be made, its functions don't keep to its spaces, a package isn't
-            installed, or a wrapper doesn't fit; one line.
+            installed; one line.
     """
+    return _made(config.model_dump_json())
+
+
+@functools.lru_cache(maxsize=8)
+def _made(settings: str) -> JaxEnvironment:
+    """The environment of a config in JSON; they are pure, and a simulator takes seconds to be traced for the checks."""
+    config = EnvConfig.model_validate_json(settings)
     kind = array_environment(config.id)
     if kind is not None:
         try:

@@ -182,7 +182,7 @@ class GymnaxEnvironment(Environment):
         params = self._given(params)
         space = space_of(self._env.observation_space(params))
         if isinstance(space, gymnasium.spaces.Box):
-            seen, _ = jax.eval_shape(self.reset, jax.random.key_data(jax.random.key(0)), params)
+            seen, _ = jax.eval_shape(lambda key: self.reset(key, params), jax.random.key_data(jax.random.key(0)))
             space = gymnasium.spaces.Box(
                 space.low.astype(seen.dtype), space.high.astype(seen.dtype), seen.shape, seen.dtype.type
             )

@@ -18,7 +18,7 @@ class StateKeys:
     """Which leaves of a state are typed keys; they are kept as the bits that they are made of.
 
     Args:
-        state: shapes and dtypes.
+        state: being traced (shapes alone don't tell which kind of key).
     """
 
     def __init__(self, state: Tree) -> None:
@@ -98,7 +98,15 @@ def check_functions(
     """
     where = f"env.id: {name}"
     observations, actions = (_space(env, which, params, where) for which in ("observation_space", "action_space"))
-    reset = _traced(f"{where}: reset", lambda: env.reset(key, params))
+    seen: list[StateKeys] = []
+
+    def first() -> Any:
+        returned = env.reset(key, params)
+        if isinstance(returned, tuple) and len(returned) == 2:
+            seen.append(StateKeys(returned[1]))
+        return returned
+
+    reset = _traced(f"{where}: reset", first)
     if not (isinstance(reset, tuple) and len(reset) == 2):
         raise ValueError(f"{where}: reset(key, params) must return (obs, state), not {_what(reset)}")
     observation, state = reset
@@ -123,7 +131,7 @@ def check_functions(
                 "engine (autoreset = False)"
             )
         _check_observation(f"{where}: info['final_obs']", last, observations)
-    return observations, actions, StateKeys(state)
+    return observations, actions, seen[-1]
 
 
 def _space(env: Any, which: str, params: Any, where: str) -> gymnasium.Space:
@@ -167,8 +175,9 @@ def _check_observation(what: str, seen: Tree, space: gymnasium.Space) -> None:
             shown = list(seen) if isinstance(seen, Mapping) else _what(seen)
             raise ValueError(f"{what} is {shown}, and its space a {type(space).__name__} of {keys}")
         parts: Any = space.spaces
+        inside: Any = seen
         for key in keys:
-            _check_observation(f"{what} part {key!r}", seen[key], parts[key])
+            _check_observation(f"{what} part {key!r}", inside[key], parts[key])
         return
     shape = tuple(space.shape or ())
     if not hasattr(seen, "shape") or seen.shape != shape or not _same_kind(seen.dtype, space):

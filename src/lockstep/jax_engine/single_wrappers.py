@@ -212,7 +212,7 @@ class RescaleActionWrapper(_ActionWrapper):
         high: what becomes the upper bound.
 
     Raises:
-        ValueError: ``low`` isn't below ``high``; or, when stepped or asked for its action space: actions have no bounds.
+        ValueError: ``low`` isn't below ``high``; or, when stepped or asked for its action space: there are no bounds.
     """
 
     def __init__(self, env: Any, low: float = -1.0, high: float = 1.0) -> None:
