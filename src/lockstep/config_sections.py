@@ -45,6 +45,10 @@ class AtariConfig(Section):
         return {"enabled": value} if isinstance(value, bool) else value
 
 
+JAX_FAMILIES = ("gymnax/", "brax/", "playground/")
+"""What the ids of environments that are written in JAX begin with."""
+
+
 class EnvConfig(Section):
     """The environment."""
 
@@ -52,10 +56,11 @@ class EnvConfig(Section):
         default="CartPole-v1", min_length=1, description="Gymnasium id ('module:Id-v0' imports module first)"
     )
     kwargs: dict[str, Any] = Field(default_factory=dict, description="arguments of the environment, as JSON")
-    backend: Literal["auto", "gymnasium", "envpool", "tensor"] = Field(
+    backend: Literal["auto", "gymnasium", "envpool", "tensor", "jax"] = Field(
         default="auto",
-        description="auto: lockstep/ ids as arrays, others by Gymnasium; gymnasium: one by one; envpool: EnvPool's "
-        "of this id; tensor: on the policy's device, lockstep/ ids or a simulator ('module:function')",
+        description="auto: lockstep/ ids as arrays, gymnax/, brax/ and playground/ ids by JAX, others by Gymnasium; "
+        "gymnasium: one by one; envpool: EnvPool's of this id; tensor: on the policy's device, lockstep/ ids or a "
+        "simulator ('module:function'); jax: in the compiled program, lockstep/ ids or a class ('module:Class')",
     )
     max_episode_steps: int | None = Field(
         default=None, ge=1, description="time limit in steps; None: the environment's own"
@@ -89,8 +94,15 @@ class EnvConfig(Section):
     def _from_id(cls, value: Any) -> Any:
         return {"id": value} if isinstance(value, str) else value
 
+    @property
+    def jax_only(self) -> bool:
+        """Whether JAX alone can step it: by its id, or because it is asked for."""
+        return self.backend == "jax" or self.id.startswith(JAX_FAMILIES)
+
     @model_validator(mode="after")
     def _fitting(self) -> EnvConfig:
+        if self.jax_only and self.backend not in ("auto", "jax"):
+            raise ValueError(f"env.backend: {self.backend}, but {self.id} is an environment of JAX's; leave it out")
         if self.reward_clip is not None and self.reward_clip[0] >= self.reward_clip[1]:
             raise ValueError(f"env.reward_clip: {list(self.reward_clip)}: the first must be below the second")
         if self.atari.enabled and self.frame_skip > 1:

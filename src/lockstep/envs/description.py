@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,6 +67,8 @@ def make_environment(config: EnvConfig, **kwargs: Any) -> gymnasium.Env:
         raise ValueError(
             f"env.id: {config.id} is a simulator on tensors, no Gymnasium environment: it can't be drawn here"
         )
+    if config.jax_only and array_environment(config.id) is None:
+        raise ValueError(f"env.id: {config.id} is stepped by JAX, no Gymnasium environment: it can't be drawn here")
     register_array_environments()
     calm_mujoco(gymnasium.registry.get(config.id))
     register_atari(config.id)
@@ -107,7 +110,10 @@ def _unknown(env_id: str, error: Exception) -> str:
 
 
 def check_array_options(config: EnvConfig) -> None:
-    """Raise a one-line ``ValueError`` for options that array environments don't have."""
+    """Raise a one-line ``ValueError`` for options that environments in arrays don't have."""
+    if config.jax_only:
+        _check_jax_options(config)
+        return
     if config.backend != "tensor" and not stepped_as_arrays(config):
         return
     what = "as tensors" if config.backend == "tensor" else "as arrays"
@@ -123,6 +129,8 @@ def check_array_options(config: EnvConfig) -> None:
     ):
         if given:
             way_out = "use --env.backend gymnasium" if stepped_as_arrays(config) else "let the simulator do it"
+            if stepped_as_arrays(config) and name != "atari":
+                way_out += " (or jax, with --engine jax)"
             raise ValueError(f"env.{name}: {config.id} is stepped {what}, which takes no wrappers; {way_out}")
 
 
@@ -135,6 +143,28 @@ def _check_simulator_options(config: EnvConfig) -> None:
         raise ValueError("env.max_episode_steps: a simulator's time limit is its own; give it through env.kwargs")
 
 
+def _check_jax_options(config: EnvConfig) -> None:
+    if config.workers:
+        raise ValueError(f"env.workers: {config.workers}, but {config.id} is stepped in the compiled program; use 0")
+    if config.atari.enabled:
+        raise ValueError(f"env.atari: {config.id} is stepped by JAX and no ALE game; leave it out")
+    if config.action_mask in MASK_SOURCES:
+        raise ValueError(
+            f"env.action_mask: {config.action_mask!r}: the mask of an environment that JAX steps must be an entry of "
+            "its Dict observation"
+        )
+
+
+def _jax_spaces(config: EnvConfig) -> tuple[gymnasium.Space, gymnasium.Space, int | None]:
+    try:
+        engine = importlib.import_module("lockstep.jax_engine.environments")
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"env.id: {config.id} is stepped by JAX and {error.name} isn't installed; pip install 'lockstep-rl[jax]'"
+        ) from None
+    return engine.environment_spaces(config)
+
+
 def describe(config: EnvConfig) -> EnvDescription:
     """Make the environment once and read its spaces.
 
@@ -142,6 +172,8 @@ def describe(config: EnvConfig) -> EnvDescription:
         ValueError: it can't be made, or a space isn't supported; the line names the space that was met.
     """
     check_array_options(config)
+    if config.jax_only:
+        return _described(config, *_jax_spaces(config))
     if config.backend == "tensor" and not stepped_as_arrays(config):
         return _described(config, *simulator_spaces(config), None)
     if config.backend == "envpool":

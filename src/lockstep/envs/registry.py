@@ -37,6 +37,8 @@ def make_envs(
         device: of the policy; tensor environments live there.
         shard_size: environments of a shard; None: all are one.
     """
+    if config.jax_only:
+        raise ValueError(f"env.id: {config.id} is stepped in JAX's compiled program, not on the host")
     keys = [env_id // group_size for env_id in env_ids]
     if config.backend == "tensor" and not (description.is_array and purpose == "eval"):
         engine = importlib.import_module("lockstep.torch_engine.tensor_envs")

@@ -69,29 +69,38 @@ class TensorFactory(Protocol):
         ...
 
 
+def named_object(name: str) -> Any:
+    """What ``module:name`` names, of a module beside the user or installed.
+
+    Raises:
+        ValueError: there is none; one line.
+    """
+    module, _, attribute = name.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"env.id: {name}: {error}") from None
+    except AttributeError:
+        raise ValueError(f"env.id: {name}: module {module} has no {attribute}") from None
+    if not callable(found):
+        raise ValueError(f"env.id: {name} is neither a function nor a class")
+    return found
+
+
 def load_factory(config: EnvConfig) -> TensorFactory:
     """The factory that ``env.id`` names.
 
     Raises:
         ValueError: there is none; one line.
     """
-    module, _, name = config.id.partition(":")
-    if not name or "/" in config.id:
+    if ":" not in config.id or "/" in config.id:
         raise ValueError(
             f"env.id: {config.id!r} with env.backend tensor: give an array environment (lockstep/…) or the "
             "function that makes a simulator, as module:function"
         )
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except ModuleNotFoundError as error:
-        raise ValueError(f"env.id: {config.id}: {error}") from None
-    except AttributeError:
-        raise ValueError(f"env.id: {config.id}: module {module} has no {name}") from None
-    if not callable(found):
-        raise ValueError(f"env.id: {config.id} is no function that makes a simulator")
-    return cast(TensorFactory, found)
+    return cast(TensorFactory, named_object(config.id))
 
 
 def per_shard(config: EnvConfig) -> bool:

@@ -1,0 +1,78 @@
+"""What the compiled program needs of an environment.
+
+Everything is batched over ``n`` environments, pure, and traceable by ``jax.jit``. The engine itself resets environments
+whose episode ended (in the same step, keeping what it saw last), counts time limits and episodes, and holds the keys.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import gymnasium
+from jax import Array
+
+Tree = Any
+"""A pytree of arrays; observations are an array, or a (nested) dict or tuple of arrays as their space is."""
+
+
+class Step(NamedTuple):
+    """What a step of ``n`` environments gave, before any reset.
+
+    Attributes:
+        state: pytree of arrays ``[n, …]``, of the same structure, shapes and dtypes as the state before.
+        observation: what the step led to, also where the episode ended: ``[n, …]`` as the space says.
+        reward: float32 ``[n]``.
+        terminated: bool ``[n]``.
+        truncated: bool ``[n]``, the environment's own; the engine adds ``max_episode_steps``.
+        success: whether each task is solved, bool ``[n]``; None where there is no such notion.
+        terms: named parts of the reward, float32 ``[n]`` each; may be empty.
+    """
+
+    state: Tree
+    observation: Tree
+    reward: Array
+    terminated: Array
+    truncated: Array
+    success: Array | None = None
+    terms: dict[str, Array] = {}  # noqa: RUF012 (never written to)
+
+
+class JaxEnvironment(Protocol):
+    """A batch of ``n`` environments as pure functions.
+
+    Attributes:
+        observation_space: of one environment.
+        action_space: of one environment.
+        max_episode_steps: steps after which the engine truncates an episode, or None.
+    """
+
+    observation_space: gymnasium.Space
+    action_space: gymnasium.Space
+    max_episode_steps: int | None
+
+    def reset_random(self, key: Array, shape: tuple[int, ...]) -> Tree:
+        """What ``shape`` resets draw, in one batched draw: pytree of arrays ``[*shape, …]``."""
+        ...
+
+    def step_random(self, key: Array, shape: tuple[int, ...]) -> Tree:
+        """What ``shape`` steps draw, in one batched draw: pytree of arrays ``[*shape, …]``; None: nothing."""
+        ...
+
+    def reset(self, random: Tree) -> tuple[Tree, Tree]:
+        """Begin an episode in ``n`` environments: their state and observation.
+
+        Args:
+            random: of :meth:`reset_random`, ``[n, …]``.
+        """
+        ...
+
+    def step(self, state: Tree, action: Array, random: Tree) -> Step:
+        """One step of ``n`` environments.
+
+        Args:
+            state: of the last reset or step.
+            action: as the space says: int32 ``[n]`` (Discrete) or ``[n, *shape]``, or float32 ``[n, *shape]`` within
+                the bounds.
+            random: of :meth:`step_random`, ``[n, …]``, or None where that is None.
+        """
+        ...

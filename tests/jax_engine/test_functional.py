@@ -1,0 +1,197 @@
+"""Environments of a user's own: stepped as written, checked before anything is compiled."""
+
+import corridors
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lockstep.config import EnvConfig
+from lockstep.envs.description import describe
+from lockstep.jax_engine.environments import make_environment
+from lockstep.jax_engine.functional import Environment, FunctionalAdapter
+from lockstep.jax_engine.wrappers import VmapWrapper
+
+RIGHT = jnp.ones(3, jnp.int32)
+NO_KEYS = jnp.zeros((3, 2), jnp.uint32)
+
+
+def keys(env, count=3):
+    return env.reset_random(jax.random.key(0), (count,))
+
+
+def walked(env, steps, actions=RIGHT):
+    state, observation = env.reset(keys(env))
+    out = []
+    for _ in range(steps):
+        step = env.step(state, actions, NO_KEYS)
+        state = step.state
+        out.append(step)
+    return observation, out
+
+
+def test_an_environment_of_ones_own_is_stepped_as_written():
+    env = FunctionalAdapter(corridors.Corridor())
+    first, steps = walked(env, 4, jnp.array([1, 1, 0]))
+    np.testing.assert_array_equal(first, np.zeros((3, 2)))
+    np.testing.assert_array_equal(steps[3].observation, [[4, 5], [4, 5], [0, 1]])
+    np.testing.assert_array_equal([s.terminated[0] for s in steps], [False, False, False, True])
+    assert not any(s.terminated[2] or s.truncated.any() for s in steps)
+    np.testing.assert_allclose(steps[3].reward, [0.9, 0.9, -0.1], rtol=1e-6)
+    np.testing.assert_array_equal(steps[3].success, [True, True, False])
+    np.testing.assert_allclose(steps[3].terms["arrival"], [1, 1, 0])
+    assert (steps[0].reward.dtype, steps[0].terminated.dtype) == (jnp.float32, bool)
+    assert env.max_episode_steps is None
+
+
+def test_six_values_tell_how_an_episode_ended():
+    _, steps = walked(FunctionalAdapter(corridors.SixValues()), 4)
+    assert [bool(s.truncated[0]) for s in steps] == [False, False, True, False]
+    assert [bool(s.terminated[0]) for s in steps] == [False, False, False, True]
+
+
+def test_a_time_limit_among_the_parameters_is_the_environments():
+    env, params = corridors.with_params(7)
+    assert FunctionalAdapter(env, params).max_episode_steps == 7
+    assert FunctionalAdapter(env, params, max_episode_steps=9).max_episode_steps == 9
+
+
+@pytest.mark.parametrize("final", ["final_obs", "final_observation"])
+def test_an_environment_that_resets_itself_shows_what_its_episode_saw_last(final):
+    _, steps = walked(FunctionalAdapter(corridors.SelfResetting(final)), 4)
+    np.testing.assert_array_equal(steps[3].observation[0], [4, 5])
+    assert steps[3].terminated.all()
+    np.testing.assert_array_equal(steps[2].observation[0], [3, 4])
+
+
+def test_an_environment_that_resets_itself_without_a_final_observation_is_refused():
+    with pytest.raises(ValueError, match=r"Resetting: its step resets by itself .* info\['final_obs'\]"):
+        FunctionalAdapter(corridors.SelfResetting(None))
+
+
+class Forwarding:
+    """A wrapper of another library around gymnax: what it doesn't have is the inner one's."""
+
+    def __init__(self, env):
+        self._env = env
+
+    def __getattr__(self, name):
+        return getattr(self._env, name)
+
+
+class Gymnaxlike(corridors.SelfResetting):
+    autoreset = None
+
+    def step_env(self, *arguments):
+        raise AssertionError("a wrapper's own step must not be passed by")
+
+
+def test_a_wrapper_that_hides_a_gymnax_step_resets_by_itself():
+    class Doubling(Forwarding):
+        def step(self, key, state, action, params):
+            obs, state, reward, done, info = self._env.step(key, state, action, params)
+            return obs, state, 2 * reward, done, info
+
+    _, steps = walked(FunctionalAdapter(Doubling(Gymnaxlike())), 4)
+    np.testing.assert_allclose(steps[3].reward, 1.8, rtol=1e-6)
+    np.testing.assert_array_equal(steps[3].observation[0], [4, 5])
+    with pytest.raises(ValueError, match="final_obs"):
+        FunctionalAdapter(Doubling(Gymnaxlike(None)))
+
+
+def test_keys_in_a_state_are_kept_as_plain_arrays():
+    env = FunctionalAdapter(corridors.Keyed())
+    state, _ = env.reset(keys(env))
+    assert {str(x.dtype) for x in jax.tree.leaves(state)} == {"int32", "uint32"}
+    assert not any(x.weak_type for x in jax.tree.leaves(state))
+    step = jax.jit(env.step)(state, RIGHT, NO_KEYS)
+    assert jax.tree.structure(step.state) == jax.tree.structure(state)
+    assert not any(x.weak_type for x in jax.tree.leaves(step.state))
+    drawn = [jax.random.uniform(jax.random.split(jax.random.wrap_key_data(k))[1]) for k in keys(env)]
+    np.testing.assert_array_equal(step.reward, drawn)
+
+
+def test_environments_differ_by_their_keys():
+    env = FunctionalAdapter(corridors.Keyed())
+    a, b = (env.reset_random(jax.random.key(seed), (5, 3)) for seed in (0, 0))
+    np.testing.assert_array_equal(a, b)
+    assert a.shape == (5, 3, 2)
+    assert len(np.unique(a.reshape(-1, 2), axis=0)) == 15
+    assert env.step_random(jax.random.key(0), (5, 3)).shape == (5, 3, 2)
+
+
+def test_a_step_that_draws_nothing_gets_no_keys():
+    class Quiet(corridors.Corridor):
+        step_draws = False
+
+        def step(self, key, state, action, params):
+            assert key is None
+            return super().step(key, state, action, params)
+
+    env = FunctionalAdapter(Quiet())
+    assert env.step_random(jax.random.key(0), (5, 3)) is None
+    state, _ = env.reset(keys(env))
+    np.testing.assert_array_equal(env.step(state, RIGHT, None).state, [1, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("what", "line"),
+    [
+        ("reset", r"reset\(key, params\) must return \(obs, state\), not ShapeDtypeStruct"),
+        ("values", r"step\(key, state, action, params\) must return .* not 4 values"),
+        ("shape", r"reset's observation is float32\[1\], and its space says float32\[2\]"),
+        ("dtype", r"step's observation is int32\[2\], and its space says float32\[2\]"),
+        ("state", r"state is int32\[\] after a reset and float32\[\] after a step"),
+        ("structure", "another structure than the reset's"),
+        ("done", r"step's done is float32\[\]; it must be one bool"),
+        ("reward", r"step's reward is float32\[1\]; it must be one number"),
+        ("branch", "step can't be traced by JAX: TracerBoolConversionError"),
+        ("space", "observation_space: 'two numbers' is neither a Gymnasium nor a gymnax space"),
+        ("actions", r"action space Text\(.* isn't supported"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(what, line):
+    with pytest.raises(ValueError, match=line) as caught:
+        describe(EnvConfig(id="corridors:Wrong", backend="jax", kwargs={"what": what}))
+    assert str(caught.value).startswith("env.id: corridors:Wrong")
+    assert "\n" not in str(caught.value)
+
+
+def test_nothing_is_wrong_with_the_same_class_without_its_fault():
+    description = describe(EnvConfig(id="corridors:Wrong", backend="jax", kwargs={"what": "nothing"}))
+    assert (description.observation.width, description.action.choices) == (2, (2,))
+
+
+def test_a_class_is_found_by_its_name():
+    env = make_environment(EnvConfig(id="corridors:Corridor", backend="jax", kwargs={"length": 2}, max_episode_steps=5))
+    _, steps = walked(env, 2)
+    assert steps[1].terminated.all()
+    assert not steps[0].terminated.any()
+    assert env.max_episode_steps == 5
+    pair = EnvConfig(id="corridors:with_params", backend="jax", kwargs={"limit": 6})
+    assert make_environment(pair).max_episode_steps == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("corridors:Nothing", "module corridors has no Nothing"),
+        ("nowhere:Corridor", "No module named 'nowhere'"),
+        ("corridors:LENGTH", "neither a function nor a class"),
+        ("corridors:Wrong", "can't be made: TypeError"),
+        ("corridors:Incomplete", "has no step and no observation_space and no action_space"),
+    ],
+)
+def test_a_class_that_cant_be_had_is_named(name, line):
+    with pytest.raises(ValueError, match=line):
+        make_environment(EnvConfig(id=name, backend="jax"))
+
+
+def test_the_base_class_says_what_it_lacks():
+    with pytest.raises(ValueError, match=r"observation_space: .*Environment has no observation_space"):
+        FunctionalAdapter(Environment())
+
+
+def test_a_batch_is_no_environment():
+    with pytest.raises(ValueError, match="is a whole batch of environments"):
+        FunctionalAdapter(VmapWrapper(corridors.Corridor()))

@@ -1,0 +1,117 @@
+"""Environments of a user's own for the JAX engine: a corridor to walk along, and what may be wrong with one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnasium import spaces
+
+LENGTH = 4
+
+
+class Corridor:
+    """Step right (1) or left (0); the end is ``length`` steps away. Derived from nothing of ours."""
+
+    def __init__(self, length=LENGTH):
+        self.length = length
+
+    def reset(self, key, params):
+        return jnp.zeros(2), jnp.zeros((), jnp.int32)
+
+    def step(self, key, state, action, params):
+        place = jnp.maximum(state + 2 * action - 1, 0)
+        done = place >= self.length
+        info = {"success": done, "reward_terms": {"arrival": done * 1.0, "haste": -0.1}}
+        return self.seen(place), place, done - 0.1, done, info
+
+    def seen(self, place):
+        return jnp.stack([place, place + 1.0]).astype(jnp.float32)
+
+    def observation_space(self, params):
+        return spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+    def action_space(self, params):
+        return spaces.Discrete(2)
+
+
+class SixValues(Corridor):
+    """Truncates itself one step before the end."""
+
+    def step(self, key, state, action, params):
+        obs, state, reward, done, info = super().step(key, state, action, params)
+        return obs, state, reward, done, state == self.length - 1, info
+
+
+class SelfResetting(Corridor):
+    """Resets by itself, and says so; by default it keeps what it saw last."""
+
+    autoreset = True
+
+    def __init__(self, final="final_obs"):
+        super().__init__()
+        self.final = final
+
+    def step(self, key, state, action, params):
+        obs, state, reward, done, info = super().step(key, state, action, params)
+        first, fresh = self.reset(key, params)
+        info = info | ({self.final: obs} if self.final else {})
+        return jnp.where(done, first, obs), jnp.where(done, fresh, state), reward, done, info
+
+
+class Keyed(Corridor):
+    """A typed key in the state: rewards are drawn from it."""
+
+    def reset(self, key, params):
+        return jnp.zeros(2), {"place": 0, "key": jax.random.wrap_key_data(key)}
+
+    def step(self, key, state, action, params):
+        following, drawn = jax.random.split(state["key"])
+        obs, place, _, done, info = super().step(key, state["place"], action, params)
+        return obs, {"place": place, "key": following}, jax.random.uniform(drawn), done, info
+
+
+class Wrong(Corridor):
+    """One thing of it is wrong."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.what = what
+
+    def reset(self, key, params):
+        obs, state = super().reset(key, params)
+        if self.what == "reset":
+            return obs
+        return obs[:1] if self.what == "shape" else obs, state
+
+    def step(self, key, state, action, params):
+        if self.what == "branch" and state > 3:
+            return None
+        obs, state, reward, done, info = super().step(key, state, action, params)
+        if self.what == "dtype":
+            obs = obs.astype(jnp.int32)
+        if self.what == "state":
+            state = state * 1.0
+        if self.what == "structure":
+            state = (state,)
+        if self.what == "done":
+            done = done * 1.0
+        if self.what == "reward":
+            reward = reward[None]
+        return (obs, state, reward, done) if self.what == "values" else (obs, state, reward, done, info)
+
+    def observation_space(self, params):
+        return "two numbers" if self.what == "space" else super().observation_space(params)
+
+    def action_space(self, params):
+        return spaces.Text(3) if self.what == "actions" else super().action_space(params)
+
+
+def with_params(limit):
+    """An environment and its parameters."""
+    from lockstep.jax_engine.functional import EnvParams
+
+    return Corridor(), EnvParams(max_steps_in_episode=limit)
+
+
+class Incomplete:
+    def reset(self, key, params):
+        return 0, 0
