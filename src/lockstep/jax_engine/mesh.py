@@ -417,7 +417,7 @@ def gathered(array: Any) -> np.ndarray:
     """An array of any sharding, whole, on the host; a collective if it is cut over processes."""
     if isinstance(array, Array) and not (array.is_fully_addressable or array.is_fully_replicated):
         assert isinstance(array.sharding, NamedSharding), array.sharding
-        array = jax.jit(lambda x: x, out_shardings=array.sharding.with_spec(REPLICATED))(array)
+        array = jax.jit(lambda x: x, out_shardings=NamedSharding(array.sharding.mesh, REPLICATED))(array)
     return np.asarray(array)
 
 

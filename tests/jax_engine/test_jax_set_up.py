@@ -1,0 +1,109 @@
+"""Setting JAX up: bits that neither cores nor devices decide, flags, the cache, platforms that aren't there."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lockstep.jax_engine import set_up
+
+ROOT = Path(__file__).parents[2]
+
+CHILD = """
+import hashlib, json, os, sys
+devices, pool, cores, platform = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
+if hasattr(os, "sched_setaffinity"):
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
+from lockstep.jax_engine import mesh, set_up
+from lockstep.topology import Topology
+set_up.POOL_THREADS = int(pool)
+try:
+    set_up.configure(1, platform, None if platform != "cpu" else min(devices, int(pool)))
+    import jax
+    jax.config.update("jax_num_cpu_devices", devices)
+    mesh.check_device(platform)
+except ValueError as error:
+    print(json.dumps({"error": str(error)}))
+    sys.exit()
+import jax.numpy as jnp, numpy as np
+random = np.random.default_rng(0)
+a = random.normal(size=(2048, 64)).astype(np.float32)
+x = random.normal(size=1_000_000).astype(np.float32)
+results = jax.jit(lambda a, x: (a.T @ jnp.tanh(a), x.sum()))(a, x)
+print(json.dumps({
+    "devices": jax.device_count(),
+    "bits": hashlib.sha256(b"".join(np.asarray(r).tobytes() for r in results)).hexdigest(),
+    "flags": os.environ["XLA_FLAGS"],
+    "cache": jax.config.values["jax_compilation_cache_dir"],
+}))
+"""
+
+
+def child(directory, devices=1, pool=set_up.POOL_THREADS, cores=1, platform="cpu", **variables):
+    unset = ("XLA_FLAGS", "PJRT_NPROC", "NPROC", "JAX_PLATFORMS", set_up.CACHE_VARIABLE)
+    environment = {k: v for k, v in os.environ.items() if k not in unset}
+    environment |= {"PYTHONPATH": str(ROOT / "src"), "XDG_CACHE_HOME": str(directory), **variables}
+    command = [sys.executable, "-c", CHILD, str(devices), str(pool), str(cores), platform]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_neither_cores_nor_devices_decide_the_bits(tmp_path):
+    own, users = tmp_path / "own", tmp_path / "users"
+    flag = "--xla_cpu_enable_fast_math=false"
+    one = child(own, JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0")
+    eight = child(own, devices=8, cores=64, XLA_FLAGS=flag, JAX_COMPILATION_CACHE_DIR=str(users), PJRT_NPROC="1")
+    assert (one["devices"], eight["devices"]) == (1, 8)
+    assert one["bits"] == eight["bits"]
+    # With the pool that a process with one core would have, they are other bits.
+    assert child(users, pool=1)["bits"] != one["bits"]
+    # What the user set is kept.
+    assert one["flags"].split() == ["--xla_cpu_multi_thread_eigen=false"]
+    assert eight["flags"].split() == [flag, "--xla_cpu_multi_thread_eigen=false"]
+    assert one["cache"].startswith(str(own / "lockstep" / "jax"))
+    assert eight["cache"] == str(users)
+    # A program from the cache gives the same.
+    kept = {file.name: file.stat().st_mtime_ns for file in Path(one["cache"]).glob("*-cache")}
+    assert kept
+    assert child(own, JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0") == one
+    assert {file.name: file.stat().st_mtime_ns for file in Path(one["cache"]).glob("*-cache")} == kept
+
+
+def test_a_platform_that_isnt_there_is_one_line(tmp_path):
+    message = child(tmp_path, platform="tpu")["error"]
+    assert message.startswith("device: tpu, but JAX ")
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((1, "gpu", None), "device: gpu is none of cpu, cuda, tpu"),
+        ((1, "cuda", 2), "simulate_devices: 2 devices can be simulated on device cpu, not on cuda"),
+        ((1, "cpu", 0), "simulate_devices: 0 must be 1 to 64"),
+        ((1, "cpu", 65), "simulate_devices: 65 must be 1 to 64"),
+    ],
+)
+def test_what_cant_be_set_up(arguments, message):
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        set_up.configure(*arguments)
+
+
+def test_flags_are_appended_and_the_users_stay(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--mine=1  --xla_cpu_multi_thread_eigen=true")
+    set_up.add_xla_flags({"xla_cpu_multi_thread_eigen": "false", "other": "2"})
+    assert os.environ["XLA_FLAGS"] == "--mine=1 --xla_cpu_multi_thread_eigen=true --other=2"
+
+
+def test_processors_that_differ_have_caches_of_their_own(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(set_up, "cpu_features", lambda: ("avx2",))
+    narrow = set_up.default_cache_directory()
+    assert narrow == set_up.default_cache_directory()
+    monkeypatch.setattr(set_up, "cpu_features", lambda: ("avx2", "avx512f"))
+    assert narrow != set_up.default_cache_directory()
+    assert narrow.parent == tmp_path / "lockstep" / "jax"

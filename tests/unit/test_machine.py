@@ -1,0 +1,32 @@
+"""What of the processor decides the last bits, read from the kernel's own description."""
+
+import platform
+
+import pytest
+
+from lockstep import machine
+
+X86 = (
+    "processor\t: 0\nmodel name\t: Some CPU @ 2GHz\nflags\t\t: fpu sse2 {extra} avx\n\nprocessor\t: 1\nflags\t: none\n"
+)
+
+
+@pytest.mark.parametrize(("extra", "expected"), [("", "avx"), ("avx2", "avx2"), ("avx2 avx512f", "avx512f")])
+def test_the_widest_instructions_are_named(monkeypatch, tmp_path, extra, expected):
+    (tmp_path / "cpuinfo").write_text(X86.format(extra=extra))
+    monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
+    assert machine.instruction_set() == expected
+    assert machine.cpu_model() == "Some CPU @ 2GHz"
+    assert machine.cpu_features() == tuple(sorted(f"fpu sse2 {extra} avx".split()))
+
+
+def test_arm_names_them_otherwise(monkeypatch, tmp_path):
+    (tmp_path / "cpuinfo").write_text("Features : fp asimd sve\n")
+    monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
+    assert machine.instruction_set() == "sve"
+
+
+def test_without_the_kernels_word_the_architecture_stands(monkeypatch, tmp_path):
+    monkeypatch.setattr(machine, "CPUINFO", tmp_path / "nothing")
+    assert machine.instruction_set() == platform.machine()
+    assert machine.cpu_features() == ()
