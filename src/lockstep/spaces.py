@@ -2,7 +2,7 @@
 
 An observation of any supported space is one row of numbers: float32 where it holds no image, else bytes, of which the
 first are the float32 components. So rollouts, shared memory, checkpoints and minibatches handle one array whatever the
-space. The networks take the row apart again (:mod:`lockstep.torch_engine.encoders`).
+space. The networks take the row apart again (each engine's ``encoders``).
 """
 
 from __future__ import annotations

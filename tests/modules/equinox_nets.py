@@ -1,0 +1,88 @@
+"""Networks that a user of the JAX engine might bring, good ones and others."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+from jax import Array
+from jax import numpy as jnp
+
+
+class Tiny(eqx.Module):
+    """One hidden layer, with dropout and a critic if wanted."""
+
+    body: list[eqx.nn.Linear]
+    dropout: eqx.nn.Dropout
+    actor: eqx.nn.Linear
+    critic: eqx.nn.Linear | None
+
+    def __init__(self, observation, outputs, *, key, units=8, dropout=0.0, critic=True):
+        body, actor, value = jax.random.split(key, 3)
+        self.body = [eqx.nn.Linear(observation.shape[-1], units, key=body)]
+        self.dropout = eqx.nn.Dropout(dropout)
+        self.actor = eqx.nn.Linear(units, outputs, key=actor)
+        self.critic = eqx.nn.Linear(units, 1, key=value) if critic else None
+
+    def __call__(self, observation, *, key):
+        features = jax.nn.tanh(jax.vmap(self.body[0])(observation))
+        features = self.dropout(features, key=key)
+        output = jax.vmap(self.actor)(features)
+        return output if self.critic is None else (output, jax.vmap(self.critic)(features))
+
+
+class OfParts(eqx.Module):
+    """Takes the parts of a Dict by name; a table of integers is no parameter."""
+
+    colours: Array
+    head: eqx.nn.Linear
+    table: Array
+
+    def __init__(self, observation, outputs, *, key):
+        first, second = jax.random.split(key)
+        self.colours = jax.random.normal(first, (6, 4))
+        self.head = eqx.nn.Linear(4 + observation["arm/1"][0].size + 1, outputs + 1, key=second)
+        self.table = jnp.arange(6)
+
+    def __call__(self, observation, *, key):
+        assert observation["eye"].dtype == jnp.uint8
+        rows = len(observation["arm/0"])
+        colour = self.colours[self.table[observation["arm/0"]]]
+        bright = observation["eye"].reshape(rows, -1).mean(-1, keepdims=True) / 255
+        out = jax.vmap(self.head)(jnp.concatenate([colour, observation["arm/1"].reshape(rows, -1), bright], -1))
+        return out[:, :-1], out[:, -1]
+
+
+class Statistical(Tiny):
+    """Keeps running statistics."""
+
+    norm: eqx.nn.BatchNorm
+
+    def __init__(self, observation, outputs, *, key):
+        super().__init__(observation, outputs, key=key)
+        self.norm = eqx.nn.BatchNorm(8, axis_name="batch", mode="batch")
+
+
+class Narrow(Tiny):
+    """Has one output too few."""
+
+    def __init__(self, observation, outputs, *, key):
+        super().__init__(observation, outputs - 1, key=key)
+
+
+class Broken(eqx.Module):
+    """Can't be called."""
+
+    layer: eqx.nn.Linear
+
+    def __init__(self, observation, outputs, *, key):
+        self.layer = eqx.nn.Linear(3, outputs, key=key)
+
+    def __call__(self, observation, *, key):
+        return jax.vmap(self.layer)(observation)
+
+
+class Plain:
+    """Is no module of Equinox."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
