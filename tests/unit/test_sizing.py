@@ -11,6 +11,7 @@ from lockstep.config_checks import resolve
 from lockstep.envs.description import describe
 from lockstep.launch import start
 from lockstep.sizing import ENV_BYTES, GB, Resources, available_memory, bytes_per_env, size, wanted
+from lockstep.topology import Topology
 
 PLENTY = 10**15
 
@@ -111,13 +112,13 @@ def test_a_run_prints_the_rule_and_keeps_the_number(monkeypatch, tmp_path, capsy
     monkeypatch.setattr(start, "available_cores", lambda: 3)
     monkeypatch.setattr(start, "available_memory", lambda: PLENTY)
     words = ["CartPole-v1", "--num-envs-per-rank", "auto", "--num-steps", "8", "--runs-dir", str(tmp_path)]
-    assignment, run, _ = start._prepare(read_request([*words, "--name", "a"]), start.from_environment({}))
+    assignment, run, _ = start._prepare(read_request([*words, "--name", "a"]), Topology())
     run.unlock()
     assert re.match(r"num_envs_per_rank auto: 16 for each of 3 cores; --num-envs-per-rank N", capsys.readouterr().out)
     stored = json.loads((tmp_path / "a" / "config.json").read_text())
     assert (stored["num_envs"], stored["num_envs_per_rank"]) == (48, None)
     assert assignment.config.num_envs == 48
-    _, run, _ = start._prepare(read_request([*words[:2], "5", *words[3:], "--name", "b"]), start.from_environment({}))
+    _, run, _ = start._prepare(read_request([*words[:2], "5", *words[3:], "--name", "b"]), Topology())
     run.unlock()
     assert json.loads((tmp_path / "b" / "config.json").read_text())["num_envs"] == 5
 
