@@ -12,6 +12,11 @@ MAX_LINES = 650
 
 COLLECTIVES = ("torch.distributed", "torch._C._distributed_c10d", "torch.nn.parallel")
 COLLECTIVE_FILES = ("torch_engine/distributed.py", "torch_engine/elastic.py", "torch_engine/sharded.py")
+JAX_COLLECTIVES = (
+    *("jax.distributed", "jax.experimental.multihost_utils", "jax.sharding"),
+    *("jax.NamedSharding", "jax.make_mesh", "jax.set_mesh"),
+)
+JAX_COLLECTIVE_FILES = ("jax_engine/mesh.py",)
 RANKS = ("rank", "local_rank", "global_rank", "node_rank")
 WRITERS = ("runs/", "launch/", "cli.py")
 UNSAFE_MODULES = ("pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib")
@@ -36,6 +41,12 @@ def touches_collectives(node: ast.AST) -> bool:
     """Imports ``torch.distributed`` or what builds on it, or reaches for it through ``torch``."""
     dotted = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
     return below(dotted, COLLECTIVES) or any(below(name, COLLECTIVES) for name in imports(node))
+
+
+def touches_jax_collectives(node: ast.AST) -> bool:
+    """Imports what makes meshes, shardings or groups of JAX processes, or reaches for it through ``jax``."""
+    dotted = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
+    return below(dotted, JAX_COLLECTIVES) or any(below(name, JAX_COLLECTIVES) for name in imports(node))
 
 
 def asks_for_the_first_rank(node: ast.AST) -> bool:
@@ -98,6 +109,10 @@ def test_only_three_modules_touch_torch_distributed():
     assert len({line.partition(":")[0] for line in offenders(touches_collectives)}) == 3
 
 
+def test_only_the_mesh_touches_jax_distributed():
+    assert offenders(touches_jax_collectives, JAX_COLLECTIVE_FILES) == []
+
+
 def test_only_the_writing_side_asks_for_the_first_rank():
     assert offenders(asks_for_the_first_rank, WRITERS) == []
     assert offenders(asks_for_the_first_rank) != []
@@ -121,6 +136,13 @@ def test_files_are_short():
             "from torch.distributed import all_reduce",
             "from torch.nn.parallel import DistributedDataParallel",
             "torch.distributed.barrier()",
+        )],
+        *[(touches_jax_collectives, f"import jax\n{line}") for line in (
+            "from jax import distributed",
+            "from jax.sharding import NamedSharding",
+            "from jax.experimental import multihost_utils",
+            "jax.distributed.initialize()",
+            "mesh = jax.make_mesh((2,), ('batch',))",
         )],
         *[(asks_for_the_first_rank, line) for line in (
             "if rank == 0: save()",
@@ -150,6 +172,10 @@ def test_the_rules_find_what_they_look_for(rule, source):
     ("rule", "source"),
     [
         (touches_collectives, "import torch\ntorch.nn.functional.relu(x)"),
+        (
+            touches_jax_collectives,
+            "import jax\njax.lax.psum(x, 'batch')\njax.shard_map(f)\njax.devices()\njax.numpy.sum(x)",
+        ),
         (asks_for_the_first_rank, "for rank in range(world_size): use(rank)\nif theirs[rank] != ours: fail()"),
         (asks_for_the_first_rank, "if not 0 <= rank < world_size or rank < other: fail()"),
         (asks_for_the_first_rank, "envs = config.num_envs_per_rank or 8\nassert config.num_envs_per_rank != 0"),

@@ -43,6 +43,8 @@ __all__ = [
 ]
 
 MAX_SEQUENCE = 32
+COORDINATOR = r"^(\[[0-9a-fA-F:.]+\]|[\w.-]+):[0-9]{1,5}$"
+"""``host:port``, ``[IPv6 address]:port``."""
 
 
 class Config(Section):
@@ -50,8 +52,12 @@ class Config(Section):
 
     env: EnvConfig = EnvConfig()
     algorithm: Literal["ppo", "grpo"] = Field(default="ppo", description="PPO with a critic, or GRPO without")
-    engine: Literal["torch"] = Field(default="torch", description="framework that trains")
-    device: Literal["cpu", "cuda"] = Field(default="cpu", description="where policy and update run")
+    engine: Literal["torch", "jax"] = Field(
+        default="torch", description="framework that trains; for jax a rank is a device, of one process or of several"
+    )
+    device: Literal["cpu", "cuda", "tpu"] = Field(
+        default="cpu", description="where policy and update run; tpu: engine jax"
+    )
     seed: int = Field(default=0, ge=0, description="of every random number")
     total_steps: int = Field(default=100_000, ge=1, description="global environment steps; schedules run over them")
     num_envs: int | None = Field(default=None, ge=1, description="environments of the whole run (default 8)")
@@ -66,13 +72,13 @@ class Config(Section):
     )
     num_steps: int = Field(default=128, ge=1, description="steps of each environment in a rollout")
     reduction: Literal["exact", "fast"] = Field(
-        default="exact", description="exact: bitwise equal for every number of ranks; fast: DDP's own all-reduce"
+        default="exact", description="exact: bitwise equal for every number of ranks; fast: the framework's own sums"
     )
     precision: Literal["fp32", "bf16"] = Field(
         default="fp32", description="bf16: networks compute in bfloat16 (autocast); parameters and losses stay float32"
     )
     fsdp: bool = Field(
-        default=False, description="shard parameters and moments over ranks (FSDP2), for large networks; reduction fast"
+        default=False, description="shard parameters and moments over ranks, for large networks; reduction fast"
     )
     sync_period: int = Field(
         default=1,
@@ -80,11 +86,15 @@ class Config(Section):
         description="optimiser steps that a rank takes by itself before parameters and moments are averaged; above 1: "
         "reduction fast",
     )
-    compile: bool = Field(default=False, description="torch.compile the loss of a shard; takes a while at the start")
-    cuda_graphs: bool = Field(default=False, description="with compile on a GPU: replay the loss as CUDA graphs")
-    threads: int = Field(default=1, ge=1, description="CPU threads per rank; results depend on it in the last bits")
+    compile: bool = Field(default=False, description="torch.compile the loss of a shard; engine torch")
+    cuda_graphs: bool = Field(
+        default=False, description="with compile on a GPU: replay the loss as CUDA graphs; engine torch"
+    )
+    threads: int = Field(
+        default=1, ge=1, description="CPU threads per rank; results depend on it in the last bits; engine torch"
+    )
     backend: Literal["auto", "gloo", "nccl"] = Field(
-        default="auto", description="of the collectives: gloo on CPU, NCCL on GPU"
+        default="auto", description="of the collectives: gloo on CPU, NCCL on GPU; jax chooses by itself"
     )
     collectives: Literal["auto", "shared", "backend"] = Field(
         default="auto",
@@ -139,8 +149,29 @@ class RunOptions(Section):
     """How and where a run is executed; nothing here changes the agent."""
 
     nproc: int | Literal["auto"] = Field(
-        default=1, description="ranks on this machine, or auto: what cores or GPUs allow"
+        default=1,
+        description="processes on this machine; torch: one a rank, or auto: what cores or GPUs allow; jax: each has "
+        "devices of its own",
     )
+    devices: int | None = Field(
+        default=None,
+        ge=1,
+        description="jax: devices of each process (default: on a CPU one a core as far as the shards divide, else all)",
+    )
+    simulate_devices: int | None = Field(
+        default=None, ge=1, description="jax on a CPU: make it this many devices, more than it has cores too"
+    )
+    fsdp_devices: int | None = Field(
+        default=None, ge=1, description="jax with fsdp: devices that a copy is sharded over (default: all)"
+    )
+    num_seeds: int = Field(default=1, ge=1, description="jax: independent agents at once, of seeds seed, seed + 1, …")
+    coordinator: str | None = Field(
+        default=None,
+        pattern=COORDINATOR,
+        description="jax: host:port of process 0, where several processes meet that no launcher started",
+    )
+    num_processes: int | None = Field(default=None, ge=1, description="with coordinator: processes of the run")
+    process_id: int | None = Field(default=None, ge=0, description="with coordinator: which of them this is, from 0")
     name: str | None = Field(
         default=None, min_length=1, description="of the run directory (default: environment, seed and time)"
     )
@@ -156,6 +187,32 @@ class RunOptions(Section):
     def _positive(self) -> RunOptions:
         if self.nproc != "auto" and self.nproc < 1:
             raise ValueError(f"nproc: {self.nproc} ranks; at least 1, or auto")
+        self._check_devices()
+        self._check_coordinator()
         if self.name is not None and ("/" in self.name or self.name in (".", "..")):
             raise ValueError(f"name: {self.name!r} is not a plain directory name; --runs-dir says where it is made")
         return self
+
+    def _check_devices(self) -> None:
+        if self.simulate_devices is not None and (self.devices or 0) > self.simulate_devices:
+            raise ValueError(
+                f"devices: {self.devices} of only {self.simulate_devices} simulated ones; simulate {self.devices}"
+            )
+
+    def _check_coordinator(self) -> None:
+        flags = {name: getattr(self, name) for name in ("coordinator", "num_processes", "process_id")}
+        missing = [name for name, value in flags.items() if value is None]
+        if missing and len(missing) < len(flags):
+            given = next(name for name in flags if name not in missing)
+            raise ValueError(f"{given}: given without {' and '.join(missing)}; give all three or none")
+        if self.num_processes is None or self.process_id is None:
+            return
+        if self.process_id >= self.num_processes:
+            raise ValueError(
+                f"process_id: {self.process_id} of num_processes {self.num_processes}; they count from 0 to "
+                f"{self.num_processes - 1}"
+            )
+        if self.nproc != 1:
+            raise ValueError(
+                f"nproc: {self.nproc} with coordinator, where every process is started by itself; leave one of them out"
+            )

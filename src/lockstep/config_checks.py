@@ -5,11 +5,17 @@ from __future__ import annotations
 import json
 
 from lockstep.config import Config
+from lockstep.config_engines import check_engine
+from lockstep.devices import check_devices
 from lockstep.shards import check_shards, check_world_size, default_num_shards
 
 
 def resolve(config: Config, world_size: int = 1) -> Config:
     """Fix ``num_envs`` and ``num_shards`` and check that everything divides.
+
+    Args:
+        config: as the user gave it.
+        world_size: ranks; for the JAX engine devices, of all processes together.
 
     Raises:
         ValueError: one line with the key, the value and the nearest values that work.
@@ -26,23 +32,27 @@ def resolve(config: Config, world_size: int = 1) -> Config:
             )
         num_envs = config.num_envs_per_rank * world_size
         if num_shards is None:
-            _check_power_of_two(world_size)
+            _check_power_of_two(config, world_size)
             num_shards = world_size
     num_envs = num_envs or 8
     num_shards = num_shards or default_num_shards(max(1, num_envs // config.group_size))
     check_shards(num_envs, num_shards)
-    check_world_size(world_size, num_shards)
+    if config.engine == "jax":
+        check_devices(world_size, num_envs, num_shards)
+    else:
+        check_world_size(world_size, num_shards)
     _check_minibatches(config, num_envs // num_shards)
     _check_choices(config)
     return config.model_copy(update={"num_envs": num_envs, "num_envs_per_rank": None, "num_shards": num_shards})
 
 
-def _check_power_of_two(world_size: int) -> None:
+def _check_power_of_two(config: Config, world_size: int) -> None:
     if world_size & (world_size - 1):
+        key, what = ("devices", "devices") if config.engine == "jax" else ("nproc", "ranks")
         below = 1 << (world_size.bit_length() - 1)
         raise ValueError(
-            f"nproc: {world_size} ranks with num_envs_per_rank make {world_size} shards, which is no power of two; "
-            f"nearest that work: {below} or {2 * below} ranks"
+            f"{key}: {world_size} {what} with num_envs_per_rank make {world_size} shards, which is no power of two; "
+            f"nearest that work: {below} or {2 * below} {what}"
         )
 
 
@@ -90,6 +100,7 @@ def _check_choices(config: Config) -> None:
             plain = False
         if not plain:
             raise ValueError(f"{name}: {table!r} is more than JSON can hold (text as keys; numbers, text, lists)")
+    check_engine(config)
     if config.backend == "nccl" and config.device == "cpu":
         raise ValueError("backend: nccl works on GPUs only and device is cpu; use backend gloo or device cuda")
     if config.collectives == "shared" and config.device == "cuda" and config.backend != "gloo":

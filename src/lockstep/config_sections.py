@@ -206,6 +206,9 @@ class NetworkConfig(Section):
         default=False, description="tanh squashes continuous actions into their bounds; else they are clipped"
     )
     image: ImageConfig = ImageConfig()
+    remat: bool = Field(
+        default=False, description="jax: compute activations again in the backward pass instead of keeping them"
+    )
     recurrent: Literal["lstm", "gru"] | None = Field(
         default=None, description="recurrent core before the hidden layers"
     )

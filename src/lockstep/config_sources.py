@@ -112,6 +112,8 @@ def _describe(error: Any) -> str:
     path = _path(error)
     if path == "nproc" and kind != "value_error":
         return f"nproc: {value!r}: a number of ranks, at least 1, or auto"
+    if path == "coordinator" and kind == "string_pattern_mismatch":
+        return f"coordinator: {value!r}: a host and a port are wanted, e.g. 10.0.0.1:29400"
     if kind == "extra_forbidden":
         return f"{path}: unknown key{nearest(path, list(LEAVES))}"
     if kind in ("value_error", "assertion_error"):

@@ -17,6 +17,7 @@ from lockstep.runs.directory import CHECKPOINTS, CONFIG, find_run
 from lockstep.shards import keyed_generator
 from lockstep.spaces import ActionLayout, ObservationLayout
 
+ENGINES = ("torch", "jax")
 NORMALIZER_PREFIX = "normalizers/observations."
 
 
@@ -28,6 +29,10 @@ class Policy:
     Args:
         config: the run's.
         checkpoint: parameters, normalisers and the environment's description.
+        engine: what computes: ``torch`` or ``jax``; None: the run's own. Both read the same arrays.
+
+    Raises:
+        ValueError: the engine can't compute this policy; one line.
 
     Attributes:
         config: the run's.
@@ -37,12 +42,12 @@ class Policy:
         global_step: environment steps that it was trained for.
     """
 
-    def __init__(self, config: Config, checkpoint: Checkpoint) -> None:
+    def __init__(self, config: Config, checkpoint: Checkpoint, engine: str | None = None) -> None:
         self.config = config
         self.environment: dict[str, Any] = checkpoint.state["environment"]
         self.global_step = int(checkpoint.state["global_step"])
-        engine = importlib.import_module(f"lockstep.{config.engine}_engine.policy")
-        self._function = engine.PolicyFunction(config, self.environment, checkpoint.arrays)
+        module = _engine_module(config, engine or config.engine)
+        self._function = module.PolicyFunction(config, self.environment, checkpoint.arrays)
         self.observation: ObservationLayout = self._function.observation
         self.action: ActionLayout = self._function.action
         self._normalizer: ObservationNormalizer | None = None
@@ -129,17 +134,39 @@ def _item(observation: Any, index: int) -> Any:
     return observation[index]
 
 
-def load_policy(run: str | Path, checkpoint: str = "latest", runs_dir: str = "runs") -> Policy:
+def _engine_module(config: Config, engine: str) -> Any:
+    """The module with an engine's ``PolicyFunction``."""
+    if engine not in ENGINES:
+        raise ValueError(f"engine: {engine!r} is none of {', '.join(ENGINES)}")
+    if config.network.custom is not None and engine != config.engine:
+        raise ValueError(
+            f"engine: {config.network.custom} is a network of the {config.engine} engine; {engine} can't compute it"
+        )
+    try:
+        return importlib.import_module(f"lockstep.{engine}_engine.policy")
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("lockstep"):
+            raise
+        raise ValueError(
+            f"engine: {engine} needs {error.name}, which isn't installed: pip install 'lockstep-rl[{engine}]'"
+        ) from None
+
+
+def load_policy(
+    run: str | Path, checkpoint: str = "latest", runs_dir: str = "runs", engine: str | None = None
+) -> Policy:
     """Load the policy of a run.
 
     Args:
         run: name, run directory, or checkpoint directory.
         checkpoint: ``latest``, ``best`` or a step number.
         runs_dir: where runs given by name lie.
+        engine: ``torch`` or ``jax``, whichever trained it; None: the one that did.
 
     Raises:
-        ValueError: there is no such run or checkpoint, or it is damaged; one line.
+        ValueError: there is no such run or checkpoint, or it is damaged, or the engine can't compute it; one line.
     """
     path, which = find_run(str(run), runs_dir)
     config: Config = validate(Config, read_file(path / CONFIG), str(path / CONFIG))
-    return Policy(config, find_checkpoint(path / CHECKPOINTS, checkpoint if which == "latest" else which))
+    found = find_checkpoint(path / CHECKPOINTS, checkpoint if which == "latest" else which)
+    return Policy(config, found, engine)

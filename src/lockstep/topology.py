@@ -1,14 +1,27 @@
-"""Who am I: rank, world size and launcher. The only reader of the launchers' environment variables."""
+"""Who am I: rank, world size and launcher. The only reader of the launchers' environment variables.
+
+torchrun's variables (``RANK``, ``WORLD_SIZE``, …) win over those of a Slurm step, so that torchrun and
+``lockstep train --nproc`` work inside one.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 LAUNCHER_VARIABLE = "LOCKSTEP_LAUNCHER"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+DEFAULT_PORT = 29500
+PORTS = 65536
+SLURM_PORTS = 4096
+"""Steps meet on a port of the highest ones, by their number."""
+
+_STEP = "SLURM_STEP_NODELIST"
+"""Set in a step that srun started, and not in a batch script."""
+_LAUNCHERS = ("RANK", "WORLD_SIZE", LAUNCHER_VARIABLE, _STEP)
 
 
 @dataclass(frozen=True)
@@ -16,12 +29,15 @@ class Topology:
     """This process's place in the run.
 
     Attributes:
-        rank: global rank, ``0 … world_size-1``.
-        world_size: number of ranks.
+        rank: global rank, ``0 … world_size-1``; of this process, where ranks are devices (engine jax).
+        world_size: number of ranks; of processes, where ranks are devices.
         local_rank: index among the ranks of this host; picks the GPU ``cuda:{local_rank}``.
         local_world_size: ranks on this host.
-        launched: whether a launcher (torchrun, ``lockstep train --nproc``) started this process as one of its ranks.
-        master_addr: host of rank 0's store, loopback unless a launcher says otherwise.
+        launched: whether a launcher (torchrun, srun, ``lockstep train --nproc``, coordinator flags) started this
+            process as one of its ranks.
+        master_addr: host where the ranks meet, rank 0's; loopback unless a launcher says otherwise.
+        master_port: where on that host.
+        agent_store: whether the launcher itself listens on that port, and holds PyTorch's store there.
     """
 
     rank: int = 0
@@ -30,6 +46,8 @@ class Topology:
     local_world_size: int = 1
     launched: bool = False
     master_addr: str = "127.0.0.1"
+    master_port: int = DEFAULT_PORT
+    agent_store: bool = False
 
     @property
     def on_one_host(self) -> bool:
@@ -41,15 +59,60 @@ class Topology:
         """Whether the ranks meet over the loopback interface."""
         return self.on_one_host and self.master_addr in LOOPBACK
 
+    @property
+    def master(self) -> str:
+        """``host:port`` where rank 0 listens for the others, if no launcher does."""
+        return _address(self.master_addr, self.master_port)
+
+    @property
+    def coordinator(self) -> str:
+        """``host:port`` where rank 0 listens for JAX's processes: the next port, if the launcher holds its own."""
+        taken = self.agent_store
+        return _address(self.master_addr, self.master_port % (PORTS - 1) + 1 if taken else self.master_port)
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> Topology:
-    """Read torchrun's variables (``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, …); a single rank when there are none.
+    """Read torchrun's variables or else those of a Slurm step; a single rank when there are neither.
 
     Raises:
         ValueError: the variables are incomplete or contradict one another.
     """
-    if "RANK" not in environ and "WORLD_SIZE" not in environ:
-        return Topology()
+    if "RANK" in environ or "WORLD_SIZE" in environ:
+        return _from_torchrun(environ)
+    return _from_slurm(environ) if _STEP in environ else Topology()
+
+
+def from_flags(
+    coordinator: str, num_processes: int, process_id: int, environ: Mapping[str, str] = os.environ
+) -> Topology:
+    """The place of a process that was started by itself and told its place on the command line.
+
+    Args:
+        coordinator: ``host:port`` of process 0. On loopback all processes run on this host; else each has its own.
+        num_processes: of the run.
+        process_id: ``0 … num_processes-1``.
+        environ: where torchrun's variables would be.
+
+    Raises:
+        ValueError: there is a launcher as well, or the port is none.
+    """
+    if "RANK" in environ or "WORLD_SIZE" in environ:
+        raise ValueError(
+            f"coordinator: {coordinator}, but a launcher started this process too (RANK, WORLD_SIZE); leave one out"
+        )
+    host, _, port = coordinator.rpartition(":")
+    host = host.strip("[]")
+    if not 0 < int(port) < PORTS:
+        raise ValueError(f"coordinator: {coordinator}: ports go from 1 to {PORTS - 1}")
+    here = (process_id, num_processes) if host in LOOPBACK else (0, 1)
+    return Topology(process_id, num_processes, *here, launched=True, master_addr=host, master_port=int(port))
+
+
+def _from_torchrun(environ: Mapping[str, str]) -> Topology:
     missing = [name for name in ("RANK", "WORLD_SIZE") if name not in environ]
     if missing:
         raise ValueError(
@@ -68,8 +131,90 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Topology:
             f"launcher variables: RANK {rank} of WORLD_SIZE {world_size}, LOCAL_RANK {local_rank} of "
             f"LOCAL_WORLD_SIZE {local_world_size} don't fit together; unset them or start through torchrun"
         )
-    master = environ.get("MASTER_ADDR", "127.0.0.1")
-    return Topology(rank, world_size, local_rank, local_world_size, launched=True, master_addr=master)
+    master, port = _master(environ, "127.0.0.1", DEFAULT_PORT)
+    store = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return Topology(rank, world_size, local_rank, local_world_size, True, master, port, store)
+
+
+def _master(environ: Mapping[str, str], host: str, port: int) -> tuple[str, int]:
+    """Where the ranks meet, unless ``MASTER_ADDR`` and ``MASTER_PORT`` say otherwise."""
+    given = environ.get("MASTER_PORT", str(port))
+    if not given.isdecimal() or not 0 < int(given) < PORTS:
+        raise ValueError(f"launcher variables: MASTER_PORT {given!r} is no port (1 to {PORTS - 1})")
+    return environ.get("MASTER_ADDR", host), int(given)
+
+
+# --- Slurm ------------------------------------------------------------------------------------------------------
+
+
+def _from_slurm(environ: Mapping[str, str]) -> Topology:
+    """A task of a Slurm step; a step of one task is no launcher, so that ``--nproc`` works in it."""
+    tasks = environ.get("SLURM_STEP_NUM_TASKS", environ.get("SLURM_NTASKS"))
+    if tasks == "1":
+        return Topology()
+    needed = {name: environ.get(name) for name in ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")}
+    if tasks is None or None in needed.values():
+        missing = ["SLURM_NTASKS"] if tasks is None else [name for name, value in needed.items() if value is None]
+        raise ValueError(
+            f"launcher variables: {missing[0]} is not set in this Slurm step; start every rank with srun, or unset "
+            f"{_STEP}"
+        )
+    try:
+        rank, local_rank, world_size = int(environ["SLURM_PROCID"]), int(environ["SLURM_LOCALID"]), int(tasks)
+        counts = tasks_per_node(environ["SLURM_STEP_TASKS_PER_NODE"])
+        local_world_size = counts[int(environ.get("SLURM_NODEID", 0))]
+    except (ValueError, IndexError) as error:
+        raise ValueError(
+            f"launcher variables: SLURM_PROCID, SLURM_LOCALID, SLURM_NTASKS, SLURM_NODEID and "
+            f"SLURM_STEP_TASKS_PER_NODE {environ['SLURM_STEP_TASKS_PER_NODE']!r} make no sense ({error})"
+        ) from None
+    if not (0 <= rank < world_size == sum(counts) and 0 <= local_rank < local_world_size):
+        raise ValueError(
+            f"launcher variables: SLURM_PROCID {rank} of {world_size} tasks, SLURM_LOCALID {local_rank} of "
+            f"SLURM_STEP_TASKS_PER_NODE {environ['SLURM_STEP_TASKS_PER_NODE']} don't fit together; start every rank "
+            "with srun"
+        )
+    host = "127.0.0.1" if local_world_size == world_size else first_host(environ[_STEP])
+    master, port = _master(environ, host, _slurm_port(environ))
+    return Topology(rank, world_size, local_rank, local_world_size, True, master, port)
+
+
+def first_host(nodelist: str) -> str:
+    """The first host of Slurm's list: ``gpu001`` of ``gpu[001-003,007],cpu1``."""
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodelist)
+    host = re.sub(r"\[([^,\-\]]+)[^\]]*\]", r"\1", first[0] if first else "")
+    if not host or "[" in host:
+        raise ValueError(f"launcher variables: {_STEP} {nodelist!r} names no host")
+    return host
+
+
+def tasks_per_node(text: str) -> list[int]:
+    """Slurm's tasks of each node: ``[2, 2, 1]`` of ``2(x2),1``.
+
+    Raises:
+        ValueError: it is written otherwise.
+    """
+    out = []
+    for part in text.split(","):
+        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if found is None:
+            raise ValueError(f"{part!r} is no number of tasks")
+        out += [int(found[1])] * int(found[2] or 1)
+    return out
+
+
+def _slurm_port(environ: Mapping[str, str]) -> int:
+    """The same port for every task of a step, and another one for another step: nobody can ask beforehand."""
+    numbers = [environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")]
+    return PORTS - SLURM_PORTS + sum(int(n) for n in numbers if n.isdecimal()) % SLURM_PORTS
+
+
+# --- this process -----------------------------------------------------------------------------------------------
+
+
+def without_launcher(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment of a process that starts a run of its own, whatever started this one."""
+    return {name: value for name, value in environ.items() if name not in _LAUNCHERS}
 
 
 def error_file(environ: Mapping[str, str] = os.environ) -> Path | None:

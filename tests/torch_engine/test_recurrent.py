@@ -5,6 +5,7 @@ import torch
 from small_runs import policy_net, random_parameters, seeded
 from torch import Tensor, nn
 
+from lockstep.net_shapes import carry_size, core_shapes
 from lockstep.torch_engine import nets, recurrent
 from lockstep.torch_engine.self_check import shard_invariant
 
@@ -17,14 +18,14 @@ def drawn(core: str, shards: int = SHARDS, size: int = SIZE, envs: int = ENVS) -
     g = seeded(0)
     return {
         "x": torch.randn(shards, STEPS, envs, INPUTS, generator=g),
-        "carry": 0.5 * torch.randn(shards, envs, recurrent.carry_size(core, size), generator=g),
+        "carry": 0.5 * torch.randn(shards, envs, carry_size(core, size), generator=g),
         "resets": (torch.rand(shards, STEPS, envs, generator=g) < 0.3).float(),
     }
 
 
 def weights_of(core: str, size: int = SIZE) -> dict[str, Tensor]:
     g = seeded(1)
-    shapes = recurrent.shapes(core, "actor", INPUTS, size)
+    shapes = core_shapes(core, "actor", INPUTS, size)
     return {name: 0.5 * torch.randn(shape, generator=g) for name, shape in shapes.items()}
 
 
@@ -62,7 +63,7 @@ def test_a_core_is_that_of_torch_nn(core):
     data, weights = drawn(core), weights_of(core)
     hidden, carries = recurrent.unroll(core, nets.expand(weights, SHARDS), "actor", *data.values())
     assert hidden.shape == (SHARDS, STEPS, ENVS, SIZE)
-    assert carries.shape == (SHARDS, STEPS, ENVS, recurrent.carry_size(core, SIZE))
+    assert carries.shape == (SHARDS, STEPS, ENVS, carry_size(core, SIZE))
     assert torch.equal(carries[..., :SIZE], hidden)
     module = reference_core(core, weights)
     for shard in range(SHARDS):
@@ -126,7 +127,7 @@ def test_steps_one_by_one_are_the_sequence(core, shared):
     carry = torch.randn(SHARDS, ENVS, net.carry_size, generator=seeded(2))
     output, values, carries = nets.unroll(net, weights, data["x"], carry, data["resets"])
     assert values is not None
-    assert net.carry_size == (1 if shared else 2) * recurrent.carry_size(core, SIZE)
+    assert net.carry_size == (1 if shared else 2) * carry_size(core, SIZE)
     for t in range(STEPS):
         alone = nets.unroll(net, weights, data["x"][:, t : t + 1], carry, data["resets"][:, t : t + 1])
         torch.testing.assert_close(alone[0][:, 0], output[:, t], rtol=1e-5, atol=1e-6)

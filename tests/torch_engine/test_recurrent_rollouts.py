@@ -7,6 +7,7 @@ from small_runs import described, plan_of, seeded, small_config, small_state
 from test_batch import made_rollout
 
 from lockstep import reference
+from lockstep.net_shapes import core_shapes
 from lockstep.torch_engine import nets, recurrent
 from lockstep.torch_engine.batch import from_shards, make_batch
 from lockstep.torch_engine.gradients import loss_settings, minibatch_loss
@@ -35,7 +36,7 @@ def test_a_core_is_pytorchs(core):
         mine["a.core.hidden.bias"] = theirs.bias_hh_l0
     else:
         torch.nn.init.zeros_(theirs.bias_hh_l0)
-    assert {name: tuple(p.shape) for name, p in mine.items()} == recurrent.shapes(core, "a", inputs, size)
+    assert {name: tuple(p.shape) for name, p in mine.items()} == core_shapes(core, "a", inputs, size)
     x, state = drawn(steps, n, inputs), [drawn(1, n, size, seed=s) for s in (1, 2)]
     expected, last = theirs(x, tuple(state) if core == "lstm" else state[0])
     carry = torch.cat(state if core == "lstm" else state[:1], -1)

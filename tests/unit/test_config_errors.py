@@ -159,7 +159,7 @@ def test_a_number_of_ranks_that_is_none(value):
 
 
 def test_choices_are_listed():
-    assert flag_complaint("--device", "tpu") == "command line: device: 'tpu': input should be 'cpu' or 'cuda'"
+    assert flag_complaint("--device", "npu") == "command line: device: 'npu': input should be 'cpu', 'cuda' or 'tpu'"
     text = flag_complaint("--network.activation", "swish")
     assert "'swish'" in text
     assert "'silu'" in text

@@ -1,6 +1,15 @@
 import pytest
 
-from lockstep.topology import Topology, error_file, from_environment, started_by_lockstep
+from lockstep.topology import (
+    Topology,
+    error_file,
+    first_host,
+    from_environment,
+    from_flags,
+    started_by_lockstep,
+    tasks_per_node,
+    without_launcher,
+)
 
 
 def torchrun(rank, world_size, local_rank, local_world_size, **more):
@@ -23,7 +32,7 @@ def test_without_a_launcher_there_is_one_rank():
 
 def test_torchrun_on_one_host():
     topology = from_environment(torchrun(3, 4, 3, 4, MASTER_ADDR="127.0.0.1", MASTER_PORT="29500"))
-    assert topology == Topology(3, 4, 3, 4, launched=True)
+    assert topology == Topology(3, 4, 3, 4, launched=True, master_port=29500)
     assert topology.on_one_host
     assert topology.loopback
 
@@ -93,3 +102,177 @@ def test_where_a_failing_rank_leaves_its_message(tmp_path):
 def test_who_started_this_rank():
     assert started_by_lockstep({"LOCKSTEP_LAUNCHER": "1"})
     assert not started_by_lockstep(torchrun(0, 1, 0, 1))
+
+
+# ---- where ranks meet
+
+
+def test_where_ranks_meet():
+    topology = from_environment(torchrun(0, 2, 0, 2, MASTER_ADDR="node-0", MASTER_PORT="4321"))
+    assert topology.master == topology.coordinator == "node-0:4321"
+    assert from_environment(torchrun(0, 2, 0, 2)).master == "127.0.0.1:29500"
+    assert from_environment(torchrun(0, 2, 0, 2, MASTER_ADDR="fe80::1", MASTER_PORT="1")).master == "[fe80::1]:1"
+
+
+@pytest.mark.parametrize(("port", "coordinator"), [("29400", 29401), ("65535", 1)])
+def test_jax_meets_beside_a_store_that_the_launcher_holds(port, coordinator):
+    """torchrun listens on its port already; every process comes to the same other one."""
+    held = torchrun(0, 2, 0, 2, MASTER_PORT=port, TORCHELASTIC_USE_AGENT_STORE="True")
+    assert from_environment(held).master == f"127.0.0.1:{port}"
+    assert from_environment(held).coordinator == f"127.0.0.1:{coordinator}"
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "-1", "http", ""])
+def test_a_port_that_is_none(port):
+    text = complaint(torchrun(0, 2, 0, 2, MASTER_PORT=port))
+    assert f"MASTER_PORT {port!r}" in text
+
+
+# ---- Slurm
+
+
+def step(procid, ntasks, localid, per_node, nodelist="node[01-02]", nodeid=0, **more):
+    values = {
+        "SLURM_JOB_ID": 77,
+        "SLURM_STEP_ID": 3,
+        "SLURM_STEP_NODELIST": nodelist,
+        "SLURM_STEP_TASKS_PER_NODE": per_node,
+        "SLURM_NTASKS": ntasks,
+        "SLURM_PROCID": procid,
+        "SLURM_LOCALID": localid,
+        "SLURM_NODEID": nodeid,
+    }
+    return {name: str(value) for name, value in (values | more).items()}
+
+
+def without(environ, *names):
+    return {name: value for name, value in environ.items() if name not in names}
+
+
+def test_a_slurm_step_on_two_hosts():
+    topology = from_environment(step(5, 6, 1, "4,2", "gpu[007,009]-ib,cpu1", nodeid=1))
+    assert (topology.rank, topology.world_size) == (5, 6)
+    assert (topology.local_rank, topology.local_world_size) == (1, 2)
+    assert topology.launched
+    assert not topology.agent_store
+    assert topology.coordinator == "gpu007-ib:61520"
+
+
+def test_a_slurm_step_on_one_host_meets_on_loopback():
+    topology = from_environment(step(1, 2, 1, "2", "node07"))
+    assert (topology.rank, topology.local_world_size, topology.master_addr) == (1, 2, "127.0.0.1")
+    assert topology.loopback
+
+
+def test_two_steps_of_a_job_meet_on_different_ports():
+    first, second = (from_environment(step(0, 2, 0, "2", SLURM_STEP_ID=number)).master_port for number in (0, 1))
+    assert first != second
+    assert 61440 <= first <= 65535
+
+
+def test_the_user_may_say_where_slurms_tasks_meet():
+    topology = from_environment(step(0, 2, 0, "1(x2)", MASTER_ADDR="10.0.0.1", MASTER_PORT=5000))
+    assert topology.master == "10.0.0.1:5000"
+
+
+def test_torchruns_variables_win_over_slurms():
+    """As in ``srun -n 2 torchrun …``, and for ranks that ``--nproc`` started inside a step."""
+    environ = step(1, 2, 0, "1(x2)", nodeid=1)
+    assert from_environment(environ).rank == 1
+    assert from_environment(environ | torchrun(3, 4, 3, 4)) == from_environment(torchrun(3, 4, 3, 4))
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        without(step(0, 8, 0, "4(x2)"), "SLURM_STEP_NODELIST"),  # a batch script, before any srun
+        step(0, 1, 0, "1", "node07"),
+        step(0, 8, 0, "1", "node07", SLURM_STEP_NUM_TASKS=1),  # a shell on a node of a larger allocation
+    ],
+)
+def test_where_slurm_started_no_ranks_there_is_one(environ):
+    assert from_environment(environ) == Topology()
+
+
+@pytest.mark.parametrize("missing", ["SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_STEP_TASKS_PER_NODE"])
+def test_half_a_slurm_step_is_no_single_rank(missing):
+    text = complaint(without(step(1, 4, 1, "2(x2)"), missing))
+    assert f"{missing} is not set" in text
+    assert "srun" in text
+
+
+@pytest.mark.parametrize(
+    ("environ", "named"),
+    [
+        (step(4, 4, 0, "2(x2)"), "SLURM_PROCID 4 of 4 tasks"),
+        (step(0, 4, 2, "2(x2)"), "SLURM_LOCALID 2 of SLURM_STEP_TASKS_PER_NODE 2(x2)"),
+        (step(0, 4, 0, "2,1"), "of 4 tasks"),
+        (step(0, 4, 0, "2(x2)", nodeid=2), "SLURM_NODEID"),
+        (step("one", 4, 0, "2(x2)"), "'one'"),
+        (step(0, 4, 0, "two"), "'two'"),
+        (step(0, 4, 0, "2(x2)", "[01-02"), "names no host"),
+    ],
+)
+def test_slurms_variables_that_contradict_one_another(environ, named):
+    assert named in complaint(environ)
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "host"),
+    [
+        ("node1", "node1"),
+        ("node1,node2", "node1"),
+        ("node[001-003],other", "node001"),
+        ("node[007,009-012]", "node007"),
+        ("rack[2-3]n[01,05].local,x[1-2]", "rack2n01.local"),
+    ],
+)
+def test_the_first_host_of_a_list(nodelist, host):
+    assert first_host(nodelist) == host
+
+
+def test_tasks_of_each_node():
+    assert tasks_per_node("2(x3),1") == [2, 2, 2, 1]
+    assert tasks_per_node("4") == [4]
+    with pytest.raises(ValueError, match="no number of tasks"):
+        tasks_per_node("2(x3")
+
+
+# ---- coordinator flags
+
+
+def test_coordinator_flags_on_loopback_are_processes_of_this_host():
+    topology = from_flags("127.0.0.1:4000", 2, 1, {})
+    assert topology == Topology(1, 2, 1, 2, launched=True, master_port=4000)
+    assert topology.loopback
+    assert from_flags("[::1]:4000", 2, 1, {}).coordinator == "[::1]:4000"
+
+
+def test_coordinator_flags_elsewhere_are_one_process_a_host():
+    topology = from_flags("node-0:4000", 2, 1, {})
+    assert (topology.local_rank, topology.local_world_size) == (0, 1)
+    assert not topology.on_one_host
+    assert topology.coordinator == "node-0:4000"
+
+
+def test_coordinator_flags_win_over_slurm_and_contradict_torchrun():
+    assert from_flags("node-0:4000", 2, 1, step(0, 4, 0, "2(x2)")).rank == 1
+    with pytest.raises(ValueError, match=r"^coordinator: node-0:4000, but a launcher .* leave one out$"):
+        from_flags("node-0:4000", 2, 1, torchrun(0, 2, 0, 2))
+
+
+@pytest.mark.parametrize("port", [0, 65536])
+def test_a_coordinators_port_that_is_none(port):
+    with pytest.raises(ValueError, match=f"^coordinator: node-0:{port}: ports go from 1 to 65535$"):
+        from_flags(f"node-0:{port}", 2, 0, {})
+
+
+# ---- what a child inherits
+
+
+@pytest.mark.parametrize("environ", [torchrun(1, 2, 1, 2), step(1, 2, 1, "2"), {"LOCKSTEP_LAUNCHER": "1"}])
+def test_a_run_of_its_own_is_no_rank_of_this_one(environ):
+    kept = without_launcher(environ | {"HOME": "/here"})
+    assert from_environment(kept) == Topology()
+    assert not started_by_lockstep(kept)
+    assert kept["HOME"] == "/here"

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from lockstep.proof.verify import Trace, compare
+from lockstep.proof.verify import Trace, compare, parse_worlds
 
 
 def tensors():
@@ -94,3 +94,27 @@ def test_a_run_that_failed_is_not_equal_and_says_why():
 def test_nothing_is_no_proof():
     nothing = trace(tensors=[], metrics=[])
     assert not compare(nothing, nothing).equal
+
+
+@pytest.mark.parametrize("engine", ["torch", "jax"])
+def test_world_sizes(engine):
+    assert parse_worlds("1,2, 4", engine) == [(1, 1), (2, 1), (4, 1)]
+
+
+def test_processes_of_several_devices():
+    assert parse_worlds("1,2x1,2x4", "jax") == [(1, 1), (2, 2), (8, 2)]
+    with pytest.raises(ValueError, match=r"^world-sizes: 2x1: with engine torch every rank is a process"):
+        parse_worlds("1,2x1", "torch")
+    assert Trace(8, None, [], [], processes=2).label == "2x4"
+    assert Trace(8, None, [], []).label == "8"
+
+
+@pytest.mark.parametrize("text", ["", "0", "1,,2", "two", "-1", "1x", "x2", "0x2", "2x0", "1.5", "2x2x2"])
+def test_what_is_no_list_of_world_sizes(text):
+    with pytest.raises(
+        ValueError, match=r"^world-sizes: '.*' is not a list of numbers of ranks such as 1,2,4"
+    ) as caught:
+        parse_worlds(text, "jax")
+    assert "2x1" in str(caught.value)
+    with pytest.raises(ValueError, match=r"such as 1,2,4$"):
+        parse_worlds(text, "torch")

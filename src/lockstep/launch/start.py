@@ -16,6 +16,7 @@ from lockstep.envs.envpool_vector import check_envpool_options
 from lockstep.envs.tensor import check_tensor_options
 from lockstep.launch.local import supervise
 from lockstep.launch.rank import Assignment, engine_module, run_rank
+from lockstep.launch.world import World, topology_of, world_of
 from lockstep.runs.checkpoint import checkpoints_in, find_checkpoint
 from lockstep.runs.directory import (
     CHECKPOINTS,
@@ -28,9 +29,8 @@ from lockstep.runs.directory import (
     open_run,
 )
 from lockstep.runs.trackers import check_trackers
-from lockstep.shards import world_sizes
 from lockstep.sizing import Resources, available_memory, size
-from lockstep.topology import Topology, available_cores, from_environment
+from lockstep.topology import Topology, available_cores
 
 STOPPED_BY_SIGNAL = (130, 143)
 
@@ -76,39 +76,21 @@ def resumed_config(path: Path, overrides: dict[str, Any]) -> Config:
     return changed
 
 
-def number_of_ranks(options: RunOptions, config: Config, topology: Topology) -> int:
-    """World size: the launcher's, or ``nproc``, or as many ranks as cores or GPUs allow."""
-    if topology.launched:
-        if options.nproc not in (1, "auto", topology.world_size):
-            raise ValueError(
-                f"nproc: {options.nproc}, but the launcher started {topology.world_size} ranks; leave it out"
-            )
-        return topology.world_size
-    if options.nproc != "auto":
-        return options.nproc
-    limit = available_cores() if config.device == "cpu" else max(1, engine_module(config.engine).visible_gpus())
-    if isinstance(config.num_envs_per_rank, str) and config.num_shards is not None:
-        return max(n for n in world_sizes(config.num_shards) if n <= limit)
-    if config.num_envs_per_rank is not None and config.num_shards is None:
-        return 1 << (limit.bit_length() - 1)
-    return max(n for n in world_sizes(resolve(config).shards) if n <= limit)
-
-
-def sized_for_machine(config: Config, nproc: int, ranks_here: int) -> tuple[Config, str | None]:
+def sized_for_machine(config: Config, world: World) -> tuple[Config, str | None]:
     """``num_envs_per_rank: auto`` as a number for this machine, and the line that says so; others as they are."""
     if not isinstance(config.num_envs_per_rank, str):
         return config, None
     device_memory = None
-    if config.device == "cuda":
+    if config.device != "cpu":
         engine = engine_module(config.engine)
-        engine.check_device(config.device, ranks_here)
+        engine.check_device(config.device, world.ranks_here)
         device_memory = engine.device_memory()
     resources = Resources(available_cores(), available_memory(), device_memory)
-    return size(config, nproc, ranks_here, resources, lambda: describe(config.env))
+    return size(config, world.ranks, world.ranks_here, resources, lambda: describe(config.env))
 
 
 def _check_machine(config: Config, ranks_here: int) -> None:
-    if config.device == "cuda":
+    if config.device != "cpu":
         engine_module(config.engine).check_device(config.device, ranks_here)
     check_tensor_options(config)
     check_envpool_options(config)
@@ -193,28 +175,29 @@ def _open_directory(
     return (open_run(path, config) if writer else RunDirectory(path, is_writer=False)), which
 
 
-def _prepare(request: Request, topology: Topology) -> tuple[Assignment, RunDirectory, int]:
+def _prepare(request: Request, topology: Topology) -> tuple[Assignment, RunDirectory, World]:
     """Resolve and check everything; make the run directory if this process is the one to write it."""
     options, writer = request.options, is_writer(topology)
     path, which = (None, None) if options.resume is None else find_run(options.resume, options.runs_dir)
     config = request.config if path is None else resumed_config(path, request.overrides)
-    nproc = number_of_ranks(options, config, topology)
-    ranks_here = topology.local_world_size if topology.launched else nproc
-    config, rule = sized_for_machine(config, nproc, ranks_here)
+    world = world_of(options, config, topology)
+    config, rule = sized_for_machine(config, world)
     if rule is not None and writer and not options.quiet:
         print(rule)
     per_rank = config.num_envs_per_rank
-    config = resolve(config, nproc)
+    config = resolve(config, world.ranks)
     if per_rank is not None and writer and not options.quiet:
-        print(f"num_envs_per_rank {per_rank} on {nproc} ranks: num_envs {config.num_envs}; other ranks, another run")
+        ranks = "ranks" if world.devices is None else "devices"
+        print(f"num_envs_per_rank {per_rank} on {world.ranks} {ranks}: num_envs {config.num_envs}; others, another run")
     if request.note is not None and path is None and writer and not options.quiet:
         print(request.note)
     _check_options(options, config)
     _check_company(config, writer)
     config = _with_reference(config, options.runs_dir)
-    _check_machine(config, ranks_here)
+    _check_machine(config, world.ranks_here)
     run, which = _open_directory(request, config, path, which, writer)
-    return Assignment(config, run.path, options, which), run, nproc
+    settled = options.model_copy(update={"devices": world.devices})
+    return Assignment(config, run.path, settled, which), run, world
 
 
 def _command() -> str:
@@ -250,10 +233,10 @@ def start_run(request: Request) -> int:
     Raises:
         ValueError: one line, before any process is started.
     """
-    topology = from_environment()
-    assignment, run, nproc = _prepare(request, topology)
+    topology = topology_of(request.options)
+    assignment, run, world = _prepare(request, topology)
     try:
-        code = _train(assignment, topology, nproc)
+        code = _train(assignment, topology, world.processes)
     finally:
         run.unlock()
     if is_writer(topology) and code in (0, *STOPPED_BY_SIGNAL):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -22,9 +23,10 @@ from lockstep.config_checks import resolve
 from lockstep.config_sources import parse_arguments, read_request
 from lockstep.envs.description import describe
 from lockstep.launch.process import EXIT_FAILURE, end_with_parent, said_error
+from lockstep.launch.world import world_words
 from lockstep.runs.directory import FINGERPRINTS
 from lockstep.runs.trackers import METRICS_JSONL
-from lockstep.topology import LAUNCHER_VARIABLE
+from lockstep.topology import without_launcher
 
 
 @dataclass(frozen=True)
@@ -32,15 +34,22 @@ class Trace:
     """What one world size left.
 
     Attributes:
-        world_size: number of ranks.
+        world_size: number of ranks; of devices with the JAX engine.
         error: the run's own error, or None.
         tensors: each iteration's fingerprints by tensor name; ``metrics`` each iteration's metrics without times.
+        processes: that shared the devices (JAX engine).
     """
 
     world_size: int
     error: str | None
     tensors: list[dict[str, Any]]
     metrics: list[dict[str, Any]]
+    processes: int = 1
+
+    @property
+    def label(self) -> str:
+        """The world size, as ``--world-sizes`` has it."""
+        return f"{self.processes}x{self.world_size // self.processes}" if self.processes > 1 else str(self.world_size)
 
 
 @dataclass(frozen=True)
@@ -56,19 +65,19 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
-def run_trace(config: Config, world_size: int, iterations: int, directory: Path) -> Trace:
+def run_trace(config: Config, world_size: int, iterations: int, directory: Path, processes: int = 1) -> Trace:
     """Train ``iterations`` iterations on ``world_size`` ranks in fresh processes, tracing fingerprints."""
-    name = f"world_size_{world_size}"
+    name = f"world_size_{world_size}_processes_{processes}"
     source = directory / f"{name}.json"
     source.write_text(config.model_dump_json())
-    command = [sys.executable, "-m", "lockstep", "train", str(source), "--nproc", str(world_size), "--name", name]
-    command += ["--runs-dir", str(directory), "--stop-at-step", str(iterations * config.steps_per_iteration), "--quiet"]
-    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", LAUNCHER_VARIABLE)}
+    command = [sys.executable, "-m", "lockstep", "train", str(source), *world_words(config, world_size, processes)]
+    command += ["--name", name, "--runs-dir", str(directory), "--quiet"]
+    command += ["--stop-at-step", str(iterations * config.steps_per_iteration)]
     done = subprocess.run(
         command,
         capture_output=True,
         text=True,
-        env=environment,
+        env=without_launcher(),
         check=False,
         preexec_fn=partial(end_with_parent, os.getpid()),
     )
@@ -77,7 +86,7 @@ def run_trace(config: Config, world_size: int, iterations: int, directory: Path)
         {k: v for k, v in record.items() if not k.startswith("time/")}
         for record in _lines(directory / name / METRICS_JSONL)
     ]
-    return Trace(world_size, error, _lines(directory / name / FINGERPRINTS), metrics)
+    return Trace(world_size, error, _lines(directory / name / FINGERPRINTS), metrics, processes)
 
 
 def _first_difference(reference: dict[str, Any], other: dict[str, Any]) -> list[str]:
@@ -112,19 +121,19 @@ def compare(reference: Trace, trace: Trace) -> Comparison:
     return Comparison(trace, True, "")
 
 
-def verify(config: Config, world_sizes: Sequence[int], iterations: int) -> list[Comparison]:
+def verify(config: Config, worlds: Sequence[tuple[int, int]], iterations: int) -> list[Comparison]:
     """Run every world size and compare each with the first.
 
     Args:
         config: the run; it is resolved for the first world size.
-        world_sizes: numbers of ranks.
+        worlds: numbers of ranks, and of the processes that share them (JAX engine; else 1).
         iterations: how many iterations each trains.
 
     Raises:
         ValueError: a world size can't share the config's shards; before anything is started.
     """
-    config = resolve(config, world_sizes[0])
-    for world_size in world_sizes:
+    config = resolve(config, worlds[0][0])
+    for world_size, _ in worlds:
         resolve(config, world_size)
     describe(config.env)
     proof = config.proof.model_copy(update={"trace": True, "interval": 1})
@@ -132,20 +141,20 @@ def verify(config: Config, world_sizes: Sequence[int], iterations: int) -> list[
     steps = max(config.total_steps, iterations * config.steps_per_iteration)
     config = config.model_copy(update={"proof": proof, "log": log, "total_steps": steps})
     with tempfile.TemporaryDirectory(prefix="lockstep-verify-") as directory:
-        traces = [run_trace(config, n, iterations, Path(directory)) for n in world_sizes]
+        traces = [run_trace(config, n, iterations, Path(directory), processes) for n, processes in worlds]
     return [compare(traces[0], trace) for trace in traces]
 
 
 def _print(config: Config, results: Sequence[Comparison], iterations: int) -> None:
     console = Console(width=None if sys.stdout.isatty() else 140)
     table = Table(title=f"{config.env.id}, seed {config.seed}, {iterations} iterations, reduction {config.reduction}")
-    table.add_column("world size", justify="right")
+    table.add_column("world size" if config.engine == "torch" else "devices", justify="right")
     table.add_column("equal")
     table.add_column("tensors", justify="right")
     table.add_column("first difference", overflow="fold")
     for result in results:
         tensors = str(len(result.trace.tensors[0]) - 1) if result.trace.tensors else "–"
-        table.add_row(str(result.trace.world_size), "yes" if result.equal else "NO", tensors, result.difference)
+        table.add_row(result.trace.label, "yes" if result.equal else "NO", tensors, result.difference)
     console.print(table)
     if all(result.equal for result in results):
         print("verified: every tensor and every metric has the same bytes at every iteration")
@@ -153,14 +162,21 @@ def _print(config: Config, results: Sequence[Comparison], iterations: int) -> No
         print("NOT VERIFIED: the run depends on its world size, or a rank left the others; see the first difference")
 
 
-def _world_sizes(text: str) -> list[int]:
-    try:
-        sizes = [int(part) for part in text.split(",")]
-    except ValueError:
-        sizes = []
-    if not sizes or min(sizes) < 1:
-        raise ValueError(f"world-sizes: {text!r} is not a list of numbers of ranks such as 1,2,4")
-    return sizes
+def parse_worlds(text: str, engine: str) -> list[tuple[int, int]]:
+    """``"1,2,2x1"`` as numbers of ranks and processes: ``[(1, 1), (2, 1), (2, 2)]``.
+
+    Raises:
+        ValueError: it is no such list, or has processes of several devices where every rank is a process.
+    """
+    found = [re.fullmatch(r"(?:([1-9]\d*)x)?([1-9]\d*)", part.strip()) for part in text.split(",")]
+    matches = [match for match in found if match is not None]
+    if len(matches) < len(found):
+        also = "" if engine == "torch" else ", or 2x1 for two processes of one device each"
+        raise ValueError(f"world-sizes: {text!r} is not a list of numbers of ranks such as 1,2,4{also}")
+    for match in matches:
+        if match[1] and engine == "torch":
+            raise ValueError(f"world-sizes: {match[0]}: with engine torch every rank is a process; give a number alone")
+    return [(int(match[1] or 1) * int(match[2]), int(match[1] or 1)) for match in matches]
 
 
 def verify_command(argv: Sequence[str]) -> int:
@@ -173,7 +189,10 @@ def verify_command(argv: Sequence[str]) -> int:
     )
     parser.add_argument("config", metavar="CONFIG_FILE_OR_ENV_ID")
     parser.add_argument(
-        "--world-sizes", default="1,2,4", help="numbers of ranks, the first is the reference (default: 1,2,4)"
+        "--world-sizes",
+        default="1,2,4",
+        help="numbers of ranks, the first is the reference (default: 1,2,4); engine jax: of devices, simulated ones on "
+        "a CPU, in one process, or 2x1 for two processes of one device each",
     )
     parser.add_argument("--iterations", type=int, default=5, help="iterations of each (default: 5)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -187,9 +206,12 @@ def verify_command(argv: Sequence[str]) -> int:
     if given.positional:
         raise ValueError(f"{given.positional[0]!r}: one config file or environment id is enough, before the options")
     request = read_request([options.config, *rest])
-    results = verify(request.config, _world_sizes(options.world_sizes), options.iterations)
+    worlds = parse_worlds(options.world_sizes, request.config.engine)
+    results = verify(request.config, worlds, options.iterations)
     if options.json:
         rows = [{"world_size": r.trace.world_size, "equal": r.equal, "difference": r.difference} for r in results]
+        if request.config.engine == "jax":
+            rows = [row | {"processes": r.trace.processes} for row, r in zip(rows, results, strict=True)]
         print(json.dumps(rows))
     else:
         _print(request.config, results, options.iterations)

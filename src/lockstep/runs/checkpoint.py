@@ -11,7 +11,7 @@ import re
 import shutil
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,12 +86,12 @@ def _read_manifest(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def problem_with(path: Path) -> str | None:
+def problem_with(path: Path, required: Iterable[str] = REQUIRED) -> str | None:
     """Why a directory is not a valid checkpoint, or None if it is: every file of the manifest, byte for byte."""
     manifest = _read_manifest(path)
     if manifest is None:
         return f"{path} has no valid {MANIFEST}"
-    for name in REQUIRED:
+    for name in required:
         if name not in manifest["files"]:
             return f"{path / MANIFEST} doesn't name {name}"
     for name, expected in manifest["files"].items():
@@ -197,30 +197,52 @@ def _sync_directory(path: Path) -> None:
 
 
 def commit(directory: Path, step: int, files: Mapping[str, bytes], score: float | None) -> Path:
-    """Write a checkpoint so that it is there whole or not at all: temporary directory, fsync, rename."""
-    final, temporary = directory / f"step_{step}", directory / f".step_{step}.{os.getpid()}.tmp"
-    if final.exists() and problem_with(final) is None:
-        return final
+    """Write a run's checkpoint, unless it is there already; see :func:`write_directory`."""
+    final = directory / f"step_{step}"
+    if not final.exists() or problem_with(final) is not None:
+        write_directory(final, files, {"step": step, "score": score})
+    return final
+
+
+def aside_of(final: Path) -> Path:
+    """Where a directory waits while its successor takes its place; a crash at that moment leaves it there."""
+    return final.parent / f".{final.name}.old"
+
+
+def write_directory(final: Path, files: Mapping[str, bytes], facts: Mapping[str, Any]) -> None:
+    """Write files and their manifest so that they are there whole or not at all: temporary directory, fsync, rename.
+
+    Args:
+        final: the directory; one that is there is replaced.
+        files: contents by relative path.
+        facts: what else the manifest says.
+
+    Raises:
+        CheckpointError: it can't be written; what was there is untouched.
+    """
+    temporary = final.parent / f".{final.name}.{os.getpid()}.tmp"
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         for name, content in files.items():
             _write(temporary / name, content)
         hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-        manifest = {"format": FORMAT, "step": step, "score": score, "files": hashes}
+        manifest = {"format": FORMAT, **facts, "files": hashes}
         _write(temporary / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
         for folder in {(temporary / name).parent for name in files} | {temporary}:
             _sync_directory(folder)
+        aside = aside_of(final)
+        shutil.rmtree(aside, ignore_errors=True)
         if final.exists():
-            shutil.rmtree(final)
+            final.rename(aside)
         temporary.rename(final)
-        _sync_directory(directory)
+        _sync_directory(final.parent)
+        shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         why = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error)
         raise CheckpointError(
             f"checkpoint {final} can't be written: {why}; earlier checkpoints are untouched"
         ) from None
-    return final
 
 
 def prune(directory: Path, keep_last: int, keep_best: bool) -> None:

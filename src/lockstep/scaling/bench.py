@@ -40,7 +40,9 @@ def _parser() -> CommandParser:
     )
     parser.add_argument("config", metavar="CONFIG_FILE_OR_ENV_ID")
     parser.add_argument(
-        "--world-sizes", default="1,2,4", help="numbers of ranks; the smallest is the base (default: %(default)s)"
+        "--world-sizes",
+        default="1,2,4",
+        help="numbers of ranks (engine jax: devices of one process); the smallest is the base (default: %(default)s)",
     )
     parser.add_argument("--repeats", type=int, default=3, help="runs of each world size (default: %(default)s)")
     parser.add_argument(
@@ -86,7 +88,7 @@ def read_plan(argv: Sequence[str]) -> tuple[Plan, argparse.Namespace]:
         not options.no_ceiling,
     )
     plan.check()
-    if config.device == "cuda":
+    if config.device != "cpu":
         engine_module(config.engine).check_device(config.device, plan.world_sizes[-1])
     describe(config.env)
     return plan, options

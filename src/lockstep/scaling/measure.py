@@ -17,9 +17,10 @@ from typing import Any
 
 from lockstep.config import Config
 from lockstep.launch.process import end_with_parent, said_error
+from lockstep.launch.world import world_words
 from lockstep.runs.directory import TIMING
 from lockstep.scaling.plan import Job, Plan
-from lockstep.topology import LAUNCHER_VARIABLE
+from lockstep.topology import without_launcher
 
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 10.0
@@ -77,7 +78,7 @@ def start_training(
 
     Args:
         config: resolved.
-        world_size: ranks.
+        world_size: ranks; devices of one process with the JAX engine.
         name: of the run.
         directory: where it is made.
         steps: global steps after which it ends, or None: when it is told to.
@@ -85,11 +86,10 @@ def start_training(
     """
     source = directory / f"{name}.json"
     source.write_text(config.model_dump_json())
-    words = [sys.executable, "-m", "lockstep", "train", str(source), "--nproc", str(world_size), "--name", name]
-    words += ["--runs-dir", str(directory), "--quiet"]
+    words = [sys.executable, "-m", "lockstep", "train", str(source), *world_words(config, world_size)]
+    words += ["--name", name, "--runs-dir", str(directory), "--quiet"]
     words += [] if steps is None else ["--stop-at-step", str(steps)]
-    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", LAUNCHER_VARIABLE)}
-    environment |= {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
+    environment = without_launcher() | {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
     stderr = directory / f"{name}.stderr"
     with stderr.open("wb") as file:
         process = subprocess.Popen(

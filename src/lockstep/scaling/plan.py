@@ -20,7 +20,8 @@ MODES = ("weak", "strong")
 
 # Runs end by a number of iterations, never by total_steps: a schedule stays where it begins.
 ENDLESS = 10**15
-PACKAGES = ("torch", "numpy", "gymnasium", "mujoco")
+PACKAGES = ("numpy", "gymnasium", "mujoco")
+ENGINE_PACKAGES = {"torch": ("torch",), "jax": ("jax", "jaxlib", "equinox", "optax")}
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,8 @@ class Plan:
                 raise ValueError(f"{name.replace('_', '-')}: {getattr(self, name)} is below {least}")
         if self.mode not in MODES:
             raise ValueError(f"mode: {self.mode!r} is none of {', '.join(MODES)}")
+        if self.config.device == "tpu" and self.ceiling and self.world_sizes[-1] > 1:
+            raise ValueError("ceiling: independent runs can't have a TPU each on one machine; add --no-ceiling")
         for world_size in self.world_sizes:
             self.sized(world_size)
 
@@ -144,7 +147,8 @@ class Plan:
             "cores": available_cores(),
             "python": platform.python_version(),
         }
-        return config | facts | {name: _version(name) for name in PACKAGES}
+        packages = (*ENGINE_PACKAGES[self.config.engine], *PACKAGES)
+        return config | facts | {name: _version(name) for name in packages}
 
 
 def parse_world_sizes(text: str) -> tuple[int, ...]:

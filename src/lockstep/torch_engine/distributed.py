@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import gc
 import hashlib
@@ -11,7 +10,6 @@ import os
 import platform
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -24,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.config import Config
 from lockstep.errors import NoSharedMemoryError, PeerFailureError, RankMismatchError
+from lockstep.machine import cpu_model
 from lockstep.shards import ShardPlan
 from lockstep.topology import Topology
 from lockstep.torch_engine.sharded import ShardedParameters
@@ -84,7 +83,9 @@ def open_process_group(topology: Topology, config: Config) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     backend = "cpu:gloo,cuda:nccl" if uses_nccl(config) else "gloo"
-    dist.init_process_group(backend, timeout=collective_timeout(config))
+    store = "env://" if topology.agent_store else f"tcp://{topology.master}"  # torchrun's own, or rank 0's
+    timeout = collective_timeout(config)
+    dist.init_process_group(backend, store, timeout, world_size=topology.world_size, rank=topology.rank)
 
 
 def collective_timeout(config: Config) -> datetime.timedelta:
@@ -283,15 +284,6 @@ def mean_over_ranks(communicator: Communicator, gradients: Tensor) -> torch.futu
     done: torch.futures.Future[Tensor] = torch.futures.Future()
     done.set_result(communicator.all_reduce(gradients).div_(communicator.topology.world_size))
     return done
-
-
-def cpu_model() -> str:
-    """The processor's name, where the system tells it."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor()
 
 
 def machine_facts(device: torch.device) -> dict[str, str]:

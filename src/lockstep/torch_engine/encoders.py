@@ -3,105 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from lockstep.net_shapes import IMPALA, NATURE, ImageEncoder, encoder_name
 from lockstep.spaces import Leaf, ObservationLayout
-
-NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
-"""Channels, kernel and stride of each layer (Mnih et al. 2015)."""
-NATURE_SMALLEST = 36
-IMPALA = (16, 32, 32)
-"""Channels of each stage (Espeholt et al. 2018, figure 3, right)."""
-FEATURES = {"nature": 512, "impala": 256, "simple": 256}
-SIMPLE_CHANNELS = 32
-
-Shapes = dict[str, tuple[int, ...]]
-
-
-@dataclass(frozen=True)
-class ImageEncoder:
-    """Convolutions for images.
-
-    Attributes:
-        kind: ``nature`` (from 36 x 36 pixels on), ``impala`` (residual), ``simple`` (3 x 3 at full resolution, for
-            small grids), or ``auto``: nature where it fits, else simple.
-        width: channels and features are multiplied by it.
-        depth: residual blocks per stage (impala) or layers (simple).
-    """
-
-    kind: Literal["auto", "nature", "impala", "simple"] = "auto"
-    width: float = 1.0
-    depth: int = 2
-
-    def resolved(self, leaf: Leaf) -> str:
-        """The kind for one image."""
-        if self.kind != "auto":
-            return self.kind
-        return "nature" if min(leaf.image_shape[1:]) >= NATURE_SMALLEST else "simple"
-
-    def check(self, layout: ObservationLayout) -> None:
-        """Raise a one-line ``ValueError`` if an image is too small for its encoder."""
-        for leaf in layout.leaves:
-            if leaf.kind == "image" and self.resolved(leaf) == "nature" and min(leaf.image_shape[1:]) < NATURE_SMALLEST:
-                raise ValueError(
-                    f"network.image.kind: nature needs images of {NATURE_SMALLEST} x {NATURE_SMALLEST} pixels or more "
-                    f"and {leaf.name or 'the observation'} has {leaf.image_shape[1]} x {leaf.image_shape[2]}; use "
-                    "simple or impala"
-                )
-
-    def scaled(self, channels: int) -> int:
-        """A number of channels or features at this width."""
-        return max(1, round(channels * self.width))
-
-    def convolutions(self, leaf: Leaf) -> tuple[Shapes, int]:
-        """Shapes of one image's convolutions by name, and how many numbers come out of them."""
-        channels, height, width = leaf.image_shape
-        kind, out = self.resolved(leaf), {}
-        if kind == "nature":
-            for layer, (wanted, kernel, stride) in enumerate(NATURE):
-                out[f"{layer}"] = (self.scaled(wanted), channels, kernel, kernel)
-                channels = self.scaled(wanted)
-                height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
-        elif kind == "simple":
-            for layer in range(self.depth):
-                out[f"{layer}"] = (self.scaled(SIMPLE_CHANNELS), channels, 3, 3)
-                channels = self.scaled(SIMPLE_CHANNELS)
-        else:
-            for stage, wanted in enumerate(IMPALA):
-                out[f"{stage}"] = (self.scaled(wanted), channels, 3, 3)
-                channels = self.scaled(wanted)
-                height, width = -(-height // 2), -(-width // 2)
-                for block in range(self.depth):
-                    out[f"{stage}.{block}.0"] = out[f"{stage}.{block}.1"] = (channels, channels, 3, 3)
-        return out, channels * height * width
-
-    def shapes(self, layout: ObservationLayout, trunk: str) -> Shapes:
-        """Parameters of the encoders of a network."""
-        out: Shapes = {}
-        for leaf in layout.leaves:
-            if leaf.kind != "image":
-                continue
-            name, (convolutions, flat) = encoder_name(trunk, leaf), self.convolutions(leaf)
-            for layer, shape in convolutions.items():
-                out[f"{name}.{layer}.weight"], out[f"{name}.{layer}.bias"] = shape, (shape[0],)
-            features = self.scaled(FEATURES[self.resolved(leaf)])
-            out[f"{name}.out.weight"], out[f"{name}.out.bias"] = (features, flat), (features,)
-        return out
-
-    def feature_size(self, layout: ObservationLayout) -> int:
-        """Features of an observation."""
-        images = (self.scaled(FEATURES[self.resolved(x)]) for x in layout.leaves if x.kind == "image")
-        return layout.vector_size + sum(sum(leaf.choices) for leaf in layout.leaves) + sum(images)
-
-
-def encoder_name(trunk: str, leaf: Leaf) -> str:
-    """The prefix of an image encoder's parameters."""
-    return f"{trunk}.encoder.{leaf.name.replace('/', '.') or 'image'}"
 
 
 def float_columns(layout: ObservationLayout, rows: Tensor) -> Tensor:

@@ -12,140 +12,23 @@ Actor and critic are two of them, or share all but the head.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lockstep.spaces import ActionLayout, ObservationLayout
+from lockstep.net_shapes import PolicyNet
 from lockstep.torch_engine import recurrent
 from lockstep.torch_engine.activations import ACTIVATIONS, fast_activation
-from lockstep.torch_engine.custom import CustomNet
-from lockstep.torch_engine.encoders import ImageEncoder, action_mask, encode
+from lockstep.torch_engine.encoders import action_mask, encode
 
 Parameters = Mapping[str, Tensor]
-Shapes = dict[str, tuple[int, ...]]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 MASKED_LOGIT = -1e8
-DEFAULT_IMAGE_ENCODER = ImageEncoder()
-
-
-@dataclass(frozen=True)
-class PolicyNet:
-    """Shapes of an actor and a critic.
-
-    Attributes:
-        observation: how observations lie in rows.
-        action: what actions are.
-        hidden_sizes: units of the hidden layers.
-        activation: name of the activation.
-        critic: whether there is one.
-        shared: whether actor and critic share all but their heads.
-        squashed: a tanh squashes continuous actions into their bounds, else they are clipped there.
-        state_dependent_std: the actor gives a continuous action's log standard deviation too, else it is a parameter.
-        image: the encoder of images.
-        core: recurrent core, or None; ``core_size`` its units.
-        custom: a network of the user's own in place of all of this.
-        bf16: matrix products and convolutions are computed in bfloat16; what goes in and comes out is float32.
-    """
-
-    observation: ObservationLayout
-    action: ActionLayout
-    hidden_sizes: tuple[int, ...] = (64, 64)
-    activation: str = "tanh"
-    critic: bool = True
-    shared: bool = False
-    squashed: bool = False
-    state_dependent_std: bool = False
-    image: ImageEncoder = DEFAULT_IMAGE_ENCODER
-    core: Literal["lstm", "gru"] | None = None
-    core_size: int = 128
-    custom: CustomNet | None = None
-    bf16: bool = False
-
-    @property
-    def discrete(self) -> bool:
-        """Whether actions are indices."""
-        return self.action.discrete
-
-    @property
-    def outputs(self) -> int:
-        """What the actor's head gives: logits, means, or means and log standard deviations."""
-        return self.action.outputs * (2 if not self.discrete and self.state_dependent_std else 1)
-
-    @property
-    def plain(self) -> bool:
-        """Whether these are two multilayer perceptrons on numbers with a categorical or diagonal Gaussian head."""
-        options = (self.shared, self.squashed, self.state_dependent_std, self.core, self.custom)
-        return (
-            self.critic
-            and not any(options)
-            and self.observation.plain
-            and self.action.kind in ("discrete", "continuous")
-        )
-
-    @property
-    def convolutional(self) -> bool:
-        """Whether there are images."""
-        return bool(self.observation.image_bytes)
-
-    @property
-    def trunks(self) -> tuple[str, ...]:
-        """Names of the networks up to their heads."""
-        if self.shared:
-            return ("trunk",)
-        return ("actor", "critic") if self.critic else ("actor",)
-
-    @property
-    def carry_size(self) -> int:
-        """Numbers that the recurrent cores of all trunks carry from step to step."""
-        return len(self.trunks) * recurrent.carry_size(self.core, self.core_size)
-
-    @property
-    def feature_size(self) -> int:
-        """Inputs of the hidden layers."""
-        return self.core_size if self.core else self.image.feature_size(self.observation)
-
-    def sizes(self, name: str) -> tuple[int, ...]:
-        """Units of the layers of a multilayer perceptron, input and output included."""
-        hidden = (self.feature_size, *self.hidden_sizes)
-        if name == "trunk":
-            return hidden
-        head = self.outputs if name == "actor" else 1
-        return (hidden[-1], head) if self.shared else (*hidden, head)
-
-    def shapes(self) -> Shapes:
-        """Shape of every parameter, in the order in which they are stored."""
-        if self.custom is not None:
-            return self.custom.shapes() | self._log_std_shape()
-        out: Shapes = {}
-        for trunk in self.trunks:
-            out |= self.image.shapes(self.observation, trunk)
-            if self.core:
-                out |= recurrent.shapes(self.core, trunk, self.image.feature_size(self.observation), self.core_size)
-            if self.shared:
-                out |= layer_shapes(trunk, self.sizes(trunk))
-        for name in ("actor", "critic") if self.critic else ("actor",):
-            out |= layer_shapes(name, self.sizes(name))
-        return out | self._log_std_shape()
-
-    def _log_std_shape(self) -> Shapes:
-        return {} if self.discrete or self.state_dependent_std else {"log_std": (self.action.outputs,)}
-
-
-def layer_shapes(name: str, sizes: tuple[int, ...]) -> Shapes:
-    """Weights and biases of a multilayer perceptron."""
-    out: Shapes = {}
-    for layer, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
-        out[f"{name}.{layer}.weight"] = (outputs, inputs)
-        out[f"{name}.{layer}.bias"] = (outputs,)
-    return out
 
 
 def expand(parameters: Parameters, num_shards: int) -> dict[str, Tensor]:

@@ -11,23 +11,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-_GATES = {"lstm": 4, "gru": 3}
-
-
-def carry_size(core: str | None, size: int) -> int:
-    """Numbers carried from one step to the next: hidden state, and the LSTM's cell state after it."""
-    return {None: 0, "gru": size, "lstm": 2 * size}[core]
-
-
-def shapes(core: str, name: str, inputs: int, size: int) -> dict[str, tuple[int, ...]]:
-    """Parameters of a core: ``input.weight`` ``[gates·size, inputs]``, ``hidden.weight`` ``[gates·size, size]``."""
-    rows = _GATES[core] * size
-    out: dict[str, tuple[int, ...]] = {f"{name}.core.input.weight": (rows, inputs), f"{name}.core.input.bias": (rows,)}
-    out[f"{name}.core.hidden.weight"] = (rows, size)
-    if core == "gru":  # the reset gate multiplies the hidden product with its bias, so the two biases differ
-        out[f"{name}.core.hidden.bias"] = (rows,)
-    return out
-
 
 def _logistic(x: Tensor) -> Tensor:
     return 0.5 * torch.tanh(0.5 * x) + 0.5

@@ -15,11 +15,11 @@ from lockstep.config import Config
 from lockstep.envs.description import EnvDescription
 from lockstep.episodes import EpisodeCounter, RecentEpisodes
 from lockstep.initializers import orthogonal_parameters
+from lockstep.net_config import net_options
 from lockstep.normalizers import ObservationNormalizer, RewardNormalizer, RunningMoments
 from lockstep.shards import ShardPlan, keyed_seed
 from lockstep.spaces import ActionLayout, ObservationLayout
 from lockstep.torch_engine.custom import load_custom
-from lockstep.torch_engine.encoders import ImageEncoder
 from lockstep.torch_engine.host_adam import HostAdam
 from lockstep.torch_engine.nets import PolicyNet, expand
 from lockstep.torch_engine.plain import PlainPolicy, derivable
@@ -107,25 +107,7 @@ def make_net(config: Config, observation: ObservationLayout, action: ActionLayou
         ValueError: they don't fit the spaces; one line.
     """
     network = config.network
-    if network.squash and not (action.kind == "continuous" and action.bounded):
-        what = "discrete" if action.discrete else f"continuous within {list(action.low)} and {list(action.high)}"
-        raise ValueError(f"network.squash: needs continuous actions with finite bounds and they are {what}")
-    encoder = ImageEncoder(network.image.kind, network.image.width, network.image.depth)
-    encoder.check(observation)
-    net = PolicyNet(
-        observation=observation,
-        action=action,
-        hidden_sizes=network.hidden_sizes,
-        activation=network.activation,
-        critic=config.algorithm == "ppo",
-        shared=network.shared and config.algorithm == "ppo",
-        squashed=network.squash,
-        state_dependent_std=network.state_dependent_std and not action.discrete,
-        image=encoder,
-        core=network.recurrent,
-        core_size=network.recurrent_size,
-        bf16=config.precision == "bf16",
-    )
+    net = PolicyNet(**net_options(config, observation, action))
     if network.custom is None:
         return net
     custom = load_custom(network.custom, network.custom_kwargs, net, keyed_seed(config.seed, "init/custom"))

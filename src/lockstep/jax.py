@@ -1,0 +1,65 @@
+"""``lockstep.jax``: meshes, sharding, keys and checkpoints for programs of one's own.
+
+Nothing here loads JAX until it is used: ``import lockstep.jax`` is as cheap as ``import lockstep``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lockstep.jax_engine.mesh import activation_sharding_constraint as activation_sharding_constraint
+    from lockstep.jax_engine.mesh import active_mesh as active_mesh
+    from lockstep.jax_engine.mesh import data_sharding as data_sharding
+    from lockstep.jax_engine.mesh import fsdp_sharding as fsdp_sharding
+    from lockstep.jax_engine.mesh import get_num_devices as get_num_devices
+    from lockstep.jax_engine.mesh import make_mesh as make_mesh
+    from lockstep.jax_engine.mesh import replicate as replicate
+    from lockstep.jax_engine.mesh import replicate_on_mesh as replicate_on_mesh
+    from lockstep.jax_engine.mesh import replicate_sharding as replicate_sharding
+    from lockstep.jax_engine.mesh import set_mesh as set_mesh
+    from lockstep.jax_engine.mesh import shard_pytree as shard_pytree
+    from lockstep.jax_engine.mesh import split_key_across_devices as split_key_across_devices
+    from lockstep.jax_engine.mesh import unreplicate as unreplicate
+    from lockstep.jax_engine.pytree_checkpoint import load_checkpoint as load_checkpoint
+    from lockstep.jax_engine.pytree_checkpoint import save_checkpoint as save_checkpoint
+
+_MODULES = {
+    "lockstep.jax_engine.mesh": (
+        "activation_sharding_constraint",
+        "active_mesh",
+        "data_sharding",
+        "fsdp_sharding",
+        "get_num_devices",
+        "make_mesh",
+        "replicate",
+        "replicate_on_mesh",
+        "replicate_sharding",
+        "set_mesh",
+        "shard_pytree",
+        "split_key_across_devices",
+        "unreplicate",
+    ),
+    "lockstep.jax_engine.pytree_checkpoint": ("load_checkpoint", "save_checkpoint"),
+}
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from the engine on first use."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'lockstep.jax' has no attribute {name!r}")
+    try:
+        value = getattr(importlib.import_module(_HOME[name]), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("jax", "jaxlib"):
+            raise
+        raise ImportError(f"lockstep.jax.{name} needs JAX: pip install 'lockstep-rl[jax]'") from None
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(_HOME)

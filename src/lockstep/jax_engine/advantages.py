@@ -1,0 +1,104 @@
+"""Generalised advantage estimation and the moments of advantages; references in :mod:`lockstep.reference`."""
+
+from __future__ import annotations
+
+import jax
+from jax import Array, lax
+from jax import numpy as jnp
+
+GROUP_EPSILON = 1e-8
+
+
+def gae(
+    rewards: Array,
+    values: Array,
+    next_values: Array,
+    terminated: Array,
+    done: Array,
+    gamma: float,
+    gae_lambda: float,
+) -> tuple[Array, Array]:
+    """Advantages and returns (Schulman et al. 2016, eq. 16), all ``[num_steps, num_envs]`` float32.
+
+    Args:
+        rewards: rewards.
+        values: V of the observation acted on.
+        next_values: V of what followed: of the final observation where an episode was truncated.
+        terminated: true (or 1.0) where the episode terminated: nothing is bootstrapped.
+        done: true (or 1.0) where it terminated or was truncated: nothing flows back across.
+        gamma: discount.
+        gae_lambda: lambda.
+    """
+    deltas = rewards + gamma * jnp.where(terminated > 0, 0.0, next_values) - values
+
+    def step(following: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
+        delta, ends = now
+        advantage = delta + jnp.where(ends, 0.0, gamma * gae_lambda * following)
+        return advantage, advantage
+
+    _, advantages = lax.scan(step, jnp.zeros_like(deltas[0]), (deltas, done > 0), reverse=True)
+    return advantages, advantages + values
+
+
+def group_advantages(returns: Array, normalize_std: bool) -> Array:
+    """Group-relative advantages (Shao et al. 2024, section 4.1.2; without the division: Liu et al. 2025, section 3.2).
+
+    Args:
+        returns: ``[groups, group_size]``.
+        normalize_std: divide by the group's (population) standard deviation.
+
+    Returns:
+        float64 ``[groups, group_size]``.
+    """
+    with jax.enable_x64(True):
+        returns = returns.astype(jnp.float64)
+        centred = returns - returns.mean(1, keepdims=True)
+        if not normalize_std:
+            return centred
+        return centred / (jnp.sqrt(jnp.square(centred).mean(1, keepdims=True)) + GROUP_EPSILON)
+
+
+def moments(x: Array) -> Array:
+    """Mean and sum of squared deviations over the last axis in float64: ``[…, n]`` to ``[…, 2]``."""
+    with jax.enable_x64(True):
+        x = x.astype(jnp.float64)
+        mean = x.mean(-1, keepdims=True)
+        return jnp.concatenate([mean, jnp.square(x - mean).sum(-1, keepdims=True)], -1)
+
+
+def counted_moments(x: Array, valid: Array | None) -> Array:
+    """Count, mean and M2 over the last axis in float64 of what is valid (true or 1.0; None: all).
+
+    ``[…, n]`` to ``[…, 3]``. What isn't valid may be anything, NaN too.
+    """
+    with jax.enable_x64(True):
+        if valid is None:
+            both = moments(x)
+            return jnp.concatenate([jnp.full_like(both[..., :1], x.shape[-1]), both], -1)
+        counts = valid > 0
+        x = jnp.where(counts, x.astype(jnp.float64), 0.0)
+        count = counts.astype(jnp.float64).sum(-1, keepdims=True)
+        mean = x.sum(-1, keepdims=True) / jnp.maximum(count, 1.0)
+        m2 = jnp.where(counts, jnp.square(x - mean), 0.0).sum(-1, keepdims=True)
+        return jnp.concatenate([count, mean, m2], -1)
+
+
+def merge_counts(parts: Array) -> tuple[Array, Array, Array]:
+    """Count, mean and standard deviation of the union of shards, combined in shard order (Chan et al. 1983).
+
+    Args:
+        parts: float64 ``[num_shards, …, 3]``: count, mean and M2 of each shard.
+
+    Returns:
+        Count, mean and population standard deviation, float64 ``[…]``; 0 where nothing counts.
+    """
+    with jax.enable_x64(True):
+        count, mean, m2 = (parts[0, ..., n] for n in range(3))
+        for part in parts[1:]:
+            n, its_mean, its_m2 = (part[..., k] for k in range(3))
+            total = jnp.maximum(count + n, 1.0)
+            delta = its_mean - mean
+            mean = mean + delta * (n / total)
+            m2 = m2 + its_m2 + delta * delta * (count * n / total)
+            count = count + n
+        return count, mean, jnp.sqrt(m2 / jnp.maximum(count, 1.0))

@@ -1,0 +1,103 @@
+"""The losses of PPO and GRPO as sums over a shard and a global count; references in :mod:`lockstep.reference`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jax import Array, lax
+from jax import numpy as jnp
+
+TERMS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
+REFERENCE_KL = "reference_kl"
+
+
+@dataclass(frozen=True)
+class LossSettings:
+    """Coefficients of the loss; ``count`` is the number of valid samples of the global minibatch (it may be traced)."""
+
+    clip_range: float
+    value_clip_range: float | None
+    entropy_coef: float
+    value_coef: float
+    count: int | Array
+    kl_coef: float = 0.0
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """Names of the loss terms, in order."""
+        return (*TERMS, REFERENCE_KL) if self.kl_coef else TERMS
+
+
+def value_loss(values: Array, old_values: Array, returns: Array, clip_range: float | None) -> Array:
+    """Half the squared error; with a clip range the larger of it and the clipped one (Huang et al. 2022, detail 9)."""
+    error = jnp.square(values - returns)
+    if clip_range is not None:
+        clipped = old_values + jnp.clip(values - old_values, -clip_range, clip_range)
+        error = jnp.maximum(error, jnp.square(clipped - returns))
+    return 0.5 * error
+
+
+def k3(log_ratio: Array) -> Array:
+    """The k3 estimator ``exp(x) - 1 - x`` of a KL divergence (Schulman 2020; Shao et al. 2024, eq. 4)."""
+    return jnp.expm1(log_ratio) - log_ratio
+
+
+def surrogate(ratio: Array, advantages: Array, clip_range: float) -> Array:
+    """The clipped surrogate objective, negated (Schulman et al. 2017, eq. 7)."""
+    clipped = jnp.clip(ratio, 1.0 - clip_range, 1.0 + clip_range)
+    return jnp.maximum(-advantages * ratio, -advantages * clipped)
+
+
+def loss_and_terms(
+    log_prob: Array,
+    entropy: Array,
+    values: Array | None,
+    old_log_prob: Array,
+    old_values: Array | None,
+    advantages: Array,
+    returns: Array | None,
+    settings: LossSettings,
+    valid: Array | None = None,
+    reference_log_prob: Array | None = None,
+) -> tuple[Array, Array]:
+    """The loss of PPO (Schulman et al. 2017, eq. 9), or of GRPO (Shao et al. 2024, eq. 3), summed over the last axis.
+
+    All arrays are ``[rows]`` (or ``[…, rows]``); advantages are normalised already.
+
+    Args:
+        log_prob: of the actions under the policy; ``old_log_prob`` under the one that took them.
+        entropy: of the policy.
+        values: of the critic, None without one; ``old_values`` before the update; ``returns`` what they should be.
+        old_log_prob: see ``log_prob``.
+        old_values: see ``values``.
+        advantages: of the actions.
+        returns: see ``values``.
+        settings: coefficients and the global count.
+        valid: 1.0 where a sample counts; None where all do.
+        reference_log_prob: of the actions under the policy that ``settings.kl_coef`` ties this one to.
+
+    Returns:
+        The loss ``[]`` and the terms ``[T]`` in the order of ``settings.terms``, sums over rows divided by the global
+        count; no gradient flows through the terms.
+    """
+    log_ratio = log_prob - old_log_prob
+    ratio = jnp.exp(log_ratio)
+    policy = surrogate(ratio, advantages, settings.clip_range)
+    if values is None:
+        value = jnp.zeros_like(policy)
+    else:
+        assert old_values is not None
+        assert returns is not None
+        value = value_loss(values, old_values, returns, settings.value_clip_range)
+    outside = (jnp.abs(ratio - 1.0) > settings.clip_range).astype(ratio.dtype)
+    parts = [policy, value, entropy, lax.stop_gradient(k3(log_ratio)), outside]
+    if settings.kl_coef:
+        assert reference_log_prob is not None
+        parts.append(k3(reference_log_prob - log_prob))
+    if valid is not None:
+        parts = [jnp.where(valid > 0, part, 0.0) for part in parts]
+    terms = jnp.stack([x.sum(-1) for x in parts], -1) / settings.count
+    loss = terms[..., 0] + settings.value_coef * terms[..., 1] - settings.entropy_coef * terms[..., 2]
+    if settings.kl_coef:
+        loss = loss + settings.kl_coef * terms[..., 5]
+    return loss, lax.stop_gradient(terms)

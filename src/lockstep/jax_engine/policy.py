@@ -1,0 +1,74 @@
+"""A trained policy as a function of NumPy arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+from jax import numpy as jnp
+
+from lockstep.config import Config
+from lockstep.jax_engine import distributions, nets
+from lockstep.jax_engine.make_net import make_net
+from lockstep.spaces import layouts_from_json
+
+POLICY = "policy/"
+
+
+class PolicyFunction:
+    """The actor of a checkpoint, on the CPU; compiled for each number of rows that it meets.
+
+    Args:
+        config: the run's.
+        environment: the description that the checkpoint holds.
+        arrays: ``policy/…`` by name.
+
+    Attributes:
+        observation: how observations lie in rows; ``action`` what actions are.
+        carry_size: numbers that a recurrent policy carries from step to step, else 0.
+    """
+
+    def __init__(self, config: Config, environment: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        self.observation, self.action = layouts_from_json(environment["observation"], environment["action"])
+        self._device = jax.local_devices(backend="cpu")[0]
+        with jax.default_device(self._device):
+            self._net = make_net(config, self.observation, self.action)
+        self.carry_size = self._net.carry_size if self._net.core else 0
+        weights = {name: arrays[POLICY + name].reshape(shape) for name, shape in self._net.shapes().items()}
+        self._weights = jax.device_put(weights, self._device)
+        self._act = jax.jit(self._actions)
+
+    def __call__(
+        self, observations: np.ndarray, noise: np.ndarray | None, carry: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Actions of normalised observation rows.
+
+        Args:
+            observations: ``[rows, width]``.
+            noise: float32 ``[rows, action outputs]``, Gumbel or normal; None: the most likely actions.
+            carry: float32 ``[rows, carry_size]``.
+
+        Returns:
+            Rows of actions as :class:`lockstep.envs.vector.Buffers` takes them, and what is carried on.
+        """
+        with jax.default_device(self._device):
+            actions, after = self._act(self._weights, observations, noise, carry)
+        return np.array(actions, self.action.row_dtype), np.array(after)
+
+    def _actions(
+        self, weights: dict[str, Array], observations: Array, noise: Array | None, carry: Array
+    ) -> tuple[Array, Array]:
+        net = self._net
+        if net.core is None:
+            output = nets.actor(net, weights, observations)
+        else:
+            none = jnp.zeros((1, len(observations)))
+            unrolled, _, carries = nets.unroll(net, weights, observations[None], carry, none, actor_only=True)
+            output, carry = unrolled[0], carries[0]
+        if noise is None:
+            actions = distributions.mode(net, output)
+        else:
+            actions = distributions.sample(net, weights, output, noise)
+        return distributions.squash(net, actions), carry

@@ -1,0 +1,78 @@
+"""Where shards meet, inside a mapped program: gathers in shard order and a fixed binary tree, by the axes' names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+Tree = TypeVar("Tree")
+
+BATCH_AXIS, FSDP_AXIS = "batch", "fsdp"
+AXES = (BATCH_AXIS, FSDP_AXIS)
+
+
+def tree_sum(x: Array) -> Array:
+    """Sum over the first axis (a power of two long) by a fixed binary tree of neighbours."""
+    while x.shape[0] > 1:
+        x = x[0::2] + x[1::2]
+    return x[0]
+
+
+def materialized(tree: Tree) -> Tree:
+    """The same values, written to memory before anything is made of them (inside ``jit``, on a CPU).
+
+    XLA's CPU compiler fuses across ``optimization_barrier`` and contracts a product and a sum that meet in one loop to
+    a fused multiply-add, so the last bits of ``x * y`` would depend on whether a collective stands between it and the
+    next sum, which the number of devices decides. A branch is what it doesn't fuse across: an array whose first element
+    is NaN becomes NaN, another is left as it is.
+
+    Args:
+        tree: arrays of any shapes; those that aren't floating-point are passed through.
+    """
+    if jax.default_backend() != "cpu":
+        return jax.lax.optimization_barrier(tree)
+    leaves, structure = jax.tree.flatten(tree)
+    floats = [i for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.inexact) and x.size]
+    if not floats:
+        return tree
+    chosen = [leaves[i] for i in floats]
+    first = jnp.stack([jnp.isnan(jnp.ravel(x)[0]) for x in chosen]).any()
+    kept = jax.lax.cond(first, lambda xs: [x * jnp.nan for x in xs], lambda xs: xs, chosen)
+    for i, x in zip(floats, kept, strict=True):
+        leaves[i] = x
+    return jax.tree.unflatten(structure, leaves)
+
+
+def shard_index(axis_names: Sequence[str] = AXES) -> Array:
+    """Index of this device along the axes, int32; it holds part ``i`` of what is ``SHARDED``."""
+    return jax.lax.axis_index(tuple(axis_names))
+
+
+def gather_shards(x: Tree, axis_names: Sequence[str] = AXES) -> Tree:
+    """``[local shards, …]`` of every device, in shard order: ``[num_shards, …]``."""
+    return jax.tree.map(lambda leaf: jax.lax.all_gather(leaf, tuple(axis_names), tiled=True), x)
+
+
+def gather_tree(x: Tree, axis_names: Sequence[str] = AXES) -> Tree:
+    """Sum over all shards of ``[local shards, …]``; the same bits for every number of devices.
+
+    A device adds its own aligned subtree of the shards' fixed binary tree, the partial sums are gathered in shard order
+    and every device finishes the tree. All leaves of one dtype travel in one collective.
+    """
+    leaves, structure = jax.tree.flatten(x)
+    sums: list[Array] = [jnp.zeros(())] * len(leaves)
+    for dtype in dict.fromkeys(leaf.dtype for leaf in leaves):
+        members = [i for i, leaf in enumerate(leaves) if leaf.dtype == dtype]
+        flat = jnp.concatenate([leaves[i].reshape(len(leaves[i]), -1) for i in members], axis=1)
+        partial = tree_sum(materialized(flat))
+        total = materialized(tree_sum(jax.lax.all_gather(partial, tuple(axis_names))))
+        ends = np.cumsum([math.prod(leaves[i].shape[1:]) for i in members])
+        for i, part in zip(members, jnp.split(total, ends[:-1]), strict=True):
+            sums[i] = part.reshape(leaves[i].shape[1:])
+    return jax.tree.unflatten(structure, sums)

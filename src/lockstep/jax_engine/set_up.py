@@ -1,0 +1,129 @@
+"""Setting JAX up before it looks at a device: platform, CPU devices, what decides the last bits, compilation cache."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform as machine
+import sys
+from pathlib import Path
+
+import jax
+import jaxlib.version
+import numpy as np
+
+from lockstep.machine import cpu_features, cpu_model, instruction_set
+
+PLATFORMS = {"cpu": "cpu", "cuda": "cuda,cpu", "tpu": "tpu,cpu"}
+
+# XLA's CPU client splits large products and sums over its thread pool, and the split decides their last bits. The pool
+# has as many threads as the machine has cores or the process has devices, whichever is more, unless this says a number.
+POOL_VARIABLE = "PJRT_NPROC"
+POOL_THREADS = 64
+
+ONE_THREAD_FLAGS = {"xla_cpu_multi_thread_eigen": "false"}
+GPU_FLAGS = {"xla_gpu_deterministic_ops": "true", "xla_gpu_autotune_level": "0"}
+
+CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
+MIN_COMPILE_SECONDS = 0.2
+
+
+def add_xla_flags(flags: dict[str, str]) -> None:
+    """Append flags to ``XLA_FLAGS``; what the user set stays as it is."""
+    present = os.environ.get("XLA_FLAGS", "").split()
+    names = {flag.lstrip("-").partition("=")[0] for flag in present}
+    added = [f"--{name}={value}" for name, value in flags.items() if name not in names]
+    os.environ["XLA_FLAGS"] = " ".join(present + added)
+
+
+def configure(threads: int, platform: str, devices: int | None) -> None:
+    """Settings that count only before JAX's first use of a device.
+
+    Args:
+        threads: CPU threads that a process's computations may use; see :data:`POOL_THREADS`.
+        platform: ``cpu``, ``cuda`` or ``tpu``.
+        devices: how many devices to make of this process's CPU; one by default.
+
+    Raises:
+        ValueError: no such platform; CPU devices on another platform; JAX has started with other settings.
+    """
+    if platform not in PLATFORMS:
+        raise ValueError(f"device: {platform} is none of {', '.join(PLATFORMS)}")
+    if devices is not None and platform != "cpu":
+        raise ValueError(f"simulate_devices: {devices} devices can be simulated on device cpu, not on {platform}")
+    if devices is not None and not 1 <= devices <= POOL_THREADS:
+        raise ValueError(f"simulate_devices: {devices} must be 1 to {POOL_THREADS}")
+    if platform == "cpu":
+        os.environ[POOL_VARIABLE] = str(POOL_THREADS)
+        add_xla_flags(ONE_THREAD_FLAGS if threads == 1 else {})
+    elif platform == "cuda":
+        add_xla_flags(GPU_FLAGS)
+        jax.config.update("jax_default_matmul_precision", "highest")  # no TF32
+    jax.config.update("jax_platforms", PLATFORMS[platform])
+    if platform == "cpu":
+        _set_cpu_devices(devices or 1)
+    use_compilation_cache()
+
+
+def _set_cpu_devices(devices: int) -> None:
+    try:
+        jax.config.update("jax_num_cpu_devices", devices)
+    except RuntimeError:
+        present = jax.local_device_count()
+        if present != devices:
+            raise ValueError(
+                f"simulate_devices: {devices}, but JAX has started with {present} in this process; "
+                "set the number before JAX's first use, or start a fresh process"
+            ) from None
+
+
+def default_cache_directory() -> Path:
+    """Where compiled programs are kept: in the user's cache directory, apart by what the processor can execute."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    features = hashlib.sha256(" ".join(cpu_features()).encode()).hexdigest()[:8]
+    return base / "lockstep" / "jax" / f"{machine.machine()}-{features}"
+
+
+def use_compilation_cache() -> None:
+    """Keep compiled programs between runs, where ``JAX_COMPILATION_CACHE_DIR`` says or in the user's cache."""
+    if CACHE_VARIABLE not in os.environ and jax.config.values["jax_compilation_cache_dir"] is None:
+        directory = default_cache_directory()
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            return  # no place to keep them; everything else works
+        jax.config.update("jax_compilation_cache_dir", str(directory))
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_SECONDS)
+
+
+def check_device(platform: str) -> None:
+    """Start JAX's back end; raise a one-line ``ValueError`` if this machine has none of that platform."""
+    try:
+        found = jax.default_backend()
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device: {platform}, but JAX {jax.__version__} finds none here ({reason})") from None
+    expected = "gpu" if platform == "cuda" else platform
+    if found != expected:
+        raise ValueError(f"device: {platform}, but JAX has started on {found} in this process; start a fresh one")
+
+
+def machine_facts() -> dict[str, str]:
+    """What must be the same in every process for the same bits: instruction set, versions, device."""
+    import gymnasium
+
+    return {
+        "machine": machine.machine(),
+        "cpu": cpu_model(),
+        "cpu capability": instruction_set(),
+        "device": jax.devices()[0].device_kind,
+        "platform": jax.default_backend(),
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.version.__version__,
+        "xla flags": os.environ.get("XLA_FLAGS", ""),
+        "numpy": np.__version__,
+        "gymnasium": gymnasium.__version__,
+        "mujoco": str(getattr(sys.modules.get("mujoco"), "__version__", "not loaded")),
+        "python": ".".join(machine.python_version_tuple()[:2]),
+    }

@@ -1,0 +1,121 @@
+"""How many ranks a run has, and where they are: processes, and with the JAX engine the devices of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lockstep.config import Config, RunOptions
+from lockstep.config_checks import resolve
+from lockstep.config_engines import check_engine_options, check_fsdp_devices
+from lockstep.devices import check_existing, default_devices
+from lockstep.launch.rank import engine_module
+from lockstep.shards import world_sizes
+from lockstep.topology import Topology, available_cores, from_environment, from_flags
+
+
+@dataclass(frozen=True)
+class World:
+    """The ranks of a run.
+
+    Attributes:
+        processes: of the run.
+        processes_here: those on this machine.
+        devices: of each process, where every device is a rank (engine jax); None: every process is a rank.
+    """
+
+    processes: int
+    processes_here: int
+    devices: int | None = None
+
+    @property
+    def ranks(self) -> int:
+        """The world size that must divide ``num_shards``."""
+        return self.processes * (self.devices or 1)
+
+    @property
+    def ranks_here(self) -> int:
+        """Ranks on this machine."""
+        return self.processes_here * (self.devices or 1)
+
+
+def topology_of(options: RunOptions) -> Topology:
+    """This process's place: by the coordinator flags, else by the launcher.
+
+    Raises:
+        ValueError: flags or variables are incomplete or contradict one another; one line.
+    """
+    if options.coordinator is None or options.num_processes is None or options.process_id is None:
+        return from_environment()
+    return from_flags(options.coordinator, options.num_processes, options.process_id)
+
+
+def world_of(options: RunOptions, config: Config, topology: Topology) -> World:
+    """The ranks that a request asks for.
+
+    Args:
+        options: the user's.
+        config: not resolved.
+        topology: this process's place.
+
+    Raises:
+        ValueError: options contradict the engine, the launcher or one another; one line.
+    """
+    check_engine_options(options, config)
+    processes = number_of_processes(options, config, topology)
+    here = topology.local_world_size if topology.launched else processes
+    if config.engine == "torch":
+        return World(processes, here)
+    world = World(processes, here, _devices(options, config, processes, here))
+    check_fsdp_devices(options, world.ranks)
+    return world
+
+
+def number_of_processes(options: RunOptions, config: Config, topology: Topology) -> int:
+    """The launcher's number of processes, or ``nproc``, or as many as cores or GPUs allow."""
+    if topology.launched:
+        if options.coordinator is None and options.nproc not in (1, "auto", topology.world_size):
+            raise ValueError(
+                f"nproc: {options.nproc}, but the launcher started {topology.world_size} ranks; leave it out"
+            )
+        return topology.world_size
+    if options.nproc != "auto":
+        return options.nproc
+    limit = available_cores() if config.device == "cpu" else max(1, engine_module(config.engine).visible_gpus())
+    num_shards = _num_shards(config)
+    if num_shards is None:
+        return 1 << (limit.bit_length() - 1)
+    return max(n for n in world_sizes(num_shards) if n <= limit)
+
+
+def world_words(config: Config, ranks: int, processes: int = 1) -> list[str]:
+    """Options of ``lockstep train`` that give a run this many ranks.
+
+    Args:
+        config: of the run.
+        ranks: processes of engine torch; devices of engine jax, simulated ones on a CPU.
+        processes: that share the devices (engine jax).
+    """
+    if config.engine == "torch":
+        return ["--nproc", str(ranks)]
+    option = "--simulate-devices" if config.device == "cpu" else "--devices"
+    return ["--nproc", str(processes), option, str(ranks // processes)]
+
+
+def _num_shards(config: Config) -> int | None:
+    """Shards of a config that is not resolved; None if they follow the world size."""
+    if config.num_envs_per_rank is None:
+        return resolve(config).shards
+    return config.num_shards
+
+
+def _devices(options: RunOptions, config: Config, processes: int, processes_here: int) -> int:
+    """Devices of each process of the JAX engine."""
+    if options.simulate_devices is not None:
+        return options.devices or options.simulate_devices
+    if config.device != "cpu":
+        return options.devices or max(1, engine_module(config.engine).visible_gpus() // processes_here)
+    cores = available_cores()
+    if options.devices is None:
+        return default_devices(_num_shards(config), processes_here, cores, processes)
+    check_existing(options.devices, cores)
+    return options.devices

@@ -1,0 +1,203 @@
+"""How many ranks a request makes, for both engines; and that the JAX engine is told its devices."""
+
+import json
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from lockstep.cli import main
+from lockstep.config_sources import read_request
+from lockstep.launch import world
+from lockstep.launch.rank import Assignment
+from lockstep.launch.world import World, topology_of, world_of, world_words
+from lockstep.topology import Topology
+
+JAX = ("--engine", "jax")
+
+
+@pytest.fixture
+def cores(monkeypatch):
+    def have(number):
+        monkeypatch.setattr(world, "available_cores", lambda: number)
+
+    return have
+
+
+def asked(*words, topology=None):
+    request = read_request(["CartPole-v1", "--num-envs", "8", *words])
+    return world_of(request.options, request.config, topology or Topology())
+
+
+def refused(*words, topology=None):
+    with pytest.raises(ValueError) as caught:
+        asked(*words, topology=topology)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# ---- numbers
+
+
+def test_torchs_ranks_are_processes(cores):
+    cores(6)
+    assert asked("--nproc", "2") == World(2, 2)
+    assert asked("--nproc", "auto") == World(4, 4)
+    two_hosts = Topology(1, 4, 1, 2, launched=True)
+    assert asked(topology=two_hosts) == World(4, 2)
+    assert "launcher started 4" in refused("--nproc", "2", topology=two_hosts)
+
+
+def test_jaxs_ranks_are_devices(cores):
+    cores(6)
+    assert asked(*JAX) == World(1, 1, 4)
+    assert asked(*JAX, "--devices", "2") == World(1, 1, 2)
+    assert asked(*JAX, "--simulate-devices", "8") == World(1, 1, 8)
+    assert asked(*JAX, "--simulate-devices", "8", "--devices", "2") == World(1, 1, 2)
+    assert asked(*JAX, "--nproc", "2") == World(2, 2, 2)
+    assert asked(*JAX, "--nproc", "2", "--simulate-devices", "4").ranks == 8
+    assert asked(*JAX, topology=Topology(1, 4, 1, 2, launched=True)) == World(4, 2, 2)
+
+
+def test_devices_follow_what_shards_there_are(cores):
+    cores(6)
+    assert asked(*JAX, "--num-envs", "2") == World(1, 1, 2)
+    assert asked(*JAX, "--num-shards", "1") == World(1, 1, 1)
+    per_rank = ("--engine", "jax", "--num-envs-per-rank", "3")
+    request = read_request(["CartPole-v1", *per_rank])
+    assert world_of(request.options, request.config, Topology()) == World(1, 1, 4)
+
+
+def test_a_cpu_that_has_fewer_cores(cores):
+    cores(2)
+    assert refused(*JAX, "--devices", "4").startswith("devices: 4 asked for and this machine's CPU has 2")
+    assert asked(*JAX, "--simulate-devices", "4").devices == 4
+
+
+def test_the_fsdp_axis_is_checked_against_all_devices(cores):
+    cores(2)
+    words = (*JAX, "--reduction", "fast", "--fsdp", "--simulate-devices", "4")
+    assert asked(*words, "--fsdp-devices", "2").ranks == 4
+    assert refused(*words, "--fsdp-devices", "3").startswith("fsdp_devices: 3 doesn't divide the run's 4 devices")
+
+
+def test_accelerators_are_counted_by_the_engine(monkeypatch):
+    engine = types.SimpleNamespace(visible_gpus=lambda: 8)
+    monkeypatch.setattr(world, "engine_module", lambda name: engine)
+    assert asked(*JAX, "--device", "cuda").devices == 8
+    assert asked(*JAX, "--device", "tpu", "--nproc", "2").devices == 4
+    assert asked(*JAX, "--device", "cuda", "--devices", "2").devices == 2
+
+
+def test_a_process_that_is_told_its_place():
+    flags = ("--coordinator", "127.0.0.1:4000", "--num-processes", "2", "--process-id", "1")
+    topology = topology_of(read_request(["CartPole-v1", *JAX, *flags]).options)
+    assert (topology.rank, topology.world_size, topology.coordinator) == (1, 2, "127.0.0.1:4000")
+    assert asked(*JAX, *flags, "--simulate-devices", "2", topology=topology) == World(2, 2, 2)
+    assert topology_of(read_request(["CartPole-v1"]).options) == Topology()
+
+
+def test_the_words_that_make_a_world():
+    torch, jax = (read_request(["CartPole-v1", "--engine", name]).config for name in ("torch", "jax"))
+    assert world_words(torch, 4) == ["--nproc", "4"]
+    assert world_words(jax, 4) == ["--nproc", "1", "--simulate-devices", "4"]
+    assert world_words(jax, 4, 2) == ["--nproc", "2", "--simulate-devices", "2"]
+    assert world_words(jax.model_copy(update={"device": "cuda"}), 4, 2) == ["--nproc", "2", "--devices", "2"]
+
+
+# ---- the door, with an engine that only tells what it was given
+
+
+class TellingEngine(types.ModuleType):
+    """Stands in for the JAX engine's training module."""
+
+    def __init__(self, name):
+        super().__init__(name)
+        self.told = {}
+
+    def check_networks(self, config, description):
+        self.told["networks"] = description.observation.width
+
+    def check_device(self, device, number):
+        self.told["checked"] = (device, number)
+
+    def train(self, config, run, topology, options, checkpoint):
+        self.told |= {"config": config, "options": options, "topology": topology, "checkpoint": checkpoint}
+        summary = {"status": "finished", "final_return": None, "global_step": 8, "wall_time": 1.0}
+        (run.path / "summary.json").write_text(json.dumps(summary | {"params_sha256": "0" * 64}))
+        return types.SimpleNamespace(signal=None)
+
+    def start_ranks(self, arguments, nproc, threads, log_dir):
+        self.told |= {"arguments": arguments, "nproc": nproc, "threads": threads, "log_dir": log_dir}
+        return self
+
+    def exit_codes(self):
+        return {0: 0}
+
+    def kill(self):
+        pass
+
+
+@pytest.fixture
+def engine(monkeypatch, tmp_path, cores):
+    telling = TellingEngine("lockstep.jax_engine.train")
+    monkeypatch.setitem(sys.modules, "lockstep.jax_engine.train", telling)
+    monkeypatch.chdir(tmp_path)
+    cores(4)
+    return telling
+
+
+def train(*words):
+    return main(["train", "CartPole-v1", "--num-envs", "8", *JAX, "--name", "run", *words])
+
+
+def test_one_process_trains_here_on_its_devices(engine, capsys):
+    assert train("--num-seeds", "3") == 0
+    assert engine.told["config"].engine == "jax"
+    assert (engine.told["config"].envs, engine.told["config"].shards) == (8, 8)
+    assert (engine.told["options"].devices, engine.told["options"].num_seeds) == (4, 3)
+    assert (engine.told["topology"], engine.told["checkpoint"], engine.told["networks"]) == (Topology(), None, 4)
+    assert "evaluate: " in capsys.readouterr().out
+
+
+def test_several_processes_are_started_and_told_their_devices(engine):
+    assert train("--nproc", "2", "--simulate-devices", "4") == 0
+    assert (engine.told["nproc"], engine.told["threads"]) == (2, 1)
+    *module, text = engine.told["arguments"]
+    assert module == ["-m", "lockstep.launch.rank"]
+    options = Assignment.from_json(text).options
+    assert (options.devices, options.simulate_devices) == (4, 4)
+    assert "config" not in engine.told
+
+
+def test_devices_of_an_accelerator_are_checked_before_the_run_is_made(engine, capsys):
+    def none(device, number):
+        raise ValueError(f"devices: {number} asked for and there is no {device}")
+
+    engine.check_device = none
+    assert train("--device", "cuda", "--devices", "2") == 2
+    assert capsys.readouterr().err == "lockstep: error: devices: 2 asked for and there is no cuda\n"
+    assert not Path("runs").exists()
+
+
+def test_environments_grow_with_devices_and_that_is_said(engine, capsys):
+    assert main(["train", "CartPole-v1", *JAX, "--name", "run", "--num-envs-per-rank", "8"]) == 0
+    assert (engine.told["config"].envs, engine.told["config"].shards) == (32, 4)
+    assert "num_envs_per_rank 8 on 4 devices: num_envs 32" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--num-envs", "10", "--simulate-devices", "3"], "devices: 3 can't share 10 environments in 2 shards equally"),
+        (["--devices", "8"], "devices: 8 asked for and this machine's CPU has 4"),
+        (["--compile"], "compile: true is for engine torch"),
+        (["--nproc", "3"], "devices: 3 can't share 8 environments in 8 shards equally"),
+    ],
+)
+def test_what_does_not_fit_leaves_no_run_behind(engine, capsys, words, line):
+    assert train(*words) == 2
+    assert line in capsys.readouterr().err
+    assert not Path("runs").exists()
+    assert "config" not in engine.told
