@@ -173,7 +173,7 @@ def test_reward_shaping(shaping, expected):
     [
         (
             {"id": "lockstep/CartPole-v1", "frame_stack": 2},
-            r"^env.frame_stack: .* use --env.backend gymnasium$",
+            r"^env.frame_stack: .* use --env.backend gymnasium \(or jax, with --engine jax\)$",
         ),
         ({"id": "lockstep/CartPole-v1", "frame_skip": 2}, r"^env.frame_skip: "),
         ({"id": "lockstep/CartPole-v1", "sticky_actions": 0.25}, r"^env.sticky_actions: "),
