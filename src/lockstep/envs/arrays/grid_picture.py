@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from lockstep.envs.arrays.canvas import Canvas, Point
+from lockstep.envs.arrays.canvas import Canvas
 
 SIZE = 480
 """Pixels, of both sides."""
-_MARGIN = 0.3  # cells around the world
+_MARGIN = 8  # pixels around the world, at least
 _FLOOR, _CELL, _SHADOW = (226, 229, 233), (250, 247, 241), (60, 50, 40)
 _WALL, _WALL_TOP, _HOLE, _HOLE_DEEP = (92, 102, 118), (122, 133, 150), (46, 62, 92), (24, 32, 50)
 _GOAL, _REACHED, _AGENT, _AGENT_TOP = (64, 156, 116), (22, 190, 108), (214, 94, 44), (240, 131, 77)
@@ -26,40 +26,36 @@ def draw(letters: np.ndarray, size: int = SIZE) -> np.ndarray:
         size: pixels, of both sides.
     """
     rows = len(letters)
-    canvas = Canvas(size, (rows / 2, -rows / 2), rows + 2 * _MARGIN, _FLOOR)
+    tile = (size - 2 * _MARGIN) // rows
+    start = (size - rows * tile) // 2
+    tiles = {letter: _tile(letter, tile) for letter in np.unique(letters).tolist()}
+    picture = np.broadcast_to(np.array(_FLOOR, np.uint8), (size, size, 3)).copy()
     for (row, column), letter in np.ndenumerate(letters):
-        centre = (column + 0.5, -row - 0.5)
-        canvas.lay(canvas.square(centre, 0.47, 0.06), _CELL)
-        if letter == "#":
-            _draw_wall(canvas, centre)
-        if letter in "ox":
-            canvas.lay(canvas.disc(centre, 0.38), _HOLE)
-            canvas.lay(canvas.disc((centre[0], centre[1] - 0.03), 0.32), _HOLE_DEEP, blur=0.08)
-        if letter in "G*":
-            _draw_goal(canvas, centre, letter == "*")
-        if letter in "A*x":
-            _draw_agent(canvas, centre, 0.7 if letter == "x" else 1.0)
+        top, left = start + row * tile, start + column * tile
+        picture[top : top + tile, left : left + tile] = tiles[str(letter)]
+    return picture
+
+
+def _tile(letter: str, size: int) -> np.ndarray:
+    """One cell, uint8 ``[size, size, 3]``; its side is the unit of length."""
+    canvas = Canvas(size, (0.0, 0.0), 1.0, _FLOOR)
+    square = canvas.square((0.0, 0.0), 0.47, 0.06)
+    canvas.lay(square, _WALL if letter == "#" else _CELL)
+    if letter == "#":
+        canvas.lay(square + 0.06, _WALL_TOP)
+    if letter in "ox":
+        canvas.lay(canvas.disc((0.0, 0.0), 0.38), _HOLE)
+        canvas.lay(canvas.disc((0.0, -0.03), 0.32), _HOLE_DEEP, blur=0.08)
+    if letter in "G*":
+        goal, colour = canvas.square((0.0, 0.0), 0.4, 0.08), _REACHED if letter == "*" else _GOAL
+        canvas.lay(goal, colour, 0.5 if letter == "*" else 0.25)
+        canvas.lay(np.abs(goal + 0.03) - 0.03, colour)
+    if letter in "A*x":
+        radius = 0.21 if letter == "x" else 0.3
+        canvas.lay(canvas.disc((0.03, -0.05), radius), _SHADOW, 0.35, 0.1)
+        canvas.lay(canvas.disc((0.0, 0.0), radius), _AGENT)
+        canvas.lay(canvas.disc((-0.03, 0.04), 0.73 * radius), _AGENT_TOP, blur=0.08)
     return canvas.picture()
-
-
-def _draw_wall(canvas: Canvas, centre: Point) -> None:
-    canvas.lay(canvas.square((centre[0] + 0.04, centre[1] - 0.06), 0.47, 0.06), _SHADOW, 0.25, 0.1)
-    wall = canvas.square(centre, 0.47, 0.06)
-    canvas.lay(wall, _WALL)
-    canvas.lay(wall + 0.06, _WALL_TOP)
-
-
-def _draw_goal(canvas: Canvas, centre: Point, reached: bool) -> None:
-    square = canvas.square(centre, 0.4, 0.08)
-    colour = _REACHED if reached else _GOAL
-    canvas.lay(square, colour, 0.5 if reached else 0.25)
-    canvas.lay(np.abs(square + 0.03) - 0.03, colour)
-
-
-def _draw_agent(canvas: Canvas, centre: Point, scale: float) -> None:
-    canvas.lay(canvas.disc((centre[0] + 0.03, centre[1] - 0.05), 0.3 * scale), _SHADOW, 0.35, 0.1)
-    canvas.lay(canvas.disc(centre, 0.3 * scale), _AGENT)
-    canvas.lay(canvas.disc((centre[0] - 0.03, centre[1] + 0.04), 0.22 * scale), _AGENT_TOP, blur=0.08)
 
 
 def write(letters: np.ndarray) -> str:

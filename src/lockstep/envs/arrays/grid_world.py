@@ -171,7 +171,7 @@ class GridWorldPixels(GridWorld):
 
     wall_colour: ClassVar[int] = 128
 
-    def __init__(self, size: int = 8, pixels: int = 1) -> None:
+    def __init__(self, size: int = 6, pixels: int = 1) -> None:
         super().__init__(size)
         if pixels < 1:
             raise ValueError(f"pixels: {pixels} can't be drawn; use 1 or more")
