@@ -76,6 +76,24 @@ _PUSH: dict[str, Any] = {
     },
 }
 
+_GRID: dict[str, Any] = {
+    # [own] Goals are near, so that they are found at once; a high learning rate then does it in seconds.
+    "total_steps": 150_000,
+    "num_envs": 32,
+    "num_steps": 64,
+    "ppo": {"learning_rate": 2.5e-3, "entropy_coef": 0.01},
+}
+
+_GRID_PIXELS: dict[str, Any] = {
+    # [own] One lit pixel in 36 is a weak signal: a high learning rate, that stays so. Few, small layers suffice.
+    **_GRID,
+    "total_steps": 100_000,
+    "num_envs": 64,
+    "num_steps": 32,
+    "ppo": {"learning_rate": 3e-3, "schedule": "constant", "entropy_coef": 0.01},
+    "network": {"activation": "relu", "shared": True, "image": {"width": 0.5, "depth": 1}},
+}
+
 _MOUNTAIN_CAR: dict[str, Any] = {
     # [zoo] MountainCar-v0: 16 environments, normalised, n_steps 16, batch 64, 4 epochs, gamma 0.99, lambda 0.98.
     "total_steps": 1_000_000,
@@ -247,11 +265,16 @@ PRESETS: dict[str, dict[str, Any]] = {
     "CartPole-v1": _CARTPOLE,
     "lockstep/CartPole-v1": _CARTPOLE,
     "Acrobot-v1": _ACROBOT,
+    "lockstep/Acrobot-v1": _ACROBOT,
     "MountainCar-v0": _MOUNTAIN_CAR,
+    "lockstep/MountainCar-v0": _MOUNTAIN_CAR,
     "MountainCarContinuous-v0": _MOUNTAIN_CAR_CONTINUOUS,
+    "lockstep/MountainCarContinuous-v0": _MOUNTAIN_CAR_CONTINUOUS,
     "Pendulum-v1": _PENDULUM,
     "lockstep/Pendulum-v1": _PENDULUM,
     "lockstep/PushCube-v0": _PUSH,
+    "lockstep/GridWorld-v0": _GRID,
+    "lockstep/GridWorldPixels-v0": _GRID_PIXELS,
     "FrozenLake-v1": _TOY_TEXT,
     "FrozenLake8x8-v1": _FROZEN_LAKE_8X8,
     "CliffWalking-v1": _CLIFF_WALKING,

@@ -13,7 +13,7 @@ from gymnasium import spaces
 
 from lockstep.config import Config, EnvConfig
 from lockstep.config_checks import resolve
-from lockstep.envs.arrays import CartPole
+from lockstep.envs.arrays import CartPole, GridWorldPixels
 from lockstep.envs.description import describe
 from lockstep.envs.registry import make_envs
 from lockstep.envs.tensor import check_tensor_options
@@ -88,6 +88,25 @@ def test_the_physics_is_that_of_the_array_environment():
     assert step.rewards.tolist() == [1.0] * 8
 
 
+@pytest.mark.parametrize("size", [4, 5])  # of 48 and of 75 bytes, which are filled up to 76
+def test_an_image_is_the_row_that_numpy_makes_of_it(size):
+    envs = made({"id": "lockstep/GridWorldPixels-v0", "kwargs": {"size": size}, "max_episode_steps": 3})
+    layout, world = envs.description.observation, GridWorldPixels(size)
+    assert (envs.observations.dtype, envs.observations.shape) == (torch.uint8, (8, layout.width))
+    for _ in range(5):
+        group: Any = envs._groups[1]
+        state = {k: v.numpy().copy() for k, v in group.state.items()}
+        actions = torch.tensor([0, 1, 2, 3] * 2)
+        step = envs.advance(actions)
+        _, images, rewards, terminated = world.step(np, state, actions[2:4].numpy(), np.zeros((2, 0)))
+        np.testing.assert_array_equal(step.final[2:4].numpy(), [layout.encode(image) for image in images])
+        np.testing.assert_array_equal(step.rewards[2:4].numpy(), rewards)
+        ended = terminated | step.truncated[2:4].numpy()
+        now = world._observe(np, {k: v.numpy() for k, v in group.state.items()})
+        np.testing.assert_array_equal(envs.observations[2:4].numpy(), [layout.encode(image) for image in now])
+        assert np.array_equal((now == images).all((1, 2, 3)), ~ended)
+
+
 def test_an_ended_episode_is_followed_by_the_next_one_of_its_key():
     envs = made({"id": "lockstep/CartPole-v1", "max_episode_steps": 12})
     first = envs.observations.clone()
@@ -115,7 +134,9 @@ def test_an_ended_episode_is_followed_by_the_next_one_of_its_key():
         assert torch.equal(begun[int(ended[:, env].nonzero()[0]), env], second[env])
 
 
-@pytest.mark.parametrize("env_id", ["lockstep/CartPole-v1", "simulators:isaac", "simulators:maniskill"])
+@pytest.mark.parametrize(
+    "env_id", ["lockstep/CartPole-v1", "lockstep/GridWorldPixels-v0", "simulators:isaac", "simulators:maniskill"]
+)
 def test_a_shards_bits_do_not_depend_on_the_others(env_id):
     draws = torch.Generator().manual_seed(0)
     discrete = env_id.startswith("lockstep")
@@ -235,7 +256,9 @@ def test_on_the_host_they_are_what_they_are_on_the_device():
     assert ended.all()
 
 
-@pytest.mark.parametrize("env_id", ["lockstep/CartPole-v1", "simulators:maniskill", "simulators:isaac"])
+@pytest.mark.parametrize(
+    "env_id", ["lockstep/CartPole-v1", "lockstep/GridWorldPixels-v0", "simulators:maniskill", "simulators:isaac"]
+)
 def test_saved_environments_go_on_as_they_would_have_or_are_named(env_id):
     def acted(envs: TensorEnvs) -> torch.Tensor:
         shape = (20, *envs.buffers.actions.shape)

@@ -13,7 +13,7 @@ import pytest
 
 from lockstep.config import EnvConfig
 from lockstep.envs.array_vector import ArrayEnvs
-from lockstep.envs.arrays import Pendulum
+from lockstep.envs.arrays import GridWorldPixels, Pendulum
 from lockstep.envs.description import describe
 from lockstep.envs.registry import make_envs
 from lockstep.envs.vector import Buffers, HostEnvs, InProcessEnvs, Watchdog
@@ -313,6 +313,24 @@ def test_array_environments_say_it_where_they_know():
     cartpole = begin(make(CONFIGS["arrays"]))
     cartpole.step()
     assert not cartpole.buffers.successes.any()
+
+
+@pytest.mark.parametrize("size", [4, 5])  # of 48 and of 75 bytes, which are filled up to 76
+def test_images_of_array_environments_are_rows_as_any_others(size):
+    envs = begin(make({"id": "lockstep/GridWorldPixels-v0", "kwargs": {"size": size}, "max_episode_steps": 4}))
+    layout, world = envs.description.observation, GridWorldPixels(size)
+    assert (layout.dtype, layout.width) == (np.uint8, {4: 48, 5: 76}[size])
+    for action in range(4):
+        state: dict[str, np.ndarray] = envs._state  # pyright: ignore[reportAttributeAccessIssue]
+        _, images, _, terminated = world.step(np, state, np.full(8, action), None)
+        envs.buffers.actions[:] = action
+        envs.step()
+        ended = terminated | (envs.buffers.truncated)
+        rows = np.where(ended[:, None], envs.buffers.final_observations, envs.buffers.observations)
+        np.testing.assert_array_equal(rows, [layout.encode(image) for image in images])
+        np.testing.assert_array_equal(layout.decode(rows[3]), images[3])
+        assert ((rows != envs.buffers.observations).any(1) == ended).all()
+    assert ended.any()
 
 
 # --- Masks ------------------------------------------------------------------------------------------------------------

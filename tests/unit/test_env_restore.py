@@ -27,6 +27,7 @@ ARRAYS = {"id": "lockstep/CartPole-v1", "max_episode_steps": 30}
 PENDULUM = {"id": "Pendulum-v1", "max_episode_steps": 30}
 ARRAY_PENDULUM = {"id": "lockstep/Pendulum-v1", "max_episode_steps": 30}
 FORGETFUL = {"id": "forgetful:ForgetfulCartPole-v0"}
+ARRAY_IMAGES = {"id": "lockstep/GridWorldPixels-v0"}
 HOOKED = {"id": "hooked:Hooked-v0"}
 
 Shards = dict[int, dict[str, np.ndarray]]
@@ -117,7 +118,9 @@ def saved_and_continued(rank: Rank) -> tuple[Shards, list[bytes], EpisodeCounter
 # --- Exactly back -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("config", [CARTPOLE, ARRAYS, PENDULUM, ARRAY_PENDULUM, HOOKED], ids=lambda c: c["id"])
+@pytest.mark.parametrize(
+    "config", [CARTPOLE, ARRAYS, PENDULUM, ARRAY_PENDULUM, ARRAY_IMAGES, HOOKED], ids=lambda c: c["id"]
+)
 def test_a_restored_episode_goes_on_to_the_bit(config):
     first, second = begun(make_rank(config)), make_rank(config)
     shards, expected, counted = saved_and_continued(first)

@@ -8,6 +8,7 @@ import pytest
 from lockstep.config import Config
 from lockstep.config_checks import resolve
 from lockstep.config_sources import read_request, validate
+from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 from lockstep.envs.description import describe
 from lockstep.presets import ATARI_GAMES, GRPO_PRESETS, PRESETS, defaults_for, has_preset, preset_for
 
@@ -43,6 +44,14 @@ def test_a_preset_that_does_not_fit_is_found():
 def test_presets_are_of_environments_that_there_are(env_id):
     assert env_id in gymnasium.registry
     assert env_id in PRESETS
+
+
+@pytest.mark.parametrize("env_id", ARRAY_ENVIRONMENTS)
+def test_array_environments_have_presets_and_share_those_of_gymnasiums(env_id):
+    assert env_id in PRESETS
+    twin = ARRAY_ENVIRONMENTS[env_id].gymnasium_id
+    assert (twin is None) == (env_id.removeprefix("lockstep/") not in PRESETS)
+    assert twin is None or PRESETS[env_id] is PRESETS[twin]
 
 
 def test_taxi_has_a_preset_whatever_its_version_is_here():

@@ -63,14 +63,18 @@ class ArrayEnvs(HostEnvs):
             rows.append(generator.random(self._env.step_draws, np.float32))
         return np.stack(rows)
 
-    def _flat(self, observation: np.ndarray) -> np.ndarray:
-        return np.asarray(observation, self.description.observation.dtype).reshape(len(observation), -1)
+    def _rows(self, observation: np.ndarray) -> np.ndarray:
+        """Rows ``[n, width]``: one vector or one image each; the bytes of an image are filled up to whole words."""
+        layout = self.description.observation
+        rows = np.asarray(observation, layout.dtype).reshape(len(observation), -1)
+        spare = layout.width - rows.shape[1]
+        return np.pad(rows, ((0, 0), (0, spare))) if spare else rows
 
     def reset(self) -> None:
         """See :meth:`HostEnvs.reset`."""
         state, observation = self._env.reset(np, self._draws(range(self.num_envs)))
         self._state = {k: np.array(v) for k, v in state.items()}
-        self.buffers.observations[:] = self._flat(observation)
+        self.buffers.observations[:] = self._rows(observation)
         self._elapsed[:] = 0
 
     def step(self) -> None:
@@ -82,7 +86,7 @@ class ArrayEnvs(HostEnvs):
         b.rewards[:] = reward
         b.terminated[:] = terminated
         b.truncated[:] = self._elapsed >= self._limit
-        b.observations[:] = self._flat(observation)
+        b.observations[:] = self._rows(observation)
         success = self._env.success(np, state)
         if success is not None:
             b.successes[:] = np.where(success, 1, -1)
@@ -99,7 +103,7 @@ class ArrayEnvs(HostEnvs):
         for key, value in fresh.items():
             state[key][rows] = value
         self._state = state
-        self.buffers.observations[rows] = self._flat(observation)
+        self.buffers.observations[rows] = self._rows(observation)
         self._elapsed[rows] = 0
 
     def save_states(self) -> list[dict[str, np.ndarray] | None]:

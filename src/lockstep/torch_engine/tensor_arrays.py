@@ -16,6 +16,8 @@ from torch import Tensor
 
 from lockstep.envs.arrays import ArrayEnvironment
 from lockstep.shards import keyed_generator
+from lockstep.spaces import observation_layout
+from lockstep.torch_engine.simulators import encode
 
 _GOLDEN, _FIRST, _SECOND = (
     int(np.uint64(x).astype(np.int64)) for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -54,6 +56,7 @@ class TensorArrays:
 
     def __init__(self, env: ArrayEnvironment, seed: int, keys: Sequence[int], limit: int, device: torch.device) -> None:
         self._env, self._limit, self._device = env, limit, device
+        self._layout = observation_layout(env.observation_space)
         self._keys, self._step_keys = (self._hashed(seed, purpose, keys) for purpose in ("tensor", "tensor/step"))
         self.elapsed = torch.zeros(len(keys), dtype=torch.int64, device=device)
         self.episodes = torch.zeros_like(self.elapsed)
@@ -64,18 +67,22 @@ class TensorArrays:
         return torch.tensor(drawn, dtype=torch.int64, device=self._device)
 
     def reset(self, episodes: Tensor) -> Tensor:
-        """Start these episodes ``[n]``; their first observations ``[n, size]``."""
+        """Start these episodes ``[n]``; the rows ``[n, width]`` of their first observations."""
         self.episodes = episodes.clone()
         self.elapsed = torch.zeros_like(self.elapsed)
         fresh, observation = self._first()
         self.state = {name: values.clone() for name, values in fresh.items()}
-        return observation.flatten(1)
+        return observation
 
     def _first(self) -> tuple[dict[str, Tensor], Tensor]:
-        return self._env.reset(xp, uniform(self._keys, self.episodes, self._env.reset_draws))
+        state, observation = self._env.reset(xp, uniform(self._keys, self.episodes, self._env.reset_draws))
+        return state, self._rows(observation)
+
+    def _rows(self, observation: Tensor) -> Tensor:
+        return encode(self._layout, observation, len(observation))
 
     def step(self, actions: Tensor) -> dict[str, Any]:
-        """One step; observation, reward, terminated, truncated, final and success by name."""
+        """One step; observation (rows), reward, terminated, truncated, final and success by name."""
         draws = None
         if self._env.step_draws:
             counters = (self.episodes << _STEPS) + self.elapsed
@@ -84,13 +91,13 @@ class TensorArrays:
         success = self._env.success(xp, state)
         self.elapsed = self.elapsed + 1
         truncated = self.elapsed >= self._limit
-        final, done = observation.flatten(1), terminated | truncated
+        final, done = self._rows(observation), terminated | truncated
         following = final
         if self._device.type != "cpu" or bool(done.any()):  # to look costs a wait on a GPU and little on a CPU
             self.episodes = self.episodes + done
             fresh, first = self._first()
             state = {name: torch.where(_like(done, old), fresh[name], old) for name, old in state.items()}
-            following = torch.where(done.unsqueeze(1), first.flatten(1), final)
+            following = torch.where(done.unsqueeze(1), first, final)
             self.elapsed = torch.where(done, 0, self.elapsed)
         self.state = state
         return {

@@ -2,13 +2,14 @@
 
 Nothing here imports an engine. Whoever calls passes the array namespace ``xp`` (``numpy``, ``array_api_compat.torch``
 or ``jax.numpy``), and with it arrays of that namespace, on any device. Constants are Python numbers, which take the
-dtype of the array they meet, so that float32 stays float32 on all three; no function branches on an array, so that
-``jax.jit`` can trace it. Every operation is elementwise over environments, of kinds whose bits depend neither on how
-many environments there are nor on where one stands among them.
+dtype of the array they meet, so that float32, int32 and uint8 stay what they are on all three; no function branches on
+an array, so that ``jax.jit`` can trace it. Every operation is elementwise over environments, of kinds whose bits depend
+neither on how many environments there are nor on where one stands among them.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
@@ -31,13 +32,14 @@ class ArrayEnvironment(ABC):
         reset_draws: uniform random numbers that a reset takes per environment.
         step_draws: uniform random numbers that a step takes per environment.
         render_fps: pictures per second of simulated time.
-        observation_space: of one environment, float32.
+        observation_space: of one environment: float32 of any shape, or an image, uint8 ``[height, width, 3]``
+            (:func:`lockstep.spaces.is_image`).
         action_space: of one environment.
     """
 
     gymnasium_id: ClassVar[str | None]
     max_episode_steps: ClassVar[int]
-    reset_draws: ClassVar[int]
+    reset_draws: int
     step_draws: ClassVar[int] = 0
     render_fps: ClassVar[int]
     observation_space: Box
@@ -54,7 +56,8 @@ class ArrayEnvironment(ABC):
             random: float32 ``[n, reset_draws]``, uniform in [0, 1).
 
         Returns:
-            State, arrays ``[n, …]``, and observation, float32 ``[n, *observation_space.shape]``; they share no memory.
+            State, arrays ``[n, …]``, and observation, ``[n, *observation_space.shape]`` of the space's dtype; they
+            share no memory.
         """
 
     @abstractmethod
@@ -68,8 +71,8 @@ class ArrayEnvironment(ABC):
             random: float32 ``[n, step_draws]``, uniform in [0, 1); may be None where a step takes none.
 
         Returns:
-            State; observation, float32 ``[n, *observation_space.shape]``; reward, float32 ``[n]``; terminated, bool
-            ``[n]``. They share no memory with the inputs or each other.
+            State, of the dtypes it came with; observation, ``[n, *observation_space.shape]`` of the space's dtype;
+            reward, float32 ``[n]``; terminated, bool ``[n]``. They share no memory with the inputs or each other.
         """
 
     def success(self, xp: Any, state: State) -> Array | None:
@@ -120,3 +123,8 @@ class ArrayEnvironment(ABC):
 def host_array(values: Array) -> np.ndarray:
     """An array of any namespace, on any device, as NumPy on the host."""
     return np.asarray(values.detach().cpu() if is_torch_array(values) else values)
+
+
+def wrap_angle(xp: Any, theta: Array) -> Array:
+    """The same angle in [-π, π]; one that lies there already keeps its bits, unlike through a remainder."""
+    return theta - 2 * math.pi * xp.floor((theta + math.pi) / (2 * math.pi))

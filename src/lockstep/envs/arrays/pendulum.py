@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from gymnasium.spaces import Box
 
-from lockstep.envs.arrays.base import Array, ArrayEnvironment, State
+from lockstep.envs.arrays.base import Array, ArrayEnvironment, State, wrap_angle
 
 
 class Pendulum(ArrayEnvironment):
@@ -59,14 +59,14 @@ class Pendulum(ArrayEnvironment):
 
     def step(self, xp: Any, state: State, action: Array, random: Array) -> tuple[State, Array, Array, Array]:
         """One semi-implicit Euler step of 0.05 s; the reward is of the state before it, with the torque as clipped."""
-        theta, theta_dot = _wrap(xp, state["theta"]), state["theta_dot"]
+        theta, theta_dot = wrap_angle(xp, state["theta"]), state["theta_dot"]
         torque = xp.clip(xp.asarray(action, dtype=theta.dtype)[:, 0], -self.max_torque, self.max_torque)
         reward = -(theta * theta + 0.1 * (theta_dot * theta_dot) + 0.001 * (torque * torque))
         by_gravity = 3 * self.gravity / (2 * self.length)
         by_torque = 3 / (self.mass * self.length**2)
         speed = theta_dot + (by_gravity * xp.sin(theta) + by_torque * torque) * self.time_step
         speed = xp.clip(speed, -self.max_speed, self.max_speed)
-        moved = {"theta": _wrap(xp, theta + speed * self.time_step), "theta_dot": speed}
+        moved = {"theta": wrap_angle(xp, theta + speed * self.time_step), "theta_dot": speed}
         return moved, _observe(xp, moved), reward, xp.zeros_like(theta, dtype=xp.bool)
 
     def pose(self, renderer: Any, row: dict[str, np.ndarray]) -> None:
@@ -78,8 +78,3 @@ class Pendulum(ArrayEnvironment):
 def _observe(xp: Any, state: State) -> Array:
     """``cos theta``, ``sin theta``, ``theta_dot``: float32 ``[n, 3]``."""
     return xp.stack((xp.cos(state["theta"]), xp.sin(state["theta"]), state["theta_dot"]), axis=-1)
-
-
-def _wrap(xp: Any, theta: Array) -> Array:
-    """The same angle in [-π, π]; one that lies there already keeps its bits, unlike through a remainder."""
-    return theta - 2 * math.pi * xp.floor((theta + math.pi) / (2 * math.pi))

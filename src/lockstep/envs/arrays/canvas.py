@@ -1,0 +1,53 @@
+"""An RGB picture drawn with NumPy alone, from signed distances."""
+
+from __future__ import annotations
+
+import numpy as np
+
+Point = tuple[float, float]
+Colour = tuple[int, int, int]
+
+
+class Canvas:
+    """A square picture in units of length, on which shapes are laid by their signed distances (negative inside).
+
+    Args:
+        size: pixels, of both sides.
+        centre: the point in the middle; y points up.
+        view: length that a side shows.
+        floor: colour to begin with.
+    """
+
+    def __init__(self, size: int, centre: Point, view: float, floor: Colour) -> None:
+        self._scale = size / view
+        along = (np.arange(size) + 0.5) / self._scale - view / 2
+        self.x, self.y = np.meshgrid(centre[0] + along, centre[1] - along)
+        self.pixels = np.broadcast_to(np.array(floor, np.float64), (size, size, 3)).copy()
+
+    def lay(self, distance: np.ndarray, colour: Colour, opacity: float = 1.0, blur: float = 0.0) -> None:
+        """Paint where ``distance`` is negative; the border is a pixel wide, or ``blur`` units."""
+        width = max(blur, 1 / self._scale)
+        cover = opacity * np.clip(0.5 - distance / width, 0.0, 1.0)[..., None]
+        self.pixels += cover * (np.array(colour, np.float64) - self.pixels)
+
+    def disc(self, centre: Point, radius: float) -> np.ndarray:
+        """Distance from a disc."""
+        return np.hypot(self.x - centre[0], self.y - centre[1]) - radius
+
+    def bar(self, start: Point, end: Point, radius: float) -> np.ndarray:
+        """Distance from a bar with round ends."""
+        ax, ay = end[0] - start[0], end[1] - start[1]
+        rx, ry = self.x - start[0], self.y - start[1]
+        share = np.clip((rx * ax + ry * ay) / (ax * ax + ay * ay), 0.0, 1.0)
+        return np.hypot(rx - share * ax, ry - share * ay) - radius
+
+    def square(self, centre: Point, half: float, rounding: float, yaw: Point = (1.0, 0.0)) -> np.ndarray:
+        """Distance from a square with rounded corners; ``yaw`` is its cosine and sine."""
+        rx, ry = self.x - centre[0], self.y - centre[1]
+        qx = np.abs(yaw[0] * rx + yaw[1] * ry) - (half - rounding)
+        qy = np.abs(yaw[0] * ry - yaw[1] * rx) - (half - rounding)
+        return np.hypot(np.maximum(qx, 0), np.maximum(qy, 0)) + np.minimum(np.maximum(qx, qy), 0) - rounding
+
+    def picture(self) -> np.ndarray:
+        """What was drawn, uint8 ``[size, size, 3]``."""
+        return np.rint(self.pixels).astype(np.uint8)
