@@ -184,7 +184,8 @@ def test_an_angle_is_wrapped_and_one_in_range_keeps_its_bits() -> None:
     ],
 )
 def test_a_gymnasium_keyword_reaches_the_physics(env_id: str, keyword: str, value: float, name: str) -> None:
-    ours: Any = gymnasium.make(env_id, **{keyword: value}).unwrapped
+    keywords: dict[str, Any] = {keyword: value}
+    ours: Any = gymnasium.make(env_id, **keywords).unwrapped
     assert isinstance(ours, ArrayGymnasiumEnv)
     assert type(ours.array_environment) is ARRAY_ENVIRONMENTS[env_id]
     assert getattr(ours.array_environment, name) == value

@@ -87,7 +87,7 @@ class GridWorld(ArrayEnvironment):
         count, cells = len(self._open), xp.asarray(self._open, device=place)
         start = _choice(xp, random[:, 0], count)
         goal = (start + 1 + _choice(xp, random[:, 1], count - 1)) % count
-        one = xp.ones_like(random[:, :1])
+        one = xp.ones_like(random[:, :1])  # a draw that leaves a cell open; 0 makes a wall
         lots = xp.concat((random[:, 2:], one, 0 * one), axis=1)
         draws = xp.take(lots, xp.asarray(self._lots, device=place), axis=1)
         state = {
@@ -121,9 +121,9 @@ class GridWorld(ArrayEnvironment):
         return xp.arange(self.width**2, dtype=xp.int32, device=device(like))
 
     def _among(self, xp: Any, cells: Array, marked: Array) -> Array:
-        """Which of some cells ``[n, k]`` are ``marked``, bool ``[n, cells]``: a look-up by comparison, bool ``[n, k]``.
+        """Whether cells, int32 ``[n, k]``, are among the marked ones, bool ``[n, (size + 2)²]``: bool ``[n, k]``.
 
-        Gathers want other index types on each of the three; comparing is as fast for so few cells.
+        By comparing with all of them: a gather wants another type of index on each of the three.
         """
         return xp.any(marked[:, None, :] & (self._cells(xp, cells) == cells[:, :, None]), axis=-1)
 
