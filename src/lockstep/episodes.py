@@ -77,6 +77,11 @@ class RecentEpisodes:
         self.window.extend((float(r), int(n), int(s)) for _, _, r, n, s in episodes[order])
         self.total += len(episodes)
 
+    def extend_newest(self, episodes: Sequence[tuple[float, int, int]], count: int) -> None:
+        """Append an iteration's episodes, in order, of which the newest :data:`WINDOW` will do; ``count`` in all."""
+        self.window.extend(episodes)
+        self.total += count
+
     def metrics(self) -> dict[str, float | int | None]:
         """Mean return and length over the window; None as long as no episode has ended.
 

@@ -103,6 +103,13 @@ class HostEnvs(ABC):
     def step(self) -> None:
         """Step every environment with ``buffers.actions``; an ended episode is followed by the next one."""
 
+    def begin_step(self) -> None:
+        """Begin what :meth:`end_step` finishes: worker processes step while the caller does something else."""
+
+    def end_step(self) -> None:
+        """Finish a step that was begun; afterwards everything is as after :meth:`step`."""
+        self.step()
+
     @abstractmethod
     def save_states(self) -> list[dict[str, np.ndarray] | None]:
         """Each environment's own state, None where only replaying can restore it."""

@@ -172,12 +172,15 @@ class WorkerEnvs(HostEnvs):
             raise EnvironmentFailureError(value)
         return value
 
-    def _command(self, command: str) -> dict[int, Any]:
+    def _send(self, command: str) -> None:
         for slot, connection in enumerate(self._connections):
             try:
                 connection.send((command,))
             except (BrokenPipeError, ConnectionResetError):
                 self._receive(slot)
+
+    def _command(self, command: str) -> dict[int, Any]:
+        self._send(command)
         return self._collect(range(len(self._connections)))
 
     def reset(self) -> None:
@@ -187,6 +190,14 @@ class WorkerEnvs(HostEnvs):
     def step(self) -> None:
         """See :meth:`HostEnvs.step`."""
         self._command("step")
+
+    def begin_step(self) -> None:
+        """See :meth:`HostEnvs.begin_step`."""
+        self._send("step")
+
+    def end_step(self) -> None:
+        """See :meth:`HostEnvs.end_step`."""
+        self._collect(range(len(self._connections)))
 
     def save_states(self) -> list[dict[str, np.ndarray] | None]:
         """See :meth:`HostEnvs.save_states`."""

@@ -93,14 +93,19 @@ def this_process() -> Topology:
     return Topology(rank=jax.process_index(), world_size=jax.process_count())
 
 
+def gather_bytes(payload: bytes) -> list[bytes]:
+    """Bytes of every process, in order; every process must call it."""
+    if jax.process_count() == 1:
+        return [payload]
+    words = np.frombuffer(payload, np.uint8)
+    sizes = multihost_utils.process_allgather(np.array([words.size], np.int32)).reshape(-1)
+    rows = multihost_utils.process_allgather(np.pad(words, (0, int(sizes.max()) - words.size)))
+    return [bytes(row[:size]) for row, size in zip(rows, sizes, strict=True)]
+
+
 def gather_json(value: Any) -> list[Any]:
     """A JSON value of every process, in order; every process must call it."""
-    if jax.process_count() == 1:
-        return [json.loads(json.dumps(value))]
-    payload = np.frombuffer(json.dumps(value).encode(), np.uint8)
-    sizes = multihost_utils.process_allgather(np.array([payload.size], np.int32)).reshape(-1)
-    rows = multihost_utils.process_allgather(np.pad(payload, (0, int(sizes.max()) - payload.size)))
-    return [json.loads(bytes(row[:size])) for row, size in zip(rows, sizes, strict=True)]
+    return [json.loads(content) for content in gather_bytes(json.dumps(value).encode())]
 
 
 def check_ranks_alike(config_sha256: str) -> None:
@@ -226,7 +231,7 @@ def fsdp_sharding(pytree: Any, mesh: Mesh, min_size_mbytes: float = 4) -> Any:
         if parts == 1 or len(shape) < 2 or size < min_size_mbytes * 2**20 or not fitting:
             return replicate_sharding(mesh)
         axis = -max(fitting)[1]
-        return NamedSharding(mesh, PartitionSpec(*[None] * axis, FSDP_AXIS))
+        return NamedSharding(mesh, cut_along(axis))
 
     return jax.tree.map(of, pytree)
 
@@ -250,6 +255,16 @@ def activation_sharding_constraint(x: Tree, mesh: Mesh | None = None) -> Tree:
         return x
     jax.tree.map(lambda leaf: _check_rows(leaf, mesh.size, "rows"), x)
     return jax.lax.with_sharding_constraint(x, data_sharding(mesh))
+
+
+def cut_along(axis: int) -> PartitionSpec:
+    """The spec of an array whose axis is cut over the ``fsdp`` axis."""
+    return PartitionSpec(*[None] * axis, FSDP_AXIS)
+
+
+def cut_axis(sharding: NamedSharding) -> int | None:
+    """Which axis of an array a sharding of :func:`fsdp_sharding` cuts; None: none."""
+    return next((axis for axis, name in enumerate(sharding.spec) if name is not None), None)
 
 
 # --- placing and fetching arrays ------------------------------------------------------------------------------------
@@ -413,6 +428,11 @@ def split_key_across_devices(key: Array, n: int | None = None) -> Array:
     return _row_each(lambda i: keys[i : i + 1], mesh)
 
 
+def first_copy(array: Array) -> Array:
+    """A replicated array on this process's first device alone."""
+    return min(array.addressable_shards, key=lambda shard: shard.device.id).data
+
+
 def gathered(array: Any) -> np.ndarray:
     """An array of any sharding, whole, on the host; a collective if it is cut over processes."""
     if isinstance(array, Array) and not (array.is_fully_addressable or array.is_fully_replicated):
@@ -450,3 +470,16 @@ def over_mesh(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs
         out_specs: how the results are put together. ``REPLICATED`` is believed, not checked.
     """
     return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+# --- what a run says of itself ------------------------------------------------------------------------------------
+
+
+def device_line(mesh: Mesh) -> str:
+    """The devices of a mesh in words: how many, of what kind, in how many processes."""
+    kinds = sorted({device.device_kind for device in mesh.devices.flat})
+    processes = len({device.process_index for device in mesh.devices.flat})
+    where = f" in {processes} processes" if processes > 1 else ""
+    fsdp = mesh.shape[FSDP_AXIS]
+    cut = f" (batch {mesh.shape['batch']}, fsdp {fsdp})" if fsdp > 1 else ""
+    return f"{mesh.size} device{'s' if mesh.size > 1 else ''}{where}{cut} [{', '.join(kinds)}]"

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from lockstep.config import Config
+from lockstep.envs.random_policy import allowed_actions, random_actions
 from lockstep.envs.replay import ReplayLog, row_hashes
 from lockstep.envs.rewards import RewardShaping
 from lockstep.envs.vector import Buffers, HostEnvs
 from lockstep.normalizers import ObservationNormalizer
 from lockstep.shards import ShardPlan, keyed_generator
-from lockstep.spaces import ActionLayout, ObservationLayout
+from lockstep.spaces import ObservationLayout
 from lockstep.torch_engine import distributions, nets
 from lockstep.torch_engine.nets import PolicyNet
 from lockstep.torch_engine.self_check import Mode, by_shard
@@ -130,46 +131,6 @@ def action_noise(config: Config, plan: ShardPlan, net: PolicyNet, iteration: int
         noise = generator.gumbel(size=shape) if net.discrete else generator.standard_normal(shape)
         parts.append(noise.astype(np.float32))
     return np.concatenate(parts, 1)
-
-
-def random_actions(config: Config, plan: ShardPlan, action: ActionLayout) -> np.ndarray:
-    """Actions of a random policy keyed by ``(seed, "random", shard)``, rows ``[T, E, …]``.
-
-    Uniform over the choices or within the bounds; standard normal in a component without bounds.
-    """
-    parts = []
-    low, high = (np.asarray(bound) for bound in (action.low, action.high))
-    for shard in plan.shards:
-        generator = keyed_generator(config.seed, "random", shard)
-        shape = (config.num_steps, plan.envs_per_shard)
-        if action.kind == "discrete":
-            parts.append(generator.integers(0, action.choices[0], shape))
-            continue
-        if action.kind == "multi_discrete":
-            parts.append(np.stack([generator.integers(0, count, shape) for count in action.choices], -1))
-            continue
-        uniform, normal = generator.random((*shape, low.size)), generator.standard_normal((*shape, low.size))
-        bounded = np.isfinite(low) & np.isfinite(high)
-        span = np.where(bounded, high, 1.0) - np.where(bounded, low, 0.0)
-        parts.append(np.where(bounded, np.where(bounded, low, 0.0) + span * uniform, normal).astype(np.float32))
-    return np.concatenate(parts, 1)
-
-
-def allowed_actions(
-    observation: ObservationLayout, action: ActionLayout, rows: np.ndarray, drawn: np.ndarray
-) -> np.ndarray:
-    """Drawn actions ``[E, …]``, but where the observation rows ``[E, width]`` forbid one, another that they allow."""
-    if observation.mask is None:
-        return drawn
-    start, indices = observation.mask.start, drawn.reshape(len(drawn), -1).copy()
-    for number, count in enumerate(action.choices):
-        allowed = observation.floats(rows)[:, start : start + count] > 0.5
-        start += count
-        index = indices[:, number]
-        other = index % np.maximum(allowed.sum(1), 1)
-        instead = (np.cumsum(allowed, 1) > other[:, None]).argmax(1)
-        indices[:, number] = np.where(allowed[np.arange(len(index)), index], index, instead)
-    return indices.reshape(drawn.shape)
 
 
 def aligned(array: np.ndarray | Tensor, device: torch.device) -> Tensor:

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from lockstep.config import Config
+from lockstep.envs.random_policy import allowed_actions, random_actions
 from lockstep.normalizers import ObservationNormalizer
 from lockstep.shards import ShardPlan, keyed_seed
 from lockstep.spaces import ObservationLayout
 from lockstep.torch_engine import distributions
 from lockstep.torch_engine.encoders import float_columns
 from lockstep.torch_engine.nets import PolicyNet
-from lockstep.torch_engine.rollout import Actor, Rollout, action_noise, allowed_actions, random_actions
+from lockstep.torch_engine.rollout import Actor, Rollout, action_noise
 from lockstep.torch_engine.state import TrainState
 from lockstep.torch_engine.tensor_envs import Step, TensorEnvs
 

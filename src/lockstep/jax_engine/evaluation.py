@@ -1,0 +1,32 @@
+"""Evaluation during training: whole episodes of the most likely actions."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+
+from lockstep.evaluation import run_episodes
+from lockstep.jax_engine.mesh import gather_json
+from lockstep.jax_engine.session import Session
+
+
+def evaluate_policy(session: Session) -> np.ndarray:
+    """Returns, lengths and successes ``[episodes, 3]`` of the evaluation's episodes, in order; most likely actions.
+
+    Each shard's episodes go through the networks as one batch of fixed shape, whatever the number of devices.
+    """
+    program, envs = session.program, session.eval_envs()
+    shards, net = session.plan.local_num_shards, program.net
+    parameters, scale = program.local_parameters(session.state), program.local_scale(session.state)
+    memory, owned = jnp.zeros((shards, envs.num_envs // shards, net.carry_size)), jnp.int32(shards)
+
+    def act(rows: np.ndarray) -> np.ndarray:
+        nonlocal memory
+        lost = envs.buffers.lost.reshape(shards, -1)  # a lost life ends an episode for the learner
+        actions, memory = program.act_most_likely(
+            parameters, scale, rows.reshape(shards, -1, rows.shape[-1]), memory, lost, owned
+        )
+        return np.asarray(actions).reshape(len(rows), *actions.shape[2:])
+
+    episodes = run_episodes(envs, act, session.config.eval.max_steps)
+    return np.array([row for rows in gather_json(episodes.tolist()) for row in rows], np.float64).reshape(-1, 3)

@@ -1,0 +1,89 @@
+"""What an iteration tells the host, and what it is told: learning rates, metrics, episodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from lockstep.config import Config
+from lockstep.errors import NonFiniteError
+from lockstep.jax_engine.gradients import loss_settings
+from lockstep.jax_engine.losses import REFERENCE_KL
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Episodes that ended in an iteration.
+
+    Attributes:
+        newest: return, length and success of the newest hundred, by (step, environment).
+        count: of all of them.
+    """
+
+    newest: list[tuple[float, int, int]]
+    count: int
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """What an iteration told.
+
+    Attributes:
+        number: iterations done before it.
+        numbers: scalars by name, see :class:`lockstep.jax_engine.update.UpdateResult`.
+        episodes: that ended.
+        seconds: that it took.
+        parts: seconds of its parts, where they can be told apart.
+    """
+
+    number: int
+    numbers: dict[str, Any]
+    episodes: Finished
+    seconds: float
+    parts: dict[str, float] = field(default_factory=dict)
+
+
+def learning_rates(config: Config, first: int, count: int) -> np.ndarray:
+    """Of ``count`` iterations, by the schedule over global steps; with ``adaptive`` the first one's, unused."""
+    ppo, steps = config.ppo, config.steps_per_iteration
+    if ppo.schedule != "linear":
+        return np.full(count, ppo.learning_rate, np.float32)
+    done = (first + np.arange(count)) * steps / config.total_steps
+    return (ppo.learning_rate * np.maximum(0.0, 1.0 - done)).astype(np.float32)
+
+
+def numbers_of(iteration: Iteration, config: Config) -> dict[str, float | int | None]:
+    """``train/…`` of the metrics record: means over minibatches.
+
+    Raises:
+        NonFiniteError: a loss or gradient was not finite; nothing was applied from there on.
+    """
+    found, settings = iteration.numbers, loss_settings(config)
+    if int(found["failed"]) >= 0:
+        raise _non_finite(iteration, config)
+    steps, evaluated = max(1, int(found["steps"])), max(1, int(found["evaluated"]))
+    means = dict(zip(settings.terms, (found["terms"].astype(np.float64) / evaluated).tolist(), strict=True))
+    total = means["policy_loss"] + settings.value_coef * means["value_loss"]
+    total += settings.kl_coef * means.get(REFERENCE_KL, 0.0) - settings.entropy_coef * means["entropy"]
+    out: dict[str, float | int | None] = {"train/loss": total}
+    out |= {f"train/{name}": value for name, value in means.items()}
+    out["train/grad_norm"] = float(found["grad_norm"]) / steps
+    out["train/learning_rate"] = float(found["learning_rate"])
+    out["train/optimizer_steps"] = int(found["steps"])
+    out["train/stopped_by_kl"] = int(found["stopped_by_kl"])
+    if "explained_variance" in found:
+        explained = float(found["explained_variance"])
+        out["train/explained_variance"] = None if np.isnan(explained) else explained
+    return out | {name: float(value) for name, value in found.items() if name.startswith("reward/")}
+
+
+def _non_finite(iteration: Iteration, config: Config) -> NonFiniteError:
+    found, names = iteration.numbers, loss_settings(config).terms
+    epoch, minibatch = divmod(int(found["failed"]), config.ppo.num_minibatches)
+    named = ", ".join(f"{name} {value:.4g}" for name, value in zip(names, found["failed_terms"], strict=True))
+    return NonFiniteError(
+        f"non-finite loss or gradient in iteration {iteration.number + 1}, epoch {epoch + 1}, minibatch "
+        f"{minibatch + 1} ({named}); a smaller ppo.learning_rate or normalize.observations may help"
+    )

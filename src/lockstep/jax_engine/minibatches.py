@@ -1,0 +1,115 @@
+"""Minibatches: which samples, what their advantages are divided by, and how they are taken out of the rollout."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import Array, lax
+from jax import numpy as jnp
+
+from lockstep.config import Config
+from lockstep.jax_engine.advantages import counted_moments, merge_counts
+from lockstep.jax_engine.batch import Batch
+from lockstep.jax_engine.blocks import Blocks
+from lockstep.jax_engine.keys import keyed
+from lockstep.jax_engine.shuffle import permutation
+
+ADVANTAGE_EPSILON = 1e-8
+
+
+class MinibatchStatistics(NamedTuple):
+    """What is known of every minibatch of every epoch before the update.
+
+    Attributes:
+        counts: valid samples of the global minibatch, at least 1: float32 ``[num_epochs, num_minibatches]``.
+        mean: what to subtract from advantages, float32 ``[num_epochs, num_minibatches]``, with ``local`` normalisation
+            ``[num_epochs, num_minibatches, blocks, 1 or units]``; None: nothing.
+        scale: what to divide them by then.
+    """
+
+    counts: Array
+    mean: Array | None = None
+    scale: Array | None = None
+
+
+def minibatch_indices(config: Config, key: Array, iteration: Array, shard: Array) -> Array:
+    """Indices of a shard's units in every minibatch: int32 ``[num_epochs, num_minibatches, n]``.
+
+    The permutations are keyed by ``(seed, "minibatch", iteration, shard, epoch)``. Global minibatch ``m`` is the union
+    of every shard's slice ``m``: no sample crosses the network.
+    """
+    ppo = config.ppo
+    units = config.num_steps * (config.envs // config.shards) // config.sequence_length
+    epochs = jnp.arange(ppo.num_epochs, dtype=jnp.uint32)
+    whole = jax.vmap(lambda epoch: permutation(keyed(key, iteration, shard, epoch), units))(epochs)
+    return whole.reshape(ppo.num_epochs, ppo.num_minibatches, -1)
+
+
+def advantage_moments(advantages: Array, valid: Array | None, indices: Array) -> Array:
+    """Count, mean and M2 of a block's part of every minibatch: float64 ``[num_epochs, num_minibatches, 3]``."""
+    shape = (*indices.shape[:2], -1)
+    chosen = None if valid is None else valid[indices].reshape(shape)
+    return counted_moments(advantages[indices].reshape(shape), chosen)
+
+
+def minibatch_statistics(config: Config, local: Array, everyone: Array, blocks: Blocks) -> MinibatchStatistics:
+    """Counts and scales of the global minibatches.
+
+    Args:
+        config: says over what advantages are normalised.
+        local: :func:`advantage_moments` of the local shards, ``[shards, num_epochs, num_minibatches, 3]``.
+        everyone: the same of all shards, gathered.
+        blocks: how shards are grouped here.
+    """
+    with jax.enable_x64(True):
+        count, mean, std = merge_counts(everyone)
+        counts = jnp.maximum(count, 1.0).astype(jnp.float32)
+        if config.ppo.advantage_normalization == "off" or config.algorithm == "grpo":
+            return MinibatchStatistics(counts)
+        if config.ppo.advantage_normalization == "local":
+            mean, std = local[..., 1], jnp.sqrt(local[..., 2] / jnp.maximum(local[..., 0], 1.0))
+        scale = (std + ADVANTAGE_EPSILON).astype(jnp.float32)
+        mean = mean.astype(jnp.float32)
+    if config.ppo.advantage_normalization == "local":
+        units = config.num_steps * blocks.rows // config.sequence_length // config.ppo.num_minibatches
+        mean, scale = (jnp.moveaxis(blocks.spread(x, units), 0, -2) for x in (mean, scale))
+    return MinibatchStatistics(counts, mean, scale)
+
+
+class Packed:
+    """A block's columns as one matrix of words ``[units, words]``, so that a minibatch is taken out in one go.
+
+    Args:
+        batch: of which the shapes are taken: arrays ``[units, …]``.
+    """
+
+    def __init__(self, batch: Any) -> None:
+        columns = {name: x for name, x in batch._asdict().items() if x is not None}
+        self._shapes = {name: (x.shape[1:], x.dtype) for name, x in columns.items()}
+
+    def pack(self, batch: Batch) -> Array:
+        """The matrix, uint32."""
+        return jnp.concatenate([_words(getattr(batch, name)) for name in self._shapes], 1)
+
+    def unpack(self, words: Array) -> dict[str, Array]:
+        """Columns by name ``[units, …]`` of some of its rows."""
+        out, start = {}, 0
+        for name, (shape, dtype) in self._shapes.items():
+            size = int(np.prod(shape)) * np.dtype(dtype).itemsize // 4
+            part = words[:, start : start + size]
+            if dtype == jnp.uint8:
+                part = lax.bitcast_convert_type(part, jnp.uint8)
+            elif dtype != jnp.uint32:
+                part = lax.bitcast_convert_type(part, dtype)
+            out[name] = part.reshape(len(words), *shape)
+            start += size
+        return out
+
+
+def _words(x: Array) -> Array:
+    flat = x.reshape(len(x), -1)
+    if x.dtype == jnp.uint8:  # rows of bytes are whole words
+        flat = flat.reshape(len(x), -1, 4)
+    return lax.bitcast_convert_type(flat, jnp.uint32)

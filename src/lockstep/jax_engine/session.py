@@ -1,0 +1,231 @@
+"""Everything a process holds while it trains: devices, program, environments, state; and how it is opened."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass, field
+
+import jax
+import numpy as np
+
+from lockstep.config import Config, RunOptions
+from lockstep.envs.description import EnvDescription, describe
+from lockstep.envs.registry import make_envs
+from lockstep.envs.vector import HostEnvs
+from lockstep.episodes import RecentEpisodes
+from lockstep.jax_engine.device_run import DeviceRun
+from lockstep.jax_engine.environments import is_jax_environment, make_environment
+from lockstep.jax_engine.fingerprints import fingerprint_rows
+from lockstep.jax_engine.host_run import HostRun
+from lockstep.jax_engine.mesh import (
+    check_ranks_alike,
+    cut_axis,
+    fsdp_sharding,
+    gather_json,
+    make_mesh,
+    num_local_devices,
+    set_up_jax,
+)
+from lockstep.jax_engine.nets import PolicyNet
+from lockstep.jax_engine.parameters import ParameterLayout
+from lockstep.jax_engine.program import Program
+from lockstep.jax_engine.state import (
+    POLICY,
+    TrainState,
+    check_networks,
+    init_state,
+    initial_parameters,
+    load_state_arrays,
+    policy_arrays,
+    state_arrays,
+)
+from lockstep.launch.process import fail_now
+from lockstep.policy import Policy
+from lockstep.proof.fingerprint import compare_ranks
+from lockstep.runs.checkpoint import Checkpoint, find_checkpoint, pack, to_files
+from lockstep.runs.directory import CHECKPOINTS, find_run
+from lockstep.shards import ShardPlan
+from lockstep.topology import Topology
+
+
+@dataclass
+class Session:
+    """What one process trains with.
+
+    Attributes:
+        config: resolved.
+        topology: this process's place; ``plan`` the shards of its devices.
+        plan: see ``topology``.
+        program: what is compiled, with the mesh, the networks and how parameters are held.
+        run: the state on the mesh and the environments.
+        description: the environment's spaces.
+        iteration: iterations done; ``global_step`` environment steps, ``optimizer_steps`` optimiser steps.
+        recent: the last hundred episodes.
+        learning_rate: of the last iteration.
+        restarted: environments that this resume couldn't restore exactly; ``restarted_before`` those of earlier ones.
+    """
+
+    config: Config
+    topology: Topology
+    plan: ShardPlan
+    program: Program
+    run: DeviceRun | HostRun
+    description: EnvDescription
+    iteration: int = 0
+    global_step: int = 0
+    optimizer_steps: int = 0
+    recent: RecentEpisodes = field(default_factory=RecentEpisodes)
+    learning_rate: float = 0.0
+    restarted: list[int] = field(default_factory=list)
+    restarted_before: list[int] = field(default_factory=list)
+    wall_time_before: float = 0.0
+    _eval_envs: HostEnvs | None = None
+
+    @property
+    def state(self) -> TrainState:
+        """The training state, on the mesh."""
+        return self.run.state
+
+    @property
+    def mode(self) -> str:
+        """How the shards of a device are called."""
+        return "loop" if self.program.blocks.exact else "one batch"
+
+    def eval_envs(self) -> HostEnvs:
+        """The environments of evaluations, made at the first one: an equal number for each local shard."""
+        if self._eval_envs is None:
+            config, each = self.config, eval_episodes_per_shard(self.config)
+            ids = [e for shard in self.plan.shards for e in range(shard * each, (shard + 1) * each)]
+            self._eval_envs = make_envs(
+                config.env, self.description, config.seed, ids, fail_now, "eval", shard_size=each
+            )
+        return self._eval_envs
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Every array of the training state by name; with FSDP a collective."""
+        return state_arrays(self.state, self.program.layout)
+
+    def close(self) -> None:
+        """Let the environments go."""
+        self.run.close()
+        if self._eval_envs is not None:
+            self._eval_envs.close()
+
+
+def eval_episodes_per_shard(config: Config) -> int:
+    """Episodes of an evaluation that fall to one shard; rounded up so that every shard has as many."""
+    return -(-config.eval.episodes // config.shards)
+
+
+def parameter_layout(config: Config, net: PolicyNet, mesh: jax.sharding.Mesh) -> ParameterLayout:
+    """One vector; with FSDP arrays by name, large ones cut over the mesh's ``fsdp`` axis."""
+    shapes, exact = net.shapes(), config.reduction == "exact"
+    if not config.fsdp or mesh.shape["fsdp"] == 1:
+        return ParameterLayout(shapes, exact)
+    structs = {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in shapes.items()}
+    shardings = fsdp_sharding(structs, mesh)
+    return ParameterLayout(shapes, exact, {name: cut_axis(sharding) for name, sharding in shardings.items()})
+
+
+def open_session(
+    config: Config, topology: Topology, options: RunOptions, checkpoint: Checkpoint | None
+) -> Session:
+    """Join the processes, make the mesh and the environments, compile, and build or restore the state.
+
+    Raises:
+        ValueError: what the config asks for can't be had here, or processes differ; one line.
+    """
+    on_cpu = config.device == "cpu"
+    set_up_jax(config.threads, config.device, options.simulate_devices or options.devices if on_cpu else None, topology)
+    check_ranks_alike(hashlib.sha256(config.model_dump_json().encode()).hexdigest())
+    devices = None if options.devices is None else options.devices * topology.world_size
+    mesh = make_mesh(fsdp_devices(config, options, devices or jax.device_count()), devices)
+    description = describe(config.env)
+    net = check_networks(config, description)
+    layout = parameter_layout(config, net, mesh)
+    inside = is_jax_environment(config.env)
+    env = make_environment(config.env) if inside else None
+    program = Program(config, description, net, layout, mesh, env, everywhere=topology.world_size > 1)
+    plan = ShardPlan(config.envs, config.shards, topology.world_size, topology.rank)
+    state = init_state(config, net, layout)
+    state = state._replace(reference=reference_parameters(config, net, layout))
+    local = num_local_devices(mesh)
+    run = DeviceRun(program, state, local) if inside else HostRun(program, state, plan, local)
+    session = Session(config, topology, plan, program, run, description, learning_rate=config.ppo.learning_rate)
+    if checkpoint is None:
+        run.begin()
+    else:
+        resume(session, state, checkpoint)
+    return session
+
+
+def fsdp_devices(config: Config, options: RunOptions, devices: int) -> int:
+    """Length of the mesh's ``fsdp`` axis."""
+    return (options.fsdp_devices or devices) if config.fsdp else 1
+
+
+def reference_parameters(config: Config, net: PolicyNet, layout: ParameterLayout) -> object:
+    """GRPO's reference policy, as parameters are held: that of a run, or the initial one; None without.
+
+    Raises:
+        ValueError: there is no such run, or its networks have other shapes; one line.
+    """
+    if config.algorithm != "grpo" or not config.grpo.kl_coef:
+        return None
+    if config.grpo.reference is None:
+        return layout.of_arrays(initial_parameters(config, net))
+    path, which = find_run(config.grpo.reference, "runs")
+    found = find_checkpoint(path / CHECKPOINTS, which).arrays
+    arrays = {name: found[POLICY + name] for name in layout.shapes if POLICY + name in found}
+    for name, shape in layout.shapes.items():
+        if name not in arrays or arrays[name].shape != shape:
+            raise ValueError(f"grpo.reference: {config.grpo.reference} has no parameter {name} of shape {shape}")
+    return layout.of_arrays(arrays)
+
+
+def current_policy(session: Session) -> Policy:
+    """The policy as it stands, as a function of one observation: what ``load_policy`` would give of a checkpoint."""
+    facts = {"environment": asdict(session.description), "global_step": session.global_step}
+    return Policy(session.config, Checkpoint(policy_arrays(session.state, session.program.layout), {}, facts))
+
+
+def check_ranks_in_sync(session: Session, when: str) -> None:
+    """Compare every array of the training state over all devices, by fingerprint of each device's own copy.
+
+    Raises:
+        DesyncError: in every process, naming the tensor, the devices and ``when``.
+    """
+    names, rows = fingerprint_rows(session.state, session.program.layout)
+    everyone = [row for rows in gather_json(rows.tolist()) for row in rows]
+    compare_ranks(names, np.array(everyone, np.int64).reshape(-1, len(names)), when)
+
+
+def checkpoint_files(session: Session, wall_time: float, score: float | None) -> dict[str, bytes]:
+    """The files of a checkpoint; environments of all processes are gathered."""
+    shards = {shard: pack(arrays) for shard, arrays in sorted(session.run.env_arrays().items())}
+    facts = {
+        "iteration": session.iteration,
+        "global_step": session.global_step,
+        "optimizer_steps": session.optimizer_steps,
+        "learning_rate": session.learning_rate,
+        "recent_episodes": session.recent.to_json(),
+        "wall_time": wall_time,
+        "score": score,
+        "restarted_environments": session.restarted_before + session.restarted,
+        "environment": asdict(session.description),
+    }
+    return to_files(session.arrays(), shards, facts)
+
+
+def resume(session: Session, state: TrainState, checkpoint: Checkpoint) -> None:
+    """Restore state and environments; ``session.restarted`` names environments that began a new episode instead."""
+    facts = checkpoint.state
+    session.iteration, session.global_step = int(facts["iteration"]), int(facts["global_step"])
+    session.optimizer_steps = int(facts["optimizer_steps"])
+    session.learning_rate = float(facts["learning_rate"])
+    session.recent = RecentEpisodes.from_json(facts["recent_episodes"])
+    session.wall_time_before = float(facts.get("wall_time", 0.0))
+    session.restarted_before = list(facts.get("restarted_environments", []))
+    state = load_state_arrays(state, checkpoint.arrays, session.program.layout)
+    state = state._replace(learning_rate=np.float32(session.learning_rate))  # type: ignore[arg-type]
+    session.restarted = session.run.restore(state, checkpoint.env_shards, session.iteration)

@@ -1,0 +1,240 @@
+"""What training changes, as one pytree on the mesh: parameters, moments, normalisers, environments; and their names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+from jax import Array
+from jax import numpy as jnp
+
+from lockstep.config import Config
+from lockstep.envs.description import EnvDescription
+from lockstep.initializers import orthogonal_parameters
+from lockstep.jax_engine.make_net import make_net
+from lockstep.jax_engine.mesh import REPLICATED, SHARDED, gathered, named_sharding, place
+from lockstep.jax_engine.nets import PolicyNet
+from lockstep.jax_engine.parameters import ParameterLayout
+
+POLICY, OPTIMIZER, NORMALIZERS = "policy/", "optimizer/", "normalizers/"
+MOMENTS = {"exp_avg": "mu", "exp_avg_sq": "nu"}
+"""Names of Adam's moments in a checkpoint (PyTorch's), and in optax."""
+
+
+class Moments(NamedTuple):
+    """Running moments in float64: count ``[]``, mean ``[size]`` and sum of squared deviations ``[size]``."""
+
+    count: Array
+    mean: Array
+    m2: Array
+
+
+class EnvCarry(NamedTuple):
+    """What environments carry from step to step, arrays ``[num_shards, rows, …]``.
+
+    Attributes:
+        state: the environment's own, a pytree.
+        rows: observation rows ``[…, width]`` as the environment gives them.
+        elapsed: steps of the episode, int32.
+        returns: undiscounted return so far, float32; ``lengths`` the steps, int32.
+        lengths: see ``returns``.
+        memory: what a recurrent policy carries, float32 ``[…, carry_size]``.
+        discounted: discounted return so far, float32.
+    """
+
+    state: Any
+    rows: Array
+    elapsed: Array
+    returns: Array
+    lengths: Array
+    memory: Array
+    discounted: Array
+
+
+class TrainState(NamedTuple):
+    """The whole state of training; all of it but ``envs`` is the same on every device (slices of it with FSDP).
+
+    Attributes:
+        parameters: as :class:`~lockstep.jax_engine.parameters.ParameterLayout` holds them.
+        optimizer: Adam's step and moments, held alike.
+        learning_rate: float32 ``[]``, as the adaptive schedule left it.
+        observations: moments of observations, or None.
+        returns: moments of discounted returns, or None.
+        reference: parameters of GRPO's reference policy, or None.
+        envs: environments in the program; None where they are stepped on the host.
+    """
+
+    parameters: Any
+    optimizer: optax.ScaleByAdamState
+    learning_rate: Array
+    observations: Moments | None = None
+    returns: Moments | None = None
+    reference: Any = None
+    envs: EnvCarry | None = None
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Counters of the host.
+
+    Attributes:
+        iteration: iterations done; ``global_step`` environment steps, ``optimizer_steps`` optimiser steps.
+    """
+
+    iteration: int = 0
+    global_step: int = 0
+    optimizer_steps: int = 0
+
+
+def adam(config: Config) -> optax.GradientTransformation:
+    """Adam without a step size, as PyTorch has it (Kingma & Ba 2015; epsilon outside the root)."""
+    first, second = config.ppo.adam_betas
+    return optax.scale_by_adam(first, second, config.ppo.adam_eps)
+
+
+def check_networks(config: Config, description: EnvDescription) -> PolicyNet:
+    """The networks of a config.
+
+    Raises:
+        ValueError: they or the normalisers don't fit the spaces; one line.
+    """
+    net = make_net(config, description.observation, description.action)
+    if config.normalize.observations and not description.observation.vector_size:
+        raise ValueError(
+            f"normalize.observations: {description.id} observes no numbers (images are scaled to 0 … 1 and indices "
+            "become one-hot vectors anyway); leave it out"
+        )
+    return net
+
+
+def initial_parameters(config: Config, net: PolicyNet) -> dict[str, np.ndarray]:
+    """Parameters keyed by ``(seed, "init")``: orthogonal, gain 0.01 for the actor's output and 1 for the critic's."""
+    if net.custom is not None:
+        arrays = dict(net.custom.initial_parameters())
+    else:
+        last = {name: f"{name}.{len(net.sizes(name)) - 2}.weight" for name in ("actor", "critic")}
+        arrays = orthogonal_parameters(config.seed, net.shapes(), {last["actor"]: 0.01, last["critic"]: 1.0})
+        if net.state_dependent_std:
+            bias = last["actor"].replace("weight", "bias")
+            arrays[bias][net.action.outputs :] = config.network.log_std_init
+    if "log_std" in net.shapes():
+        arrays["log_std"] = np.full(net.action.outputs, config.network.log_std_init, np.float32)
+    return arrays
+
+
+def empty_moments(size: int) -> Moments:
+    """Moments of nothing, float64 on the host."""
+    return Moments(np.zeros(()), np.zeros(size), np.zeros(size))  # type: ignore[arg-type]
+
+
+def init_state(config: Config, net: PolicyNet, layout: ParameterLayout) -> TrainState:
+    """The state before the first iteration, on the host, without environments."""
+    parameters = layout.of_arrays(initial_parameters(config, net))
+    zeros = jax.tree.map(np.zeros_like, parameters)
+    return TrainState(
+        parameters=parameters,
+        optimizer=optax.ScaleByAdamState(np.zeros((), np.int32), zeros, zeros),
+        learning_rate=np.float32(config.ppo.learning_rate),  # type: ignore[arg-type]
+        observations=empty_moments(net.observation.vector_size) if config.normalize.observations else None,
+        returns=empty_moments(1) if config.normalize.returns else None,
+    )
+
+
+def state_specs(state: TrainState, parameters: Any) -> TrainState:
+    """How every leaf of a state lies on the mesh; ``parameters`` are the specs of parameters."""
+    return TrainState(
+        parameters=parameters,
+        optimizer=optax.ScaleByAdamState(REPLICATED, parameters, parameters),  # type: ignore[arg-type]
+        learning_rate=REPLICATED,  # type: ignore[arg-type]
+        observations=jax.tree.map(lambda _: REPLICATED, state.observations),
+        returns=jax.tree.map(lambda _: REPLICATED, state.returns),
+        reference=None if state.reference is None else parameters,
+        envs=jax.tree.map(lambda _: SHARDED, state.envs),
+    )
+
+
+def place_state(state: TrainState, specs: TrainState, mesh: Any) -> TrainState:
+    """A state of host arrays, the same in every process, laid out over the mesh."""
+    with jax.enable_x64(True):
+        return jax.tree.map(lambda x, spec: place(x, named_sharding(mesh, spec)), state, specs)
+
+
+def state_arrays(state: TrainState, layout: ParameterLayout) -> dict[str, np.ndarray]:
+    """Every array of the training state by name: what is saved is what is fingerprinted is what is compared.
+
+    With FSDP a collective: every process calls it.
+    """
+    arrays = policy_arrays(state, layout)
+    normalizers = {name: array for name, array in arrays.items() if name.startswith(NORMALIZERS)}
+    out = {name: array for name, array in arrays.items() if name.startswith(POLICY)}
+    for moment, attribute in MOMENTS.items():
+        named = _by_name(getattr(state.optimizer, attribute), layout)
+        out |= {f"{OPTIMIZER}{moment}/{name}": array for name, array in named.items()}
+    out[OPTIMIZER + "step"] = gathered(state.optimizer.count).astype(np.float32).reshape(1)
+    return out | normalizers
+
+
+def policy_arrays(state: TrainState, layout: ParameterLayout) -> dict[str, np.ndarray]:
+    """Parameters and normalisers by name, of :func:`state_arrays`."""
+    arrays = {POLICY + name: array for name, array in _by_name(state.parameters, layout).items()}
+    for name, moments in (("observations", state.observations), ("returns", state.returns)):
+        if moments is not None:
+            count, mean, m2 = (gathered(x) for x in moments)
+            arrays |= {f"{NORMALIZERS}{name}.{k}": v for k, v in (("count", count.reshape(1)), ("mean", mean), ("m2", m2))}
+    return arrays
+
+
+def _by_name(held: Any, layout: ParameterLayout) -> dict[str, np.ndarray]:
+    if layout.axes:
+        return {name: gathered(held[name]).copy() for name in layout.shapes}
+    return {name: array.copy() for name, array in layout.split(gathered(held)).items()}
+
+
+def load_state_arrays(state: TrainState, arrays: Mapping[str, np.ndarray], layout: ParameterLayout) -> TrainState:
+    """The reverse of :func:`state_arrays`, into a state of host arrays.
+
+    Raises:
+        ValueError: names or shapes are not those of this config.
+    """
+    mine = {name: array.shape for name, array in state_arrays(state, layout).items()}
+    theirs = {name: array.shape for name, array in arrays.items()}
+    for name in [*mine, *theirs]:
+        if mine.get(name) != theirs.get(name):
+            raise ValueError(
+                f"the checkpoint doesn't fit this config: {name} is {theirs.get(name, 'missing')} there and "
+                f"{mine.get(name, 'missing')} here"
+            )
+    moments = {attribute: _below(arrays, f"{OPTIMIZER}{moment}/") for moment, attribute in MOMENTS.items()}
+    step = np.asarray(arrays[OPTIMIZER + "step"][0], np.int32)
+    held = {attribute: layout.of_arrays(named) for attribute, named in moments.items()}
+    return state._replace(
+        parameters=layout.of_arrays(_below(arrays, POLICY)),
+        optimizer=optax.ScaleByAdamState(step, **held),
+        observations=_moments(arrays, "observations") if state.observations is not None else None,
+        returns=_moments(arrays, "returns") if state.returns is not None else None,
+    )
+
+
+def _moments(arrays: Mapping[str, np.ndarray], name: str) -> Moments:
+    parts = _below(arrays, f"{NORMALIZERS}{name}.")
+    return Moments(parts["count"].reshape(()), parts["mean"], parts["m2"])  # type: ignore[arg-type]
+
+
+def _below(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+def merged(moments: Moments, count: Array, mean: Array, m2: Array) -> Moments:
+    """Moments with those of further samples (Chan et al. 1983); a count of 0 changes nothing. In float64."""
+    with jax.enable_x64(True):
+        total = jnp.maximum(moments.count + count, 1.0)
+        delta = mean - moments.mean
+        return Moments(
+            moments.count + count,
+            moments.mean + delta * (count / total),
+            moments.m2 + m2 + delta * delta * (moments.count * count / total),
+        )

@@ -1,0 +1,364 @@
+"""Training: the loop, from the first iteration to the last checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from lockstep import __version__
+from lockstep.config import Config, RunOptions
+from lockstep.episodes import SUCCESS_RATE
+from lockstep.errors import RunError
+from lockstep.evaluation import summarize
+from lockstep.jax_engine.devices import check_device, device_memory, visible_gpus
+from lockstep.jax_engine.elastic import start_ranks
+from lockstep.jax_engine.evaluation import evaluate_policy
+from lockstep.jax_engine.iterations import Iteration, numbers_of
+from lockstep.jax_engine.mesh import device_line, leave_processes
+from lockstep.jax_engine.session import Session, check_ranks_in_sync, checkpoint_files, current_policy, open_session
+from lockstep.jax_engine.set_up import machine_facts
+from lockstep.jax_engine.state import POLICY, check_networks
+from lockstep.launch.signals import StopRequest, stop_requests
+from lockstep.proof.fingerprint import array_digest, sha256_of
+from lockstep.runs.checkpoint import Checkpoint
+from lockstep.runs.directory import RunDirectory
+from lockstep.topology import Topology
+from lockstep.videos import record_evaluation
+
+__all__ = ["TrainResult", "check_device", "check_networks", "device_memory", "start_ranks", "train", "visible_gpus"]
+
+# Stop codes, agreed as the highest of any process; signals are their own numbers' negative exit convention (128 + n).
+RUNNING, TIME_LIMIT, STEP_LIMIT, FINISHED = 0, 1, -1, -2
+STATUS = {FINISHED: "finished", STEP_LIMIT: "stopped at step", TIME_LIMIT: "stopped at time limit"}
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """How a training run ended.
+
+    Attributes:
+        status: ``finished``, ``stopped at step``, ``stopped at time limit`` or ``stopped by signal N``.
+        signal: the signal that stopped it, or None.
+        summary: what ``summary.json`` holds.
+    """
+
+    status: str
+    signal: int | None
+    summary: dict[str, Any]
+
+
+class Trainer:
+    """One process's training run: a session, the run directory's writers, and the loop."""
+
+    def __init__(
+        self, session: Session, run: RunDirectory, options: RunOptions, request: StopRequest, started: float
+    ) -> None:
+        self.session, self.run, self.options, self.request, self.started = session, run, options, request, started
+        self.config = session.config
+        self.trackers = run.open_trackers(self.config)
+        self.fingerprints = run.open_fingerprints() if self.config.proof.trace else None
+        self.checkpoints = run.open_checkpoints(self.config.checkpoint)
+        self.progress = run.open_progress(self.config.total_steps)
+        self.score: float | None = None
+        self.saved_iteration: int | None = None
+        self.steps_before = session.global_step
+        self.timing = run.open_timing() if self.config.log.timing else None
+        self.records_videos = self.config.eval.record_video
+        self.dispatched = session.iteration
+        self.pending: deque[Any] = deque()
+        self.asked = RUNNING
+
+    def loop(self) -> int:
+        """Iterate until the end, a limit, or a signal; returns the stop code.
+
+        A call of the program is always under way while the host logs the one before; both meet where something is due
+        that needs the state.
+        """
+        while True:
+            stop = self.asked or self.reached()
+            if stop == RUNNING:
+                self.dispatch()
+            due = stop != RUNNING or self.boundary(self.dispatched)
+            while len(self.pending) > (0 if due else 1):
+                self.take(last=due and len(self.pending) == 1)
+            if due:
+                self.save_checkpoint(force=stop != RUNNING)
+                if stop != RUNNING:
+                    return stop
+
+    def dispatch(self) -> None:
+        """Start iterations: as many as the program takes at once, up to the next one where something is due."""
+        count, last = 1, self.last_iteration()
+        while (
+            count < self.session.run.capacity
+            and self.dispatched + count < last
+            and not self.boundary(self.dispatched + count)
+        ):
+            count += 1
+        self.pending.append(self.session.run.dispatch(self.dispatched, count, self.stop_code()))
+        self.dispatched += count
+
+    def take(self, last: bool) -> None:
+        """Wait for the oldest call, and log its iterations; ``last``: nothing else is under way."""
+        iterations = self.session.run.fetch(self.pending.popleft())
+        for number, iteration in enumerate(iterations, 1):
+            record = self.record(iteration)
+            if last and number == len(iterations):
+                record |= self.evaluate()
+                self.prove()
+            self.log(record)
+
+    def record(self, iteration: Iteration) -> dict[str, Any]:
+        """The metrics record of an iteration, which is counted as done."""
+        session, config = self.session, self.config
+        numbers = numbers_of(iteration, config)
+        session.iteration, session.global_step = iteration.number + 1, session.global_step + config.steps_per_iteration
+        session.optimizer_steps += int(iteration.numbers["steps"])
+        session.learning_rate = float(iteration.numbers["learning_rate"])
+        session.recent.extend_newest(iteration.episodes.newest, iteration.episodes.count)
+        self.asked = max(self.asked, int(iteration.numbers["stop"]))
+        if not config.eval.interval:
+            self.score = session.recent.metrics()["rollout/episode_return_mean"]
+        record = {"iteration": session.iteration, "global_step": session.global_step}
+        return record | session.recent.metrics() | numbers | self.times(iteration)
+
+    def times(self, iteration: Iteration) -> dict[str, float]:
+        """``time/…``: what of an iteration can be told apart from outside a compiled program."""
+        seconds, rollout = iteration.seconds, iteration.parts.get("rollout")
+        parts = {} if rollout is None else {"time/t_rollout": rollout, "time/t_learn": max(0.0, seconds - rollout)}
+        if self.timing is not None:
+            row = {"iteration": iteration.number + 1, "steps": self.config.steps_per_iteration, "t_iter": [seconds]}
+            self.timing.log(row | {"ended": time.monotonic()})
+        fps = self.config.steps_per_iteration / seconds if seconds else 0.0
+        return parts | {"time/t_iter": seconds, "time/global_fps": fps}
+
+    def last_iteration(self) -> int:
+        """The iteration after which the steps asked for are done."""
+        stop_at, steps = self.options.stop_at_step, self.config.steps_per_iteration
+        last = self.config.num_iterations
+        return last if stop_at is None else min(last, max(-(-stop_at // steps), self.session.iteration))
+
+    def reached(self) -> int:
+        """Whether the steps asked for are under way or done."""
+        if self.dispatched >= self.config.num_iterations:
+            return FINISHED
+        return STEP_LIMIT if self.dispatched >= self.last_iteration() else RUNNING
+
+    def boundary(self, iteration: int) -> bool:
+        """Whether something is due after this iteration that needs the state: evaluation, proof, checkpoint."""
+        config = self.config
+        every = (config.eval.interval, config.checkpoint.interval, config.proof.interval, 1 if self.fingerprints else 0)
+        return iteration >= self.last_iteration() or any(n and iteration % n == 0 for n in every)
+
+    def stop_code(self) -> int:
+        """What this process would stop for: a signal's number, the time limit, or nothing."""
+        if self.request.signal is not None:
+            return 128 + self.request.signal
+        limit = self.options.max_hours
+        return TIME_LIMIT if limit is not None and time.monotonic() - self.started > 3600 * limit else RUNNING
+
+    def evaluate(self) -> dict[str, Any]:
+        """An evaluation if one is due; sets the score by which the best checkpoint is kept."""
+        interval, iteration = self.config.eval.interval, self.session.iteration
+        if not interval or (iteration % interval and iteration < self.config.num_iterations):
+            return {}
+        summary = summarize(evaluate_policy(self.session))
+        self.record_video()
+        self.score = summary["return_mean"]
+        return {f"eval/{name}": value for name, value in summary.items()}
+
+    def record_video(self) -> None:
+        """Record an episode of the evaluation, where a process writes; what fails costs the videos, not the run."""
+        step = self.session.global_step
+        path = self.run.video_path(step) if self.records_videos else None
+        if path is None:
+            return
+        try:
+            record_evaluation(current_policy(self.session), path)
+        except Exception as error:
+            self.records_videos = False
+            self.run.warn(f"{path} can't be recorded: {' '.join(str(error).split())}; no more videos, training goes on")
+        else:
+            self.trackers.video("eval/video", path, step)
+
+    def log(self, record: dict[str, Any]) -> None:
+        """Hand a record to trackers and progress."""
+        try:
+            self.trackers.log(record)
+        except OSError as error:
+            raise RunError(f"{error.filename} can't be written: {error.strerror or error}") from error
+        self.progress.update(record)
+
+    def prove(self) -> None:
+        """Compare the devices' copies if that is due, and write this iteration's fingerprints if they are traced."""
+        interval, iteration = self.config.proof.interval, self.session.iteration
+        if interval and iteration % interval == 0:
+            check_ranks_in_sync(self.session, f"after iteration {iteration}")
+        if self.fingerprints is not None:
+            digests = {name: array_digest(a).hex() for name, a in self.session.arrays().items()}
+            self.fingerprints.log({"iteration": iteration, **digests})
+
+    def wall_time(self) -> float:
+        """Seconds of training so far, earlier sessions included."""
+        return self.session.wall_time_before + time.monotonic() - self.started
+
+    def save_checkpoint(self, force: bool) -> None:
+        """Save a checkpoint if one is due; it is written in the background."""
+        interval, iteration = self.config.checkpoint.interval, self.session.iteration
+        if self.saved_iteration == iteration or not (force or (interval and iteration % interval == 0)):
+            return
+        files = checkpoint_files(self.session, self.wall_time(), self.score)
+        self.checkpoints.save(self.session.global_step, files, self.score)
+        self.saved_iteration = iteration
+
+    def summarize(self, status: str) -> dict[str, Any]:
+        """``summary.json``."""
+        s = self.session
+        arrays, episodes = s.arrays(), s.recent.metrics()
+        seconds = time.monotonic() - self.started
+        return {
+            "status": status,
+            "environment": self.config.env.id,
+            "seed": self.config.seed,
+            "iteration": s.iteration,
+            "global_step": s.global_step,
+            "final_return": episodes["rollout/episode_return_mean"],
+            **({"final_success_rate": episodes[SUCCESS_RATE]} if SUCCESS_RATE in episodes else {}),
+            "episodes": s.recent.total,
+            "params_sha256": sha256_of({k: v for k, v in arrays.items() if k.startswith(POLICY)}),
+            "state_sha256": sha256_of(arrays),
+            "wall_time": self.wall_time(),
+            "steps_per_second": (s.global_step - self.steps_before) / seconds,
+            "world_size": s.program.mesh.size,
+            "processes": s.topology.world_size,
+            "num_shards": self.config.shards,
+            "reduction": self.config.reduction,
+            "shards_on_a_rank": s.mode,
+            "restarted_environments": s.restarted_before + s.restarted,
+            "lockstep": __version__,
+            "engine": "jax",
+            **machine_facts(),
+        }
+
+    def finish(self, stop: int) -> TrainResult:
+        """Last proof, checkpoint on disk, ``summary.json``."""
+        check_ranks_in_sync(self.session, "at the end")
+        self.save_checkpoint(force=True)
+        self.checkpoints.wait()
+        signal = stop - 128 if stop > 128 else None
+        status = STATUS.get(stop, f"stopped by signal {signal}")
+        summary = self.summarize(status)
+        self.run.write_summary(summary)
+        return TrainResult(status, signal, summary)
+
+    def close(self) -> None:
+        """Close what is open, whatever happened."""
+        self.progress.close()
+        with contextlib.suppress(Exception):  # a checkpoint under way is finished even if the run failed
+            self.checkpoints.wait()
+        with contextlib.suppress(OSError):  # every line was written when it was logged
+            self.trackers.close()
+        if self.fingerprints is not None:
+            self.fingerprints.close()
+        if self.timing is not None:
+            self.timing.close()
+
+
+def announcement(session: Session) -> str:
+    """One line that confirms the set-up: devices, shards, environments, parameters in sync."""
+    config, mesh = session.config, session.program.mesh
+    check_ranks_in_sync(session, "at the start")
+    digest = sha256_of({k: v for k, v in session.arrays().items() if k.startswith(POLICY)})[:8]
+    shards, rows = session.program.blocks.shards, session.program.blocks.rows
+    where = "in the program" if session.program.env is not None else "on the host"
+    return (
+        f"{config.env.id} · jax · {device_line(mesh)} × {shards} shard{'s' if shards > 1 else ''} × {rows} "
+        f"environment{'s' if rows > 1 else ''} ({where}) · {config.reduction} · parameters in sync ({digest})"
+    )
+
+
+def notes(session: Session, options: RunOptions) -> list[str]:
+    """What the user should know before training starts: what leaves the promise."""
+    config, out, mesh = session.config, [], session.program.mesh
+    if config.reduction == "fast":
+        out.append("reduction fast: repeatable at this number of devices; others agree up to summation order only")
+    limit = session.description.max_episode_steps
+    if config.algorithm == "grpo" and (limit is None or limit > config.num_steps):
+        longest = "has no time limit" if limit is None else f"lets them last {limit}"
+        out.append(f"grpo: episodes count for num_steps ({config.num_steps}) at most; the environment {longest}")
+    if session.program.layout.axes:
+        cut = sum(axis is not None for axis in session.program.layout.axes.values())
+        out.append(f"fsdp: {cut} of {len(session.program.layout.axes)} parameters are cut over {mesh.shape['fsdp']} devices")
+    elif config.fsdp:
+        out.append("fsdp: training goes on with a single device, which has nobody to share its parameters with")
+    if config.sync_period > 1:
+        out.append(
+            f"sync_period {config.sync_period}: devices train apart between synchronisations; the agent depends on "
+            "their number"
+        )
+    if options.max_hours is not None:
+        out.append("max-hours: where the run ends depends on the speed of this machine")
+    return out
+
+
+def train(
+    config: Config, run: RunDirectory, topology: Topology, options: RunOptions, checkpoint: Checkpoint | None = None
+) -> TrainResult:
+    """Train one process's part of a run, from its beginning or from a checkpoint.
+
+    Args:
+        config: resolved.
+        run: its directory, as this process sees it.
+        topology: this process's place.
+        options: limits of this session, and its devices.
+        checkpoint: what to resume from.
+
+    Raises:
+        ValueError: what the config asks for can't be had here; one line.
+        EnvironmentFailureError: an environment raised, died or hung.
+        NonFiniteError: the loss is not finite; in all processes at the same step.
+        DesyncError: devices hold different bytes; in all processes.
+        PeerFailureError: another process is gone.
+    """
+    started = time.monotonic()
+    run.remove_summary()
+    with stop_requests() as request:
+        try:
+            session = open_session(config, topology, options, checkpoint)
+            try:
+                return _train(session, run, options, request, started, checkpoint)
+            finally:
+                session.close()
+        finally:
+            leave_processes()
+
+
+def _train(
+    session: Session,
+    run: RunDirectory,
+    options: RunOptions,
+    request: StopRequest,
+    started: float,
+    checkpoint: Checkpoint | None,
+) -> TrainResult:
+    line = announcement(session)
+    run.cut_after(session.iteration, session.global_step, session.config.log)
+    trainer = Trainer(session, run, options, request, started)
+    trainer.score = None if checkpoint is None else checkpoint.state.get("score")
+    try:
+        trainer.progress.message(line)
+        for note in [*notes(session, options), *trainer.trackers.places()]:
+            trainer.progress.message(note)
+        if session.restarted:
+            run.warn(f"environments {session.restarted} couldn't be restored exactly and began a new episode")
+        if checkpoint is None:
+            trainer.trackers.text("config", f"```json\n{session.config.model_dump_json(indent=2)}\n```")
+        return trainer.finish(trainer.loop())
+    finally:
+        jax.block_until_ready(session.state)
+        trainer.close()
