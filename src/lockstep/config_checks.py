@@ -91,8 +91,6 @@ def _nearest_divisors(number: int, wanted: int) -> str:
 
 
 def _check_choices(config: Config) -> None:
-    if config.env.jax_only and config.engine == "torch":
-        raise ValueError(f"env.id: {config.env.id} is stepped by JAX, which engine torch can't do; use --engine jax")
     for name, table in (("env.kwargs", config.env.kwargs), ("network.custom_kwargs", config.network.custom_kwargs)):
         try:
             plain = json.loads(json.dumps(table)) == table

@@ -18,6 +18,8 @@ def check_engine(config: Config) -> None:
 
 
 def _check_torch(config: Config) -> None:
+    if config.env.jax_only:
+        raise ValueError(f"env.id: {config.env.id} is stepped by JAX, which engine torch can't do; use --engine jax")
     if config.device == "tpu":
         raise ValueError("device: tpu is for engine jax; use --engine jax, or device cpu or cuda")
     if config.network.remat:

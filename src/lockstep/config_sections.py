@@ -53,7 +53,9 @@ class EnvConfig(Section):
     """The environment."""
 
     id: str = Field(
-        default="CartPole-v1", min_length=1, description="Gymnasium id ('module:Id-v0' imports module first)"
+        default="CartPole-v1",
+        min_length=1,
+        description="Gymnasium id ('module:Id-v0' imports module first); engine jax: gymnax/, brax/, playground/ too",
     )
     kwargs: dict[str, Any] = Field(default_factory=dict, description="arguments of the environment, as JSON")
     backend: Literal["auto", "gymnasium", "envpool", "tensor", "jax"] = Field(

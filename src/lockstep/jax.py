@@ -9,6 +9,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lockstep.jax_engine.functional import Environment as Environment
+    from lockstep.jax_engine.functional import EnvParams as EnvParams
+    from lockstep.jax_engine.functional import FunctionalAdapter as FunctionalAdapter
     from lockstep.jax_engine.mesh import activation_sharding_constraint as activation_sharding_constraint
     from lockstep.jax_engine.mesh import active_mesh as active_mesh
     from lockstep.jax_engine.mesh import data_sharding as data_sharding
@@ -24,6 +27,15 @@ if TYPE_CHECKING:
     from lockstep.jax_engine.mesh import unreplicate as unreplicate
     from lockstep.jax_engine.pytree_checkpoint import load_checkpoint as load_checkpoint
     from lockstep.jax_engine.pytree_checkpoint import save_checkpoint as save_checkpoint
+    from lockstep.jax_engine.registry import make as make
+    from lockstep.jax_engine.wrappers import AutoResetWrapper as AutoResetWrapper
+    from lockstep.jax_engine.wrappers import ClipActionWrapper as ClipActionWrapper
+    from lockstep.jax_engine.wrappers import EpisodeStatisticsWrapper as EpisodeStatisticsWrapper
+    from lockstep.jax_engine.wrappers import FrameStackWrapper as FrameStackWrapper
+    from lockstep.jax_engine.wrappers import ObservationNormalizationWrapper as ObservationNormalizationWrapper
+    from lockstep.jax_engine.wrappers import RescaleActionWrapper as RescaleActionWrapper
+    from lockstep.jax_engine.wrappers import RewardNormalizationWrapper as RewardNormalizationWrapper
+    from lockstep.jax_engine.wrappers import VmapWrapper as VmapWrapper
 
 _MODULES = {
     "lockstep.jax_engine.mesh": (
@@ -42,6 +54,22 @@ _MODULES = {
         "unreplicate",
     ),
     "lockstep.jax_engine.pytree_checkpoint": ("load_checkpoint", "save_checkpoint"),
+    "lockstep.jax_engine.functional": (
+        "Environment",
+        "EnvParams",
+        "FunctionalAdapter",
+    ),
+    "lockstep.jax_engine.registry": ("make",),
+    "lockstep.jax_engine.wrappers": (
+        "AutoResetWrapper",
+        "ClipActionWrapper",
+        "EpisodeStatisticsWrapper",
+        "FrameStackWrapper",
+        "ObservationNormalizationWrapper",
+        "RescaleActionWrapper",
+        "RewardNormalizationWrapper",
+        "VmapWrapper",
+    ),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 

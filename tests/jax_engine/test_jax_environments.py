@@ -178,3 +178,13 @@ def test_without_jax_a_description_names_the_extra(monkeypatch):
     monkeypatch.setattr(importlib, "import_module", absent)
     with pytest.raises(ValueError, match=r"jax isn't installed; pip install 'lockstep-rl\[jax\]'"):
         describe(EnvConfig(id="gymnax/CartPole-v1"))
+
+
+def test_rewards_are_shaped_alike_on_both_sides():
+    rewards = np.array([-30.0, 0.0, 0.25, 4.0], np.float32)
+    plain = EnvConfig(id="lockstep/CartPole-v1", backend="jax")
+    for options in ({"reward_sign": True}, {"reward_scale": 0.5, "reward_clip": (-1.0, 1.5)}):
+        shaping = describe(plain.model_copy(update=options)).rewards
+        shaped = jax.jit(lambda x, shaping=shaping: shaping(x, jnp))(rewards)
+        np.testing.assert_allclose(shaped, shaping(rewards), rtol=1e-6)
+        assert np.abs(shaped - rewards).max() > 1

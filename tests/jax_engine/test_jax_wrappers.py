@@ -1,5 +1,9 @@
 """Wrappers around functional environments: composed, batched, with statistics that all environments share."""
 
+import doctest
+import re
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -253,8 +257,10 @@ def test_bytes_and_indices_are_left_as_they_are():
     obs, state = env.reset(jax.random.split(KEY, 3), 1.0)
     assert obs["pixel"].dtype == jnp.uint8
     assert len(state["moments"]) == 1
-    assert env.observation_space(None)["place"] == spaces.Box(-5, 5, (1,), np.float32)
-    assert env.observation_space(None)["pixel"].dtype == np.uint8
+    space = env.observation_space(None)
+    assert isinstance(space, spaces.Dict)
+    assert space["place"] == spaces.Box(-5, 5, (1,), np.float32)
+    assert space["pixel"].dtype == np.uint8
 
 
 def test_moments_of_parts_are_those_of_the_whole():
@@ -277,3 +283,13 @@ def test_gymnax_environments_are_wrapped_without_their_own_reset():
     assert int(state.time) == 0
     assert abs(float(obs[1])) <= 0.05 < 0.3 < float(info["final_obs"][1])
     assert Wrapper(env).num_actions == 2
+
+
+def test_the_examples_of_the_documentation_hold():
+    text = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()
+    blocks = [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if block.startswith(">>>")]
+    example = doctest.DocTestParser().get_doctest("\n".join(blocks), {}, "environments.md", None, 0)
+    said = []
+    result = doctest.DocTestRunner(verbose=False).run(example, out=said.append)
+    assert result.attempted > 8
+    assert not said

@@ -1,5 +1,7 @@
 """Brax's and Playground's environments: their own steps, without their wrappers; compiled once each, in small."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +14,9 @@ from lockstep.jax_engine.functional import FunctionalAdapter, strong
 from lockstep.jax_engine.simulators import SimulatedEnvironment, reward_terms
 
 brax = pytest.importorskip("brax.envs")
+
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+"""A simulator's step is compiled to be run a few times."""
 
 
 class Pushed(brax.Env):
@@ -77,7 +82,7 @@ def test_brax_steps_as_brax_does():
     actions = jnp.array([[[0.5], [-0.5]], [[1.0], [0.0]]])
     inner = brax.get_environment("inverted_pendulum", **settings)
 
-    @jax.jit
+    @partial(jax.jit, compiler_options=QUICK)
     def both(keys):
         state, first = env.reset(keys)
         _, steps = jax.lax.scan(
@@ -121,12 +126,13 @@ def test_playground_takes_changes_of_its_configuration():
         make_environment(EnvConfig(id="playground/CartpoleBalance", kwargs={"gravity": 1.0}))
 
 
+@pytest.mark.timeout(900)
 def test_the_humanoid_walks_offline():
     pytest.importorskip("mujoco_playground")
     env = make_environment(EnvConfig(id="playground/HumanoidWalk"))
     assert (env.observation_space.shape, env.action_space.shape, env.max_episode_steps) == ((67,), (21,), 1000)
 
-    @jax.jit
+    @partial(jax.jit, compiler_options=QUICK)
     def few(keys, actions):
         state, first = env.reset(keys)
         last, steps = jax.lax.scan(

@@ -46,7 +46,7 @@ class SelfResetting(Corridor):
 
     autoreset = True
 
-    def __init__(self, final="final_obs"):
+    def __init__(self, final: str | None = "final_obs"):
         super().__init__()
         self.final = final
 

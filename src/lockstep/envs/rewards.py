@@ -30,9 +30,9 @@ class RewardShaping:
         """Whether rewards are left as they are."""
         return not self.sign and self.scale == 1.0 and self.clip is None
 
-    def __call__(self, rewards: np.ndarray) -> np.ndarray:
-        """Rewards to learn from, float64 ``[…]``, of the environment's."""
-        out: Any = np.sign(rewards) if self.sign else rewards
+    def __call__(self, rewards: Any, xp: Any = np) -> Any:
+        """Rewards to learn from, of the environment's: ``[…]``, arrays of the namespace ``xp``."""
+        out: Any = xp.sign(rewards) if self.sign else rewards
         if self.scale != 1.0:
             out = out * self.scale
-        return out if self.clip is None else np.clip(out, *self.clip)
+        return out if self.clip is None else xp.clip(out, *self.clip)
