@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from jax import numpy as jnp
 from net_cases import CASES, RECURRENT, arrays_of, rows_of
 
 from lockstep.jax_engine import nets
@@ -34,8 +35,8 @@ def outputs_of(net: PolicyNet, weights: Any, rows: Any) -> tuple[Any, Any]:
     """Of either kind of network, recurrent ones over four steps of three environments."""
     if not net.core:
         return nets.actor_critic(net, weights, rows)
-    carry = np.full((ENVS, net.carry_size), 0.3, np.float32)
-    return nets.unroll(net, weights, rows.reshape(STEPS, ENVS, -1), carry, np.zeros((STEPS, ENVS), np.float32))[:2]
+    carry = jnp.full((ENVS, net.carry_size), 0.3)
+    return nets.unroll(net, weights, rows.reshape(STEPS, ENVS, -1), carry, jnp.zeros((STEPS, ENVS)))[:2]
 
 
 def total(net: PolicyNet, weights: Any, rows: Any) -> Any:
@@ -102,8 +103,8 @@ def test_an_activation_in_bfloat16_is_one():
 def test_what_is_carried_stays_float32_in_bfloat16():
     case = CASES["LSTM"]
     net, rows = case.net(PolicyNet, bf16=True), rows_of(case, ENVS)
-    carry = np.full((ENVS, net.carry_size), 0.3, np.float32)
-    carries = nets.unroll(net, arrays_of(net), rows[None], carry, np.zeros((1, ENVS), np.float32))[2]
+    carry = jnp.full((ENVS, net.carry_size), 0.3)
+    carries = nets.unroll(net, arrays_of(net), rows[None], carry, jnp.zeros((1, ENVS)))[2]
     assert carries.dtype == np.float32
 
 

@@ -49,7 +49,8 @@ class Case(NamedTuple):
 
     def net(self, kind: type[net_shapes.PolicyNet], **options: Any) -> Any:
         """An engine's ``PolicyNet`` of it."""
-        return kind(self.observation, self.action, **({"hidden_sizes": (8,)} | self.options | options))
+        chosen: dict[str, Any] = {"hidden_sizes": (8,)} | self.options | options
+        return kind(self.observation, self.action, **chosen)
 
 
 CASES = {
@@ -80,8 +81,8 @@ CASES = {
 RECURRENT = [name for name, case in CASES.items() if case.options.get("core")]
 
 
-def arrays_of(net: Any, seed: int = 0) -> dict[str, np.ndarray]:
-    """Parameters of such a size that no unit is idle or saturated, biases and deviations too."""
+def arrays_of(net: Any, seed: int = 0) -> dict[str, Any]:
+    """Parameters (NumPy, as all here) of such a size that no unit is idle or saturated, biases and deviations too."""
     rng = np.random.default_rng(seed)
     return {
         name: (rng.normal(size=shape) / np.sqrt(max(1, np.prod(shape[1:])))).astype(np.float32)
@@ -89,7 +90,7 @@ def arrays_of(net: Any, seed: int = 0) -> dict[str, np.ndarray]:
     }
 
 
-def masks_of(layout: ObservationLayout, action: ActionLayout, count: int, seed: int) -> np.ndarray:
+def masks_of(layout: ObservationLayout, action: ActionLayout, count: int, seed: int) -> Any:
     """Masks ``[count, choices]`` that leave at least the first value of each index."""
     assert layout.mask is not None
     masks = np.random.default_rng(seed).random((count, layout.mask.size)) < 0.6
@@ -97,7 +98,7 @@ def masks_of(layout: ObservationLayout, action: ActionLayout, count: int, seed: 
     return masks
 
 
-def rows_of(case: Case, count: int, seed: int = 0) -> np.ndarray:
+def rows_of(case: Case, count: int, seed: int = 0) -> Any:
     """Sampled observation rows ``[count, width]``."""
     layout = case.observation
     case.space.seed(seed)
@@ -110,7 +111,7 @@ def rows_of(case: Case, count: int, seed: int = 0) -> np.ndarray:
     return np.stack([layout.encode(x, mask) for x, mask in zip(sampled, masks, strict=True)])
 
 
-def noise_of(action: ActionLayout, count: int, seed: int = 1) -> np.ndarray:
+def noise_of(action: ActionLayout, count: int, seed: int = 1) -> Any:
     rng = np.random.default_rng(seed)
     shape = (count, action.outputs)
     return (rng.gumbel(size=shape) if action.discrete else rng.normal(size=shape)).astype(np.float32)

@@ -22,7 +22,7 @@ SETTINGS = {"clip_range": 0.2, "value_clip_range": 0.3, "entropy_coef": 0.05, "v
 with_all = pytest.mark.parametrize("name", CASES)
 
 
-def columns_of(name: str) -> dict[str, np.ndarray]:
+def columns_of(name: str) -> dict[str, Any]:
     """What a shard gives to its loss, with an episode that begins in the middle."""
     rng, case = np.random.default_rng(4), CASES[name]
     net = case.net(jax_nets.PolicyNet)

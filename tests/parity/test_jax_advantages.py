@@ -28,7 +28,7 @@ def rollouts(draw):
     return (*numbers, rng.random((STEPS, ENVS)) < often, rng.random((STEPS, ENVS)) < often)
 
 
-def engine_gae(rollout, gamma, gae_lambda, dtype=np.float64):
+def engine_gae(rollout, gamma, gae_lambda, dtype: type = np.float64):
     rewards, values, next_values, terminated, truncated = rollout
     numbers = [np.asarray(x).astype(dtype) for x in (rewards, values, next_values)]
     with jax.enable_x64(dtype is np.float64):
@@ -139,7 +139,9 @@ def test_shards_merge_to_the_mean_and_deviation_of_their_union(drawn, everything
 
 def test_merging_by_hand_is_not_averaging_the_shards():
     # {0, 2} and {10, 14}: means 1 and 12, deviations 1 and 2; of the union mean 6.5, M2 2 + 8 + 11^2 = 131.
-    _, mean, std = jax.jit(lambda x: merge_counts(counted_moments(x, None)))(np.float32([[[0, 2]], [[10, 14]]]))
+    _, mean, std = jax.jit(lambda x: merge_counts(counted_moments(x, None)))(
+        np.array([[[0, 2]], [[10, 14]]], np.float32)
+    )
     assert mean.item() == 6.5
     assert std.item() == pytest.approx(math.sqrt(131 / 4), rel=1e-14)
     assert std.item() != pytest.approx((1 + 2) / 2)

@@ -1,12 +1,14 @@
 """The JAX engine's action distributions against the float64 reference."""
 
 from functools import lru_cache
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jax import numpy as jnp
 from net_cases import CASES
 
 from lockstep import reference
@@ -27,7 +29,7 @@ def compiled(net):
     return jax.jit(lambda *arguments: distributions.log_prob_and_entropy(net, *arguments))
 
 
-def engine(net, parameters, output, actions, dtype=np.float64):
+def engine(net, parameters, output, actions, dtype: type = np.float64):
     with jax.enable_x64(dtype is np.float64):
         parameters = {name: x.astype(dtype) for name, x in parameters.items()}
         actions = actions if net.discrete else actions.astype(dtype)
@@ -93,11 +95,15 @@ def gumbel(*shape):
     return np.random.default_rng(5).gumbel(size=shape).astype(np.float32)
 
 
+def sampled(net, parameters, output, noise) -> Any:
+    """One output for every row of noise."""
+    return distributions.sample(net, parameters, jnp.broadcast_to(output, noise.shape), jnp.asarray(noise))
+
+
 def test_adding_gumbel_noise_and_taking_the_largest_samples_the_softmax():
     net = CASES["several categoricals"].net(PolicyNet)
     logits, start = np.random.default_rng(1).normal(size=8).astype(np.float32), 0
-    noise = gumbel(DRAWS, 8)
-    actions = distributions.sample(net, {}, np.broadcast_to(logits, noise.shape), noise)
+    actions = sampled(net, {}, logits, gumbel(DRAWS, 8))
     assert (actions.shape, actions.dtype) == ((DRAWS, 3), np.int32)
     for n, size in enumerate(net.action.choices):
         part = logits[start : start + size]
@@ -105,7 +111,7 @@ def test_adding_gumbel_noise_and_taking_the_largest_samples_the_softmax():
         found = np.bincount(actions[:, n], minlength=size) / DRAWS
         five_sigma = 5 * 0.5 / DRAWS**0.5
         np.testing.assert_allclose(found, np.exp(part) / np.exp(part).sum(), rtol=0, atol=five_sigma)
-        assert int(distributions.mode(net, jax.numpy.asarray(logits))[n]) == int(part.argmax())
+        assert int(distributions.mode(net, jnp.asarray(logits))[n]) == int(part.argmax())
         if size > 1:
             sharper = np.exp(1.5 * part) / np.exp(1.5 * part).sum()
             assert np.abs(found - sharper).max() > five_sigma
@@ -113,8 +119,8 @@ def test_adding_gumbel_noise_and_taking_the_largest_samples_the_softmax():
 
 def test_normal_noise_samples_the_gaussian():
     noise = np.random.default_rng(2).normal(size=(DRAWS, 3)).astype(np.float32)
-    mean, log_std = np.float32([3, -1, 0]), np.float32([0, -1, 1])
-    actions = distributions.sample(GAUSSIAN, {"log_std": log_std}, np.broadcast_to(mean, noise.shape), noise)
+    mean, log_std = np.array([3, -1, 0], np.float32), np.array([0, -1, 1], np.float32)
+    actions = sampled(GAUSSIAN, {"log_std": log_std}, mean, noise)
     np.testing.assert_allclose(actions, mean + np.exp(log_std) * noise, rtol=1e-6, atol=1e-6)
     assert actions.dtype == np.float32
 
@@ -122,11 +128,11 @@ def test_normal_noise_samples_the_gaussian():
 def test_squashed_actions_fill_their_bounds_and_never_leave_them():
     net = CASES["squashed"].net(PolicyNet)
     numbers = np.array([[-50.0, -50.0], [0.0, 0.0], [50.0, 50.0], [0.5, -0.5]], np.float32)
-    squashed = distributions.squash(net, jax.numpy.asarray(numbers))
+    squashed = distributions.squash(net, jnp.asarray(numbers))
     assert squashed.dtype == np.float32
     assert squashed[:3].tolist() == [[-2.0, 0.0], [-0.5, 5.0], [1.0, 10.0]]
     assert squashed[3].tolist() == pytest.approx([-0.5 + 1.5 * np.tanh(0.5), 5 - 5 * np.tanh(0.5)], rel=1e-6)
-    unsquashed = jax.numpy.asarray(numbers)
+    unsquashed = jnp.asarray(numbers)
     assert distributions.squash(CASES["std by state"].net(PolicyNet), unsquashed) is unsquashed
 
 
@@ -136,8 +142,7 @@ def test_what_is_masked_is_never_sampled():
     logits = np.random.default_rng(1).normal(size=8).astype(np.float32)
 
     def forbidden(logits):
-        noise = gumbel(DRAWS, 8)
-        actions = np.asarray(distributions.sample(net, {}, np.broadcast_to(logits, noise.shape), noise))
+        actions = np.asarray(sampled(net, {}, logits, gumbel(DRAWS, 8)))
         return int((~allowed[actions + np.array([0, 3, 4])]).sum())
 
     assert forbidden(np.where(allowed, logits, np.float32(-1e8))) == 0

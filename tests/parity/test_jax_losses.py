@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from jax import numpy as jnp
 
 from lockstep import reference
 from lockstep.jax_engine.losses import REFERENCE_KL, TERMS, LossSettings, loss_and_terms
 
 ROWS = 6
-ARGUMENTS = ("log_prob", "entropy", "values", "old_log_prob", "old_values", "advantages", "returns")
-TRAINED = ("log_prob", "entropy", "values")
+ARGUMENTS: tuple[str, ...] = ("log_prob", "entropy", "values", "old_log_prob", "old_values", "advantages", "returns")
+TRAINED: tuple[str, ...] = ("log_prob", "entropy", "values")
 STEP = 1e-6
 Samples = dict[str, np.ndarray]
 
@@ -53,9 +54,8 @@ def _compiled(kl_coef: float) -> Any:
     def run(x: dict[str, Any], settings: dict[str, Any]) -> Any:
         def loss(trained: dict[str, Any]) -> Any:
             given = x | trained
-            ordered = [given.get(name) for name in ARGUMENTS]
-            options = [given.get(name) for name in ("valid", "reference_log_prob")]
-            return loss_and_terms(*ordered, LossSettings(**settings, kl_coef=kl_coef), *options)
+            named: Any = {name: given.get(name) for name in (*ARGUMENTS, "valid", "reference_log_prob")}
+            return loss_and_terms(**named, settings=LossSettings(**settings, kl_coef=kl_coef))
 
         return jax.value_and_grad(loss, has_aux=True)({name: x[name] for name in TRAINED if name in x})
 
@@ -186,7 +186,7 @@ def test_the_gradient_of_grpo_is_the_references_by_finite_differences(x, setting
 
 
 def test_no_gradient_flows_through_the_terms():
-    x = np.linspace(-1.0, 1.0, ROWS)
+    x = jnp.linspace(-1.0, 1.0, ROWS)
     settings = LossSettings(0.2, 0.2, 0.01, 0.5, ROWS)
     gradients = jax.jacobian(lambda v: loss_and_terms(v, v, v, x, x, x, x, settings)[1])(x + 0.1)
     assert not np.any(gradients)

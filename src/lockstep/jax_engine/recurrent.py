@@ -80,5 +80,6 @@ def unroll(core: LSTM | GRU, x: Array, carry: Array, resets: Array, remat: bool 
         hidden, carry = core.step(projected, jnp.where(fresh[:, None], 0.0, carry))
         return carry, (hidden, carry)
 
+    carry = carry.astype(jnp.float32)  # also of a weak type, which would fall to bfloat16 beside it
     _, out = lax.scan(jax.checkpoint(step) if remat else step, carry, (core.inputs(x), resets > 0))
     return out
