@@ -17,7 +17,7 @@ from lockstep.runs.checkpoint import MANIFEST, CheckpointError, aside_of, proble
 
 
 class State(NamedTuple):
-    network: eqx.Module
+    network: eqx.nn.MLP
     moments: optax.OptState
     key: jax.Array
     count: int
