@@ -213,7 +213,7 @@ def summed(mesh, x, y, tree):
         return tree(products | {"unmapped": x * y, "count": jnp.ones(len(x), int)})
 
     program = jax.jit(meshes.over_mesh(of_a_device, mesh, SHARDED, REPLICATED))
-    return jax.tree.map(meshes.fetch, program(x, y)), program.lower(x, y).compile().as_text()
+    return jax.tree.map(meshes.fetch, program(x, y)), program.lower(x, y).compile().as_text() or ""
 
 
 def unprotected(tree):

@@ -82,3 +82,9 @@ def test_one_process_writes_a_checkpoint_that_all_read(reports):
 def test_processes_that_differ_all_say_so(reports):
     for report in reports[:2]:
         assert "rank 1 differs from rank 0 in config: config 1 against config 0" in report["mismatch"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads what Linux tells of its sockets")
+def test_processes_of_one_host_meet_on_loopback(reports):
+    for report in reports[:2]:
+        assert "4D00007F" in report["listening"]

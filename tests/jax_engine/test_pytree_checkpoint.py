@@ -17,7 +17,7 @@ from lockstep.runs.checkpoint import MANIFEST, CheckpointError, aside_of, proble
 
 
 class State(NamedTuple):
-    network: eqx.Module
+    network: eqx.nn.MLP
     moments: optax.OptState
     key: jax.Array
     count: int
@@ -109,6 +109,8 @@ def test_it_replaces_checkpoints_only(tmp_path):
     (tmp_path / "thesis" / "chapter.tex").write_text("precious")
     with pytest.raises(CheckpointError, match="something else than a checkpoint"):
         save_checkpoint(tmp_path / "thesis", {"w": jnp.ones(3)})
+    with pytest.raises(CheckpointError, match="something else than a checkpoint"):
+        save_checkpoint(tmp_path / "thesis" / "chapter.tex", {"w": jnp.ones(3)})
     assert (tmp_path / "thesis" / "chapter.tex").read_text() == "precious"
 
 

@@ -5,6 +5,8 @@ A mesh has the axes ``("batch", "fsdp")``; data is cut over both, in the order o
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -36,6 +38,7 @@ SHARDED = PartitionSpec(AXES)
 TIME_SHARDED = PartitionSpec(None, AXES)
 
 SHUTDOWN_TIMEOUT_SECONDS = 30
+LOOPBACK_ADDRESS = "127.0.0.1"
 
 _active: ContextVar[Mesh | None] = ContextVar("lockstep_mesh", default=None)
 
@@ -80,6 +83,24 @@ def _join_processes(topology: Topology, platform: str) -> None:
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise RankMismatchError(f"rank {topology.rank} can't meet the others at {address}: {reason}") from None
+    if topology.loopback:
+        _keep_gloo_on_loopback()
+
+
+def _keep_gloo_on_loopback() -> None:
+    """Have gloo listen on loopback rather than where the host's name leads, which may be the network or nowhere.
+
+    JAX has no public setting for it; a version without these internals listens where the host's name leads.
+    """
+    with contextlib.suppress(ImportError, AttributeError, TypeError):
+        from jax._src import distributed, xla_bridge
+        from jax._src.lib import _jax
+
+        collectives = _jax.make_gloo_tcp_collectives(
+            distributed_client=distributed.global_state.client, hostname=LOOPBACK_ADDRESS
+        )
+        make_client = functools.partial(xla_bridge.make_cpu_client, collectives=collectives)
+        xla_bridge.register_backend_factory("cpu", make_client, priority=0, fail_quietly=False)
 
 
 def leave_processes() -> None:

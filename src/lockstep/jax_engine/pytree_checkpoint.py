@@ -48,7 +48,8 @@ def save_checkpoint(dir: str | Path, state: Any, unreplicate: bool = False) -> P
     for name, leaf in _saved_leaves(state).items():
         arrays[name], kinds[name] = _to_host(meshes.unreplicate(leaf) if unreplicate else leaf)
     if is_writer(meshes.this_process()):
-        if directory.exists() and not (directory / MANIFEST).exists() and any(directory.iterdir()):
+        is_other = directory.is_file() or (directory.exists() and any(directory.iterdir()))
+        if is_other and not (directory / MANIFEST).exists():
             raise CheckpointError(f"{directory} holds something else than a checkpoint; name another directory")
         directory.parent.mkdir(parents=True, exist_ok=True)
         write_directory(

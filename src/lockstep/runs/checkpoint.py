@@ -233,6 +233,7 @@ def write_directory(final: Path, files: Mapping[str, bytes], facts: Mapping[str,
         aside = aside_of(final)
         shutil.rmtree(aside, ignore_errors=True)
         if final.exists():
+            next(final.iterdir(), None)  # a file in the way is an error, not replaced
             final.rename(aside)
         temporary.rename(final)
         _sync_directory(final.parent)
