@@ -173,13 +173,13 @@ def describe(config: EnvConfig) -> EnvDescription:
     """
     check_array_options(config)
     if config.jax_only:
-        return _described(config, *_jax_spaces(config))
+        return described(config, *_jax_spaces(config))
     if config.backend == "tensor" and not stepped_as_arrays(config):
-        return _described(config, *simulator_spaces(config), None)
+        return described(config, *simulator_spaces(config), None)
     if config.backend == "envpool":
         from lockstep.envs.envpool_vector import pool_spaces  # it needs descriptions itself
 
-        return _described(config, *pool_spaces(config))
+        return described(config, *pool_spaces(config))
     env = make_environment(config)
     try:
         return describe_spaces(config, env)
@@ -190,12 +190,17 @@ def describe(config: EnvConfig) -> EnvDescription:
 def describe_spaces(config: EnvConfig, env: gymnasium.Env) -> EnvDescription:
     """The description of an environment that stands already; errors as :func:`describe`."""
     limit = env.spec.max_episode_steps if env.spec else None
-    return _described(config, env.observation_space, env.action_space, limit)
+    return described(config, env.observation_space, env.action_space, limit)
 
 
-def _described(
+def described(
     config: EnvConfig, observations: gymnasium.Space, actions: gymnasium.Space, limit: int | None
 ) -> EnvDescription:
+    """The description of an environment of these spaces and time limit.
+
+    Raises:
+        ValueError: a space isn't supported, or has no such mask; one line.
+    """
     source = config.action_mask if config.action_mask in MASK_SOURCES else ""
     key = None if source else config.action_mask
     try:

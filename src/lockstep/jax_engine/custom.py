@@ -98,35 +98,50 @@ class CustomNet:
 
 
 def load_custom(path: str, kwargs: dict[str, Any], net: Any, seed: int) -> CustomNet:
-    """Make a user's module and try it on a batch of zeros.
+    """Make a user's module of an importable class and try it, see :func:`custom_net`.
 
     Args:
         path: ``module:Class``.
         kwargs: further arguments.
+        net: what is asked of it.
+        seed: of the key that it is made with.
+
+    Raises:
+        ValueError: it can't be imported, and as :func:`custom_net`; one line.
+    """
+    kind = _imported(path)
+    return custom_net(f"network.custom: {path}", lambda *given, key: kind(*given, key=key, **kwargs), net, seed)
+
+
+def custom_net(name: str, make: Callable[..., Any], net: Any, seed: int) -> CustomNet:
+    """Make a user's module and try it on a batch of zeros.
+
+    Args:
+        name: of the module in errors.
+        make: called with a batch of two observations, the number of outputs and a keyword ``key``, gives the module.
         net: what is asked of it: ``observation``, ``outputs``, ``critic``.
         seed: of the key that it is made with.
 
     Raises:
         ValueError: it can't be made, or gives something else than outputs and values; one line.
     """
-    kind = _imported(path)
     rows = jnp.asarray(net.observation.zeros(2))
     try:
-        module = kind(observation_arrays(net.observation, rows), net.outputs, key=jax.random.key(seed), **kwargs)
-        _check_state(path, module)
+        module = make(observation_arrays(net.observation, rows), net.outputs, key=jax.random.key(seed))
+        _check_state(name, module)
         custom = CustomNet(module)
         output, values = jax.eval_shape(
             lambda parameters, x: custom(parameters, net.observation, x), custom.initial_parameters(), rows
         )
     except Exception as error:
-        if str(error).startswith("network.custom: "):
+        if str(error).startswith(name):
             raise
         text = (str(error).splitlines() or [""])[0]
-        raise ValueError(f"network.custom: {path}: {type(error).__name__}: {text}") from error
+        raise ValueError(f"{name}: {type(error).__name__}: {text}") from error
     shape = None if values is None else values.shape
     if output.shape != (2, net.outputs) or (net.critic and shape != (2,)):
         raise ValueError(
-            f"network.custom: {path} gave outputs of shape {output.shape} and values of shape {shape} for 2 "
+            f"{name} gave outputs of shape {output.shape} and values of shape {shape} for 2 "
             f"observations; needed are (2, {net.outputs}) and (2,)"
         )
     return custom
@@ -143,7 +158,7 @@ def _imported(path: str) -> Callable[..., eqx.Module]:
     return kind
 
 
-def _check_state(path: str, module: eqx.Module) -> None:
+def _check_state(name: str, module: eqx.Module) -> None:
     """Refuse layers with running statistics, which Equinox keeps apart from the module."""
 
     def is_state(x: Any) -> bool:
@@ -152,6 +167,6 @@ def _check_state(path: str, module: eqx.Module) -> None:
     for where, leaf in jax.tree_util.tree_flatten_with_path(module, is_leaf=is_state)[0]:
         if is_state(leaf):
             raise ValueError(
-                f"network.custom: {path} keeps running statistics ({_name(where)}), which would differ between devices;"
+                f"{name} keeps running statistics ({_name(where)}), which would differ between devices;"
                 " use LayerNorm or GroupNorm, or normalize.observations"
             )

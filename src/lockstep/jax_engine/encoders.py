@@ -41,10 +41,10 @@ def encode_rows(layout: ObservationLayout, observation: Any, action_mask: Any = 
         ValueError: a part hasn't the shape that its space promises.
     """
     first = next(leaf for leaf in layout.leaves if not leaf.apart)
-    count = len(_descend(observation, first.name))
+    count = len(descend(observation, first.name))
     floats, pixels = [], []
     for leaf in layout.leaves:
-        value = action_mask if leaf.apart else _descend(observation, leaf.name)
+        value = action_mask if leaf.apart else descend(observation, leaf.name)
         if value is None:
             value = jnp.ones((count, *leaf.shape))
         columns = _columns(leaf, jnp.asarray(value), count)
@@ -56,7 +56,8 @@ def encode_rows(layout: ObservationLayout, observation: Any, action_mask: Any = 
     return jnp.concatenate([*words, *pixels, filling], -1)
 
 
-def _descend(observation: Any, name: str) -> Any:
+def descend(observation: Any, name: str) -> Any:
+    """The part of an observation that a leaf of its layout is called by."""
     for key in name.split("/") if name else ():
         observation = observation[key] if isinstance(observation, Mapping) else observation[int(key)]
     return observation

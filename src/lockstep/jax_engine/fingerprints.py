@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.jax_engine.mesh import gather_json
 from lockstep.jax_engine.parameters import ParameterLayout
 from lockstep.jax_engine.state import MOMENTS, NORMALIZERS, OPTIMIZER, POLICY, TrainState
-from lockstep.proof.fingerprint import fingerprints
+from lockstep.proof.fingerprint import compare_ranks, fingerprints
 
 
 def fingerprint_rows(state: TrainState, layout: ParameterLayout) -> tuple[list[str], np.ndarray]:
@@ -19,6 +20,23 @@ def fingerprint_rows(state: TrainState, layout: ParameterLayout) -> tuple[list[s
     copies = _copies(state, layout)
     rows = [fingerprints({name: arrays[device] for name, arrays in copies.items()}) for device in _devices(copies)]
     return list(copies), np.stack(rows)
+
+
+def every_fingerprint(state: TrainState, layout: ParameterLayout) -> tuple[list[str], np.ndarray]:
+    """Names of arrays, and the fingerprints of all processes' devices, int64 ``[devices, arrays]``; a collective."""
+    names, rows = fingerprint_rows(state, layout)
+    everyone = [row for rows in gather_json(rows.tolist()) for row in rows]
+    return names, np.array(everyone, np.int64).reshape(-1, len(names))
+
+
+def check_copies(state: TrainState, layout: ParameterLayout, when: str) -> None:
+    """Compare every array of the training state over all devices; a collective.
+
+    Raises:
+        DesyncError: in every process, naming the tensor, the devices and ``when``.
+    """
+    names, rows = every_fingerprint(state, layout)
+    compare_ranks(names, rows, when)
 
 
 def _devices(copies: dict[str, dict[int, np.ndarray]]) -> list[int]:

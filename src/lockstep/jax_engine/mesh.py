@@ -23,7 +23,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding
 from jax.sharding import Mesh as Mesh
 
 from lockstep.errors import RankMismatchError
-from lockstep.jax_engine.reductions import AXES, FSDP_AXIS
+from lockstep.jax_engine.reductions import AXES, BATCH_AXIS, FSDP_AXIS, tracing_over
 from lockstep.jax_engine.reductions import gather_shards as gather_shards
 from lockstep.jax_engine.reductions import gather_tree as gather_tree
 from lockstep.jax_engine.reductions import map_shards as map_shards
@@ -163,7 +163,7 @@ def get_num_devices(requested: int | None = None) -> int:
     if requested > present:
         raise ValueError(
             f"num_devices: {requested} devices were asked for and {present} are present "
-            f"({jax.default_backend()}); use at most {present}, or simulate more on a CPU (--simulate-devices)"
+            f"({jax.default_backend()}); use at most {present}, or simulate more on a CPU (--simulate-devices, jax_num_cpu_devices)"
         )
     if requested % processes:
         raise ValueError(
@@ -172,7 +172,7 @@ def get_num_devices(requested: int | None = None) -> int:
     return requested
 
 
-def make_mesh(num_fsdp_devices: int = 1, num_devices: int | None = None) -> Mesh:
+def make_mesh(num_fsdp_devices: int = 1, num_devices: int | None = None, axis_name: str = BATCH_AXIS) -> Mesh:
     """A mesh with the axes ``("batch", "fsdp")`` over the devices of all processes, each giving equally many.
 
     Devices stand in the order of processes, so that each process holds a contiguous part of the data; XLA's own
@@ -181,6 +181,7 @@ def make_mesh(num_fsdp_devices: int = 1, num_devices: int | None = None) -> Mesh
     Args:
         num_fsdp_devices: length of the ``fsdp`` axis, over which parameters are cut.
         num_devices: devices to use; all by default.
+        axis_name: another name for the ``batch`` axis.
 
     Raises:
         ValueError: more devices than are present, or a number that ``num_fsdp_devices`` doesn't divide.
@@ -197,7 +198,7 @@ def make_mesh(num_fsdp_devices: int = 1, num_devices: int | None = None) -> Mesh
             raise ValueError(f"num_devices: process {process} has {len(own)} devices and {share} of each are needed")
         devices += own[:share]
     grid = np.array(devices).reshape(count // num_fsdp_devices, num_fsdp_devices)
-    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    return Mesh(grid, (axis_name, FSDP_AXIS), axis_types=(AxisType.Auto,) * len(AXES))
 
 
 @contextmanager
@@ -221,17 +222,30 @@ def active_mesh() -> Mesh | None:
 
 def named_sharding(mesh: Mesh, spec: PartitionSpec) -> NamedSharding:
     """The sharding of a spec on a mesh, such as ``REPLICATED``, ``SHARDED`` or ``TIME_SHARDED``."""
-    return NamedSharding(mesh, spec)
+    return NamedSharding(mesh, _renamed(spec, mesh))
+
+
+def _renamed(spec: PartitionSpec, mesh: Mesh) -> PartitionSpec:
+    """A spec in the names of a mesh whose batch axis is called otherwise."""
+    if BATCH_AXIS in mesh.axis_names:
+        return spec
+
+    def of(part: Any) -> Any:
+        if isinstance(part, tuple):
+            return tuple(map(of, part))
+        return mesh.axis_names[0] if part == BATCH_AXIS else part
+
+    return PartitionSpec(*map(of, spec))
 
 
 def data_sharding(mesh: Mesh) -> NamedSharding:
     """The leading axis cut over all devices of the mesh."""
-    return NamedSharding(mesh, SHARDED)
+    return named_sharding(mesh, SHARDED)
 
 
 def replicate_sharding(mesh: Mesh) -> NamedSharding:
     """The whole array on every device of the mesh."""
-    return NamedSharding(mesh, REPLICATED)
+    return named_sharding(mesh, REPLICATED)
 
 
 def fsdp_sharding(pytree: Any, mesh: Mesh, min_size_mbytes: float = 4) -> Any:
@@ -340,7 +354,7 @@ def shard_rows(x: Any, mesh: Mesh, axis: int = 0) -> Array:
         raise ValueError(f"{x.shape[axis]} rows don't divide over {parts} devices; {_near(x.shape[axis], parts)}")
     shape = list(x.shape)
     shape[axis] *= mesh.size // parts
-    return jax.make_array_from_process_local_data(NamedSharding(mesh, spec), x, tuple(shape))
+    return jax.make_array_from_process_local_data(named_sharding(mesh, spec), x, tuple(shape))
 
 
 def fetch(array: Any) -> np.ndarray:
@@ -492,7 +506,15 @@ def over_mesh(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs
         in_specs: how the arguments are cut: ``REPLICATED``, ``SHARDED``, ``TIME_SHARDED``, or pytrees of those.
         out_specs: how the results are put together. ``REPLICATED`` is believed, not checked.
     """
-    return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+    def part(*arguments: Any) -> Any:
+        with tracing_over(tuple(map(str, mesh.axis_names))):
+            return function(*arguments)
+
+    def specs(tree: Any) -> Any:
+        return jax.tree.map(lambda spec: _renamed(spec, mesh), tree, is_leaf=lambda x: isinstance(x, PartitionSpec))
+
+    return jax.shard_map(part, mesh=mesh, in_specs=specs(in_specs), out_specs=specs(out_specs), check_vma=False)
 
 
 # --- what a run says of itself ------------------------------------------------------------------------------------
@@ -504,5 +526,5 @@ def device_line(mesh: Mesh) -> str:
     processes = len({device.process_index for device in mesh.devices.flat})
     where = f" in {processes} processes" if processes > 1 else ""
     fsdp = mesh.shape[FSDP_AXIS]
-    cut = f" (batch {mesh.shape['batch']}, fsdp {fsdp})" if fsdp > 1 else ""
+    cut = f" ({mesh.axis_names[0]} {mesh.size // fsdp}, fsdp {fsdp})" if fsdp > 1 else ""
     return f"{mesh.size} device{'s' if mesh.size > 1 else ''}{where}{cut} [{', '.join(kinds)}]"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array, lax
 from jax import numpy as jnp
 
-from lockstep.jax_engine.reductions import AXES, BATCH_AXIS, FSDP_AXIS, gather_tree
+from lockstep.jax_engine.reductions import FSDP_AXIS, axes, gather_tree
 
 Named = dict[str, Array]
 
@@ -24,11 +24,14 @@ class ParameterLayout:
         exact: whether gradients of shards are summed by the fixed tree; else by the framework's all-reduce.
         axes: with FSDP, the axis along which each parameter is cut over the mesh's ``fsdp`` axis, or None; empty
             without FSDP.
+        synchronize: the user's own reduction in place of the framework's, see :mod:`lockstep.jax_engine.task`: of this
+            device's sum of gradients by name to that of all devices; None: ours. Without FSDP, and not ``exact``.
     """
 
     shapes: dict[str, tuple[int, ...]]
     exact: bool
     axes: dict[str, int | None] = field(default_factory=dict)
+    synchronize: Callable[[Named], Named] | None = None
 
     @property
     def size(self) -> int:
@@ -69,10 +72,13 @@ class ParameterLayout:
             The gradient as parameters are held, and the terms ``[T]``; one collective, but for FSDP.
         """
         if self.axes:
-            return self._scattered({name: g.sum(0) for name, g in gradients.items()}), lax.psum(terms.sum(0), AXES)
+            return self._scattered({name: g.sum(0) for name, g in gradients.items()}), lax.psum(terms.sum(0), axes())
+        if self.synchronize is not None:
+            total = self.synchronize({name: g.sum(0) for name, g in gradients.items()})
+            return self.join(total), lax.psum(terms.sum(0), axes())
         parts = [gradients[name].reshape(len(terms), -1) for name in self.shapes]
         both = jnp.concatenate([*parts, terms], 1)
-        total = gather_tree(both) if self.exact else lax.psum(both.sum(0), AXES)
+        total = gather_tree(both) if self.exact else lax.psum(both.sum(0), axes())
         return total[: -terms.shape[1]], total[-terms.shape[1] :]
 
     def _scattered(self, gradients: Named) -> Named:
@@ -80,10 +86,10 @@ class ParameterLayout:
         for name, gradient in gradients.items():
             axis = self.axes[name]
             if axis is None:
-                out[name] = lax.psum(gradient, AXES)
+                out[name] = lax.psum(gradient, axes())
             else:
                 part = lax.psum_scatter(gradient, FSDP_AXIS, scatter_dimension=axis, tiled=True)
-                out[name] = lax.psum(part, BATCH_AXIS)
+                out[name] = lax.psum(part, axes()[0])
         return out
 
     def norm(self, gradient: Any) -> Array:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import jax
@@ -16,6 +18,23 @@ Result = TypeVar("Result")
 
 BATCH_AXIS, FSDP_AXIS = "batch", "fsdp"
 AXES = (BATCH_AXIS, FSDP_AXIS)
+
+_traced: ContextVar[tuple[str, ...]] = ContextVar("lockstep_axes", default=AXES)
+
+
+def axes() -> tuple[str, ...]:
+    """Names of the mesh's axes, batch and fsdp, inside the mapped program that is being traced."""
+    return _traced.get()
+
+
+@contextmanager
+def tracing_over(names: tuple[str, ...]) -> Iterator[None]:
+    """What is traced in this block is mapped over axes of these names, batch and fsdp."""
+    token = _traced.set(names)
+    try:
+        yield
+    finally:
+        _traced.reset(token)
 
 
 def tree_sum(x: Array) -> Array:
@@ -71,17 +90,17 @@ def map_shards(function: Callable[..., Result], shards: Any, *shared: Any) -> Re
     return jax.tree.map(lambda x: x[None], result)
 
 
-def shard_index(axis_names: Sequence[str] = AXES) -> Array:
-    """Index of this device along the axes, int32; it holds part ``i`` of what is ``SHARDED``."""
-    return jax.lax.axis_index(tuple(axis_names))
+def shard_index(axis_names: Sequence[str] | None = None) -> Array:
+    """Index of this device along the axes (by default the mesh's), int32; it holds part ``i`` of what is ``SHARDED``."""
+    return jax.lax.axis_index(tuple(axis_names or axes()))
 
 
-def gather_shards(x: Tree, axis_names: Sequence[str] = AXES) -> Tree:
+def gather_shards(x: Tree, axis_names: Sequence[str] | None = None) -> Tree:
     """``[local shards, …]`` of every device, in shard order: ``[num_shards, …]``."""
-    return jax.tree.map(lambda leaf: jax.lax.all_gather(leaf, tuple(axis_names), tiled=True), x)
+    return jax.tree.map(lambda leaf: jax.lax.all_gather(leaf, tuple(axis_names or axes()), tiled=True), x)
 
 
-def gather_tree(x: Tree, axis_names: Sequence[str] = AXES) -> Tree:
+def gather_tree(x: Tree, axis_names: Sequence[str] | None = None) -> Tree:
     """Sum over all shards of ``[local shards, …]``; the same bits for every number of devices.
 
     A device adds its own aligned subtree of the shards' fixed binary tree, the partial sums are gathered in shard order
@@ -93,7 +112,7 @@ def gather_tree(x: Tree, axis_names: Sequence[str] = AXES) -> Tree:
         members = [i for i, leaf in enumerate(leaves) if leaf.dtype == dtype]
         flat = jnp.concatenate([leaves[i].reshape(len(leaves[i]), -1) for i in members], axis=1)
         partial = tree_sum(materialized(flat))
-        total = materialized(tree_sum(jax.lax.all_gather(partial, tuple(axis_names))))
+        total = materialized(tree_sum(jax.lax.all_gather(partial, tuple(axis_names or axes()))))
         ends = np.cumsum([math.prod(leaves[i].shape[1:]) for i in members])
         for i, part in zip(members, jnp.split(total, ends[:-1]), strict=True):
             sums[i] = part.reshape(leaves[i].shape[1:])

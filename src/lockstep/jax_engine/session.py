@@ -15,13 +15,12 @@ from lockstep.envs.vector import HostEnvs
 from lockstep.episodes import RecentEpisodes
 from lockstep.jax_engine.device_run import DeviceRun
 from lockstep.jax_engine.environments import is_jax_environment, make_environment
-from lockstep.jax_engine.fingerprints import fingerprint_rows
+from lockstep.jax_engine.fingerprints import check_copies
 from lockstep.jax_engine.host_run import HostRun
 from lockstep.jax_engine.mesh import (
     check_ranks_alike,
     cut_axis,
     fsdp_sharding,
-    gather_json,
     make_mesh,
     num_local_devices,
     set_up_jax,
@@ -41,7 +40,6 @@ from lockstep.jax_engine.state import (
 )
 from lockstep.launch.process import fail_now
 from lockstep.policy import Policy
-from lockstep.proof.fingerprint import compare_ranks
 from lockstep.runs.checkpoint import Checkpoint, find_checkpoint, pack, to_files
 from lockstep.runs.directory import CHECKPOINTS, find_run
 from lockstep.shards import ShardPlan
@@ -195,9 +193,7 @@ def check_ranks_in_sync(session: Session, when: str) -> None:
     Raises:
         DesyncError: in every process, naming the tensor, the devices and ``when``.
     """
-    names, rows = fingerprint_rows(session.state, session.program.layout)
-    everyone = [row for rows in gather_json(rows.tolist()) for row in rows]
-    compare_ranks(names, np.array(everyone, np.int64).reshape(-1, len(names)), when)
+    check_copies(session.state, session.program.layout, when)
 
 
 def checkpoint_files(session: Session, wall_time: float, score: float | None) -> dict[str, bytes]:

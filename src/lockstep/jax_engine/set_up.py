@@ -77,6 +77,36 @@ def _set_cpu_devices(devices: int) -> None:
             ) from None
 
 
+def has_started() -> bool:
+    """Whether JAX has looked at its devices, after which settings of :func:`configure` come too late."""
+    name = "jax_num_cpu_devices"
+    given = jax.config.values[name]
+    try:
+        jax.config.update(name, 1 if given != 1 else 2)  # it can't be changed any more then
+    except RuntimeError:
+        return True
+    jax.config.update(name, given)
+    return False
+
+
+def set_last_bits() -> bool:
+    """The settings of :func:`configure` that decide last bits, for a program of the user's own on any platform.
+
+    Returns:
+        Whether they are in force: JAX hasn't started yet, or the same were set before it did.
+    """
+    flags = ONE_THREAD_FLAGS | GPU_FLAGS
+    if has_started():
+        present = os.environ.get("XLA_FLAGS", "").split()
+        if jax.default_backend() == "cpu":
+            flagged = all(f"--{name}={value}" in present for name, value in ONE_THREAD_FLAGS.items())
+            return flagged and os.environ.get(POOL_VARIABLE) == str(POOL_THREADS)
+        return jax.default_backend() != "gpu" or all(f"--{n}={v}" in present for n, v in GPU_FLAGS.items())
+    os.environ[POOL_VARIABLE] = str(POOL_THREADS)
+    add_xla_flags(flags)
+    return True
+
+
 def default_cache_directory() -> Path:
     """Where compiled programs are kept: in the user's cache directory, apart by what the processor can execute."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
