@@ -1,4 +1,4 @@
-"""``lockstep.jax``: meshes, sharding, keys and checkpoints for programs of one's own.
+"""``lockstep.jax``: training as functions, and meshes, sharding, keys and checkpoints for programs of one's own.
 
 Nothing here loads JAX until it is used: ``import lockstep.jax`` is as cheap as ``import lockstep``.
 """
@@ -9,9 +9,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lockstep.jax_engine.device_report import DeviceMetrics as DeviceMetrics
+    from lockstep.jax_engine.device_report import DistributedSetup as DistributedSetup
     from lockstep.jax_engine.functional import Environment as Environment
     from lockstep.jax_engine.functional import EnvParams as EnvParams
     from lockstep.jax_engine.functional import FunctionalAdapter as FunctionalAdapter
+    from lockstep.jax_engine.library import train_ppo_multigpu as train_ppo_multigpu
+    from lockstep.jax_engine.library_config import PPOConfig as PPOConfig
+    from lockstep.jax_engine.library_config import RunnerConfig as RunnerConfig
     from lockstep.jax_engine.mesh import activation_sharding_constraint as activation_sharding_constraint
     from lockstep.jax_engine.mesh import active_mesh as active_mesh
     from lockstep.jax_engine.mesh import data_sharding as data_sharding
@@ -25,9 +30,14 @@ if TYPE_CHECKING:
     from lockstep.jax_engine.mesh import shard_pytree as shard_pytree
     from lockstep.jax_engine.mesh import split_key_across_devices as split_key_across_devices
     from lockstep.jax_engine.mesh import unreplicate as unreplicate
+    from lockstep.jax_engine.ppo import PPO as PPO
+    from lockstep.jax_engine.ppo import PPOTrainState as PPOTrainState
     from lockstep.jax_engine.pytree_checkpoint import load_checkpoint as load_checkpoint
     from lockstep.jax_engine.pytree_checkpoint import save_checkpoint as save_checkpoint
     from lockstep.jax_engine.registry import make as make
+    from lockstep.jax_engine.reward_terms import Transition as Transition
+    from lockstep.jax_engine.set_up import set_last_bits as set_last_bits
+    from lockstep.jax_engine.task import Task as Task
     from lockstep.jax_engine.wrappers import AutoResetWrapper as AutoResetWrapper
     from lockstep.jax_engine.wrappers import ClipActionWrapper as ClipActionWrapper
     from lockstep.jax_engine.wrappers import EpisodeStatisticsWrapper as EpisodeStatisticsWrapper
@@ -60,6 +70,13 @@ _MODULES = {
         "FunctionalAdapter",
     ),
     "lockstep.jax_engine.registry": ("make",),
+    "lockstep.jax_engine.library": ("train_ppo_multigpu",),
+    "lockstep.jax_engine.library_config": ("PPOConfig", "RunnerConfig"),
+    "lockstep.jax_engine.ppo": ("PPO", "PPOTrainState"),
+    "lockstep.jax_engine.task": ("Task",),
+    "lockstep.jax_engine.reward_terms": ("Transition",),
+    "lockstep.jax_engine.device_report": ("DeviceMetrics", "DistributedSetup"),
+    "lockstep.jax_engine.set_up": ("set_last_bits",),
     "lockstep.jax_engine.wrappers": (
         "AutoResetWrapper",
         "ClipActionWrapper",

@@ -149,6 +149,13 @@ class Training:
         """Compare all devices' copies of the training state; a ``DesyncError`` names what differs."""
         check_copies(self.run.state, self.program.layout, when)
 
+    def fresh(self) -> PPOTrainState:
+        """The state before training."""
+        program = self.program
+        state = init_state(program.config, program.net, program.layout)
+        placed = place_state(state, state_specs(state, parameter_specs(program)), program.mesh)
+        return of_engine(placed, program.layout, program.net, 0, program.mesh)
+
     def state(self, updates: int) -> PPOTrainState:
         """The state as it stands, after that many updates."""
         return of_engine(self.run.state, self.program.layout, self.program.net, updates, self.program.mesh)
