@@ -18,8 +18,7 @@ import numpy as np
 from jax import Array, lax
 
 from lockstep.jax_engine.activations import ACTIVATIONS
-
-PRECISION = lax.Precision.HIGHEST
+from lockstep.jax_engine.convolution import PRECISION, convolve
 
 
 def product(x: Array, weight: Array) -> Array:
@@ -111,15 +110,7 @@ class Convolution(eqx.Module):
 
     def __call__(self, x: Array) -> Array:
         """Of images ``[n, H, W, C]``."""
-        out = lax.conv_general_dilated(
-            x.astype(self.weight.dtype),
-            self.weight,
-            (self.stride, self.stride),
-            [(self.padding, self.padding)] * 2,
-            dimension_numbers=("NHWC", "OIHW", "NHWC"),
-            precision=PRECISION,
-        )
-        return out + self.bias
+        return convolve(x.astype(self.weight.dtype), self.weight, self.stride, self.padding) + self.bias
 
 
 def max_pool(x: Array) -> Array:
