@@ -15,6 +15,9 @@ from lockstep.jax_engine.program import Program
 
 MIB = 2**20
 
+WRONG = 0.1
+"""Gradients that are this far off the mean over devices weren't only made smaller."""
+
 
 @dataclass(frozen=True)
 class DistributedSetup:
@@ -70,7 +73,8 @@ def distributed_setup(program: Program, fingerprints: np.ndarray, gradient_error
         f"copies after an update: {'equal' if len(set(digests)) == 1 else 'DIFFERENT'}",
     ]
     if program.layout.synchronize is not None:
-        lines.append(f"sync_gradients: {gradient_error:.1e} off the mean over devices")
+        hint = " (is it a sum? lax.pmean is the mean)" if gradient_error > WRONG else ""
+        lines.append(f"sync_gradients: {gradient_error:.1e} off the mean over devices{hint}")
     summary = "\n".join(lines)
     return DistributedSetup(devices, mesh, environments, digests, len(set(digests)) == 1, gradient_error, summary)
 
@@ -104,10 +108,15 @@ class DeviceMetrics:
     episode_return: float
 
     def __str__(self) -> str:
-        return (
-            f"update {self.update} · {self.device} · {self.num_envs} environments · {self.steps_per_second:,.0f} steps/s"
-            f" · {self.memory_bytes / MIB:.1f} MiB · return {self.episode_return:.2f}"
+        parts = (
+            f"update {self.update}",
+            self.device,
+            f"{self.num_envs} environments",
+            f"{self.steps_per_second:,.0f} steps/s",
+            f"{self.memory_bytes / MIB:.1f} MiB",
+            f"return {self.episode_return:.2f}",
         )
+        return " · ".join(parts)
 
 
 def device_metrics(program: Program, iteration: Iteration, call: Pending) -> list[DeviceMetrics]:

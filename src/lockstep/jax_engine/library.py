@@ -96,9 +96,7 @@ class Training:
             )
         mesh = make_mesh(fsdp, devices, customs.axis_name)
         adapter = FunctionalAdapter(env, env_params, name=name)
-        description = described(
-            config.env, adapter.observation_space, adapter.action_space, adapter.max_episode_steps
-        )
+        description = described(config.env, adapter.observation_space, adapter.action_space, adapter.max_episode_steps)
         net = _with_policy(check_networks(config, description), customs.policy, config)
         layout = dataclasses.replace(parameter_layout(config, net, mesh), synchronize=customs.synchronize)
         everywhere = jax.process_count() > 1
@@ -183,8 +181,8 @@ class Training:
 def _check_one(env: Any, name: str) -> None:
     if getattr(env, "batched", False):
         raise ValueError(
-            f"env: {name} is a whole batch of environments, and each device makes its own; give the environment inside, "
-            "and PPOConfig's normalize_observations and normalize_rewards instead of wrappers"
+            f"env: {name} is a whole batch of environments, and each device makes its own; give the one "
+            "inside, and PPOConfig's normalize_observations and normalize_rewards instead of wrappers"
         )
 
 

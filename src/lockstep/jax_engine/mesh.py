@@ -163,7 +163,8 @@ def get_num_devices(requested: int | None = None) -> int:
     if requested > present:
         raise ValueError(
             f"num_devices: {requested} devices were asked for and {present} are present "
-            f"({jax.default_backend()}); use at most {present}, or simulate more on a CPU (--simulate-devices, jax_num_cpu_devices)"
+            f"({jax.default_backend()}); use at most {present}, or simulate more on a CPU "
+            "(--simulate-devices, jax_num_cpu_devices)"
         )
     if requested % processes:
         raise ValueError(

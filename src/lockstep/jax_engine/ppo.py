@@ -86,14 +86,13 @@ class PPO:
         Raises:
             ValueError: the key is being traced, or spaces aren't supported; one line.
         """
-        if isinstance(key, jax.core.Tracer):
-            raise ValueError("PPO.init: key is traced; call it outside of jax.jit (shapes don't depend on the key)")
-        words = np.asarray(jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key)
-        seed = sum(int(word) << (32 * place) for place, word in enumerate(reversed(words.ravel())))
-        settings = engine_config(config or PPOConfig(), {"env.id": "PPO.init", "env.backend": "jax", "seed": seed})
+        settings = {"env.id": "PPO.init", "env.backend": "jax", "seed": _seed_of(key)}
+        settings = engine_config(config or PPOConfig(), settings)
         description = described(settings.env, _observations(obs_shape), _actions(n_actions), None)
         net = check_networks(settings, description)
-        params = {name: jnp.asarray(x.reshape(net.shapes()[name])) for name, x in initial_parameters(settings, net).items()}
+        params = {
+            name: jnp.asarray(x.reshape(net.shapes()[name])) for name, x in initial_parameters(settings, net).items()
+        }
         zeros = jax.tree.map(jnp.zeros_like, params)
         return PPOTrainState(
             params,
@@ -118,7 +117,7 @@ class PPO:
 
     @staticmethod
     def act(state: PPOTrainState, observations: Any, key: Array | None = None) -> Array:
-        """Actions ``[…]`` or ``[…, *shape]`` as the environment takes them: sampled with ``key``, else the likeliest."""
+        """Actions ``[…]`` or ``[…, *shape]`` as the environment takes them: sampled with ``key``, else likeliest."""
         net = state.net
         rows, lead = _rows(state, observations)
         output = nets.actor(net, state.params, rows)
@@ -129,6 +128,16 @@ class PPO:
             actions = distributions.sample(net, state.params, output, draw(key, (len(rows), net.action.outputs)))
         actions = native_actions(net, distributions.squash(net, actions))
         return actions.reshape(*lead, *actions.shape[1:])
+
+
+def _seed_of(key: Array) -> int:
+    """The number that ``jax.random.key`` makes this key of; of a key that was split off, its words as one number."""
+    words = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
+    try:
+        known = np.asarray(words)
+    except jax.errors.TracerArrayConversionError:
+        raise ValueError("PPO.init: key is traced; call it outside of jax.jit") from None
+    return sum(int(word) << (32 * place) for place, word in enumerate(reversed(known.ravel())))
 
 
 def _observations(shape: Any) -> gymnasium.Space:
@@ -185,9 +194,9 @@ def _moments(seen: Normalizer) -> Moments:
 
 def of_engine(state: TrainState, layout: ParameterLayout, net: PolicyNet, updates: int, mesh: Any) -> PPOTrainState:
     """A library user's state of the engine's; arrays stay where they are."""
-    held = (state.parameters, state.optimizer.mu, state.optimizer.nu)
+    held: tuple[Any, Any, Any] = (state.parameters, state.optimizer.mu, state.optimizer.nu)
     if layout.axes:
-        params, mu, nu = (dict(each) for each in held)
+        params, mu, nu = ({name: each[name] for name in layout.shapes} for each in held)
     else:
         params, mu, nu = jax.jit(lambda vectors: tuple(layout.split(vector) for vector in vectors))(held)
     return PPOTrainState(

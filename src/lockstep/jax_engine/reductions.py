@@ -91,7 +91,7 @@ def map_shards(function: Callable[..., Result], shards: Any, *shared: Any) -> Re
 
 
 def shard_index(axis_names: Sequence[str] | None = None) -> Array:
-    """Index of this device along the axes (by default the mesh's), int32; it holds part ``i`` of what is ``SHARDED``."""
+    """Index of this device along the axes (default: the mesh's), int32; it holds part ``i`` of what is ``SHARDED``."""
     return jax.lax.axis_index(tuple(axis_names or axes()))
 
 

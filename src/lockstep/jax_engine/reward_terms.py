@@ -58,8 +58,8 @@ class RewardTermsWrapper(Wrapper):
         super().__init__(env)
         if self.autoreset:
             raise ValueError(
-                f"reward_terms: {type(env).__name__} resets by itself, and a term must see the state that a step led to; "
-                "leave AutoResetWrapper out, the engine resets"
+                f"reward_terms: {type(env).__name__} resets by itself, and a term must see the state that a step led "
+                "to; leave AutoResetWrapper out, the engine resets"
             )
         for name, term in terms.items():
             _check(name, term)

@@ -1,0 +1,286 @@
+"""The library door: what it refuses, and what it does on two devices, in a process of its own."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import corridors
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gymnasium import spaces
+from tasks_of_users import Corridors, corridor_settings
+
+import lockstep.jax as ljax
+from lockstep.config import Config
+from lockstep.jax_engine.functional_checks import check_functions
+from lockstep.jax_engine.library import devices_of
+from lockstep.jax_engine.library_config import PPO_NAMES, engine_config, run_config
+from lockstep.jax_engine.reward_terms import RewardTermsWrapper
+from lockstep.jax_engine.set_up import has_started
+
+ROOT = Path(__file__).parents[2]
+PPO = ljax.PPOConfig(n_steps=16)
+
+
+def fresh(*command, **environment):
+    """Run Python in a process that JAX has not started in."""
+    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests" / "modules")])
+    variables = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "PJRT_NPROC")}
+    done = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env=variables | {"PYTHONPATH": paths} | environment,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-3000:]
+    return done
+
+
+def error_of(function, *args, **kwargs):
+    with pytest.raises(ValueError) as caught:
+        function(*args, **kwargs)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.timeout(900)
+def test_everything_that_needs_two_devices():
+    output = fresh("-m", "pytest", "-p", "no:xdist", "tests/jax_engine/two_devices.py").stdout
+    assert re.search(r"^\d\d passed in", output, re.MULTILINE), output
+
+
+@pytest.mark.timeout(600)
+def test_the_example_learns(tmp_path):
+    before = set(ROOT.iterdir())
+    output = fresh(str(ROOT / "examples" / "custom_task.py")).stdout
+    first, last = map(float, re.findall(r"episode_return: (\S+) in the first update, (\S+) in the last", output)[0])
+    assert last > 10 > 3 > first
+    assert "cpu:1: environments 32 to 63 (32)" in output
+    assert "copies after an update: equal" in output
+    assert set(ROOT.iterdir()) == before
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+def test_settings_are_the_configs():
+    config = engine_config(ljax.PPOConfig(anneal_lr=True, clip_eps=0.1, vf_coef=0.7, hidden_sizes=[8, 8]))
+    assert config.ppo.schedule == "linear"
+    assert config.ppo.clip_range == 0.1
+    assert config.ppo.value_coef == 0.7
+    assert config.network.hidden_sizes == (8, 8)
+    assert config.ppo.advantage_normalization == "global"
+    off = engine_config(ljax.PPOConfig(normalize_advantage=False, n_epochs=7))
+    assert (off.ppo.advantage_normalization, off.ppo.schedule, off.ppo.num_epochs) == ("off", "constant", 7)
+
+
+def test_every_setting_stands_in_the_config():
+    fields = set(ljax.PPOConfig.__dataclass_fields__)
+    assert fields - set(PPO_NAMES) == {"anneal_lr", "normalize_advantage"}
+    changed = {"learning_rate": 1e-3, "activation": "relu", "hidden_sizes": (8,), "vf_clip_eps": 0.3, "target_kl": 0.1}
+    for name, where in PPO_NAMES.items():
+        default = getattr(PPO, name)
+        value = changed.get(name, not default if isinstance(default, bool) else default / 2 if isinstance(default, float) else 8)
+        config: object = engine_config(ljax.PPOConfig(**{name: value}))
+        for part in where.split("."):
+            config = getattr(config, part)
+        assert config == value, name
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"learning_rate": -1.0}, "learning_rate"),
+        ({"gamma": 1.5}, "gamma"),
+        ({"n_steps": 0}, "n_steps"),
+        ({"n_minibatches": 0}, "n_minibatches"),
+        ({"activation": "sine"}, "activation"),
+        ({"clip_eps": 0.0}, "clip_eps"),
+    ],
+)
+def test_values_out_of_limits_are_refused_in_the_users_names(settings, name):
+    assert error_of(ljax.PPOConfig, **settings).startswith(f"{name}: ")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"total_timesteps": 0}, "total_timesteps: 0"),
+        ({"num_envs": 0}, "num_envs: 0"),
+        ({"num_devices": 1.5}, "num_devices: 1.5"),
+        ({"reduction": "slow"}, "reduction: 'slow'"),
+        ({"reduction": "exact", "fsdp_devices": 2}, "fsdp_devices: 2"),
+        ({"reduction": "exact", "sync_period": 2}, "sync_period: 2"),
+    ],
+)
+def test_a_runner_that_contradicts_itself_is_refused(settings, words):
+    assert words in error_of(ljax.RunnerConfig, **{"total_timesteps": 1000} | settings)
+
+
+def resolved(devices, **settings) -> Config:
+    runner = ljax.RunnerConfig(**{"total_timesteps": 10_000} | settings)
+    return run_config(PPO, runner, "env", devices, "cpu", fast=False)
+
+
+def test_the_run_is_a_function_of_what_all_devices_have():
+    assert resolved(1, num_envs=16) == resolved(2, num_envs=8) == resolved(8, num_envs=2)
+    assert resolved(1, num_envs=16) != resolved(1, num_envs=8)
+    config = resolved(4, num_envs=3, seed=5)
+    assert (config.envs, config.shards, config.seed) == (12, 4, 5)
+    assert config.num_iterations == 10_000 // (12 * 16)
+    assert resolved(16).shards == 16
+    assert resolved(2, num_envs=4, sync_period=2).reduction == "fast"
+
+
+def test_numbers_that_dont_fit_are_refused():
+    assert "256" in error_of(resolved, 2, num_envs=8, total_timesteps=255)
+    assert "num_devices: 3" in error_of(resolved, 3, num_envs=4)
+    assert "num_shards: 3" in error_of(resolved, 1, num_envs=6, num_shards=3)
+    assert "num_devices x num_envs 4 " in error_of(resolved, 1, num_envs=4, num_shards=8) + " "
+    runner = ljax.RunnerConfig(10_000)
+    assert "n_minibatches: 3 " in error_of(run_config, ljax.PPOConfig(n_minibatches=3), runner, "env", 1, "cpu", False)
+
+
+def test_devices_that_are_not_there(capsys):
+    present = jax.device_count()
+    assert str(present + 1) in error_of(devices_of, ljax.RunnerConfig(100, num_devices=present + 1))
+    assert devices_of(ljax.RunnerConfig(100, num_devices=1)) == (1, 1)
+    assert capsys.readouterr().err == ""
+    assert "fsdp_devices: 2" in error_of(devices_of, ljax.RunnerConfig(100, num_devices=1, fsdp_devices=2))
+
+
+@pytest.mark.skipif(jax.device_count() > 1, reason="needs a single device")
+def test_a_single_device_where_many_were_meant_is_said_in_a_line(capsys):
+    assert devices_of(ljax.RunnerConfig(100, fsdp_devices=2)) == (1, 1)
+    said = capsys.readouterr().err
+    assert "single device" in said
+    assert said.count("\n") == 1
+
+
+def test_jax_is_seen_to_have_started():
+    assert jax.device_count() >= 1
+    assert has_started()
+    code = "import jax; from lockstep.jax_engine.set_up import *; assert not has_started(); assert set_last_bits()"
+    fresh("-c", code + "; jax.devices(); assert has_started() and set_last_bits()")
+    fresh("-c", "import jax; jax.devices(); import lockstep.jax as j; assert not j.set_last_bits()")
+
+
+def refused(env, params=None, **settings):
+    runner = ljax.RunnerConfig(1000, num_devices=1)
+    return error_of(ljax.train_ppo_multigpu, env, params, ppo_config=PPO, runner_config=runner, **settings)
+
+
+def test_an_environment_that_isnt_what_was_said_is_refused():
+    env, params = ljax.make("CartPole-v1")
+    assert re.search(r"obs_shape: \(3,\).*\(4,\)", refused(env, params, obs_shape=(3,)))
+    assert re.search(r"n_actions: 3 .* 2 actions", refused(env, params, n_actions=3))
+    pendulum, params = ljax.make("Pendulum-v1")
+    assert re.search(r"n_actions: 2 .* 1 ", refused(pendulum, params, n_actions=2))
+    assert "normalize_observations" in refused(ljax.VmapWrapper(env))
+    assert "can't be traced" in refused(corridors.Wrong("branch"))
+
+
+# --- a state of one's own -----------------------------------------------------------------------------------------------
+
+
+def test_a_fresh_state_is_that_of_a_run_with_the_keys_seed():
+    state = ljax.PPO.init(jax.random.key(7), 4, 2, PPO)
+    again = ljax.PPO.init(jax.random.PRNGKey(7), (4,), spaces.Discrete(2), PPO)
+    assert jax.tree.structure(state) == jax.tree.structure(again)
+    assert all(bool((state.params[n] == again.params[n]).all()) for n in state.params)
+    other = ljax.PPO.init(jax.random.split(jax.random.key(7))[0], 4, 2, PPO)
+    assert not bool((state.params["actor.0.weight"] == other.params["actor.0.weight"]).all())
+    assert ljax.PPO.apply(state, jnp.ones(4))[0].shape == (2,)
+    with pytest.raises(ValueError, match="traced"):
+        jax.jit(lambda key: ljax.PPO.init(key, 4, 2).params)(jax.random.key(0))
+
+
+def test_continuous_actions_keep_to_their_bounds():
+    box = spaces.Box(np.float32([-0.1, -2.0]), np.float32([0.1, 2.0]))
+    state = ljax.PPO.init(jax.random.key(0), (3,), box)
+    actions = ljax.PPO.act(state, jnp.ones((50, 3)), jax.random.key(1))
+    assert actions.shape == (50, 2)
+    assert np.abs(actions[:, 0]).max() == np.float32(0.1)
+    assert 0.5 < np.abs(actions[:, 1]).max() <= 2.0
+    assert state.params["log_std"].shape == (2,)
+
+
+# --- tasks --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"batch_size": 3, "num_batches": 2}, "3 x 2 = 6 must be num_envs 4"),
+        ({"batch_size": 3}, "batch_size: 3 doesn't divide num_envs 4"),
+        ({"num_batches": 0}, "num_batches: 0"),
+        ({"axis_name": "fsdp"}, "axis_name: 'fsdp'"),
+        ({"axis_name": "my axis"}, "axis_name: 'my axis'"),
+        ({"log_devices_every": -1}, "log_devices_every: -1"),
+        ({"sync_period": 0}, "sync_period: 0"),
+    ],
+)
+def test_settings_of_a_task_that_dont_fit_are_refused(settings, words):
+    assert words in error_of(Corridors, *corridor_settings(), **settings)
+
+
+def test_batches_say_how_many_minibatches_there_are():
+    for settings in ({"batch_size": 1}, {"num_batches": 4}, {"batch_size": 1, "num_batches": 4}):
+        assert Corridors(*corridor_settings(), **settings).ppo_config.n_minibatches == 4
+    assert Corridors(*corridor_settings()).ppo_config.n_minibatches == 2
+
+
+class Reducing(Corridors):
+    def sync_gradients(self, grads, axis_name):
+        return grads
+
+
+@pytest.mark.parametrize("settings", [{"reduction": "exact"}, {"sync_period": 2}, {"fsdp_devices": 2}])
+def test_a_reduction_of_ones_own_needs_reduction_fast(settings):
+    assert "sync_gradients" in error_of(Reducing, *corridor_settings(**settings))
+    Reducing(*corridor_settings())
+    Corridors(*corridor_settings(**settings))
+
+
+def test_a_task_needs_an_environment():
+    with pytest.raises(TypeError, match="environment"):
+        ljax.Task(PPO, ljax.RunnerConfig(100)).train()
+
+
+# --- reward terms -------------------------------------------------------------------------------------------------------
+
+
+def test_a_reward_is_the_weighted_sum_of_its_terms():
+    terms = {"place": (3.0, lambda t: t.next_state), "own": (0.5, lambda t: t.reward), "push": (-1.0, lambda t: t.action)}
+    env = RewardTermsWrapper(corridors.Corridor(), terms)
+    check_functions(env, None, jax.random.PRNGKey(0), "it", ())
+    _, state = env.reset(jax.random.key(0))
+    for place in (1, 2):
+        _, state, reward, _, info = env.step(None, state, jnp.int32(1))
+        assert float(reward) == pytest.approx(3 * place - 0.05 - 1)
+        assert {name: float(x) for name, x in info["reward_terms"].items()} == pytest.approx(
+            {"place": 3 * place, "own": -0.05, "push": -1}
+        )
+
+
+@pytest.mark.parametrize(
+    ("terms", "words"),
+    [
+        ({"a b": (1.0, len)}, "'a b' is no name"),
+        ({"a": 1.0}, "tuple of a weight"),
+        ({"a": (float("nan"), len)}, "nan"),
+        ({"a": ("1", len)}, "'1'"),
+    ],
+)
+def test_terms_that_are_none_are_refused(terms, words):
+    assert words in error_of(RewardTermsWrapper, corridors.Corridor(), terms)
+
+
+def test_terms_give_numbers_of_environments_that_dont_reset():
+    env = RewardTermsWrapper(corridors.Corridor(), {"a": (1.0, lambda t: t.observation)})
+    _, state = env.reset(jax.random.key(0))
+    assert "(2,)" in error_of(env.step, None, state, jnp.int32(1))
+    inside = ljax.AutoResetWrapper(corridors.Corridor())
+    assert "resets by itself" in error_of(RewardTermsWrapper, inside, {"a": (1.0, lambda t: 1.0)})
