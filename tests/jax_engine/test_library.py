@@ -138,7 +138,7 @@ def test_numbers_that_dont_fit_are_refused():
     assert "256" in error_of(resolved, 2, num_envs=8, total_timesteps=255)
     assert "num_devices: 3" in error_of(resolved, 3, num_envs=4)
     assert "num_shards: 3" in error_of(resolved, 1, num_envs=6, num_shards=3)
-    assert "num_devices x num_envs 4 " in error_of(resolved, 1, num_envs=4, num_shards=8) + " "
+    assert "num_devices x num_envs: 4 " in error_of(resolved, 1, num_envs=4, num_shards=8)
     runner = ljax.RunnerConfig(10_000)
     assert "n_minibatches: 3 " in error_of(run_config, ljax.PPOConfig(n_minibatches=3), runner, "env", 1, "cpu", False)
 

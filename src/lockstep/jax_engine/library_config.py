@@ -167,7 +167,7 @@ def in_users_names(message: str) -> str:
     for mine, theirs in (PPO_NAMES | RUNNER_NAMES).items():
         message = re.sub(rf"(?<![\w.]){re.escape(theirs)}(?!\w)", mine, message)
     message = re.sub(r"^devices:", "num_devices:", message)
-    return re.sub(r"(?<!\w)num_envs (?=\d)", "num_devices x num_envs ", message)
+    return re.sub(r"(?<!\w)num_envs(?=:| \d)", "num_devices x num_envs", message)
 
 
 def run_config(ppo: PPOConfig, runner: RunnerConfig, name: str, devices: int, platform: str, fast: bool) -> Config:
