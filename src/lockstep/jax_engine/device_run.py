@@ -107,8 +107,7 @@ class DeviceRun:
         """What a checkpoint holds of environments, by shard; with several processes a collective."""
         named = {name: gathered(x) for name, x in _leaves(self.state.envs)}
         return {
-            shard: {name: array[shard].copy() for name, array in named.items()}
-            for shard in range(self.config.shards)
+            shard: {name: array[shard].copy() for name, array in named.items()} for shard in range(self.config.shards)
         }
 
     def restore(self, state: TrainState, shards: Mapping[int, Mapping[str, np.ndarray]], iteration: int) -> list[int]:

@@ -17,6 +17,7 @@ from lockstep.jax_engine.device_run import DeviceRun
 from lockstep.jax_engine.environments import is_jax_environment, make_environment
 from lockstep.jax_engine.fingerprints import check_copies
 from lockstep.jax_engine.host_run import HostRun
+from lockstep.jax_engine.inference import Inference
 from lockstep.jax_engine.mesh import (
     check_ranks_alike,
     cut_axis,
@@ -56,6 +57,7 @@ class Session:
         plan: see ``topology``.
         program: what is compiled, with the mesh, the networks and how parameters are held.
         run: the state on the mesh and the environments.
+        policy: the networks by themselves.
         description: the environment's spaces.
         iteration: iterations done; ``global_step`` environment steps, ``optimizer_steps`` optimiser steps.
         recent: the last hundred episodes.
@@ -68,6 +70,7 @@ class Session:
     plan: ShardPlan
     program: Program
     run: DeviceRun | HostRun
+    policy: Inference
     description: EnvDescription
     iteration: int = 0
     global_step: int = 0
@@ -125,9 +128,7 @@ def parameter_layout(config: Config, net: PolicyNet, mesh: jax.sharding.Mesh) ->
     return ParameterLayout(shapes, exact, {name: cut_axis(sharding) for name, sharding in shardings.items()})
 
 
-def open_session(
-    config: Config, topology: Topology, options: RunOptions, checkpoint: Checkpoint | None
-) -> Session:
+def open_session(config: Config, topology: Topology, options: RunOptions, checkpoint: Checkpoint | None) -> Session:
     """Join the processes, make the mesh and the environments, compile, and build or restore the state.
 
     Raises:
@@ -149,7 +150,9 @@ def open_session(
     state = state._replace(reference=reference_parameters(config, net, layout))
     local = num_local_devices(mesh)
     run = DeviceRun(program, state, local) if inside else HostRun(program, state, plan, local)
-    session = Session(config, topology, plan, program, run, description, learning_rate=config.ppo.learning_rate)
+    session = Session(
+        config, topology, plan, program, run, Inference(program), description, learning_rate=config.ppo.learning_rate
+    )
     if checkpoint is None:
         run.begin()
     else:
