@@ -44,6 +44,11 @@ class Batch(NamedTuple):
     resets: Array | None = None
 
 
+def columns_of(batch: Batch) -> dict[str, Array]:
+    """What there is of a batch's columns, by name."""
+    return {name: x for name, x in batch._asdict().items() if x is not None}
+
+
 class Evaluation(NamedTuple):
     """The policy's view of a rollout: log-probabilities ``[T, n]``, values ``[T+1, n]``, carries ``[T+1, n, …]``."""
 

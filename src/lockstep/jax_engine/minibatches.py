@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
-import numpy as np
-from jax import Array, lax
+from jax import Array
 from jax import numpy as jnp
 
 from lockstep.config import Config
 from lockstep.jax_engine.advantages import counted_moments, merge_counts
-from lockstep.jax_engine.batch import Batch
 from lockstep.jax_engine.blocks import Blocks
 from lockstep.jax_engine.keys import keyed
 from lockstep.jax_engine.shuffle import permutation
@@ -76,40 +74,3 @@ def minibatch_statistics(config: Config, local: Array, everyone: Array, blocks: 
         units = config.num_steps * blocks.rows // config.sequence_length // config.ppo.num_minibatches
         mean, scale = (jnp.moveaxis(blocks.spread(x, units), 0, -2) for x in (mean, scale))
     return MinibatchStatistics(counts, mean, scale)
-
-
-class Packed:
-    """A block's columns as one matrix of words ``[units, words]``, so that a minibatch is taken out in one go.
-
-    Args:
-        batch: of which the shapes are taken: arrays ``[units, …]``.
-    """
-
-    def __init__(self, batch: Any) -> None:
-        columns = {name: x for name, x in batch._asdict().items() if x is not None}
-        self._shapes = {name: (x.shape[1:], x.dtype) for name, x in columns.items()}
-
-    def pack(self, batch: Batch) -> Array:
-        """The matrix, uint32."""
-        return jnp.concatenate([_words(getattr(batch, name)) for name in self._shapes], 1)
-
-    def unpack(self, words: Array) -> dict[str, Array]:
-        """Columns by name ``[units, …]`` of some of its rows."""
-        out, start = {}, 0
-        for name, (shape, dtype) in self._shapes.items():
-            size = int(np.prod(shape)) * np.dtype(dtype).itemsize // 4
-            part = words[:, start : start + size]
-            if dtype == jnp.uint8:
-                part = lax.bitcast_convert_type(part, jnp.uint8)
-            elif dtype != jnp.uint32:
-                part = lax.bitcast_convert_type(part, dtype)
-            out[name] = part.reshape(len(words), *shape)
-            start += size
-        return out
-
-
-def _words(x: Array) -> Array:
-    flat = x.reshape(len(x), -1)
-    if x.dtype == jnp.uint8:  # rows of bytes are whole words
-        flat = flat.reshape(len(x), -1, 4)
-    return lax.bitcast_convert_type(flat, jnp.uint32)

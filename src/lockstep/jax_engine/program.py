@@ -17,12 +17,12 @@ from jax import numpy as jnp
 
 from lockstep.config import Config
 from lockstep.envs.description import EnvDescription
-from lockstep.jax_engine.batch import Batch, first_episodes, make_batch
+from lockstep.jax_engine.batch import Batch, columns_of, first_episodes, make_batch
 from lockstep.jax_engine.blocks import Blocks, each_shard
 from lockstep.jax_engine.environments import JaxEnvironment
 from lockstep.jax_engine.keys import keyed, purpose_key
 from lockstep.jax_engine.mesh import REPLICATED, SHARDED, TIME_SHARDED, over_mesh
-from lockstep.jax_engine.minibatches import Packed, advantage_moments, minibatch_indices, minibatch_statistics
+from lockstep.jax_engine.minibatches import advantage_moments, minibatch_indices, minibatch_statistics
 from lockstep.jax_engine.nets import PolicyNet
 from lockstep.jax_engine.normalizers import scale_of
 from lockstep.jax_engine.parameters import ParameterLayout
@@ -47,6 +47,7 @@ from lockstep.jax_engine.statistics import (
     share,
 )
 from lockstep.jax_engine.update import Update, learner_of
+from lockstep.jax_engine.words import Words
 
 PURPOSES = ("action", "reset", "step", "minibatch", "begin", "random", "dropout")
 
@@ -222,7 +223,8 @@ class Program:
             advantages = self._advantage_moments(batch, index)
             terms = jnp.stack(list(rollout.terms.values())) if rollout.terms else None
             statistics = LocalStatistics(advantages, fit_moments(batch), observations, returns, terms)
-            return Packed(batch).pack(batch), statistics, memory, discounted
+            columns = columns_of(batch)
+            return Words.of(columns).pack(columns), statistics, memory, discounted
 
         samples, local, memory, discounted = blocks.each(one, owned, rollout, discounted, indices)
         advantages = local.advantages
@@ -230,7 +232,7 @@ class Program:
             advantages = advantages[0]
         shared = share(local._replace(advantages=advantages), stop)
         statistics = minibatch_statistics(config, advantages, shared.statistics.advantages, blocks)
-        update = Update(config, net, self.layout, blocks, self._packed(rollout), self.mesh.size)
+        update = Update(config, net, self.layout, blocks, self._words(rollout), self.mesh.size)
         rate = state.learning_rate if config.ppo.schedule == "adaptive" else inputs.learning_rate
         learner, result = update(
             learner_of(state, rate), samples, indices, statistics, self._dropout(inputs.iteration), owned
@@ -260,7 +262,7 @@ class Program:
         of = jax.vmap(lambda part: advantage_moments(batch.advantages, batch.valid, part), in_axes=2)
         return of(by_shard)
 
-    def _packed(self, rollout: Rollout) -> Packed:
+    def _words(self, rollout: Rollout) -> Words:
         """How columns lie in a block's matrix, by their shapes alone."""
         config, net = self.config, self.net
         parameters = {n: jax.ShapeDtypeStruct(s, jnp.float32) for n, s in self.layout.shapes.items()}
@@ -268,7 +270,7 @@ class Program:
         scale = (jnp.zeros(1), jnp.ones(1)) if config.normalize.returns else None
         one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rollout)
         batch = jax.eval_shape(lambda p, r, x: make_batch(net, p, r, x, config, scale)[0], parameters, reference, one)
-        return Packed(batch)
+        return Words.of(columns_of(batch))
 
     def _dropout(self, iteration: Array) -> Any:
         if self.net.custom is None:

@@ -19,6 +19,7 @@ from lockstep.jax_engine.keys import keyed
 from lockstep.jax_engine.nets import Parameters, PolicyNet
 from lockstep.jax_engine.normalizers import normalized
 from lockstep.jax_engine.state import EnvCarry
+from lockstep.jax_engine.words import Words
 from lockstep.spaces import ActionLayout
 
 
@@ -160,7 +161,7 @@ def begin(net: PolicyNet, env: JaxEnvironment, random: Any, carry_size: int) -> 
     state, observation = env.reset(random)
     rows = encode_rows(net.observation, observation)
     zeros, none = jnp.zeros(len(rows)), jnp.zeros(len(rows), jnp.int32)
-    return EnvCarry(state, rows, none, zeros, none, jnp.zeros((len(rows), carry_size)), zeros)
+    return EnvCarry(state, rows, zeros, none, jnp.zeros((len(rows), carry_size)), zeros)
 
 
 def restarted(env: JaxEnvironment, net: PolicyNet, done: Array, random: Any, state: Any, rows: Array) -> Any:
@@ -198,6 +199,8 @@ def collect(
     net, clip = actor.net, config.normalize.clip_observations
     limit = env.max_episode_steps
 
+    layouts: list[Words] = []
+
     def look(rows: Array) -> Array:
         return normalized(net.observation, rows, scale, clip)
 
@@ -205,47 +208,45 @@ def collect(
         seen = look(carry.rows)
         actions, output, memory = actor(seen, carry.memory, now.noise)
         stepped = env.step(carry.state, actor.native(actions), now.steps)
-        rows, elapsed = encode_rows(net.observation, stepped.observation), carry.elapsed + 1
-        late = stepped.truncated if limit is None else stepped.truncated | (elapsed >= limit)
+        rows, lengths = encode_rows(net.observation, stepped.observation), carry.lengths + 1
+        late = stepped.truncated if limit is None else stepped.truncated | (lengths >= limit)
         truncated = late & ~stepped.terminated
         done = stepped.terminated | truncated
         state, first = restarted(env, net, done, now.resets, stepped.state, rows)
-        returns, lengths = carry.returns + stepped.reward, carry.lengths + 1
+        returns = carry.returns + stepped.reward
         following = EnvCarry(
             state,
             first,
-            jnp.where(done, 0, elapsed),
             jnp.where(done, 0.0, returns),
             jnp.where(done, 0, lengths),
             jnp.where(done[:, None], 0.0, memory),
             carry.discounted,
         )
-        success = jnp.zeros(len(done), jnp.int8)
+        kept = {"actions": actions, "outputs": output, "rewards": stepped.reward, "returns": returns}
+        kept |= {"lengths": lengths, "terminated": stepped.terminated, "truncated": truncated}
         if stepped.success is not None:
-            success = jnp.where(stepped.success, 1, -1).astype(jnp.int8)
-        raw = None if scale is None else carry.rows
-        kept = (seen, raw, actions, output, stepped.reward, stepped.terminated, truncated, look(rows))
+            kept["successes"] = stepped.success
+        images = {"observations": seen, "final": look(rows)} | ({} if scale is None else {"raw": carry.rows})
+        if not net.observation.image_bytes:
+            kept, images = kept | images, {}
+        layouts.append(Words.of(kept))
         terms = {name: term.mean() for name, term in stepped.terms.items()}
-        return following, (kept, (done, returns, lengths, success, terms))
+        return following, (layouts[-1].pack(kept), images, terms)
 
-    after, (kept, ended) = lax.scan(step, carry, draws)
-    seen, raw, actions, outputs, rewards, terminated, truncated, final = kept
-    over, returns, lengths, successes, terms = ended
+    after, (words, images, terms) = lax.scan(step, carry, draws)
+    kept = layouts[-1].unpack(words) | images
+    success = kept.pop("successes", None)
+    observations = jnp.concatenate([kept.pop("observations"), look(after.rows)[None]])
+    rewards = shaped_rewards(shaping, kept.pop("rewards"))
     rollout = Rollout(
-        observations=jnp.concatenate([seen, look(after.rows)[None]]),
-        raw=raw,
-        actions=actions,
-        outputs=outputs,
-        rewards=shaped_rewards(shaping, rewards),
-        terminated=terminated,
-        truncated=truncated,
-        final=final,
+        observations=observations,
+        raw=kept.pop("raw", None),
+        rewards=rewards,
         memory=carry.memory,
-        over=over,
-        returns=returns,
-        lengths=lengths,
-        successes=successes,
+        over=kept["terminated"] | kept["truncated"],
+        successes=jnp.zeros(rewards.shape, jnp.int8) if success is None else jnp.where(success, 1, -1).astype(jnp.int8),
         terms={name: term.mean() for name, term in terms.items()},
+        **kept,
     )
     return after, rollout
 

@@ -39,7 +39,6 @@ class EnvCarry(NamedTuple):
     Attributes:
         state: the environment's own, a pytree.
         rows: observation rows ``[…, width]`` as the environment gives them.
-        elapsed: steps of the episode, int32.
         returns: undiscounted return so far, float32; ``lengths`` the steps, int32.
         lengths: see ``returns``.
         memory: what a recurrent policy carries, float32 ``[…, carry_size]``.
@@ -48,7 +47,6 @@ class EnvCarry(NamedTuple):
 
     state: Any
     rows: Array
-    elapsed: Array
     returns: Array
     lengths: Array
     memory: Array

@@ -13,11 +13,12 @@ from lockstep.config import Config
 from lockstep.jax_engine.blocks import Blocks
 from lockstep.jax_engine.gradients import block_gradient, loss_settings
 from lockstep.jax_engine.keys import keyed
-from lockstep.jax_engine.minibatches import MinibatchStatistics, Packed
+from lockstep.jax_engine.minibatches import MinibatchStatistics
 from lockstep.jax_engine.nets import PolicyNet
 from lockstep.jax_engine.parameters import ParameterLayout
 from lockstep.jax_engine.reductions import axes
 from lockstep.jax_engine.state import TrainState, adam
+from lockstep.jax_engine.words import Words
 
 KL_STOP_FACTOR = 1.5
 LEARNING_RATE_LIMITS = (1e-5, 1e-2)
@@ -90,14 +91,14 @@ class Update:
         net: its networks.
         layout: how parameters are held.
         blocks: how shards are grouped.
-        packed: how columns lie in a block's matrix.
+        words: how columns lie in a block's matrix.
         devices: of the mesh.
     """
 
     def __init__(
-        self, config: Config, net: PolicyNet, layout: ParameterLayout, blocks: Blocks, packed: Packed, devices: int
+        self, config: Config, net: PolicyNet, layout: ParameterLayout, blocks: Blocks, words: Words, devices: int
     ) -> None:
-        self.config, self.net, self.layout, self.blocks, self.packed = config, net, layout, blocks, packed
+        self.config, self.net, self.layout, self.blocks, self.words = config, net, layout, blocks, words
         self.devices = devices
         self.names = loss_settings(config).terms
 
@@ -106,7 +107,7 @@ class Update:
         index, mean, scale, count, keys = now
 
         def one(samples: Array, index: Array, key: Array | None, mean: Any, scale: Any) -> tuple[Any, Array]:
-            columns = self.packed.unpack(samples[index])
+            columns = self.words.unpack(samples[index])
             if mean is not None:
                 extra = (1,) * (columns["advantages"].ndim - 1)
                 mean, scale = (x.reshape(-1, *extra) for x in (mean, scale))
