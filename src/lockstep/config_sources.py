@@ -361,7 +361,8 @@ def read_request(argv: Sequence[str], needs_env: bool = True) -> Request:
     if isinstance(env_id, str) and not has_preset(env_id) and options.resume is None:
         from lockstep.env_defaults import defaults_by_spaces  # makes the environment: only where it is needed
 
-        defaults, note = defaults_by_spaces(env_id, merge(json.loads(json.dumps(file_settings)), config_given))
+        given = merge(json.loads(json.dumps(file_settings)), config_given)
+        defaults, note = defaults_by_spaces(env_id, given, options)
         base = merge(defaults, base)
     elif isinstance(env_id, str) and config_given.get("algorithm", file_settings.get("algorithm")) == "grpo":
         base = for_grpo(env_id, base)

@@ -97,7 +97,14 @@ class Session:
             config, each = self.config, eval_episodes_per_shard(self.config)
             ids = [e for shard in self.plan.shards for e in range(shard * each, (shard + 1) * each)]
             self._eval_envs = make_envs(
-                config.env, self.description, config.seed, ids, fail_now, "eval", shard_size=each
+                config.env,
+                self.description,
+                config.seed,
+                ids,
+                fail_now,
+                "eval",
+                device=config.device,
+                shard_size=each,
             )
         return self._eval_envs
 

@@ -14,6 +14,7 @@ from lockstep.config_sources import FREE, Request, merge, read_file, validate
 from lockstep.envs.description import describe
 from lockstep.envs.envpool_vector import check_envpool_options
 from lockstep.envs.tensor import check_tensor_options
+from lockstep.launch.jax_start import start_jax
 from lockstep.launch.local import supervise
 from lockstep.launch.rank import Assignment, engine_module, run_rank
 from lockstep.launch.world import World, topology_of, world_of
@@ -180,6 +181,7 @@ def _prepare(request: Request, topology: Topology) -> tuple[Assignment, RunDirec
     options, writer = request.options, is_writer(topology)
     path, which = (None, None) if options.resume is None else find_run(options.resume, options.runs_dir)
     config = request.config if path is None else resumed_config(path, request.overrides)
+    start_jax(config.env, config.device, options, config.eval.record_video)
     world = world_of(options, config, topology)
     config, rule = sized_for_machine(config, world)
     if rule is not None and writer and not options.quiet:
