@@ -14,6 +14,7 @@ from lockstep.config_sources import FREE, Request, merge, read_file, validate
 from lockstep.envs.description import describe
 from lockstep.envs.envpool_vector import check_envpool_options
 from lockstep.envs.tensor import check_tensor_options
+from lockstep.envs.twins import stepped_inside
 from lockstep.launch.jax_start import start_jax
 from lockstep.launch.local import supervise
 from lockstep.launch.rank import Assignment, engine_module, run_rank
@@ -69,6 +70,8 @@ def resumed_config(path: Path, overrides: dict[str, Any]) -> Config:
     stored: Config = validate(Config, read_file(path / CONFIG), str(path / CONFIG))
     settings = stored.model_dump(mode="json")
     changed: Config = validate(Config, merge(stored.model_dump(mode="json"), overrides), "command line")
+    if changed.env.id != stored.env.id:  # the id that the run was asked for with
+        changed, _ = stepped_inside(changed)
     for key, old, new in _differences(settings, changed.model_dump(mode="json")):
         if not key.startswith(CHANGEABLE):
             raise ValueError(
