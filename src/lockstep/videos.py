@@ -26,6 +26,7 @@ def has_screen() -> bool:
 def prepare_rendering(screen: bool) -> None:
     """Choose the graphics libraries' back ends; before an environment that they belong to is imported."""
     os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")  # pygame would swallow SIGTERM
+    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # Gymnasium before 1.4 opens the sound card, to play nothing
     if not screen:
         os.environ.setdefault("MUJOCO_GL", "egl")
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")

@@ -245,6 +245,34 @@ def test_without_its_protection_it_would_not():
     assert not np.array_equal(*results)
 
 
+def plain_map(function, shards, *shared):
+    return jax.lax.map(lambda shard: function(shard, *shared), shards)
+
+
+def mapped(map_shards, devices):
+    """A function of a shard between two others, and gradients of a small network, on one number of devices."""
+    random = np.random.default_rng(1)
+    x, y, w = (random.normal(size=(8, 64, 64)).astype(np.float32) for _ in range(3))
+    scale, weight = (random.normal(size=(64, 64)).astype(np.float32) for _ in range(2))
+
+    def loss(weight, shard):
+        return jnp.mean((jnp.tanh(shard["a"] @ weight) * shard["b"] - shard["c"]) ** 2)
+
+    def of_a_device(x, y, w, scale, weight):
+        between = map_shards(lambda s, k: s["p"] + s["w"] * k, {"p": x * y, "w": w}, scale * scale)
+        gradients = map_shards(lambda s, v: jax.grad(loss)(v, s), {"a": x * y, "b": y, "c": w - x}, weight * 0.1 + 1)
+        return meshes.gather_shards(between * x + w), meshes.gather_tree(gradients)
+
+    specs = (SHARDED, SHARDED, SHARDED, REPLICATED, REPLICATED)
+    program = jax.jit(meshes.over_mesh(of_a_device, meshes.make_mesh(*devices), specs, REPLICATED))
+    return [meshes.fetch(result).tobytes() for result in program(x, y, w, scale, weight)]
+
+
+def test_a_function_of_a_shard_has_the_same_bits_wherever_it_stands():
+    assert all(mapped(meshes.map_shards, devices) == mapped(meshes.map_shards, (1, 1)) for devices in DEVICES[1:])
+    assert mapped(plain_map, (1, 8)) != mapped(plain_map, (1, 1))
+
+
 def test_shards_meet_in_their_order(mesh):
     local = 2
     x = np.arange(mesh.size * local, dtype=np.int32)

@@ -111,7 +111,7 @@ def test_what_is_carried_stays_float32_in_bfloat16():
 # --- Remat ------------------------------------------------------------------------------------------------------------
 
 
-@with_kinds
+@pytest.mark.parametrize("name", ["Gaussian, three layers", "Dict, shared", "LSTM", "GRU"])
 def test_remat_computes_again_and_changes_no_gradient(name):
     case = CASES[name]
     plain, again = case.net(PolicyNet), case.net(PolicyNet, remat=True)

@@ -13,18 +13,45 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import equinox as eqx
+import jax
 import numpy as np
 from jax import Array, lax
 
 from lockstep.jax_engine.activations import ACTIVATIONS
-
-PRECISION = lax.Precision.HIGHEST
+from lockstep.jax_engine.convolution import PRECISION, convolve
 
 
 def product(x: Array, weight: Array) -> Array:
     """``[…, in]`` times ``[out, in]``: ``[…, out]``."""
     x = x.astype(weight.dtype)
+    if x.ndim == 2 and jax.default_backend() == "cpu":
+        return _rows_product(x, weight)
     return lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())), precision=PRECISION)
+
+
+@jax.custom_vjp
+def _rows_product(x: Array, weight: Array) -> Array:
+    """:func:`product` of rows ``[n, in]``, with a weight's gradient that XLA's CPU compiler has a fast product for.
+
+    It sums over rows, the first axis of both factors; its fast products want the last axis of one of them, so the
+    gradient is transposed in memory first: about half the time, at 64 units.
+    """
+    return lax.dot_general(x, weight, (((1,), (1,)), ((), ())), precision=PRECISION)
+
+
+def _rows_product_forward(x: Array, weight: Array) -> tuple[Array, tuple[Array, Array]]:
+    return _rows_product(x, weight), (x, weight)
+
+
+def _rows_product_backward(kept: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+    x, weight = kept
+    into_x = lax.dot_general(gradient, weight, (((1,), (0,)), ((), ())), precision=PRECISION)
+    columns = lax.optimization_barrier(gradient.T)
+    into_weight = lax.dot_general(columns, x, (((1,), (0,)), ((), ())), precision=PRECISION)
+    return into_x, into_weight
+
+
+_rows_product.defvjp(_rows_product_forward, _rows_product_backward)
 
 
 class Linear(eqx.Module):
@@ -83,15 +110,7 @@ class Convolution(eqx.Module):
 
     def __call__(self, x: Array) -> Array:
         """Of images ``[n, H, W, C]``."""
-        out = lax.conv_general_dilated(
-            x.astype(self.weight.dtype),
-            self.weight,
-            (self.stride, self.stride),
-            [(self.padding, self.padding)] * 2,
-            dimension_numbers=("NHWC", "OIHW", "NHWC"),
-            precision=PRECISION,
-        )
-        return out + self.bias
+        return convolve(x.astype(self.weight.dtype), self.weight, self.stride, self.padding) + self.bias
 
 
 def max_pool(x: Array) -> Array:

@@ -19,12 +19,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.experimental import multihost_utils
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding
+from jax.sharding import Mesh as Mesh
 
 from lockstep.errors import RankMismatchError
 from lockstep.jax_engine.reductions import AXES, FSDP_AXIS
 from lockstep.jax_engine.reductions import gather_shards as gather_shards
 from lockstep.jax_engine.reductions import gather_tree as gather_tree
+from lockstep.jax_engine.reductions import map_shards as map_shards
 from lockstep.jax_engine.reductions import materialized as materialized
 from lockstep.jax_engine.reductions import shard_index as shard_index
 from lockstep.jax_engine.reductions import tree_sum as tree_sum
@@ -94,7 +96,7 @@ def _keep_gloo_on_loopback() -> None:
     """
     with contextlib.suppress(ImportError, AttributeError, TypeError):
         from jax._src import distributed, xla_bridge
-        from jax._src.lib import _jax
+        from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
         collectives = _jax.make_gloo_tcp_collectives(
             distributed_client=distributed.global_state.client, hostname=LOOPBACK_ADDRESS
@@ -348,7 +350,7 @@ def fetch(array: Any) -> np.ndarray:
     return np.asarray(array)
 
 
-def fetch_rows(array: Array, axis: int = 0) -> np.ndarray:
+def fetch_rows(array: Any, axis: int = 0) -> np.ndarray:
     """This process's rows of an array that is cut along one axis, on the host; the reverse of :func:`shard_rows`."""
     parts = {shard.index[axis].start or 0: shard.data for shard in array.addressable_shards}
     return np.concatenate([np.asarray(parts[start]) for start in sorted(parts)], axis=axis)

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh
 
 from lockstep.jax_engine import mesh as meshes
+from lockstep.jax_engine.mesh import Mesh
 from lockstep.runs.checkpoint import MANIFEST, CheckpointError, aside_of, pack, problem_with, unpack, write_directory
 from lockstep.runs.directory import is_writer
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array
 
 Tree = TypeVar("Tree")
+Result = TypeVar("Result")
 
 BATCH_AXIS, FSDP_AXIS = "batch", "fsdp"
 AXES = (BATCH_AXIS, FSDP_AXIS)
@@ -47,6 +48,27 @@ def materialized(tree: Tree) -> Tree:
     for i, x in zip(floats, kept, strict=True):
         leaves[i] = x
     return jax.tree.unflatten(structure, leaves)
+
+
+def map_shards(function: Callable[..., Result], shards: Any, *shared: Any) -> Result:
+    """Call a function shard by shard: the same bits whether a device holds one shard or many.
+
+    With several shards this is ``jax.lax.map``, whose loop keeps the function apart from what comes before and after. A
+    loop of one is unrolled by the compiler and fused with its surroundings, so its ends are written to memory here.
+
+    Args:
+        function: of one shard's arrays and ``shared``.
+        shards: arrays ``[local shards, …]``.
+        shared: what every shard gets whole, such as parameters.
+
+    Returns:
+        What the function returns, ``[local shards, …]``.
+    """
+    if jax.tree.leaves(shards)[0].shape[0] > 1:
+        return jax.lax.map(lambda shard: function(shard, *shared), shards)
+    only, shared = materialized((jax.tree.map(lambda x: x[0], shards), shared))
+    result = materialized(function(only, *shared))
+    return jax.tree.map(lambda x: x[None], result)
 
 
 def shard_index(axis_names: Sequence[str] = AXES) -> Array:
