@@ -18,7 +18,7 @@ from lockstep.envs.vector import Buffers, HostEnvs, buffer_layout
 from lockstep.jax_engine.blocks import each_shard
 from lockstep.jax_engine.encoders import encode_rows
 from lockstep.jax_engine.environments import make_environment
-from lockstep.jax_engine.keys import keyed
+from lockstep.jax_engine.keys import key_of, keyed
 from lockstep.jax_engine.protocol import JaxEnvironment, Step, Tree
 from lockstep.jax_engine.rollout import pick
 from lockstep.jax_engine.set_up import use_compilation_cache
@@ -36,8 +36,7 @@ def step_draws(env: JaxEnvironment, seeds: Array, elapsed: Array) -> Tree:
 
 
 def _key(seed: Array) -> Array:
-    words = jnp.stack([jnp.zeros((), jnp.uint32), seed.astype(jnp.uint32)])
-    return jax.random.wrap_key_data(words, impl="threefry2x32")
+    return key_of(jnp.stack([jnp.zeros((), jnp.uint32), seed.astype(jnp.uint32)]))
 
 
 def native(description: EnvDescription, rows: np.ndarray) -> np.ndarray:

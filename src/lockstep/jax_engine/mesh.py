@@ -219,6 +219,11 @@ def active_mesh() -> Mesh | None:
 # --- shardings ----------------------------------------------------------------------------------------------------
 
 
+def stacked(spec: PartitionSpec) -> PartitionSpec:
+    """The spec of arrays with a leading axis (of seeds) that isn't cut, before the axes of ``spec``."""
+    return PartitionSpec(None, *spec)
+
+
 def named_sharding(mesh: Mesh, spec: PartitionSpec) -> NamedSharding:
     """The sharding of a spec on a mesh, such as ``REPLICATED``, ``SHARDED`` or ``TIME_SHARDED``."""
     return NamedSharding(mesh, spec)

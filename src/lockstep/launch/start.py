@@ -18,6 +18,7 @@ from lockstep.envs.twins import stepped_inside
 from lockstep.launch.jax_start import start_jax
 from lockstep.launch.local import supervise
 from lockstep.launch.rank import Assignment, engine_module, run_rank
+from lockstep.launch.seeds import check_seeds, seeds_next_steps
 from lockstep.launch.world import World, topology_of, world_of
 from lockstep.runs.checkpoint import checkpoints_in, find_checkpoint
 from lockstep.runs.directory import (
@@ -167,7 +168,7 @@ def _open_directory(
     if path is None:
         if not writer:
             return RunDirectory(Path(options.runs_dir), is_writer=False), None
-        return create_run(options.runs_dir, options.name, config), None
+        return create_run(options.runs_dir, options.name, config, options.num_seeds), None
     if not checkpoints_in(path / CHECKPOINTS):
         which = None  # it ended before its first checkpoint: it begins again
         if writer and not options.quiet:
@@ -197,6 +198,7 @@ def _prepare(request: Request, topology: Topology) -> tuple[Assignment, RunDirec
     if request.note is not None and path is None and writer and not options.quiet:
         print(request.note)
     _check_options(options, config)
+    check_seeds(options, config, world.processes)
     _check_company(config, writer)
     config = _with_reference(config, options.runs_dir)
     _check_machine(config, world.ranks_here)
@@ -215,6 +217,8 @@ def _command() -> str:
 
 def next_steps(path: Path, summary: dict[str, Any]) -> str:
     """What a finished run tells its user: the result, where it lies, what to do next."""
+    if "seeds" in summary:
+        return seeds_next_steps(path, summary, _command())
     final = summary["final_return"]
     result = "no episode ended yet" if final is None else f"mean return of the last 100 episodes {final:,.1f}"
     how = "" if summary["status"] == "finished" else f" ({summary['status']})"
