@@ -12,9 +12,7 @@ from lockstep.presets import defaults_for, for_grpo
 from lockstep.runs.tracked_run import flattened
 
 
-def defaults_by_spaces(
-    env_id: str, given: Mapping[str, Any], options: RunOptions
-) -> tuple[dict[str, Any], str | None]:
+def defaults_by_spaces(env_id: str, given: Mapping[str, Any], options: RunOptions) -> tuple[dict[str, Any], str | None]:
     """Make the environment once, and choose defaults by its spaces.
 
     Args:
@@ -29,8 +27,7 @@ def defaults_by_spaces(
     env = {key: value for key, value in given.get("env", {}).items() if key != "id"}
     try:
         config = EnvConfig.model_validate(env | {"id": env_id})
-        draws = given.get("eval", {}).get("record_video") not in (None, False, "false")
-        start_jax(config, given.get("device", "cpu"), options, draws)
+        start_jax(config, given, options)
         description = describe(config)
     except ValueError:
         return {}, None

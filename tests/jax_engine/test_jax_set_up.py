@@ -19,11 +19,11 @@ if hasattr(os, "sched_setaffinity"):
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
 from lockstep.jax_engine import mesh, set_up
 from lockstep.topology import Topology
-set_up.POOL_THREADS = int(pool)
+if pool:
+    set_up.pool_threads = lambda devices: int(pool)
 try:
-    set_up.configure(1, platform, None if platform != "cpu" else min(devices, int(pool)))
+    set_up.configure(1, platform, devices if platform == "cpu" else None)
     import jax
-    jax.config.update("jax_num_cpu_devices", devices)
     mesh.check_device(platform)
 except ValueError as error:
     print(json.dumps({"error": str(error)}))
@@ -32,17 +32,22 @@ import jax.numpy as jnp, numpy as np
 random = np.random.default_rng(0)
 a = random.normal(size=(2048, 64)).astype(np.float32)
 x = random.normal(size=1_000_000).astype(np.float32)
-results = jax.jit(lambda a, x: (a.T @ jnp.tanh(a), x.sum()))(a, x)
+from lockstep.jax_engine.layers import product
+w = random.normal(size=(64, 64)).astype(np.float32)
+gradient = jax.grad(lambda w, a: jnp.square(product(a, w)).sum())
+results = jax.jit(lambda w, a, x: (gradient(w, a), x.sum()))(w, a, x)
+sha = lambda *arrays: hashlib.sha256(b"".join(np.asarray(r).tobytes() for r in arrays)).hexdigest()
 print(json.dumps({
     "devices": jax.device_count(),
-    "bits": hashlib.sha256(b"".join(np.asarray(r).tobytes() for r in results)).hexdigest(),
+    "bits": sha(*results),
+    "others": sha(jax.jit(lambda a: a.T @ jnp.tanh(a))(a)),
     "flags": os.environ["XLA_FLAGS"],
     "cache": jax.config.values["jax_compilation_cache_dir"],
 }))
 """
 
 
-def child(directory, devices=1, pool=set_up.POOL_THREADS, cores=1, platform="cpu", **variables):
+def child(directory, devices=1, pool="", cores=1, platform="cpu", **variables):
     unset = ("XLA_FLAGS", "PJRT_NPROC", "NPROC", "JAX_PLATFORMS", set_up.CACHE_VARIABLE)
     environment = {k: v for k, v in os.environ.items() if k not in unset}
     environment |= {"PYTHONPATH": str(ROOT / "src"), "XDG_CACHE_HOME": str(directory), **variables}
@@ -59,8 +64,8 @@ def test_neither_cores_nor_devices_decide_the_bits(tmp_path):
     eight = child(own, devices=8, cores=64, XLA_FLAGS=flag, JAX_COMPILATION_CACHE_DIR=str(users), PJRT_NPROC="1")
     assert (one["devices"], eight["devices"]) == (1, 8)
     assert one["bits"] == eight["bits"]
-    # With the pool that a process with one core would have, they are other bits.
-    assert child(users, pool=1)["bits"] != one["bits"]
+    # Those of a sum over rows that isn't transposed first depend on the pool, and with it on devices.
+    assert one["others"] != eight["others"]
     # What the user set is kept.
     assert one["flags"].split() == ["--xla_cpu_multi_thread_eigen=false"]
     assert eight["flags"].split() == [flag, "--xla_cpu_multi_thread_eigen=false"]

@@ -105,6 +105,7 @@ class HostEnvs(ABC):
 
     def begin_step(self) -> None:
         """Begin what :meth:`end_step` finishes: worker processes step while the caller does something else."""
+        return
 
     def end_step(self) -> None:
         """Finish a step that was begun; afterwards everything is as after :meth:`step`."""

@@ -116,5 +116,3 @@ def _empty(count: int, shape: Any) -> Array:
         return jax.random.wrap_key_data(jnp.zeros((count, *shape.shape, *words.shape), words.dtype))
     with jax.enable_x64(True):
         return jnp.zeros((count, *shape.shape), shape.dtype)
-
-

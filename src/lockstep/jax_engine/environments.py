@@ -37,6 +37,8 @@ class ArrayEnvironmentAdapter:
         max_episode_steps: time limit; None: the environment's own.
     """
 
+    cheap_reset = True
+
     def __init__(self, env: ArrayEnvironment, max_episode_steps: int | None = None) -> None:
         self._env = env
         self.observation_space: gymnasium.Space = env.observation_space

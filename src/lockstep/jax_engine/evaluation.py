@@ -15,15 +15,15 @@ def evaluate_policy(session: Session) -> np.ndarray:
 
     Each shard's episodes go through the networks as one batch of fixed shape, whatever the number of devices.
     """
-    program, envs = session.program, session.eval_envs()
-    shards, net = session.plan.local_num_shards, program.net
-    parameters, scale = program.local_parameters(session.state), program.local_scale(session.state)
+    policy, envs = session.policy, session.eval_envs()
+    shards, net = session.plan.local_num_shards, session.program.net
+    parameters, scale = policy.local_parameters(session.state), policy.local_scale(session.state)
     memory, owned = jnp.zeros((shards, envs.num_envs // shards, net.carry_size)), jnp.int32(shards)
 
     def act(rows: np.ndarray) -> np.ndarray:
         nonlocal memory
         lost = envs.buffers.lost.reshape(shards, -1)  # a lost life ends an episode for the learner
-        actions, memory = program.act_most_likely(
+        actions, memory = policy.most_likely(
             parameters, scale, rows.reshape(shards, -1, rows.shape[-1]), memory, lost, owned
         )
         return np.asarray(actions).reshape(len(rows), *actions.shape[2:])

@@ -1,7 +1,8 @@
-"""Collecting a rollout from environments on the host, in two groups: while one steps, the device infers for the other."""
+"""Collecting a rollout from environments on the host in groups: while one steps, the device infers for another."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -85,10 +86,12 @@ class HostRollout:
 def parts_of(envs: Sequence[HostEnvs]) -> list[slice]:
     """Which environments each group has."""
     ends = np.cumsum([0, *(group.num_envs for group in envs)])
-    return [slice(int(a), int(b)) for a, b in zip(ends, ends[1:], strict=False)]
+    return [slice(int(a), int(b)) for a, b in itertools.pairwise(ends)]
 
 
-def collect(envs: Sequence[HostEnvs], infer: Infer, squash: Callable[[np.ndarray], np.ndarray], out: HostRollout) -> None:
+def collect(
+    envs: Sequence[HostEnvs], infer: Infer, squash: Callable[[np.ndarray], np.ndarray], out: HostRollout
+) -> None:
     """Step every environment ``T`` times.
 
     Args:
@@ -124,7 +127,9 @@ def collect_random(config: Config, plan: ShardPlan, envs: Sequence[HostEnvs], ou
         b = group.buffers
         out.raw[0, part] = b.observations
         for t in range(config.num_steps):
-            b.actions[...] = allowed_actions(description.observation, description.action, b.observations, actions[t, part])
+            b.actions[...] = allowed_actions(
+                description.observation, description.action, b.observations, actions[t, part]
+            )
             group.step()
             out.take(t, part, b)
         b.episodes += 1

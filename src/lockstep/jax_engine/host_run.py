@@ -17,14 +17,15 @@ from lockstep.envs.snapshot import load_shards, save_shards
 from lockstep.envs.vector import HostEnvs
 from lockstep.episodes import WINDOW, EpisodeCounter
 from lockstep.jax_engine.device_run import parameter_specs
+from lockstep.jax_engine.host_program import HostProgram
 from lockstep.jax_engine.host_rollout import HostRollout, collect, collect_random, parts_of, record_replay
+from lockstep.jax_engine.inference import Inference
 from lockstep.jax_engine.iterations import Finished, Iteration, learning_rates
 from lockstep.jax_engine.mesh import (
     fetch,
     fetch_rows,
     gather_bytes,
     gather_json,
-
     place,
     replicate_sharding,
     shard_rows,
@@ -65,8 +66,9 @@ class HostRun:
         self.specs = state_specs(state, parameter_specs(program))
         self.state = place_state(state, self.specs, program.mesh)
         self.owned = place(np.int32(program.blocks.shards), replicate_sharding(program.mesh))
-        self._learn, self._act = program.compile_learn(self.specs), program.compile_act()
-        self._noise, self._first = program.compile_noise(), program.compile_first(self.specs)
+        update = HostProgram(program)
+        self._learn, self._first = update.compile_learn(self.specs), update.compile_first(self.specs)
+        self._policy = Inference(program)
         config, description = self.config, program.description
         self.groups = self._groups()
         self.envs: list[HostEnvs] = [
@@ -144,10 +146,10 @@ class HostRun:
 
     def _collect(self, iteration: int) -> None:
         plan = self.plan
-        parameters = self.program.local_parameters(self.state)
-        scale = self.program.local_scale(self.state)
+        parameters = self._policy.local_parameters(self.state)
+        scale = self._policy.local_scale(self.state)
         noises = [
-            self._noise(jnp.int32(iteration), jnp.asarray(group, jnp.int32), jnp.int32(len(group)))
+            self._policy.noise(jnp.int32(iteration), jnp.asarray(group, jnp.int32), jnp.int32(len(group)))
             for group in self.groups
         ]
         start = plan.shards.start
@@ -157,7 +159,7 @@ class HostRun:
             shaped = rows.reshape(len(self.groups[g]), plan.envs_per_shard, -1)
             ended = self._ended(g, t).reshape(shaped.shape[:2])
             count = jnp.int32(len(self.groups[g]))
-            actions, memories[g] = self._act(
+            actions, memories[g] = self._policy.act(
                 parameters, scale, shaped, memories[g], ended, noises[g], jnp.int32(t), count
             )
             return actions

@@ -31,7 +31,7 @@ def reset_draws(env: JaxEnvironment, seeds: Array) -> Tree:
 
 
 def step_draws(env: JaxEnvironment, seeds: Array, elapsed: Array) -> Tree:
-    """What steps draw, keyed by the seeds of their episodes and the steps done in them, int32 ``[n]``; None: nothing."""
+    """What steps draw, keyed by their episodes' seeds and the steps done in them, int32 ``[n]``; None: nothing."""
     return jax.vmap(lambda seed, t: env.step_random(keyed(_key(seed), t + 1), ()))(seeds, elapsed)
 
 

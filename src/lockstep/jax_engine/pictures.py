@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,8 +27,7 @@ class MujocoPictures:
     """
 
     def __init__(self, model: Any) -> None:
-        import mujoco
-
+        mujoco: Any = importlib.import_module("mujoco")
         self._mujoco, self._model, self._data = mujoco, model, mujoco.MjData(model)
         limits = (model.vis.global_.offheight, model.vis.global_.offwidth)
         self._renderer = mujoco.Renderer(model, *map(min, SIZE, limits))
@@ -94,7 +94,9 @@ class DrawnEnvironment:
 
     def __init__(self, config: EnvConfig, mode: str) -> None:
         if mode != "rgb_array":
-            raise ValueError(f"{config.id} is stepped by JAX and can't be shown in a window; --video out.mp4 records it")
+            raise ValueError(
+                f"{config.id} is stepped by JAX and can't be shown in a window; --video out.mp4 records it"
+            )
         self._env = env = make_environment(config)
         if not getattr(env, "can_render", False):
             raise ValueError(
@@ -136,4 +138,3 @@ class DrawnEnvironment:
 
 def _first(tree: Any) -> Any:
     return jax.tree.map(lambda x: np.asarray(x[0]), tree)
-

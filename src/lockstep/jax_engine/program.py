@@ -18,15 +18,14 @@ from jax import numpy as jnp
 
 from lockstep.config import Config
 from lockstep.envs.description import EnvDescription
-from lockstep.jax_engine import distributions
 from lockstep.jax_engine.batch import Batch, first_episodes, make_batch
 from lockstep.jax_engine.blocks import Blocks, each_shard
 from lockstep.jax_engine.environments import JaxEnvironment
 from lockstep.jax_engine.keys import key_of, key_words, keyed
-from lockstep.jax_engine.mesh import REPLICATED, SHARDED, TIME_SHARDED, first_copy, gathered, over_mesh
+from lockstep.jax_engine.mesh import REPLICATED, SHARDED, TIME_SHARDED, over_mesh
 from lockstep.jax_engine.minibatches import Packed, advantage_moments, minibatch_indices, minibatch_statistics
 from lockstep.jax_engine.nets import PolicyNet
-from lockstep.jax_engine.normalizers import normalized, scale_of
+from lockstep.jax_engine.normalizers import scale_of
 from lockstep.jax_engine.parameters import ParameterLayout
 from lockstep.jax_engine.reductions import gather_shards, shard_index
 from lockstep.jax_engine.rollout import (
@@ -34,7 +33,6 @@ from lockstep.jax_engine.rollout import (
     Draws,
     RandomActor,
     Rollout,
-    action_noise,
     begin,
     collect,
     draw,
@@ -279,9 +277,7 @@ class Program:
         reference = parameters if config.algorithm == "grpo" and config.grpo.kl_coef else None
         scale = (jnp.zeros(1), jnp.ones(1)) if config.normalize.returns else None
         one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rollout)
-        batch = jax.eval_shape(
-            lambda p, r, x: make_batch(net, p, r, x, config, scale)[0], parameters, reference, one
-        )
+        batch = jax.eval_shape(lambda p, r, x: make_batch(net, p, r, x, config, scale)[0], parameters, reference, one)
         return Packed(batch)
 
     def _dropout(self, iteration: Array) -> Any:
@@ -349,123 +345,5 @@ class Program:
         """:meth:`call` over the mesh; the state's memory is reused."""
         episodes: Any = REPLICATED if self.everywhere else TIME_SHARDED
         outputs = Outputs(REPLICATED, episodes, episodes)  # type: ignore[arg-type]
-        mapped = over_mesh(
-            self.call, self.mesh, (specs, REPLICATED, SHARDED, REPLICATED, REPLICATED), (specs, outputs)
-        )
+        mapped = over_mesh(self.call, self.mesh, (specs, REPLICATED, SHARDED, REPLICATED, REPLICATED), (specs, outputs))
         return jax.jit(mapped, donate_argnums=0)
-
-    # --- host environments --------------------------------------------------------------------------------------------
-
-    def merged_rollout(self, state: TrainState, rollout: Rollout) -> Rollout:
-        """A rollout by shard ``[shards, T, rows, …]`` as blocks, with observations as the networks see them."""
-        blocks, clip = self.blocks, self.config.normalize.clip_observations
-        merged = Rollout(
-            **{
-                name: x if x is None or name == "terms" else blocks.merge(x, axis=1 if name == "memory" else 2)
-                for name, x in rollout._asdict().items()
-            }
-        )
-        if state.observations is None:
-            return merged
-        scale, layout = scale_of(state.observations), self.net.observation
-        seen, final = (normalized(layout, x, scale, clip) for x in (merged.observations, merged.final))
-        return merged._replace(observations=seen, final=final)
-
-    def learn_from_host(
-        self, state: TrainState, rollout: Rollout, discounted: Array, inputs: Inputs, stop: Array, owned: Array
-    ) -> tuple[TrainState, dict[str, Array], Any]:
-        """:meth:`learn` of a rollout by shard ``[shards, T, rows, …]`` that was collected on the host."""
-        blocks, merged = self.blocks, self.merged_rollout(state, rollout)
-        state, metrics, carried = self.learn(state, merged, blocks.merge(discounted), inputs, stop, owned)
-        return state, metrics, blocks.split(carried)
-
-    def compile_learn(self, specs: TrainState) -> Any:
-        """:meth:`learn_from_host` over the mesh; the state's memory is reused."""
-        mapped = over_mesh(
-            self.learn_from_host,
-            self.mesh,
-            (specs, SHARDED, SHARDED, REPLICATED, SHARDED, REPLICATED),
-            (specs, REPLICATED, SHARDED),
-        )
-        return jax.jit(mapped, donate_argnums=0)
-
-    def compile_first(self, specs: TrainState) -> Any:
-        """First statistics of normalisers, of a random policy's rollout that was collected on the host."""
-
-        def first(state: TrainState, rollout: Rollout, discounted: Array, owned: Array) -> TrainState:
-            def one(rollout: Rollout, discounted: Array) -> Any:
-                return normalizer_moments(self.config, self.net, rollout, discounted)[:2]
-
-            parts = each_shard(one, self.blocks.shards, owned, rollout, discounted)
-            return merge_normalizers(state, *(None if x is None else gather_shards(x) for x in parts))
-
-        return jax.jit(over_mesh(first, self.mesh, (specs, SHARDED, SHARDED, REPLICATED), specs))
-
-    def compile_act(self) -> Any:
-        """The policy on one device, for some shards of this process, whose environments are on the host.
-
-        Takes parameters, the scale of observations (or None), rows ``[k, n, width]`` as environments gave them, what a
-        recurrent policy carries, where an episode just ended, noise ``[k, T, n, …]``, the step, and ``k``.
-        """
-        net, clip = self.net, self.config.normalize.clip_observations
-
-        def act(
-            named: Any, scale: Any, rows: Array, memory: Array, ended: Array, noise: Array, t: Array, owned: Array
-        ) -> Any:
-            def one(rows: Array, memory: Array, ended: Array, noise: Array) -> Any:
-                seen = normalized(net.observation, rows, scale, clip)
-                kept = jnp.where(ended[:, None], 0.0, memory)
-                actions, _, memory = Actor(net, named)(seen, kept, noise[t])
-                return actions, memory
-
-            return each_shard(one, len(rows), owned, rows, memory, ended, noise)
-
-        return jax.jit(act)
-
-    @cached_property
-    def act_most_likely(self) -> Any:
-        """:meth:`compile_act`'s program without noise and step: the most likely actions, squashed."""
-        net, clip = self.net, self.config.normalize.clip_observations
-
-        def act(named: Any, scale: Any, rows: Array, memory: Array, ended: Array, owned: Array) -> Any:
-            def one(rows: Array, memory: Array, ended: Array) -> Any:
-                seen = normalized(net.observation, rows, scale, clip)
-                zeros = jnp.zeros((len(rows), net.action.outputs))
-                kept = jnp.where(ended[:, None], 0.0, memory)
-                _, output, memory = Actor(net, named)(seen, kept, zeros)
-                return distributions.squash(net, distributions.mode(net, output)), memory
-
-            return each_shard(one, len(rows), owned, rows, memory, ended)
-
-        return jax.jit(act)
-
-    def local_parameters(self, state: TrainState) -> Any:
-        """Whole parameters by name on this process's first device."""
-        if self.layout.axes:
-            return {name: jnp.asarray(gathered(x)) for name, x in state.parameters.items()}
-        return self._split(first_copy(state.parameters))
-
-    @cached_property
-    def _split(self) -> Any:
-        return jax.jit(self.layout.split)
-
-    def local_scale(self, state: TrainState) -> Any:
-        """Mean and scale of observations on this process's first device, or None."""
-        if state.observations is None:
-            return None
-        return self._scale(jax.tree.map(first_copy, state.observations))
-
-    @cached_property
-    def _scale(self) -> Any:
-        return jax.jit(scale_of)
-
-    def compile_noise(self) -> Any:
-        """Action noise of some shards: iteration, shards ``[k]`` and their number to float32 ``[k, T, rows, …]``."""
-
-        def noise(iteration: Array, shards: Array, owned: Array) -> Array:
-            key = self.keys["action"]
-            return each_shard(
-                lambda shard: action_noise(self.config, self.net, key, iteration, shard), len(shards), owned, shards
-            )
-
-        return jax.jit(noise)

@@ -176,7 +176,13 @@ def restarted(env: JaxEnvironment, net: PolicyNet, done: Array, random: Any, sta
 
 
 def collect(
-    actor: Actor | RandomActor, env: JaxEnvironment, shaping: RewardShaping, config: Config, scale: Any, carry: EnvCarry, draws: Draws
+    actor: Actor | RandomActor,
+    env: JaxEnvironment,
+    shaping: RewardShaping,
+    config: Config,
+    scale: Any,
+    carry: EnvCarry,
+    draws: Draws,
 ) -> tuple[EnvCarry, Rollout]:
     """Step a block's environments ``T`` times.
 

@@ -49,7 +49,9 @@ class SeedsRun:
         local_devices: of this process.
     """
 
-    def __init__(self, program: Program, seeds: Sequence[int], states: Sequence[TrainState], local_devices: int) -> None:
+    def __init__(
+        self, program: Program, seeds: Sequence[int], states: Sequence[TrainState], local_devices: int
+    ) -> None:
         self.program, self.config, self.seeds = program, program.config, list(seeds)
         self.capacity = iterations_per_call(self.config)
         self._local_devices, self._mark = local_devices, time.perf_counter()

@@ -17,6 +17,7 @@ from lockstep.jax_engine.device_run import DeviceRun
 from lockstep.jax_engine.environments import is_jax_environment, make_environment
 from lockstep.jax_engine.fingerprints import fingerprint_rows
 from lockstep.jax_engine.host_run import HostRun
+from lockstep.jax_engine.inference import Inference
 from lockstep.jax_engine.mesh import (
     check_ranks_alike,
     cut_axis,
@@ -58,6 +59,7 @@ class Session:
         plan: see ``topology``.
         program: what is compiled, with the mesh, the networks and how parameters are held.
         run: the state on the mesh and the environments.
+        policy: the networks by themselves.
         description: the environment's spaces.
         iteration: iterations done; ``global_step`` environment steps, ``optimizer_steps`` optimiser steps.
         recent: the last hundred episodes.
@@ -70,6 +72,7 @@ class Session:
     plan: ShardPlan
     program: Program
     run: DeviceRun | HostRun
+    policy: Inference
     description: EnvDescription
     iteration: int = 0
     global_step: int = 0
@@ -158,9 +161,7 @@ def first_state(config: Config, program: Program) -> TrainState:
     return state._replace(reference=reference_parameters(config, program.net, program.layout))
 
 
-def open_session(
-    config: Config, topology: Topology, options: RunOptions, checkpoint: Checkpoint | None
-) -> Session:
+def open_session(config: Config, topology: Topology, options: RunOptions, checkpoint: Checkpoint | None) -> Session:
     """Open the program and the environments, and build or restore the state.
 
     Raises:
@@ -171,7 +172,16 @@ def open_session(
     state, local = first_state(config, program), num_local_devices(program.mesh)
     inside = program.env is not None
     run = DeviceRun(program, state, local) if inside else HostRun(program, state, plan, local)
-    session = Session(config, topology, plan, program, run, program.description, learning_rate=config.ppo.learning_rate)
+    session = Session(
+        config,
+        topology,
+        plan,
+        program,
+        run,
+        Inference(program),
+        program.description,
+        learning_rate=config.ppo.learning_rate,
+    )
     if checkpoint is None:
         run.begin()
     else:

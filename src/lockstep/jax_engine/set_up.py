@@ -16,16 +16,25 @@ from lockstep.machine import cpu_features, cpu_model, instruction_set
 
 PLATFORMS = {"cpu": "cpu", "cuda": "cuda,cpu", "tpu": "tpu,cpu"}
 
-# XLA's CPU client splits large products and sums over its thread pool, and the split decides their last bits. The pool
-# has as many threads as the machine has cores or the process has devices, whichever is more, unless this says a number.
+# XLA's CPU client runs all devices of a process on one pool of threads, as many as the machine has cores or the
+# process has devices, whichever is more, unless this says a number. A device that waits in a collective holds a
+# thread, and with a thread a device the one that is waited for may find none to work on: the process hangs. Idle
+# threads sleep the sooner the more there are, and waking them costs more than most operations here do: 64 threads take
+# half of the speed.
 POOL_VARIABLE = "PJRT_NPROC"
-POOL_THREADS = 64
+LEAST_THREADS, THREADS_PER_DEVICE = 4, 2
+MOST_DEVICES = 64
 
 ONE_THREAD_FLAGS = {"xla_cpu_multi_thread_eigen": "false"}
 GPU_FLAGS = {"xla_gpu_deterministic_ops": "true", "xla_gpu_autotune_level": "0"}
 
 CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
 MIN_COMPILE_SECONDS = 0.2
+
+
+def pool_threads(devices: int) -> int:
+    """Threads of the pool that the CPU devices of a process share; the bits of what they compute don't depend on it."""
+    return max(LEAST_THREADS, THREADS_PER_DEVICE * devices)
 
 
 def add_xla_flags(flags: dict[str, str]) -> None:
@@ -40,7 +49,7 @@ def configure(threads: int, platform: str, devices: int | None) -> None:
     """Settings that count only before JAX's first use of a device.
 
     Args:
-        threads: CPU threads that a process's computations may use; see :data:`POOL_THREADS`.
+        threads: CPU threads that a process's computations may use; see :func:`pool_threads`.
         platform: ``cpu``, ``cuda`` or ``tpu``.
         devices: how many devices to make of this process's CPU; one by default. If JAX has started, more are fine too.
 
@@ -51,10 +60,10 @@ def configure(threads: int, platform: str, devices: int | None) -> None:
         raise ValueError(f"device: {platform} is none of {', '.join(PLATFORMS)}")
     if devices is not None and platform != "cpu":
         raise ValueError(f"simulate_devices: {devices} devices can be simulated on device cpu, not on {platform}")
-    if devices is not None and not 1 <= devices <= POOL_THREADS:
-        raise ValueError(f"simulate_devices: {devices} must be 1 to {POOL_THREADS}")
+    if devices is not None and not 1 <= devices <= MOST_DEVICES:
+        raise ValueError(f"simulate_devices: {devices} must be 1 to {MOST_DEVICES}")
     if platform == "cpu":
-        os.environ[POOL_VARIABLE] = str(POOL_THREADS)
+        os.environ[POOL_VARIABLE] = str(pool_threads(devices or 1))
         add_xla_flags(ONE_THREAD_FLAGS if threads == 1 else {})
     elif platform == "cuda":
         add_xla_flags(GPU_FLAGS)

@@ -20,9 +20,7 @@ def permutation(key: Array, n: int) -> Array:
     keys = jax.random.bits(key, (2, ROUNDS), jnp.uint32)
     index = _mixed(jnp.arange(n, dtype=jnp.uint32), keys, bits)
     if n != 1 << bits:
-        index = lax.while_loop(
-            lambda x: (x >= n).any(), lambda x: jnp.where(x >= n, _mixed(x, keys, bits), x), index
-        )
+        index = lax.while_loop(lambda x: (x >= n).any(), lambda x: jnp.where(x >= n, _mixed(x, keys, bits), x), index)
     return index.astype(jnp.int32)
 
 

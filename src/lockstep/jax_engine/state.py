@@ -184,7 +184,9 @@ def policy_arrays(state: TrainState, layout: ParameterLayout) -> dict[str, np.nd
     for name, moments in (("observations", state.observations), ("returns", state.returns)):
         if moments is not None:
             count, mean, m2 = (gathered(x) for x in moments)
-            arrays |= {f"{NORMALIZERS}{name}.{k}": v for k, v in (("count", count.reshape(1)), ("mean", mean), ("m2", m2))}
+            arrays |= {
+                f"{NORMALIZERS}{name}.{k}": v for k, v in (("count", count.reshape(1)), ("mean", mean), ("m2", m2))
+            }
     return arrays
 
 

@@ -293,7 +293,9 @@ def notes(session: Session, options: RunOptions) -> list[str]:
         out.append(f"grpo: episodes count for num_steps ({config.num_steps}) at most; the environment {longest}")
     if session.program.layout.axes:
         cut = sum(axis is not None for axis in session.program.layout.axes.values())
-        out.append(f"fsdp: {cut} of {len(session.program.layout.axes)} parameters are cut over {mesh.shape['fsdp']} devices")
+        out.append(
+            f"fsdp: {cut} of {len(session.program.layout.axes)} parameters are cut over {mesh.shape['fsdp']} devices"
+        )
     elif config.fsdp:
         out.append("fsdp: training goes on with a single device, which has nobody to share its parameters with")
     if config.sync_period > 1:

@@ -5,23 +5,30 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
 
 from lockstep.config import Config, RunOptions
 from lockstep.errors import NonFiniteError
+from lockstep.jax_engine.device_run import DeviceRun
+from lockstep.jax_engine.inference import Inference
 from lockstep.jax_engine.iterations import Iteration
 from lockstep.jax_engine.mesh import num_local_devices
 from lockstep.jax_engine.seeds import OneOfSeeds, SeedsRun
 from lockstep.jax_engine.session import Session, first_state, open_program
 from lockstep.jax_engine.train import RUNNING, Trainer, TrainResult, announcement, notes
 from lockstep.launch.signals import StopRequest
-from lockstep.runs.curves import METRIC, MISSING_PLOT, can_plot, interquartile_mean, write_curves
+from lockstep.runs.curves import METRIC, MISSING_PLOT, Curve, can_plot, interquartile_mean, write_curves
 from lockstep.runs.directory import RunDirectory, open_seed
 from lockstep.shards import ShardPlan
 from lockstep.topology import Topology
+
+BATCHED = (
+    "num_seeds: seeds are computed together, so a seed agrees with its own single run up to rounding; repeatable at this "
+    "number of devices"
+)
 
 
 def open_sessions(config: Config, topology: Topology, options: RunOptions) -> tuple[SeedsRun, list[Session]]:
@@ -36,18 +43,13 @@ def open_sessions(config: Config, topology: Topology, options: RunOptions) -> tu
     run = SeedsRun(program, [each.seed for each in configs], states, num_local_devices(program.mesh))
     run.begin()
     plan = ShardPlan(config.envs, config.shards)
-    sessions = [
-        Session(
-            each,
-            topology,
-            plan,
-            replace(program, config=each),
-            OneOfSeeds(run, number),
-            program.description,
-            learning_rate=config.ppo.learning_rate,
+    sessions = []
+    for number, each in enumerate(configs):
+        own, view = replace(program, config=each), cast(DeviceRun, OneOfSeeds(run, number))
+        rate = config.ppo.learning_rate
+        sessions.append(
+            Session(each, topology, plan, own, view, Inference(own), program.description, learning_rate=rate)
         )
-        for number, each in enumerate(configs)
-    ]
     return run, sessions
 
 
@@ -99,30 +101,29 @@ class SeedsTrainer:
         """Last checkpoints, every seed's ``summary.json``, curves, and the run's own ``summary.json``."""
         seconds = time.monotonic() - self.started
         results = [trainer.finish(stop) for trainer in self.trainers]
-        curve: Any = None
-        if self.directory.is_writer:
-            names = {trainer.config.seed: trainer.run.path for trainer in self.trainers}
-            curve = write_curves(self.directory.path, f"{self.run.config.env.id}, {len(names)} seeds", names)
-            if not can_plot():
-                self.progress.message(MISSING_PLOT)
+        path = self.directory.path
+        names = {trainer.config.seed: trainer.run.path for trainer in self.trainers}
+        curve = write_curves(path, f"{self.run.config.env.id}, {len(names)} seeds", names)
+        if not can_plot():
+            self.progress.message(MISSING_PLOT)
         summary = self.summarize([result.summary for result in results], curve, seconds)
         self.directory.write_summary(summary)
         return TrainResult(results[0].status, results[0].signal, summary)
 
-    def summarize(self, summaries: Sequence[dict[str, Any]], curve: Any, seconds: float) -> dict[str, Any]:
+    def summarize(self, summaries: Sequence[dict[str, Any]], curve: Curve, seconds: float) -> dict[str, Any]:
         """``summary.json`` of the run: of all seeds together, and the numbers of each."""
         first, own = summaries[0], ("seed", "final_return", "episodes", "params_sha256", "state_sha256")
         listed = [
             {name: summary[name] for name in own} | {"directory": trainer.run.path.name}
             for summary, trainer in zip(summaries, self.trainers, strict=True)
         ]
-        last = None if curve is None or not curve.iterations else -1
+        final = [ends[-1].item() if curve.iterations else None for ends in (curve.iqm, curve.low, curve.high)]
         different = {*own, "final_success_rate", "wall_time", "steps_per_second"}
         return {
             **{name: value for name, value in first.items() if name not in different},
             "num_seeds": len(summaries),
-            "final_return": None if last is None else float(curve.iqm[last]),
-            "final_return_interval": None if last is None else [float(curve.low[last]), float(curve.high[last])],
+            "final_return": final[0],
+            "final_return_interval": final[1:] if curve.iterations else None,
             "wall_time": seconds,
             "steps_per_second": len(summaries) * first["global_step"] / seconds,
             "seeds": listed,
@@ -154,14 +155,12 @@ def train_seeds(
     Arguments and errors are those of :func:`lockstep.jax_engine.train.train`; a loss that isn't finite ends all.
     """
     seeds, sessions = open_sessions(config, topology, options)
-    trainers = [
-        Trainer(each, open_seed(run, each.config), options, request, started) for each in sessions
-    ]
+    trainers = [Trainer(each, open_seed(run, each.config), options, request, started) for each in sessions]
     trainer = SeedsTrainer(seeds, trainers, run, started)
     try:
         first, last = seeds.seeds[0], seeds.seeds[-1]
         trainer.progress.message(f"seeds {first} … {last} in one program; of seed {first}: {announcement(sessions[0])}")
-        for note in notes(sessions[0], options):
+        for note in [BATCHED, *notes(sessions[0], options)]:
             trainer.progress.message(note)
         for each in trainers:
             each.trackers.text("config", f"```json\n{each.config.model_dump_json(indent=2)}\n```")

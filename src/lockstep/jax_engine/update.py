@@ -117,7 +117,9 @@ class Update:
             mean, scale = (jnp.broadcast_to(x, (self.blocks.count, 1)) for x in (mean, scale))
         return self.blocks.each(one, owned, samples, index, keys, mean, scale)
 
-    def step(self, learner: Learner, result: UpdateResult, number: Array, samples: Array, now: Any, owned: Array) -> Any:
+    def step(
+        self, learner: Learner, result: UpdateResult, number: Array, samples: Array, now: Any, owned: Array
+    ) -> Any:
         """One optimiser step; nothing is applied if it isn't finite, or if the KL stop takes effect."""
         ppo = self.config.ppo
         found = self.gradients(self.layout.named(learner.parameters), samples, now, owned)
@@ -173,7 +175,8 @@ class Update:
             number, minibatch = now
 
             def do(carry: Any) -> Any:
-                return self.step(*carry, number, samples, minibatch, owned)
+                learner, result = carry
+                return self.step(learner, result, number, samples, minibatch, owned)
 
             if self.config.ppo.target_kl is None:
                 return do(carry), None
@@ -201,15 +204,16 @@ class Update:
             learner, result = carry
             zeros = (jnp.zeros(len(self.names)), jnp.zeros(()), jnp.zeros(()))
             (after, seen), _ = lax.scan(
-                lambda c, x: (self._local(*c, samples, x, owned), None), (learner, zeros), now[1]
+                lambda c, x: (self._local(c, samples, x, owned), None), (learner, zeros), now[1]
             )
             return self._together(learner, after, seen, result, now[0][-1], len(now[0]))
 
         skip = carry[1].stopped_by_kl | (carry[1].failed >= 0)
         return lax.cond(skip, lambda carry: carry, do, carry)
 
-    def _local(self, learner: Learner, seen: Any, samples: Array, now: Any, owned: Array) -> Any:
-        """One optimiser step on this device's own samples; ``seen`` are sums of terms, norms and failures."""
+    def _local(self, carry: Any, samples: Array, now: Any, owned: Array) -> Any:
+        """One optimiser step on this device's own samples; carries sums of terms, norms and failures on."""
+        learner, seen = carry
         named, terms = self.gradients(self.layout.named(learner.parameters), samples, now, owned)
         local = terms.sum(0)
         local, terms = terms.sum(0), terms

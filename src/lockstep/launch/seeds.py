@@ -46,7 +46,11 @@ def _refused(config: Config) -> list[tuple[str, Any, str]]:
         ("fsdp", config.fsdp and "true", f"every seed's parameters are whole on each device: leave it out, or {EACH}"),
         ("eval.interval", config.eval.interval, "evaluate each seed afterwards: lockstep eval RUN/seed_N"),
         ("proof.trace", config.proof.trace and "true", f"{EACH} that is to be traced"),
-        ("log.jsonl", log.jsonl, "every seed has a metrics.jsonl of its own, and one file can't hold all: leave it out"),
+        (
+            "log.jsonl",
+            log.jsonl,
+            "every seed has a metrics.jsonl of its own, and one file can't hold all: leave it out",
+        ),
     ]
     services = [name for name in ("wandb", "trackio", "mlflow") if getattr(log, name)]
     found += [(f"log.{name}", "true", f"a process logs one run there, not one a seed; {EACH}") for name in services]

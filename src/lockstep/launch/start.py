@@ -185,7 +185,7 @@ def _prepare(request: Request, topology: Topology) -> tuple[Assignment, RunDirec
     options, writer = request.options, is_writer(topology)
     path, which = (None, None) if options.resume is None else find_run(options.resume, options.runs_dir)
     config = request.config if path is None else resumed_config(path, request.overrides)
-    start_jax(config.env, config.device, options, config.eval.record_video)
+    start_jax(config.env, config.model_dump(), options)
     world = world_of(options, config, topology)
     config, rule = sized_for_machine(config, world)
     if rule is not None and writer and not options.quiet:
