@@ -283,7 +283,8 @@ class Request:
         config: the settings of all sources.
         options: how and where it is run.
         overrides: the settings that were given explicitly.
-        note: which defaults were taken for an environment without a preset, in one line; else None.
+        note: what was decided for the user, a line each: defaults for an environment without a preset, an array
+            environment in place of Gymnasium's; else None.
     """
 
     config: Config
@@ -361,11 +362,21 @@ def read_request(argv: Sequence[str], needs_env: bool = True) -> Request:
     if isinstance(env_id, str) and not has_preset(env_id) and options.resume is None:
         from lockstep.env_defaults import defaults_by_spaces  # makes the environment: only where it is needed
 
-        defaults, note = defaults_by_spaces(env_id, merge(json.loads(json.dumps(file_settings)), config_given))
+        given = merge(json.loads(json.dumps(file_settings)), config_given)
+        defaults, note = defaults_by_spaces(env_id, given, options)
         base = merge(defaults, base)
     elif isinstance(env_id, str) and config_given.get("algorithm", file_settings.get("algorithm")) == "grpo":
         base = for_grpo(env_id, base)
     validate(Config, _layer(json.loads(json.dumps(base)), file_settings), source)
     settings = _layer(_layer(base, file_settings), config_given)
-    config = validate(Config, settings, "command line")
-    return Request(config, options, merge(dict(file_settings), config_given), note)
+    config, line = _stepped_inside(validate(Config, settings, "command line"))
+    lines = [text for text in (note, line) if text is not None]
+    return Request(config, options, merge(dict(file_settings), config_given), "\n".join(lines) or None)
+
+
+def _stepped_inside(config: Config) -> tuple[Config, str | None]:
+    if config.engine != "jax":
+        return config, None
+    from lockstep.envs.twins import stepped_inside  # imports Gymnasium: only where it is needed
+
+    return stepped_inside(config)

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lockstep.config import EnvConfig
+from lockstep.config import EnvConfig, RunOptions
 from lockstep.envs.description import describe
+from lockstep.launch.jax_start import start_jax
 from lockstep.presets import defaults_for, for_grpo
 from lockstep.runs.tracked_run import flattened
 
 
-def defaults_by_spaces(env_id: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+def defaults_by_spaces(env_id: str, given: Mapping[str, Any], options: RunOptions) -> tuple[dict[str, Any], str | None]:
     """Make the environment once, and choose defaults by its spaces.
 
     Args:
         env_id: of an environment without a preset.
         given: the settings that were given explicitly, nested.
+        options: how the run is executed; JAX is set up for that if it has to look at the environment.
 
     Returns:
         Nested settings, and a line that says which of them stand because nobody gave others. Both are empty for an
@@ -24,7 +26,9 @@ def defaults_by_spaces(env_id: str, given: Mapping[str, Any]) -> tuple[dict[str,
     """
     env = {key: value for key, value in given.get("env", {}).items() if key != "id"}
     try:
-        description = describe(EnvConfig.model_validate(env | {"id": env_id}))
+        config = EnvConfig.model_validate(env | {"id": env_id})
+        start_jax(config, given, options)
+        description = describe(config)
     except ValueError:
         return {}, None
     images = bool(description.observation.image_bytes)

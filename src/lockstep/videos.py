@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
 import warnings
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config import EnvConfig
-from lockstep.envs.description import make_environment
+from lockstep.envs.description import array_environment, make_environment
 from lockstep.envs.keyed import environment_failure, stated_mask
 from lockstep.envs.wrappers import LIFE_LOST
 from lockstep.policy import Policy
@@ -40,6 +41,8 @@ def video_writer(video: Path, fps: int) -> Any:
     if video.suffix != ".mp4":
         raise ValueError(f"video: {video} must end in .mp4")
     imageio = _imageio("video")
+    # ffmpeg replaces the forked process at once, so that JAX's threads, which the fork lacks, can't be missed
+    warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
     video.parent.mkdir(parents=True, exist_ok=True)
     return imageio.get_writer(video, fps=fps, macro_block_size=2)
 
@@ -59,6 +62,8 @@ def drawn_environment(config: EnvConfig, mode: str) -> Any:
     Raises:
         ValueError: it can't; one line.
     """
+    if config.jax_only and array_environment(config.id) is None:
+        return importlib.import_module("lockstep.jax_engine.pictures").DrawnEnvironment(config, mode)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Gymnasium warns of the mode that the error below names
         try:
@@ -100,7 +105,8 @@ def _frame(env: Any) -> Any:
             if "mujoco" in str(env.spec.entry_point)
             else ""
         )
-        raise ValueError(f"{env.spec.id} can't be rendered here: {type(error).__name__}: {error}{hint}") from None
+        why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise ValueError(f"{env.spec.id} can't be rendered here: {why}{hint}") from None
     if frame is None:
         raise ValueError(f"{env.spec.id} gives no picture in render mode rgb_array")
     return frame

@@ -34,12 +34,15 @@ def make_envs(
         fail: ends the process with a message, for an environment in this process that hangs.
         purpose: ``"reset"`` for training, ``"eval"`` for evaluation.
         group_size: environments that share the keys of their resets, and so their starts.
-        device: of the policy; tensor environments live there.
+        device: of the policy; tensor environments and JAX's live there.
         shard_size: environments of a shard; None: all are one.
     """
-    if config.jax_only:
-        raise ValueError(f"env.id: {config.id} is stepped in JAX's compiled program, not on the host")
     keys = [env_id // group_size for env_id in env_ids]
+    if config.jax_only:
+        engine = importlib.import_module("lockstep.jax_engine.host_vector")
+        return engine.make_jax_envs(
+            config, description, seed, env_ids, purpose, keys, shard_size or len(env_ids), device
+        )
     if config.backend == "tensor" and not (description.is_array and purpose == "eval"):
         engine = importlib.import_module("lockstep.torch_engine.tensor_envs")
         size = shard_size or len(env_ids)

@@ -105,10 +105,7 @@ class DeviceRun:
 
     def env_arrays(self) -> dict[int, dict[str, np.ndarray]]:
         """What a checkpoint holds of environments, by shard; with several processes a collective."""
-        named = {name: gathered(x) for name, x in _leaves(self.state.envs)}
-        return {
-            shard: {name: array[shard].copy() for name, array in named.items()} for shard in range(self.config.shards)
-        }
+        return shard_arrays(self.state, self.config.shards)
 
     def restore(self, state: TrainState, shards: Mapping[int, Mapping[str, np.ndarray]], iteration: int) -> list[int]:
         """Go on from a checkpoint's state and environments; nothing has to be restarted."""
@@ -136,6 +133,12 @@ class DeviceRun:
 
     def close(self) -> None:
         """Nothing to let go."""
+
+
+def shard_arrays(state: TrainState, shards: int) -> dict[int, dict[str, np.ndarray]]:
+    """What environments carry, by shard and name, on the host; with several processes a collective."""
+    named = {name: gathered(x) for name, x in _leaves(state.envs)}
+    return {shard: {name: array[shard].copy() for name, array in named.items()} for shard in range(shards)}
 
 
 def parameter_specs(program: Program) -> Any:

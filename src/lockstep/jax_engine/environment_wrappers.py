@@ -5,9 +5,12 @@ Each is a batch of environments around another one. From inside to outside: fram
 
 from __future__ import annotations
 
+from typing import Any
+
 import gymnasium
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from lockstep.config import EnvConfig
@@ -16,7 +19,7 @@ from lockstep.jax_engine.protocol import JaxEnvironment, Step, Tree
 
 
 class BatchWrapper:
-    """A batch of environments around another one, which changes nothing.
+    """A batch of environments around another one, which changes nothing; in the state that is ``"env"``.
 
     Args:
         env: the one inside.
@@ -44,6 +47,21 @@ class BatchWrapper:
         """See :meth:`JaxEnvironment.step`."""
         return self._env.step(state, action, random)
 
+    @property
+    def can_render(self) -> bool:
+        """Whether the one inside can be drawn."""
+        return getattr(self._env, "can_render", False)
+
+    @property
+    def render_fps(self) -> int | None:
+        """Pictures a second that they are meant for, if it is known."""
+        return getattr(self._env, "render_fps", None)
+
+    def render(self, state: Tree) -> np.ndarray:
+        """The picture of the first environment of a state; every wrapper keeps the one inside as ``"env"``."""
+        env: Any = self._env
+        return env.render(state["env"])
+
 
 class FrameSkip(BatchWrapper):
     """Every action is taken ``skip`` times, or until the episode ends; rewards add up, the last observation counts.
@@ -55,6 +73,12 @@ class FrameSkip(BatchWrapper):
         super().__init__(env)
         self._skip, self._limit = skip, env.max_episode_steps
         self.max_episode_steps = None if self._limit is None else -(-self._limit // skip)
+
+    @property
+    def render_fps(self) -> int | None:
+        """See :attr:`BatchWrapper.render_fps`; a picture is taken every ``skip`` steps."""
+        inside = super().render_fps
+        return None if inside is None else max(1, round(inside / self._skip))
 
     def step_random(self, key: Array, shape: tuple[int, ...]) -> Tree:
         """See :meth:`JaxEnvironment.step_random`: ``[*shape, skip, …]``."""

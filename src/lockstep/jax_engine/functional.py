@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import gymnasium
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from lockstep.jax_engine.functional_checks import check_functions, space_of
@@ -22,6 +23,7 @@ FINAL = ("final_obs", "final_observation")
 TRUNCATED = ("truncated", "truncation", "TimeLimit.truncated")
 SUCCESS = ("is_success", "success")
 TERMS = "reward_terms"
+CLASSIC_CONTROL = ("Acrobot-v1", "CartPole-v1", "Pendulum-v1", "MountainCar-v0", "MountainCarContinuous-v0")
 
 
 @jax.tree_util.register_dataclass
@@ -42,6 +44,9 @@ class EnvParams:
 
 class Environment:
     """One environment as pure functions: what a class of one's own offers; deriving from this one is a convenience.
+
+    One that has ``render(state, params)`` too, which gives a picture (a NumPy array uint8 ``[height, width, 3]``) and
+    isn't traced, can be recorded by ``lockstep play``, with ``render_fps`` pictures a second.
 
     The functions are traced by ``jax.jit`` and batched by ``jax.vmap``: no branch on an array's value, no side effects.
     A state is any pytree of arrays, of one structure, shapes and dtypes from the reset on.
@@ -143,7 +148,7 @@ class GymnaxEnvironment(Environment):
     """
 
     def __init__(self, env: Any, images: bool = False) -> None:
-        self._env, self._images = env, images
+        self._env, self._images, self._pictures = env, images, None
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -191,6 +196,19 @@ class GymnaxEnvironment(Environment):
     def action_space(self, params: Any = None) -> gymnasium.Space:
         """See :meth:`Environment.action_space`."""
         return space_of(self._env.action_space(self._given(params)))
+
+    def render(self, state: Tree, params: Any = None) -> np.ndarray:
+        """The picture of a state, drawn by gymnax with matplotlib."""
+        if self._pictures is None:
+            from lockstep.jax_engine.pictures import GymnaxPictures
+
+            self._pictures = GymnaxPictures(self._env, self._given(params), state)
+        return self._pictures(state)
+
+    @property
+    def render_fps(self) -> int:
+        """As gymnax plays them."""
+        return 20 if self._env.name in CLASSIC_CONTROL else 10
 
     def _given(self, params: Any) -> Any:
         return self._env.default_params if params is None else params
@@ -266,6 +284,20 @@ class FunctionalAdapter:
     def step(self, state: Tree, action: Array, random: Tree) -> Step:
         """See :meth:`lockstep.jax_engine.protocol.JaxEnvironment.step`."""
         return jax.vmap(self._step)(state, action, random)
+
+    @property
+    def can_render(self) -> bool:
+        """Whether the environment has ``render(state, params)``."""
+        return hasattr(self._env, "render")
+
+    @property
+    def render_fps(self) -> int | None:
+        """Pictures a second that the environment's are meant for, if it says so."""
+        return getattr(self._env, "render_fps", None)
+
+    def render(self, state: Tree) -> np.ndarray:
+        """The picture of the first environment of a state, uint8 ``[height, width, 3]``."""
+        return self._env.render(self._keys.typed(jax.tree.map(lambda x: x[0], state)), self._params)
 
     def _reset(self, key: Array) -> tuple[Tree, Tree]:
         observation, state = self._env.reset(key, self._params)

@@ -49,7 +49,7 @@ _active: ContextVar[Mesh | None] = ContextVar("lockstep_mesh", default=None)
 
 
 def set_up_jax(threads: int, platform: str, simulate_devices: int | None, topology: Topology) -> None:
-    """Set JAX up, before anything uses a device, and join the processes of the run.
+    """Set JAX up, before anything uses a device, and join the processes of the run; what is done is done once.
 
     Args:
         threads: CPU threads per process; 1 keeps XLA's own operations single-threaded.
@@ -62,7 +62,7 @@ def set_up_jax(threads: int, platform: str, simulate_devices: int | None, topolo
         RankMismatchError: the processes can't meet.
     """
     configure(threads, platform, simulate_devices)
-    if topology.world_size > 1:
+    if topology.world_size > 1 and not jax.distributed.is_initialized():
         _join_processes(topology, platform)
     check_device(platform)
 
@@ -219,6 +219,11 @@ def active_mesh() -> Mesh | None:
 
 
 # --- shardings ----------------------------------------------------------------------------------------------------
+
+
+def stacked(spec: PartitionSpec) -> PartitionSpec:
+    """The spec of arrays with a leading axis (of seeds) that isn't cut, before the axes of ``spec``."""
+    return PartitionSpec(None, *spec)
 
 
 def named_sharding(mesh: Mesh, spec: PartitionSpec) -> NamedSharding:

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax import Array, lax
 from jax import numpy as jnp
 
@@ -20,7 +21,7 @@ from lockstep.envs.description import EnvDescription
 from lockstep.jax_engine.batch import Batch, columns_of, first_episodes, make_batch
 from lockstep.jax_engine.blocks import Blocks, each_shard
 from lockstep.jax_engine.environments import JaxEnvironment
-from lockstep.jax_engine.keys import keyed, purpose_key
+from lockstep.jax_engine.keys import key_of, key_words, keyed
 from lockstep.jax_engine.mesh import REPLICATED, SHARDED, TIME_SHARDED, over_mesh
 from lockstep.jax_engine.minibatches import advantage_moments, minibatch_indices, minibatch_statistics
 from lockstep.jax_engine.nets import PolicyNet
@@ -50,6 +51,11 @@ from lockstep.jax_engine.update import Update, learner_of
 from lockstep.jax_engine.words import Words
 
 PURPOSES = ("action", "reset", "step", "minibatch", "begin", "random", "dropout")
+
+
+def purpose_words(seed: int) -> np.ndarray:
+    """Words of the keys of each purpose, uint32 ``[len(PURPOSES), 2]``."""
+    return np.stack([key_words(seed, purpose) for purpose in PURPOSES])
 
 
 class Inputs(NamedTuple):
@@ -90,6 +96,8 @@ class Program:
         mesh: the devices.
         env: the environment inside the program; None where it is stepped on the host.
         everywhere: whether episodes are brought to all processes.
+        key_words: of each purpose's random key, uint32 ``[len(PURPOSES), 2]``; None: those of the config's seed, which
+            the program then holds as constants.
     """
 
     config: Config
@@ -99,6 +107,7 @@ class Program:
     mesh: Any
     env: JaxEnvironment | None
     everywhere: bool
+    key_words: Any = None
 
     @cached_property
     def blocks(self) -> Blocks:
@@ -107,10 +116,11 @@ class Program:
         rows = config.envs // config.shards
         return Blocks(config.shards // self.mesh.size, rows, config.reduction == "exact")
 
-    @cached_property
+    @property
     def keys(self) -> dict[str, Array]:
-        """Keys of each purpose."""
-        return {purpose: purpose_key(self.config.seed, purpose) for purpose in PURPOSES}
+        """Keys of each purpose; made anew at each look, for what is made in one trace doesn't belong into another."""
+        words = purpose_words(self.config.seed) if self.key_words is None else self.key_words
+        return {purpose: key_of(words[number]) for number, purpose in enumerate(PURPOSES)}
 
     def shard_ids(self) -> Array:
         """Global indices of this device's shards, int32 ``[shards]``, inside a mapped program."""

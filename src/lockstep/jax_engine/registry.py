@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -124,6 +125,10 @@ def _package(env_id: str, module: str, extra: str) -> Any:
         raise ValueError(
             f"env.id: {env_id} needs {error.name}, which isn't installed; pip install 'lockstep-rl[{extra}]'"
         ) from None
+    except Exception as error:  # MuJoCo's, when the graphics library that MUJOCO_GL names isn't there
+        chosen = os.environ.get("MUJOCO_GL")
+        hint = "" if chosen is None else f"; MUJOCO_GL is {chosen}"
+        raise ValueError(f"env.id: {env_id}: {module} can't be imported: {one_line(error)}{hint}") from None
 
 
 def _unknown(env_id: str, name: str, family: str, known: Iterable[str]) -> ValueError:

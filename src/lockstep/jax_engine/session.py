@@ -98,7 +98,14 @@ class Session:
             config, each = self.config, eval_episodes_per_shard(self.config)
             ids = [e for shard in self.plan.shards for e in range(shard * each, (shard + 1) * each)]
             self._eval_envs = make_envs(
-                config.env, self.description, config.seed, ids, fail_now, "eval", shard_size=each
+                config.env,
+                self.description,
+                config.seed,
+                ids,
+                fail_now,
+                "eval",
+                device=config.device,
+                shard_size=each,
             )
         return self._eval_envs
 
@@ -128,8 +135,8 @@ def parameter_layout(config: Config, net: PolicyNet, mesh: jax.sharding.Mesh) ->
     return ParameterLayout(shapes, exact, {name: cut_axis(sharding) for name, sharding in shardings.items()})
 
 
-def open_session(config: Config, topology: Topology, options: RunOptions, checkpoint: Checkpoint | None) -> Session:
-    """Join the processes, make the mesh and the environments, compile, and build or restore the state.
+def open_program(config: Config, topology: Topology, options: RunOptions) -> Program:
+    """Join the processes, make the mesh, and look at the environment: everything that is to be compiled.
 
     Raises:
         ValueError: what the config asks for can't be had here, or processes differ; one line.
@@ -142,16 +149,36 @@ def open_session(config: Config, topology: Topology, options: RunOptions, checkp
     description = describe(config.env)
     net = check_networks(config, description)
     layout = parameter_layout(config, net, mesh)
-    inside = is_jax_environment(config.env)
-    env = make_environment(config.env) if inside else None
-    program = Program(config, description, net, layout, mesh, env, everywhere=topology.world_size > 1)
+    env = make_environment(config.env) if is_jax_environment(config.env) else None
+    return Program(config, description, net, layout, mesh, env, everywhere=topology.world_size > 1)
+
+
+def first_state(config: Config, program: Program) -> TrainState:
+    """The state before the first iteration, on the host, without environments; errors of the reference policy."""
+    state = init_state(config, program.net, program.layout)
+    return state._replace(reference=reference_parameters(config, program.net, program.layout))
+
+
+def open_session(config: Config, topology: Topology, options: RunOptions, checkpoint: Checkpoint | None) -> Session:
+    """Open the program and the environments, and build or restore the state.
+
+    Raises:
+        ValueError: see :func:`open_program`.
+    """
+    program = open_program(config, topology, options)
     plan = ShardPlan(config.envs, config.shards, topology.world_size, topology.rank)
-    state = init_state(config, net, layout)
-    state = state._replace(reference=reference_parameters(config, net, layout))
-    local = num_local_devices(mesh)
+    state, local = first_state(config, program), num_local_devices(program.mesh)
+    inside = program.env is not None
     run = DeviceRun(program, state, local) if inside else HostRun(program, state, plan, local)
     session = Session(
-        config, topology, plan, program, run, Inference(program), description, learning_rate=config.ppo.learning_rate
+        config,
+        topology,
+        plan,
+        program,
+        run,
+        Inference(program),
+        program.description,
+        learning_rate=config.ppo.learning_rate,
     )
     if checkpoint is None:
         run.begin()

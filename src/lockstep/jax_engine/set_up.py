@@ -51,10 +51,10 @@ def configure(threads: int, platform: str, devices: int | None) -> None:
     Args:
         threads: CPU threads that a process's computations may use; see :func:`pool_threads`.
         platform: ``cpu``, ``cuda`` or ``tpu``.
-        devices: how many devices to make of this process's CPU; one by default.
+        devices: how many devices to make of this process's CPU; one by default. If JAX has started, more are fine too.
 
     Raises:
-        ValueError: no such platform; CPU devices on another platform; JAX has started with other settings.
+        ValueError: no such platform; CPU devices on another platform; JAX has started with fewer devices.
     """
     if platform not in PLATFORMS:
         raise ValueError(f"device: {platform} is none of {', '.join(PLATFORMS)}")
@@ -79,7 +79,7 @@ def _set_cpu_devices(devices: int) -> None:
         jax.config.update("jax_num_cpu_devices", devices)
     except RuntimeError:
         present = jax.local_device_count()
-        if present != devices:
+        if present < devices:
             raise ValueError(
                 f"simulate_devices: {devices}, but JAX has started with {present} in this process; "
                 "set the number before JAX's first use, or start a fresh process"

@@ -91,7 +91,7 @@ class SimulatedEnvironment(TimedEnvironment):
 
     def __init__(self, env: Any, limit: int) -> None:
         super().__init__(limit)
-        self._env = env
+        self._env, self._pictures = env, None
 
     def reset(self, key: Array, params: Any = None) -> tuple[Tree, Tree]:
         """See :meth:`Environment.reset`."""
@@ -112,6 +112,23 @@ class SimulatedEnvironment(TimedEnvironment):
         truncated = (own & ended) | self._truncated(time, params)
         following = {"env": after, "time": time}
         return Outcome(after.obs, following, after.reward, ended & ~own, truncated, info).values()
+
+    def render(self, state: Tree, params: Any = None) -> np.ndarray:
+        """The picture of a state, uint8 ``[height, width, 3]``; needs a graphics library of MuJoCo's, but no screen."""
+        if self._pictures is None:
+            from lockstep.jax_engine.pictures import MujocoPictures
+
+            self._pictures = MujocoPictures(self._env.sys.mj_model if hasattr(self._env, "sys") else self._env.mj_model)
+        inside = state["env"]
+        if hasattr(inside, "pipeline_state"):
+            physics = inside.pipeline_state
+            return self._pictures(physics.q, physics.qd, physics)
+        return self._pictures(inside.data.qpos, inside.data.qvel, inside.data)
+
+    @property
+    def render_fps(self) -> int:
+        """As many as there are steps in a second."""
+        return max(1, round(1.0 / float(self._env.dt)))
 
     def observation_space(self, params: Any = None) -> gymnasium.Space:
         """See :meth:`Environment.observation_space`."""

@@ -331,6 +331,10 @@ def train(
     run.remove_summary()
     with stop_requests() as request:
         try:
+            if options.num_seeds > 1:
+                from lockstep.jax_engine.train_seeds import train_seeds  # stands on this module
+
+                return train_seeds(config, run, topology, options, request, started)
             session = open_session(config, topology, options, checkpoint)
             try:
                 return _train(session, run, options, request, started, checkpoint)

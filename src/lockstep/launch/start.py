@@ -14,8 +14,11 @@ from lockstep.config_sources import FREE, Request, merge, read_file, validate
 from lockstep.envs.description import describe
 from lockstep.envs.envpool_vector import check_envpool_options
 from lockstep.envs.tensor import check_tensor_options
+from lockstep.envs.twins import stepped_inside
+from lockstep.launch.jax_start import start_jax
 from lockstep.launch.local import supervise
 from lockstep.launch.rank import Assignment, engine_module, run_rank
+from lockstep.launch.seeds import check_seeds, seeds_next_steps
 from lockstep.launch.world import World, topology_of, world_of
 from lockstep.runs.checkpoint import checkpoints_in, find_checkpoint
 from lockstep.runs.directory import (
@@ -68,6 +71,8 @@ def resumed_config(path: Path, overrides: dict[str, Any]) -> Config:
     stored: Config = validate(Config, read_file(path / CONFIG), str(path / CONFIG))
     settings = stored.model_dump(mode="json")
     changed: Config = validate(Config, merge(stored.model_dump(mode="json"), overrides), "command line")
+    if changed.env.id != stored.env.id:  # the id that the run was asked for with
+        changed, _ = stepped_inside(changed)
     for key, old, new in _differences(settings, changed.model_dump(mode="json")):
         if not key.startswith(CHANGEABLE):
             raise ValueError(
@@ -163,7 +168,7 @@ def _open_directory(
     if path is None:
         if not writer:
             return RunDirectory(Path(options.runs_dir), is_writer=False), None
-        return create_run(options.runs_dir, options.name, config), None
+        return create_run(options.runs_dir, options.name, config, options.num_seeds), None
     if not checkpoints_in(path / CHECKPOINTS):
         which = None  # it ended before its first checkpoint: it begins again
         if writer and not options.quiet:
@@ -180,6 +185,7 @@ def _prepare(request: Request, topology: Topology) -> tuple[Assignment, RunDirec
     options, writer = request.options, is_writer(topology)
     path, which = (None, None) if options.resume is None else find_run(options.resume, options.runs_dir)
     config = request.config if path is None else resumed_config(path, request.overrides)
+    start_jax(config.env, config.model_dump(), options)
     world = world_of(options, config, topology)
     config, rule = sized_for_machine(config, world)
     if rule is not None and writer and not options.quiet:
@@ -192,6 +198,7 @@ def _prepare(request: Request, topology: Topology) -> tuple[Assignment, RunDirec
     if request.note is not None and path is None and writer and not options.quiet:
         print(request.note)
     _check_options(options, config)
+    check_seeds(options, config, world.processes)
     _check_company(config, writer)
     config = _with_reference(config, options.runs_dir)
     _check_machine(config, world.ranks_here)
@@ -210,6 +217,8 @@ def _command() -> str:
 
 def next_steps(path: Path, summary: dict[str, Any]) -> str:
     """What a finished run tells its user: the result, where it lies, what to do next."""
+    if "seeds" in summary:
+        return seeds_next_steps(path, summary, _command())
     final = summary["final_return"]
     result = "no episode ended yet" if final is None else f"mean return of the last 100 episodes {final:,.1f}"
     how = "" if summary["status"] == "finished" else f" ({summary['status']})"

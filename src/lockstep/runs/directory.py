@@ -32,6 +32,8 @@ from lockstep.topology import Topology
 
 CONFIG, SUMMARY, CHECKPOINTS, FINGERPRINTS = "config.json", "summary.json", "checkpoints", "fingerprints.jsonl"
 TIMING, LOCK, VIDEOS = "timing.jsonl", ".lock", "videos"
+SEED = "seed_"
+"""What the directory of one of several seeds is called, before the seed itself."""
 OWN_NAMES = {CONFIG, SUMMARY, CHECKPOINTS, FINGERPRINTS, TIMING, LOCK, METRICS_JSONL, METRICS_CSV, TENSORBOARD, VIDEOS}
 OWN_NAMES |= {TRACKERS_JSON, "wandb"}
 
@@ -168,10 +170,11 @@ def is_writer(topology: Topology) -> bool:
     return topology.rank == 0
 
 
-def default_name(config: Config) -> str:
-    """Environment, seed and time, e.g. ``CartPole-v1-seed0-20260131-120000``."""
+def default_name(config: Config, num_seeds: int = 1) -> str:
+    """Environment, seeds and time, e.g. ``CartPole-v1-seed0-20260131-120000``."""
     env = config.env.id.rpartition(":")[2].replace("/", "-")
-    return f"{env}-seed{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    seeds = f"seed{config.seed}" if num_seeds == 1 else f"seeds{config.seed}-{config.seed + num_seeds - 1}"
+    return f"{env}-{seeds}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def _untouched(path: Path) -> bool:
@@ -187,13 +190,13 @@ def _untouched(path: Path) -> bool:
         return False
 
 
-def create_run(runs_dir: str, name: str | None, config: Config) -> RunDirectory:
-    """Make a run directory with its ``config.json``; it comes back locked.
+def create_run(runs_dir: str, name: str | None, config: Config, num_seeds: int = 1) -> RunDirectory:
+    """Make a run directory with its ``config.json``; it comes back locked. ``num_seeds`` stands in its default name.
 
     Raises:
         ValueError: the name is taken, or the directory can't be written; one line.
     """
-    stem, suffix = name or default_name(config), 1
+    stem, suffix = name or default_name(config, num_seeds), 1
     path = Path(runs_dir) / stem
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -222,6 +225,16 @@ def create_run(runs_dir: str, name: str | None, config: Config) -> RunDirectory:
     return run
 
 
+def open_seed(run: RunDirectory, config: Config) -> RunDirectory:
+    """The directory of one of a run's seeds, inside the run's own, with its ``config.json``; it comes back locked."""
+    seed = RunDirectory(run.path / f"{SEED}{config.seed}", run.is_writer, quiet=True)
+    if seed.is_writer:
+        seed.path.mkdir()
+    seed.lock()
+    seed.write_config(config)
+    return seed
+
+
 def open_run(path: Path, config: Config) -> RunDirectory:
     """A run that is resumed, its ``config.json`` brought up to date; it comes back locked.
 
@@ -242,10 +255,11 @@ def find_run(run: str, runs_dir: str = "runs") -> tuple[Path, str]:
     """The directory of a run given by name, path, or path of one of its checkpoints, and which checkpoint is meant.
 
     Raises:
-        ValueError: there is no such run; the line names those that are there.
+        ValueError: there is no such run, or it holds several, one a seed; the line names those that are there.
     """
     for path in (Path(run), Path(runs_dir) / run):
         if (path / CONFIG).is_file():
+            _check_single(path)
             return path, "latest"
         if path.parent.name == CHECKPOINTS and (path.parent.parent / CONFIG).is_file() and path.is_dir():
             return path.parent.parent, path.name
@@ -255,3 +269,11 @@ def find_run(run: str, runs_dir: str = "runs") -> tuple[Path, str]:
     listed = f"; in {runs_dir} there are: {', '.join(there[:5])}{more}" if there else f"; {runs_dir} holds no runs"
     listed = f"; did you mean {close[0]}?" if close else listed
     raise ValueError(f"run: neither {run} nor {Path(runs_dir) / run} is a run directory{listed}")
+
+
+def _check_single(path: Path) -> None:
+    seeds = sorted(path.glob(f"{SEED}*/{CONFIG}"), key=lambda p: int(p.parent.name.removeprefix(SEED)))
+    if seeds:
+        raise ValueError(
+            f"run: {path} holds a run for each of {len(seeds)} seeds; give one of them, e.g. {seeds[0].parent}"
+        )

@@ -1,0 +1,55 @@
+"""JAX is set up before the first look at an environment of its own, for to look at one is to start JAX."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from lockstep.config import EnvConfig, RunOptions
+from lockstep.launch.world import topology_of
+from lockstep.shards import MAX_DEFAULT_SHARDS
+from lockstep.topology import available_cores
+from lockstep.videos import has_screen
+
+
+def start_jax(env: EnvConfig, settings: Mapping[str, Any], options: RunOptions) -> None:
+    """Set JAX up for a run, unless its environment needs no JAX to be looked at; a second call does nothing.
+
+    How many devices the run will use is known only when its environment is: a CPU becomes as many as could be meant,
+    and the run takes the first ones. A launcher's processes meet here, which must be before JAX starts. MuJoCo, where
+    pictures will be asked for, chooses its graphics library when it is imported: that is said here too.
+
+    Args:
+        env: the environment.
+        settings: of the run, nested, as far as they are known; they may not have been checked yet.
+        options: the user's.
+
+    Raises:
+        ValueError: this machine has no such device; one line.
+    """
+    if not env.jax_only:
+        return
+    if settings.get("eval", {}).get("record_video") not in (None, False, "false") and not has_screen():
+        os.environ.setdefault("MUJOCO_GL", "egl")
+    try:
+        mesh = importlib.import_module("lockstep.jax_engine.mesh")
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("lockstep"):
+            raise
+        return  # whoever looks at the environment says what is missing
+    device = settings.get("device") or "cpu"
+    most = importlib.import_module("lockstep.jax_engine.set_up").MOST_DEVICES
+    devices = min(most, _most_devices(settings, options)) if device == "cpu" else None
+    mesh.set_up_jax(1, device, devices, topology_of(options))
+
+
+def _most_devices(settings: Mapping[str, Any], options: RunOptions) -> int:
+    """As many CPU devices as the run may use: no more than cores and shards, where nobody says a number."""
+    if options.simulate_devices or options.devices:
+        return options.simulate_devices or options.devices or 1
+    cores, shards = available_cores(), str(settings.get("num_shards") or "")
+    if shards.isdigit():
+        return min(cores, int(shards))
+    return cores if settings.get("num_envs_per_rank") else min(cores, MAX_DEFAULT_SHARDS)

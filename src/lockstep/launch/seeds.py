@@ -1,0 +1,80 @@
+"""Several seeds in one run: what that doesn't go together with, and what its user is told at the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lockstep.config import Config, RunOptions
+from lockstep.envs.description import stepped_as_arrays
+
+EACH = "start a run for each --seed"
+
+
+def check_seeds(options: RunOptions, config: Config, processes: int) -> None:
+    """Check that ``num_seeds`` agents can be trained at once.
+
+    Args:
+        options: the user's.
+        config: of the run, engine jax.
+        processes: of the run.
+
+    Raises:
+        ValueError: they can't; one line with the key, the value and what works instead.
+    """
+    if options.num_seeds == 1:
+        return
+    asked = f"num_seeds: {options.num_seeds}"
+    if options.resume is not None:
+        raise ValueError(f"{asked} with --resume {options.resume}; each seed is resumed by itself: --resume RUN/seed_N")
+    if processes > 1:
+        raise ValueError(
+            f"{asked} with {processes} processes; seeds share the devices of one: leave the others out, or {EACH}"
+        )
+    if not (config.env.jax_only or stepped_as_arrays(config.env)):
+        raise ValueError(
+            f"{asked}: {config.env.id} is stepped on the host, and seeds share a program only with an environment "
+            f"inside it (lockstep/…, gymnax/…, brax/…, playground/…); {EACH}"
+        )
+    for key, value, instead in _refused(config):
+        raise ValueError(f"{key}: {value} with num_seeds {options.num_seeds}; {instead}")
+
+
+def _refused(config: Config) -> list[tuple[str, Any, str]]:
+    log = config.log
+    found: list[tuple[str, Any, str]] = [
+        ("fsdp", config.fsdp and "true", f"every seed's parameters are whole on each device: leave it out, or {EACH}"),
+        ("eval.interval", config.eval.interval, "evaluate each seed afterwards: lockstep eval RUN/seed_N"),
+        ("proof.trace", config.proof.trace and "true", f"{EACH} that is to be traced"),
+        (
+            "log.jsonl",
+            log.jsonl,
+            "every seed has a metrics.jsonl of its own, and one file can't hold all: leave it out",
+        ),
+    ]
+    services = [name for name in ("wandb", "trackio", "mlflow") if getattr(log, name)]
+    found += [(f"log.{name}", "true", f"a process logs one run there, not one a seed; {EACH}") for name in services]
+    return [one for one in found if one[1]]
+
+
+def seeds_next_steps(path: Path, summary: dict[str, Any], command: str) -> str:
+    """What a finished run of several seeds tells its user."""
+    final, seeds = summary["final_return"], summary["seeds"]
+    result = "some seed has finished no episode yet"
+    if final is not None:
+        low, high = summary["final_return_interval"]
+        result = (
+            f"interquartile mean over {len(seeds)} seeds of the return {final:,.1f} (95 % interval {low:,.1f} … "
+            f"{high:,.1f})"
+        )
+    how = "" if summary["status"] == "finished" else f" ({summary['status']})"
+    first = seeds[0]["directory"]
+    lines = [
+        f"{result} after {summary['global_step']:,} steps of each, {summary['wall_time']:.1f} s, "
+        f"{summary['steps_per_second']:,.0f} steps/s together{how}",
+        f"run: {path}   curves: {path / 'curves.csv'}",
+    ]
+    if summary["status"] != "finished":
+        lines.append(f"continue:  {command} train --resume {path / first}   (each seed by itself)")
+    lines.append(f"evaluate:  {command} eval {path / first} --episodes 20")
+    return "\n".join(lines)

@@ -1,0 +1,153 @@
+"""The learning curve of several seeds: interquartile mean and its bootstrap confidence band, in numbers and a plot.
+
+After Agarwal et al. 2021, "Deep reinforcement learning at the edge of the statistical precipice", section 4: the
+interquartile mean is the mean of the middle half of the seeds, and its 95 % interval is what lies between the quantiles
+of that number over bootstrap samples, which are stratified by task: here there is one, so seeds are drawn from seeds.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.runs.trackers import METRICS_JSONL
+from lockstep.shards import keyed_generator
+
+METRIC = "rollout/episode_return_mean"
+CONFIDENCE, REPETITIONS = 0.95, 2000
+MOST_POINTS = 500
+CURVES_CSV, CURVES_JSON, CURVES_PNG = "curves.csv", "curves.json", "curves.png"
+MISSING_PLOT = "curves.png needs matplotlib; pip install 'lockstep-rl[plot]'"
+LINE, SINGLE = "#1f5fa8", "#b0b0b0"
+
+
+def interquartile_mean(values: np.ndarray) -> np.ndarray:
+    """Mean over the last axis without a quarter of it, rounded down, at either end: ``[…, n]`` to ``[…]``."""
+    count = values.shape[-1]
+    cut = count // 4
+    return np.sort(values, axis=-1)[..., cut : count - cut].mean(-1)
+
+
+def bootstrap_interval(
+    values: np.ndarray, confidence: float = CONFIDENCE, repetitions: int = REPETITIONS, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Percentile interval of the interquartile mean over seeds.
+
+    Args:
+        values: ``[points, seeds]``.
+        confidence: share of the bootstrap samples inside.
+        repetitions: bootstrap samples; the same draws of seeds at every point.
+        seed: of the draws.
+
+    Returns:
+        Lower and upper ends, ``[points]`` each.
+    """
+    count = values.shape[1]
+    drawn = keyed_generator(seed, "bootstrap").integers(count, size=(repetitions, count))
+    tail = 50.0 * (1.0 - confidence)
+    ends = [np.percentile(interquartile_mean(row[drawn]), (tail, 100.0 - tail)) for row in values]
+    return tuple(np.array(ends).reshape(-1, 2).T)  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A learning curve over seeds.
+
+    Attributes:
+        iterations: of each point, and ``global_steps`` environment steps of one seed.
+        global_steps: see ``iterations``.
+        returns: of every seed, float64 ``[points, seeds]``.
+        iqm: interquartile mean, with ``low`` and ``high`` the ends of its confidence interval, ``[points]`` each.
+        low: see ``iqm``.
+        high: see ``iqm``.
+    """
+
+    iterations: list[int]
+    global_steps: list[int]
+    returns: np.ndarray
+    iqm: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+def curve_of(records: Sequence[Sequence[Mapping[str, Any]]]) -> Curve:
+    """The curve of each seed's metrics records, over the iterations by which every seed has finished an episode.
+
+    Args:
+        records: of each seed, in order of iterations; where they are many, evenly spaced ones of them become points.
+    """
+    rows = [row for row in zip(*records, strict=False) if all(_known(record) for record in row)]
+    kept = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), MOST_POINTS)).round().astype(int))
+    rows = [rows[index] for index in kept]
+    returns = np.array([[record[METRIC] for record in row] for row in rows], np.float64).reshape(-1, len(records))
+    low, high = bootstrap_interval(returns)
+    first = [row[0] for row in rows]
+    iterations, steps = ([record[name] for record in first] for name in ("iteration", "global_step"))
+    return Curve(iterations, steps, returns, interquartile_mean(returns), low, high)
+
+
+def _known(record: Mapping[str, Any]) -> bool:
+    value = record.get(METRIC)
+    return value is not None and math.isfinite(value)
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """The metrics records of a run directory."""
+    return [json.loads(line) for line in (path / METRICS_JSONL).read_text().splitlines()]
+
+
+def write_curves(path: Path, title: str, seeds: Mapping[int, Path]) -> Curve:
+    """Write ``curves.csv``, ``curves.json`` and, where matplotlib is installed, ``curves.png`` of several seeds.
+
+    Args:
+        path: directory to write into.
+        title: of the plot.
+        seeds: each seed's run directory.
+    """
+    curve = curve_of([read_records(directory) for directory in seeds.values()])
+    names = ["iteration", "global_step", "iqm", "low", "high", *(f"seed_{seed}" for seed in seeds)]
+    columns = [curve.iterations, curve.global_steps, curve.iqm.tolist(), curve.low.tolist(), curve.high.tolist()]
+    table = list(zip(*columns, *curve.returns.T.tolist(), strict=True))
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([names, *table])
+    (path / CURVES_CSV).write_text(text.getvalue())
+    facts = {"metric": METRIC, "statistic": "interquartile mean over seeds", "seeds": list(seeds)}
+    facts |= {"interval": "stratified bootstrap", "confidence": CONFIDENCE, "repetitions": REPETITIONS}
+    points = [dict(zip(names, row, strict=True)) for row in table]
+    (path / CURVES_JSON).write_text(json.dumps(facts | {"points": points}, indent=1) + "\n")
+    if can_plot() and points:
+        draw(title, curve).savefig(path / CURVES_PNG, dpi=120)
+    return curve
+
+
+def can_plot() -> bool:
+    """Whether matplotlib is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def draw(title: str, curve: Curve) -> Any:
+    """The figure: the interquartile mean with its band, and a thin line for every seed."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.0, 4.3), layout="constrained")
+    axis = figure.subplots()
+    axis.plot(curve.global_steps, curve.returns, color=SINGLE, linewidth=0.7)
+    axis.fill_between(curve.global_steps, curve.low, curve.high, color=LINE, alpha=0.25, linewidth=0)
+    axis.plot(curve.global_steps, curve.iqm, color=LINE, label="interquartile mean, 95 % confidence band")
+    axis.plot([], [], color=SINGLE, linewidth=0.7, label=f"each of {curve.returns.shape[1]} seeds")
+    axis.set_title(title, fontsize=11)
+    axis.set_xlabel("environment steps of a seed")
+    axis.set_ylabel("mean return of the last 100 episodes")
+    axis.grid(alpha=0.3)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=8)
+    return figure
