@@ -82,7 +82,9 @@ def test_every_setting_stands_in_the_config():
     changed = {"learning_rate": 1e-3, "activation": "relu", "hidden_sizes": (8,), "vf_clip_eps": 0.3, "target_kl": 0.1}
     for name, where in PPO_NAMES.items():
         default = getattr(PPO, name)
-        value = changed.get(name, not default if isinstance(default, bool) else default / 2 if isinstance(default, float) else 8)
+        value = changed.get(
+            name, not default if isinstance(default, bool) else default / 2 if isinstance(default, float) else 8
+        )
         config: object = engine_config(ljax.PPOConfig(**{name: value}))
         for part in where.split("."):
             config = getattr(config, part)
@@ -253,7 +255,11 @@ def test_a_task_needs_an_environment():
 
 
 def test_a_reward_is_the_weighted_sum_of_its_terms():
-    terms = {"place": (3.0, lambda t: t.next_state), "own": (0.5, lambda t: t.reward), "push": (-1.0, lambda t: t.action)}
+    terms = {
+        "place": (3.0, lambda t: t.next_state),
+        "own": (0.5, lambda t: t.reward),
+        "push": (-1.0, lambda t: t.action),
+    }
     env = RewardTermsWrapper(corridors.Corridor(), terms)
     check_functions(env, None, jax.random.PRNGKey(0), "it", ())
     _, state = env.reset(jax.random.key(0))

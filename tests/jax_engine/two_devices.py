@@ -16,7 +16,9 @@ jax.config.update("jax_num_cpu_devices", 2)
 import lockstep.jax as ljax  # noqa: E402
 
 STARTED_BEFORE = has_started()
-PPO = ljax.PPOConfig(n_steps=16, n_minibatches=2, hidden_sizes=[16], normalize_observations=True, normalize_rewards=True)
+PPO = ljax.PPOConfig(
+    n_steps=16, n_minibatches=2, hidden_sizes=[16], normalize_observations=True, normalize_rewards=True
+)
 
 
 def run_of(devices, num_envs, **settings):

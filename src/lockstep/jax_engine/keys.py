@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import numpy as np
 from jax import Array
@@ -10,11 +12,14 @@ from jax import numpy as jnp
 from lockstep.shards import keyed_generator
 
 
-def purpose_key(seed: int, purpose: str) -> Array:
-    """The threefry key of ``(seed, purpose)``."""
-    words = keyed_generator(seed, f"{purpose}/threefry").integers(0, 1 << 32, 2, dtype=np.uint32)
-    with jax.ensure_compile_time_eval():  # also where a program is being traced
-        return jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
+def key_words(seed: int, purpose: str) -> np.ndarray:
+    """The words of the threefry key of ``(seed, purpose)``, uint32 ``[2]``."""
+    return keyed_generator(seed, f"{purpose}/threefry").integers(0, 1 << 32, 2, dtype=np.uint32)
+
+
+def key_of(words: Any) -> Array:
+    """The threefry key of its words, uint32 ``[2]``."""
+    return jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
 
 
 def keyed(key: Array, *numbers: Array | int) -> Array:

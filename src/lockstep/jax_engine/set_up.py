@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform as machine
+import re
 import sys
 from pathlib import Path
 
@@ -98,6 +99,13 @@ def has_started() -> bool:
     return False
 
 
+def _simulated_devices() -> int:
+    """CPU devices that the user's own settings ask for."""
+    given = jax.config.values["jax_num_cpu_devices"]
+    forced = re.search(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    return given if given > 0 else int(forced.group(1)) if forced else 1
+
+
 def set_last_bits() -> bool:
     """The settings of :func:`configure` that decide last bits, for a program of the user's own on any platform.
 
@@ -109,9 +117,10 @@ def set_last_bits() -> bool:
         present = os.environ.get("XLA_FLAGS", "").split()
         if jax.default_backend() == "cpu":
             flagged = all(f"--{name}={value}" in present for name, value in ONE_THREAD_FLAGS.items())
-            return flagged and os.environ.get(POOL_VARIABLE) == str(POOL_THREADS)
+            pool = os.environ.get(POOL_VARIABLE, "0")
+            return flagged and pool.isdigit() and int(pool) >= pool_threads(jax.local_device_count())
         return jax.default_backend() != "gpu" or all(f"--{n}={v}" in present for n, v in GPU_FLAGS.items())
-    os.environ[POOL_VARIABLE] = str(POOL_THREADS)
+    os.environ[POOL_VARIABLE] = str(pool_threads(_simulated_devices()))
     add_xla_flags(flags)
     return True
 

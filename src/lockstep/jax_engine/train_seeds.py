@@ -26,8 +26,8 @@ from lockstep.shards import ShardPlan
 from lockstep.topology import Topology
 
 BATCHED = (
-    "num_seeds: seeds are computed together, so a seed agrees with its own single run up to rounding; repeatable at this "
-    "number of devices"
+    "num_seeds: seeds are computed together, so a seed agrees with its own single run up to rounding; repeatable at "
+    "this number of devices"
 )
 
 
