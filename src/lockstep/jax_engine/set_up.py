@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform as machine
+import re
 import sys
 from pathlib import Path
 
@@ -98,22 +99,29 @@ def has_started() -> bool:
     return False
 
 
-def set_last_bits() -> bool:
-    """The settings of :func:`configure` that decide last bits, for a program of the user's own on any platform.
+def prepare_jax() -> bool:
+    """What :func:`configure` sets for threads and last bits, for a program of the user's own, on any platform.
+
+    It counts only before JAX's first use of a device, and after the number of CPU devices was set.
 
     Returns:
-        Whether they are in force: JAX hasn't started yet, or the same were set before it did.
+        Whether it counts: JAX hasn't started yet, or had the same settings when it did.
     """
-    flags = ONE_THREAD_FLAGS | GPU_FLAGS
-    if has_started():
-        present = os.environ.get("XLA_FLAGS", "").split()
-        if jax.default_backend() == "cpu":
-            flagged = all(f"--{name}={value}" in present for name, value in ONE_THREAD_FLAGS.items())
-            return flagged and os.environ.get(POOL_VARIABLE) == str(POOL_THREADS)
-        return jax.default_backend() != "gpu" or all(f"--{n}={v}" in present for n, v in GPU_FLAGS.items())
-    os.environ[POOL_VARIABLE] = str(POOL_THREADS)
-    add_xla_flags(flags)
-    return True
+    threads = pool_threads(_wanted_cpu_devices())
+    if not has_started():
+        os.environ[POOL_VARIABLE] = str(threads)
+        add_xla_flags(ONE_THREAD_FLAGS | GPU_FLAGS)
+        return True
+    platform, present = jax.default_backend(), os.environ.get("XLA_FLAGS", "").split()
+    flags = {"cpu": ONE_THREAD_FLAGS, "gpu": GPU_FLAGS}.get(platform, {})
+    roomy = platform != "cpu" or int(os.environ.get(POOL_VARIABLE, 0)) >= threads
+    return roomy and all(f"--{name}={value}" in present for name, value in flags.items())
+
+
+def _wanted_cpu_devices() -> int:
+    """CPU devices that JAX makes, by its own setting or XLA's flag."""
+    flagged = re.findall(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    return max([1, jax.config.values["jax_num_cpu_devices"], *map(int, flagged)])
 
 
 def default_cache_directory() -> Path:
