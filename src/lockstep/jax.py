@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from lockstep.jax_engine.pytree_checkpoint import save_checkpoint as save_checkpoint
     from lockstep.jax_engine.registry import make as make
     from lockstep.jax_engine.reward_terms import Transition as Transition
-    from lockstep.jax_engine.set_up import set_last_bits as set_last_bits
+    from lockstep.jax_engine.set_up import prepare_jax as prepare_jax
     from lockstep.jax_engine.task import Task as Task
     from lockstep.jax_engine.wrappers import AutoResetWrapper as AutoResetWrapper
     from lockstep.jax_engine.wrappers import ClipActionWrapper as ClipActionWrapper
@@ -76,7 +76,7 @@ _MODULES = {
     "lockstep.jax_engine.task": ("Task",),
     "lockstep.jax_engine.reward_terms": ("Transition",),
     "lockstep.jax_engine.device_report": ("DeviceMetrics", "DistributedSetup"),
-    "lockstep.jax_engine.set_up": ("set_last_bits",),
+    "lockstep.jax_engine.set_up": ("prepare_jax",),
     "lockstep.jax_engine.wrappers": (
         "AutoResetWrapper",
         "ClipActionWrapper",

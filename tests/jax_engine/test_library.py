@@ -62,11 +62,11 @@ def test_the_example_learns(tmp_path):
     assert set(ROOT.iterdir()) == before
 
 
-# --- settings ---------------------------------------------------------------------------------------------------------
+# --- settings --------------------------------------------------------------------------------------------------------
 
 
 def test_settings_are_the_configs():
-    config = engine_config(ljax.PPOConfig(anneal_lr=True, clip_eps=0.1, vf_coef=0.7, hidden_sizes=[8, 8]))
+    config = engine_config(ljax.PPOConfig(anneal_lr=True, clip_eps=0.1, vf_coef=0.7, hidden_sizes=(8, 8)))
     assert config.ppo.schedule == "linear"
     assert config.ppo.clip_range == 0.1
     assert config.ppo.value_coef == 0.7
@@ -118,11 +118,11 @@ def test_values_out_of_limits_are_refused_in_the_users_names(settings, name):
     ],
 )
 def test_a_runner_that_contradicts_itself_is_refused(settings, words):
-    assert words in error_of(ljax.RunnerConfig, **{"total_timesteps": 1000} | settings)
+    assert words in error_of(ljax.RunnerConfig, **({"total_timesteps": 1000} | settings))
 
 
 def resolved(devices, **settings) -> Config:
-    runner = ljax.RunnerConfig(**{"total_timesteps": 10_000} | settings)
+    runner = ljax.RunnerConfig(settings.pop("total_timesteps", 10_000), **settings)
     return run_config(PPO, runner, "env", devices, "cpu", fast=False)
 
 
@@ -164,9 +164,24 @@ def test_a_single_device_where_many_were_meant_is_said_in_a_line(capsys):
 def test_jax_is_seen_to_have_started():
     assert jax.device_count() >= 1
     assert has_started()
-    code = "import jax; from lockstep.jax_engine.set_up import *; assert not has_started(); assert set_last_bits()"
-    fresh("-c", code + "; jax.devices(); assert has_started() and set_last_bits()")
-    fresh("-c", "import jax; jax.devices(); import lockstep.jax as j; assert not j.set_last_bits()")
+    code = "import jax; from lockstep.jax_engine.set_up import *; assert not has_started(); assert prepare_jax()"
+    fresh("-c", code + "; jax.devices(); assert has_started() and prepare_jax()")
+    fresh("-c", "import jax; jax.devices(); import lockstep.jax as j; assert not j.prepare_jax()")
+
+
+OPENED = """
+import jax, lockstep.jax as ljax
+from lockstep.jax_engine.library import Training
+jax.config.update("jax_num_cpu_devices", 2)
+{first}
+Training(*ljax.make("CartPole-v1"), ljax.PPOConfig(), ljax.RunnerConfig(10_000))
+"""
+
+
+def test_a_line_says_that_jax_had_started_too_early():
+    assert fresh("-c", OPENED.format(first="jax.devices()")).stderr.count("prepare_jax() first") == 1
+    assert fresh("-c", OPENED.format(first="ljax.prepare_jax(); jax.devices()")).stderr == ""
+    assert fresh("-c", OPENED.format(first="")).stderr == ""
 
 
 def refused(env, params=None, **settings):
@@ -184,7 +199,7 @@ def test_an_environment_that_isnt_what_was_said_is_refused():
     assert "can't be traced" in refused(corridors.Wrong("branch"))
 
 
-# --- a state of one's own -----------------------------------------------------------------------------------------------
+# --- a state of one's own --------------------------------------------------------------------------------------------
 
 
 def test_a_fresh_state_is_that_of_a_run_with_the_keys_seed():
@@ -200,7 +215,7 @@ def test_a_fresh_state_is_that_of_a_run_with_the_keys_seed():
 
 
 def test_continuous_actions_keep_to_their_bounds():
-    box = spaces.Box(np.float32([-0.1, -2.0]), np.float32([0.1, 2.0]))
+    box = spaces.Box(np.array([-0.1, -2.0], np.float32), np.array([0.1, 2.0], np.float32))
     state = ljax.PPO.init(jax.random.key(0), (3,), box)
     actions = ljax.PPO.act(state, jnp.ones((50, 3)), jax.random.key(1))
     assert actions.shape == (50, 2)
@@ -209,7 +224,7 @@ def test_continuous_actions_keep_to_their_bounds():
     assert state.params["log_std"].shape == (2,)
 
 
-# --- tasks --------------------------------------------------------------------------------------------------------------
+# --- tasks -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -229,8 +244,8 @@ def test_settings_of_a_task_that_dont_fit_are_refused(settings, words):
 
 
 def test_batches_say_how_many_minibatches_there_are():
-    for settings in ({"batch_size": 1}, {"num_batches": 4}, {"batch_size": 1, "num_batches": 4}):
-        assert Corridors(*corridor_settings(), **settings).ppo_config.n_minibatches == 4
+    for size, number in ((1, None), (None, 4), (1, 4)):
+        assert Corridors(*corridor_settings(), batch_size=size, num_batches=number).ppo_config.n_minibatches == 4
     assert Corridors(*corridor_settings()).ppo_config.n_minibatches == 2
 
 
@@ -251,7 +266,7 @@ def test_a_task_needs_an_environment():
         ljax.Task(PPO, ljax.RunnerConfig(100)).train()
 
 
-# --- reward terms -------------------------------------------------------------------------------------------------------
+# --- reward terms ----------------------------------------------------------------------------------------------------
 
 
 def test_a_reward_is_the_weighted_sum_of_its_terms():
@@ -264,7 +279,7 @@ def test_a_reward_is_the_weighted_sum_of_its_terms():
     check_functions(env, None, jax.random.PRNGKey(0), "it", ())
     _, state = env.reset(jax.random.key(0))
     for place in (1, 2):
-        _, state, reward, _, info = env.step(None, state, jnp.int32(1))
+        _, state, reward, _, info = env.step(jax.random.key(0), state, jnp.int32(1))
         assert float(reward) == pytest.approx(3 * place - 0.05 - 1)
         assert {name: float(x) for name, x in info["reward_terms"].items()} == pytest.approx(
             {"place": 3 * place, "own": -0.05, "push": -1}
@@ -287,6 +302,6 @@ def test_terms_that_are_none_are_refused(terms, words):
 def test_terms_give_numbers_of_environments_that_dont_reset():
     env = RewardTermsWrapper(corridors.Corridor(), {"a": (1.0, lambda t: t.observation)})
     _, state = env.reset(jax.random.key(0))
-    assert "(2,)" in error_of(env.step, None, state, jnp.int32(1))
+    assert "(2,)" in error_of(env.step, jax.random.key(0), state, jnp.int32(1))
     inside = ljax.AutoResetWrapper(corridors.Corridor())
     assert "resets by itself" in error_of(RewardTermsWrapper, inside, {"a": (1.0, lambda t: 1.0)})

@@ -26,7 +26,7 @@ from lockstep.jax_engine.ppo import PPOTrainState, check_spaces, of_engine, to_e
 from lockstep.jax_engine.program import Program
 from lockstep.jax_engine.reductions import BATCH_AXIS
 from lockstep.jax_engine.session import parameter_layout
-from lockstep.jax_engine.set_up import set_last_bits
+from lockstep.jax_engine.set_up import prepare_jax
 from lockstep.jax_engine.state import check_networks, init_state, place_state, state_specs
 from lockstep.runs.directory import is_writer
 from lockstep.shards import keyed_seed
@@ -86,13 +86,14 @@ class Training:
         customs = customs or Customs()
         name = type(env).__name__
         _check_one(env, name)
-        promised = set_last_bits()
+        prepared = prepare_jax()
         devices, fsdp = devices_of(runner)
         config = run_config(ppo, runner, name, devices, jax.default_backend(), customs.synchronize is not None)
-        if config.reduction == "exact" and devices > 1 and not promised:
+        if devices > 1 and not prepared:
             say(
-                "JAX had started before Lockstep could settle how it rounds: other numbers of devices may differ in "
-                "last bits; call lockstep.jax.set_last_bits() first"
+                "JAX had started before Lockstep could settle threads and rounding: other numbers of devices may "
+                "differ in last bits, and many CPU devices may wait for one another; call lockstep.jax.prepare_jax() "
+                "first"
             )
         mesh = make_mesh(fsdp, devices, customs.axis_name)
         adapter = FunctionalAdapter(env, env_params, name=name)

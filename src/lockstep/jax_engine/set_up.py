@@ -52,10 +52,10 @@ def configure(threads: int, platform: str, devices: int | None) -> None:
     Args:
         threads: CPU threads that a process's computations may use; see :func:`pool_threads`.
         platform: ``cpu``, ``cuda`` or ``tpu``.
-        devices: how many devices to make of this process's CPU; one by default. If JAX has started, more are fine too.
+        devices: how many devices to make of this process's CPU; one by default.
 
     Raises:
-        ValueError: no such platform; CPU devices on another platform; JAX has started with fewer devices.
+        ValueError: no such platform; CPU devices on another platform; JAX has started with other settings.
     """
     if platform not in PLATFORMS:
         raise ValueError(f"device: {platform} is none of {', '.join(PLATFORMS)}")
@@ -80,7 +80,7 @@ def _set_cpu_devices(devices: int) -> None:
         jax.config.update("jax_num_cpu_devices", devices)
     except RuntimeError:
         present = jax.local_device_count()
-        if present < devices:
+        if present != devices:
             raise ValueError(
                 f"simulate_devices: {devices}, but JAX has started with {present} in this process; "
                 "set the number before JAX's first use, or start a fresh process"
@@ -99,30 +99,29 @@ def has_started() -> bool:
     return False
 
 
-def _simulated_devices() -> int:
-    """CPU devices that the user's own settings ask for."""
-    given = jax.config.values["jax_num_cpu_devices"]
-    forced = re.search(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
-    return given if given > 0 else int(forced.group(1)) if forced else 1
+def prepare_jax() -> bool:
+    """What :func:`configure` sets for threads and last bits, for a program of the user's own, on any platform.
 
-
-def set_last_bits() -> bool:
-    """The settings of :func:`configure` that decide last bits, for a program of the user's own on any platform.
+    It counts only before JAX's first use of a device, and after the number of CPU devices was set.
 
     Returns:
-        Whether they are in force: JAX hasn't started yet, or the same were set before it did.
+        Whether it counts: JAX hasn't started yet, or had the same settings when it did.
     """
-    flags = ONE_THREAD_FLAGS | GPU_FLAGS
-    if has_started():
-        present = os.environ.get("XLA_FLAGS", "").split()
-        if jax.default_backend() == "cpu":
-            flagged = all(f"--{name}={value}" in present for name, value in ONE_THREAD_FLAGS.items())
-            pool = os.environ.get(POOL_VARIABLE, "0")
-            return flagged and pool.isdigit() and int(pool) >= pool_threads(jax.local_device_count())
-        return jax.default_backend() != "gpu" or all(f"--{n}={v}" in present for n, v in GPU_FLAGS.items())
-    os.environ[POOL_VARIABLE] = str(pool_threads(_simulated_devices()))
-    add_xla_flags(flags)
-    return True
+    threads = pool_threads(_wanted_cpu_devices())
+    if not has_started():
+        os.environ[POOL_VARIABLE] = str(threads)
+        add_xla_flags(ONE_THREAD_FLAGS | GPU_FLAGS)
+        return True
+    platform, present = jax.default_backend(), os.environ.get("XLA_FLAGS", "").split()
+    flags = {"cpu": ONE_THREAD_FLAGS, "gpu": GPU_FLAGS}.get(platform, {})
+    roomy = platform != "cpu" or int(os.environ.get(POOL_VARIABLE, 0)) >= threads
+    return roomy and all(f"--{name}={value}" in present for name, value in flags.items())
+
+
+def _wanted_cpu_devices() -> int:
+    """CPU devices that JAX makes, by its own setting or XLA's flag."""
+    flagged = re.findall(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    return max([1, jax.config.values["jax_num_cpu_devices"], *map(int, flagged)])
 
 
 def default_cache_directory() -> Path:
