@@ -164,7 +164,12 @@ class RunOptions(Section):
     fsdp_devices: int | None = Field(
         default=None, ge=1, description="jax with fsdp: devices that a copy is sharded over (default: all)"
     )
-    num_seeds: int = Field(default=1, ge=1, description="jax: independent agents at once, of seeds seed, seed + 1, …")
+    num_seeds: int = Field(
+        default=1,
+        ge=1,
+        description="jax: independent agents in one program, of seeds seed, seed + 1, …; reduction exact: in turns, "
+        "each the same as its own run; fast: as one batch",
+    )
     coordinator: str | None = Field(
         default=None,
         pattern=COORDINATOR,

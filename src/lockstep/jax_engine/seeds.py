@@ -1,6 +1,9 @@
-"""Independent agents of several seeds in one program: iterations vmapped over a leading axis of seeds.
+"""Independent agents of several seeds in one program, whose arrays have a leading axis of seeds.
 
-Every device owns its shards of every seed, so that whatever holds for a run's shards holds for each seed's.
+Every device owns its shards of every seed, so that whatever holds for a run's shards holds for each seed's. In
+``exact`` a call runs the seeds one after another, in a loop whose body is compiled once: the bytes of each are those of
+its own single run, and nothing is started, read or compiled again between seeds. In ``fast`` they are one batch
+(``vmap``), which agrees with single runs up to rounding.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import numpy as np
 from jax import Array
 from jax import numpy as jnp
 
+from lockstep.jax_engine.blocks import each_shard
 from lockstep.jax_engine.device_run import (
     Pending,
     finished,
@@ -60,6 +64,7 @@ class SeedsRun:
         self._specs = state_specs(states[0]._replace(envs=program.carry_shapes()), parameters)
         whole = replicate_sharding(mesh)
         self._owned = place(np.int32(program.blocks.shards), whole)
+        self._count = place(np.int32(len(seeds)), whole)
         self._words = place(np.stack([purpose_words(seed) for seed in seeds]), whole)
         together = jax.tree.map(lambda *leaves: np.stack(leaves), *states)
         self.state = place_state(together, _stacked(self._without), mesh)
@@ -68,26 +73,37 @@ class SeedsRun:
     def _compile_call(self) -> Any:
         program = self.program
 
-        def call(words: Array, state: TrainState, inputs: Inputs, stop: Array, owned: Array, count: Array) -> Any:
+        def call(
+            words: Array, state: TrainState, inputs: Inputs, stop: Array, owned: Array, count: Array, seeds: Array
+        ) -> Any:
             def one(words: Array, state: TrainState) -> Any:
                 return replace(program, key_words=words).call(state, inputs, stop, owned, count)
 
-            return jax.vmap(one)(words, state)
+            return self._for_each(one, seeds, words, state)
 
         specs, episodes = _stacked(self._specs), stacked(TIME_SHARDED)
         outputs: Any = Outputs(REPLICATED, episodes, episodes)  # type: ignore[arg-type]
-        given = (REPLICATED, specs, REPLICATED, SHARDED, REPLICATED, REPLICATED)
+        given = (REPLICATED, specs, REPLICATED, SHARDED, REPLICATED, REPLICATED, REPLICATED)
         return jax.jit(over_mesh(call, program.mesh, given, (specs, outputs)), donate_argnums=1)
 
     def begin(self) -> None:
         """First episodes, and first statistics where something is normalised."""
 
-        def initial(words: Array, state: TrainState, owned: Array) -> TrainState:
-            return jax.vmap(lambda w, s: replace(self.program, key_words=w).initial(s, owned))(words, state)
+        def initial(words: Array, state: TrainState, owned: Array, seeds: Array) -> TrainState:
+            def one(words: Array, state: TrainState) -> TrainState:
+                return replace(self.program, key_words=words).initial(state, owned)
 
-        given = (REPLICATED, _stacked(self._without), REPLICATED)
+            return self._for_each(one, seeds, words, state)
+
+        given = (REPLICATED, _stacked(self._without), REPLICATED, REPLICATED)
         mapped = over_mesh(initial, self.program.mesh, given, _stacked(self._specs))
-        self.state = jax.jit(mapped)(self._words, self.state, self._owned)
+        self.state = jax.jit(mapped)(self._words, self.state, self._owned, self._count)
+
+    def _for_each(self, function: Any, count: Array, *trees: Any) -> Any:
+        """Call a function of one seed for each of ``[seeds, …]``: in a loop (exact), or for all at once (fast)."""
+        if self.program.blocks.exact:
+            return each_shard(function, len(self.seeds), count, *trees)
+        return jax.vmap(function)(*trees)
 
     def dispatch(self, first: int, count: int, stop: int) -> Pending:
         """Start ``count`` iterations of every seed, ``first`` having been done before; returns at once."""
@@ -99,7 +115,7 @@ class SeedsRun:
         stops = shard_rows(np.full(self._local_devices, stop, np.int32), mesh)
         many = place(np.int32(count), replicate_sharding(mesh))
         begun = time.perf_counter()
-        self.state, outputs = self._call(self._words, self.state, inputs, stops, self._owned, many)
+        self.state, outputs = self._call(self._words, self.state, inputs, stops, self._owned, many, self._count)
         return Pending(first, count, outputs, begun)
 
     def fetch(self, pending: Pending) -> list[list[Iteration]]:

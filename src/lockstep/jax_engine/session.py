@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import jax
 import numpy as np
@@ -125,7 +126,7 @@ def eval_episodes_per_shard(config: Config) -> int:
     return -(-config.eval.episodes // config.shards)
 
 
-def parameter_layout(config: Config, net: PolicyNet, mesh: jax.sharding.Mesh) -> ParameterLayout:
+def parameter_layout(config: Config, net: PolicyNet, mesh: Any) -> ParameterLayout:
     """One vector; with FSDP arrays by name, large ones cut over the mesh's ``fsdp`` axis."""
     shapes, exact = net.shapes(), config.reduction == "exact"
     if not config.fsdp or mesh.shape["fsdp"] == 1:

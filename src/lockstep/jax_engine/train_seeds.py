@@ -25,10 +25,15 @@ from lockstep.runs.directory import RunDirectory, open_seed
 from lockstep.shards import ShardPlan
 from lockstep.topology import Topology
 
+<<<<<<< HEAD
 BATCHED = (
     "num_seeds: seeds are computed together, so a seed agrees with its own single run up to rounding; repeatable at "
     "this number of devices"
 )
+=======
+EXACT = "num_seeds: seeds take turns in the program, and each seed's agent has the bytes of its own single run"
+BATCHED = "num_seeds: seeds are computed together, and each agrees with its own single run up to rounding"
+>>>>>>> jaxseeds
 
 
 def open_sessions(config: Config, topology: Topology, options: RunOptions) -> tuple[SeedsRun, list[Session]]:
@@ -160,7 +165,7 @@ def train_seeds(
     try:
         first, last = seeds.seeds[0], seeds.seeds[-1]
         trainer.progress.message(f"seeds {first} … {last} in one program; of seed {first}: {announcement(sessions[0])}")
-        for note in [BATCHED, *notes(sessions[0], options)]:
+        for note in [EXACT if config.reduction == "exact" else BATCHED, *notes(sessions[0], options)]:
             trainer.progress.message(note)
         for each in trainers:
             each.trackers.text("config", f"```json\n{each.config.model_dump_json(indent=2)}\n```")
