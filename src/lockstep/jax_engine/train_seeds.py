@@ -25,15 +25,8 @@ from lockstep.runs.directory import RunDirectory, open_seed
 from lockstep.shards import ShardPlan
 from lockstep.topology import Topology
 
-<<<<<<< HEAD
-BATCHED = (
-    "num_seeds: seeds are computed together, so a seed agrees with its own single run up to rounding; repeatable at "
-    "this number of devices"
-)
-=======
 EXACT = "num_seeds: seeds take turns in the program, and each seed's agent has the bytes of its own single run"
 BATCHED = "num_seeds: seeds are computed together, and each agrees with its own single run up to rounding"
->>>>>>> jaxseeds
 
 
 def open_sessions(config: Config, topology: Topology, options: RunOptions) -> tuple[SeedsRun, list[Session]]:
