@@ -69,6 +69,27 @@ class Keyed(Corridor):
         return obs, {"place": place, "key": following}, jax.random.uniform(drawn), done, info
 
 
+class Noisy(Corridor):
+    """Rewards are drawn from the key of each step; an episode begins somewhere on the way."""
+
+    def reset(self, key, params):
+        place = jax.random.randint(key, (), 0, self.length)
+        return self.seen(place), place
+
+    def step(self, key, state, action, params):
+        obs, place, _, done, info = super().step(key, state, action, params)
+        return obs, place, jax.random.uniform(key), done, info
+
+
+class Painted(Corridor):
+    """Draws itself: a column as bright as the place is far."""
+
+    render_fps = 12
+
+    def render(self, state, params):
+        return np.full((4, 6, 3), 10 * int(state), np.uint8)
+
+
 class Wrong(Corridor):
     """One thing of it is wrong."""
 

@@ -1,0 +1,62 @@
+"""Pictures of environments that JAX steps: gymnax's, MuJoCo's, and what has none."""
+
+import numpy as np
+import pytest
+
+from lockstep.config import EnvConfig
+from lockstep.jax_engine.pictures import DrawnEnvironment, MujocoPictures
+from lockstep.videos import drawn_environment, prepare_rendering
+
+
+def drawn(env_id, **settings):
+    return drawn_environment(EnvConfig(id=env_id, **settings), "rgb_array")
+
+
+@pytest.mark.parametrize("env_id", ["gymnax/CartPole-v1", "gymnax/Breakout-MinAtar"])
+def test_gymnax_draws_its_states(env_id):
+    for package in ("gymnax", "matplotlib", "seaborn", "pygame"):
+        pytest.importorskip(package)
+    env = drawn(env_id)
+    assert isinstance(env, DrawnEnvironment)
+    env.reset(seed=1)
+    first = env.render()
+    assert (first.dtype, first.shape[2], first.ndim) == (np.uint8, 3, 3)
+    assert np.array_equal(env.render(), first)
+    for _ in range(4):
+        env.step(0)
+    assert not np.array_equal(env.render(), first)
+
+
+def test_what_has_no_picture_says_so():
+    with pytest.raises(ValueError, match=r"^corridors:Corridor can't be drawn: it has no render\(state, params\)"):
+        drawn("corridors:Corridor", backend="jax")
+    with pytest.raises(ValueError, match=r"^corridors:Painted is stepped by JAX and can't be shown in a window"):
+        drawn_environment(EnvConfig(id="corridors:Painted", backend="jax"), "human")
+    pytest.importorskip("gymnax")
+    env = drawn("gymnax/DeepSea-bsuite")
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match="gymnax draws no picture of it"):
+        env.render()
+
+
+BALL = """
+<mujoco><worldbody><camera name="side" pos="0 -3 0" xyaxes="1 0 0 0 0 1"/><light pos="0 -3 3"/>
+<body><joint type="slide" axis="1 0 0"/><geom size="0.3" rgba="1 0 0 1"/></body></worldbody></mujoco>
+"""
+
+
+def test_a_model_is_seen_where_it_is():
+    prepare_rendering(screen=False)
+    mujoco = pytest.importorskip("mujoco")
+    try:
+        pictures = MujocoPictures(mujoco.MjModel.from_xml_string(BALL))
+    except Exception as error:
+        pytest.skip(f"no graphics library here: {error}")
+    columns = []
+    for place in (-0.5, 0.5):
+        picture = pictures([place], [0.0], None)
+        assert picture.shape == (480, 640, 3)
+        red = picture[..., 0].astype(int) - picture[..., 1]
+        columns.append((red * np.arange(640)).sum() / red.sum())
+    assert columns[0] < 300
+    assert columns[1] > 340

@@ -1,0 +1,105 @@
+"""Several seeds in one program: each is its own single run's agent, with a run directory of its own."""
+
+import json
+
+import numpy as np
+import pytest
+from command_line import SMALL, error_line, lockstep, trained
+from safetensors.numpy import load_file
+
+from lockstep.runs.curves import METRIC, curve_of
+
+__all__ = ["trained"]
+
+BASE = ("CartPole-v1", *SMALL, "--engine", "jax", "--checkpoint.interval", 1, "--checkpoint.keep-last", 9)
+BASE = (*BASE, "--normalize.observations", "--normalize.returns", "--stop-at-step", 512)
+SEEDS = (*BASE, "--seed", 5, "--num-seeds", 2)
+STEPS = 128
+
+
+def arrays(path, step):
+    files = ("policy", "optimizer", "normalizers")
+    found = [load_file(path / f"checkpoints/step_{step}/{name}.safetensors") for name in files]
+    return {f"{file}/{name}": x for file, part in zip(files, found, strict=True) for name, x in part.items()}
+
+
+def largest_difference(one, other):
+    assert one.keys() == other.keys()
+    return max(float(np.abs(one[name].astype(np.float64) - other[name]).max()) for name in one)
+
+
+def metrics(path):
+    lines = (path / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if not k.startswith("time/")} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def exact(request, trained):
+    return trained(*SEEDS, "--devices", 1)
+
+
+@pytest.mark.parametrize("seed", [5, 6])
+def test_exactly_reduced_each_seed_has_the_bytes_of_its_own_run(trained, exact, seed):
+    own = trained(*BASE, "--seed", seed, "--simulate-devices", 2)
+    part = json.loads((exact.path / f"seed_{seed}" / "summary.json").read_text())
+    assert (part["params_sha256"], part["state_sha256"]) == own.agent
+    assert part["seed"] == seed
+    assert metrics(exact.path / f"seed_{seed}") == own.metrics
+    assert len(own.metrics) == 4
+    environments = load_file(own.path / f"checkpoints/step_{STEPS}/envs/shard_3.safetensors")
+    theirs = load_file(exact.path / f"seed_{seed}/checkpoints/step_{STEPS}/envs/shard_3.safetensors")
+    assert all(np.array_equal(environments[name], theirs[name]) for name in environments)
+
+
+def test_seeds_differ(exact):
+    first, second = (arrays(exact.path / f"seed_{seed}", STEPS) for seed in (5, 6))
+    assert largest_difference(first, second) > 0.1
+
+
+def test_an_iteration_of_a_batch_of_seeds_is_that_of_single_runs(trained, exact):
+    batched = trained(*SEEDS, "--reduction", "fast")
+    for seed in (5, 6):
+        one, other = arrays(exact.path / f"seed_{seed}", STEPS), arrays(batched.path / f"seed_{seed}", STEPS)
+        assert largest_difference(one, other) < 1e-5
+    after = [arrays(run.path / "seed_5", 4 * STEPS) for run in (exact, batched)]
+    assert largest_difference(*after) < 0.05
+    before = arrays(exact.path / "seed_5", 2 * STEPS)
+    assert largest_difference(before, arrays(exact.path / "seed_5", STEPS)) > 1e-3  # what an iteration changes
+
+
+def test_the_run_sums_up_its_seeds(exact):
+    summary = exact.summary
+    parts = [json.loads((exact.path / f"seed_{seed}/summary.json").read_text()) for seed in (5, 6)]
+    assert summary["num_seeds"] == 2
+    assert [(s["seed"], s["directory"], s["params_sha256"]) for s in summary["seeds"]] == [
+        (seed, f"seed_{seed}", part["params_sha256"]) for seed, part in zip((5, 6), parts, strict=True)
+    ]
+    assert (summary["status"], summary["global_step"]) == ("stopped at step", 512)
+    assert summary["steps_per_second"] == pytest.approx(2 * 512 / summary["wall_time"])
+    curve = curve_of([metrics(exact.path / f"seed_{seed}") for seed in (5, 6)])
+    assert summary["final_return"] == curve.iqm[-1] == np.mean([part["final_return"] for part in parts])
+    assert summary["final_return_interval"] == sorted(part["final_return"] for part in parts)
+    points = json.loads((exact.path / "curves.json").read_text())["points"]
+    assert [point["seed_6"] for point in points] == [row[METRIC] for row in metrics(exact.path / "seed_6")]
+    assert "interquartile mean over 2 seeds" in exact.ended.stdout
+    assert "each seed's agent has the bytes of its own single run" in exact.ended.stdout
+
+
+def test_a_seed_is_evaluated_and_the_whole_is_not(exact, tmp_path):
+    ended = lockstep("eval", exact.path / "seed_6", "--episodes", 3, "--json", cwd=tmp_path)
+    assert ended.code == 0, ended.stderr
+    found = json.loads(ended.stdout)
+    assert (found["episodes"], found["environment"], found["global_step"]) == (3, "lockstep/CartPole-v1", 512)
+    line = error_line(lockstep("eval", exact.path, cwd=tmp_path))
+    assert "holds a run for each of 2 seeds; give one of them" in line
+
+
+def test_a_seed_goes_on_as_its_own_run(trained, exact, tmp_path):
+    import shutil
+
+    path = shutil.copytree(exact.path / "seed_5", tmp_path / "seed_5")
+    ended = lockstep("train", "--resume", path, "--stop-at-step", 640, cwd=tmp_path)
+    assert ended.code == 0, ended.stderr
+    own = trained(*BASE[:-1], 640, "--seed", 5)
+    assert json.loads((path / "summary.json").read_text())["state_sha256"] == own.agent[1]
+    assert metrics(path) == own.metrics

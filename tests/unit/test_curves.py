@@ -1,0 +1,110 @@
+"""Learning curves over seeds: interquartile mean and bootstrap band, against numbers by hand."""
+
+import csv
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from lockstep.runs.curves import (
+    METRIC,
+    MOST_POINTS,
+    bootstrap_interval,
+    curve_of,
+    interquartile_mean,
+    write_curves,
+)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([1, 2, 3, 100], 2.5),  # without 1 and 100
+        ([100, 1, 3, 2], 2.5),
+        ([0, 1, 2, 3, 4, 5, 6, 90], 3.5),  # without 0, 1 and 6, 90
+        ([1, 2, 6], 3.0),  # a quarter of three, rounded down, is none
+        ([7], 7.0),
+        ([0, 1, 2, 3, 14], 2.0),  # a quarter of five is one
+    ],
+)
+def test_the_interquartile_mean_by_hand(values, expected):
+    assert interquartile_mean(np.array(values, float)) == expected
+    assert interquartile_mean(np.array([values, values], float)).tolist() == [expected] * 2
+
+
+def all_samples(values, confidence):
+    """The interval over every bootstrap sample there is, each as likely as any other."""
+    means = interquartile_mean(np.array(list(itertools.product(values, repeat=len(values)))))
+    tail = (1 - confidence) / 2
+    return np.quantile(means, [tail, 1 - tail])
+
+
+def test_the_interval_is_that_of_all_bootstrap_samples():
+    values = [0.0, 1.0, 2.2, 3.1, 6.7, 10.0]
+    low, high = bootstrap_interval(np.array([values, [x + 5 for x in values]]), 0.9, 20_000)
+    expected = all_samples(values, 0.9)
+    assert low[0] == pytest.approx(expected[0], abs=0.3)
+    assert high[0] == pytest.approx(expected[1], abs=0.3)
+    assert [low[1], high[1]] == pytest.approx([low[0] + 5, high[0] + 5])
+    narrow = bootstrap_interval(np.array([values]), 0.5, 20_000)
+    assert low[0] < narrow[0][0] <= narrow[1][0] < high[0]
+
+
+def test_equal_seeds_leave_no_doubt_and_different_ones_do():
+    low, high = bootstrap_interval(np.array([[3.0] * 6, [1.0, 2, 3, 4, 5, 6]]))
+    assert (low[0], high[0]) == (3.0, 3.0)
+    assert low[1] < 3.5 < high[1]
+
+
+def test_the_band_holds_the_truth_as_often_as_it_says():
+    """Of samples of 20 normal seeds the interquartile mean is 0; about 95 % of the bands hold it."""
+    drawn = np.random.default_rng(0).normal(size=(300, 20))
+    low, high = bootstrap_interval(drawn, repetitions=400)
+    held = ((low <= 0) & (high >= 0)).mean()
+    assert 0.88 < held < 0.99
+    wrong = ((low <= 1) & (high >= 1)).mean()
+    assert wrong < 0.2
+
+
+def records(returns):
+    return [{"iteration": n, "global_step": 10 * n, METRIC: value} for n, value in enumerate(returns, 1)]
+
+
+def test_a_curve_begins_where_every_seed_has_finished_an_episode():
+    curve = curve_of([records([None, 1.0, 2.0, 3.0]), records([0.5, None, 4.0, float("nan")])])
+    assert curve.iterations == [3]
+    assert curve.global_steps == [30]
+    assert curve.returns.tolist() == [[2.0, 4.0]]
+    assert curve.iqm.tolist() == [3.0]
+    assert (curve.low[0], curve.high[0]) == (2.0, 4.0)
+    none = curve_of([records([None]), records([1.0])])
+    assert none.iterations == []
+    assert none.iqm.shape == none.low.shape == (0,)
+
+
+def test_long_runs_are_thinned_to_their_ends():
+    curve = curve_of([records(np.arange(2000.0).tolist())] * 2)
+    assert len(curve.iterations) == MOST_POINTS
+    assert (curve.iterations[0], curve.iterations[-1]) == (1, 2000)
+    assert np.diff(curve.iterations).max() <= 5
+
+
+def test_what_is_written_is_the_curve(tmp_path):
+    pytest.importorskip("matplotlib")
+    seeds = {}
+    for seed, returns in ((3, [1.0, 2.0]), (4, [3.0, 8.0])):
+        seeds[seed] = tmp_path / f"seed_{seed}"
+        seeds[seed].mkdir()
+        (seeds[seed] / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records(returns)))
+    write_curves(tmp_path, "two seeds", seeds)
+    rows = list(csv.DictReader((tmp_path / "curves.csv").open()))
+    assert [(row["iteration"], row["global_step"], row["iqm"]) for row in rows] == [
+        ("1", "10", "2.0"),
+        ("2", "20", "5.0"),
+    ]
+    assert [(row["seed_3"], row["seed_4"]) for row in rows] == [("1.0", "3.0"), ("2.0", "8.0")]
+    found = json.loads((tmp_path / "curves.json").read_text())
+    assert (found["confidence"], found["seeds"]) == (0.95, [3, 4])
+    assert [{k: str(v) for k, v in point.items()} for point in found["points"]] == rows
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
