@@ -176,8 +176,8 @@ _MUJOCO: dict[str, Any] = {
 _HUMANOID: dict[str, Any] = {**_MUJOCO, "total_steps": 10_000_000}  # [zoo] has this length for both humanoids
 
 _WALKING: dict[str, Any] = {
-    # MuJoCo Playground's settings for the DeepMind control suite, for GPUs: 2,048 environments, unrolls of 30, 16 epochs
-    # of 32 minibatches, discount 0.995, reward x 10. It collects 16 unrolls for an update, this takes one.
+    # MuJoCo Playground's settings for the DeepMind control suite, for GPUs: 2,048 environments, unrolls of 30, 16
+    # epochs of 32 minibatches, discount 0.995, reward x 10. It collects 16 unrolls for an update, this takes one.
     "engine": "jax",
     "total_steps": 60_000_000,
     "num_envs": 2048,
