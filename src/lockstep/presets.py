@@ -175,6 +175,29 @@ _MUJOCO: dict[str, Any] = {
 
 _HUMANOID: dict[str, Any] = {**_MUJOCO, "total_steps": 10_000_000}  # [zoo] has this length for both humanoids
 
+_WALKING: dict[str, Any] = {
+    # MuJoCo Playground's settings for the DeepMind control suite, for GPUs: 2,048 environments, unrolls of 30, 16
+    # epochs of 32 minibatches, discount 0.995, reward x 10. It collects 16 unrolls for an update, this takes one.
+    "engine": "jax",
+    "total_steps": 60_000_000,
+    "num_envs": 2048,
+    "num_shards": 8,
+    "num_steps": 30,
+    "env": {"reward_scale": 10.0},
+    "normalize": {"observations": True},
+    "network": {"hidden_sizes": (256, 256, 256), "activation": "silu"},
+    "ppo": {
+        "learning_rate": 1e-3,
+        "schedule": "constant",
+        "gamma": 0.995,
+        "num_epochs": 16,
+        "num_minibatches": 32,
+        "clip_range": 0.3,
+        "entropy_coef": 1e-2,
+        "max_grad_norm": None,
+    },
+}
+
 _SWIMMER: dict[str, Any] = {
     # [zoo] Swimmer-v4: 4 environments x 1024 (8 x 512 here), batch 256, lr 6e-4, gamma 0.9999, lambda 0.98, normalised.
     "total_steps": 1_000_000,
@@ -287,6 +310,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "Hopper-v5": _MUJOCO,
     "Humanoid-v5": _HUMANOID,
     "HumanoidStandup-v5": _HUMANOID,
+    "brax/humanoid": {**_WALKING, "env": {"reward_scale": 0.1}},
+    "playground/HumanoidWalk": _WALKING,
     "InvertedDoublePendulum-v5": _MUJOCO,
     "InvertedPendulum-v5": _MUJOCO,
     "Pusher-v5": _MUJOCO,
