@@ -343,11 +343,11 @@ def preset_for(env_id: str) -> dict[str, Any]:
 def for_grpo(env_id: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Settings to start from for GRPO, made of those for PPO.
 
-    An environment keeps its own section, its length, its networks and the normalisation of its observations; sizes and
-    optimisation are GRPO's.
+    An environment keeps its own section, its engine, its length, its networks and the normalisation of its observations;
+    sizes and optimisation are GRPO's.
     """
     name = env_id.rpartition(":")[2]
-    out = {key: value for key, value in settings.items() if key in ("env", "total_steps", "network")}
+    out = {key: value for key, value in settings.items() if key in ("env", "engine", "total_steps", "network")}
     if settings.get("normalize", {}).get("observations"):
         out["normalize"] = {"observations": True}
     return out | copy.deepcopy(GRPO_PRESETS.get(name, _GRPO))
