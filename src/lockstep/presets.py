@@ -343,7 +343,7 @@ def preset_for(env_id: str) -> dict[str, Any]:
 def for_grpo(env_id: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Settings to start from for GRPO, made of those for PPO.
 
-    An environment keeps its own section, its engine, its length, its networks and the normalisation of its observations;
+    An environment keeps its own section, its engine, length, networks and the normalisation of its observations;
     sizes and optimisation are GRPO's.
     """
     name = env_id.rpartition(":")[2]
