@@ -63,7 +63,7 @@ def drawn_environment(config: EnvConfig, mode: str) -> Any:
         ValueError: it can't; one line.
     """
     if config.jax_only and array_environment(config.id) is None:
-        return importlib.import_module("lockstep.jax_engine.pictures").DrawnEnvironment(config, mode)
+        return importlib.import_module("lockstep.jax_engine.drawn").DrawnEnvironment(config, mode)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Gymnasium warns of the mode that the error below names
         try:

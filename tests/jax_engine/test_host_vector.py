@@ -144,7 +144,7 @@ def test_what_an_environment_raises_is_one_line(monkeypatch):
 
 
 def test_it_begins_as_the_environment_that_is_drawn():
-    from lockstep.jax_engine.pictures import DrawnEnvironment
+    from lockstep.jax_engine.drawn import DrawnEnvironment
 
     config = EnvConfig(id="corridors:Painted", backend="jax", max_episode_steps=LIMIT, frame_stack=2)
     drawn, envs = DrawnEnvironment(config, "rgb_array"), make_envs(config, describe(config), 3, [0, 1], print, "eval")

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 from command_line import error_line, lockstep, trained
 
@@ -48,7 +49,7 @@ def test_it_is_recorded(corridor, tmp_path):
     ended = lockstep("play", corridor.path, "--video", tmp_path / "out.mp4", cwd=tmp_path)
     assert ended.code == 0, ended.stderr
     assert ended.stderr == ""
-    frames = list(imageio.get_reader(tmp_path / "out.mp4"))
+    frames = [np.asarray(frame) for frame in imageio.get_reader(tmp_path / "out.mp4")]
     assert len(frames) == evaluations(corridor)[-1]["length_mean"]
 
 

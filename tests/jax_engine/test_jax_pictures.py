@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from lockstep.config import EnvConfig
-from lockstep.jax_engine.pictures import DrawnEnvironment, MujocoPictures
+from lockstep.jax_engine.drawn import DrawnEnvironment
+from lockstep.jax_engine.pictures import MujocoPictures
 from lockstep.videos import drawn_environment, prepare_rendering
 
 
