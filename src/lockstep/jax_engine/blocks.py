@@ -99,15 +99,22 @@ class Blocks:
 
 
 def each_shard(function: Callable[..., Any], count: int, owned: Array, *trees: Any) -> Any:
-    """Call a function of one shard's arrays for each of ``[count, …]``, in a loop that is never unrolled."""
+    """Call a function of one shard's arrays for each of ``[count, …]``, in a loop that is never unrolled.
+
+    A single shard lies in arrays of two, of which one is looked at: a loop that reads and writes the whole of an array
+    is not compiled as one that reads and writes parts of it, and sums come out otherwise.
+    """
     shapes = jax.eval_shape(function, *jax.tree.map(lambda x: x[0], trees))
-    results = jax.tree.map(lambda shape: _empty(count, shape), shapes)
+    if count == 1:
+        trees = jax.tree.map(lambda x: jnp.concatenate([x, x]), trees)
+    results = jax.tree.map(lambda shape: _empty(max(count, 2), shape), shapes)
 
     def body(i: Array, results: Any) -> Any:
         one = function(*jax.tree.map(lambda x: x[i], trees))
         return jax.tree.map(lambda all_, x: lax.dynamic_update_index_in_dim(all_, x, i, 0), results, one)
 
-    return lax.fori_loop(0, owned, body, results)
+    results = lax.fori_loop(0, owned, body, results)
+    return results if count > 1 else jax.tree.map(lambda x: x[:count], results)
 
 
 def _empty(count: int, shape: Any) -> Array:

@@ -48,7 +48,9 @@ _active: ContextVar[Mesh | None] = ContextVar("lockstep_mesh", default=None)
 # --- processes ----------------------------------------------------------------------------------------------------
 
 
-def set_up_jax(threads: int, platform: str, simulate_devices: int | None, topology: Topology) -> None:
+def set_up_jax(
+    threads: int, platform: str, simulate_devices: int | None, topology: Topology, pool_devices: int | None = None
+) -> None:
     """Set JAX up, before anything uses a device, and join the processes of the run; what is done is done once.
 
     Args:
@@ -56,12 +58,13 @@ def set_up_jax(threads: int, platform: str, simulate_devices: int | None, topolo
         platform: ``cpu``, ``cuda`` or ``tpu``.
         simulate_devices: how many devices to make of this process's CPU; one by default.
         topology: this process's place.
+        pool_devices: see :func:`~lockstep.jax_engine.set_up.configure`.
 
     Raises:
         ValueError: the machine has no such device, or JAX has started with other settings in this process.
         RankMismatchError: the processes can't meet.
     """
-    configure(threads, platform, simulate_devices)
+    configure(threads, platform, simulate_devices, pool_devices)
     if topology.world_size > 1 and not jax.distributed.is_initialized():
         _join_processes(topology, platform)
     check_device(platform)

@@ -30,6 +30,7 @@ from lockstep.jax_engine.mesh import (
 from lockstep.jax_engine.nets import PolicyNet
 from lockstep.jax_engine.parameters import ParameterLayout
 from lockstep.jax_engine.program import Program
+from lockstep.jax_engine.set_up import pool_devices
 from lockstep.jax_engine.state import (
     POLICY,
     TrainState,
@@ -143,7 +144,9 @@ def open_program(config: Config, topology: Topology, options: RunOptions) -> Pro
         ValueError: what the config asks for can't be had here, or processes differ; one line.
     """
     on_cpu = config.device == "cpu"
-    set_up_jax(config.threads, config.device, options.simulate_devices or options.devices if on_cpu else None, topology)
+    simulated = options.simulate_devices or options.devices if on_cpu else None
+    pool = pool_devices(config.shards) if _depends_on_the_pool(config) else None
+    set_up_jax(config.threads, config.device, simulated, topology, pool)
     check_ranks_alike(hashlib.sha256(config.model_dump_json().encode()).hexdigest())
     devices = None if options.devices is None else options.devices * topology.world_size
     mesh = make_mesh(fsdp_devices(config, options, devices or jax.device_count()), devices)
@@ -186,6 +189,12 @@ def open_session(config: Config, topology: Topology, options: RunOptions, checkp
     else:
         resume(session, state, checkpoint)
     return session
+
+
+def _depends_on_the_pool(config: Config) -> bool:
+    """Whether bits may depend on the pool of threads: convolutions' do, and nobody knows what users bring."""
+    foreign = config.network.custom is not None or config.env.jax_only
+    return foreign or describe(config.env).observation.image_bytes > 0
 
 
 def fsdp_devices(config: Config, options: RunOptions, devices: int) -> int:

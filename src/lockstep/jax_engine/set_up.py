@@ -14,6 +14,7 @@ import jaxlib.version
 import numpy as np
 
 from lockstep.machine import cpu_features, cpu_model, instruction_set
+from lockstep.shards import MAX_DEFAULT_SHARDS
 
 PLATFORMS = {"cpu": "cpu", "cuda": "cuda,cpu", "tpu": "tpu,cpu"}
 
@@ -34,8 +35,17 @@ MIN_COMPILE_SECONDS = 0.2
 
 
 def pool_threads(devices: int) -> int:
-    """Threads of the pool that the CPU devices of a process share; the bits of what they compute don't depend on it."""
+    """Threads of the pool that the CPU devices of a process share.
+
+    The bits of this engine's linear layers, sums and scans don't depend on it; those of XLA's convolutions do, which
+    cut their inner sums by it, and so may what a user brings: see ``pool_devices`` of :func:`configure`.
+    """
     return max(LEAST_THREADS, THREADS_PER_DEVICE * devices)
+
+
+def pool_devices(shards: int | None) -> int:
+    """For how many devices the pool is made where bits depend on its size: never for fewer than there may be shards."""
+    return max(MAX_DEFAULT_SHARDS, shards or 1)
 
 
 def add_xla_flags(flags: dict[str, str]) -> None:
@@ -46,13 +56,14 @@ def add_xla_flags(flags: dict[str, str]) -> None:
     os.environ["XLA_FLAGS"] = " ".join(present + added)
 
 
-def configure(threads: int, platform: str, devices: int | None) -> None:
+def configure(threads: int, platform: str, devices: int | None, pool_devices: int | None = None) -> None:
     """Settings that count only before JAX's first use of a device.
 
     Args:
         threads: CPU threads that a process's computations may use; see :func:`pool_threads`.
         platform: ``cpu``, ``cuda`` or ``tpu``.
         devices: how many devices to make of this process's CPU; one by default.
+        pool_devices: how many devices the pool of threads is made for; that many by default.
 
     Raises:
         ValueError: no such platform; CPU devices on another platform; JAX has started with other settings.
@@ -64,7 +75,7 @@ def configure(threads: int, platform: str, devices: int | None) -> None:
     if devices is not None and not 1 <= devices <= MOST_DEVICES:
         raise ValueError(f"simulate_devices: {devices} must be 1 to {MOST_DEVICES}")
     if platform == "cpu":
-        os.environ[POOL_VARIABLE] = str(pool_threads(devices or 1))
+        os.environ[POOL_VARIABLE] = str(pool_threads(max(devices or 1, pool_devices or 1)))
         add_xla_flags(ONE_THREAD_FLAGS if threads == 1 else {})
     elif platform == "cuda":
         add_xla_flags(GPU_FLAGS)

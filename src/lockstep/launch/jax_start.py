@@ -15,7 +15,7 @@ from lockstep.videos import has_screen
 
 
 def start_jax(env: EnvConfig, settings: Mapping[str, Any], options: RunOptions) -> None:
-    """Set JAX up for a run, unless its environment needs no JAX to be looked at; a second call does nothing.
+    """Set JAX up for a run, unless its environment and networks need none to be looked at; a second call does nothing.
 
     How many devices the run will use is known only when its environment is: a CPU becomes as many as could be meant,
     and the run takes the first ones. A launcher's processes meet here, which must be before JAX starts. MuJoCo, where
@@ -29,7 +29,8 @@ def start_jax(env: EnvConfig, settings: Mapping[str, Any], options: RunOptions) 
     Raises:
         ValueError: this machine has no such device; one line.
     """
-    if not env.jax_only:
+    custom = settings.get("engine") == "jax" and (settings.get("network") or {}).get("custom")
+    if not (env.jax_only or custom):
         return
     if settings.get("eval", {}).get("record_video") not in (None, False, "false") and not has_screen():
         os.environ.setdefault("MUJOCO_GL", "egl")
@@ -40,16 +41,22 @@ def start_jax(env: EnvConfig, settings: Mapping[str, Any], options: RunOptions) 
             raise
         return  # whoever looks at the environment says what is missing
     device = settings.get("device") or "cpu"
-    most = importlib.import_module("lockstep.jax_engine.set_up").MOST_DEVICES
-    devices = min(most, _most_devices(settings, options)) if device == "cpu" else None
-    mesh.set_up_jax(1, device, devices, topology_of(options))
+    set_up = importlib.import_module("lockstep.jax_engine.set_up")
+    devices = min(set_up.MOST_DEVICES, _most_devices(settings, options)) if device == "cpu" else None
+    mesh.set_up_jax(1, device, devices, topology_of(options), set_up.pool_devices(_shards(settings)))
 
 
 def _most_devices(settings: Mapping[str, Any], options: RunOptions) -> int:
     """As many CPU devices as the run may use: no more than cores and shards, where nobody says a number."""
     if options.simulate_devices or options.devices:
         return options.simulate_devices or options.devices or 1
-    cores, shards = available_cores(), str(settings.get("num_shards") or "")
-    if shards.isdigit():
-        return min(cores, int(shards))
+    cores, shards = available_cores(), _shards(settings)
+    if shards is not None:
+        return min(cores, shards)
     return cores if settings.get("num_envs_per_rank") else min(cores, MAX_DEFAULT_SHARDS)
+
+
+def _shards(settings: Mapping[str, Any]) -> int | None:
+    """The number of shards, where somebody says one."""
+    shards = str(settings.get("num_shards") or "")
+    return int(shards) if shards.isdigit() else None
