@@ -1,0 +1,200 @@
+"""Checks of training on several devices of one process; ``test_training_on_devices.py`` runs them in a fresh one."""
+
+from functools import cache, partial
+
+import jax
+import numpy as np
+import pytest
+from compiled_collectives import by_kind, collectives
+from jax import lax
+from small_programs import (
+    apart,
+    arrays_of,
+    bytes_on_devices,
+    compiled_text,
+    copies_equal,
+    opened,
+    program_of,
+    small_config,
+    trained,
+)
+
+from lockstep.jax_engine import mesh as meshes
+from lockstep.jax_engine import session, update
+from lockstep.jax_engine.device_run import parameter_specs
+from lockstep.jax_engine.reductions import AXES, gather_shards, shard_index
+from lockstep.jax_engine.state import init_state, place_state, state_specs
+from lockstep.jax_engine.update import Update
+from lockstep.topology import Topology
+
+meshes.set_up_jax(threads=1, platform="cpu", simulate_devices=4, topology=Topology())
+
+EPOCHS, MINIBATCHES = 4, 2
+STEPS = EPOCHS * MINIBATCHES
+PPO = {"ppo": {"num_epochs": EPOCHS, "num_minibatches": MINIBATCHES}}
+FAST = {**PPO, "reduction": "fast"}
+PERIODIC = {**FAST, "sync_period": 4}
+FSDP = {**FAST, "fsdp": True}
+TERMS = 5
+HALF = 0.55  # biases and the like stay whole
+
+
+@cache
+def begun(kind: str, devices: int = 2, fsdp: int = 1):
+    """A run that has begun; compiled once for all checks that don't train it."""
+    changes = {"exact": PPO, "fast": FAST, "periodic": PERIODIC, "fsdp": FSDP}[kind]
+    return opened(small_config(devices, **changes), devices, fsdp)
+
+
+@cache
+def after_one_iteration(kind: str, devices: int = 2, fsdp: int = 1):
+    """Arrays of the training state after one iteration, and the run."""
+    run = begun(kind, devices, fsdp)
+    trained(run)
+    return arrays_of(run), run
+
+
+@pytest.fixture
+def cut_everything(monkeypatch):
+    """FSDP of small networks."""
+    monkeypatch.setattr(session, "fsdp_sharding", partial(meshes.fsdp_sharding, min_size_mbytes=0))
+
+
+# --- collectives of the compiled program ----------------------------------------------------------------------------
+
+
+def counted(run):
+    """Collectives of an iteration in the update (float32) and before it (float64), and all by kind."""
+    found = collectives(compiled_text(run))
+    f32 = {c: n for c, n in found.items() if c.dtype == "f32"}
+    f64 = {c: n for c, n in found.items() if c.dtype == "f64"}
+    assert len(f32) + len(f64) == len(found)
+    return f32, f64, by_kind(found)
+
+
+def test_exact_gathers_one_gradient_a_minibatch_and_the_statistics_once():
+    run = begun("exact")
+    update_, statistics, kinds = counted(run)
+    assert kinds == {"all-gather": STEPS + 1}
+    ((gradient, times),) = update_.items()
+    assert times == STEPS
+    assert gradient.nbytes == 2 * 4 * (run.program.layout.size + TERMS)
+    ((moments, once),) = statistics.items()
+    assert once == 1
+    assert moments.nbytes == 8 * (2 + 8 * (3 * STEPS + 6))  # stop codes; count, mean, M2 of 8 shards' minibatches, fit
+
+
+def test_fast_sums_one_gradient_a_minibatch():
+    run = begun("fast")
+    update_, statistics, kinds = counted(run)
+    assert kinds == {"all-reduce": STEPS, "all-gather": 1}
+    ((gradient, times),) = update_.items()
+    assert (gradient.kind, times) == ("all-reduce", STEPS)
+    assert gradient.nbytes == 4 * (run.program.layout.size + TERMS)
+    assert sum(statistics.values()) == 1
+
+
+def test_a_period_of_four_has_a_quarter_of_the_collectives():
+    run = begun("periodic")
+    update_, _, kinds = counted(run)
+    assert kinds == {"all-reduce": STEPS // 4, "all-gather": 1}
+    ((averaged, _),) = update_.items()
+    assert averaged.nbytes == 4 * (3 * run.program.layout.size + TERMS + 2)  # parameters and two moments
+
+
+def shuffled_over_devices(self, learner, samples, *rest, original=Update.__call__):
+    """The mistake of permuting all samples: every device needs those of all."""
+    everyone = gather_shards(samples)
+    own = (shard_index() * len(samples) + 1) % len(everyone)
+    return original(self, learner, lax.dynamic_slice_in_dim(everyone, own, len(samples)), *rest)
+
+
+def rotated_over_devices(self, learner, samples, *rest, original=Update.__call__):
+    """The same mistake by another collective."""
+    return original(self, learner, lax.ppermute(samples, AXES, [(0, 1), (1, 0)]), *rest)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "kind"), [(shuffled_over_devices, "all-gather"), (rotated_over_devices, "collective-permute")]
+)
+def test_samples_that_cross_devices_are_counted(monkeypatch, mistake, kind):
+    monkeypatch.setattr(Update, "__call__", mistake)
+    found = collectives(compiled_text(begun("exact")))
+    (crossing,) = [c for c in found if c.dtype == "u32"]
+    assert crossing.kind == kind
+    samples = 8 * 16 * 4 * (4 + 1 + 1 + 1 + 1 + 1)  # observations, action, log-probability, advantage, value, return
+    assert crossing.nbytes == (samples if kind == "all-gather" else samples // 2)
+    assert by_kind(found) != {"all-gather": STEPS + 1}
+
+
+# --- the same agent --------------------------------------------------------------------------------------------------
+
+
+def test_fast_is_exact_up_to_summation_order():
+    exact, run = after_one_iteration("exact")
+    fast, _ = after_one_iteration("fast")
+    assert 0 < apart(exact, fast) < 1e-5
+    assert copies_equal(run)
+
+
+def test_devices_agree_after_each_iteration_of_periods():
+    run = begun("periodic")
+    before = arrays_of(run)
+    for number in range(2):
+        trained(run, first=number)
+        assert copies_equal(run)
+    assert apart(before, arrays_of(run)) > 1e-3
+
+
+def test_without_averaging_devices_would_drift_apart(monkeypatch):
+    monkeypatch.setattr(update.lax, "psum", lambda x, axes: x * 2)
+    run = opened(small_config(2, **PERIODIC), 2)
+    trained(run)
+    assert not copies_equal(run)
+
+
+# --- FSDP --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("devices", "fsdp"), [(2, 2), (4, 2)], ids=["fsdp 2", "batch 2 x fsdp 2"])
+def test_fsdp_trains_as_pure_data_parallelism(cut_everything, devices, fsdp):
+    replicated, whole = after_one_iteration("fast")
+    sharded, run = after_one_iteration("fsdp", devices, fsdp)
+    assert dict(run.program.mesh.shape) == {"batch": devices // fsdp, "fsdp": fsdp}
+    assert apart(replicated, sharded) < 1e-5
+    assert apart(arrays_of(begun("periodic")), replicated) > 1e-3
+    held = bytes_on_devices(run.state.parameters, run.state.optimizer.mu, run.state.optimizer.nu)
+    full = bytes_on_devices(whole.state.parameters, whole.state.optimizer.mu, whole.state.optimizer.nu)
+    assert set(full) == {3 * 4 * whole.program.layout.size}
+    assert len(held) == devices
+    assert max(held) < 0.7 * full[0]  # 8 units: biases, which stay whole, are a fifth
+    assert copies_equal(run)
+
+
+def held_by_each(config, devices, fsdp):
+    program = program_of(config, devices, fsdp)
+    state = init_state(config, program.net, program.layout)
+    placed = place_state(state, state_specs(state, parameter_specs(program)), program.mesh)
+    return bytes_on_devices(placed.parameters, placed.optimizer.mu, placed.optimizer.nu), program
+
+
+def test_a_large_network_takes_half_of_the_memory_on_each_of_two():
+    large = {"network": {"hidden_sizes": (1024, 1024)}}  # 4 MiB: cut without being asked
+    full, _ = held_by_each(small_config(2, **FAST, **large), 2, 1)
+    held, program = held_by_each(small_config(2, **FSDP, **large), 2, 2)
+    assert [axis for axis in program.layout.axes.values() if axis is not None] == [0, 0]  # actor's and critic's
+    assert full == [3 * 4 * program.layout.size] * 2
+    assert max(held) < HALF * full[0]
+
+
+def test_a_small_network_is_not_cut():
+    held, program = held_by_each(small_config(2, **FSDP), 2, 2)
+    assert set(program.layout.axes.values()) == {None}
+    assert held == [3 * 4 * program.layout.size] * 2
+
+
+def test_what_is_measured_is_what_lies_on_each_device():
+    mesh = meshes.make_mesh(2, 2)
+    tree = [np.zeros((4, 4), np.float32), np.zeros(3, np.float32)]
+    placed = jax.tree.map(jax.device_put, tree, meshes.fsdp_sharding(tree, mesh, min_size_mbytes=0))
+    assert bytes_on_devices(placed) == [4 * 8 + 12] * 2
