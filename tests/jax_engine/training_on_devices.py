@@ -153,7 +153,7 @@ def test_without_averaging_devices_would_drift_apart(monkeypatch):
     assert not copies_equal(run)
 
 
-# --- FSDP --------------------------------------------------------------------------------------------------------------
+# --- FSDP -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("devices", "fsdp"), [(2, 2), (4, 2)], ids=["fsdp 2", "batch 2 x fsdp 2"])
