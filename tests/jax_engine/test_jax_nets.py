@@ -51,6 +51,7 @@ def test_a_perceptron_is_products_sums_and_activations():
     case = CASES["categorical"]
     net, rows = case.net(PolicyNet, hidden_sizes=(8, 8)), rows_of(case, 6)
     found = [e.primitive.name for e in program(partial(nets.actor_critic, net), arrays_of(net), rows)]
+    found = [name for name in found if name != "custom_vjp_call"]  # on a CPU a product has a gradient of its own
     layer = ["dot_general", "broadcast_in_dim", "add"]
     one = [*layer, "tanh", *layer, "tanh", *layer]
     assert found == [*one, *one, "squeeze"]
