@@ -65,6 +65,8 @@ WEAK = "two ranks, 64 envs each"
 STRONG = "two ranks, 32 envs each"
 COPIES = "two independent runs, 64 envs each"
 WEAK_TARGET = 1.8
+REJAX_CALLS = 40
+"""Calls of rejax's compiled program, each of which is one line; ``peers/rejax_ppo.py`` has the same number."""
 JAX_SHARDS = 2
 """With JAX a case has as many shards as the devices that it is measured on."""
 
@@ -204,7 +206,8 @@ def programs_of(case: Case) -> list[Program]:
     """Ours and the peers on one case."""
     sb3 = "stable-baselines3"
     if case.engine == "jax":
-        rows = [peer(case, "rejax", "rejax_ppo.py", "rejax", "jax")]
+        rejax = peer(case, "rejax", "rejax_ppo.py", "rejax", "jax")
+        rows = [replace(rejax, steps_per_iteration=case.steps_per_iteration * max(1, case.iterations // REJAX_CALLS))]
         variants: list[tuple[Reduction, int]] = [("exact", JAX_SHARDS), ("fast", JAX_SHARDS), ("exact", 1), ("fast", 1)]
         return rows + [ours_with_jax(case, *variant) for variant in variants]
     if case.normalize:
