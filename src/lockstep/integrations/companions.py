@@ -127,7 +127,7 @@ def shard_seed(seed: int, rank: int | None = None) -> int:
     Returns:
         A 31-bit integer, unrelated to that of another rank or seed.
     """
-    own, world_size = place()
-    if rank is None and world_size == 1:
+    whose, (own, world_size) = rank, place()
+    if whose is None and world_size == 1:
         return seed
-    return keyed_seed(seed, "rank", own if rank is None else rank)
+    return keyed_seed(seed, "rank", own if whose is None else whose)

@@ -126,5 +126,5 @@ class Increments:
                 base = known.base if known else parameter.grad.detach().clone()
                 targets.append(parameter.grad)
                 values.append(value if base is None else value.to(base.dtype) + base)
-        torch._foreach_copy_([target.detach() for target in targets], values)
+        torch._foreach_copy_([target.detach() for target in targets], values)  # pyright: ignore[reportPrivateImportUsage]
         self.added.clear()
