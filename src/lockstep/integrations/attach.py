@@ -23,10 +23,15 @@ from lockstep.errors import UnreducedGradientError
 from lockstep.integrations.agreement import broadcast_tensors, check_alike
 from lockstep.integrations.increments import Increments
 from lockstep.integrations.phases import Phases
-from lockstep.integrations.process_group import communicator, join, meet
+from lockstep.integrations.process_group import Same, communicator, join, meet
 from lockstep.torch_engine.distributed import parallel_wrapper
 
 Reduction = Literal["mean", "sum"]
+
+REDUCED = "_lockstep_reduced"
+"""Attribute of a gradient that a reduction has seen: it may be stepped with twice."""
+
+EQUALLY = "every rank must run equally many; decide together, with lockstep.stop_if or from lockstep.all_mean"
 
 _attached: weakref.WeakSet[Attached] = weakref.WeakSet()
 
@@ -89,7 +94,7 @@ def _check(modules: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Non
         wrapper = parallel_wrapper(module)
         if wrapper is not None:
             raise ValueError(
-                f"attach: {type(module).__name__} is already in the hands of {wrapper}; attach the bare module instead"
+                f"attach: the module is already in the hands of {wrapper}; attach the bare module"
             )
     for name, parameter in named.items():
         if parameter.is_complex():
@@ -180,6 +185,7 @@ class Attached:
         def end() -> None:
             self._queued.discard(task)
             self._passes += 1
+            self._increments.pass_ends()
             if self._syncing:
                 self._reduce()
 
@@ -212,8 +218,8 @@ class Attached:
         digests = meet(
             self._where,
             [
-                ("had run {} backward passes since the last reduction", self._passes),
-                ("had taken {} optimiser steps", self._steps),
+                Same("had run {} backward passes since the last reduction", self._passes, EQUALLY),
+                Same("had taken {} optimiser steps", self._steps, EQUALLY),
                 *self._phases.said(),
             ],
             telling=zlib.crc32(repr(used).encode()),
@@ -276,7 +282,3 @@ class Attached:
                         f"the gradient of {name} did not come by a backward pass since the last step, so it was never "
                         "reduced (autograd.grad, or p.grad = …): use loss.backward()"
                     )
-
-
-REDUCED = "_lockstep_reduced"
-"""Attribute of a gradient that a reduction has seen: it may be stepped with twice."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.integrations.process_group import communicator, join, meet, place
+from lockstep.integrations.process_group import Same, communicator, join, meet, place
 from lockstep.shards import keyed_seed
 
 Value = TypeVar("Value", Tensor, np.ndarray, float)
@@ -34,7 +34,7 @@ def all_mean(x: Value) -> Value:
     tensor = _floating("all_mean", x)
     if join()[1] == 1:
         return _like(x, tensor.detach())
-    meet("all_mean", [("brought {} elements", tensor.numel())])
+    meet("all_mean", [Same("brought {} elements", tensor.numel(), "shapes must be the same on every rank")])
     total = communicator().sum_ranks(tensor.detach().double())
     return _like(x, total / join()[1])
 

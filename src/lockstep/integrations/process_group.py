@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -60,12 +61,27 @@ def communicator() -> Communicator:
     return _joined[0]
 
 
-def meet(where: str, said: Sequence[tuple[str, int]] = (), telling: int = 0) -> list[int]:
+@dataclass(frozen=True)
+class Same:
+    """A number that must be the same on every rank.
+
+    Attributes:
+        words: what a rank did so often: ``"took {} steps"``.
+        number: this rank's.
+        advice: what to do where ranks differ.
+    """
+
+    words: str
+    number: int
+    advice: str
+
+
+def meet(where: str, said: Sequence[Same] = (), telling: int = 0) -> list[int]:
     """Make sure that all ranks are at the same place of the script, before they exchange anything there.
 
     Args:
         where: the place, for people: ``"all_mean"``.
-        said: numbers that must be the same on every rank, each with words for it (``{}`` is the number). At most 6.
+        said: what must be the same on every rank, at most 6 numbers.
         telling: a number of this rank's own.
 
     Returns:
@@ -75,7 +91,7 @@ def meet(where: str, said: Sequence[tuple[str, int]] = (), telling: int = 0) -> 
         OutOfStepError: on every rank, if ranks are at different places or numbers differ.
         PeerFailureError: a rank has ended or doesn't come.
     """
-    numbers = [zlib.crc32(where.encode()), telling, *(number for _, number in said)]
+    numbers = [zlib.crc32(where.encode()), telling, *(same.number for same in said)]
     header = torch.tensor(numbers + [0] * (HEADER_NUMBERS - len(numbers)), dtype=torch.int64)
     try:
         rows: list[list[int]] = communicator().gather_ranks(header).tolist()
@@ -92,7 +108,9 @@ def meet(where: str, said: Sequence[tuple[str, int]] = (), telling: int = 0) -> 
             "the same collectives in the same order; decide together, with lockstep.stop_if or from all_mean"
         )
     for rank, row in enumerate(rows):
-        for (words, _), first, theirs in zip(said, rows[0][1:], row[1:], strict=False):
+        for same, first, theirs in zip(said, rows[0][1:], row[1:], strict=False):
             if first != theirs:
-                raise OutOfStepError(f"in {where}, rank 0 {words.format(first)} and rank {rank} {words.format(theirs)}")
+                raise OutOfStepError(
+                    f"at {where}, rank 0 {same.words.format(first)} and rank {rank} {theirs}: {same.advice}"
+                )
     return told
