@@ -93,9 +93,7 @@ def _check(modules: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Non
     for module in modules:
         wrapper = parallel_wrapper(module)
         if wrapper is not None:
-            raise ValueError(
-                f"attach: the module is already in the hands of {wrapper}; attach the bare module"
-            )
+            raise ValueError(f"attach: the module is already in the hands of {wrapper}; attach the bare module")
     for name, parameter in named.items():
         if parameter.is_complex():
             raise ValueError(f"attach: parameter {name} is complex; keep its real and imaginary parts as two")

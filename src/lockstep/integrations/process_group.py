@@ -97,7 +97,7 @@ def meet(where: str, said: Sequence[Same] = (), telling: int = 0) -> list[int]:
         rows: list[list[int]] = communicator().gather_ranks(header).tolist()
     except PeerFailureError as error:
         raise PeerFailureError(
-            f"{error}; this rank waited in {where}: every rank must come to every collective, equally often"
+            f"{error}; this rank waited at {where}: every rank must come to every collective, equally often"
         ) from error
     told = [row.pop(1) for row in rows]
     elsewhere = next((rank for rank, row in enumerate(rows) if row[0] != rows[0][0]), None)
