@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.autograd import Variable
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
@@ -231,13 +232,14 @@ class Attached:
     def _reduce_together(self, indices: list[int]) -> dict[int, Tensor]:
         """Reduce increments that lie on one device, in one buffer: float32 carries half precision unrounded."""
         parts = [self._increments.increment(index) for index in indices]
-        double = any(part.dtype == torch.float64 for part in parts)
-        wire = torch.float64 if double else torch.float32
-        total = communicator().sum_ranks(torch.cat([part.reshape(-1).to(wire) for part in parts]))
+        dtypes = {part.dtype for part in parts}
+        wire = torch.float64 if torch.float64 in dtypes else torch.float32
+        if dtypes != {wire}:
+            parts = [part.to(wire) for part in parts]
+        total = communicator().sum_ranks(_flatten_dense_tensors(parts))
         if self._reduction == "mean":
-            total = total / self.world_size
-        pieces = total.split([part.numel() for part in parts])
-        return {i: piece.view(part.shape) for i, piece, part in zip(indices, pieces, parts, strict=True)}
+            total /= self.world_size
+        return dict(zip(indices, _unflatten_dense_tensors(total, parts), strict=True))
 
     def _check_frozen(self) -> None:
         for name, parameter in self._frozen.items():

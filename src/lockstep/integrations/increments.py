@@ -7,8 +7,8 @@ an earlier pass, clipped or not.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from lockstep.errors import UnreducedGradientError
 
 
-@dataclass(frozen=True)
-class _Added:
+class _Added(NamedTuple):
     """A gradient that backward passes have added to.
 
     Attributes:
