@@ -17,24 +17,30 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
-def spawn_ranks(module: str, world_size: int, *words: str) -> list[dict[str, Any]]:
-    """Run ``module.py WORDS`` as ranks that must end well; for each rank, by name, what it said in JSON lines."""
-    common = surroundings(uuid.uuid4().hex) | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    common |= {"OMP_NUM_THREADS": "1", "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
+def run_script(words: list[str], world_size: int) -> list[str]:
+    """Run ``python WORDS`` as ranks that must end well, or without a launcher where there is one; what each printed."""
+    common = surroundings(uuid.uuid4().hex) | {"OMP_NUM_THREADS": "1"}
+    if world_size > 1:
+        common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        common |= {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
     processes = []
     try:
         for rank in range(world_size):
-            env = common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            command = [sys.executable, str(MODULES / f"{module}.py"), *words]
+            env = common | ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if world_size > 1 else {})
             pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-            processes.append(subprocess.Popen(command, env=env, **pipes))
+            processes.append(subprocess.Popen([sys.executable, *words], env=env, **pipes))
         outputs = [process.communicate(timeout=TIMEOUT) for process in processes]
     finally:
         for process in processes:
             process.kill()
             process.wait()
     assert [process.returncode for process in processes] == [0] * world_size, outputs
-    return [_by_name(out) for out, _ in outputs]
+    return [out for out, _ in outputs]
+
+
+def spawn_ranks(module: str, world_size: int, *words: str) -> list[dict[str, Any]]:
+    """Run ``module.py WORDS`` as ranks; for each rank, by name, what it said in JSON lines."""
+    return [_by_name(out) for out in run_script([str(MODULES / f"{module}.py"), *words], world_size)]
 
 
 def _by_name(output: str) -> dict[str, Any]:
