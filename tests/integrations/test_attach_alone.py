@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from torch import nn
 
 import lockstep
 from lockstep.integrations.process_group import place
+
+UNKNOWN: Any = "avg"
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +43,7 @@ def trained(attached):
 
 def test_nothing_is_hooked_and_nothing_changes():
     net, optimizer, handle = trained(attached=True)
+    assert handle is not None
     assert hooks(net) == []
     assert not optimizer._optimizer_step_pre_hooks
     plain, _, _ = trained(attached=False)
@@ -97,7 +101,7 @@ def test_the_launcher_s_variables_say_who_writes(monkeypatch):
 @pytest.mark.parametrize(
     ("error", "operation"),
     [
-        ("reduction 'avg' is unknown", lambda: lockstep.attach(nn.Linear(1, 1), reduction="avg")),
+        ("reduction 'avg' is unknown", lambda: lockstep.attach(nn.Linear(1, 1), reduction=UNKNOWN)),
         (
             "attach every module that it trains",
             lambda: lockstep.attach(nn.Linear(1, 1), _optimizer_of(nn.Linear(1, 1))),

@@ -9,6 +9,7 @@ import io
 import json
 import sys
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -237,7 +238,7 @@ def check_no_sync():
         s.backward()
         with s.handle.no_sync():
             s.backward()
-        s.agent.actor.weight.grad.mul_(0.5)
+        nn.utils.clip_grad_norm_(s.agent.parameters(), 1e-3)
         say_error("changed before it is reduced", s.backward)
 
 
@@ -430,7 +431,8 @@ def check_modules():
     say_error("attached again after detach", lambda: lockstep.attach(agent).detach())
     say_error("ddp", lambda: lockstep.attach(DistributedDataParallel(Agent())))
     say_error("other optimiser", lambda: lockstep.attach(Agent(), torch.optim.SGD(Agent().parameters(), 0.1)))
-    say_error("reduction", lambda: lockstep.attach(Agent(), reduction="median"))
+    unknown: Any = "median"
+    say_error("reduction", lambda: lockstep.attach(Agent(), reduction=unknown))
     say_error("complex", lambda: lockstep.attach(nn.Linear(2, 2, dtype=torch.complex64)))
     say_error("nothing to train", lambda: lockstep.attach(nn.Tanh()))
     say_error("other shapes", lambda: lockstep.attach(nn.Linear(2, 2 + rank)))
@@ -501,11 +503,16 @@ def check_buffers():
         rank, size = lockstep.join()
         torch.manual_seed(rank)
         net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
-        net[1].running_mean += rank
+        net.get_buffer("1.running_mean").add_(rank)
         handle = lockstep.attach(net, broadcast_buffers=follow)
         started = same_on_all_ranks(net)
         net(data()[rank::size]).mean().backward()
-        say(f"buffers {follow}", started=started, after=same_on_all_ranks(net), counted=int(net[1].num_batches_tracked))
+        say(
+            f"buffers {follow}",
+            started=started,
+            after=same_on_all_ranks(net),
+            counted=int(net.get_buffer("1.num_batches_tracked")),
+        )
         handle.detach()
 
 
