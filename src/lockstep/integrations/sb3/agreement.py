@@ -51,7 +51,7 @@ def agree(model: OnPolicyAlgorithm, learning: dict[str, Any], rank: int, gather_
 def _settings(model: OnPolicyAlgorithm) -> dict[str, Any]:
     settings: dict[str, Any] = {name: _plain(getattr(model, name, None)) for name in SETTINGS}
     for name in SCHEDULES:
-        schedule = getattr(model, name, None)
+        schedule: Any = getattr(model, name, None)
         settings[name] = float(schedule(1.0)) if callable(schedule) else schedule
     settings["parameters"] = sum(p.numel() for p in model.policy.parameters())
     return settings

@@ -150,6 +150,6 @@ class SynchronizedCallback(BaseCallback):
 
     @evaluations.setter
     def evaluations(self, found: list[dict[str, float]]) -> None:
-        for one, values in zip(_evaluations(self.callback), found, strict=True):
+        for one, values in zip(_evaluations(self.callback), found, strict=False):  # a script may give them to one rank
             for name, value in values.items():
                 setattr(one, name, value)

@@ -88,7 +88,9 @@ class RolloutExchange:
     def _meet(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
         self._met = True
         mine["evaluations"] = self._callback.evaluations
-        return self._communicator.gather_json(json.loads(json.dumps(mine, default=_plain)))
+        said = self._communicator.gather_bytes(json.dumps(mine, default=_plain).encode())
+        self._communicator.take_durations()  # nobody reads them, and they would become many
+        return [json.loads(theirs) for theirs in said]
 
     def _merge_episodes(self, episodes: Any) -> None:
         """The episodes of all ranks, in the order of steps and global environment ids, behind those before."""

@@ -64,6 +64,7 @@ class QuietEnvironment:
         self._make = make
 
     def __call__(self) -> Any:
+        """Make it."""
         return self._make()
 
 
@@ -119,8 +120,8 @@ def learning() -> Iterator[None]:
 def save_on_one_rank(path: Any, save: Callable[[], None]) -> None:
     """Save to a path on the writing rank; on the others return when it is there. No collective.
 
-    A rank waits for as many files of that name as it was told to save. During ``learn`` it doesn't wait, since callbacks
-    may decide otherwise on another rank; memory (``io.BytesIO``) every rank fills for itself.
+    A rank waits for as many files of that name as it was told to save. During ``learn`` it doesn't wait, since
+    callbacks may decide otherwise on another rank; memory (``io.BytesIO``) every rank fills for itself.
 
     Args:
         path: where to; a path or a file.

@@ -13,11 +13,11 @@ from torch import Tensor
 
 def normalizers(env: VecEnv) -> list[VecNormalize]:
     """Every ``VecNormalize`` around a vector environment, the outermost first."""
-    found = []
-    while isinstance(env, VecEnvWrapper):
-        if isinstance(env, VecNormalize):
-            found.append(env)
-        env = env.venv
+    found, inner = [], env
+    while isinstance(inner, VecEnvWrapper):
+        if isinstance(inner, VecNormalize):
+            found.append(inner)
+        inner = inner.venv
     return found
 
 

@@ -34,8 +34,8 @@ OWN = ("_place", "_attached", "_outermost", "_exchange", "_statistics", "_starte
 class Synchronized(OnPolicyAlgorithm):
     """Stands before an on-policy algorithm among the bases of a class; with one rank it does nothing.
 
-    Ranks meet in :meth:`learn` only: once before, at the end of each rollout, and in each optimiser step. A model can be
-    made, loaded, saved and asked for actions by one rank alone.
+    Ranks meet in :meth:`learn` only: once before, at the end of each rollout, and in each optimiser step. A model can
+    be made, loaded and asked for actions by one rank alone.
     """
 
     normalize_advantage_locally = False

@@ -83,4 +83,3 @@ def explained_variance(model: OnPolicyAlgorithm, gather: Callable[[torch.Tensor]
     merge_shards(moments, gather(torch.from_numpy(mine)).numpy(), len(returns))
     of_returns, of_errors = moments.variance
     return float("nan") if of_returns == 0 else float(1 - of_errors / of_returns)
-
