@@ -52,7 +52,7 @@ def _settings(model: OnPolicyAlgorithm) -> dict[str, Any]:
     settings: dict[str, Any] = {name: _plain(getattr(model, name, None)) for name in SETTINGS}
     for name in SCHEDULES:
         schedule: Any = getattr(model, name, None)
-        settings[name] = float(schedule(1.0)) if callable(schedule) else schedule
+        settings[name] = None if schedule is None else float(schedule(1.0))
     settings["parameters"] = sum(p.numel() for p in model.policy.parameters())
     return settings
 
