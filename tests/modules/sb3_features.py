@@ -29,6 +29,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import (
+    DummyVecEnv,
     SubprocVecEnv,
     VecCheckNan,
     VecFrameStack,
@@ -299,14 +300,14 @@ def normalized_dict_observations(cls, folder):
 
 @feature
 def stacked_and_monitored_environments(cls, folder):
-    env = VecMonitor(cartpoles(monitor_kwargs={}).unwrapped, str(folder / "whole"))
+    env = VecMonitor(DummyVecEnv([Choices, Choices]), str(folder / "whole"))
     return trained(cls, VecCheckNan(VecFrameStack(env, 3)))
 
 
 @feature
 def environments_in_processes(cls, folder):
     fork = {"start_method": "fork"}
-    env = cartpoles(vec_env_cls=SubprocVecEnv, vec_env_kwargs=fork, monitor_dir=str(folder / "processes"))
+    env = make_vec_env(Choices, 2, vec_env_cls=SubprocVecEnv, vec_env_kwargs=fork, monitor_dir=f"{folder}/processes")
     model = trained(cls, env)
     env.close()
     return model
@@ -314,7 +315,7 @@ def environments_in_processes(cls, folder):
 
 @feature
 def monitored_environments(cls, folder):
-    return trained(cls, cartpoles(monitor_dir=str(folder / "monitor")))
+    return trained(cls, make_vec_env(Choices, 2, monitor_dir=str(folder / "monitor")))
 
 
 @feature
@@ -357,7 +358,7 @@ def a_function_as_callback(cls, folder):
 
 @feature
 def a_limit_of_episodes(cls, folder):
-    return trained(cls, cartpoles(), learn={"callback": StopTrainingOnMaxEpisodes(3)})
+    return trained(cls, cartpoles(), learn={"callback": StopTrainingOnMaxEpisodes(1)})
 
 
 @feature
