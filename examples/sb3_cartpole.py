@@ -18,7 +18,7 @@ vec_env = make_vec_env("CartPole-v1", n_envs=4, monitor_dir=str(folder / "monito
 eval_env = make_vec_env("CartPole-v1", n_envs=4)
 callbacks = [
     CheckpointCallback(save_freq=2_500, save_path=str(folder / "checkpoints")),
-    EvalCallback(eval_env, eval_freq=2_500, n_eval_episodes=10, best_model_save_path=str(folder / "best")),
+    EvalCallback(eval_env, eval_freq=2_500, n_eval_episodes=4, best_model_save_path=str(folder / "best")),
 ]
 
 model = PPO(
@@ -34,7 +34,7 @@ model = PPO(
     device="cpu",
     verbose=1,
 )
-model.learn(total_timesteps=50_000, callback=callbacks)
+model.learn(total_timesteps=40_000, callback=callbacks)
 model.save(folder / "ppo_cartpole")
 
 model = PPO.load(folder / "ppo_cartpole", env=vec_env, device="cpu")

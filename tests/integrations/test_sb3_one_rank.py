@@ -84,5 +84,5 @@ def test_a_saved_option_of_ours_is_kept_and_left_alone_by_the_library(tmp_path):
 def test_the_librarys_own_errors_come_through():
     with pytest.raises(ValueError, match="NoPolicy unknown"):
         PPO("NoPolicy", "CartPole-v1")
-    with pytest.raises(ValueError, match="wasn.t a zip-file"):
+    with pytest.raises(ValueError, match=r"wasn.t a zip-file"):
         PPO.load(__file__)
