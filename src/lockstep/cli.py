@@ -21,6 +21,7 @@ Train one reinforcement-learning agent on many devices: the same bytes on 1 proc
   lockstep play RUN --video out.mp4             watch it
   lockstep verify CartPole-v1 --world-sizes 1,2,4   prove that they give the same agent
   lockstep bench CartPole-v1 --world-sizes 1,2      how fast more ranks are, and where the time goes
+  lockstep run --nproc 4 script.py ARGS         four ranks of your own script, with torchrun's variables
 
 lockstep COMMAND --help lists every option; lockstep --version prints the version."""
 
@@ -63,6 +64,12 @@ def _bench(argv: Sequence[str]) -> int:
     return bench_command(argv)
 
 
+def _run(argv: Sequence[str]) -> int:
+    from lockstep.launch.script import run_command
+
+    return run_command(argv)
+
+
 def _topology() -> Topology:
     """This process's place in a run, also where the launcher's variables make no sense."""
     try:
@@ -71,7 +78,7 @@ def _topology() -> Topology:
         return Topology()
 
 
-COMMANDS = {"train": _train, "eval": _eval, "play": _play, "verify": _verify, "bench": _bench}
+COMMANDS = {"train": _train, "eval": _eval, "play": _play, "verify": _verify, "bench": _bench, "run": _run}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

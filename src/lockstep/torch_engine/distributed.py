@@ -404,3 +404,20 @@ def parallel_wrapper(module: nn.Module) -> str | None:
         if isinstance(part, (DistributedDataParallel, nn.DataParallel, FullyShardedDataParallel)):
             return type(part).__name__
     return "DTensor" if any(isinstance(p, DTensor) for p in module.parameters()) else None
+
+
+def count_up(key: str) -> int:
+    """Add one to a number that all ranks see, and return it; no collective."""
+    return dist.distributed_c10d._get_default_store().add(key, 1)
+
+
+def counted(key: str) -> int:
+    """How often :func:`count_up` was called for a key on any rank so far."""
+    return dist.distributed_c10d._get_default_store().add(key, 0)
+
+
+def use_own_gpu() -> None:
+    """Make this rank's GPU the one that is meant by ``cuda``, if the host has one for every rank."""
+    topology = script_topology()
+    if torch.cuda.is_available() and torch.cuda.device_count() >= topology.local_world_size > 1:
+        torch.cuda.set_device(topology.local_rank)
