@@ -51,21 +51,13 @@ def bare(name: str) -> str:
 
 def look_around() -> Inventory:
     """Find modules and normalisers among all objects of this process."""
-    modules: list[nn.Module] = []
-    owners: list[Any] = []
-    kinds: dict[type, tuple[bool, bool]] = {}
-    for thing in gc.get_objects():
-        cls = type(thing)
-        if cls not in kinds:
-            kinds[cls] = _kind(cls, thing)
-        is_module, is_owner = kinds[cls]
-        if is_module:
-            modules.append(thing)
-        if is_owner:
-            owners.append(thing)
+    things = gc.get_objects()
+    kinds = {cls: _kind(cls, thing) for cls, thing in dict(zip(map(type, things), things, strict=True)).items()}
+    telling = {cls for cls, kind in kinds.items() if any(kind)}
+    things = [thing for thing in things if type(thing) in telling]
     found = Inventory()
-    _name_tensors(found, modules)
-    _name_normalizers(found, owners)
+    _name_tensors(found, [thing for thing in things if kinds[type(thing)][0]])
+    _name_normalizers(found, [thing for thing in things if kinds[type(thing)][1]])
     return found
 
 

@@ -98,8 +98,6 @@ class StepRecorder:
 
     def after(self, watch: OptimizerWatch) -> None:
         """After a checked step."""
-        if watch.steps == self._schedule.first:
-            self.inventory = look_around()  # finds what was made since the first step
         buffers = {n: b for n, b in self.inventory.buffers() if b.numel() and not b.is_meta}
         normalizers: dict[str, Tensor] = {}
         for name, find in self.inventory.normalizers.items():
