@@ -14,13 +14,14 @@ NUM_ENVS, NUM_STEPS, ITERATIONS, EPOCHS = 8, 32, 20, 4
 
 
 class Agent(nn.Module):
+    """Gives actions (drawn, unless given) of observations, their log-probabilities, and values."""
+
     def __init__(self):
         super().__init__()
         self.body = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh())
         self.actor, self.critic = nn.Linear(64, 2), nn.Linear(64, 1)
 
     def forward(self, obs, actions=None):
-        """Actions (drawn, unless given) of observations, their log-probabilities, and values."""
         hidden = self.body(obs)
         policy = Categorical(logits=self.actor(hidden))
         actions = policy.sample() if actions is None else actions
@@ -40,8 +41,8 @@ for _ in range(ITERATIONS):
         with torch.no_grad():
             actions, log_probs, _ = agent.module(obs)
         following, rewards, terminated, truncated, _ = envs.step(actions.numpy())
-        ended = torch.as_tensor(terminated | truncated)
-        rollout.append((obs, actions, log_probs, torch.as_tensor(rewards, dtype=torch.float32), ended.float()))
+        ended = torch.as_tensor(terminated | truncated).float()
+        rollout.append((obs, actions, log_probs, torch.as_tensor(rewards).float(), ended))
         obs = torch.as_tensor(following)
     all_obs, actions, old_log_probs, rewards, ends = (torch.stack(column) for column in zip(*rollout, strict=True))
     returns = torch.zeros_like(rewards)

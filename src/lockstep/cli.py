@@ -85,7 +85,15 @@ def _topology() -> Topology:
         return Topology()
 
 
-COMMANDS = {"train": _train, "eval": _eval, "play": _play, "verify": _verify, "bench": _bench, "run": _run, "doctor": _doctor}
+COMMANDS = {
+    "train": _train,
+    "eval": _eval,
+    "play": _play,
+    "verify": _verify,
+    "bench": _bench,
+    "run": _run,
+    "doctor": _doctor,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -19,7 +19,9 @@ from lockstep.doctor.side_store import VERDICT, write_json
 from lockstep.doctor.supervisor import OneRank, Outcome, Supervisor, await_leaving, await_verdict
 from lockstep.doctor.traces import read_traces
 from lockstep.doctor.watched import MODULE, Assignment
+from lockstep.launch.local import Ranks
 from lockstep.launch.script import Script, add_script_arguments, check_nproc, script_of, start_script
+from lockstep.runs.directory import is_writer
 from lockstep.topology import Topology, from_environment
 
 DEFAULT_RANKS = 2
@@ -48,10 +50,14 @@ def _parser() -> CommandParser:
         metavar="SECONDS",
         help=f"end ranks that only wait for others after so long (default: {WAIT_LIMIT:g})",
     )
-    parser.add_argument("--seconds", type=float, metavar="S", help="end the script after S seconds and judge what was seen")
+    parser.add_argument(
+        "--seconds", type=float, metavar="S", help="end the script after S seconds and judge what was seen"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the report as JSON; - prints it instead of the screen")
     parser.add_argument(
-        "--directory", metavar="DIR", help="where ranks leave what is compared; ranks on several hosts need one they share"
+        "--directory",
+        metavar="DIR",
+        help="where ranks leave what is compared; ranks on several hosts need one they share",
     )
     add_script_arguments(parser)
     return parser
@@ -86,17 +92,17 @@ def doctor_command(argv: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="lockstep-doctor-", dir=options.directory) as directory:
         store, logs = Path(directory, "store"), Path(directory, "logs")
         logs.mkdir()
-        arguments = ["-m", MODULE, _assignment(options, store, -1), *script.words]
+        arguments = ["-m", MODULE, _assignment(options, store), *script.words]
         ranks = start_script(arguments, nproc, logs)
         outcome = _supervisor(options, ranks, store, nproc, judges=True).wait()
         return _tell(options, script, _diagnosis(store, nproc, outcome))
 
 
-def _assignment(options: argparse.Namespace, store: Path, rank: int) -> str:
-    return Assignment(str(store), rank, options.first, options.interval, os.getpid()).to_json()
+def _assignment(options: argparse.Namespace, store: Path) -> str:
+    return Assignment(str(store), options.first, options.interval, os.getpid()).to_json()
 
 
-def _supervisor(options: argparse.Namespace, ranks, store: Path, world_size: int, *, judges: bool) -> Supervisor:
+def _supervisor(options: argparse.Namespace, ranks: Ranks, store: Path, world_size: int, *, judges: bool) -> Supervisor:
     limits = {"wait_limit": options.time_limit, "run_limit": options.seconds}
     return Supervisor(ranks, store, world_size, judges=judges, **limits)
 
@@ -124,17 +130,15 @@ def _tell(options: argparse.Namespace, script: Script, diagnosis: Diagnosis) -> 
 def _one_of_many(options: argparse.Namespace, script: Script, topology: Topology) -> int:
     """This rank's part, where every rank is a process of another launcher; rank 0's judges."""
     if options.nproc not in (None, topology.world_size):
-        raise ValueError(
-            f"nproc: {options.nproc}, but the launcher started {topology.world_size} ranks; leave it out"
-        )
+        raise ValueError(f"nproc: {options.nproc}, but the launcher started {topology.world_size} ranks; leave it out")
     if options.directory is None and not topology.on_one_host:
         raise ValueError(
             f"directory: {topology.world_size} ranks are on several hosts; give --directory DIR on a file system that "
             "all of them share"
         )
     store = _common_store(options, topology)
-    command = [sys.executable, "-m", MODULE, _assignment(options, store, topology.rank), *script.words]
-    judges = topology.rank == 0
+    command = [sys.executable, "-m", MODULE, _assignment(options, store), *script.words]
+    judges = is_writer(topology)
     ranks = OneRank(command, topology.rank)
     outcome = _supervisor(options, ranks, store, topology.world_size, judges=judges).wait()
     if not judges:

@@ -81,9 +81,7 @@ def diagnose(traces: Sequence[RankTrace], *, deadlock: bool = False, interrupted
     return Diagnosis(verdict, reason, [*faults, *doubts, *notes], _coverage(traces, evidence), _overhead(known))
 
 
-def _findings(
-    traces: Sequence[RankTrace], evidence: Evidence, deadlock: bool, interrupted: bool
-) -> list[Finding]:
+def _findings(traces: Sequence[RankTrace], evidence: Evidence, deadlock: bool, interrupted: bool) -> list[Finding]:
     endings = [waiting_finding(traces, deadlock), failure_finding(traces, interrupted, deadlock)]
     endings.append(unheard_finding(traces))
     if len(traces) == 1:
@@ -120,7 +118,9 @@ def _steps_compared(evidence: Evidence) -> int:
 def _well(evidence: Evidence) -> str:
     ranks, steps = len(evidence.traces), _steps_compared(evidence)
     if not evidence.reduced:
-        return f"what is not sharded is equal on {ranks} ranks after each of {steps} compared optimiser steps"
+        times = sum(1 for c in evidence.of("gathered") if c.equal)
+        what = "sharded parameters as forward passes gathered them, learning rates and step counts"
+        return f"{what} are equal on {ranks} ranks at {times} compared optimiser steps"
     return (
         f"parameters, moments and learning rates are equal on {ranks} ranks at the start and after each of {steps} "
         f"compared optimiser steps, and so are the gradients before them, though the data differ: they are reduced"

@@ -62,7 +62,9 @@ def failure_finding(traces: Sequence[RankTrace], interrupted: bool, deadlock: bo
     if not own or (waiting_finding(traces, deadlock) is not None and all(waited(t) for t in own)):
         return None
     first = min(own, key=lambda t: t.ended_at or 0.0)
-    return Finding("failure", DOUBT, f"the script failed: rank {first.rank} {_how(first)}", "", "", {"rank": first.rank})
+    return Finding(
+        "failure", DOUBT, f"the script failed: rank {first.rank} {_how(first)}", "", "", {"rank": first.rank}
+    )
 
 
 def _how(trace: RankTrace) -> str:

@@ -256,7 +256,10 @@ def no_evidence_finding(evidence: Evidence) -> Finding | None:
     if not gradients:
         return Finding("not_compared", DOUBT, "no optimiser step was seen on every rank")
     if any(c.sharded for c in gradients) and not any(c.compared for c in gradients):
-        return None
+        if any(c.equal for c in evidence.of("gathered")):
+            return None
+        return Finding("sharded_unseen", DOUBT, "all parameters are sharded, and were never seen gathered: "
+                       "there was nothing to compare")  # fmt: skip
     if all(not c.nonzero for c in gradients):
         return Finding("no_gradients", DOUBT, "no gradient but zero was seen before any compared step")
     if "differ" not in evidence.inputs.values() and "equal" not in evidence.inputs.values():

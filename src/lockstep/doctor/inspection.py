@@ -27,6 +27,7 @@ class Inventory:
         modules: the outermost ones, with what their tensors' names begin with.
         wrappers: kinds of wrappers around modules: ``ddp``, ``fsdp1``, ``fsdp2``.
         broadcast: ids of buffers that DDP sends from rank 0 to all before each forward pass.
+        sharded: ids of parameters of which an FSDP1 module keeps a part on every rank.
         normalizers: objects with running statistics by name, for as long as they live.
     """
 
@@ -34,6 +35,7 @@ class Inventory:
     modules: list[tuple[str, weakref.ref[nn.Module]]] = field(default_factory=list)
     wrappers: set[str] = field(default_factory=set)
     broadcast: set[int] = field(default_factory=set)
+    sharded: set[int] = field(default_factory=set)
     normalizers: dict[str, Callable[[], Any]] = field(default_factory=dict)
 
     def buffers(self) -> Iterator[tuple[str, Tensor]]:
@@ -128,14 +130,20 @@ def _class_name(module: nn.Module) -> str:
     return type(module if inner is None else inner).__name__
 
 
+def is_ddp(cls: type) -> bool:
+    """Whether a class is DistributedDataParallel or one derived from it."""
+    return any(base.__name__ == "DistributedDataParallel" for base in cls.__mro__)
+
+
 def _note_wrapper(found: Inventory, module: nn.Module) -> None:
-    if isinstance(module, nn.parallel.DistributedDataParallel):
+    if is_ddp(type(module)):
         found.wrappers.add("ddp")
-        if module.broadcast_buffers:
+        if getattr(module, "broadcast_buffers", False):
             found.broadcast |= {id(buffer) for buffer in module.buffers()}
     classes = {cls.__name__ for cls in type(module).__mro__}
     if "FullyShardedDataParallel" in classes:
         found.wrappers.add("fsdp1")
+        found.sharded |= {id(parameter) for parameter in module.parameters()}
     if "FSDPModule" in classes:
         found.wrappers.add("fsdp2")
 

@@ -59,8 +59,12 @@ def _coverage(diagnosis: Diagnosis) -> str:
     taken = [max(ranks.values(), default=0) for ranks in seen["optimizer_steps"].values()]
     tensors = ", ".join(f"{count} {kind}" for kind, count in seen["tensors"].items())
     optimizers = f" of {len(taken)} optimisers" if len(taken) > 1 else ""
-    return f"{seen['compared_steps']} of {sum(taken)} optimiser steps{optimizers}: {tensors}, learning rates, step counts"
+    return (
+        f"{seen['compared_steps']} of {sum(taken)} optimiser steps{optimizers}: {tensors}, learning rates, step counts"
+    )
 
 
 def _graphs(diagnosis: Diagnosis) -> str:
-    return "; this script captures CUDA graphs, so most of its steps weren't" if diagnosis.coverage["cuda_graphs"] else ""
+    return (
+        "; this script captures CUDA graphs, so most of its steps weren't" if diagnosis.coverage["cuda_graphs"] else ""
+    )

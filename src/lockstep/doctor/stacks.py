@@ -14,15 +14,22 @@ COLLECTIVES = (os.path.join("torch", "distributed", ""), os.path.join("torch", "
 BACKWARD = (os.path.join("torch", "autograd", ""),)
 """DDP and FSDP wait inside the backward pass; but a backward pass may also be long."""
 INNERMOST = 8
+LONGEST_TICK = 1.0
+"""A process that somebody stopped for a while didn't wait all that time."""
 IDLE = 0.5
 """A rank that uses less of a core than this isn't computing."""
-DEPTH = 40
+OURS = (os.path.dirname(__file__) + os.sep, "<frozen ")
 
 
 def frame_lines(frame: FrameType) -> list[str]:
-    """``file:line function`` of every frame, the innermost first."""
-    stack = traceback.extract_stack(frame, DEPTH)
-    return [f"{entry.filename}:{entry.lineno} {entry.name}" for entry in reversed(stack)]
+    """``file:line function`` of every frame of the script, the innermost first."""
+    return stack_lines(traceback.extract_stack(frame))
+
+
+def stack_lines(entries: traceback.StackSummary) -> list[str]:
+    """``file:line function`` of every entry, the innermost first, without the doctor's that run the script."""
+    shown = [entry for entry in entries if not entry.filename.startswith(OURS)]
+    return [f"{entry.filename}:{entry.lineno} {entry.name}" for entry in reversed(shown)]
 
 
 def stands_in(lines: list[str], places: tuple[str, ...]) -> bool:
@@ -31,9 +38,8 @@ def stands_in(lines: list[str], places: tuple[str, ...]) -> bool:
 
 
 def own_lines(lines: list[str]) -> list[str]:
-    """The script's own frames of a stack: neither libraries' nor the doctor's."""
-    standard = os.path.dirname(os.__file__)
-    libraries = (f"{os.sep}site-packages{os.sep}", f"{os.sep}lockstep{os.sep}doctor{os.sep}", "<frozen ", standard)
+    """The script's own frames of a stack: not libraries'."""
+    libraries = (f"{os.sep}site-packages{os.sep}", os.path.dirname(os.__file__))
     return [line for line in lines if not any(part in line for part in libraries)]
 
 
@@ -49,7 +55,9 @@ class StillnessClock:
     def __init__(self) -> None:
         self._main = threading.main_thread().ident or 0
         self._place: tuple[object, ...] = ()
-        self._since = (time.monotonic(), time.process_time())
+        self._seconds = 0.0
+        self._last = time.monotonic()
+        self._busy_before = time.process_time()
         self.lines: list[str] = []
 
     def look(self, signs_of_life: int, *, on_gpu: bool = False) -> float | None:
@@ -65,12 +73,14 @@ class StillnessClock:
         while walk is not None:
             place += [walk.f_code, walk.f_lasti]
             walk = walk.f_back
-        now, busy = time.monotonic(), time.process_time()
+        now = time.monotonic()
+        self._seconds += min(now - self._last, LONGEST_TICK)
+        self._last = now
         if tuple(place) != self._place or frame is None:
-            self._place, self._since, self.lines = tuple(place), (now, busy), []
+            self._place, self._seconds, self.lines = tuple(place), 0.0, []
+            self._busy_before = time.process_time()
             return None
-        seconds = now - self._since[0]
         self.lines = self.lines or frame_lines(frame)
-        idle = busy - self._since[1] < IDLE * seconds
+        idle = time.process_time() - self._busy_before < IDLE * self._seconds
         waits = stands_in(self.lines, COLLECTIVES) or on_gpu or (stands_in(self.lines, BACKWARD) and idle)
-        return seconds if waits else None
+        return self._seconds if waits else None

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,8 +147,10 @@ class Supervisor:
             return Outcome(interrupted=True)
         if self._run_limit is not None and time.monotonic() - self._began > self._run_limit:
             return Outcome()
-        waiting = [self._readers[rank].state().get("waiting") or 0.0 for rank in running]
-        if min(waiting) > self._wait_limit:
+        states = [state for rank in running if not (state := self._readers[rank].state()).get("over")]
+        if not states and self._after(self._wait_limit):
+            return Outcome()  # the scripts are done, and their processes don't end
+        if states and min(state.get("waiting") or 0.0 for state in states) > self._wait_limit:
             return Outcome(deadlock=True)
         failed = any(how["code"] for how in ended.values() if how is not None)
         return Outcome() if failed and self._after(min(GRACE_SECONDS, self._wait_limit)) else None
@@ -165,6 +167,7 @@ def await_verdict(store: Path, rank: int) -> int:
         verdict: Mapping[str, int] | None = read_json(store / VERDICT)
         if verdict is not None:
             (rank_directory(store, rank) / LEFT).touch()
+            _await(lambda: not store.exists())  # a launcher ends the others when the first has ended badly
             return verdict["status"]
         time.sleep(POLL_SECONDS)
     print(f"lockstep: error: doctor: rank 0 gave no verdict within {VERDICT_SECONDS:g} s", file=sys.stderr)
@@ -173,8 +176,10 @@ def await_verdict(store: Path, rank: int) -> int:
 
 def await_leaving(store: Path, others: Sequence[int]) -> None:
     """Wait a little until the other ranks have read the verdict."""
+    _await(lambda: all((rank_directory(store, rank) / LEFT).exists() for rank in others))
+
+
+def _await(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + GRACE_SECONDS
-    while time.monotonic() < deadline:
-        if all((rank_directory(store, rank) / LEFT).exists() for rank in others):
-            return
+    while time.monotonic() < deadline and not condition():
         time.sleep(POLL_SECONDS)

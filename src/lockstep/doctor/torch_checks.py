@@ -66,7 +66,10 @@ class StepRecorder:
         self._writer.add({"kind": "optimizer", "optimizer": watch.index} | facts)
 
     def note_rates(self, watch: OptimizerWatch) -> None:
-        """Write learning rates, before a step, when they changed; ones that are tensors only at checked steps: a GPU would wait."""
+        """Write learning rates, before a step, when they changed.
+
+        Ones that are tensors are read only at checked steps: a GPU would have to wait.
+        """
         rates = [group.get("lr", 0.0) for group in watch.optimizer.param_groups]
         if rates == watch.rates:
             return
@@ -77,9 +80,7 @@ class StepRecorder:
             self._writer.add({"kind": "rates", "optimizer": watch.index, "step": watch.steps, "rates": rates})
             watch.rates = rates
 
-    def before(
-        self, watch: OptimizerWatch, inputs: str, through: Sequence[str], gathered: dict[str, Tensor]
-    ) -> None:
+    def before(self, watch: OptimizerWatch, inputs: str, through: Sequence[str], gathered: dict[str, Tensor]) -> None:
         """Before a checked step.
 
         Args:
@@ -134,9 +135,11 @@ class StepRecorder:
         most = DENSE_NUMBERS if step <= self._schedule.first else SPARSE_NUMBERS
         event: dict[str, Any] = {"kind": "check", "optimizer": watch.index, "step": step, "when": when} | facts
         event["parts"], arrays = {}, []
+        own = {name for name, p in self._parameters(watch).items() if id(p) in self.inventory.sharded}
         with torch.no_grad():
             for name, tensors in parts.items():
-                entries, numbers = take_part(tensors, most)
+                part_of = own if name != "moments" else {n for n in tensors if n.rpartition(".")[0] in own}
+                entries, numbers = take_part(tensors, most, part_of)
                 event["parts"][name] = part = {"tensors": entries}
                 arrays.append((part, numbers))
         self._writer.add(event, arrays)

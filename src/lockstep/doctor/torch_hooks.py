@@ -11,12 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from lockstep.doctor.inspection import is_ddp
+from lockstep.doctor.process_group import group_facts
 from lockstep.doctor.schedule import Schedule
 from lockstep.doctor.side_store import SideWriter
 from lockstep.doctor.torch_checks import OptimizerWatch, StepRecorder
@@ -79,14 +80,9 @@ class TorchWatch:
 
     def look_at_process_group(self) -> None:
         """Remember the largest process group that the script ever had."""
-        if not (dist.is_available() and dist.is_initialized()):
-            return
-        try:
-            size, backend = dist.get_world_size(), str(dist.get_backend())
-        except (RuntimeError, ValueError):
-            return  # it is being taken down
-        if size >= self._world.get("size", 0):
-            self._world = {"size": size, "backend": backend}
+        facts = group_facts()
+        if facts.get("size", 0) >= self._world.get("size", 1):
+            self._world = facts
 
     def finish(self) -> None:
         """Write what is only known at the end."""
@@ -152,7 +148,7 @@ class TorchWatch:
         """Hear of forward passes: the next one without gradients begins a phase, and at checked steps of inputs."""
         if self._entry is None:
             self._entry = register_module_forward_pre_hook(self._enters)
-        sharded = self._hot and "fsdp2" in self._recorder.inventory.wrappers
+        sharded = self._hot and bool({"fsdp1", "fsdp2"} & self._recorder.inventory.wrappers)
         if sharded and self._exit is None:
             self._exit = register_module_forward_hook(self._leaves)
         if not sharded and self._exit is not None:
@@ -182,7 +178,7 @@ class TorchWatch:
     def _note_inputs(self, module: nn.Module, args: Any) -> None:
         began = time.perf_counter()
         self.signs_of_life += 1
-        if isinstance(module, nn.parallel.DistributedDataParallel):
+        if is_ddp(type(module)):
             self._trained_through.add("ddp")
         if len(self._inputs) < MOST_INPUTS and not _capturing():
             with torch.no_grad():
@@ -190,13 +186,13 @@ class TorchWatch:
         self.seconds += time.perf_counter() - began
 
     def _leaves(self, module: nn.Module, _args: Any, _output: Any) -> None:
-        """Behind a layer of an FSDP2 model: its parameters are gathered now, and every rank must have the same."""
+        """Behind a layer of an FSDP model: its parameters are gathered now, and every rank must have the same."""
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
         began = time.perf_counter()
         name = self._recorder.inventory.names.get(id(module))
-        for key, parameter in module._parameters.items():
-            if name is not None and parameter is not None and not hasattr(parameter, "placements"):
+        for key, parameter in (*vars(module).items(), *module._parameters.items()):  # FSDP1 leaves plain attributes
+            if name is not None and isinstance(parameter, Tensor) and not hasattr(parameter, "placements"):
                 self._gathered[f"{name}.{key}".lstrip(".")] = local(parameter).clone()
         self.seconds += time.perf_counter() - began
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,12 +67,15 @@ def sampled(tensor: Tensor, most: int) -> Tensor:
     return flat if flat.numel() <= most else flat[:: -(-flat.numel() // most)]
 
 
-def take_part(tensors: Mapping[str, Tensor], most: int) -> tuple[list[list[Any]], np.ndarray]:
+def take_part(
+    tensors: Mapping[str, Tensor], most: int, sharded: Container[str] = ()
+) -> tuple[list[list[Any]], np.ndarray]:
     """What to keep of tensors.
 
     Args:
         tensors: by name; of shards only this rank's.
         most: numbers to keep of all together.
+        sharded: names of those that are parts of larger ones and don't say so.
 
     Returns:
         For each tensor ``[name, numbers kept, elements, shards, digest of a sampled one]``; and the numbers, float32
@@ -85,7 +88,15 @@ def take_part(tensors: Mapping[str, Tensor], most: int) -> tuple[list[list[Any]]
         mine = local(tensor)
         some = sampled(mine, each)
         whole = some.numel() == mine.numel()
-        entries.append([name, some.numel(), mine.numel(), shards_of(tensor), "" if whole else digest(mine)])
+        entries.append(
+            [
+                name,
+                some.numel(),
+                mine.numel(),
+                1 if name in sharded else shards_of(tensor),
+                "" if whole else digest(mine),
+            ]
+        )
         kept.append(torch.view_as_real(some).amax(-1) if some.is_complex() else some)
     return entries, _numbers(kept)
 

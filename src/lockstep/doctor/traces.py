@@ -109,7 +109,7 @@ def _read_trace(reader: SideReader, rank: int) -> RankTrace:
     return trace
 
 
-def _part(part: Mapping[str, Any], values: np.ndarray) -> Part:
+def _part(part: dict[str, Any], values: np.ndarray) -> Part:
     numbers, at, out = array_at(part, values), 0, {}
     for name, kept, elements, shards, digest in part["tensors"]:
         out[name] = Kept(numbers[at : at + kept], elements, shards, digest)

@@ -6,7 +6,6 @@ sets up beforehand keeps its meaning.
 
 from __future__ import annotations
 
-import builtins
 import importlib.machinery
 import importlib.util
 import json
@@ -17,13 +16,14 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import CodeType, ModuleType, TracebackType
+from types import ModuleType, TracebackType
 from typing import Any
 
 from lockstep.doctor.schedule import Schedule
 from lockstep.doctor.side_store import SideWriter
 from lockstep.doctor.watcher import Watcher
 from lockstep.launch.process import end_with_parent
+from lockstep.topology import from_environment
 
 MODULE = "lockstep.doctor.watched"
 
@@ -34,14 +34,12 @@ class Assignment:
 
     Attributes:
         directory: of the side store.
-        rank: this one's; -1: as the launcher's ``RANK`` says.
         first: steps compared at the beginning.
         interval: of those compared later.
         parent: the process to end with.
     """
 
     directory: str
-    rank: int
     first: int
     interval: int
     parent: int
@@ -85,7 +83,7 @@ def _own_part(trace: TracebackType | None) -> TracebackType | None:
     return trace
 
 
-def run_as_main(words: Sequence[str]) -> dict[str, Any] | None:
+def run_as_main(words: Sequence[str]) -> dict[str, Any]:
     """Run a program in this process as ``python WORDS`` would.
 
     Returns:
@@ -96,21 +94,9 @@ def run_as_main(words: Sequence[str]) -> dict[str, Any] | None:
         sys.path[0] = os.getcwd()
         return runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     sys.argv = list(words)
-    if Path(words[0]).is_dir():
-        return runpy.run_path(words[0], run_name="__main__")
-    sys.path[0] = str(Path(words[0]).resolve().parent)
-    return _run_file(words[0])
-
-
-def _run_file(path: str) -> dict[str, Any]:
-    """Run a file in a ``__main__`` of its own that stays, for objects pickled or spawned by name refer to it."""
-    main = ModuleType("__main__")
-    spec = None
-    main.__dict__.update(__file__=path, __builtins__=builtins, __spec__=spec, __cached__=None)
-    code: CodeType = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
-    sys.modules["__main__"] = main
-    exec(code, main.__dict__)
-    return main.__dict__
+    if not Path(words[0]).is_dir():
+        sys.path[0] = str(Path(words[0]).resolve().parent)
+    return runpy.run_path(words[0], run_name="__main__")
 
 
 def _run(watcher: Watcher, words: Sequence[str]) -> int:
@@ -138,8 +124,7 @@ def main() -> None:
     """Entry of a watched rank."""
     assignment = Assignment(**json.loads(sys.argv[1]))
     end_with_parent(assignment.parent)
-    rank = assignment.rank if assignment.rank >= 0 else int(os.environ["RANK"])
-    writer = SideWriter(Path(assignment.directory), rank)
+    writer = SideWriter(Path(assignment.directory), from_environment().rank)
     watcher = Watcher(writer, Schedule(assignment.first, assignment.interval))
     sys.meta_path.insert(0, AfterImport("torch", watcher.watch_torch))  # type: ignore[arg-type]
     watcher.start()

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import socket
 import sys
 import threading
 import time
 import traceback
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lockstep.doctor.schedule import Schedule
 from lockstep.doctor.side_store import SideWriter
-from lockstep.doctor.stacks import BACKWARD, COLLECTIVES, StillnessClock, own_lines, stands_in
-
-if TYPE_CHECKING:
-    from lockstep.doctor.torch_hooks import TorchWatch
+from lockstep.doctor.stacks import BACKWARD, COLLECTIVES, StillnessClock, own_lines, stack_lines, stands_in
 
 TICK_SECONDS = 0.25
 
@@ -33,7 +31,7 @@ class Watcher:
         self._schedule = schedule
         self._pid = os.getpid()
         self._began = time.perf_counter()
-        self._torch: TorchWatch | None = None
+        self._torch: Any = None  # a TorchWatch; its module is loaded after the script has loaded PyTorch
         self._stillness = StillnessClock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._write_until_over, name="lockstep-doctor", daemon=True)
@@ -52,9 +50,8 @@ class Watcher:
         if os.getpid() != self._pid:
             return
         began = time.perf_counter()
-        from lockstep.doctor.torch_hooks import TorchWatch
-
-        self._torch = TorchWatch(self._writer, self._schedule)
+        hooks = importlib.import_module("lockstep.doctor.torch_hooks")
+        self._torch = hooks.TorchWatch(self._writer, self._schedule)
         self._torch.seconds += time.perf_counter() - began
 
     def end(self, error: BaseException | None) -> None:
@@ -75,6 +72,7 @@ class Watcher:
         event["own_seconds"] = self._own_seconds()
         self._writer.add(event)
         self._writer.flush()
+        self._writer.state({"over": True})
 
     def _elapsed(self) -> float:
         return time.perf_counter() - self._began
@@ -113,7 +111,7 @@ class Watcher:
                 return  # the store is gone: whoever would read it is, too
             self._thread_seconds += time.thread_time() - began
 
-    def _look_for_waiting(self, watch: TorchWatch | None) -> float | None:
+    def _look_for_waiting(self, watch: Any) -> float | None:
         if watch is None:
             return self._stillness.look(0)
         return self._stillness.look(watch.signs_of_life, on_gpu=watch.on_gpu)
@@ -122,8 +120,7 @@ class Watcher:
 def described(error: BaseException) -> dict[str, Any]:
     """An exception as an event's entries: its line, and where it came from, innermost first."""
     line = traceback.format_exception_only(error)[-1].strip()
-    entries = traceback.extract_tb(error.__traceback__)
-    lines = [f"{entry.filename}:{entry.lineno} {entry.name}" for entry in reversed(entries)]
+    lines = stack_lines(traceback.extract_tb(error.__traceback__))
     where = own_lines(lines)
     return {
         "error": line.splitlines()[0][:300] if line else type(error).__name__,
