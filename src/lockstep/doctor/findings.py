@@ -143,7 +143,8 @@ def gradient_finding(evidence: Evidence) -> Finding | None:
         what = "gradients are never reduced"
     else:
         advice = "local_change" if "ddp" in evidence.wrappers else "unreduced"
-        what = "gradients are not reduced at every step" if equal else "gradients are never reduced"
+        never = "gradients differ in spite of DDP" if advice == "local_change" else "gradients are never reduced"
+        what = "gradients are not reduced at every step" if equal else never
     if advice == "unreduced" and not evidence.joined:
         return _finding("independent", f"there is no process group: {_difference(evidence, found)}", "independent")
     return _finding("gradients", f"{what}: {_difference(evidence, found)}", advice, _figures(found) | {"why": advice})
@@ -278,7 +279,8 @@ def sharded_finding(evidence: Evidence) -> Finding | None:
     if unlike is not None:
         text = f"gathered parameters differ: {_difference(evidence, unlike)}"
         return _finding("gathered", text, "diverged", _figures(unlike))
-    text = f"{max((c.sharded for c in sharded), default=0)} parameters are sharded over the ranks, each shard on one: "
+    count = max((c.sharded for c in sharded), default=0)
+    text = f"{count} of the parameters are sharded over the ranks, each shard on one: "
     times = sum(1 for c in gathered if c.equal)
     seen = f"compared as forward passes gathered them, at {times} steps, and by step counts and learning rates"
     text += seen if times else "compared by step counts and learning rates alone"

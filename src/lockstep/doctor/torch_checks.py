@@ -138,8 +138,8 @@ class StepRecorder:
         own = {name for name, p in self._parameters(watch).items() if id(p) in self.inventory.sharded}
         with torch.no_grad():
             for name, tensors in parts.items():
-                part_of = own if name != "moments" else {n for n in tensors if n.rpartition(".")[0] in own}
-                entries, numbers = take_part(tensors, most, part_of)
+                sharded = {n for n in tensors if name != "gathered" and (n in own or n.rpartition(".")[0] in own)}
+                entries, numbers = take_part(tensors, most, sharded)
                 event["parts"][name] = part = {"tensors": entries}
                 arrays.append((part, numbers))
         self._writer.add(event, arrays)
