@@ -73,6 +73,8 @@ def _check(options: argparse.Namespace) -> None:
             raise ValueError(f"{name.replace('_', '-')}: {value:g} is not above 0")
     if options.json not in (None, "-") and not Path(options.json).absolute().parent.is_dir():
         raise ValueError(f"json: there is no directory {Path(options.json).absolute().parent}")
+    if options.directory is not None and not Path(options.directory).is_dir():
+        raise ValueError(f"directory: there is no directory {options.directory}")
 
 
 def doctor_command(argv: Sequence[str]) -> int:

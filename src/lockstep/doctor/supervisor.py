@@ -16,7 +16,7 @@ from lockstep.doctor.side_store import ENDED, LEFT, VERDICT, SideReader, rank_di
 from lockstep.launch.local import Ranks, forwarding
 
 POLL_SECONDS = 0.1
-GRACE_SECONDS = 5.0
+GRACE_SECONDS = 3.0
 VERDICT_SECONDS = 60.0
 STOP = "stop.json"
 
