@@ -22,6 +22,7 @@ Train one reinforcement-learning agent on many devices: the same bytes on 1 proc
   lockstep verify CartPole-v1 --world-sizes 1,2,4   prove that they give the same agent
   lockstep bench CartPole-v1 --world-sizes 1,2      how fast more ranks are, and where the time goes
   lockstep run --nproc 4 script.py ARGS         four ranks of your own script, with torchrun's variables
+  lockstep doctor --nproc 2 -- script.py ARGS   whether the ranks of a PyTorch script are one agent; cause and fix
 
 lockstep COMMAND --help lists every option; lockstep --version prints the version."""
 
@@ -70,6 +71,12 @@ def _run(argv: Sequence[str]) -> int:
     return run_command(argv)
 
 
+def _doctor(argv: Sequence[str]) -> int:
+    from lockstep.doctor.command import doctor_command
+
+    return doctor_command(argv)
+
+
 def _topology() -> Topology:
     """This process's place in a run, also where the launcher's variables make no sense."""
     try:
@@ -78,7 +85,15 @@ def _topology() -> Topology:
         return Topology()
 
 
-COMMANDS = {"train": _train, "eval": _eval, "play": _play, "verify": _verify, "bench": _bench, "run": _run}
+COMMANDS = {
+    "train": _train,
+    "eval": _eval,
+    "play": _play,
+    "verify": _verify,
+    "bench": _bench,
+    "run": _run,
+    "doctor": _doctor,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -42,7 +42,7 @@ class Ranks(Protocol):
 
 
 @contextmanager
-def _forwarding(ranks: Ranks) -> Iterator[list[int]]:
+def forwarding(ranks: Ranks) -> Iterator[list[int]]:
     """Pass stop signals on to the ranks; yields the list of those that came. The second Ctrl-C kills."""
     received: list[int] = []
 
@@ -75,7 +75,7 @@ def supervise(start: Callable[[Path], Ranks], interrupted: str = INTERRUPTED, no
     with tempfile.TemporaryDirectory(prefix="lockstep-") as directory:
         ranks = start(Path(directory))
         try:
-            with _forwarding(ranks) as received:
+            with forwarding(ranks) as received:
                 codes = _wait(ranks)
                 message = failure_message(ranks, codes) if any(codes.values()) else None
         finally:
