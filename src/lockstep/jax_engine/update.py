@@ -217,7 +217,6 @@ class Update:
         learner, seen = carry
         named, terms = self.gradients(self.layout.named(learner.parameters), samples, now, owned)
         local = terms.sum(0)
-        local, terms = terms.sum(0), terms
         gradient = self.layout.join({name: g.sum(0) for name, g in named.items()}) * self.devices
         norm = self.layout.norm(gradient)
         finite = jnp.isfinite(norm) & jnp.isfinite(local).all()
