@@ -24,6 +24,9 @@ from lockstep.runs.checkpoint import checkpoints_in, problem_with
 
 PLACES = pytest.mark.parametrize("place", [devices(2), TWO_PROCESSES], ids=["two devices", "two processes"])
 
+START = 120.0
+"""Seconds in which a run has been compiled and has begun, on a busy machine too."""
+
 
 def checkpoints_of(path):
     """Names of a run's checkpoints, which are all whole."""
@@ -39,8 +42,10 @@ def checkpoints_of(path):
 def test_killed_in_the_middle_of_a_checkpoint(trained, tmp_path, place):
     path = tmp_path / "runs" / "run"
     ended = lockstep("train", *inside("dying"), *place, "--name", "run", cwd=tmp_path, DIES="step_768")
-    if place == TWO_PROCESSES:
-        assert "rank 0 was killed by SIGKILL" in error_line(ended)
+    if place == TWO_PROCESSES:  # what JAX has to say where it misses the other process comes before our line
+        assert ended.code == 1
+        assert ended.stderr.splitlines()[-1].startswith("lockstep: error: rank 0 was killed by SIGKILL")
+        assert "Traceback" not in ended.stderr
     else:
         assert ended.code == -signal.SIGKILL
     assert_no_orphans(ended)
@@ -98,7 +103,7 @@ def stopped_by_sigterm(process, mark, path):
 def test_sigterm_stops_a_run_inside_the_program_with_a_checkpoint(tmp_path, place):
     words, path = (*CARTPOLE, "--total-steps", 128 * 1_000_000), tmp_path / "runs" / "run"
     with running("train", *words, *place, "--name", "run", cwd=tmp_path) as (process, mark):
-        wait_until(lambda: len(metrics_of(path)) >= 4, "nothing is logged")
+        wait_until(lambda: len(metrics_of(path)) >= 4, "nothing is logged", START)
         process.send_signal(signal.SIGTERM)
         stopped = stopped_by_sigterm(process, mark, path)
     step = stopped.summary["global_step"]
@@ -112,7 +117,7 @@ def test_sigterm_stops_a_run_on_the_host_with_a_checkpoint(trained, tmp_path, pl
     gate, path = tmp_path / "gate", tmp_path / "runs" / "run"
     gate.touch()
     with running("train", *ON_THE_HOST, *place, "--name", "run", cwd=tmp_path, GATE=str(gate)) as (process, mark):
-        wait_until(lambda: len(metrics_of(path)) == 3, "the run doesn't reach the gate")
+        wait_until(lambda: len(metrics_of(path)) == 3, "the run doesn't reach the gate", START)
         process.send_signal(signal.SIGTERM)
         gate.unlink()
         stopped = stopped_by_sigterm(process, mark, path)
