@@ -254,7 +254,9 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
         if not word.startswith("--"):
             out.positional.append(word)
             continue
-        if word in SWITCHES:
+        if word.partition("=")[0] in SWITCHES:
+            if "=" in word:
+                raise ValueError(f"{word}: takes no value; {word.partition('=')[0]} alone says it")
             out.settings |= dict([SWITCHES[word]])
             continue
         flag, _, inline = word.partition("=")

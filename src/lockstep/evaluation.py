@@ -41,6 +41,11 @@ def run_episodes(envs: HostEnvs, act: Callable[[np.ndarray], np.ndarray], max_st
     return out
 
 
+def success_of(value: float) -> bool | None:
+    """A success as it stands in a table: solved, not solved, or None where nothing was said."""
+    return None if value == 0 else value > 0
+
+
 def summarize(episodes: np.ndarray) -> dict[str, float | int]:
     """Mean, standard deviation, least and greatest return, and mean length, of ``[n, 4]`` episodes in order.
 

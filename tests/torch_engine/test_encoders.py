@@ -141,8 +141,8 @@ def test_what_auto_means_and_what_is_too_small():
     with pytest.raises(ValueError) as caught:
         ImageEncoder("nature").check(small)
     assert str(caught.value) == (
-        "network.image.kind: nature needs images of 36 x 36 pixels or more and the observation has 35 x 99; use simple, "
-        "residual or impala"
+        "network.image.kind: nature needs images of 36 x 36 pixels or more and the observation has 35 x 99; use "
+        "simple, residual or impala"
     )
 
 

@@ -32,12 +32,14 @@ def draw(board: np.ndarray, score: int, size: int = SIZE) -> np.ndarray:
     canvas.lay(canvas.square((rows / 2, rows / 2), rows / 2 + 0.06, 0.12), _CELL)
     snake = [_middle(board, cell) for cell in np.argsort(-board, axis=None)[: int((board > 0).sum())]]
     for cell in np.argwhere(board < 0).tolist():
-        _draw_food(canvas, (cell[1] + 0.5, rows - cell[0] - 0.5))
+        at = (cell[1] + 0.5, rows - cell[0] - 0.5)
+        _draw_food(canvas.around(at, 1.0), at)
     for place in range(len(snake) - 1, 0, -1):
         share = place / max(1, len(snake) - 1)
         colour = tuple(round(n + share * (t - n)) for n, t in zip(_NECK, _TAIL, strict=True))
-        canvas.lay(canvas.bar(snake[place], snake[place - 1], 0.36 - 0.1 * share), (colour[0], colour[1], colour[2]))
-    _draw_head(canvas, snake)
+        part = canvas.around(snake[place], 1.5)
+        part.lay(part.bar(snake[place], snake[place - 1], 0.36 - 0.1 * share), (colour[0], colour[1], colour[2]))
+    _draw_head(canvas.around(snake[0], 1.0), snake)
     return canvas.picture()
 
 
