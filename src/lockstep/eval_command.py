@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -103,14 +104,12 @@ def evaluate(
         engine_module(config.engine).check_device(config.device, 1)
     actor.reset(start)
     bounds = [*range(0, episodes, batch), episodes]
-    parts = [
-        _batch(actor, start, range(first, last), deterministic)
-        for first, last in zip(bounds[:-1], bounds[1:], strict=True)
-    ]
+    parts = [play_batch(actor, start, range(first, last), deterministic) for first, last in itertools.pairwise(bounds)]
     return np.concatenate(parts)
 
 
-def _batch(actor: Actor, start: int, numbers: range, deterministic: bool) -> np.ndarray:
+def play_batch(actor: Actor, start: int, numbers: range, deterministic: bool) -> np.ndarray:
+    """One episode in each of as many environments, whose starts have these numbers; ``[n, 4]``."""
     config = actor.config
     envs = make_envs(config.env, describe(config.env), start, numbers, fail_now, "eval", device=config.device)
     actor.reset()
