@@ -19,16 +19,11 @@ from lockstep.jax_engine.environments import is_jax_environment, make_environmen
 from lockstep.jax_engine.fingerprints import check_copies
 from lockstep.jax_engine.host_run import HostRun
 from lockstep.jax_engine.inference import Inference
-from lockstep.jax_engine.mesh import (
-    check_ranks_alike,
-    cut_axis,
-    fsdp_sharding,
-    make_mesh,
-    num_local_devices,
-    set_up_jax,
-)
+from lockstep.jax_engine.mesh import cut_axis, fsdp_sharding, make_mesh
 from lockstep.jax_engine.nets import PolicyNet
 from lockstep.jax_engine.parameters import ParameterLayout
+from lockstep.jax_engine.placement import num_local_devices
+from lockstep.jax_engine.processes import check_ranks_alike, set_up_jax
 from lockstep.jax_engine.program import Program
 from lockstep.jax_engine.set_up import pool_devices
 from lockstep.jax_engine.state import (

@@ -15,7 +15,7 @@ from lockstep.errors import NonFiniteError
 from lockstep.jax_engine.device_run import DeviceRun
 from lockstep.jax_engine.inference import Inference
 from lockstep.jax_engine.iterations import Iteration
-from lockstep.jax_engine.mesh import num_local_devices
+from lockstep.jax_engine.placement import num_local_devices
 from lockstep.jax_engine.seeds import OneOfSeeds, SeedsRun
 from lockstep.jax_engine.session import Session, first_state, open_program
 from lockstep.jax_engine.train import RUNNING, Trainer, TrainResult, announcement, notes

@@ -35,7 +35,7 @@ def start_jax(env: EnvConfig, settings: Mapping[str, Any], options: RunOptions) 
     if settings.get("eval", {}).get("record_video") not in (None, False, "false") and not has_screen():
         os.environ.setdefault("MUJOCO_GL", "egl")
     try:
-        mesh = importlib.import_module("lockstep.jax_engine.mesh")
+        processes = importlib.import_module("lockstep.jax_engine.processes")
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("lockstep"):
             raise
@@ -43,7 +43,7 @@ def start_jax(env: EnvConfig, settings: Mapping[str, Any], options: RunOptions) 
     device = settings.get("device") or "cpu"
     set_up = importlib.import_module("lockstep.jax_engine.set_up")
     devices = min(set_up.MOST_DEVICES, _most_devices(settings, options)) if device == "cpu" else None
-    mesh.set_up_jax(1, device, devices, topology_of(options), set_up.pool_devices(_shards(settings)))
+    processes.set_up_jax(1, device, devices, topology_of(options), set_up.pool_devices(_shards(settings)))
 
 
 def _most_devices(settings: Mapping[str, Any], options: RunOptions) -> int:
