@@ -12,6 +12,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from lockstep.errors import RankMismatchError
+from lockstep.jax_engine.accelerators import on_this_machine
 from lockstep.jax_engine.set_up import check_device, configure, machine_facts
 from lockstep.topology import Topology
 
@@ -19,8 +20,16 @@ SHUTDOWN_TIMEOUT_SECONDS = 30
 LOOPBACK_ADDRESS = "127.0.0.1"
 
 
+_joined: Topology | None = None
+
+
 def set_up_jax(
-    threads: int, platform: str, simulate_devices: int | None, topology: Topology, pool_devices: int | None = None
+    threads: int,
+    platform: str,
+    simulate_devices: int | None,
+    topology: Topology,
+    pool_devices: int | None = None,
+    accelerators: int | None = None,
 ) -> None:
     """Set JAX up, before anything uses a device, and join the processes of the run; what is done is done once.
 
@@ -30,28 +39,50 @@ def set_up_jax(
         simulate_devices: how many devices to make of this process's CPU; one by default.
         topology: this process's place.
         pool_devices: see :func:`~lockstep.jax_engine.set_up.configure`.
+        accelerators: GPUs of each process where several share a host; an equal share of all by default.
 
     Raises:
-        ValueError: the machine has no such device, or JAX has started with other settings in this process.
+        ValueError: the machine has no such device or too few, or JAX has started with other settings in this process.
         RankMismatchError: the processes can't meet.
     """
     configure(threads, platform, simulate_devices, pool_devices)
     if topology.world_size > 1 and not jax.distributed.is_initialized():
-        _join_processes(topology, platform)
+        _join_processes(topology, _own_gpus(topology, accelerators) if platform == "cuda" else None)
     check_device(platform)
 
 
-def _join_processes(topology: Topology, platform: str) -> None:
-    """Meet the other processes at rank 0's coordinator; one process a GPU where several share a host."""
+def _own_gpus(topology: Topology, each: int | None) -> list[int] | None:
+    """Which of the host's GPUs a process takes: the ``local_rank``-th ``each`` of them; None: all there are."""
+    here = topology.local_world_size
+    if here == 1:
+        return None
+    if each is None:
+        visible = on_this_machine("cuda").count
+        each = visible // here
+        if not each:
+            raise ValueError(
+                f"devices: {here} processes share this machine and each sees {visible} of its GPUs; start at most "
+                f"{visible}, or let every process see all of them"
+            )
+    return list(range(topology.local_rank * each, (topology.local_rank + 1) * each))
+
+
+def processes_here() -> int:
+    """Processes of the run on this machine, of those that :func:`set_up_jax` joined; 1 if it joined none."""
+    return 1 if _joined is None else _joined.local_world_size
+
+
+def _join_processes(topology: Topology, gpus: list[int] | None) -> None:
+    """Meet the other processes at rank 0's coordinator, and hold these of the host's GPUs (None: all)."""
+    global _joined
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     address = topology.coordinator
-    one_each = platform == "cuda" and topology.local_world_size > 1
     try:
         jax.distributed.initialize(
             address,
             topology.world_size,
             topology.rank,
-            local_device_ids=topology.local_rank if one_each else None,
+            local_device_ids=gpus,
             cluster_detection_method="deactivate",
             coordinator_bind_address=address if topology.loopback else None,
             shutdown_timeout_seconds=SHUTDOWN_TIMEOUT_SECONDS,
@@ -59,6 +90,7 @@ def _join_processes(topology: Topology, platform: str) -> None:
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise RankMismatchError(f"rank {topology.rank} can't meet the others at {address}: {reason}") from None
+    _joined = topology
     if topology.loopback:
         _keep_gloo_on_loopback()
 

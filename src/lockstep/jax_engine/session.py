@@ -141,7 +141,7 @@ def open_program(config: Config, topology: Topology, options: RunOptions) -> Pro
     on_cpu = config.device == "cpu"
     simulated = options.simulate_devices or options.devices if on_cpu else None
     pool = pool_devices(config.shards) if _depends_on_the_pool(config) else None
-    set_up_jax(config.threads, config.device, simulated, topology, pool)
+    set_up_jax(config.threads, config.device, simulated, topology, pool, None if on_cpu else options.devices)
     check_ranks_alike(hashlib.sha256(config.model_dump_json().encode()).hexdigest())
     devices = None if options.devices is None else options.devices * topology.world_size
     mesh = make_mesh(fsdp_devices(config, options, devices or jax.device_count()), devices)
