@@ -19,7 +19,7 @@ JAX_COLLECTIVES = (
     *("jax.distributed", "jax.experimental.multihost_utils", "jax.sharding"),
     *("jax.NamedSharding", "jax.make_mesh", "jax.set_mesh"),
 )
-JAX_COLLECTIVE_FILES = ("jax_engine/mesh.py",)
+JAX_COLLECTIVE_FILES = ("jax_engine/mesh.py", "jax_engine/placement.py", "jax_engine/processes.py")
 RANKS = ("rank", "local_rank", "global_rank", "node_rank")
 WRITERS = ("runs/", "launch/", "cli.py", "integrations/process_group.py")
 UNSAFE_MODULES = ("pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib")
@@ -112,8 +112,9 @@ def test_only_four_modules_touch_torch_distributed():
     assert len({line.partition(":")[0] for line in offenders(touches_collectives)}) == 4
 
 
-def test_only_the_mesh_touches_jax_distributed():
+def test_only_three_modules_touch_jax_distributed_and_shardings():
     assert offenders(touches_jax_collectives, JAX_COLLECTIVE_FILES) == []
+    assert len({line.partition(":")[0] for line in offenders(touches_jax_collectives)}) == 3
 
 
 def test_only_the_writing_side_asks_for_the_first_rank():

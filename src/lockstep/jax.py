@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from lockstep.jax_engine.mesh import fsdp_sharding as fsdp_sharding
     from lockstep.jax_engine.mesh import get_num_devices as get_num_devices
     from lockstep.jax_engine.mesh import make_mesh as make_mesh
-    from lockstep.jax_engine.mesh import replicate as replicate
-    from lockstep.jax_engine.mesh import replicate_on_mesh as replicate_on_mesh
     from lockstep.jax_engine.mesh import replicate_sharding as replicate_sharding
     from lockstep.jax_engine.mesh import set_mesh as set_mesh
-    from lockstep.jax_engine.mesh import shard_pytree as shard_pytree
-    from lockstep.jax_engine.mesh import split_key_across_devices as split_key_across_devices
-    from lockstep.jax_engine.mesh import unreplicate as unreplicate
+    from lockstep.jax_engine.placement import replicate as replicate
+    from lockstep.jax_engine.placement import replicate_on_mesh as replicate_on_mesh
+    from lockstep.jax_engine.placement import shard_pytree as shard_pytree
+    from lockstep.jax_engine.placement import split_key_across_devices as split_key_across_devices
+    from lockstep.jax_engine.placement import unreplicate as unreplicate
     from lockstep.jax_engine.ppo import PPO as PPO
     from lockstep.jax_engine.ppo import PPOTrainState as PPOTrainState
     from lockstep.jax_engine.pytree_checkpoint import load_checkpoint as load_checkpoint
@@ -55,10 +55,12 @@ _MODULES = {
         "fsdp_sharding",
         "get_num_devices",
         "make_mesh",
-        "replicate",
-        "replicate_on_mesh",
         "replicate_sharding",
         "set_mesh",
+    ),
+    "lockstep.jax_engine.placement": (
+        "replicate",
+        "replicate_on_mesh",
         "shard_pytree",
         "split_key_across_devices",
         "unreplicate",

@@ -9,13 +9,23 @@ import numpy as np
 import pytest
 
 from lockstep.jax_engine import mesh as meshes
+from lockstep.jax_engine import placement, processes
 from lockstep.jax_engine.mesh import REPLICATED, SHARDED, TIME_SHARDED
 from lockstep.jax_engine.pytree_checkpoint import load_checkpoint, save_checkpoint
+from lockstep.jax_engine.reductions import (
+    AXES,
+    gather_shards,
+    gather_tree,
+    map_shards,
+    materialized,
+    shard_index,
+    tree_sum,
+)
 from lockstep.topology import Topology
 
 FLAGS_OF_THE_USER = "--xla_cpu_multi_thread_eigen=false"
 
-meshes.set_up_jax(threads=1, platform="cpu", simulate_devices=8, topology=Topology())
+processes.set_up_jax(threads=1, platform="cpu", simulate_devices=8, topology=Topology())
 
 
 @pytest.fixture(params=[(1, 8), (2, 8), (8, 8), (1, 3)], ids=lambda p: f"fsdp{p[0]}of{p[1]}")
@@ -116,14 +126,14 @@ def test_an_fsdp_axis_of_one_cuts_nothing():
 def test_fsdp_holds_its_part_only():
     mesh = meshes.make_mesh(4)
     parameters = {"w": jnp.ones((1024, 2048)), "b": jnp.ones(2048)}
-    placed = jax.tree.map(meshes.place, parameters, meshes.fsdp_sharding(parameters, mesh))
+    placed = jax.tree.map(placement.place, parameters, meshes.fsdp_sharding(parameters, mesh))
     assert placed["w"].addressable_shards[0].data.shape == (1024, 512)
     assert placed["b"].addressable_shards[0].data.shape == (2048,)
 
 
 def test_activations_are_kept_cut():
     mesh = meshes.make_mesh(2)
-    x = meshes.replicate_on_mesh(jnp.ones((16, 3)), mesh)
+    x = placement.replicate_on_mesh(jnp.ones((16, 3)), mesh)
 
     def network(x, given):
         return meshes.activation_sharding_constraint(x * 2, given)
@@ -143,7 +153,7 @@ def test_activations_are_kept_cut():
 
 def test_rows_are_cut_in_the_order_of_devices(mesh):
     rows = np.arange(mesh.size * 2)
-    tree = meshes.shard_pytree({"a": rows, "b": jnp.ones((mesh.size, 3))}, mesh)
+    tree = placement.shard_pytree({"a": rows, "b": jnp.ones((mesh.size, 3))}, mesh)
     for i, device in enumerate(mesh.devices.flat):
         (part,) = [s.data for s in tree["a"].addressable_shards if s.device == device]
         assert np.array_equal(part, [2 * i, 2 * i + 1])
@@ -152,54 +162,54 @@ def test_rows_are_cut_in_the_order_of_devices(mesh):
 
 def test_environments_that_dont_divide():
     mesh = meshes.make_mesh(num_devices=3)
-    message = error_of(meshes.shard_pytree, {"obs": np.zeros((10, 4))}, mesh)
+    message = error_of(placement.shard_pytree, {"obs": np.zeros((10, 4))}, mesh)
     assert message == "obs: 10 environments don't divide over 3 devices; use 9 or 12"
-    assert "2 environments" in error_of(meshes.shard_pytree, np.zeros(2), mesh)
-    assert "scalar" in error_of(meshes.shard_pytree, {"step": 3}, mesh)
-    assert meshes.shard_pytree(np.zeros((9, 4)), mesh).shape == (9, 4)
+    assert "2 environments" in error_of(placement.shard_pytree, np.zeros(2), mesh)
+    assert "scalar" in error_of(placement.shard_pytree, {"step": 3}, mesh)
+    assert placement.shard_pytree(np.zeros((9, 4)), mesh).shape == (9, 4)
 
 
 def test_host_rows_come_back_as_they_went(mesh):
     rows = np.random.default_rng(0).normal(size=(5, mesh.size * 2, 3)).astype(np.float32)
-    placed = meshes.shard_rows(rows, mesh, axis=1)
+    placed = placement.shard_rows(rows, mesh, axis=1)
     assert placed.sharding.is_equivalent_to(meshes.named_sharding(mesh, TIME_SHARDED), 3)
-    assert np.array_equal(meshes.fetch_rows(placed, axis=1), rows)
-    assert np.array_equal(meshes.fetch_rows(meshes.shard_rows(rows[0], mesh)), rows[0])
-    assert np.array_equal(meshes.fetch_rows(meshes.replicate_on_mesh(rows, mesh)), rows)
-    assert meshes.local_rows(mesh, mesh.size * 2) == slice(0, mesh.size * 2)
-    assert str(mesh.size) in error_of(meshes.local_rows, mesh, mesh.size + 1)
-    assert str(mesh.size) in error_of(meshes.shard_rows, rows[:, 1:], mesh, axis=1)
+    assert np.array_equal(placement.fetch_rows(placed, axis=1), rows)
+    assert np.array_equal(placement.fetch_rows(placement.shard_rows(rows[0], mesh)), rows[0])
+    assert np.array_equal(placement.fetch_rows(placement.replicate_on_mesh(rows, mesh)), rows)
+    assert placement.local_rows(mesh, mesh.size * 2) == slice(0, mesh.size * 2)
+    assert str(mesh.size) in error_of(placement.local_rows, mesh, mesh.size + 1)
+    assert str(mesh.size) in error_of(placement.shard_rows, rows[:, 1:], mesh, axis=1)
 
 
 def test_a_copy_for_each_device_and_back(mesh):
     tree = {"w": np.arange(6.0, dtype=np.float32).reshape(2, 3), "n": 4, "key": jax.random.key(3)}
-    copies = meshes.replicate(tree, mesh)
+    copies = placement.replicate(tree, mesh)
     assert copies["w"].shape == (mesh.size, 2, 3)
     assert copies["w"].sharding.shard_shape(copies["w"].shape) == (1, 2, 3)
     assert all(np.array_equal(s.data[0], tree["w"]) for s in copies["w"].addressable_shards)
-    back = meshes.unreplicate(copies)
+    back = placement.unreplicate(copies)
     assert np.array_equal(back["w"], tree["w"])
     assert back["n"] == 4
     assert back["key"] == tree["key"]
-    assert np.array_equal(meshes.unreplicate(np.array([[1, 2], [3, 4]])), [1, 2])
-    assert "scalar" in error_of(meshes.unreplicate, {"n": jnp.ones(())})
+    assert np.array_equal(placement.unreplicate(np.array([[1, 2], [3, 4]])), [1, 2])
+    assert "scalar" in error_of(placement.unreplicate, {"n": jnp.ones(())})
 
 
 def test_replicate_takes_the_active_mesh():
     with meshes.set_mesh(meshes.make_mesh(1, 3)):
-        assert meshes.replicate(jnp.ones(2)).shape == (3, 2)
-        assert meshes.split_key_across_devices(jax.random.key(0)).shape == (3,)
-    assert meshes.replicate(jnp.ones(2)).shape == (8, 2)
+        assert placement.replicate(jnp.ones(2)).shape == (3, 2)
+        assert placement.split_key_across_devices(jax.random.key(0)).shape == (3,)
+    assert placement.replicate(jnp.ones(2)).shape == (8, 2)
 
 
 @pytest.mark.parametrize("make", [jax.random.key, jax.random.PRNGKey])
 def test_each_device_has_a_key_of_its_own(make):
-    keys = meshes.split_key_across_devices(make(5), 4)
+    keys = placement.split_key_across_devices(make(5), 4)
     expected = jax.random.split(make(5), 4)
     assert len(keys.addressable_shards) == 4
     assert bool((keys == expected).all())
     assert len({str(jax.random.uniform(key)) for key in expected}) == 4
-    assert "8" in error_of(meshes.split_key_across_devices, make(5), 9)
+    assert "8" in error_of(placement.split_key_across_devices, make(5), 9)
 
 
 # --- inside a program -----------------------------------------------------------------------------------------------
@@ -213,11 +223,11 @@ def summed(mesh, x, y, tree):
         return tree(products | {"unmapped": x * y, "count": jnp.ones(len(x), int)})
 
     program = jax.jit(meshes.over_mesh(of_a_device, mesh, SHARDED, REPLICATED))
-    return jax.tree.map(meshes.fetch, program(x, y)), program.lower(x, y).compile().as_text() or ""
+    return jax.tree.map(placement.fetch, program(x, y)), program.lower(x, y).compile().as_text() or ""
 
 
 def unprotected(tree):
-    return jax.tree.map(lambda x: meshes.tree_sum(jax.lax.all_gather(meshes.tree_sum(x), meshes.AXES)), tree)
+    return jax.tree.map(lambda x: tree_sum(jax.lax.all_gather(tree_sum(x), AXES)), tree)
 
 
 def shards(seed=0, num_shards=8):
@@ -227,11 +237,11 @@ def shards(seed=0, num_shards=8):
 
 def test_the_tree_gives_the_same_bits_on_any_number_of_devices():
     x, y = shards()
-    first, _ = summed(meshes.make_mesh(*DEVICES[0]), x, y, meshes.gather_tree)
+    first, _ = summed(meshes.make_mesh(*DEVICES[0]), x, y, gather_tree)
     assert np.allclose(first["p"], (x.astype(float) * y).sum(0), atol=1e-5)
     assert first["count"] == 8
     for devices in DEVICES[1:]:
-        result, program = summed(meshes.make_mesh(*devices), x, y, meshes.gather_tree)
+        result, program = summed(meshes.make_mesh(*devices), x, y, gather_tree)
         assert all(np.array_equal(result[name], first[name]) for name in first), devices
         gathers = re.findall(r"= (\S+)\[.*? all-gather\(", program)
         assert len(gathers) == 2, gathers  # one a dtype
@@ -261,15 +271,15 @@ def mapped(map_shards, devices):
     def of_a_device(x, y, w, scale, weight):
         between = map_shards(lambda s, k: s["p"] + s["w"] * k, {"p": x * y, "w": w}, scale * scale)
         gradients = map_shards(lambda s, v: jax.grad(loss)(v, s), {"a": x * y, "b": y, "c": w - x}, weight * 0.1 + 1)
-        return meshes.gather_shards(between * x + w), meshes.gather_tree(gradients)
+        return gather_shards(between * x + w), gather_tree(gradients)
 
     specs = (SHARDED, SHARDED, SHARDED, REPLICATED, REPLICATED)
     program = jax.jit(meshes.over_mesh(of_a_device, meshes.make_mesh(*devices), specs, REPLICATED))
-    return [meshes.fetch(result).tobytes() for result in program(x, y, w, scale, weight)]
+    return [placement.fetch(result).tobytes() for result in program(x, y, w, scale, weight)]
 
 
 def test_a_function_of_a_shard_has_the_same_bits_wherever_it_stands():
-    assert all(mapped(meshes.map_shards, devices) == mapped(meshes.map_shards, (1, 1)) for devices in DEVICES[1:])
+    assert all(mapped(map_shards, devices) == mapped(map_shards, (1, 1)) for devices in DEVICES[1:])
     assert mapped(plain_map, (1, 8)) != mapped(plain_map, (1, 1))
 
 
@@ -278,8 +288,8 @@ def test_shards_meet_in_their_order(mesh):
     x = np.arange(mesh.size * local, dtype=np.int32)
 
     def of_a_device(x):
-        first = meshes.shard_index() * local
-        return meshes.gather_shards({"x": x, "twice": 2 * x}), x == first + jnp.arange(local)
+        first = shard_index() * local
+        return gather_shards({"x": x, "twice": 2 * x}), x == first + jnp.arange(local)
 
     program = jax.jit(meshes.over_mesh(of_a_device, mesh, SHARDED, (REPLICATED, SHARDED)))
     gathered, owned = program(x)
@@ -290,29 +300,29 @@ def test_shards_meet_in_their_order(mesh):
 
 def test_what_is_written_to_memory_is_unchanged():
     tree = {"f": jnp.arange(4.0), "i": jnp.arange(4), "empty": jnp.zeros((0, 2)), "b": jnp.array([True])}
-    out = jax.jit(meshes.materialized)(tree)
+    out = jax.jit(materialized)(tree)
     assert all(np.array_equal(out[name], tree[name]) for name in tree)
-    bad = jax.jit(meshes.materialized)(jnp.array([1.0, jnp.inf, jnp.nan]))
+    bad = jax.jit(materialized)(jnp.array([1.0, jnp.inf, jnp.nan]))
     assert np.array_equal(bad, [1.0, np.inf, np.nan], equal_nan=True)
-    assert np.isnan(jax.jit(meshes.materialized)(jnp.array([jnp.nan, 1.0]))[0])
+    assert np.isnan(jax.jit(materialized)(jnp.array([jnp.nan, 1.0]))[0])
 
 
 # --- set-up ---------------------------------------------------------------------------------------------------------
 
 
 def test_set_up_is_done_once():
-    meshes.set_up_jax(threads=1, platform="cpu", simulate_devices=8, topology=Topology())
-    message = error_of(meshes.set_up_jax, 1, "cpu", 4, Topology())
+    processes.set_up_jax(threads=1, platform="cpu", simulate_devices=8, topology=Topology())
+    message = error_of(processes.set_up_jax, 1, "cpu", 4, Topology())
     assert {"4", "8"} <= set(re.findall(r"\d+", message))
-    assert "fresh" in error_of(meshes.set_up_jax, 1, "cuda", None, Topology())
+    assert "fresh" in error_of(processes.set_up_jax, 1, "cuda", None, Topology())
 
 
 def test_facts_of_the_machine():
-    facts = meshes.machine_facts()
+    facts = processes.machine_facts()
     assert facts["device"] == "cpu"
     assert facts["jax"] == jax.__version__
     assert FLAGS_OF_THE_USER in facts["xla flags"]
-    meshes.check_ranks_alike("config")
+    processes.check_ranks_alike("config")
 
 
 # --- checkpoints ----------------------------------------------------------------------------------------------------
@@ -320,7 +330,7 @@ def test_facts_of_the_machine():
 
 def test_checkpoints_move_between_numbers_of_devices(tmp_path):
     values = np.random.default_rng(0).normal(size=(8, 16)).astype(np.float32)
-    on_four = meshes.place(values, meshes.data_sharding(meshes.make_mesh(2, 4)))
+    on_four = placement.place(values, meshes.data_sharding(meshes.make_mesh(2, 4)))
     save_checkpoint(tmp_path / "c", {"w": on_four})
     one = load_checkpoint(tmp_path / "c", {"w": jnp.zeros((8, 16))})["w"]
     assert len(one.sharding.device_set) == 1
@@ -333,7 +343,7 @@ def test_checkpoints_move_between_numbers_of_devices(tmp_path):
 
 def test_checkpoints_with_a_device_axis(tmp_path):
     state = {"w": jnp.arange(3.0), "key": jax.random.key(2), "act": jax.nn.tanh, "step": jnp.int32(4)}
-    saved = {name: value if callable(value) else meshes.replicate(value) for name, value in state.items()}
+    saved = {name: value if callable(value) else placement.replicate(value) for name, value in state.items()}
     save_checkpoint(tmp_path / "c", saved, unreplicate=True)
     assert np.array_equal(load_checkpoint(tmp_path / "c", state)["w"], [0, 1, 2])
     spread = load_checkpoint(tmp_path / "c", state, replicate_to=4)

@@ -17,14 +17,14 @@ import hashlib, json, os, sys
 devices, pool, cores, platform = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
 if hasattr(os, "sched_setaffinity"):
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
-from lockstep.jax_engine import mesh, set_up
+from lockstep.jax_engine import processes, set_up
 from lockstep.topology import Topology
 if pool:
     set_up.pool_threads = lambda devices: int(pool)
 try:
     set_up.configure(1, platform, devices if platform == "cpu" else None)
     import jax
-    mesh.check_device(platform)
+    processes.check_device(platform)
 except ValueError as error:
     print(json.dumps({"error": str(error)}))
     sys.exit()

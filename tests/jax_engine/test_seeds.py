@@ -58,6 +58,20 @@ def test_exactly_reduced_each_seed_has_the_bytes_of_its_own_run(exact, own):
     assert (summary["seed"], summary["global_step"]) == (6, 512)
 
 
+def test_each_seed_of_a_users_network_begins_with_its_own_parameters(trained):
+    words = (*BASE, "--network.custom", "equinox_nets:Tiny", "--stop-at-step", STEPS, "--devices", 1)
+    together, alone = trained(*words, "--seed", 5, "--num-seeds", 2), trained(*words, "--seed", 6)
+    first, second = together.summary["seeds"]
+    assert second["params_sha256"] == alone.summary["params_sha256"]
+    assert first["params_sha256"] != second["params_sha256"]
+
+
+def test_a_network_that_draws_more_than_parameters_is_refused(tmp_path):
+    words = (*BASE, "--network.custom", "equinox_nets:RandomSigns", "--num-seeds", 2, "--quiet")
+    ended = lockstep("train", *words, cwd=tmp_path)
+    assert "equinox_nets:RandomSigns makes more than parameters of its key" in error_line(ended)
+
+
 def test_seeds_differ(exact):
     first, second = (arrays(exact.path / f"seed_{seed}", STEPS) for seed in (5, 6))
     assert largest_difference(first, second) > 0.1

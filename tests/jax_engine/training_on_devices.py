@@ -20,13 +20,13 @@ from small_programs import (
 )
 
 from lockstep.jax_engine import mesh as meshes
-from lockstep.jax_engine import session, update
+from lockstep.jax_engine import processes, session, update
 from lockstep.jax_engine.device_run import parameter_specs
 from lockstep.jax_engine.state import init_state, place_state, state_specs
 from lockstep.jax_engine.update import Update
 from lockstep.topology import Topology
 
-meshes.set_up_jax(threads=1, platform="cpu", simulate_devices=4, topology=Topology())
+processes.set_up_jax(threads=1, platform="cpu", simulate_devices=4, topology=Topology())
 
 EPOCHS, MINIBATCHES = 4, 2
 STEPS = EPOCHS * MINIBATCHES

@@ -86,3 +86,13 @@ class Plain:
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
+
+
+class RandomSigns(Tiny):
+    """Draws integers too, which are no parameters."""
+
+    signs: Array
+
+    def __init__(self, observation, outputs, *, key):
+        super().__init__(observation, outputs, key=key)
+        self.signs = jax.random.randint(key, (8,), 0, 1 << 20)

@@ -9,7 +9,7 @@ import pytest
 
 from lockstep.cli import main
 from lockstep.config_sources import read_request
-from lockstep.launch import world
+from lockstep.launch import start, world
 from lockstep.launch.rank import Assignment
 from lockstep.launch.world import World, topology_of, world_of, world_words
 from lockstep.topology import Topology
@@ -83,7 +83,7 @@ def test_the_fsdp_axis_is_checked_against_all_devices(cores):
 
 
 def test_accelerators_are_counted_by_the_engine(monkeypatch):
-    engine = types.SimpleNamespace(visible_gpus=lambda: 8)
+    engine = types.SimpleNamespace(visible_gpus=lambda device: 8)
     monkeypatch.setattr(world, "engine_module", lambda name: engine)
     assert asked(*JAX, "--device", "cuda").devices == 8
     assert asked(*JAX, "--device", "tpu", "--nproc", "2").devices == 4
@@ -171,7 +171,9 @@ def test_several_processes_are_started_and_told_their_devices(engine):
     assert "config" not in engine.told
 
 
-def test_devices_of_an_accelerator_are_checked_before_the_run_is_made(engine, capsys):
+def test_devices_of_an_accelerator_are_checked_before_the_run_is_made(engine, capsys, monkeypatch):
+    monkeypatch.setattr(start, "start_jax", lambda env, settings, options: None)
+
     def none(device, number):
         raise ValueError(f"devices: {number} asked for and there is no {device}")
 

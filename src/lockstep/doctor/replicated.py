@@ -9,7 +9,7 @@ import numpy as np
 from jax import tree_util
 
 from lockstep.errors import DesyncError
-from lockstep.jax_engine.mesh import gather_json
+from lockstep.jax_engine.processes import gather_json
 from lockstep.proof.fingerprint import array_digest
 
 

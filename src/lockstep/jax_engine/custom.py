@@ -67,6 +67,21 @@ class CustomNet:
         """Shape of every parameter by name."""
         return {name: x.shape for name, x in self._initial.items()}
 
+    def alike(self, other: CustomNet | None) -> bool:
+        """Whether two modules are the same but for the values of their parameters."""
+        if other is None:
+            return False
+        (mine, my_tree), (theirs, their_tree) = jax.tree.flatten(self._rest), jax.tree.flatten(other._rest)
+
+        def same(a: Any, b: Any) -> bool:
+            return bool(np.array_equal(a, b)) if eqx.is_array(a) and eqx.is_array(b) else bool(a == b)
+
+        return (
+            self.shapes() == other.shapes()
+            and my_tree == their_tree
+            and all(same(a, b) for a, b in zip(mine, theirs, strict=True))
+        )
+
     def __call__(
         self,
         parameters: Mapping[str, Array],

@@ -10,7 +10,8 @@ import numpy as np
 
 from lockstep.jax_engine.device_run import Pending
 from lockstep.jax_engine.iterations import Iteration
-from lockstep.jax_engine.mesh import device_line, fetch_rows
+from lockstep.jax_engine.mesh import device_line
+from lockstep.jax_engine.placement import fetch_rows
 from lockstep.jax_engine.program import Program
 
 MIB = 2**20

@@ -5,6 +5,8 @@ from __future__ import annotations
 import jax
 
 from lockstep.jax_engine import set_up
+from lockstep.jax_engine.accelerators import Accelerators, in_this_process, on_this_machine
+from lockstep.jax_engine.processes import processes_here
 
 
 def check_device(device: str, ranks_here: int) -> None:
@@ -16,21 +18,30 @@ def check_device(device: str, ranks_here: int) -> None:
     """
     if device == "cpu":
         return
-    set_up.configure(1, device, None)
-    set_up.check_device(device)
-    present = jax.local_device_count()
-    if ranks_here > present:
+    present = _accelerators(device)
+    if ranks_here > present.count:
         raise ValueError(
-            f"devices: {ranks_here} asked for and this machine has {present} ({jax.devices()[0].device_kind}); use at "
-            f"most {present}"
+            f"devices: {ranks_here} asked for and this machine has {present.count} ({present.kind}); use at most "
+            f"{present.count}"
         )
 
 
-def visible_gpus() -> int:
-    """Accelerators of this machine, 0 without."""
-    return 0 if jax.default_backend() == "cpu" else jax.local_device_count()
+def visible_gpus(device: str) -> int:
+    """Accelerators of this machine that the run's processes can share, 0 without."""
+    try:
+        return _accelerators(device).count
+    except ValueError:
+        return 0
 
 
-def device_memory() -> int:
+def device_memory(device: str) -> int:
     """Bytes of the smallest accelerator of this machine that a program can use."""
-    return min(int((d.memory_stats() or {}).get("bytes_limit", 0)) for d in jax.local_devices())
+    return _accelerators(device).memory
+
+
+def _accelerators(device: str) -> Accelerators:
+    """Of this machine: by this process's own share if it has begun with them, else asked of another process."""
+    if not set_up.has_started() or jax.default_backend() == "cpu":
+        return on_this_machine(device)
+    own = in_this_process()
+    return Accelerators(own.count * processes_here(), own.kind, own.memory)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lockstep.evaluation import COLUMNS, run_episodes
-from lockstep.jax_engine.mesh import gather_json
+from lockstep.jax_engine.processes import gather_json
 from lockstep.jax_engine.session import Session
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.jax_engine.mesh import gather_json
 from lockstep.jax_engine.parameters import ParameterLayout
+from lockstep.jax_engine.processes import gather_json
 from lockstep.jax_engine.state import MOMENTS, NORMALIZERS, OPTIMIZER, POLICY, TrainState
 from lockstep.proof.fingerprint import compare_ranks, fingerprints
 

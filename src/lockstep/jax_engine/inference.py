@@ -11,8 +11,8 @@ from jax import numpy as jnp
 
 from lockstep.jax_engine import distributions
 from lockstep.jax_engine.blocks import each_shard
-from lockstep.jax_engine.mesh import first_copy, gathered
 from lockstep.jax_engine.normalizers import normalized, scale_of
+from lockstep.jax_engine.placement import first_copy, gathered
 from lockstep.jax_engine.program import Program
 from lockstep.jax_engine.rollout import Actor, action_noise
 from lockstep.jax_engine.state import TrainState

@@ -20,9 +20,11 @@ from lockstep.jax_engine.fingerprints import check_copies
 from lockstep.jax_engine.functional import FunctionalAdapter
 from lockstep.jax_engine.iterations import Iteration, numbers_of
 from lockstep.jax_engine.library_config import PPOConfig, RunnerConfig, in_users_names, run_config
-from lockstep.jax_engine.mesh import device_line, get_num_devices, make_mesh, num_local_devices, this_process
+from lockstep.jax_engine.mesh import device_line, get_num_devices, make_mesh
 from lockstep.jax_engine.nets import PolicyNet
+from lockstep.jax_engine.placement import num_local_devices
 from lockstep.jax_engine.ppo import PPOTrainState, check_spaces, of_engine, to_engine
+from lockstep.jax_engine.processes import this_process
 from lockstep.jax_engine.program import Program
 from lockstep.jax_engine.reductions import BATCH_AXIS
 from lockstep.jax_engine.session import parameter_layout

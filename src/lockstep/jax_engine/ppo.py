@@ -21,10 +21,10 @@ from lockstep.jax_engine import distributions, nets
 from lockstep.jax_engine.encoders import descend, encode_rows
 from lockstep.jax_engine.functional_checks import space_of
 from lockstep.jax_engine.library_config import PPOConfig, engine_config
-from lockstep.jax_engine.mesh import fetch, gathered, replicate_on_mesh
 from lockstep.jax_engine.nets import PolicyNet
 from lockstep.jax_engine.normalizers import normalized
 from lockstep.jax_engine.parameters import ParameterLayout
+from lockstep.jax_engine.placement import fetch, gathered, replicate_on_mesh
 from lockstep.jax_engine.rollout import native_actions
 from lockstep.jax_engine.state import Moments, TrainState, check_networks, initial_parameters
 from lockstep.normalizers import EPSILON

@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array
 
 from lockstep.jax_engine import mesh as meshes
+from lockstep.jax_engine import placement, processes
 from lockstep.jax_engine.mesh import Mesh
 from lockstep.runs.checkpoint import MANIFEST, CheckpointError, aside_of, pack, problem_with, unpack, write_directory
 from lockstep.runs.directory import is_writer
@@ -46,8 +47,8 @@ def save_checkpoint(dir: str | Path, state: Any, unreplicate: bool = False) -> P
     arrays: dict[str, np.ndarray] = {}
     kinds: dict[str, str] = {}
     for name, leaf in _saved_leaves(state).items():
-        arrays[name], kinds[name] = _to_host(meshes.unreplicate(leaf) if unreplicate else leaf)
-    if is_writer(meshes.this_process()):
+        arrays[name], kinds[name] = _to_host(placement.unreplicate(leaf) if unreplicate else leaf)
+    if is_writer(processes.this_process()):
         is_other = directory.is_file() or (directory.exists() and any(directory.iterdir()))
         if is_other and not (directory / MANIFEST).exists():
             raise CheckpointError(f"{directory} holds something else than a checkpoint; name another directory")
@@ -55,7 +56,7 @@ def save_checkpoint(dir: str | Path, state: Any, unreplicate: bool = False) -> P
         write_directory(
             directory, {ARRAYS: pack(arrays), KINDS: (json.dumps(kinds, indent=1) + "\n").encode()}, {"kind": "pytree"}
         )
-    meshes.wait_for_all("lockstep save_checkpoint")
+    processes.wait_for_all("lockstep save_checkpoint")
     return directory
 
 
@@ -99,8 +100,8 @@ def _spread(tree: Tree, replicate_to: int | Mesh) -> Tree:
         if not _is_saved(leaf):
             return leaf
         if isinstance(replicate_to, Mesh):
-            return meshes.replicate_on_mesh(leaf, replicate_to)
-        return meshes.replicate(leaf, meshes.make_mesh(num_devices=replicate_to))
+            return placement.replicate_on_mesh(leaf, replicate_to)
+        return placement.replicate(leaf, meshes.make_mesh(num_devices=replicate_to))
 
     return jax.tree.map(of, tree)
 
@@ -151,7 +152,7 @@ def _kind(leaf: Any) -> str:
 def _to_host(leaf: Any) -> tuple[np.ndarray, str]:
     """A leaf as safetensors know it, and its kind; what they don't know is saved as bits."""
     kind = _kind(leaf)
-    array = meshes.gathered(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+    array = placement.gathered(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
     return (array if array.dtype.kind in "biufc" else array.view(f"u{array.itemsize}")), kind
 
 
@@ -183,4 +184,4 @@ def _check_shape(name: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> 
 
 def _place(value: Any, leaf: Any) -> Array:
     sharding = getattr(leaf, "sharding", None)
-    return jnp.asarray(value) if sharding is None else meshes.place(value, sharding)
+    return jnp.asarray(value) if sharding is None else placement.place(value, sharding)

@@ -28,17 +28,8 @@ from lockstep.jax_engine.device_run import (
     shard_arrays,
 )
 from lockstep.jax_engine.iterations import Iteration, learning_rates
-from lockstep.jax_engine.mesh import (
-    REPLICATED,
-    SHARDED,
-    TIME_SHARDED,
-    fetch,
-    over_mesh,
-    place,
-    replicate_sharding,
-    shard_rows,
-    stacked,
-)
+from lockstep.jax_engine.mesh import REPLICATED, SHARDED, TIME_SHARDED, over_mesh, replicate_sharding, stacked
+from lockstep.jax_engine.placement import fetch, place, shard_rows
 from lockstep.jax_engine.program import Inputs, Outputs, Program, purpose_words
 from lockstep.jax_engine.state import TrainState, place_state, state_specs
 

@@ -19,16 +19,11 @@ from lockstep.jax_engine.environments import is_jax_environment, make_environmen
 from lockstep.jax_engine.fingerprints import check_copies
 from lockstep.jax_engine.host_run import HostRun
 from lockstep.jax_engine.inference import Inference
-from lockstep.jax_engine.mesh import (
-    check_ranks_alike,
-    cut_axis,
-    fsdp_sharding,
-    make_mesh,
-    num_local_devices,
-    set_up_jax,
-)
+from lockstep.jax_engine.mesh import cut_axis, fsdp_sharding, make_mesh
 from lockstep.jax_engine.nets import PolicyNet
 from lockstep.jax_engine.parameters import ParameterLayout
+from lockstep.jax_engine.placement import num_local_devices
+from lockstep.jax_engine.processes import check_ranks_alike, set_up_jax
 from lockstep.jax_engine.program import Program
 from lockstep.jax_engine.set_up import pool_devices
 from lockstep.jax_engine.state import (
@@ -146,7 +141,7 @@ def open_program(config: Config, topology: Topology, options: RunOptions) -> Pro
     on_cpu = config.device == "cpu"
     simulated = options.simulate_devices or options.devices if on_cpu else None
     pool = pool_devices(config.shards) if _depends_on_the_pool(config) else None
-    set_up_jax(config.threads, config.device, simulated, topology, pool)
+    set_up_jax(config.threads, config.device, simulated, topology, pool, None if on_cpu else options.devices)
     check_ranks_alike(hashlib.sha256(config.model_dump_json().encode()).hexdigest())
     devices = None if options.devices is None else options.devices * topology.world_size
     mesh = make_mesh(fsdp_devices(config, options, devices or jax.device_count()), devices)

@@ -16,9 +16,10 @@ from lockstep.config import Config
 from lockstep.envs.description import EnvDescription
 from lockstep.initializers import orthogonal_parameters
 from lockstep.jax_engine.make_net import make_net
-from lockstep.jax_engine.mesh import REPLICATED, SHARDED, gathered, named_sharding, place
+from lockstep.jax_engine.mesh import REPLICATED, SHARDED, named_sharding
 from lockstep.jax_engine.nets import PolicyNet
 from lockstep.jax_engine.parameters import ParameterLayout
+from lockstep.jax_engine.placement import gathered, place
 
 POLICY, OPTIMIZER, NORMALIZERS = "policy/", "optimizer/", "normalizers/"
 MOMENTS = {"exp_avg": "mu", "exp_avg_sq": "nu"}

@@ -18,7 +18,8 @@ from lockstep.jax_engine.fingerprints import every_fingerprint
 from lockstep.jax_engine.iterations import Iteration
 from lockstep.jax_engine.library import Customs, Metrics, Training
 from lockstep.jax_engine.library_config import PPOConfig, RunnerConfig, in_users_names
-from lockstep.jax_engine.mesh import REPLICATED, fetch, over_mesh
+from lockstep.jax_engine.mesh import REPLICATED, over_mesh
+from lockstep.jax_engine.placement import fetch
 from lockstep.jax_engine.ppo import PPOTrainState
 from lockstep.jax_engine.reductions import FSDP_AXIS, shard_index
 from lockstep.jax_engine.reward_terms import RewardTermsWrapper, Terms

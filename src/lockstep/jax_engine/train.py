@@ -19,7 +19,8 @@ from lockstep.jax_engine.devices import check_device, device_memory, visible_gpu
 from lockstep.jax_engine.elastic import start_ranks
 from lockstep.jax_engine.evaluation import evaluate_policy
 from lockstep.jax_engine.iterations import Iteration, numbers_of
-from lockstep.jax_engine.mesh import device_line, leave_processes
+from lockstep.jax_engine.mesh import device_line
+from lockstep.jax_engine.processes import leave_processes
 from lockstep.jax_engine.session import Session, check_ranks_in_sync, checkpoint_files, current_policy, open_session
 from lockstep.jax_engine.set_up import machine_facts
 from lockstep.jax_engine.state import POLICY, check_networks

@@ -15,9 +15,11 @@ from lockstep.errors import NonFiniteError
 from lockstep.jax_engine.device_run import DeviceRun
 from lockstep.jax_engine.inference import Inference
 from lockstep.jax_engine.iterations import Iteration
-from lockstep.jax_engine.mesh import num_local_devices
+from lockstep.jax_engine.placement import num_local_devices
+from lockstep.jax_engine.program import Program
 from lockstep.jax_engine.seeds import OneOfSeeds, SeedsRun
 from lockstep.jax_engine.session import Session, first_state, open_program
+from lockstep.jax_engine.state import check_networks
 from lockstep.jax_engine.train import RUNNING, Trainer, TrainResult, announcement, notes
 from lockstep.launch.signals import StopRequest
 from lockstep.runs.curves import METRIC, MISSING_PLOT, Curve, can_plot, interquartile_mean, write_curves
@@ -37,7 +39,7 @@ def open_sessions(config: Config, topology: Topology, options: RunOptions) -> tu
     """
     program = open_program(config, topology, options)
     configs = [config.model_copy(update={"seed": config.seed + n}) for n in range(options.num_seeds)]
-    states = [first_state(each, program) for each in configs]
+    states = [first_state(each, _own_program(each, program)) for each in configs]
     run = SeedsRun(program, [each.seed for each in configs], states, num_local_devices(program.mesh))
     run.begin()
     plan = ShardPlan(config.envs, config.shards)
@@ -49,6 +51,21 @@ def open_sessions(config: Config, topology: Topology, options: RunOptions) -> tu
             Session(each, topology, plan, own, view, Inference(own), program.description, learning_rate=rate)
         )
     return run, sessions
+
+
+def _own_program(config: Config, program: Program) -> Program:
+    """The program with networks of a seed's own: a user's are made with its key, and hold what they begin with.
+
+    Raises:
+        ValueError: they draw more than parameters with that key, and one program has the rest once; one line.
+    """
+    net = check_networks(config, program.description)
+    if net.custom is not None and not net.custom.alike(program.net.custom):
+        raise ValueError(
+            f"network.custom: {config.network.custom} makes more than parameters of its key, and seeds of one program "
+            "share all but parameters; start a run for each --seed"
+        )
+    return replace(program, config=config, net=net)
 
 
 class SeedsTrainer:

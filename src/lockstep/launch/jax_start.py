@@ -15,10 +15,11 @@ from lockstep.videos import has_screen
 
 
 def start_jax(env: EnvConfig, settings: Mapping[str, Any], options: RunOptions) -> None:
-    """Set JAX up for a run, unless its environment and networks need none to be looked at; a second call does nothing.
+    """Set JAX up for a run, if it is to be looked at by JAX or runs on accelerators; a second call does nothing.
 
     How many devices the run will use is known only when its environment is: a CPU becomes as many as could be meant,
-    and the run takes the first ones. A launcher's processes meet here, which must be before JAX starts. MuJoCo, where
+    and the run takes the first ones. A launcher's processes meet here, which must be before JAX starts. A process that
+    will only start the others looks with its CPU, for who starts JAX on a GPU holds its memory. MuJoCo, where
     pictures will be asked for, chooses its graphics library when it is imported: that is said here too.
 
     Args:
@@ -29,21 +30,25 @@ def start_jax(env: EnvConfig, settings: Mapping[str, Any], options: RunOptions) 
     Raises:
         ValueError: this machine has no such device; one line.
     """
-    custom = settings.get("engine") == "jax" and (settings.get("network") or {}).get("custom")
-    if not (env.jax_only or custom):
+    device, by_jax = settings.get("device") or "cpu", settings.get("engine") == "jax"
+    custom = (settings.get("network") or {}).get("custom")
+    if not (env.jax_only or (by_jax and (custom or device != "cpu"))):
         return
     if settings.get("eval", {}).get("record_video") not in (None, False, "false") and not has_screen():
         os.environ.setdefault("MUJOCO_GL", "egl")
     try:
-        mesh = importlib.import_module("lockstep.jax_engine.mesh")
+        processes = importlib.import_module("lockstep.jax_engine.processes")
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("lockstep"):
             raise
         return  # whoever looks at the environment says what is missing
-    device = settings.get("device") or "cpu"
+    topology = topology_of(options)
     set_up = importlib.import_module("lockstep.jax_engine.set_up")
     devices = min(set_up.MOST_DEVICES, _most_devices(settings, options)) if device == "cpu" else None
-    mesh.set_up_jax(1, device, devices, topology_of(options), set_up.pool_devices(_shards(settings)))
+    accelerators = None if device == "cpu" else options.devices
+    if device != "cpu" and not topology.launched and options.nproc != 1:
+        device = "cpu"
+    processes.set_up_jax(1, device, devices, topology, set_up.pool_devices(_shards(settings)), accelerators)
 
 
 def _most_devices(settings: Mapping[str, Any], options: RunOptions) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 from lockstep.config import Config, RunOptions
 from lockstep.config_checks import resolve
+from lockstep.config_engines import check_engine_options
 from lockstep.config_sources import FREE, Request, merge, read_file, validate
 from lockstep.envs.description import describe
 from lockstep.envs.envpool_vector import check_envpool_options
@@ -89,7 +90,7 @@ def sized_for_machine(config: Config, world: World) -> tuple[Config, str | None]
     if config.device != "cpu":
         engine = engine_module(config.engine)
         engine.check_device(config.device, world.ranks_here)
-        device_memory = engine.device_memory()
+        device_memory = engine.device_memory(config.device)
     resources = Resources(available_cores(), available_memory(), device_memory)
     return size(config, world.ranks, world.ranks_here, resources, lambda: describe(config.env))
 
@@ -185,6 +186,7 @@ def _prepare(request: Request, topology: Topology) -> tuple[Assignment, RunDirec
     options, writer = request.options, is_writer(topology)
     path, which = (None, None) if options.resume is None else find_run(options.resume, options.runs_dir)
     config = request.config if path is None else resumed_config(path, request.overrides)
+    check_engine_options(options, config)
     start_jax(config.env, config.model_dump(), options)
     world = world_of(options, config, topology)
     config, rule = sized_for_machine(config, world)

@@ -113,7 +113,7 @@ def _devices(options: RunOptions, config: Config, processes: int, processes_here
     if options.simulate_devices is not None:
         return options.devices or options.simulate_devices
     if config.device != "cpu":
-        return options.devices or max(1, engine_module(config.engine).visible_gpus() // processes_here)
+        return options.devices or max(1, engine_module(config.engine).visible_gpus(config.device) // processes_here)
     cores = available_cores()
     if options.devices is None:
         return default_devices(_num_shards(config), processes_here, cores, processes)

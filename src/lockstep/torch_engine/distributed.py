@@ -60,8 +60,8 @@ def visible_gpus() -> int:
     return torch.cuda.device_count()
 
 
-def device_memory() -> int:
-    """Bytes of the smallest visible GPU."""
+def device_memory(device: str = "cuda") -> int:
+    """Bytes of the smallest visible GPU (``device`` is ``cuda`` in this engine)."""
     return min(torch.cuda.get_device_properties(n).total_memory for n in range(torch.cuda.device_count()))
 
 

@@ -1,0 +1,102 @@
+"""Which GPUs a process takes, and who starts JAX to count them."""
+
+import types
+
+import pytest
+
+from lockstep.config_sources import read_request
+from lockstep.jax_engine import accelerators, devices, processes, set_up
+from lockstep.jax_engine.accelerators import Accelerators, on_this_machine
+from lockstep.launch import jax_start
+from lockstep.topology import Topology
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    def has(count):
+        found = Accelerators(count, "H100", 7)
+        for module in (processes, devices):
+            monkeypatch.setattr(module, "on_this_machine", lambda device: found)
+
+    return has
+
+
+def place(rank, size, local, here):
+    return Topology(rank, size, local, here, launched=True)
+
+
+def test_a_process_takes_its_own_part_of_the_hosts_gpus(machine):
+    machine(8)
+    assert processes._own_gpus(place(1, 2, 1, 2), None) == [4, 5, 6, 7]
+    assert processes._own_gpus(place(3, 4, 1, 2), None) == [4, 5, 6, 7]  # the second of the second host
+    assert processes._own_gpus(place(2, 3, 2, 3), None) == [4, 5]
+    assert processes._own_gpus(place(2, 3, 2, 3), 1) == [2]
+    assert processes._own_gpus(place(1, 2, 0, 1), None) is None
+
+
+def test_too_few_gpus_for_the_processes_are_named(machine):
+    machine(1)
+    with pytest.raises(ValueError, match="2 processes share this machine and each sees 1 of its GPUs; start at most 1"):
+        processes._own_gpus(place(1, 2, 1, 2), None)
+
+
+def test_what_is_shared_is_what_each_has_times_the_processes(machine, monkeypatch):
+    machine(8)
+    assert devices.visible_gpus("cuda") == 8
+    assert devices.device_memory("cuda") == 7
+    with pytest.raises(ValueError, match=r"devices: 9 asked for and this machine has 8 \(H100\); use at most 8"):
+        devices.check_device("cuda", 9)
+    monkeypatch.setattr(set_up, "has_started", lambda: True)
+    monkeypatch.setattr(devices.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(devices, "in_this_process", lambda: Accelerators(3, "H100", 5))
+    monkeypatch.setattr(processes, "_joined", place(1, 2, 1, 2))
+    assert devices.visible_gpus("cuda") == 6
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """What JAX is set up with for a command line."""
+
+    def of(*words, launched=False):
+        calls = []
+        fake = types.SimpleNamespace(set_up_jax=lambda *args: calls.append(args))
+        real = jax_start.importlib.import_module
+        monkeypatch.setattr(
+            jax_start.importlib, "import_module", lambda name: fake if name.endswith(".processes") else real(name)
+        )
+        if launched:
+            monkeypatch.setattr(jax_start, "topology_of", lambda options: place(0, 2, 0, 2))
+        request = read_request(["CartPole-v1", "--engine", "jax", *words])
+        jax_start.start_jax(request.config.env, request.config.model_dump(), request.options)
+        return [(platform, number) for _, platform, number, _, _, _ in calls]
+
+    return of
+
+
+def test_who_only_starts_the_others_holds_no_gpu(told):
+    assert told("--device", "cuda", "--nproc", "2") == [("cpu", None)]
+    assert told("--device", "cuda") == [("cuda", None)]
+    assert told() == []
+
+
+def test_launched_processes_meet_before_anything_is_counted(told):
+    assert told("--device", "cuda", launched=True) == [("cuda", None)]
+
+
+def test_another_process_finds_no_gpu_here_and_says_so():
+    on_this_machine.cache_clear()
+    with pytest.raises(ValueError, match=r"^device: tpu, but JAX .* finds none here"):
+        on_this_machine("tpu")
+
+
+def test_the_report_of_the_other_process_is_read(monkeypatch):
+    def run(command, **kwargs):
+        assert kwargs["env"]["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
+        return types.SimpleNamespace(
+            returncode=0, stdout='noise\n{"count": 4, "kind": "H100", "memory": 9}\n', stderr=""
+        )
+
+    monkeypatch.setattr(accelerators.subprocess, "run", run)
+    on_this_machine.cache_clear()
+    assert on_this_machine("cuda") == Accelerators(4, "H100", 9)
+    on_this_machine.cache_clear()
