@@ -9,7 +9,7 @@ from typing import Any
 
 from command_line import MODULES, surroundings
 
-TIMEOUT = 150
+TIMEOUT = 280
 
 
 def free_port() -> int:
