@@ -8,14 +8,16 @@ import sys
 
 from lockstep.doctor import check_replicated
 from lockstep.errors import DesyncError
-from lockstep.jax_engine import mesh as meshes
+from lockstep.jax_engine import processes
 from lockstep.topology import from_environment
 
-meshes.set_up_jax(threads=1, platform="cpu", simulate_devices=int(sys.argv[1]), topology=from_environment())
+processes.set_up_jax(threads=1, platform="cpu", simulate_devices=int(sys.argv[1]), topology=from_environment())
 
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
 from jax.sharding import NamedSharding, PartitionSpec  # noqa: E402
+
+from lockstep.jax_engine.placement import replicate_on_mesh  # noqa: E402
 
 DEVICES = jax.devices()
 MESH = jax.make_mesh((2, len(DEVICES) // 2), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
@@ -42,7 +44,7 @@ def outcome(tree):
 WHOLE, PARTLY, CUT = PartitionSpec(), PartitionSpec("a"), PartitionSpec(("a", "b"))
 LAST = DEVICES[-1].id
 TREES = {
-    "equal": {"w": array(WHOLE, lambda d: 1.0), "key": meshes.replicate_on_mesh(jax.random.key(3), MESH), "n": 3},
+    "equal": {"w": array(WHOLE, lambda d: 1.0), "key": replicate_on_mesh(jax.random.key(3), MESH), "n": 3},
     "one device": {"b": array(WHOLE, lambda d: 1.0), "w": [array(WHOLE, lambda d: float(d.id == LAST))]},
     "nan": array(WHOLE, lambda d: float("nan")),
     "parts": array(PARTLY, lambda d: float(d in MESH.devices[0])),
@@ -53,4 +55,4 @@ TREES = {
     "empty": {},
 }
 print(json.dumps({name: outcome(tree) for name, tree in TREES.items()}))
-meshes.leave_processes()
+processes.leave_processes()

@@ -232,8 +232,8 @@ def jax_iteration(given: Given, done: np.ndarray, patch: Any) -> tuple[Iteration
     columns = {name: np.stack([np.asarray(getattr(b, name)) for b in batches]) for name in COLUMNS}
     seen: list[np.ndarray] = []
 
-    def reduced(self: Any, gradients: Any, terms: Any, original: Any = ParameterLayout.reduce) -> Any:
-        total = original(self, gradients, terms)
+    def reduced(self: Any, packed: Any, original: Any = ParameterLayout.reduce) -> Any:
+        total = original(self, packed)
         jax.debug.callback(lambda g, t: seen.append(np.concatenate([g, t])), *total, ordered=True)
         return total
 
