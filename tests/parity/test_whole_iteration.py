@@ -19,11 +19,11 @@ def checkpoint(tmp_path_factory):
     """A checkpoint as training leaves it after three optimiser steps: no parameter and no moment is zero."""
     config = config_of()
     net, rng = check_networks(config, describe(config.env)), np.random.default_rng(0)
-    arrays = {"optimizer/step": np.array([3.0], np.float32)}
+    arrays: dict[str, np.ndarray] = {"optimizer/step": np.array([3.0], np.float32)}
     for name, initial in initial_parameters(config, net).items():
         first, second, third = (rng.normal(size=initial.shape).astype(np.float32) for _ in range(3))
         arrays |= {f"policy/{name}": initial + 0.2 * first, f"optimizer/exp_avg/{name}": 0.01 * second}
-        arrays[f"optimizer/exp_avg_sq/{name}"] = 1e-4 * np.square(third) + 1e-4
+        arrays[f"optimizer/exp_avg_sq/{name}"] = 1e-4 * np.square(third) + np.float32(1e-4)
     return commit(tmp_path_factory.mktemp("run"), 384, to_files(arrays, {}, {"iteration": 3}), None)
 
 
