@@ -1,6 +1,5 @@
 """Engine jax: a run that was stopped, and moved to other devices, ends as the one that never stopped."""
 
-import pytest
 from command_line import SMALL, copy_of, resume
 from device_runs import CHEETAH, EVALUATED, JAX, PENDULUM, TWO_PROCESSES, devices, inside, same_agent
 
@@ -47,13 +46,12 @@ def test_normalisers_go_on(trained, tmp_path):
     ends_as(trained(*PENDULUM, *devices(1)), resume(copy_of(stopped, tmp_path / "run"), *devices(2)))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_host_environments_are_restored(trained, tmp_path, workers):
+def test_host_environments_are_restored_in_worker_processes_too(trained, tmp_path):
     stopped = stopped_at_half(trained, *CHEETAH, *devices(2))
     shards = read_checkpoint(stopped.path / "checkpoints" / "step_512").env_shards
     assert all(shards[shard]["lengths"][0] > 0 for shard in range(8))  # 64 steps of episodes of 40
-    words = ("--env.workers", workers, *devices(1))
-    ends_as(trained(*CHEETAH, *devices(1)), resume(copy_of(stopped, tmp_path / "run"), *words))
+    resumed = resume(copy_of(stopped, tmp_path / "run"), "--env.workers", 2, *devices(1), "--stop-at-step", 640)
+    ends_as(trained(*CHEETAH, *devices(1)), resume(resumed.path, "--env.workers", 0, *devices(1)))
 
 
 def test_an_environment_that_no_seed_repeats_is_restarted_and_named(trained, tmp_path):

@@ -62,10 +62,9 @@ def test_killed_in_the_middle_of_a_checkpoint(trained, tmp_path, place):
 # --- losses that are no numbers ---------------------------------------------------------------------------------------
 
 
-@PLACES
-def test_a_loss_that_is_no_number_ends_the_run_in_one_line_and_it_goes_on_from_before(trained, tmp_path, place):
+def test_a_loss_that_is_no_number_ends_the_run_in_one_line_and_it_goes_on_from_before(trained, tmp_path):
     path = copy_of(trained(*inside("poisoned"), "--stop-at-step", 384, *devices(2)), tmp_path / "run")
-    ended = lockstep("train", "--resume", path, *place, cwd=tmp_path, POISON="1")
+    ended = lockstep("train", "--resume", path, *TWO_PROCESSES, cwd=tmp_path, POISON="1")
     line = error_line(ended)
     assert "non-finite loss or gradient in iteration 4, epoch 1, minibatch 1" in line
     assert "policy_loss nan" in line
@@ -73,7 +72,7 @@ def test_a_loss_that_is_no_number_ends_the_run_in_one_line_and_it_goes_on_from_b
     assert checkpoints_of(path) == ["step_384"]
     assert len(metrics_of(path)) == 3
     assert not (path / "summary.json").exists()
-    same_agent(trained(*inside("cart_pole"), *devices(1)), resume(path, *place))
+    same_agent(trained(*inside("cart_pole"), *devices(1)), resume(path, *devices(2)))
 
 
 def test_a_reward_that_is_no_number_on_the_host(tmp_path):

@@ -40,7 +40,7 @@ def rotated_over_devices(self, learner, samples, *rest, original=Update.__call__
 
 def shuffled():
     """Samples cross from device to device."""
-    Update.__call__ = shuffled_over_devices
+    Update.__call__ = shuffled_over_devices  # pyright: ignore[reportAttributeAccessIssue]
     return cart_pole()
 
 

@@ -23,7 +23,7 @@ def checkpoint(tmp_path_factory):
     for name, initial in initial_parameters(config, net).items():
         first, second, third = (rng.normal(size=initial.shape).astype(np.float32) for _ in range(3))
         arrays |= {f"policy/{name}": initial + 0.2 * first, f"optimizer/exp_avg/{name}": 0.01 * second}
-        arrays[f"optimizer/exp_avg_sq/{name}"] = 1e-4 * np.square(third) + 1e-4
+        arrays[f"optimizer/exp_avg_sq/{name}"] = 1e-4 * np.square(third) + np.float32(1e-4)
     return commit(tmp_path_factory.mktemp("run"), 384, to_files(arrays, {}, {"iteration": 3}), None)
 
 
