@@ -21,7 +21,7 @@ JAX_COLLECTIVES = (
 )
 JAX_COLLECTIVE_FILES = ("jax_engine/mesh.py",)
 RANKS = ("rank", "local_rank", "global_rank", "node_rank")
-WRITERS = ("runs/", "launch/", "cli.py")
+WRITERS = ("runs/", "launch/", "cli.py", "integrations/process_group.py")
 UNSAFE_MODULES = ("pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib")
 UNSAFE_BUILTINS = ("eval", "exec", "compile", "__import__")
 UNSAFE_CALLS = ("yaml.load", "yaml.unsafe_load", "yaml.full_load", "torch.load", "torch.save", "np.load", "numpy.load")
