@@ -145,8 +145,6 @@ def gradient_finding(evidence: Evidence) -> Finding | None:
         advice = "local_change" if "ddp" in evidence.wrappers else "unreduced"
         never = "gradients differ in spite of DDP" if advice == "local_change" else "gradients are never reduced"
         what = "gradients are not reduced at every step" if equal else never
-    if advice == "unreduced" and not evidence.joined:
-        return _finding("independent", f"there is no process group: {_difference(evidence, found)}", "independent")
     return _finding("gradients", f"{what}: {_difference(evidence, found)}", advice, _figures(found) | {"why": advice})
 
 
