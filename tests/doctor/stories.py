@@ -1,7 +1,9 @@
 """What ranks might have left, told without ranks."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -27,17 +29,17 @@ class Story:
     libraries: tuple = ()
     through: tuple = ("ddp",)
     broadcast: tuple = ()
-    start: object = lambda rank: 1.0
-    parameters: object = lambda rank, step: 1.0 + step
-    gradients: object = lambda rank, step: 0.5 * step
-    moments: object = lambda rank, step: 0.1 * step
-    buffers: object = lambda rank, step: 3.0
-    normalizers: object = lambda rank, step: 2.0
-    gathered: object = None
-    inputs: object = lambda rank, step: f"data of rank {rank} at {step}"
-    rates: object = lambda rank: [(0, [1e-3])]
-    boundaries: object = lambda rank: [2]
-    taken: object = None
+    start: Callable[..., Any] = lambda rank: 1.0
+    parameters: Callable[..., Any] = lambda rank, step: 1.0 + step
+    gradients: Callable[..., Any] = lambda rank, step: 0.5 * step
+    moments: Callable[..., Any] = lambda rank, step: 0.1 * step
+    buffers: Callable[..., Any] = lambda rank, step: 3.0
+    normalizers: Callable[..., Any] = lambda rank, step: 2.0
+    gathered: Callable[..., Any] | None = None
+    inputs: Callable[..., Any] = lambda rank, step: f"data of rank {rank} at {step}"
+    rates: Callable[..., Any] = lambda rank: [(0, [1e-3])]
+    boundaries: Callable[..., Any] = lambda rank: [2]
+    taken: Callable[..., Any] | None = None
     everywhere: bool = False
     sharded: int = 0
     ends: dict = field(default_factory=dict)
@@ -78,9 +80,9 @@ class Story:
             if value is None:
                 continue
             first = kind == "parameters" and when == "before"
-            number = self.start(rank) if first else value(rank, step)
+            number: Any = self.start(rank) if first else value(rank, step)
             values = np.atleast_1d(np.float32(number))
-            second = np.float32([number, number]) if self.everywhere else np.ones(2, np.float32)
+            second = np.full(2, number, np.float32) if self.everywhere else np.ones(2, np.float32)
             values = np.concatenate([values, second])
             shards = 0 if kind == "gathered" else self.sharded
             entries = [["net.weight", 1, 1, shards, ""], ["net.bias", 2, 2, shards, ""]]

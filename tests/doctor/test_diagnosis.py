@@ -65,6 +65,9 @@ def test_gradients_that_differ_without_a_group_are_of_independent_agents(tmp_pat
     found = Story(gradients=by_rank(0.5, 0.4), world=0, wrappers=()).diagnosis(tmp_path)
     assert kinds(found) == ["independent"]
     assert "no torch.distributed process group" in found.reason
+    assert found.findings[0].fix == FIXES["independent"]
+    sb3 = Story(world=0, libraries=("stable_baselines3",)).diagnosis(tmp_path / "sb3")
+    assert "lockstep.integrations.sb3" in sb3.findings[0].fix
     alone = Story(world=1).diagnosis(tmp_path / "of one each")
     assert "a process group of one rank each" in alone.reason
     assert alone.status == 1
@@ -135,7 +138,8 @@ def test_buffers_that_ddp_sends_are_a_note(tmp_path):
     story = {"buffers": by_rank(1.0, 2.0), "broadcast": ("net.weight",)}
     found = Story(**story).diagnosis(tmp_path)
     assert (found.verdict, kinds(found, "note")) == ("IN SYNC", ["ddp_buffers"])
-    assert Story(**story, through=()).diagnosis(tmp_path / "bypassed").status == 1
+    bypassed = Story(**story, through=(), gradients=by_rank(0.5, 0.4)).diagnosis(tmp_path / "bypassed")
+    assert kinds(bypassed, "fault") == ["gradients", "buffers"]
 
 
 def test_sharded_parameters_are_judged_as_they_were_gathered(tmp_path):

@@ -1,9 +1,9 @@
 """The doctor's two doors and its options, on scripts that end in every way."""
 
 import json
-import os
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 from command_line import NEEDS_PROC, assert_no_orphans, error_line, lockstep, run_words, running, wait_until
@@ -152,5 +152,5 @@ def test_ranks_of_several_hosts_need_a_directory_they_share(script):
 
 def test_the_command_loads_no_framework():
     code = "import sys, lockstep.doctor, lockstep.doctor.command; print({'torch', 'jax'} & set(sys.modules))"
-    ended = run_words([sys.executable, "-c", code], os.getcwd())
+    ended = run_words([sys.executable, "-c", code], Path.cwd())
     assert ended.stdout == "set()\n"

@@ -31,7 +31,7 @@ def outcome_of(store, own, others=(), *, judges=True, wait_limit=0.3, run_limit=
 def test_ranks_that_end_are_waited_for(tmp_path, command, code):
     outcome, _ = outcome_of(tmp_path, command, [0])
     assert outcome == Outcome()
-    assert read_json(rank_directory(tmp_path, 0) / ENDED)["code"] == code
+    assert (read_json(rank_directory(tmp_path, 0) / ENDED) or {})["code"] == code
     assert not (tmp_path / STOP).exists()
 
 

@@ -3,6 +3,7 @@
 import gc
 from types import SimpleNamespace
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -12,7 +13,7 @@ from lockstep.doctor.inspection import bare, look_around, statistics_of
 from lockstep.doctor.schedule import Schedule
 from lockstep.doctor.side_store import SideWriter
 from lockstep.doctor.torch_hooks import TorchWatch
-from lockstep.doctor.torch_values import digest, input_digests, sampled, take_part
+from lockstep.doctor.torch_values import _device_sum, digest, input_digests, sampled, take_part
 from lockstep.doctor.traces import Moment, read_traces
 
 
@@ -58,7 +59,7 @@ def test_steps_phases_rates_and_tensors(watch, tmp_path):
     optimizer = torch.optim.Adam(agent.parameters(), lr=0.1)
 
     def look(step):
-        gradients[step] = agent.actor[0].weight.grad.clone()
+        gradients[step] = next(agent.parameters()).grad.clone()  # type: ignore[union-attr]
         optimizer.param_groups[0]["lr"] = 0.1 if step < 4 else 0.05
 
     train(agent, optimizer, 11, look=look)
@@ -159,7 +160,7 @@ def test_what_holds_no_running_statistics(thing):
 def test_names_are_the_modules_own():
     agent = nn.Sequential(Agent())
     found = look_around()
-    assert found.names[id(agent[0].actor[0].weight)].endswith("0.actor.0.weight")
+    assert found.names[id(next(agent.parameters()))].endswith("0.actor.0.weight")
     assert bare("module._orig_mod.actor.0.weight") == "actor.0.weight"
     assert bare("submodule.0.weight") == "submodule.0.weight"
 
@@ -203,3 +204,23 @@ def test_steps_that_are_compared_become_rarer():
     assert chosen[:6] == [1, 2, 3, 10, 20, 30]
     assert chosen[-1] - chosen[-2] > 10
     assert len(chosen) < 64 * 8
+
+
+def test_sums_on_a_device_depend_on_places():
+    words = torch.tensor([1, 2, 3, 4])
+    sums = {_device_sum(words), _device_sum(words.flip(0)), _device_sum(torch.tensor([2, 1, 3, 4]))}
+    assert len(sums) == 3
+    assert _device_sum(words) == _device_sum(words.clone())
+
+
+def test_normalizers_of_known_libraries_are_found():
+    sb3 = pytest.importorskip("stable_baselines3.common.vec_env")
+    env = sb3.VecNormalize(sb3.DummyVecEnv([lambda: gym.make("CartPole-v1")]))
+    other = gym.wrappers.NormalizeReward(gym.wrappers.NormalizeObservation(gym.make("CartPole-v1")))
+    found = look_around().normalizers
+    known = {"VecNormalize.obs_rms", "VecNormalize.ret_rms", "NormalizeObservation.obs_rms"}
+    assert known <= set(found)
+    assert any(name.startswith("NormalizeReward.") for name in found)
+    assert found["VecNormalize.obs_rms"]() is env.obs_rms
+    env.close()
+    other.close()

@@ -162,7 +162,7 @@ def _common_store(options: argparse.Namespace, topology: Topology) -> Path:
     name = hashlib.blake2b("|".join(run).encode(), digest_size=8).hexdigest()
     store = Path(options.directory or tempfile.gettempdir(), f"lockstep-doctor-{os.getuid()}-{name}")
     store.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if store.stat().st_uid != os.getuid():
+    if store.is_symlink() or store.stat().st_uid != os.getuid():
         raise ValueError(f"directory: {store} belongs to somebody else; give another --directory DIR")
     return store
 

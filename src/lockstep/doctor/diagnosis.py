@@ -108,7 +108,8 @@ def _independent_finding(evidence: Evidence) -> Finding | None:
         return None
     what = "a process group of one rank each" if evidence.joined == 1 else "no torch.distributed process group"
     text = f"{len(evidence.traces)} ranks with {what}: each trains an agent of its own"
-    return Finding("independent", FAULT, text, CAUSES["independent"], FIXES["independent"])
+    fix = FIXES["bypassed_sb3" if "stable_baselines3" in evidence.libraries else "independent"]
+    return Finding("independent", FAULT, text, CAUSES["independent"], fix)
 
 
 def _steps_compared(evidence: Evidence) -> int:

@@ -145,8 +145,6 @@ def gradient_finding(evidence: Evidence) -> Finding | None:
         advice = "local_change" if "ddp" in evidence.wrappers else "unreduced"
         never = "gradients differ in spite of DDP" if advice == "local_change" else "gradients are never reduced"
         what = "gradients are not reduced at every step" if equal else never
-    if advice == "unreduced" and not evidence.joined:
-        return _finding("independent", f"there is no process group: {_difference(evidence, found)}", "independent")
     return _finding("gradients", f"{what}: {_difference(evidence, found)}", advice, _figures(found) | {"why": advice})
 
 
@@ -204,8 +202,8 @@ def buffer_finding(evidence: Evidence) -> Finding | None:
         if moment.when == "after"
         for name in check.facts.get("broadcast", ())
     }
-    trained = any("ddp" in check.facts.get("through", ()) for t in evidence.traces for check in t.checks.values())
-    own = [c for c in unequal if not (trained and set(c.differing) <= sent)]
+    works = evidence.first_difference("gradients") is None  # and so DDP's forward is used
+    own = [c for c in unequal if not (works and set(c.differing) <= sent)]
     if own:
         text = f"buffers drift apart: {_difference(evidence, own[0])}"
         return _finding("buffers", text, "buffers", _figures(own[0]))

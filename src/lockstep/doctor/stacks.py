@@ -16,8 +16,8 @@ BACKWARD = (os.path.join("torch", "autograd", ""),)
 INNERMOST = 8
 LONGEST_TICK = 1.0
 """A process that somebody stopped for a while didn't wait all that time."""
-IDLE = 0.5
-"""A rank that uses less of a core than this isn't computing."""
+IDLE = 0.05
+"""A rank that uses less of a core than this isn't computing, even where many processes share it."""
 OURS = (os.path.dirname(__file__) + os.sep, "<frozen ")
 
 

@@ -156,9 +156,9 @@ class TorchWatch:
             self._exit = None
 
     def _enters(self, module: nn.Module, args: Any) -> None:
-        self._calls += 1
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():  # first: whatever else is done here would be compiled, and guarded
             return
+        self._calls += 1
         if not torch.is_grad_enabled():
             if self._stepped:
                 self._begin_phase()
@@ -178,7 +178,7 @@ class TorchWatch:
     def _note_inputs(self, module: nn.Module, args: Any) -> None:
         began = time.perf_counter()
         self.signs_of_life += 1
-        if is_ddp(type(module)):
+        if is_ddp(type(getattr(module, "_orig_mod", module))):  # compiled or not
             self._trained_through.add("ddp")
         if len(self._inputs) < MOST_INPUTS and not _capturing():
             with torch.no_grad():
