@@ -53,7 +53,8 @@ def _settings(number: int, optimizer: Optimizer) -> Iterator[Fact]:
     for position, group in enumerate(optimizer.param_groups):
         for key, value in sorted(group.items()):
             told = len(value) if key == "params" else value.tolist() if isinstance(value, Tensor) else value
-            yield [f"{kind} group {position} {key}", repr(told)]
+            if isinstance(told, (int, float, str, tuple, list, type(None))):
+                yield [f"{kind} group {position} {key}", repr(told)]
     yield [f"{kind} state", _fingerprint(optimizer.state_dict()["state"])]
 
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.autograd import Variable
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
@@ -23,10 +24,15 @@ from lockstep.errors import UnreducedGradientError
 from lockstep.integrations.agreement import broadcast_tensors, check_alike
 from lockstep.integrations.increments import Increments
 from lockstep.integrations.phases import Phases
-from lockstep.integrations.process_group import communicator, join, meet
+from lockstep.integrations.process_group import Same, communicator, join, meet
 from lockstep.torch_engine.distributed import parallel_wrapper
 
 Reduction = Literal["mean", "sum"]
+
+REDUCED = "_lockstep_reduced"
+"""Attribute of a gradient that a reduction has seen: it may be stepped with twice."""
+
+EQUALLY = "every rank must run equally many; decide together, with lockstep.stop_if or from lockstep.all_mean"
 
 _attached: weakref.WeakSet[Attached] = weakref.WeakSet()
 
@@ -88,9 +94,7 @@ def _check(modules: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Non
     for module in modules:
         wrapper = parallel_wrapper(module)
         if wrapper is not None:
-            raise ValueError(
-                f"attach: {type(module).__name__} is already in the hands of {wrapper}; attach the bare module instead"
-            )
+            raise ValueError(f"attach: the module is already in the hands of {wrapper}; attach the bare module")
     for name, parameter in named.items():
         if parameter.is_complex():
             raise ValueError(f"attach: parameter {name} is complex; keep its real and imaginary parts as two")
@@ -180,6 +184,7 @@ class Attached:
         def end() -> None:
             self._queued.discard(task)
             self._passes += 1
+            self._increments.pass_ends()
             if self._syncing:
                 self._reduce()
 
@@ -212,8 +217,8 @@ class Attached:
         digests = meet(
             self._where,
             [
-                ("had run {} backward passes since the last reduction", self._passes),
-                ("had taken {} optimiser steps", self._steps),
+                Same("had run {} backward passes since the last reduction", self._passes, EQUALLY),
+                Same("had taken {} optimiser steps", self._steps, EQUALLY),
                 *self._phases.said(),
             ],
             telling=zlib.crc32(repr(used).encode()),
@@ -227,13 +232,14 @@ class Attached:
     def _reduce_together(self, indices: list[int]) -> dict[int, Tensor]:
         """Reduce increments that lie on one device, in one buffer: float32 carries half precision unrounded."""
         parts = [self._increments.increment(index) for index in indices]
-        double = any(part.dtype == torch.float64 for part in parts)
-        wire = torch.float64 if double else torch.float32
-        total = communicator().sum_ranks(torch.cat([part.reshape(-1).to(wire) for part in parts]))
+        dtypes = {part.dtype for part in parts}
+        wire = torch.float64 if torch.float64 in dtypes else torch.float32
+        if dtypes != {wire}:
+            parts = [part.to(wire) for part in parts]
+        total = communicator().sum_ranks(_flatten_dense_tensors(parts))
         if self._reduction == "mean":
-            total = total / self.world_size
-        pieces = total.split([part.numel() for part in parts])
-        return {i: piece.view(part.shape) for i, piece, part in zip(indices, pieces, parts, strict=True)}
+            total /= self.world_size
+        return dict(zip(indices, _unflatten_dense_tensors(total, parts), strict=True))
 
     def _check_frozen(self) -> None:
         for name, parameter in self._frozen.items():
@@ -276,7 +282,3 @@ class Attached:
                         f"the gradient of {name} did not come by a backward pass since the last step, so it was never "
                         "reduced (autograd.grad, or p.grad = …): use loss.backward()"
                     )
-
-
-REDUCED = "_lockstep_reduced"
-"""Attribute of a gradient that a reduction has seen: it may be stepped with twice."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.integrations.process_group import communicator, join, meet, place
+from lockstep.integrations.process_group import Same, communicator, join, meet, place
 from lockstep.shards import keyed_seed
 
 Value = TypeVar("Value", Tensor, np.ndarray, float)
@@ -34,7 +34,7 @@ def all_mean(x: Value) -> Value:
     tensor = _floating("all_mean", x)
     if join()[1] == 1:
         return _like(x, tensor.detach())
-    meet("all_mean", [("brought {} elements", tensor.numel())])
+    meet("all_mean", [Same("brought {} elements", tensor.numel(), "shapes must be the same on every rank")])
     total = communicator().sum_ranks(tensor.detach().double())
     return _like(x, total / join()[1])
 
@@ -127,7 +127,7 @@ def shard_seed(seed: int, rank: int | None = None) -> int:
     Returns:
         A 31-bit integer, unrelated to that of another rank or seed.
     """
-    own, world_size = place()
-    if rank is None and world_size == 1:
+    whose, (own, world_size) = rank, place()
+    if whose is None and world_size == 1:
         return seed
-    return keyed_seed(seed, "rank", own if rank is None else rank)
+    return keyed_seed(seed, "rank", own if whose is None else whose)

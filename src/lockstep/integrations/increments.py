@@ -7,8 +7,8 @@ an earlier pass, clipped or not.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from lockstep.errors import UnreducedGradientError
 
 
-@dataclass(frozen=True)
-class _Added:
+class _Added(NamedTuple):
     """A gradient that backward passes have added to.
 
     Attributes:
@@ -47,6 +46,7 @@ class Increments:
         self.parameters, self.names = parameters, names
         self.added: dict[int, _Added] = {}
         self._bases: dict[int, Tensor] = {}
+        self._in_this_pass: set[int] = set()
         self._notify = added
         self._handles: list[RemovableHandle] = []
         for index, parameter in enumerate(parameters):
@@ -89,22 +89,36 @@ class Increments:
         known = self.added.get(index)
         base = known.base if known else self._bases.pop(index, None)
         self.added[index] = _Added(base, grad, grad._version)
+        self._in_this_pass.add(index)
         self._notify()
 
     def outstanding(self, index: int) -> bool:
         """Whether a gradient that exists holds something that isn't reduced."""
         return index in self.added and self.parameters[index].grad is not None
 
+    def pass_ends(self) -> None:
+        """Forget what the script has zeroed since it was added.
+
+        Raises:
+            UnreducedGradientError: a gradient was taken away within the pass.
+        """
+        for index in [index for index in self.added if self.parameters[index].grad is None]:
+            if index in self._in_this_pass:
+                raise UnreducedGradientError(
+                    f"the gradient of {self.names[index]} was taken away before the backward pass ended (by an "
+                    "optimiser that steps inside of it?): step when it is done"
+                )
+            del self.added[index]
+        self._in_this_pass.clear()
+
     def increment(self, index: int) -> Tensor:
         """What was added to a gradient; zeros if nothing was."""
         parameter, known = self.parameters[index], self.added.get(index)
-        if known is None:
+        if known is None or parameter.grad is None:
             return torch.zeros_like(parameter)
-        if parameter.grad is None:
-            raise UnreducedGradientError(
-                f"the gradient of {self.names[index]} was taken away before the backward pass ended (by an optimiser "
-                "that steps inside of it?): step when it is done"
-            )
+        if self._zeroed(index, parameter.grad):
+            del self.added[index]
+            return torch.zeros_like(parameter)
         grad = parameter.grad.detach()
         return grad if known.base is None else grad - known.base
 
@@ -126,5 +140,6 @@ class Increments:
                 base = known.base if known else parameter.grad.detach().clone()
                 targets.append(parameter.grad)
                 values.append(value if base is None else value.to(base.dtype) + base)
-        torch._foreach_copy_([target.detach() for target in targets], values)
+        if targets:  # else a pass within this pass has brought everything
+            torch._foreach_copy_([target.detach() for target in targets], values)  # pyright: ignore
         self.added.clear()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Container, Sequence
 from typing import Any
 
@@ -10,6 +9,8 @@ import torch
 from torch import nn
 from torch.nn.modules import module as module_hooks
 from torch.utils.hooks import RemovableHandle
+
+from lockstep.integrations.process_group import Same
 
 
 class _Watch:
@@ -51,14 +52,14 @@ class Phases:
         self._handles.append(module_hooks.register_module_parameter_registration_hook(self._registered))
         self._handles.append(module_hooks.register_module_module_registration_hook(self._joined))
 
-    def said(self) -> list[tuple[str, int]]:
+    def said(self) -> list[Same]:
         """What ranks must agree on at the end of a backward pass; the next phase begins."""
         seen, self._watch.seen = self._watch.seen, False
-        words = (
-            "had run {} rollouts (forward passes without gradients) since the last backward pass; a rank has stopped "
-            "its epochs early, or runs such passes alone (then: module.eval(), or attach(…, check_phases=False)),"
+        advice = (
+            "one of them has stopped its epochs early (decide together, with lockstep.stop_if), or runs the module "
+            "without gradients alone (do so under module.eval(), or attach with check_phases=False)"
         )
-        return [(words, int(seen))] if self._check else []
+        return [Same("had begun {} rollouts since its last backward pass", int(seen), advice)] if self._check else []
 
     def remove(self) -> None:
         """Take the hooks away."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 import datetime
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from lockstep.errors import OutOfStepError, PeerFailureError
@@ -37,7 +39,7 @@ def join(timeout: float = DEFAULT_TIMEOUT) -> tuple[int, int]:
     Raises:
         ValueError: the launcher's variables are incomplete or contradict one another.
     """
-    topology = script_topology()
+    topology = _joined[0].topology if _joined else script_topology()
     if topology.world_size > 1 and not _joined:
         _joined.append(join_script(topology, datetime.timedelta(seconds=timeout)))
     return topology.rank, topology.world_size
@@ -45,7 +47,7 @@ def join(timeout: float = DEFAULT_TIMEOUT) -> tuple[int, int]:
 
 def place() -> tuple[int, int]:
     """``(rank, world_size)`` without joining anybody."""
-    topology = script_topology()
+    topology = _joined[0].topology if _joined else script_topology()
     return topology.rank, topology.world_size
 
 
@@ -56,16 +58,32 @@ def is_writer() -> bool:
 
 def communicator() -> Communicator:
     """The collectives of this process; of more than one rank."""
-    join()
+    if not _joined:
+        join()
     return _joined[0]
 
 
-def meet(where: str, said: Sequence[tuple[str, int]] = (), telling: int = 0) -> list[int]:
+@dataclass(frozen=True)
+class Same:
+    """A number that must be the same on every rank.
+
+    Attributes:
+        words: what a rank did so often: ``"took {} steps"``.
+        number: this rank's.
+        advice: what to do where ranks differ.
+    """
+
+    words: str
+    number: int
+    advice: str
+
+
+def meet(where: str, said: Sequence[Same] = (), telling: int = 0) -> list[int]:
     """Make sure that all ranks are at the same place of the script, before they exchange anything there.
 
     Args:
         where: the place, for people: ``"all_mean"``.
-        said: numbers that must be the same on every rank, each with words for it (``{}`` is the number). At most 6.
+        said: what must be the same on every rank, at most 6 numbers.
         telling: a number of this rank's own.
 
     Returns:
@@ -75,13 +93,13 @@ def meet(where: str, said: Sequence[tuple[str, int]] = (), telling: int = 0) -> 
         OutOfStepError: on every rank, if ranks are at different places or numbers differ.
         PeerFailureError: a rank has ended or doesn't come.
     """
-    numbers = [zlib.crc32(where.encode()), telling, *(number for _, number in said)]
-    header = torch.tensor(numbers + [0] * (HEADER_NUMBERS - len(numbers)), dtype=torch.int64)
+    numbers = [zlib.crc32(where.encode()), telling, *(same.number for same in said)]
+    header = torch.from_numpy(np.array(numbers + [0] * (HEADER_NUMBERS - len(numbers))))  # torch.tensor takes longer
     try:
         rows: list[list[int]] = communicator().gather_ranks(header).tolist()
     except PeerFailureError as error:
         raise PeerFailureError(
-            f"{error}; this rank waited in {where}: every rank must come to every collective, equally often"
+            f"{error}; this rank waited at {where}: every rank must come to every collective, equally often"
         ) from error
     told = [row.pop(1) for row in rows]
     elsewhere = next((rank for rank, row in enumerate(rows) if row[0] != rows[0][0]), None)
@@ -92,7 +110,9 @@ def meet(where: str, said: Sequence[tuple[str, int]] = (), telling: int = 0) -> 
             "the same collectives in the same order; decide together, with lockstep.stop_if or from all_mean"
         )
     for rank, row in enumerate(rows):
-        for (words, _), first, theirs in zip(said, rows[0][1:], row[1:], strict=False):
+        for same, first, theirs in zip(said, rows[0][1:], row[1:], strict=False):
             if first != theirs:
-                raise OutOfStepError(f"in {where}, rank 0 {words.format(first)} and rank {rank} {words.format(theirs)}")
+                raise OutOfStepError(
+                    f"at {where}, rank 0 {same.words.format(first)} and rank {rank} {theirs}: {same.advice}"
+                )
     return told

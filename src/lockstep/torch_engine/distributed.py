@@ -383,6 +383,7 @@ def join_script(topology: Topology, timeout: datetime.timedelta) -> Communicator
     if dist.is_initialized():
         nccl = nccl and "nccl" in dist.get_backend_config()
         group = dist.new_group(timeout=timeout, backend=BACKENDS[nccl])
+        assert isinstance(group, dist.ProcessGroup)  # every rank is a member
     else:
         if nccl:
             torch.cuda.set_device(topology.local_rank)
