@@ -17,16 +17,16 @@ folder = Path(sys.argv[1] if len(sys.argv) > 1 else "sb3_cartpole")
 vec_env = make_vec_env("CartPole-v1", n_envs=4, monitor_dir=str(folder / "monitor"))
 eval_env = make_vec_env("CartPole-v1", n_envs=4)
 callbacks = [
-    CheckpointCallback(save_freq=2_500, save_path=str(folder / "checkpoints")),
-    EvalCallback(eval_env, eval_freq=2_500, n_eval_episodes=4, best_model_save_path=str(folder / "best")),
+    CheckpointCallback(save_freq=1_250, save_path=str(folder / "checkpoints")),
+    EvalCallback(eval_env, eval_freq=1_250, n_eval_episodes=4, best_model_save_path=str(folder / "best")),
 ]
 
 model = PPO(
     "MlpPolicy",
     vec_env,
     learning_rate=lambda remaining: 1e-3 * remaining,
-    n_steps=64,
-    batch_size=64,
+    n_steps=32,
+    batch_size=32,
     gamma=0.98,
     gae_lambda=0.8,
     tensorboard_log=str(folder / "tensorboard"),
@@ -34,7 +34,7 @@ model = PPO(
     device="cpu",
     verbose=1,
 )
-model.learn(total_timesteps=40_000, callback=callbacks)
+model.learn(total_timesteps=24_000, callback=callbacks)
 model.save(folder / "ppo_cartpole")
 
 model = PPO.load(folder / "ppo_cartpole", env=vec_env, device="cpu")

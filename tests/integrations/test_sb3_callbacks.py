@@ -1,5 +1,7 @@
 """Which callbacks run on which rank, as the tree of them is rebuilt before ``learn``."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from sb3_features import SMALL, Seen, cartpoles
@@ -24,7 +26,7 @@ def evaluation():
     return EvalCallback(cartpoles(1), StopTrainingOnRewardThreshold(1.0), best_model_save_path="nowhere")
 
 
-def tree(callback, writer, progress_bar=False):
+def tree(callback, writer, progress_bar=False) -> Any:
     return of_this_rank(callback, progress_bar, writer, 2)
 
 
@@ -75,12 +77,12 @@ def test_functions_and_nothing_and_a_bar():
 
 
 def test_what_an_evaluation_found_is_told_to_its_stand_ins():
-    found = SynchronizedCallback(tree(given(), writer=True), 2)
-    known = SynchronizedCallback(tree(given(), writer=False), 2)
-    found.callback.callbacks[2].callbacks[0].best_mean_reward = 7.0
+    evaluating, standing_in = tree(given(), writer=True), tree(given(), writer=False)
+    found, known = SynchronizedCallback(evaluating, 2), SynchronizedCallback(standing_in, 2)
+    evaluating.callbacks[2].callbacks[0].best_mean_reward = 7.0
     assert found.evaluations == [{"best_mean_reward": 7.0, "last_mean_reward": -np.inf}]
     known.evaluations = found.evaluations
-    assert known.callback.callbacks[2].callbacks[0].callback.best_mean_reward == 7.0
+    assert standing_in.callbacks[2].callbacks[0].callback.best_mean_reward == 7.0
 
 
 def test_a_script_may_give_callbacks_to_one_rank_only():

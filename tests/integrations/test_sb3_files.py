@@ -68,7 +68,7 @@ def second_rank(monkeypatch):
     count = [0]
     monkeypatch.setattr(files, "place", lambda: (1, 2))
     monkeypatch.setattr(files, "is_writer", lambda: False)
-    monkeypatch.setattr(files, "join", lambda: (1, 2))
+    monkeypatch.setattr(files, "join", lambda timeout: (1, 2))
     monkeypatch.setattr(files, "counted", lambda key: count[0])
     monkeypatch.setattr(files, "WAIT", 0.05)
     monkeypatch.setattr(files, "_saved", files.Counter())

@@ -1,5 +1,7 @@
 """Merging ``VecNormalize``: whatever ranks see, and however often they meet, all hold the statistics of everything."""
 
+from typing import Any
+
 import gymnasium
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ class Still(gymnasium.Env):
         self.observation_space, self.action_space = space, spaces.Discrete(2)
 
 
-def environment(space=None, **options):
+def environment(space: Any = None, **options: Any) -> Any:
     space = space or spaces.Box(-1, 1, (2,), np.float32)
     return VecNormalize(DummyVecEnv([lambda: Still(space)]), **options)
 

@@ -9,6 +9,7 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import gymnasium
@@ -17,6 +18,7 @@ import sb3_features
 import stable_baselines3
 import torch
 from sb3_features import FEATURES, SMALL, Choices, cartpoles, digest, trained
+from stable_baselines3.common import evaluation as evaluation_of_policies
 from stable_baselines3.common.callbacks import (
     BaseCallback,
     EvalCallback,
@@ -24,6 +26,7 @@ from stable_baselines3.common.callbacks import (
     StopTrainingOnRewardThreshold,
 )
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
@@ -74,7 +77,7 @@ class Watch(BaseCallback):
         return True
 
     def _on_rollout_end(self):
-        buffer = self.model.rollout_buffer
+        buffer = self.locals["rollout_buffer"]
         names = ("observations", "actions", "rewards", "values", "log_probs", "advantages", "returns")
         self.buffers.append({name: getattr(buffer, name).copy() for name in names})
 
@@ -89,7 +92,7 @@ def whole_update(watch, **settings):
     for name, mine in watch.buffers[0].items():
         setattr(model.rollout_buffer, name, np.concatenate(list(gathered(mine)), 1))
     model.rollout_buffer.full = True
-    model.set_logger(stable_baselines3.common.logger.Logger(None, []))
+    model.set_logger(Logger(None, []))
     model.train()
     return model.policy.state_dict(), dict(model.logger.name_to_value)
 
@@ -185,9 +188,13 @@ def seeds(folder):
     return facts
 
 
+def vec_normalize() -> Any:
+    return VecNormalize(cartpoles())
+
+
 def normalized(rollouts=2):
     """Largest distance of statistics from those of all ranks' samples, and from the first rank's."""
-    watch, env = Watch(), VecNormalize(cartpoles())
+    watch, env = Watch(), vec_normalize()
     PPO("MlpPolicy", env, **SMALL).learn(32 * WORLD * rollouts, callback=watch)
     whole = RunningMeanStd(shape=(4,))
     whole.update(np.concatenate(list(gathered(np.concatenate(watch.observations)))))
@@ -210,7 +217,7 @@ def normalizers(folder):
 @case
 def normalizers_go_on(folder):
     """A second ``learn``, after this rank alone has moved its environments; nothing counts twice."""
-    env = VecNormalize(cartpoles())
+    env = vec_normalize()
     model = PPO("MlpPolicy", env, **SMALL).learn(64)
     counts = [float(env.obs_rms.count)]
     if RANK:
@@ -257,7 +264,7 @@ def evaluation(folder):
         *(cartpoles(1), enough), eval_freq=20, best_model_save_path=str(folder), log_path=str(folder), verbose=0
     )
     evaluated = []
-    real = stable_baselines3.common.callbacks.evaluate_policy
+    real = evaluation_of_policies.evaluate_policy
     with patch(
         "stable_baselines3.common.callbacks.evaluate_policy", lambda *a, **k: evaluated.append(1) or real(*a, **k)
     ):
@@ -314,6 +321,8 @@ def saving(folder):
     with patch.object(stable_baselines3.PPO, "save", slow):
         model.save(folder / "late")
     there = (folder / "late.zip").exists()
+    if not RANK:
+        model.save(folder / "alone")
     again = PPO.load(folder / "late", device="cpu")
     memory.seek(0)
     actions = stable_baselines3.PPO.load(memory, device="cpu").predict(np.ones((3, 4)), deterministic=True)[0]

@@ -23,6 +23,8 @@ from lockstep.errors import RunError
 from lockstep.integrations.process_group import is_writer, join, place
 from lockstep.torch_engine.distributed import count_up, counted
 
+TIMEOUT = 7200.0
+"""Seconds that ranks wait for one that evaluates in a callback; one that ended is noticed at once."""
 WAIT = 600.0
 """Seconds that a rank waits for the file that another one saves."""
 POLL = 0.01
@@ -138,7 +140,7 @@ def save_on_one_rank(path: Any, save: Callable[[], None]) -> None:
         save()
     if not waits:
         return
-    join()
+    join(TIMEOUT)
     key = f"lockstep sb3 saved {path}"
     if writer:
         count_up(key)

@@ -19,13 +19,10 @@ from lockstep.integrations.process_group import communicator, is_writer, join, p
 from lockstep.integrations.sb3.agreement import agree
 from lockstep.integrations.sb3.callbacks import SynchronizedCallback, of_this_rank
 from lockstep.integrations.sb3.exchange import RolloutExchange
-from lockstep.integrations.sb3.files import learning, save_on_one_rank
+from lockstep.integrations.sb3.files import TIMEOUT, learning, save_on_one_rank
 from lockstep.integrations.sb3.normalize import MergedStatistics
 from lockstep.integrations.sb3.update import merge_metrics, of_all_ranks
 from lockstep.torch_engine.distributed import use_own_gpu
-
-TIMEOUT = 7200.0
-"""Seconds that ranks wait for one that evaluates in a callback; one that ended is noticed at once."""
 
 OWN = ("_place", "_attached", "_outermost", "_exchange", "_statistics", "_started")
 """What a saved model doesn't hold."""
