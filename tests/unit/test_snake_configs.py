@@ -18,8 +18,10 @@ def differences(one: dict, other: dict, prefix: str = "") -> set[str]:
     found: set[str] = set()
     for key in one.keys() | other.keys():
         a, b = one.get(key), other.get(key)
-        nested = isinstance(a, dict) and isinstance(b, dict) and key != "kwargs"
-        found |= differences(a, b, f"{prefix}{key}.") if nested else {prefix + key} if a != b else set()
+        if isinstance(a, dict) and isinstance(b, dict) and key != "kwargs":
+            found |= differences(a, b, f"{prefix}{key}.")
+        elif a != b:
+            found.add(prefix + key)
     return found
 
 
