@@ -111,7 +111,7 @@ def test_a_clone_plays_like_what_it_saw(greedy, capsys, tmp_path):
     assert scores[out] > 1 > scores["random"]
     assert "→" in printed(capsys, "play", out, "--video", tmp_path / "a.gif")
     assert "exists already" in refused(capsys, "clone", greedy / "games.npz", "--out", out)
-    assert "a cloned policy has no environments to go on with" in refused(capsys, "train", "--resume", out)
+    assert "is a cloned policy, which has no environments to go on with" in refused(capsys, "train", "--resume", out)
     again = tmp_path / "runs" / "again"
     printed(capsys, "clone", greedy / "games.safetensors", "--out", again, *words)
     assert json.loads((again / "summary.json").read_text())["params_sha256"] == summary["params_sha256"]
