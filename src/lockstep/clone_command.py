@@ -92,6 +92,7 @@ def clone(episodes: Path, out: Path, settings: CloneSettings, like: str | None =
             **{"learning_rate": settings.learning_rate, "restarted_environments": []},
             "recent_episodes": {"window": [], "total": 0},
             "environment": recording.facts["environment"],
+            "cloned": True,
         }
         run.checkpoints.mkdir(exist_ok=True)
         commit(run.checkpoints, 0, to_files(arrays, {}, state), None)

@@ -27,25 +27,24 @@ class Window:
         Raises:
             gymnasium.error.DependencyNotInstalled: pygame isn't.
         """
-        if self._pygame is None:
-            self._open(picture.shape)
-        pygame = self._pygame
+        pygame = self._pygame or self._opened(picture.shape)
         pygame.event.pump()
         pygame.surfarray.blit_array(self._screen, picture.swapaxes(0, 1))
         pygame.display.flip()
         self._clock.tick(self._fps)
 
-    def _open(self, shape: tuple[int, ...]) -> None:
+    def _opened(self, shape: tuple[int, ...]) -> Any:
         try:
-            self._pygame = importlib.import_module("pygame")
+            pygame = self._pygame = importlib.import_module("pygame")
         except ModuleNotFoundError:
             raise gymnasium.error.DependencyNotInstalled(
                 "a window needs pygame; pip install 'lockstep-rl[classic-control]'"
             ) from None
-        self._pygame.display.init()
-        self._pygame.display.set_caption(self._title)
-        self._screen = self._pygame.display.set_mode((shape[1], shape[0]))
-        self._clock = self._pygame.time.Clock()
+        pygame.display.init()
+        pygame.display.set_caption(self._title)
+        self._screen = pygame.display.set_mode((shape[1], shape[0]))
+        self._clock = pygame.time.Clock()
+        return pygame
 
     def close(self) -> None:
         """Close the window, if it is open."""
