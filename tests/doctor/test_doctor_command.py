@@ -24,8 +24,11 @@ if not alone:
     dist.init_process_group("gloo")
 torch.manual_seed(0)
 net = nn.Linear(3, 3)
-model = net if alone else nn.parallel.DistributedDataParallel(net)
+model = net if {"alone", "plain", "attach"} & set(wish) else nn.parallel.DistributedDataParallel(net)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+if "attach" in wish:
+    import lockstep
+    lockstep.attach(net, optimizer)
 torch.manual_seed(rank)
 for step in range(5):
     optimizer.zero_grad()
@@ -75,6 +78,14 @@ def test_under_torchrun_every_rank_is_watched_and_one_reports(script):
     assert (script / "1.told").read_text().endswith(f"{script} script.py")
 
 
+def test_a_process_group_alone_reduces_nothing_and_attach_does(script):
+    plain = doctor("script.py", "plain", cwd=script)
+    assert (plain.json["verdict"], plain.kinds) == ("NOT IN SYNC", ["gradients"])
+    assert plain.json["findings"][0]["details"]["why"] == "unreduced"
+    assert "lockstep.attach" in plain.json["findings"][0]["fix"]
+    assert doctor("script.py", "attach", cwd=script).json["verdict"] == "IN SYNC"
+
+
 @NEEDS_PROC
 def test_ranks_that_wait_for_one_another_are_ended_with_their_stacks(script):
     found = doctor("--time-limit", 2, "script.py", "deadlock", cwd=script)
@@ -89,7 +100,7 @@ def test_ranks_that_wait_for_one_another_are_ended_with_their_stacks(script):
 def test_a_script_that_fails_is_reported_by_rank_and_line(script):
     found = doctor("script.py", "raise", cwd=script)
     assert (found.json["verdict"], found.kinds) == ("UNDETERMINED", ["failure"])
-    assert "rank 1 raised KeyError: 'nothing' (script.py:25)" in found.json["reason"]
+    assert "rank 1 raised KeyError: 'nothing' (script.py:28)" in found.json["reason"]
     assert "KeyError: 'nothing'" in found.ended.stderr
     assert "lockstep/doctor" not in found.ended.stderr  # the traceback is the script's
 

@@ -46,11 +46,14 @@ def test_a_blocked_collective_is_waited_in_for_longer_and_longer(waiting_in_thre
     assert said == sorted(said)
     assert 0.1 < said[-1] < 2.0
     assert any("blocked" in line for line in clock.lines)
+    assert clock.certain
 
 
 def test_a_blocked_call_elsewhere_is_no_waiting():
     assert set(watched(blocked)[0]) == {None}
-    assert None not in watched(blocked, on_gpu=True)[0]
+    said, clock = watched(blocked, on_gpu=True)
+    assert None not in said
+    assert not clock.certain
 
 
 def test_signs_of_life_begin_it_anew(waiting_in_threading):

@@ -43,6 +43,15 @@ def test_a_rank_that_waits_for_one_that_ended_is_ended(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("certain", "seconds", "deadlock"), [(True, 1.0, True), (False, 1.0, False), (False, 6 * 0.3 + 0.1, True)]
+)
+def test_ranks_that_may_only_be_busy_are_given_longer(tmp_path, certain, seconds, deadlock):
+    states = [{"waiting": seconds, "certain": certain}, {"waiting": seconds}]
+    outcome, _ = outcome_of(tmp_path, STAYS, [None], states=states, run_limit=0.5)
+    assert outcome == Outcome(deadlock=deadlock)
+
+
+@pytest.mark.parametrize(
     "states", [[{}], [{"waiting": 0.1}], [{"waiting": 1.0}, {}], [{"waiting": 1.0}, {"waiting": 0}]]
 )
 def test_while_any_rank_moves_nothing_is_ended(tmp_path, states):

@@ -50,6 +50,7 @@ class StillnessClock:
 
     Attributes:
         lines: the stack that stands still, innermost call first.
+        certain: whether it is the place that tells of waiting, and not only a GPU that may wait.
     """
 
     def __init__(self) -> None:
@@ -59,6 +60,7 @@ class StillnessClock:
         self._last = time.monotonic()
         self._busy_before = time.process_time()
         self.lines: list[str] = []
+        self.certain = False
 
     def look(self, signs_of_life: int, *, on_gpu: bool = False) -> float | None:
         """Seconds of waiting so far; None if the rank isn't waiting for others.
@@ -82,5 +84,5 @@ class StillnessClock:
             return None
         self.lines = self.lines or frame_lines(frame)
         idle = time.process_time() - self._busy_before < IDLE * self._seconds
-        waits = stands_in(self.lines, COLLECTIVES) or on_gpu or (stands_in(self.lines, BACKWARD) and idle)
-        return self._seconds if waits else None
+        self.certain = stands_in(self.lines, COLLECTIVES) or (stands_in(self.lines, BACKWARD) and idle)
+        return self._seconds if self.certain or on_gpu else None

@@ -18,6 +18,8 @@ from lockstep.launch.local import Ranks, forwarding
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 3.0
 VERDICT_SECONDS = 60.0
+UNCERTAIN = 6.0
+"""So many times longer ranks may stand still of which none is known to be in a collective, and none has ended."""
 STOP = "stop.json"
 
 
@@ -150,7 +152,9 @@ class Supervisor:
         states = [state for rank in running if not (state := self._readers[rank].state()).get("over")]
         if not states and self._after(self._wait_limit):
             return Outcome()  # the scripts are done, and their processes don't end
-        if states and min(state.get("waiting") or 0.0 for state in states) > self._wait_limit:
+        certain = len(states) < len(ended) or any(state.get("certain") for state in states)
+        limit = self._wait_limit if certain else UNCERTAIN * self._wait_limit
+        if states and min(state.get("waiting") or 0.0 for state in states) > limit:
             return Outcome(deadlock=True)
         failed = any(how["code"] for how in ended.values() if how is not None)
         return Outcome() if failed and self._after(min(GRACE_SECONDS, self._wait_limit)) else None

@@ -103,7 +103,7 @@ class Watcher:
             state |= {"torch": "torch" in sys.modules} | (watch.tally() if watch is not None else {})
             waiting = self._look_for_waiting(watch)
             if waiting is not None:
-                state |= {"waiting": waiting, "stack": self._stillness.lines}
+                state |= {"waiting": waiting, "certain": self._stillness.certain, "stack": self._stillness.lines}
             try:
                 self._writer.flush()
                 self._writer.state(state)
