@@ -162,7 +162,7 @@ def unreplicate(pytree: Tree) -> Tree:
     """The reverse of :func:`replicate`: the first row that this process holds of every leaf.
 
     Raises:
-        ValueError: a leaf has no leading axis.
+        ValueError: a leaf has no leading axis, or no process holds a whole row of it.
     """
 
     def of(leaf: Any) -> Any:
@@ -170,7 +170,15 @@ def unreplicate(pytree: Tree) -> Tree:
             raise ValueError("a scalar has no device axis to drop; it was not made by replicate")
         if not isinstance(leaf, Array) or not leaf.committed:
             return leaf[0]
-        return min(leaf.addressable_shards, key=lambda shard: shard.index[0].start or 0).data[0]
+        first = min(leaf.addressable_shards, key=lambda shard: shard.index[0].start or 0).data
+        if first.shape[1:] == leaf.shape[1:]:
+            return first[0]
+        if not leaf.is_fully_addressable:
+            raise ValueError(
+                f"an array {leaf.shape} whose rows are cut over processes has no whole row here; it was not made by "
+                "replicate"
+            )
+        return leaf[0]
 
     return jax.tree.map(of, pytree)
 

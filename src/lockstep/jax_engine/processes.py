@@ -147,9 +147,3 @@ def check_ranks_alike(config_sha256: str) -> None:
                     f"rank {rank} differs from rank 0 in {key}: {theirs[key]} against {value}; "
                     "the same agent needs the same kind of machine, versions and config on every rank"
                 )
-
-
-def wait_for_all(name: str) -> None:
-    """Return once every process has come here."""
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(name)

@@ -217,7 +217,10 @@ def reference_parameters(config: Config, net: PolicyNet, layout: ParameterLayout
 
 
 def current_policy(session: Session) -> Policy:
-    """The policy as it stands, as a function of one observation: what ``load_policy`` would give of a checkpoint."""
+    """The policy as it stands, as a function of one observation: what ``load_policy`` would give of a checkpoint.
+
+    With FSDP a collective: every process calls it.
+    """
     facts = {"environment": asdict(session.description), "global_step": session.global_step}
     return Policy(session.config, Checkpoint(policy_arrays(session.state, session.program.layout), {}, facts))
 
