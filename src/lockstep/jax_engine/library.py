@@ -128,9 +128,12 @@ class Training:
         run.state = place_state(state, specs, program.mesh)
         with self._rounding():
             run.begin()
-        if given is not None:  # its normalisers, without the random policy's samples
+        if given is not None:  # normalisers that have seen something, without the random policy's samples
             kept = place_state(state, specs, program.mesh)
-            run.state = run.state._replace(observations=kept.observations, returns=kept.returns)
+            for name in ("observations", "returns"):
+                statistics = getattr(given, name)
+                if statistics is not None and float(statistics.count):
+                    run.state = run.state._replace(**{name: getattr(kept, name)})
 
     def iterations(self) -> Iterator[tuple[Iteration, Pending]]:
         """Every update in order, with the call that it was part of; the next call is under way meanwhile.
