@@ -15,6 +15,7 @@ from lockstep.config import Config, RunOptions
 from lockstep.episodes import SUCCESS_RATE
 from lockstep.errors import RunError
 from lockstep.evaluation import summarize
+from lockstep.jax_engine.device_report import peak_memory
 from lockstep.jax_engine.devices import check_device, device_memory, visible_gpus
 from lockstep.jax_engine.elastic import start_ranks
 from lockstep.jax_engine.evaluation import evaluate_policy
@@ -135,6 +136,7 @@ class Trainer:
         parts = {} if rollout is None else {"time/t_rollout": rollout, "time/t_learn": max(0.0, seconds - rollout)}
         if self.timing is not None:
             row = {"iteration": iteration.number + 1, "steps": self.config.steps_per_iteration, "t_iter": [seconds]}
+            row |= {name.removeprefix("time/"): [value] for name, value in parts.items()} | peak_memory()
             self.timing.log(row | {"ended": time.monotonic()})
         fps = self.config.steps_per_iteration / seconds if seconds else 0.0
         return parts | {"time/t_iter": seconds, "time/global_fps": fps}
