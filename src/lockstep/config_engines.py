@@ -44,8 +44,8 @@ def _check_jax(config: Config) -> None:
         )
     if config.collectives != "auto":
         raise ValueError(
-            f"collectives: {config.collectives} is for engine torch; devices of one process share memory in engine jax, "
-            "so use collectives auto and --devices"
+            f"collectives: {config.collectives} is for engine torch; devices of one process share memory in engine "
+            "jax, so use collectives auto and --devices"
         )
     backend = config.env.backend
     if backend == "envpool":

@@ -21,9 +21,10 @@ from lockstep.jax_engine.mesh import (
     make_mesh,
     named_sharding,
     nearest,
+    over_mesh,
     replicate_sharding,
 )
-from lockstep.jax_engine.reductions import AXES
+from lockstep.jax_engine.reductions import AXES, axes
 
 Tree = TypeVar("Tree")
 
@@ -70,6 +71,16 @@ def gathered(array: Any) -> np.ndarray:
         assert isinstance(array.sharding, NamedSharding), array.sharding
         array = jax.jit(lambda x: x, out_shardings=NamedSharding(array.sharding.mesh, REPLICATED))(array)
     return np.asarray(array)
+
+
+def connect(mesh: Mesh) -> None:
+    """Have the processes' devices meet in every group that a program of the mesh may use; a collective."""
+
+    def together(x: Array) -> list[Array]:
+        return [jax.lax.all_gather(x, group) for group in (axes(), *axes())]
+
+    rows = shard_rows(np.zeros(num_local_devices(mesh), np.float32), mesh)
+    jax.block_until_ready(jax.jit(over_mesh(together, mesh, SHARDED, REPLICATED))(rows))
 
 
 def first_copy(array: Array) -> Array:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -109,6 +112,23 @@ def _keep_gloo_on_loopback() -> None:
         )
         make_client = functools.partial(xla_bridge.make_cpu_client, collectives=collectives)
         xla_bridge.register_backend_factory("cpu", make_client, priority=0, fail_quietly=False)
+
+
+@contextlib.contextmanager
+def quiet_connections() -> Iterator[None]:
+    """Nothing on standard output while processes connect: gloo writes a line there for everyone that it meets."""
+    if jax.process_count() == 1:
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def leave_processes() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lockstep.machine import peak_resident
 from lockstep.torch_engine.distributed import Communicator
 
 
