@@ -38,12 +38,14 @@ def _check_jax(config: Config) -> None:
             f"threads: {config.threads} is for engine torch; engine jax takes more cores as devices: --devices "
             f"{config.threads}"
         )
-    if config.backend == "nccl":
-        raise ValueError("backend: nccl is for engine torch; XLA chooses by the device, so use backend auto")
-    if config.collectives == "shared":
+    if config.backend == "nccl" or (config.backend == "gloo" and config.device != "cpu"):
         raise ValueError(
-            "collectives: shared is for engine torch; devices of one process share memory in engine jax, so use "
-            "collectives auto and --devices"
+            f"backend: {config.backend} is for engine torch; XLA chooses by the device, so use backend auto"
+        )
+    if config.collectives != "auto":
+        raise ValueError(
+            f"collectives: {config.collectives} is for engine torch; devices of one process share memory in engine "
+            "jax, so use collectives auto and --devices"
         )
     backend = config.env.backend
     if backend == "envpool":

@@ -227,7 +227,8 @@ class NetworkConfig(Section):
     custom: str | None = Field(
         default=None,
         pattern=r"^[\w.]+:[\w.]+$",
-        description="a torch.nn.Module in place of all this, as 'module:Class'; see docs/networks.md",
+        description="a torch.nn.Module (engine jax: an equinox.Module) in place of all this, as 'module:Class'; see "
+        "docs/networks.md",
     )
     custom_kwargs: dict[str, Any] = Field(default_factory=dict, description="arguments of the custom module, as JSON")
 

@@ -1,12 +1,14 @@
-"""What of a machine decides the last bits of a result: its processor and the instructions that it has."""
+"""What the machine says: of its processor, which decides the last bits of a result, and of this process's memory."""
 
 from __future__ import annotations
 
 import contextlib
 import platform
+import resource
+import sys
 from pathlib import Path
 
-CPUINFO = Path("/proc/cpuinfo")
+CPUINFO, STATUS = Path("/proc/cpuinfo"), Path("/proc/self/status")
 INSTRUCTION_SETS = ("avx512f", "avx2", "avx", "sve", "asimd")
 
 
@@ -34,3 +36,13 @@ def instruction_set() -> str:
     """The widest vector instructions that the processor has, such as ``avx2``; the architecture where none is known."""
     features = cpu_features()
     return next((name for name in INSTRUCTION_SETS if name in features), platform.machine())
+
+
+def peak_resident() -> float:
+    """The largest resident set that this process has had so far, in MiB; its children apart."""
+    if STATUS.is_file():  # getrusage would count what the launcher held when it forked this process
+        for line in STATUS.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) / 2**10
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10

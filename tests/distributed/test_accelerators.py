@@ -43,6 +43,11 @@ def test_launched_processes_join_before_jax_starts(launched):
     assert (run.summary["status"], run.summary["processes"], run.summary["world_size"]) == ("finished", 2, 2)
 
 
+def test_what_gloo_says_of_connections_is_not_shown(launched):
+    _, printed = launched
+    assert "Gloo" not in "".join(printed)
+
+
 def test_each_takes_its_own_share_of_the_hosts_gpus(launched):
     _, printed = launched
     assert [[line for line in out.splitlines() if line.startswith("takes")] for out in printed] == [

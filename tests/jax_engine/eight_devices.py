@@ -6,11 +6,16 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from jax.sharding import PartitionSpec
 
+from lockstep.errors import DesyncError
 from lockstep.jax_engine import mesh as meshes
 from lockstep.jax_engine import placement, processes
+from lockstep.jax_engine.fingerprints import check_copies, every_fingerprint
 from lockstep.jax_engine.mesh import REPLICATED, SHARDED, TIME_SHARDED
+from lockstep.jax_engine.parameters import ParameterLayout
 from lockstep.jax_engine.pytree_checkpoint import load_checkpoint, save_checkpoint
 from lockstep.jax_engine.reductions import (
     AXES,
@@ -21,6 +26,7 @@ from lockstep.jax_engine.reductions import (
     shard_index,
     tree_sum,
 )
+from lockstep.jax_engine.state import TrainState
 from lockstep.topology import Topology
 
 FLAGS_OF_THE_USER = "--xla_cpu_multi_thread_eigen=false"
@@ -49,6 +55,7 @@ def test_devices_are_counted_and_not_invented():
     assert meshes.get_num_devices(3) == 3
     assert {"9", "8"} <= set(re.findall(r"\d+", error_of(meshes.get_num_devices, 9)))
     assert "at least 1" in error_of(meshes.get_num_devices, 0)
+    assert "2.5 must be a whole number" in error_of(meshes.get_num_devices, 2.5)
 
 
 def test_a_mesh_has_its_axes_in_the_order_of_devices():
@@ -123,6 +130,12 @@ def test_an_fsdp_axis_of_one_cuts_nothing():
     assert spec_of((4096, 4096), 2) == ("fsdp",)
 
 
+def test_keys_of_random_numbers_are_not_cut():
+    tree = {"w": jnp.ones((4, 8)), "key": jax.random.split(jax.random.key(0), (4, 8))}
+    found = meshes.fsdp_sharding(tree, meshes.make_mesh(2), min_size_mbytes=0)
+    assert {name: tuple(sharding.spec) for name, sharding in found.items()} == {"w": (None, "fsdp"), "key": ()}
+
+
 def test_fsdp_holds_its_part_only():
     mesh = meshes.make_mesh(4)
     parameters = {"w": jnp.ones((1024, 2048)), "b": jnp.ones(2048)}
@@ -193,6 +206,46 @@ def test_a_copy_for_each_device_and_back(mesh):
     assert back["key"] == tree["key"]
     assert np.array_equal(placement.unreplicate(np.array([[1, 2], [3, 4]])), [1, 2])
     assert "scalar" in error_of(placement.unreplicate, {"n": jnp.ones(())})
+
+
+def test_a_row_that_is_cut_further_comes_back_whole():
+    mesh = meshes.make_mesh(4)
+    values = np.arange(24.0, dtype=np.float32).reshape(2, 12)
+    cut = placement.place(values, meshes.named_sharding(mesh, PartitionSpec("batch", "fsdp")))
+    assert cut.addressable_shards[0].data.shape == (1, 3)
+    assert np.array_equal(placement.unreplicate(cut), values[0])
+
+
+def state_with_slices(mesh, changed=()):
+    """A training state of one cut and one whole parameter; devices in ``changed`` hold another slice of the cut one."""
+    values = np.arange(32.0, dtype=np.float32).reshape(8, 4)
+    layout = ParameterLayout({"w": (8, 4), "b": (3,)}, False, {"w": 0, "b": None})
+
+    def held():
+        whole = placement.place(values, meshes.named_sharding(mesh, meshes.cut_along(0)))
+        parts = [
+            jax.device_put(s.data + 1 if number in changed else s.data, s.device)
+            for number, s in enumerate(whole.addressable_shards)
+        ]
+        cut = jax.make_array_from_single_device_arrays(whole.shape, whole.sharding, parts)
+        return {"w": cut, "b": placement.replicate_on_mesh(np.ones(3, np.float32), mesh)}
+
+    count, rate = (placement.replicate_on_mesh(x, mesh) for x in (np.int32(0), np.float32(1)))
+    return TrainState(held(), optax.ScaleByAdamState(count, held(), held()), rate), layout
+
+
+def test_copies_of_a_slice_are_compared_with_one_another():
+    state, layout = state_with_slices(meshes.make_mesh(4))
+    names, rows = every_fingerprint(state, layout)
+    assert "policy/w" in names
+    assert (rows == rows[0]).all()
+    check_copies(state, layout, "now")
+    for device in (6, 1):
+        with pytest.raises(DesyncError, match=r"first policy/w"):
+            check_copies(*state_with_slices(meshes.make_mesh(4), (device,)), "now")
+    names, _ = every_fingerprint(*state_with_slices(meshes.make_mesh(8)))
+    assert "policy/w" not in names  # each slice is held once
+    assert "policy/b" in names
 
 
 def test_replicate_takes_the_active_mesh():

@@ -10,7 +10,7 @@ from lockstep.config_checks import resolve
 from lockstep.envs.description import describe
 from lockstep.jax_engine.device_run import DeviceRun
 from lockstep.jax_engine.environments import make_environment
-from lockstep.jax_engine.fingerprints import fingerprint_rows
+from lockstep.jax_engine.fingerprints import every_fingerprint
 from lockstep.jax_engine.iterations import Iteration
 from lockstep.jax_engine.mesh import make_mesh
 from lockstep.jax_engine.program import Inputs, Program
@@ -71,8 +71,8 @@ def apart(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
 
 
 def copies_equal(run: DeviceRun) -> bool:
-    """Whether every device holds the same bytes of what it holds whole."""
-    _, rows = fingerprint_rows(run.state, run.program.layout)
+    """Whether all devices' copies hold the same bytes."""
+    _, rows = every_fingerprint(run.state, run.program.layout)
     assert len(rows) == run.program.mesh.size
     return bool((rows == rows[0]).all())
 

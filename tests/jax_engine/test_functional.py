@@ -1,5 +1,9 @@
 """Environments of a user's own: stepped as written, checked before anything is compiled."""
 
+import dataclasses
+import types
+from typing import NamedTuple
+
 import corridors
 import jax
 import jax.numpy as jnp
@@ -10,6 +14,7 @@ from lockstep.config import EnvConfig
 from lockstep.envs.description import describe
 from lockstep.jax_engine.environments import make_environment
 from lockstep.jax_engine.functional import Environment, FunctionalAdapter
+from lockstep.jax_engine.registry import make
 from lockstep.jax_engine.wrappers import VmapWrapper
 
 RIGHT = jnp.ones(3, jnp.int32)
@@ -54,6 +59,34 @@ def test_a_time_limit_among_the_parameters_is_the_environments():
     env, params = corridors.with_params(7)
     assert FunctionalAdapter(env, params).max_episode_steps == 7
     assert FunctionalAdapter(env, params, max_episode_steps=9).max_episode_steps == 9
+
+
+class Params(NamedTuple):
+    max_steps_in_episode: int = 7
+
+
+@dataclasses.dataclass(frozen=True)
+class PlainParams:
+    max_steps_in_episode: int = 7
+
+
+def test_any_plain_parameters_take_another_limit():
+    for params in (Params(), PlainParams()):
+        adapter = FunctionalAdapter(corridors.SixValues(), params, max_episode_steps=9)
+        assert adapter._params == type(params)(9)
+    odd = types.SimpleNamespace(max_steps_in_episode=7)
+    with pytest.raises(ValueError, match=r"^env.max_episode_steps: 9, but SixValues's parameters \(SimpleNamespace\)"):
+        FunctionalAdapter(corridors.SixValues(), odd, max_episode_steps=9)
+
+
+def test_an_environment_whose_limit_looks_like_an_end_is_pointed_out():
+    note = FunctionalAdapter(corridors.Corridor(), Params()).limit_note
+    assert note is not None
+    assert "Corridor: its step doesn't tell max_steps_in_episode (7) from a real end" in note
+    assert FunctionalAdapter(corridors.SixValues(), Params()).limit_note is None
+    assert FunctionalAdapter(corridors.Corridor()).limit_note is None  # nobody knows of a limit
+    env, params = make("gymnax/CartPole-v1")
+    assert FunctionalAdapter(env, params).limit_note is None
 
 
 @pytest.mark.parametrize("final", ["final_obs", "final_observation"])

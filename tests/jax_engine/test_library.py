@@ -100,6 +100,7 @@ def test_every_setting_stands_in_the_config():
         ({"n_minibatches": 0}, "n_minibatches"),
         ({"activation": "sine"}, "activation"),
         ({"clip_eps": 0.0}, "clip_eps"),
+        ({"hidden_sizes": 64}, "hidden_sizes"),
     ],
 )
 def test_values_out_of_limits_are_refused_in_the_users_names(settings, name):
@@ -110,6 +111,9 @@ def test_values_out_of_limits_are_refused_in_the_users_names(settings, name):
     ("settings", "words"),
     [
         ({"total_timesteps": 0}, "total_timesteps: 0"),
+        ({"total_timesteps": "x"}, "total_timesteps: 'x' must be a whole number"),
+        ({"total_timesteps": float("nan")}, "total_timesteps: nan"),
+        ({"seed": -1}, "seed: -1 must be a whole number, at least 0"),
         ({"num_envs": 0}, "num_envs: 0"),
         ({"num_devices": 1.5}, "num_devices: 1.5"),
         ({"reduction": "slow"}, "reduction: 'slow'"),
@@ -184,6 +188,17 @@ def test_a_line_says_that_jax_had_started_too_early():
     assert fresh("-c", OPENED.format(first="")).stderr == ""
 
 
+def test_an_environment_can_be_made_before_anything_else():
+    """gymnax starts JAX when it is imported: threads, rounding and cache are settled before."""
+    code = (
+        "import os, lockstep.jax as j; j.make('gymnax/CartPole-v1'); import jax; jax.devices(); assert j.prepare_jax()"
+    )
+    code += "; print(os.environ['PJRT_NPROC'], jax.config.values['jax_compilation_cache_dir'])"
+    threads, cache = fresh("-c", code).stdout.split()
+    assert int(threads) == 16  # as for eight devices: what a user brings may depend on it
+    assert "lockstep" in cache
+
+
 def refused(env, params=None, **settings):
     runner = ljax.RunnerConfig(1000, num_devices=1)
     return error_of(ljax.train_ppo_multigpu, env, params, ppo_config=PPO, runner_config=runner, **settings)
@@ -192,6 +207,8 @@ def refused(env, params=None, **settings):
 def test_an_environment_that_isnt_what_was_said_is_refused():
     env, params = ljax.make("CartPole-v1")
     assert re.search(r"obs_shape: \(3,\).*\(4,\)", refused(env, params, obs_shape=(3,)))
+    assert "obs_shape: 'a' must be a whole number" in refused(env, params, obs_shape="a")
+    assert "train_state: int was given" in refused(env, params, train_state=3)
     assert re.search(r"n_actions: 3 .* 2 actions", refused(env, params, n_actions=3))
     pendulum, params = ljax.make("Pendulum-v1")
     assert re.search(r"n_actions: 2 .* 1 ", refused(pendulum, params, n_actions=2))

@@ -76,7 +76,11 @@ def test_errors_name_the_numbers(reports):
 
 
 def test_one_process_writes_a_checkpoint_that_all_read(reports):
-    assert [report["saved"] for report in reports[:2]] == [{"same": True, "sharded": True, "step": 3}] * 2
+    saved = [report["saved"] for report in reports[:2]]
+    refused = [each.pop("refused") for each in saved]
+    assert saved == [{"same": True, "sharded": True, "step": 3}] * 2
+    assert "holds something else than a checkpoint" in refused[0]
+    assert refused[0] == refused[1]
 
 
 def test_processes_that_differ_all_say_so(reports):

@@ -89,6 +89,19 @@ def test_a_state_is_saved_and_gone_on_from(on_two, training_on_one, tmp_path):
     assert history["critic_loss"][0] != first["critic_loss"][0]
 
 
+def test_going_on_draws_no_number_twice(training_on_one):
+    fresh = training_on_one.fresh()
+    first, anew = training_on_one.train()[1], training_on_one.train(fresh)[1]
+    assert np.array_equal(anew["total_loss"], first["total_loss"])
+    later = training_on_one.train(fresh.replace(step=jnp.int32(5)))[1]  # the same agent, after five updates
+    assert (later["total_loss"] != first["total_loss"]).all()
+    count = fresh.opt_state._replace(count=jnp.int32(40))
+    training_on_one.begin(fresh.replace(opt_state=count))
+    rows = np.asarray(training_on_one.run.state.envs.rows)
+    training_on_one.begin(fresh)
+    assert (rows != np.asarray(training_on_one.run.state.envs.rows)).any()
+
+
 def test_the_policy_is_the_engines(on_two, training_on_one):
     state, _ = on_two
     seen = jnp.asarray(np.random.default_rng(0).normal(size=(3, 5, 4)), jnp.float32)

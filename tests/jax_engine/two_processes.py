@@ -69,9 +69,18 @@ def saved(mesh, rank, directory):
 
     state = {"m": placement.shard_pytree(np.full((4, 2), rank, np.float32), mesh), "step": 3}
     save_checkpoint(directory, state)
+    occupied = directory.with_name("occupied")
+    occupied.mkdir(exist_ok=True)
+    (occupied / f"file_{rank}").touch()
+    refused = error_of(save_checkpoint, occupied, state)
     back = load_checkpoint(directory, state)
     same = np.array_equal(placement.fetch_rows(back["m"]), np.full((4, 2), rank))
-    return {"same": same, "sharded": back["m"].sharding == state["m"].sharding, "step": back["step"]}
+    return {
+        "same": same,
+        "sharded": back["m"].sharding == state["m"].sharding,
+        "step": back["step"],
+        "refused": refused,
+    }
 
 
 def listening():

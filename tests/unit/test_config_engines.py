@@ -26,6 +26,8 @@ JAX_REFUSES = [
     ({"cuda_graphs": True, "device": "cuda"}, "cuda_graphs: true is for engine torch", "one program"),
     ({"threads": 4}, "threads: 4 is for engine torch", "--devices 4"),
     ({"backend": "nccl", "device": "cuda"}, "backend: nccl is for engine torch", "backend auto"),
+    ({"backend": "gloo", "device": "cuda"}, "backend: gloo is for engine torch", "backend auto"),
+    ({"collectives": "backend"}, "collectives: backend is for engine torch", "collectives auto"),
     ({"collectives": "shared"}, "collectives: shared is for engine torch", "collectives auto"),
     ({"env": {"backend": "envpool"}}, "env.backend: envpool is for engine torch", "env.backend auto"),
     ({"env": {"backend": "tensor"}}, "env.backend: tensor is for engine torch", "env.backend auto"),
@@ -60,7 +62,8 @@ def test_torch_takes_what_jax_refuses(settings):
     "settings",
     [
         {},
-        {"device": "cuda", "backend": "gloo", "collectives": "backend"},
+        {"device": "cuda"},
+        {"backend": "gloo"},
         {"reduction": "fast", "fsdp": True},
         {"reduction": "fast", "sync_period": 4},
         {"algorithm": "grpo"},

@@ -13,6 +13,7 @@ from lockstep.jax_engine.iterations import Iteration
 from lockstep.jax_engine.mesh import device_line
 from lockstep.jax_engine.placement import fetch_rows
 from lockstep.jax_engine.program import Program
+from lockstep.machine import peak_resident
 
 MIB = 2**20
 
@@ -151,3 +152,10 @@ def memory_in_use(devices: list[Any]) -> dict[Any, int]:
             if shard.device in out:
                 out[shard.device] += shard.data.nbytes
     return out
+
+
+def peak_memory() -> dict[str, list[float]]:
+    """Most memory, in MiB, that this process has held so far: of the host (its workers apart), of its accelerators."""
+    stats = [device.memory_stats() or {} for device in jax.local_devices() if device.platform != "cpu"]
+    most = max((int(each.get("peak_bytes_in_use", 0)) for each in stats), default=0)
+    return {"peak_memory_mb": [peak_resident()], "peak_gpu_memory_mb": [most / MIB]}

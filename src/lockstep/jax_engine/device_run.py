@@ -45,6 +45,8 @@ class DeviceRun:
     """
 
     restarted: tuple[int, ...] = ()
+    before: int = 0
+    """Iterations of earlier runs that this one goes on from: their random numbers aren't drawn again."""
 
     def __init__(self, program: Program, state: TrainState, local_devices: int) -> None:
         self.program, self.config = program, program.config
@@ -69,7 +71,7 @@ class DeviceRun:
         mesh = self.program.mesh
         rates = np.zeros(self.capacity, np.float32)
         rates[:count] = learning_rates(self.config, first, count)
-        numbers = np.arange(first, first + self.capacity, dtype=np.int32)
+        numbers = np.arange(self.before + first, self.before + first + self.capacity, dtype=np.int32)
         inputs = Inputs(place(numbers, replicate_sharding(mesh)), place(rates, replicate_sharding(mesh)))
         stops = shard_rows(np.full(self._local_devices, stop, np.int32), mesh)
         many = place(np.int32(count), replicate_sharding(mesh))

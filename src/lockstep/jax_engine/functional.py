@@ -19,6 +19,7 @@ from jax import Array
 from lockstep.jax_engine.functional_checks import check_functions, space_of
 from lockstep.jax_engine.protocol import Step, Tree
 
+LIMIT = "max_steps_in_episode"
 FINAL = ("final_obs", "final_observation")
 TRUNCATED = ("truncated", "truncation", "TimeLimit.truncated")
 SUCCESS = ("is_success", "success")
@@ -85,7 +86,8 @@ class Environment:
         Returns:
             ``(obs, state, reward, done, info)`` or ``(obs, state, reward, terminated, truncated, info)``: reward a
             number, the flags bool. In ``info``, if one likes: ``truncated`` (five values: the episode ended by a limit
-            of the environment's own), ``success`` (bool), ``reward_terms`` (numbers by name, which are logged).
+            of the environment's own; not given, every ``done`` is an end that doesn't bootstrap), ``success`` (bool),
+            ``reward_terms`` (numbers by name, which are logged).
         """
         raise TypeError(f"{type(self).__name__} has no step(key, state, action, params)")
 
@@ -131,6 +133,29 @@ def outcome(values: tuple[Any, ...]) -> Outcome:
     return Outcome(observation, state, reward, done & ~truncated, truncated, info)
 
 
+def tells_truncation(values: tuple[Any, ...]) -> bool:
+    """Whether what a step returns tells an episode's end from its being cut off."""
+    return len(values) == 6 or found(values[-1], TRUNCATED) is not None
+
+
+def with_limit(params: Any, steps: Any, name: str) -> Any:
+    """Parameters with another time limit: by their own ``replace``, of a NamedTuple, or of a dataclass.
+
+    Raises:
+        ValueError: they are none of these; one line.
+    """
+    changes = {LIMIT: steps}
+    for method in ("replace", "_replace"):
+        if callable(getattr(params, method, None)):
+            return getattr(params, method)(**changes)
+    if dataclasses.is_dataclass(params) and not isinstance(params, type):
+        return dataclasses.replace(params, **changes)
+    raise ValueError(
+        f"env.max_episode_steps: {steps}, but {name}'s parameters ({type(params).__name__}) can't be changed; make "
+        "them a dataclass, a NamedTuple or a class with replace(), or leave it out"
+    )
+
+
 def found(info: dict[str, Any], names: tuple[str, ...]) -> Any:
     """The first of these entries that there is, or None."""
     return next((info[name] for name in names if name in info), None)
@@ -172,8 +197,8 @@ class GymnaxEnvironment(Environment):
         done = jnp.asarray(done, bool)
         if hasattr(self._env, "is_truncated"):
             ended, truncated = done, jnp.asarray(self._env.is_truncated(state, params), bool)
-        elif hasattr(params, "max_steps_in_episode") and hasattr(self._env, "is_terminal"):
-            endless = params.replace(max_steps_in_episode=jnp.iinfo(jnp.int32).max)
+        elif hasattr(params, LIMIT) and hasattr(self._env, "is_terminal"):
+            endless = with_limit(params, jnp.iinfo(jnp.int32).max, type(self._env).__name__)
             ended = jnp.asarray(self._env.is_terminal(state, endless), bool) & done
             truncated = done & ~ended
         else:
@@ -240,6 +265,9 @@ class FunctionalAdapter:
         max_episode_steps: time limit; None: the environment's own.
         name: of the environment in errors.
 
+    Attributes:
+        limit_note: what the user should know of ends at the time limit, or None.
+
     Raises:
         ValueError: its functions don't fit its spaces, or can't be traced; one line. Nothing is compiled for it.
     """
@@ -255,15 +283,21 @@ class FunctionalAdapter:
             )
         self._env = without_autoreset(env)
         self._params: Any = getattr(self._env, "default_params", None) if params is None else params
-        if max_episode_steps is not None and hasattr(self._params, "max_steps_in_episode"):
-            self._params = self._params.replace(max_steps_in_episode=max_episode_steps)
-        own = getattr(self._env, "max_episode_steps", None) or getattr(self._params, "max_steps_in_episode", None)
+        if max_episode_steps is not None and hasattr(self._params, LIMIT):
+            self._params = with_limit(self._params, max_episode_steps, name)
+        own = getattr(self._env, "max_episode_steps", None) or getattr(self._params, LIMIT, None)
         self.max_episode_steps: int | None = max_episode_steps or (None if own is None else int(own))
         self._autoreset = resets_itself(self._env)
         self._draws = bool(getattr(self._env, "step_draws", True))
-        self.observation_space, self.action_space, self._keys = check_functions(
+        self.observation_space, self.action_space, self._keys, shapes = check_functions(
             self._env, self._params, self._key(), name, FINAL if self._autoreset else ()
         )
+        self.limit_note = None
+        if hasattr(self._params, LIMIT) and not tells_truncation(shapes):
+            self.limit_note = (
+                f"{name}: its step doesn't tell {LIMIT} ({self.max_episode_steps}) from a real end, so that every end "
+                "counts as one and none bootstraps; return info['truncated'], or six values"
+            )
 
     def _key(self) -> Array:
         return jax.random.key_data(jax.random.key(0))

@@ -80,7 +80,7 @@ def space_of(space: Any) -> gymnasium.Space:
 
 def check_functions(
     env: Any, params: Any, key: jax.Array, name: str, final: tuple[str, ...]
-) -> tuple[gymnasium.Space, gymnasium.Space, StateKeys]:
+) -> tuple[gymnasium.Space, gymnasium.Space, StateKeys, tuple[Any, ...]]:
     """Trace ``reset`` and ``step`` of one environment and compare them with its spaces.
 
     Args:
@@ -91,7 +91,7 @@ def check_functions(
         final: under which of these names ``info`` holds the last observation of an ended episode; none needed: empty.
 
     Returns:
-        Observation space, action space, and which parts of its state are keys.
+        Observation space, action space, which parts of its state are keys, and the shapes of what ``step`` returns.
 
     Raises:
         ValueError: what doesn't fit, in one line.
@@ -131,7 +131,7 @@ def check_functions(
                 "engine (autoreset = False)"
             )
         _check_observation(f"{where}: info['final_obs']", last, observations)
-    return observations, actions, seen[-1]
+    return observations, actions, seen[-1], values
 
 
 def _space(env: Any, which: str, params: Any, where: str) -> gymnasium.Space:

@@ -99,6 +99,8 @@ class Training:
             )
         mesh = make_mesh(fsdp, devices, customs.axis_name)
         adapter = FunctionalAdapter(env, env_params, name=name)
+        if adapter.limit_note is not None:
+            say(adapter.limit_note)
         description = described(config.env, adapter.observation_space, adapter.action_space, adapter.max_episode_steps)
         net = _with_policy(check_networks(config, description), customs.policy, config)
         layout = dataclasses.replace(parameter_layout(config, net, mesh), synchronize=customs.synchronize)
@@ -114,15 +116,24 @@ class Training:
     def begin(self, given: PPOTrainState | None = None) -> None:
         """Begin anew: fresh environments, and the config's initial parameters or a given state's."""
         program, run = self.program, self.run
+        if given is not None and not isinstance(given, PPOTrainState):
+            raise ValueError(
+                f"train_state: {type(given).__name__} was given; give the PPOTrainState of PPO.init, of a training or "
+                "of load_checkpoint"
+            )
+        run.before = 0 if given is None else int(given.step)
         fresh = init_state(program.config, program.net, program.layout)
         state = fresh if given is None else to_engine(given, fresh, program.layout)
         specs = state_specs(state, parameter_specs(program))
         run.state = place_state(state, specs, program.mesh)
         with self._rounding():
             run.begin()
-        if given is not None:  # its normalisers, without the random policy's samples
+        if given is not None:  # normalisers that have seen something, without the random policy's samples
             kept = place_state(state, specs, program.mesh)
-            run.state = run.state._replace(observations=kept.observations, returns=kept.returns)
+            for name in ("observations", "returns"):
+                statistics = getattr(given, name)
+                if statistics is not None and float(statistics.count):
+                    run.state = run.state._replace(**{name: getattr(kept, name)})
 
     def iterations(self) -> Iterator[tuple[Iteration, Pending]]:
         """Every update in order, with the call that it was part of; the next call is under way meanwhile.
@@ -171,8 +182,9 @@ class Training:
             rows.append(metrics_of(iteration, self.config))
             if look is not None:
                 look(iteration, call, rows[-1])
-        before = 0 if given is None else int(given.step)
-        return self.state(before + len(rows)), {name: np.array([row[name] for row in rows]) for name in rows[0]}
+        return self.state(self.run.before + len(rows)), {
+            name: np.array([row[name] for row in rows]) for name in rows[0]
+        }
 
     def _rounding(self) -> contextlib.AbstractContextManager[Any]:
         """On accelerators products of matrices in float32 (no TF32, no bfloat16)."""
@@ -250,7 +262,8 @@ def train_ppo_multigpu(
         obs_shape: of one observation, checked if given.
         n_actions: number of discrete actions (or components of continuous ones), checked if given.
         train_state: to go on from, such as a loaded checkpoint: parameters, Adam's moments and normalisers; the
-            environments begin anew.
+            environments begin anew. Random numbers are those of the updates after its ``step``, so that nothing
+            is drawn twice; a falling learning rate (``anneal_lr``) begins anew and is 0 at the end of this call.
 
     Returns:
         The state on the mesh, and a history of arrays ``[n_updates]``, where ``n_updates = total_timesteps //

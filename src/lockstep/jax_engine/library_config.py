@@ -94,7 +94,12 @@ class PPOConfig:
     normalize_rewards: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "hidden_sizes", tuple(self.hidden_sizes))
+        try:
+            object.__setattr__(self, "hidden_sizes", tuple(self.hidden_sizes))
+        except TypeError:
+            raise ValueError(
+                f"hidden_sizes: {self.hidden_sizes!r} must be units of each layer, such as (64, 64)"
+            ) from None
         engine_config(self)
 
 
@@ -130,16 +135,26 @@ class RunnerConfig:
 
     def __post_init__(self) -> None:
         for name in ("total_timesteps", "num_devices", "num_envs", "fsdp_devices", "sync_period"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or int(value) != value or value < 1):
-                raise ValueError(f"{name}: {value} must be a whole number, at least 1")
-            if value is not None:  # 1e6 is a number of steps too
-                object.__setattr__(self, name, int(value))
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, whole_number(name, getattr(self, name), 1))
+        object.__setattr__(self, "seed", whole_number("seed", self.seed, 0))
         if self.reduction not in (None, "exact", "fast"):
             raise ValueError(f"reduction: {self.reduction!r} is neither 'exact' nor 'fast'")
         for name in ("fsdp_devices", "sync_period"):
             if self.reduction == "exact" and getattr(self, name) > 1:
                 raise ValueError(f"{name}: {getattr(self, name)} is not possible with reduction exact; use fast")
+
+
+def whole_number(name: str, value: Any, least: int) -> int:
+    """A number as an int; 1e6 is one too.
+
+    Raises:
+        ValueError: it is none, or smaller than ``least``; one line.
+    """
+    number = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
+    if isinstance(number, bool) or not isinstance(number, int | float) or number % 1 or number < least:
+        raise ValueError(f"{name}: {value!r} must be a whole number, at least {least}")
+    return int(number)
 
 
 def engine_config(ppo: PPOConfig, settings: Mapping[str, Any] | None = None) -> Config:

@@ -43,8 +43,9 @@ def get_num_devices(requested: int | None = None) -> int:
     present, processes = jax.device_count(), jax.process_count()
     if requested is None:
         return present
-    if requested < 1:
-        raise ValueError(f"num_devices: {requested} must be at least 1; {present} are present")
+    if isinstance(requested, bool) or requested != requested // 1 or requested < 1:
+        raise ValueError(f"num_devices: {requested} must be a whole number, at least 1; {present} are present")
+    requested = int(requested)
     if requested > present:
         raise ValueError(
             f"num_devices: {requested} devices were asked for and {present} are present "
@@ -143,7 +144,8 @@ def fsdp_sharding(pytree: Any, mesh: Mesh, min_size_mbytes: float = 4) -> Any:
     """How to cut parameters and moments over the ``fsdp`` axis: a sharding for each leaf.
 
     An array of at least ``min_size_mbytes`` MiB is cut along its largest dimension that the axis divides (the first
-    among equals). Smaller ones, those with fewer than two dimensions and those that nothing divides are replicated.
+    among equals). Smaller ones, those with fewer than two dimensions, those that nothing divides and keys of random
+    numbers are replicated.
 
     Args:
         pytree: arrays, or the shapes that ``jax.eval_shape`` gives.
@@ -154,6 +156,8 @@ def fsdp_sharding(pytree: Any, mesh: Mesh, min_size_mbytes: float = 4) -> Any:
 
     def of(leaf: Any) -> NamedSharding:
         shape = np.shape(leaf)
+        if hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return replicate_sharding(mesh)
         size = math.prod(shape) * _itemsize(leaf)
         fitting = [(n, -axis) for axis, n in enumerate(shape) if n and n % parts == 0]
         if parts == 1 or len(shape) < 2 or size < min_size_mbytes * 2**20 or not fitting:

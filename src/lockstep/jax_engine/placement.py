@@ -21,9 +21,10 @@ from lockstep.jax_engine.mesh import (
     make_mesh,
     named_sharding,
     nearest,
+    over_mesh,
     replicate_sharding,
 )
-from lockstep.jax_engine.reductions import AXES
+from lockstep.jax_engine.reductions import AXES, axes
 
 Tree = TypeVar("Tree")
 
@@ -70,6 +71,16 @@ def gathered(array: Any) -> np.ndarray:
         assert isinstance(array.sharding, NamedSharding), array.sharding
         array = jax.jit(lambda x: x, out_shardings=NamedSharding(array.sharding.mesh, REPLICATED))(array)
     return np.asarray(array)
+
+
+def connect(mesh: Mesh) -> None:
+    """Have the processes' devices meet in every group that a program of the mesh may use; a collective."""
+
+    def together(x: Array) -> list[Array]:
+        return [jax.lax.all_gather(x, group) for group in (axes(), *axes())]
+
+    rows = shard_rows(np.zeros(num_local_devices(mesh), np.float32), mesh)
+    jax.block_until_ready(jax.jit(over_mesh(together, mesh, SHARDED, REPLICATED))(rows))
 
 
 def first_copy(array: Array) -> Array:
@@ -162,7 +173,7 @@ def unreplicate(pytree: Tree) -> Tree:
     """The reverse of :func:`replicate`: the first row that this process holds of every leaf.
 
     Raises:
-        ValueError: a leaf has no leading axis.
+        ValueError: a leaf has no leading axis, or no process holds a whole row of it.
     """
 
     def of(leaf: Any) -> Any:
@@ -170,7 +181,15 @@ def unreplicate(pytree: Tree) -> Tree:
             raise ValueError("a scalar has no device axis to drop; it was not made by replicate")
         if not isinstance(leaf, Array) or not leaf.committed:
             return leaf[0]
-        return min(leaf.addressable_shards, key=lambda shard: shard.index[0].start or 0).data[0]
+        first = min(leaf.addressable_shards, key=lambda shard: shard.index[0].start or 0).data
+        if first.shape[1:] == leaf.shape[1:]:
+            return first[0]
+        if not leaf.is_fully_addressable:
+            raise ValueError(
+                f"an array {leaf.shape} whose rows are cut over processes has no whole row here; it was not made by "
+                "replicate"
+            )
+        return leaf[0]
 
     return jax.tree.map(of, pytree)
 

@@ -141,11 +141,17 @@ def _seed_of(key: Array) -> int:
 
 
 def _observations(shape: Any) -> gymnasium.Space:
-    if isinstance(shape, int | np.integer):
-        shape = (int(shape),)
-    if isinstance(shape, tuple | list):
-        return gymnasium.spaces.Box(-np.inf, np.inf, tuple(map(int, shape)), np.float32)
+    if isinstance(shape, int | np.integer | tuple | list):
+        return gymnasium.spaces.Box(-np.inf, np.inf, _shape(shape), np.float32)
     return space_of(shape)
+
+
+def _shape(given: Any) -> tuple[int, ...]:
+    """An observation's shape, of a tuple or a whole number."""
+    try:
+        return (int(given),) if isinstance(given, int | np.integer) else tuple(int(n) for n in given)
+    except (TypeError, ValueError):
+        raise ValueError(f"obs_shape: {given!r} must be a whole number or a tuple of them, such as (4,)") from None
 
 
 def _actions(count: Any) -> gymnasium.Space:
@@ -247,7 +253,7 @@ def check_spaces(config: Config, net: PolicyNet, obs_shape: Any, n_actions: int 
     """
     name, leaves = config.env.id, net.observation.leaves
     if obs_shape is not None:
-        said = (int(obs_shape),) if isinstance(obs_shape, int | np.integer) else tuple(int(n) for n in obs_shape)
+        said = _shape(obs_shape)
         shapes = [leaf.shape for leaf in leaves]
         if shapes != [said]:
             found = shapes[0] if len(shapes) == 1 else f"a structure of {', '.join(map(str, shapes))}"

@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -112,6 +115,23 @@ def _keep_gloo_on_loopback() -> None:
         xla_bridge.register_backend_factory("cpu", make_client, priority=0, fail_quietly=False)
 
 
+@contextlib.contextmanager
+def quiet_connections() -> Iterator[None]:
+    """Nothing on standard output while processes connect: gloo writes a line there for everyone that it meets."""
+    if jax.process_count() == 1:
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
 def leave_processes() -> None:
     """Leave the other processes of the run, if there are any."""
     if jax.distributed.is_initialized():
@@ -148,9 +168,3 @@ def check_ranks_alike(config_sha256: str) -> None:
                     f"rank {rank} differs from rank 0 in {key}: {theirs[key]} against {value}; "
                     "the same agent needs the same kind of machine, versions and config on every rank"
                 )
-
-
-def wait_for_all(name: str) -> None:
-    """Return once every process has come here."""
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(name)

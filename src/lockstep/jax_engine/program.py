@@ -128,10 +128,10 @@ class Program:
 
     # --- beginnings -------------------------------------------------------------------------------------------------
 
-    def begin_envs(self, owned: Array) -> EnvCarry:
-        """Begin the first episodes, keyed by ``(seed, "begin", shard)``."""
+    def begin_envs(self, state: TrainState, number: int, owned: Array) -> EnvCarry:
+        """Begin the first episodes, keyed by ``(seed, "begin", number, shard)``; other ones after other trainings."""
         assert self.env is not None
-        return self._begin("begin", jnp.zeros((), jnp.int32), owned, 1)
+        return self._begin("begin", jnp.int32(number) - 2 * jnp.asarray(state.optimizer.count), owned, 1)
 
     def _begin(self, purpose: str, number: Array, owned: Array, group: int) -> EnvCarry:
         env, rows = self.env, self.blocks.rows
@@ -176,11 +176,11 @@ class Program:
 
     def initial(self, state: TrainState, owned: Array) -> TrainState:
         """A state whose environments have begun, and whose normalisers have first statistics."""
-        state = state._replace(envs=self.begin_envs(owned))
+        state = state._replace(envs=self.begin_envs(state, 0, owned))
         if state.observations is None and state.returns is None:
             return state
         state = self.first_statistics(state, owned)
-        return state._replace(envs=self._begin("begin", jnp.ones((), jnp.int32), owned, 1))
+        return state._replace(envs=self.begin_envs(state, 1, owned))
 
     # --- an iteration -----------------------------------------------------------------------------------------------
 

@@ -41,23 +41,35 @@ def save_checkpoint(dir: str | Path, state: Any, unreplicate: bool = False) -> P
         The directory.
 
     Raises:
-        CheckpointError: it can't be written, or the directory holds something else; what was there is untouched.
+        CheckpointError: it can't be written, or the directory holds something else; what was there is untouched. In
+            every process.
     """
     directory = Path(dir)
     arrays: dict[str, np.ndarray] = {}
     kinds: dict[str, str] = {}
     for name, leaf in _saved_leaves(state).items():
         arrays[name], kinds[name] = _to_host(placement.unreplicate(leaf) if unreplicate else leaf)
-    if is_writer(processes.this_process()):
+    error = _written(directory, arrays, kinds) if is_writer(processes.this_process()) else None
+    said = processes.gather_json(None if error is None else str(error))
+    if error is not None:
+        raise error
+    for message in filter(None, said):
+        raise CheckpointError(message)
+    return directory
+
+
+def _written(directory: Path, arrays: dict[str, np.ndarray], kinds: dict[str, str]) -> Exception | None:
+    """Write a checkpoint; why it couldn't be, if it couldn't: the other processes wait to hear of it."""
+    try:
         is_other = directory.is_file() or (directory.exists() and any(directory.iterdir()))
         if is_other and not (directory / MANIFEST).exists():
-            raise CheckpointError(f"{directory} holds something else than a checkpoint; name another directory")
+            return CheckpointError(f"{directory} holds something else than a checkpoint; name another directory")
         directory.parent.mkdir(parents=True, exist_ok=True)
-        write_directory(
-            directory, {ARRAYS: pack(arrays), KINDS: (json.dumps(kinds, indent=1) + "\n").encode()}, {"kind": "pytree"}
-        )
-    processes.wait_for_all("lockstep save_checkpoint")
-    return directory
+        files = {ARRAYS: pack(arrays), KINDS: (json.dumps(kinds, indent=1) + "\n").encode()}
+        write_directory(directory, files, {"kind": "pytree"})
+    except Exception as error:
+        return error
+    return None
 
 
 def load_checkpoint(dir: str | Path, template: Tree, replicate_to: int | Mesh | None = None) -> Tree:

@@ -12,6 +12,7 @@ from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 from lockstep.envs.tensor import named_object
 from lockstep.jax_engine.functional import Environment, GymnaxEnvironment
 from lockstep.jax_engine.functional_checks import one_line
+from lockstep.jax_engine.set_up import prepare_jax
 from lockstep.jax_engine.simulators import SimulatedEnvironment, SingleArrayEnvironment
 
 BRAX_EPISODE = 1000
@@ -33,6 +34,7 @@ def make(env_id: str, **kwargs: Any) -> tuple[Any, Any]:
     Raises:
         ValueError: there is none of this id, it can't be made, or a package isn't installed; one line.
     """
+    prepare_jax()  # some packages start JAX when they are imported
     family, _, name = env_id.rpartition("/")
     makers = {"": _array, "lockstep": _array, "gymnax": _gymnax, "brax": _brax, "playground": _playground}
     if ":" in env_id:

@@ -22,8 +22,8 @@ from lockstep.jax_engine.inference import Inference
 from lockstep.jax_engine.mesh import cut_axis, fsdp_sharding, make_mesh
 from lockstep.jax_engine.nets import PolicyNet
 from lockstep.jax_engine.parameters import ParameterLayout
-from lockstep.jax_engine.placement import num_local_devices
-from lockstep.jax_engine.processes import check_ranks_alike, set_up_jax
+from lockstep.jax_engine.placement import connect, num_local_devices
+from lockstep.jax_engine.processes import check_ranks_alike, quiet_connections, set_up_jax
 from lockstep.jax_engine.program import Program
 from lockstep.jax_engine.set_up import pool_devices
 from lockstep.jax_engine.state import (
@@ -142,9 +142,12 @@ def open_program(config: Config, topology: Topology, options: RunOptions) -> Pro
     simulated = options.simulate_devices or options.devices if on_cpu else None
     pool = pool_devices(config.shards) if _depends_on_the_pool(config) else None
     set_up_jax(config.threads, config.device, simulated, topology, pool, None if on_cpu else options.devices)
-    check_ranks_alike(hashlib.sha256(config.model_dump_json().encode()).hexdigest())
     devices = None if options.devices is None else options.devices * topology.world_size
-    mesh = make_mesh(fsdp_devices(config, options, devices or jax.device_count()), devices)
+    with quiet_connections():
+        check_ranks_alike(hashlib.sha256(config.model_dump_json().encode()).hexdigest())
+        mesh = make_mesh(fsdp_devices(config, options, devices or jax.device_count()), devices)
+        if topology.world_size > 1:
+            connect(mesh)
     description = describe(config.env)
     net = check_networks(config, description)
     layout = parameter_layout(config, net, mesh)
@@ -217,7 +220,10 @@ def reference_parameters(config: Config, net: PolicyNet, layout: ParameterLayout
 
 
 def current_policy(session: Session) -> Policy:
-    """The policy as it stands, as a function of one observation: what ``load_policy`` would give of a checkpoint."""
+    """The policy as it stands, as a function of one observation: what ``load_policy`` would give of a checkpoint.
+
+    With FSDP a collective: every process calls it.
+    """
     facts = {"environment": asdict(session.description), "global_step": session.global_step}
     return Policy(session.config, Checkpoint(policy_arrays(session.state, session.program.layout), {}, facts))
 

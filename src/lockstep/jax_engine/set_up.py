@@ -111,14 +111,17 @@ def has_started() -> bool:
 
 
 def prepare_jax() -> bool:
-    """What :func:`configure` sets for threads and last bits, for a program of the user's own, on any platform.
+    """What :func:`configure` sets for threads, last bits and compiled programs, for a user's own program.
 
-    It counts only before JAX's first use of a device, and after the number of CPU devices was set.
+    It counts only before JAX's first use of a device, and after the number of CPU devices was set. The pool of threads
+    is of one size up to eight devices, for what bits may depend on it; compiled programs are kept between runs unless
+    JAX was told otherwise.
 
     Returns:
         Whether it counts: JAX hasn't started yet, or had the same settings when it did.
     """
-    threads = pool_threads(_wanted_cpu_devices())
+    use_compilation_cache()
+    threads = pool_threads(pool_devices(_wanted_cpu_devices()))
     if not has_started():
         os.environ[POOL_VARIABLE] = str(threads)
         add_xla_flags(ONE_THREAD_FLAGS | GPU_FLAGS)

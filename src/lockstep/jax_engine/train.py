@@ -15,6 +15,7 @@ from lockstep.config import Config, RunOptions
 from lockstep.episodes import SUCCESS_RATE
 from lockstep.errors import RunError
 from lockstep.evaluation import summarize
+from lockstep.jax_engine.device_report import peak_memory
 from lockstep.jax_engine.devices import check_device, device_memory, visible_gpus
 from lockstep.jax_engine.elastic import start_ranks
 from lockstep.jax_engine.evaluation import evaluate_policy
@@ -25,6 +26,7 @@ from lockstep.jax_engine.session import Session, check_ranks_in_sync, checkpoint
 from lockstep.jax_engine.set_up import machine_facts
 from lockstep.jax_engine.state import POLICY, check_networks
 from lockstep.launch.signals import StopRequest, stop_requests
+from lockstep.policy import Policy
 from lockstep.proof.fingerprint import array_digest, sha256_of
 from lockstep.runs.checkpoint import Checkpoint
 from lockstep.runs.directory import RunDirectory
@@ -134,6 +136,7 @@ class Trainer:
         parts = {} if rollout is None else {"time/t_rollout": rollout, "time/t_learn": max(0.0, seconds - rollout)}
         if self.timing is not None:
             row = {"iteration": iteration.number + 1, "steps": self.config.steps_per_iteration, "t_iter": [seconds]}
+            row |= {name.removeprefix("time/"): [value] for name, value in parts.items()} | peak_memory()
             self.timing.log(row | {"ended": time.monotonic()})
         fps = self.config.steps_per_iteration / seconds if seconds else 0.0
         return parts | {"time/t_iter": seconds, "time/global_fps": fps}
@@ -169,18 +172,19 @@ class Trainer:
         if not interval or (iteration % interval and iteration < self.config.num_iterations):
             return {}
         summary = summarize(evaluate_policy(self.session))
-        self.record_video()
+        if self.config.eval.record_video:
+            self.record_video(current_policy(self.session))
         self.score = summary["return_mean"]
         return {f"eval/{name}": value for name, value in summary.items()}
 
-    def record_video(self) -> None:
+    def record_video(self, policy: Policy) -> None:
         """Record an episode of the evaluation, where a process writes; what fails costs the videos, not the run."""
         step = self.session.global_step
         path = self.run.video_path(step) if self.records_videos else None
         if path is None:
             return
         try:
-            record_evaluation(current_policy(self.session), path)
+            record_evaluation(policy, path)
         except Exception as error:
             self.records_videos = False
             self.run.warn(f"{path} can't be recorded: {' '.join(str(error).split())}; no more videos, training goes on")
@@ -304,6 +308,9 @@ def notes(session: Session, options: RunOptions) -> list[str]:
             f"sync_period {config.sync_period}: devices train apart between synchronisations; the agent depends on "
             "their number"
         )
+    unclear = getattr(session.program.env, "limit_note", None)
+    if unclear is not None:
+        out.append(unclear)
     if options.max_hours is not None:
         out.append("max-hours: where the run ends depends on the speed of this machine")
     return out

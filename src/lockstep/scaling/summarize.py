@@ -61,7 +61,8 @@ def run_row(job: Job, plan: Plan, outcome: Outcome) -> Row:
     """What one job measured; for one that failed, its status and error and nothing else.
 
     ``steps_per_second`` is the sum over runs at once. Times are seconds, means over the measured iterations and over
-    ranks (of a ceiling: over its runs); ``bytes`` is what a rank contributes; ``…_by_rank`` are means by rank.
+    ranks (of a ceiling: over its runs); ``bytes`` is what a rank contributes; ``…_by_rank`` are means by rank. What an
+    engine can't tell (the parts of a compiled program) is None.
     """
     config = plan.sized(job.world_size if job.kind == "run" else 1)
     row: Row = {
@@ -84,18 +85,20 @@ def run_row(job: Job, plan: Plan, outcome: Outcome) -> Row:
 
 def _measured(records: Sequence[Row]) -> Row:
     copies = [[r for r in records if r["copy"] == copy] for copy in sorted({r["copy"] for r in records})]
-    by_rank = {key: [m for copy in copies for m in _rank_means(copy, key)] for key in (*BY_RANK, "t_iter", "t_comm")}
-    for key in PEAKS:
+    told = {key for key in (*BY_RANK, "t_iter", "t_comm") if key in records[0]}
+    by_rank = {key: [m for copy in copies for m in _rank_means(copy, key)] for key in told}
+    for key in told.intersection(PEAKS):
         by_rank[key] = [max(r[key][rank] for r in copy) for copy in copies for rank in range(len(copy[0][key]))]
     out: Row = {
         "iterations": len(records),
         "steps_per_second": sum(sum(r["steps"] for r in copy) / _seconds(copy) for copy in copies),
         "t_iter_median": statistics.median(statistics.fmean(r["t_iter"]) for r in records),
-        "collectives": statistics.fmean(r["collectives"] for r in records),
     }
-    out |= {key: statistics.fmean(by_rank[key]) for key in MEANS if key != "collectives"}
-    out |= {key: max(by_rank[key]) for key in PEAKS}
-    return out | {f"{key}_by_rank": by_rank[key] for key in BY_RANK}
+    if "collectives" in records[0]:
+        out["collectives"] = statistics.fmean(r["collectives"] for r in records)
+    out |= {key: statistics.fmean(by_rank[key]) for key in MEANS if key in told}
+    out |= {key: max(by_rank[key]) for key in PEAKS if key in told}
+    return out | {f"{key}_by_rank": by_rank[key] for key in BY_RANK if key in told}
 
 
 def _rank_means(records: Sequence[Row], key: str) -> list[float]:
@@ -145,7 +148,7 @@ def _summary_row(world_size: int, rows: Sequence[Row], well: dict[tuple[str, int
     row["ceiling_steps_per_second"] = mean(r["steps_per_second"] for r in ceilings)
     row |= _with_interval("ceiling_efficiency", of_ceiling, certain=world_size == 1)
     row |= {key: mean(r[key] for r in runs) for key in (*MEANS, "t_iter_median")}
-    row |= {key: max((r[key] for r in runs), default=None) for key in PEAKS}
+    row |= {key: max((r[key] for r in runs if r[key] is not None), default=None) for key in PEAKS}
     return row
 
 

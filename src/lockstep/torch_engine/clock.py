@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 import time
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from lockstep.machine import peak_resident
 from lockstep.torch_engine.distributed import Communicator
 
 
@@ -149,14 +147,4 @@ class RankTimes:
 def peak_memory(device: torch.device) -> dict[str, float]:
     """Most memory, in MiB, that this process has held so far: of the host (its worker processes apart), of its GPU."""
     gpu = torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else 0.0
-    return {"peak_memory_mb": _peak_resident(), "peak_gpu_memory_mb": gpu}
-
-
-def _peak_resident() -> float:
-    status = Path("/proc/self/status")
-    if status.is_file():  # getrusage would count what the launcher held when it forked this process
-        for line in status.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) / 2**10
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
+    return {"peak_memory_mb": peak_resident(), "peak_gpu_memory_mb": gpu}

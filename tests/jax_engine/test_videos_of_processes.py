@@ -1,0 +1,40 @@
+"""A video of a policy whose parameters are cut over processes: fetching it is everybody's business."""
+
+import types
+
+from lockstep.config import Config
+from lockstep.jax_engine import train
+from lockstep.jax_engine.train import Trainer
+
+
+def evaluated(monkeypatch, path, fails=False):
+    """What a process calls in two evaluations, if it has a place for videos (the writer) or none."""
+    calls = []
+
+    def record(policy, path):
+        calls.append(("record", policy))
+        if fails:
+            raise OSError("no codec")
+
+    monkeypatch.setattr(train, "evaluate_policy", lambda session: None)
+    monkeypatch.setattr(train, "summarize", lambda table: {"return_mean": 1.0})
+    monkeypatch.setattr(train, "current_policy", lambda session: calls.append("fetch") or "policy")
+    monkeypatch.setattr(train, "record_evaluation", record)
+    trainer = object.__new__(Trainer)
+    trainer.config = Config.model_validate({"eval": {"interval": 1, "record_video": True}})
+    trainer.session = types.SimpleNamespace(iteration=1, global_step=8)
+    trainer.run = types.SimpleNamespace(video_path=lambda step: path, warn=lambda text: None)
+    trainer.trackers = types.SimpleNamespace(video=lambda *args: None)
+    trainer.records_videos = True
+    for _ in range(2):
+        assert trainer.evaluate() == {"eval/return_mean": 1.0}
+    return calls
+
+
+def test_every_process_fetches_the_policy_and_one_records(monkeypatch, tmp_path):
+    assert evaluated(monkeypatch, None) == ["fetch", "fetch"]
+    assert evaluated(monkeypatch, tmp_path / "x.mp4") == ["fetch", ("record", "policy")] * 2
+
+
+def test_a_writer_that_gave_up_recording_goes_on_fetching(monkeypatch, tmp_path):
+    assert evaluated(monkeypatch, tmp_path / "x.mp4", fails=True) == ["fetch", ("record", "policy"), "fetch"]
