@@ -99,10 +99,16 @@ _GRID_PIXELS: dict[str, Any] = {
 _SNAKE: dict[str, Any] = {
     # [own] For two cores: one small network for both heads, rollouts of many short games. With 4 minibatches
     # in place of 16 it took twice the steps to learn as much.
-    "total_steps": 5_000_000,
+    "total_steps": 8_000_000,
     "num_envs": 128,
     "num_steps": 64,
-    "ppo": {"learning_rate": 1e-3, "num_epochs": 3, "num_minibatches": 16, "entropy_coef": 0.01},
+    "ppo": {
+        "learning_rate": 1e-3,
+        "num_epochs": 3,
+        "num_minibatches": 16,
+        "value_clip_range": None,
+        "entropy_coef": 0.01,
+    },
     "network": {
         "hidden_sizes": (),
         "activation": "relu",
