@@ -1,9 +1,10 @@
 """``lockstep verify`` passes what is in lockstep, and catches the three mistakes that make agents depend on ranks."""
 
 import json
+import re
 
 import pytest
-from command_line import SMALL, lockstep
+from command_line import SMALL, error_line, lockstep
 
 from lockstep.cli import main
 
@@ -72,3 +73,27 @@ def test_the_first_world_size_is_the_reference_and_all_are_checked_before_any_is
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "nproc: 3 ranks can't own 8 shards equally" in captured.err
+
+
+def test_the_setup_is_shown_and_nothing_is_trained(tmp_path):
+    words = ("verify", "lockstep/CartPole-v1", "--num-envs", 16, "--setup", "--world-sizes")
+    ended = lockstep(*words, "2", cwd=tmp_path)
+    assert ended.code == 0, ended.stderr
+    assert ended.stdout.splitlines() == [
+        "lockstep/CartPole-v1 · torch · 2 processes of 1 thread · 16 environments in 8 shards of 2 · exact",
+        "  rank 0, cpu: shards 0 to 3, environments 0 to 7",
+        "  rank 1, cpu: shards 4 to 7, environments 8 to 15",
+    ]
+    ended = lockstep(*words, "4,2x1", "--engine", "jax", cwd=tmp_path)
+    assert ended.code == 0, ended.stderr
+    lines = ended.stdout.splitlines()
+    assert len(lines) == 1 + 4 + 1 + 2
+    assert "4 devices [cpu], mesh batch 4 × fsdp 1 · 16 environments in 8 shards of 2" in lines[0]
+    assert re.match(r"  process 0, \S*3\S*: shards 6 to 7, environments 12 to 15$", lines[4])
+    assert re.match(r"  process 1, \S*1\S*: shards 4 to 7, environments 8 to 15$", lines[7])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_setup_that_cant_be_is_one_line(tmp_path):
+    ended = lockstep("verify", "CartPole-v1", "--device", "cuda", "--setup", "--world-sizes", "2", cwd=tmp_path)
+    assert error_line(ended).startswith("lockstep: error: device: cuda")

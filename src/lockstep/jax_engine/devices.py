@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import jax
 
+from lockstep.config import Config
 from lockstep.jax_engine import set_up
 from lockstep.jax_engine.accelerators import Accelerators, in_this_process, on_this_machine
-from lockstep.jax_engine.processes import processes_here
+from lockstep.jax_engine.mesh import device_line, make_mesh
+from lockstep.jax_engine.processes import processes_here, set_up_jax
+from lockstep.topology import Topology
 
 
 def check_device(device: str, ranks_here: int) -> None:
@@ -37,6 +40,25 @@ def visible_gpus(device: str) -> int:
 def device_memory(device: str) -> int:
     """Bytes of the smallest accelerator of this machine that a program can use."""
     return _accelerators(device).memory
+
+
+def name_ranks(config: Config, ranks: int, processes: int) -> tuple[str, list[str]]:
+    """The mesh of a run in words, and its devices in order; starts JAX.
+
+    Args:
+        config: resolved.
+        ranks: devices of the run.
+        processes: that share them equally.
+
+    Raises:
+        ValueError: this machine has fewer; one line.
+    """
+    set_up_jax(config.threads, config.device, ranks if config.device == "cpu" else None, Topology())
+    mesh = make_mesh(ranks if config.fsdp else 1, ranks)
+    shape = " × ".join(f"{name} {length}" for name, length in mesh.shape.items())
+    each = ranks // processes
+    names = [f"process {i // each}, {device}" for i, device in enumerate(mesh.devices.flat)]
+    return f"{device_line(mesh)}, mesh {shape}", names
 
 
 def _accelerators(device: str) -> Accelerators:

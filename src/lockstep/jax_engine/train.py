@@ -16,7 +16,7 @@ from lockstep.episodes import SUCCESS_RATE
 from lockstep.errors import RunError
 from lockstep.evaluation import summarize
 from lockstep.jax_engine.device_report import peak_memory
-from lockstep.jax_engine.devices import check_device, device_memory, visible_gpus
+from lockstep.jax_engine.devices import check_device, device_memory, name_ranks, visible_gpus
 from lockstep.jax_engine.elastic import start_ranks
 from lockstep.jax_engine.evaluation import evaluate_policy
 from lockstep.jax_engine.iterations import Iteration, numbers_of
@@ -33,7 +33,16 @@ from lockstep.runs.directory import RunDirectory
 from lockstep.topology import Topology
 from lockstep.videos import record_evaluation
 
-__all__ = ["TrainResult", "check_device", "check_networks", "device_memory", "start_ranks", "train", "visible_gpus"]
+__all__ = [
+    "TrainResult",
+    "check_device",
+    "check_networks",
+    "device_memory",
+    "name_ranks",
+    "start_ranks",
+    "train",
+    "visible_gpus",
+]
 
 # Stop codes, agreed as the highest of any process; signals are their own numbers' negative exit convention (128 + n).
 RUNNING, TIME_LIMIT, STEP_LIMIT, FINISHED = 0, 1, -1, -2

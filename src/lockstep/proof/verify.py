@@ -22,6 +22,7 @@ from lockstep.config_sources import parse_arguments, read_request
 from lockstep.envs.description import describe
 from lockstep.launch.process import EXIT_FAILURE, command_that_ends_with_us, said_error
 from lockstep.launch.world import world_words
+from lockstep.proof.setup import setup_of
 from lockstep.runs.directory import FINGERPRINTS
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.topology import without_launcher
@@ -186,6 +187,11 @@ def verify_command(argv: Sequence[str]) -> int:
         "a CPU, in one process, or 2x1 for two processes of one device each",
     )
     parser.add_argument("--iterations", type=int, default=5, help="iterations of each (default: 5)")
+    parser.add_argument(
+        "--setup",
+        action="store_true",
+        help="train nothing: show each world size's devices, and which shards and environments each owns",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options, rest = parser.parse_known_args(list(argv))
     if options.iterations < 1:
@@ -198,6 +204,10 @@ def verify_command(argv: Sequence[str]) -> int:
         raise ValueError(f"{given.positional[0]!r}: one config file or environment id is enough, before the options")
     request = read_request([options.config, *rest])
     worlds = parse_worlds(options.world_sizes, request.config.engine)
+    if options.setup:
+        for ranks, processes in worlds:
+            print(setup_of(resolve(request.config, ranks), ranks, processes))
+        return 0
     results = verify(request.config, worlds, options.iterations)
     if options.json:
         rows = [{"world_size": r.trace.world_size, "equal": r.equal, "difference": r.difference} for r in results]

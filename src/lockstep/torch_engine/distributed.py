@@ -65,6 +65,18 @@ def device_memory(device: str = "cuda") -> int:
     return min(torch.cuda.get_device_properties(n).total_memory for n in range(torch.cuda.device_count()))
 
 
+def name_ranks(config: Config, ranks: int, processes: int) -> tuple[str, list[str]]:
+    """The processes of a run in words, all together and each; ``processes`` is of the other engine.
+
+    Raises:
+        ValueError: this machine has too few GPUs; one line.
+    """
+    check_device(config.device, ranks)
+    threads = f"{config.threads} thread{'s' if config.threads > 1 else ''}"
+    names = [f"rank {rank}, {f'cuda:{rank}' if config.device == 'cuda' else 'cpu'}" for rank in range(ranks)]
+    return f"{ranks} process{'es' if ranks > 1 else ''} of {threads}", names
+
+
 def set_up_torch(config: Config, topology: Topology) -> torch.device:
     """Pin down what decides the last bits (threads, TF32, autotuning) and give this rank its device."""
     torch.set_num_threads(config.threads)

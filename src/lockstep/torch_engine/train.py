@@ -24,6 +24,7 @@ from lockstep.torch_engine.distributed import (
     close_process_group,
     device_memory,
     machine_facts,
+    name_ranks,
     visible_gpus,
 )
 from lockstep.torch_engine.elastic import start_ranks
@@ -44,7 +45,16 @@ from lockstep.torch_engine.statistics import explained_variance, merge_normalize
 from lockstep.torch_engine.update import update
 from lockstep.videos import record_evaluation
 
-__all__ = ["TrainResult", "check_device", "check_networks", "device_memory", "start_ranks", "train", "visible_gpus"]
+__all__ = [
+    "TrainResult",
+    "check_device",
+    "check_networks",
+    "device_memory",
+    "name_ranks",
+    "start_ranks",
+    "train",
+    "visible_gpus",
+]
 
 # Stop codes, agreed as the highest of any rank; signals are their own numbers' negative exit convention (128 + n).
 RUNNING, TIME_LIMIT, STEP_LIMIT, FINISHED = 0, 1, -1, -2

@@ -1,0 +1,69 @@
+"""``lockstep verify --setup``: which device or process owns which shards and environments; no training."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from functools import partial
+
+from lockstep.config import Config
+from lockstep.config_checks import resolve
+from lockstep.launch.process import end_with_parent, said_error
+from lockstep.launch.rank import engine_module
+from lockstep.shards import ShardPlan
+from lockstep.topology import without_launcher
+
+
+def setup_of(config: Config, ranks: int, processes: int) -> str:
+    """The set-up of one world size in lines, found in a fresh process, where the engine may make its devices.
+
+    Args:
+        config: of the run, resolved.
+        ranks: processes of engine torch; devices of engine jax.
+        processes: that share the devices (engine jax).
+
+    Raises:
+        ValueError: this machine has no such devices; one line.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "lockstep.proof.setup", config.model_dump_json(), str(ranks), str(processes)],
+        capture_output=True,
+        text=True,
+        env=without_launcher(),
+        check=False,
+        preexec_fn=partial(end_with_parent, os.getpid()),
+    )
+    if done.returncode:
+        raise ValueError(said_error(done.stderr, done.returncode))
+    return done.stdout.rstrip()
+
+
+def setup_lines(config: Config, ranks: int, processes: int) -> list[str]:
+    """The lines of :func:`setup_of`, in this process."""
+    where, names = engine_module(config.engine).name_ranks(config, ranks, processes)
+    shards, each = config.shards, config.envs // config.shards
+    lines = [
+        f"{config.env.id} · {config.engine} · {where} · {config.envs} environments in {shards} shards of {each} · "
+        f"{config.reduction}"
+    ]
+    for rank, name in enumerate(names):
+        plan = ShardPlan(config.envs, shards, ranks, rank)
+        first, last = plan.shards.start, plan.shards.stop - 1
+        lines.append(f"  {name}: shards {first} to {last}, environments {first * each} to {(last + 1) * each - 1}")
+    return lines
+
+
+def _main(text: str, ranks: int, processes: int) -> int:
+    config = resolve(Config.model_validate_json(text), ranks)
+    try:
+        print("\n".join(setup_lines(config, ranks, processes)), flush=True)
+    except ValueError as error:
+        print(f"lockstep: error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    code = _main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    os._exit(code)  # a back end takes its time to close
