@@ -34,7 +34,7 @@ model = PPO(
     device="cpu",
     verbose=1,
 )
-model.learn(total_timesteps=24_000, callback=callbacks)
+model.learn(total_timesteps=30_000, callback=callbacks)
 model.save(folder / "ppo_cartpole")
 
 model = PPO.load(folder / "ppo_cartpole", env=vec_env, device="cpu")

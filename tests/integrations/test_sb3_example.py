@@ -16,8 +16,8 @@ from lockstep.integrations.sb3 import PPO
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sb3_cartpole.py"
 SOLVED = 475
 WRITTEN = {
-    1: {f"checkpoints/rl_model_{n}_steps.zip" for n in (5_000, 10_000, 15_000, 20_000)},
-    2: {f"checkpoints/rl_model_{n}_steps.zip" for n in (10_000, 20_000)},
+    1: {f"checkpoints/rl_model_{n}_steps.zip" for n in range(5_000, 30_001, 5_000)},
+    2: {f"checkpoints/rl_model_{n}_steps.zip" for n in range(10_000, 30_001, 10_000)},
 }
 
 
