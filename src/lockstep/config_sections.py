@@ -98,7 +98,7 @@ class EnvConfig(Section):
     def _from_id(cls, value: Any) -> Any:
         value = {"id": value} if isinstance(value, str) else value
         short = value.get("id") if isinstance(value, dict) else None
-        return {**value, "id": SHORT_IDS[short]} if short in SHORT_IDS else value
+        return {**value, "id": SHORT_IDS[short]} if isinstance(short, str) and short in SHORT_IDS else value
 
     @property
     def jax_only(self) -> bool:

@@ -15,7 +15,18 @@ def snake(tmp_path_factory):
     """A run of Snake that learnt next to nothing."""
     runs = tmp_path_factory.mktemp("runs")
     words = ("--env.kwargs", '{"size": 4}', "--num-envs", "8", "--num-steps", "8", "--total-steps", "64")
-    small = ("--network.image.width", "0.1", "--runs-dir", str(runs), "--name", "a", "--quiet", "--log.no-tensorboard")
+    small = (
+        "--ppo.num-minibatches",
+        "4",
+        "--network.image.width",
+        "0.1",
+        "--runs-dir",
+        str(runs),
+        "--name",
+        "a",
+        "--quiet",
+        "--log.no-tensorboard",
+    )
     assert main(["train", "Snake-v0", *words, *small]) == 0
     return runs / "a"
 
