@@ -73,7 +73,7 @@ def set_up_jax(
 def _join_processes(topology: Topology, platform: str) -> None:
     """Meet the other processes at rank 0's coordinator; one process a GPU where several share a host."""
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, on which a run saves and stops
+    jax.config.update("jax_enable_preemption_service", False)  # SIGTERM is ours: it asks to stop
     address = topology.coordinator
     one_each = platform == "cuda" and topology.local_world_size > 1
     try:
