@@ -8,6 +8,9 @@ from typing import Any, Literal
 
 from benchmarks.peer_environment import PEERS, PYTHON
 
+Framework = Literal["torch", "jax"]
+Reduction = Literal["exact", "fast"]
+
 LEARNING_RATE = 2.5e-4
 ARRAY_CARTPOLE = "lockstep/CartPole-v1"
 
@@ -20,6 +23,7 @@ class Case:
         env: the Gymnasium id that peers run.
         iterations: rollouts with their updates in one run, the same for all, so that episodes are as long for all.
         target: steps/s wanted, as a multiple of the best peer's.
+        engine: ours that runs it; with JAX the environment is part of the program, on all cores of two.
     """
 
     name: str
@@ -32,6 +36,7 @@ class Case:
     target: float
     entropy_coef: float = 0.0
     normalize: bool = False
+    engine: Framework = "torch"
 
     @property
     def steps_per_iteration(self) -> int:
@@ -51,14 +56,19 @@ class Case:
 T1 = Case("T1", "CartPole-v1", 8, 128, 4, 4, iterations=100, target=3.0, entropy_coef=0.01)
 T2 = Case("T2", "CartPole-v1", 64, 128, 4, 4, iterations=40, target=2.5, entropy_coef=0.01)
 T3 = Case("T3", "HalfCheetah-v5", 8, 256, 10, 32, iterations=16, target=2.0, normalize=True)
-CASES = (T1, T2, T3)
+J1 = replace(T2, name="J1", iterations=400, target=1.7, engine="jax")
+J2 = replace(J1, name="J2", num_envs=2048, iterations=40, target=1.8)
+J3 = replace(J1, name="J3", num_envs=8, iterations=2400, target=1.3)
+CASES = (T1, T2, T3, J1, J2, J3)
 
-Framework = Literal["torch", "jax"]
-Reduction = Literal["exact", "fast"]
 WEAK = "two ranks, 64 envs each"
 STRONG = "two ranks, 32 envs each"
 COPIES = "two independent runs, 64 envs each"
 WEAK_TARGET = 1.8
+REJAX_CALLS = 40
+"""Calls of rejax's compiled program, each of which is one line; ``peers/rejax_ppo.py`` has the same number."""
+JAX_SHARDS = 2
+"""With JAX a case has as many shards as the devices that it is measured on."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +86,7 @@ class Program:
         reduction: ours only.
         copies: of it that run at once.
         package: a peer's distribution; ``framework`` what it computes with.
+        devices: ours with JAX only: CPU devices.
         scaling: ours only: what is shown by more than one process, or None.
     """
 
@@ -90,6 +101,7 @@ class Program:
     package: str | None = None
     framework: Framework = "torch"
     scaling: str | None = None
+    devices: int | None = None
 
     @property
     def is_ours(self) -> bool:
@@ -108,16 +120,20 @@ class Quoted:
 QUOTED = (
     Quoted("CleanRL", {"T1": 17_000, "T2": 54_000, "T3": 3_400}),
     Quoted("LeanRL, compiled", {"T3": 4_700}),
+    Quoted("PureJaxRL", {"J1": 267_000, "J2": 259_000, "J3": 279_000}),
+    Quoted("SBX (JAX), host environments", {"J1": 65_000, "J3": 16_000}),
 )
 
 
 def our_config(case: Case, env: str, reduction: Reduction) -> dict[str, Any]:
     """A config file of ours for a case; everything that bears on speed is spelled out, nothing left to presets."""
     return {
+        "engine": case.engine,
         "env": {"id": env},
         "total_steps": case.steps_per_iteration * case.iterations,
         "num_envs": case.num_envs,
         "num_steps": case.num_steps,
+        **({"num_shards": JAX_SHARDS} if case.engine == "jax" else {}),
         "reduction": reduction,
         "threads": 1,
         "ppo": {
@@ -157,6 +173,15 @@ def ours(
     )
 
 
+def ours_with_jax(case: Case, reduction: Reduction, devices: int) -> Program:
+    """``lockstep train --engine jax`` on a case, on so many CPU devices."""
+    one = ours(case, ARRAY_CARTPOLE, reduction)
+    command = tuple(word for word in one.command if word not in ("--nproc", "1"))
+    label = f"{one.label}, {devices} device{'s' if devices > 1 else ''}"
+    command = (*command, "--simulate-devices", str(devices))
+    return replace(one, label=label, command=command, framework="jax", devices=devices)
+
+
 def peer(
     case: Case, label: str, script: str, package: str, framework: Framework, normalize: bool | None = None
 ) -> Program:
@@ -180,6 +205,11 @@ def peer(
 def programs_of(case: Case) -> list[Program]:
     """Ours and the peers on one case."""
     sb3 = "stable-baselines3"
+    if case.engine == "jax":
+        rejax = peer(case, "rejax", "rejax_ppo.py", "rejax", "jax")
+        rows = [replace(rejax, steps_per_iteration=case.steps_per_iteration * max(1, case.iterations // REJAX_CALLS))]
+        variants: list[tuple[Reduction, int]] = [("exact", JAX_SHARDS), ("fast", JAX_SHARDS), ("exact", 1), ("fast", 1)]
+        return rows + [ours_with_jax(case, *variant) for variant in variants]
     if case.normalize:
         rows = [
             peer(case, "Stable-Baselines3", "sb3_ppo.py", sb3, "torch"),
@@ -209,6 +239,15 @@ def scaling_programs(case: Case = T2) -> list[Program]:
         ours(double, case.env, "exact", nproc=2, scaling=WEAK),
         ours(case, case.env, "exact", copies=2, scaling=COPIES),
     ]
+
+
+def operations_per_step(case: Case) -> float:
+    """Floating-point operations in the matrix products of one environment step's share of an iteration.
+
+    Actor during the rollout, actor and critic once more for values, and for each epoch forward and twice that backward.
+    """
+    actor, critic = (2 * (4 * 64 + 64 * 64 + 64 * heads) for heads in (2, 1))
+    return actor + critic + 3 * case.num_epochs * (actor + critic)
 
 
 def shortened(case: Case) -> Case:

@@ -19,7 +19,7 @@ class Row:
 
     Attributes:
         case: its case; ``label``, ``env``, ``reduction``, ``framework`` and ``scaling`` are the program's.
-        ours: whether it is Lockstep.
+        ours: whether it is Lockstep; ``devices`` how many with JAX.
         rates: steps/s of each repetition that worked; ``failures`` says why the others did not.
         cores: CPU seconds over wall seconds, of each repetition, start-up included.
         times: ours only, of each repetition: seconds of a mean iteration by ``TIMES`` and ``accounted``, the share of
@@ -33,6 +33,7 @@ class Row:
     framework: str
     scaling: str | None
     ours: bool
+    devices: int | None = None
     rates: list[float] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     cores: list[float] = field(default_factory=list)
@@ -42,13 +43,13 @@ class Row:
     def of(cls, program: Program) -> Row:
         """A row without figures yet."""
         p = program
-        return cls(p.case, p.label, p.env, p.reduction, p.framework, p.scaling, p.is_ours)
+        return cls(p.case, p.label, p.env, p.reduction, p.framework, p.scaling, p.is_ours, p.devices)
 
     def add(self, measured: Measured) -> None:
         """Take in one repetition."""
         self.rates.append(measured.steps_per_second)
         self.cores.append(measured.cores)
-        if measured.records:
+        if measured.records and all(f"time/{name}" in measured.records[0] for name in TIMES):
             self.times.append(mean_times(measured))
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.cases import COPIES, QUOTED, STRONG, WEAK, WEAK_TARGET, Case
+from benchmarks.cases import COPIES, QUOTED, STRONG, WEAK, WEAK_TARGET, Case, operations_per_step
 from benchmarks.comparison import TIMES, Row, best, ratio, verdict
 from benchmarks.profile_split import PARTS
 
@@ -21,6 +21,7 @@ class Results:
         rows: one for each program.
         ceilings: by case and environment, steps/s of the environments alone by who steps them; or an error.
         splits: by case, environment and reduction, seconds of a mean iteration by part; or an error.
+        product_rate: floating-point operations a second of one core in XLA's matrix product; or an error; or None.
         problems: what went wrong besides.
     """
 
@@ -29,6 +30,7 @@ class Results:
     rows: list[Row] = field(default_factory=list)
     ceilings: dict[tuple[str, str], dict[str, float] | str] = field(default_factory=dict)
     splits: dict[tuple[str, str, str], dict[str, float] | str] = field(default_factory=dict)
+    product_rate: float | str | None = None
     problems: list[str] = field(default_factory=list)
 
     def of_case(self, case: Case) -> list[Row]:
@@ -40,6 +42,7 @@ class Results:
         return {
             "facts": self.facts,
             "problems": self.problems,
+            "product_rate": self.product_rate,
             "rows": [row.as_json() for row in self.rows],
             "quoted": [{"label": q.label, "steps_per_second": q.steps_per_second} for q in QUOTED],
             "ceilings": [{"case": c, "env": e, "result": r} for (c, e), r in self.ceilings.items()],
@@ -80,30 +83,56 @@ def case_section(results: Results, case: Case) -> str:
         if case.name in q.steps_per_second
     ]
     head = ["program", "environment", "steps/s", "min – max", "cores", "of best PyTorch peer", "of best peer"]
-    said = [*verdict_lines(case, rows, torch_best, any_best), *fast_line(rows)]
+    said = [*verdict_lines(case, rows, torch_best, any_best), *fast_line(rows), *share_line(results, case, rows)]
     return "\n\n".join([f"## {case.title}", table(head, lines), *said])
 
 
 def verdict_lines(case: Case, rows: Sequence[Row], torch_best: Row | None, any_best: Row | None) -> list[str]:
     """The target of a case and which of our rows reach it."""
-    if torch_best is None or any_best is None:
-        return [f"Target ≥ {case.target:g} × the best peer: unknown, no PyTorch peer could be measured."]
+    if any_best is None or (torch_best is None and case.engine == "torch"):
+        kind = "PyTorch " if case.engine == "torch" else ""
+        return [f"Target ≥ {case.target:g} × the best peer: unknown, no {kind}peer could be measured."]
+    bases = (("best PyTorch peer", torch_best), ("best of all peers", any_best))
     out = []
-    for name, base in (("best PyTorch peer", torch_best), ("best of all peers", any_best)):
+    for name, base in ((name, base) for name, base in bases if base is not None):
         found = []
         for row in (row for row in rows if row.ours):
             gain = ratio(row, base)
             said = verdict(gain, case.target)
-            found.append(f"{row.env} {row.reduction} {times_text(gain) or 'failed'} **{said}**")
+            found.append(f"{variant(row)} {row.reduction} {times_text(gain) or 'failed'} **{said}**")
         out.append(f"Target ≥ {case.target:g} × the {name} ({base.label}, {base.median:,.0f}): {'; '.join(found)}.")
         if any_best is torch_best:
             break
     return out
 
 
+def variant(row: Row) -> str:
+    """What tells our rows of a case apart besides the reduction: the environment, or how many devices."""
+    return row.env if row.devices is None else f"{row.devices} device{'s' if row.devices > 1 else ''}"
+
+
+def share_line(results: Results, case: Case, rows: Sequence[Row]) -> list[str]:
+    """How much of what the cores could multiply our rows with JAX make use of."""
+    if case.engine != "jax" or results.product_rate is None:
+        return []
+    if isinstance(results.product_rate, str):
+        return [f"XLA's matrix product could not be timed: {results.product_rate}."]
+    most = results.product_rate / operations_per_step(case)
+    found = [
+        f"{variant(row)} {row.reduction} {100 * row.median / most / (row.devices or 1):.0f} %"
+        for row in rows
+        if row.ours and row.median is not None
+    ]
+    return [
+        f"The matrix products of a step are {operations_per_step(case) / 1e3:,.0f} kFLOP; XLA's product of large "
+        f"matrices makes {results.product_rate / 1e9:,.0f} GFLOP/s a core here, so {most:,.0f} steps/s a core would be "
+        f"the ceiling. Reached, of as many cores as devices: {'; '.join(found)}."
+    ]
+
+
 def fast_line(rows: Sequence[Row]) -> list[str]:
     """How ``fast`` compares with ``exact``: it should be at least as fast."""
-    by_env = {(row.env, row.reduction): row for row in rows if row.ours}
+    by_env = {(variant(row), row.reduction): row for row in rows if row.ours}
     found = []
     for env in dict.fromkeys(env for env, _ in by_env):
         if (env, "exact") in by_env and (env, "fast") in by_env:

@@ -23,8 +23,19 @@ from benchmarks.report import Results, markdown
 from benchmarks.steady_rate import ONE_THREAD, MeasurementError, measure
 
 ROOT = Path(__file__).resolve().parent.parent
-OUR_PACKAGES = ("lockstep-rl", "torch", "numpy", "gymnasium", "mujoco")
-PEER_PACKAGES = ("stable-baselines3", "skrl", "sbx-rl", "torch", "jax", "numpy", "gymnasium", "mujoco")
+OUR_PACKAGES = ("lockstep-rl", "torch", "jax", "numpy", "gymnasium", "mujoco")
+PEER_PACKAGES = (
+    "stable-baselines3",
+    "skrl",
+    "sbx-rl",
+    "rejax",
+    "gymnax",
+    "torch",
+    "jax",
+    "numpy",
+    "gymnasium",
+    "mujoco",
+)
 
 
 def read_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -32,7 +43,11 @@ def read_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Lockstep and its peers, side by side.")
     parser.add_argument("--quick", action="store_true", help="one short repetition: does everything run?")
     parser.add_argument("--repeats", type=int, help="repetitions of everything, interleaved (3; 1 with --quick)")
-    parser.add_argument("--cases", default=",".join(c.name for c in CASES), help="of T1,T2,T3; T2 brings the scaling")
+    parser.add_argument(
+        "--cases",
+        default=",".join(c.name for c in CASES),
+        help="of T1,T2,T3 (PyTorch), J1,J2,J3 (JAX); T2 brings the scaling",
+    )
     parser.add_argument("--timeout", type=float, default=180.0, help="seconds after which a run is given up")
     parser.add_argument("--out", type=Path, help="directory (benchmarks/results; build/benchmarks with --quick)")
     arguments = parser.parse_args(argv)
@@ -77,7 +92,9 @@ def facts(arguments: argparse.Namespace) -> dict[str, str]:
         "load before the start (1, 5, 15 minutes)": load + "; figures taken on a busy machine mean little",
         "Lockstep's environment": f"Python {platform.python_version()}, {listed(Path(sys.executable), OUR_PACKAGES)}",
         "the peers' environment": listed(peer_environment.PYTHON, PEER_PACKAGES),
-        "how": how + "first quarter left out; one process, one thread" + (" (quick look)" if arguments.quick else ""),
+        "how": how
+        + "first quarter left out; one process, one thread; J1, J2 and J3 in JAX on all cores"
+        + (" (quick look)" if arguments.quick else ""),
         "cores": "CPU time over wall time of a whole run, start-up included (in the tables)",
     }
 
@@ -125,8 +142,13 @@ def our_variants(case: Case) -> list[tuple[str, Reduction]]:
 
 
 def add_ceilings(results: Results, timeout: float) -> None:
-    """Measure the environments alone."""
-    for case in results.cases:
+    """Measure the environments alone, and for JAX what a core can multiply."""
+    if any(case.engine == "jax" for case in results.cases):
+        try:
+            results.product_rate = float(run_module("benchmarks.product_rate", [], timeout))
+        except MeasurementError as error:
+            results.product_rate = str(error)
+    for case in (case for case in results.cases if case.engine == "torch"):
         for env in dict.fromkeys(env for env, _ in our_variants(case)):
             try:
                 found = json.loads(run_module("benchmarks.env_ceiling", [env, str(case.num_envs)], timeout))
@@ -136,8 +158,8 @@ def add_ceilings(results: Results, timeout: float) -> None:
 
 
 def add_splits(results: Results, timeout: float) -> None:
-    """Profile our rows, one run each."""
-    for case in results.cases:
+    """Profile our rows with PyTorch, one run each; what JAX compiles is one program, whose parts have no clock."""
+    for case in (case for case in results.cases if case.engine == "torch"):
         for env, reduction in our_variants(case):
             with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as directory:
                 config, out = Path(directory) / "config.json", Path(directory) / "split.json"

@@ -15,6 +15,11 @@ CHEETAH = (
 )
 
 
+def inside(name: str) -> tuple[Any, ...]:
+    """CartPole by one of the functions of ``tests/modules/mishaps.py``, stepped inside the program."""
+    return (f"mishaps:{name}", "--env.backend", "jax", *SMALL, *JAX)
+
+
 def devices(number: int) -> tuple[Any, ...]:
     """One process with so many devices."""
     return ("--simulate-devices", number)

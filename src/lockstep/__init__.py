@@ -2,19 +2,46 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lockstep.integrations.attach import attach
+    from lockstep.integrations.companions import all_mean, normalize, shard_seed, stop_if
+    from lockstep.integrations.process_group import is_writer, join
     from lockstep.policy import load_policy
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "load_policy"]
+__all__ = [
+    "__version__",
+    "all_mean",
+    "attach",
+    "is_writer",
+    "join",
+    "load_policy",
+    "normalize",
+    "shard_seed",
+    "stop_if",
+]
+
+_MODULES = {
+    "lockstep.policy": ("load_policy",),
+    "lockstep.integrations.attach": ("attach",),
+    "lockstep.integrations.companions": ("all_mean", "normalize", "shard_seed", "stop_if"),
+    "lockstep.integrations.process_group": ("is_writer", "join"),
+}
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
     """Import the public functions on first use, so that ``import lockstep`` loads no framework."""
-    if name == "load_policy":
-        from lockstep.policy import load_policy
-
-        return load_policy
-    raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
+    if name not in _HOME:
+        raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
+    try:
+        value = getattr(importlib.import_module(_HOME[name]), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "torch":
+            raise
+        raise ImportError(f"lockstep.{name} needs PyTorch: pip install 'lockstep-rl[torch]'") from None
+    globals()[name] = value
+    return value

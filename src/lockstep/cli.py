@@ -19,8 +19,12 @@ Train one reinforcement-learning agent on many devices: the same bytes on 1 proc
   lockstep train --resume runs/NAME             continue, on any number of ranks
   lockstep eval RUN --episodes 20               returns of the trained policy
   lockstep play RUN --video out.mp4             watch it
+  lockstep compare RUN RUN                      which of them plays better, and how sure that is
+  lockstep record RUN --out episodes.npz        its episodes, for lockstep clone episodes.npz --name COPY
   lockstep verify CartPole-v1 --world-sizes 1,2,4   prove that they give the same agent
   lockstep bench CartPole-v1 --world-sizes 1,2      how fast more ranks are, and where the time goes
+  lockstep run --nproc 4 script.py ARGS         four ranks of your own script, with torchrun's variables
+  lockstep doctor --nproc 2 -- script.py ARGS   whether the ranks of a PyTorch script are one agent; cause and fix
 
 lockstep COMMAND --help lists every option; lockstep --version prints the version."""
 
@@ -40,7 +44,7 @@ def _train(argv: Sequence[str]) -> int:
 
 
 def _eval(argv: Sequence[str]) -> int:
-    from lockstep.policy_commands import eval_command
+    from lockstep.eval_command import eval_command
 
     return eval_command(argv)
 
@@ -49,6 +53,24 @@ def _play(argv: Sequence[str]) -> int:
     from lockstep.policy_commands import play_command
 
     return play_command(argv)
+
+
+def _compare(argv: Sequence[str]) -> int:
+    from lockstep.compare_command import compare_command
+
+    return compare_command(argv)
+
+
+def _record(argv: Sequence[str]) -> int:
+    from lockstep.record_command import record_command
+
+    return record_command(argv)
+
+
+def _clone(argv: Sequence[str]) -> int:
+    from lockstep.clone_command import clone_command
+
+    return clone_command(argv)
 
 
 def _verify(argv: Sequence[str]) -> int:
@@ -63,6 +85,18 @@ def _bench(argv: Sequence[str]) -> int:
     return bench_command(argv)
 
 
+def _run(argv: Sequence[str]) -> int:
+    from lockstep.launch.script import run_command
+
+    return run_command(argv)
+
+
+def _doctor(argv: Sequence[str]) -> int:
+    from lockstep.doctor.command import doctor_command
+
+    return doctor_command(argv)
+
+
 def _topology() -> Topology:
     """This process's place in a run, also where the launcher's variables make no sense."""
     try:
@@ -71,7 +105,18 @@ def _topology() -> Topology:
         return Topology()
 
 
-COMMANDS = {"train": _train, "eval": _eval, "play": _play, "verify": _verify, "bench": _bench}
+COMMANDS = {
+    "train": _train,
+    "eval": _eval,
+    "play": _play,
+    "compare": _compare,
+    "record": _record,
+    "clone": _clone,
+    "verify": _verify,
+    "bench": _bench,
+    "run": _run,
+    "doctor": _doctor,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -14,6 +14,7 @@ _EPILOG = """\
 CONFIG_FILE_OR_ENV_ID is a YAML, JSON or TOML file, a run directory, or an environment id whose preset is the start.
 --env.kwargs '{"g": 9.8}' gives the environment arguments, as JSON (default: {}).
 --network.custom-kwargs likewise gives the custom network's.
+--amp is --precision bf16.
 Aliases: --total-timesteps, --n-envs, --n-steps, --n-epochs, --learning-rate, --lr, --gamma, --gae-lambda, --ent-coef,
 --target-kl, --max-grad-norm, --log-jsonl, --env-id, --world-size."""
 

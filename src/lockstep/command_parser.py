@@ -6,6 +6,14 @@ import argparse
 from typing import NoReturn
 
 
+def at_least_one(text: str) -> int:
+    """A count, from 1 on, for ``type=``."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is below 1")
+    return number
+
+
 class CommandParser(argparse.ArgumentParser):
     """An argument parser whose errors are ``ValueError``."""
 

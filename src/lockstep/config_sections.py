@@ -45,6 +45,8 @@ class AtariConfig(Section):
         return {"enabled": value} if isinstance(value, bool) else value
 
 
+SHORT_IDS = {"Snake-v0": "lockstep/Snake-v0"}
+"""Environments of ours that may go by their plain names: nobody else has registered them."""
 JAX_FAMILIES = ("gymnax/", "brax/", "playground/")
 """What the ids of environments that are written in JAX begin with."""
 
@@ -94,7 +96,9 @@ class EnvConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _from_id(cls, value: Any) -> Any:
-        return {"id": value} if isinstance(value, str) else value
+        value = {"id": value} if isinstance(value, str) else value
+        short = value.get("id") if isinstance(value, dict) else None
+        return {**value, "id": SHORT_IDS[short]} if isinstance(short, str) and short in SHORT_IDS else value
 
     @property
     def jax_only(self) -> bool:
@@ -176,13 +180,13 @@ class GRPOConfig(Section):
 class ImageConfig(Section):
     """Convolutions for image observations."""
 
-    kind: Literal["auto", "nature", "impala", "simple"] = Field(
+    kind: Literal["auto", "nature", "impala", "simple", "residual"] = Field(
         default="auto",
         description="nature (Mnih et al. 2015), impala (Espeholt et al. 2018), simple (3x3 at full resolution, for "
-        "small grids); auto: nature from 36 pixels on, else simple",
+        "small grids), residual (likewise, in residual blocks); auto: nature from 36 pixels on, else simple",
     )
     width: float = Field(default=1.0, gt=0, description="channels and features are multiplied by it")
-    depth: int = Field(default=2, ge=1, description="residual blocks per stage (impala) or layers (simple)")
+    depth: int = Field(default=2, ge=1, description="residual blocks (impala: per stage) or layers (simple)")
 
     @model_validator(mode="before")
     @classmethod

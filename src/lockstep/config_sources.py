@@ -42,6 +42,8 @@ ALIASES = {
     "world_size": "nproc",
     "nproc_per_node": "nproc",
 }
+SWITCHES = {"--amp": ("precision", "bf16"), "--no-amp": ("precision", "fp32")}
+"""Options without a value that stand for a value of another."""
 
 
 @dataclass(frozen=True)
@@ -251,6 +253,11 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
         word = words.pop(0)
         if not word.startswith("--"):
             out.positional.append(word)
+            continue
+        if word.partition("=")[0] in SWITCHES:
+            if "=" in word:
+                raise ValueError(f"{word}: takes no value; {word.partition('=')[0]} alone says it")
+            out.settings |= dict([SWITCHES[word]])
             continue
         flag, _, inline = word.partition("=")
         leaf, negated = _leaf_of(flag)

@@ -31,6 +31,16 @@ class DesyncError(RunError):
     everywhere = True
 
 
+class OutOfStepError(RunError):
+    """Ranks of a user's script met in different places, or after different numbers of passes; every rank raises it."""
+
+    everywhere = True
+
+
+class UnreducedGradientError(RunError):
+    """An optimiser of a user's script was about to step with gradients that no reduction has seen."""
+
+
 class RankMismatchError(ValueError):
     """Ranks run on different machines, versions or configs; every rank raises it."""
 

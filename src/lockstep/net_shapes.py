@@ -20,8 +20,9 @@ NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 NATURE_SMALLEST = 36
 IMPALA = (16, 32, 32)
 """Channels of each stage (Espeholt et al. 2018, figure 3, right)."""
-FEATURES = {"nature": 512, "impala": 256, "simple": 256}
-SIMPLE_CHANNELS = 32
+FEATURES = {"nature": 512, "impala": 256, "simple": 256, "residual": 256}
+GRID_CHANNELS = 32
+"""Of the layers at full resolution (simple, residual)."""
 _GATES = {"lstm": 4, "gru": 3}
 
 
@@ -31,12 +32,13 @@ class ImageEncoder:
 
     Attributes:
         kind: ``nature`` (from 36 x 36 pixels on), ``impala`` (residual), ``simple`` (3 x 3 at full resolution, for
-            small grids), or ``auto``: nature where it fits, else simple.
+            small grids), ``residual`` (likewise, in residual blocks: He et al. 2016, "Identity mappings in deep
+            residual networks"), or ``auto``: nature where it fits, else simple.
         width: channels and features are multiplied by it.
-        depth: residual blocks per stage (impala) or layers (simple).
+        depth: residual blocks (residual; impala: per stage) or layers (simple).
     """
 
-    kind: Literal["auto", "nature", "impala", "simple"] = "auto"
+    kind: Literal["auto", "nature", "impala", "simple", "residual"] = "auto"
     width: float = 1.0
     depth: int = 2
 
@@ -53,7 +55,7 @@ class ImageEncoder:
                 raise ValueError(
                     f"network.image.kind: nature needs images of {NATURE_SMALLEST} x {NATURE_SMALLEST} pixels or more "
                     f"and {leaf.name or 'the observation'} has {leaf.image_shape[1]} x {leaf.image_shape[2]}; use "
-                    "simple or impala"
+                    "simple, residual or impala"
                 )
 
     def scaled(self, channels: int) -> int:
@@ -71,8 +73,13 @@ class ImageEncoder:
                 height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
         elif kind == "simple":
             for layer in range(self.depth):
-                out[f"{layer}"] = (self.scaled(SIMPLE_CHANNELS), channels, 3, 3)
-                channels = self.scaled(SIMPLE_CHANNELS)
+                out[f"{layer}"] = (self.scaled(GRID_CHANNELS), channels, 3, 3)
+                channels = self.scaled(GRID_CHANNELS)
+        elif kind == "residual":
+            out["0"] = (self.scaled(GRID_CHANNELS), channels, 3, 3)
+            channels = self.scaled(GRID_CHANNELS)
+            for block in range(self.depth):
+                out[f"0.{block}.0"] = out[f"0.{block}.1"] = (channels, channels, 3, 3)
         else:
             for stage, wanted in enumerate(IMPALA):
                 out[f"{stage}"] = (self.scaled(wanted), channels, 3, 3)

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import os
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,10 @@ from lockstep.envs.keyed import environment_failure, stated_mask
 from lockstep.envs.wrappers import LIFE_LOST
 from lockstep.policy import Policy
 from lockstep.shards import keyed_seed
+
+VIDEO_SUFFIXES = (".mp4", ".gif")
+CLEAR = "\x1b[H\x1b[J"
+"""Puts a terminal's cursor into the upper left corner and clears what is below."""
 
 
 def has_screen() -> bool:
@@ -33,18 +38,45 @@ def prepare_rendering(screen: bool) -> None:
 
 
 def video_writer(video: Path, fps: int) -> Any:
-    """An mp4 file to append frames to.
+    """An mp4 or gif file to append frames to.
 
     Raises:
-        ValueError: the name doesn't end in .mp4, or what a video needs isn't installed.
+        ValueError: the name doesn't end in .mp4 or .gif, or what a video needs isn't installed.
     """
-    if video.suffix != ".mp4":
-        raise ValueError(f"video: {video} must end in .mp4")
+    check_suffix(video)
     imageio = _imageio("video")
+    if video.suffix == ".gif":
+        video.parent.mkdir(parents=True, exist_ok=True)
+        return imageio.get_writer(video, mode="I", duration=1000 / fps, loop=0)
     # ffmpeg replaces the forked process at once, so that JAX's threads, which the fork lacks, can't be missed
     warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
     video.parent.mkdir(parents=True, exist_ok=True)
     return imageio.get_writer(video, fps=fps, macro_block_size=2)
+
+
+def check_suffix(video: Path) -> None:
+    """Raise a one-line ``ValueError`` where a video's name doesn't say what it is."""
+    if video.suffix not in VIDEO_SUFFIXES:
+        raise ValueError(f"video: {video} must end in {' or '.join(VIDEO_SUFFIXES)}")
+
+
+class Terminal:
+    """Shows texts one after the other: on a terminal each in place of the one before, at their pace.
+
+    Args:
+        fps: texts a second.
+    """
+
+    def __init__(self, fps: int) -> None:
+        self._pause = 1 / fps if sys.stdout.isatty() else 0.0
+
+    def append_data(self, text: str) -> None:
+        """Show one text."""
+        print(f"{CLEAR}{text}" if self._pause else text, flush=True)
+        time.sleep(self._pause)
+
+    def close(self) -> None:
+        """Nothing to let go."""
 
 
 def _imageio(key: str) -> Any:
@@ -57,7 +89,7 @@ def _imageio(key: str) -> Any:
 
 
 def drawn_environment(config: EnvConfig, mode: str) -> Any:
-    """An environment that draws itself in a window (``human``) or as arrays (``rgb_array``).
+    """An environment that draws itself in a window (``human``), as arrays (``rgb_array``) or as text (``ansi``).
 
     Raises:
         ValueError: it can't; one line.
@@ -72,6 +104,8 @@ def drawn_environment(config: EnvConfig, mode: str) -> Any:
             if "render_mode" not in str(error):
                 raise
             raise ValueError(f"{config.id} can't be drawn: it takes no render_mode={mode!r}") from None
+        except NotImplementedError:
+            raise ValueError(f"{config.id} can't be drawn: it has no render mode {mode!r}") from None
 
 
 def play_episode(env: Any, policy: Policy, writer: Any, seed: int, deterministic: bool) -> float:
@@ -108,7 +142,7 @@ def _frame(env: Any) -> Any:
         why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise ValueError(f"{env.spec.id} can't be rendered here: {why}{hint}") from None
     if frame is None:
-        raise ValueError(f"{env.spec.id} gives no picture in render mode rgb_array")
+        raise ValueError(f"{env.spec.id} gives no picture in render mode {env.render_mode}")
     return frame
 
 

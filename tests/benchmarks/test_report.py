@@ -1,4 +1,4 @@
-from benchmarks.cases import ARRAY_CARTPOLE, COPIES, T1, WEAK
+from benchmarks.cases import ARRAY_CARTPOLE, COPIES, J1, T1, WEAK, operations_per_step
 from benchmarks.profile_split import PARTS
 from benchmarks.report import Results, markdown
 
@@ -68,3 +68,30 @@ def test_json_holds_every_repetition(row):
     out = results(row(10.0, 12.0), row(35.0, ours=True)).as_json()
     assert out["rows"][0]["rates"] == [10.0, 12.0]
     assert out["rows"][0]["median"] == 11.0
+
+
+def jax_results(row, exact: float) -> Results:
+    ours = [row(rate, ours=True, framework="jax", env=ARRAY_CARTPOLE) for rate in (exact, exact / 2)]
+    rows = [row(100.0, framework="jax", label="rejax"), *ours]
+    for one, devices in zip(rows, (None, 2, 1), strict=True):
+        one.case, one.devices = "J1", devices
+    return Results({"date": "today"}, [J1], rows=rows)
+
+
+def test_with_jax_the_best_of_all_peers_is_the_measure(row):
+    text = markdown(jax_results(row, 171.0))
+    assert (
+        "Target ≥ 1.7 × the best of all peers (rejax, 100): 2 devices exact 1.71 × **met**; "
+        "1 device exact 0.85 × **missed**." in text
+    )
+    assert "best PyTorch peer (" not in text
+
+
+def test_the_share_of_the_arithmetic_is_of_as_many_cores_as_devices(row):
+    found = jax_results(row, 170.0)
+    assert "ceiling" not in markdown(found).split("## Where")[0]
+    found.product_rate = 850.0 * operations_per_step(J1)
+    assert "850 steps/s a core would be the ceiling" in markdown(found)
+    assert "2 devices exact 10 %; 1 device exact 10 %." in markdown(found)
+    found.product_rate = "no jax"
+    assert "could not be timed: no jax" in markdown(found)

@@ -3,7 +3,8 @@ import dataclasses
 import pytest
 
 from benchmarks import side_by_side
-from benchmarks.cases import CASES, T1, T2, T3, our_config, programs_of, scaling_programs
+from benchmarks.cases import CASES, J3, REJAX_CALLS, T1, T2, T3, our_config, programs_of, scaling_programs
+from benchmarks.peer_environment import PEERS
 from lockstep.config import Config
 from lockstep.config_checks import resolve
 from lockstep.config_sources import validate
@@ -56,3 +57,9 @@ def test_a_quick_look_writes_elsewhere_and_runs_less():
     assert (quick.repeats, full.repeats) == (1, 3)
     assert quick.out != full.out
     assert quick.cases[0].iterations < T1.iterations == full.cases[0].iterations
+
+
+def test_a_line_of_rejax_is_a_call_of_several_iterations():
+    rejax = next(p for p in programs_of(J3) if p.package == "rejax")
+    assert rejax.steps_per_iteration == J3.steps_per_iteration * J3.iterations // REJAX_CALLS
+    assert f"CALLS = {REJAX_CALLS}\n" in (PEERS / "rejax_ppo.py").read_text()

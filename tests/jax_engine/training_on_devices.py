@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from compiled_collectives import by_kind, collectives
-from jax import lax
+from mishaps import rotated_over_devices, shuffled_over_devices
 from small_programs import (
     apart,
     arrays_of,
@@ -22,7 +22,6 @@ from small_programs import (
 from lockstep.jax_engine import mesh as meshes
 from lockstep.jax_engine import processes, session, update
 from lockstep.jax_engine.device_run import parameter_specs
-from lockstep.jax_engine.reductions import AXES, gather_shards, shard_index
 from lockstep.jax_engine.state import init_state, place_state, state_specs
 from lockstep.jax_engine.update import Update
 from lockstep.topology import Topology
@@ -100,18 +99,6 @@ def test_a_period_of_four_has_a_quarter_of_the_collectives():
     assert kinds == {"all-reduce": STEPS // 4, "all-gather": 1}
     ((averaged, _),) = update_.items()
     assert averaged.nbytes == 4 * (3 * run.program.layout.size + TERMS + 2)  # parameters and two moments
-
-
-def shuffled_over_devices(self, learner, samples, *rest, original=Update.__call__):
-    """The mistake of permuting all samples: every device needs those of all."""
-    everyone = gather_shards(samples)
-    own = (shard_index() * len(samples) + 1) % len(everyone)
-    return original(self, learner, lax.dynamic_slice_in_dim(everyone, own, len(samples)), *rest)
-
-
-def rotated_over_devices(self, learner, samples, *rest, original=Update.__call__):
-    """The same mistake by another collective."""
-    return original(self, learner, lax.ppermute(samples, AXES, [(0, 1), (1, 0)]), *rest)
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,7 @@ CASES = {
     "nature, channels first": Case(picture(3, 44, 44), options={"image": ImageEncoder("nature", **THIN)}),
     "impala": Case(picture(9, 12, 3), options={"image": ImageEncoder("impala", width=0.25)}),
     "simple": Case(picture(7, 7), options={"image": ImageEncoder("simple", width=0.25, depth=3)}),
+    "residual": Case(picture(5, 6, 3), options={"image": ImageEncoder("residual", width=0.25)}),
     "LSTM": Case(options={"core": "lstm", "core_size": 6}),
     "GRU": Case(action=CONTINUOUS, options={"core": "gru", "core_size": 6}),
     "LSTM, shared, Dict": Case(

@@ -46,6 +46,12 @@ def expected_features(kind: str, depth: int, weights: dict[str, torch.Tensor], x
     elif kind == "simple":
         for layer in range(depth):
             x = relu(conv(weights, f"{prefix}.{layer}", padding=1)(x))
+    elif kind == "residual":
+        x = conv(weights, f"{prefix}.0", padding=1)(x)
+        for block in range(depth):
+            inner = conv(weights, f"{prefix}.0.{block}.0", padding=1)(relu(x))
+            x = x + conv(weights, f"{prefix}.0.{block}.1", padding=1)(relu(inner))
+        x = relu(x)
     else:
         for stage in range(3):
             x = nn.MaxPool2d(3, 2, 1)(conv(weights, f"{prefix}.{stage}", padding=1)(x))
@@ -63,6 +69,8 @@ CASES = [
     ("simple", (7, 7), 3),
     ("impala", (9, 12, 3), 1),
     ("impala", (8, 8), 2),
+    ("residual", (5, 6, 3), 1),
+    ("residual", (7, 7), 3),
 ]
 
 
@@ -133,12 +141,12 @@ def test_what_auto_means_and_what_is_too_small():
     with pytest.raises(ValueError) as caught:
         ImageEncoder("nature").check(small)
     assert str(caught.value) == (
-        "network.image.kind: nature needs images of 36 x 36 pixels or more and the observation has 35 x 99; use simple "
-        "or impala"
+        "network.image.kind: nature needs images of 36 x 36 pixels or more and the observation has 35 x 99; use "
+        "simple, residual or impala"
     )
 
 
-@pytest.mark.parametrize("kind", ["nature", "impala", "simple"])
+@pytest.mark.parametrize("kind", ["nature", "impala", "simple", "residual"])
 def test_width_and_depth_scale_the_networks(kind):
     layout = observation_layout(Dict({"eye": picture(40, 40, 3)}))
     sizes = {}

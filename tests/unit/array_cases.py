@@ -19,6 +19,7 @@ from lockstep.envs.arrays import (
     MountainCarContinuous,
     Pendulum,
     PushCube,
+    Snake,
 )
 
 BACKENDS = ("numpy", "torch", "jax")
@@ -65,9 +66,20 @@ def reset_function(env: ArrayEnvironment, backend: str) -> Any:
 
 @functools.cache
 def step_function(env: ArrayEnvironment, backend: str) -> Any:
-    """``step(state, action)``, under ``jit`` where there is one: no step branches on an array."""
-    step = functools.partial(env.step, array_namespace(backend), random=None)
-    return pytest.importorskip("jax").jit(step) if backend == "jax" else step
+    """``step(state, action, random=None)``, under ``jit`` where there is one: no step branches on an array."""
+    step = functools.partial(env.step, array_namespace(backend))
+    compiled = pytest.importorskip("jax").jit(step) if backend == "jax" else step
+    return lambda state, action, random=None: compiled(state, action, random)
+
+
+def random_draws(env: ArrayEnvironment, n: int, rng: np.random.Generator) -> np.ndarray | None:
+    """What a step of ``n`` environments draws, None if that is nothing."""
+    return rng.random((n, env.step_draws), np.float32) if env.step_draws else None
+
+
+def converted(xp: Any, array: np.ndarray | None) -> Any:
+    """An array of the namespace, or None."""
+    return None if array is None else xp.asarray(array)
 
 
 def random_actions(env: ArrayEnvironment, n: int, rng: np.random.Generator) -> np.ndarray:
@@ -78,11 +90,13 @@ def random_actions(env: ArrayEnvironment, n: int, rng: np.random.Generator) -> n
 
 
 def random_states(env: ArrayEnvironment, n: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """States all over the space: see :data:`STATES`, :func:`push_states` and :func:`grid_states`."""
+    """States all over the space: see :data:`STATES`, :func:`push_states` and so on."""
     if isinstance(env, PushCube):
         return push_states(env, n, rng)
     if isinstance(env, GridWorld):
         return grid_states(env, n, rng)
+    if isinstance(env, Snake):
+        return snake_states(env, n, rng)
     return {name: rng.uniform(*bounds, n).astype(np.float32) for name, bounds in STATES[type(env)].items()}
 
 
@@ -92,6 +106,19 @@ def grid_states(env: GridWorld, n: int, rng: np.random.Generator) -> dict[str, n
     beside = state["goal"] + rng.choice(env._moves, n)
     anywhere = rng.integers(env.width + 1, env.width * (env.width - 1) - 1, n)
     return {**state, "agent": np.where(rng.random(n) < 0.3, beside, anywhere).astype(np.int32)}
+
+
+def snake_states(env: Snake, n: int, rng: np.random.Generator, steps: int = 80) -> dict[str, np.ndarray]:
+    """Snakes that chased their food as well as it goes without looking, those that died where they were before."""
+    state, _ = env.reset(np, rng.random((n, env.reset_draws), np.float32))
+    for _ in range(steps):
+        rows, columns = (f(state["food"], env.size) - f(state["head"], env.size) for f in (np.floor_divide, np.mod))
+        across = (columns != 0) & ((rows == 0) | (rng.random(n) < 0.5))
+        chase = np.where(across, np.where(columns < 0, 0, 2), np.where(rows > 0, 1, 3))
+        action = np.where(rng.random(n) < 0.2, rng.integers(0, 4, n), chase)
+        moved, _, _, over = env.step(np, state, action, rng.random((n, 1), np.float32))
+        state = {name: np.where(over.reshape(n, *[1] * (x.ndim - 1)), state[name], x) for name, x in moved.items()}
+    return state
 
 
 def push_states(env: PushCube, n: int, rng: np.random.Generator) -> dict[str, np.ndarray]:

@@ -211,7 +211,7 @@ def test_spaces_and_limits_are_gymnasiums(env_id: str) -> None:
     assert ours.spec is not None
     assert reference.spec is not None
     assert ours.spec.max_episode_steps == reference.spec.max_episode_steps
-    assert ours.metadata == {**reference.metadata, "render_modes": ["rgb_array"]}
+    assert ours.metadata == {**reference.metadata, "render_modes": ["rgb_array", "human"]}
 
 
 @on_every_backend

@@ -1,13 +1,14 @@
 """How a process ends with its parent, also with one that was gone before it could ask; and what a command said."""
 
 import os
+import shlex
 import subprocess
 import sys
 from functools import partial
 
 import pytest
 
-from lockstep.launch.process import end_with_parent, said_error
+from lockstep.launch.process import command_that_ends_with_us, end_with_parent, said_error
 
 SAYS = [sys.executable, "-c", "print('here')"]
 
@@ -21,6 +22,17 @@ def test_a_process_whose_parent_is_gone_already_ends():
 def test_a_process_whose_parent_is_there_goes_on():
     done = subprocess.run(SAYS, capture_output=True, text=True, preexec_fn=partial(end_with_parent, os.getpid()))
     assert (done.returncode, done.stdout) == (0, "here\n")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells a child of its parent's end on Linux")
+def test_a_command_that_ends_with_us_ends_at_once_below_another_parent():
+    command = command_that_ends_with_us("--help")
+    here = subprocess.run(command, capture_output=True, text=True)
+    assert here.returncode == 0
+    assert "train" in here.stdout
+    shell = ["sh", "-c", f"{shlex.join(command)}; exit $?"]
+    below = subprocess.run(shell, capture_output=True, text=True)
+    assert (below.returncode, below.stdout) == (1, "")
 
 
 @pytest.mark.parametrize(

@@ -289,5 +289,5 @@ def test_the_text_shows_goal_cube_and_peg():
     assert min(line.index("o") for line in lines[:-1] if "o" in line) > 25
     (peg,) = [line for line in lines if "*" in line]
     assert peg.index("*") == 26
-    with pytest.raises(ValueError, match="render_mode: 'ansi' isn't offered; use 'rgb_array' or None"):
+    with pytest.raises(ValueError, match="render_mode: 'ansi' isn't offered; use 'rgb_array', 'human' or None"):
         gymnasium.make("lockstep/CartPole-v1", render_mode="ansi")

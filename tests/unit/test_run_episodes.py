@@ -58,13 +58,13 @@ def always(action: int):
 @pytest.mark.parametrize("end", ["terminated", "truncated"])
 def test_each_episode_is_counted_to_its_own_end_and_no_further(end):
     envs = Countdown([1, 3, 5], end)
-    assert run_episodes(envs, always(1), 100).tolist() == [[1, 1, -1], [30, 3, -1], [500, 5, 1]]
+    assert run_episodes(envs, always(1), 100)[:, :3].tolist() == [[1, 1, -1], [30, 3, -1], [500, 5, 1]]
     assert envs.steps == 5  # until the longest has ended
 
 
 def test_longer_episodes_are_cut():
     envs = Countdown([1, 3, 5])
-    assert run_episodes(envs, always(1), 2).tolist() == [[1, 1, -1], [20, 2, 0], [200, 2, 0]]
+    assert run_episodes(envs, always(1), 2)[:, :3].tolist() == [[1, 1, -1], [20, 2, 0], [200, 2, 0]]
     assert envs.steps == 2
 
 
@@ -75,7 +75,7 @@ def test_the_policy_decides_and_sees_the_current_observations():
         seen.append(observations[:, 0].tolist())
         return (observations[:, 0] == 2).astype(int)
 
-    assert run_episodes(envs, act, 100).tolist() == [[1, 2, -1], [10, 3, -1]]
+    assert run_episodes(envs, act, 100)[:, :3].tolist() == [[1, 2, -1], [10, 3, -1]]
     assert seen == [[2, 3], [1, 2], [2, 1]]
 
 
@@ -102,7 +102,7 @@ def test_an_evaluation_can_be_repeated_and_belongs_to_a_seed(env_id):
 
 def test_summary_by_hand():
     # Returns 1, 2, 6: mean 3, population variance (4 + 1 + 9) / 3.
-    summary = summarize(np.array([[1.0, 10.0, 0.0], [2.0, 20.0, 0.0], [6.0, 60.0, 0.0]]))
+    summary = summarize(np.array([[1.0, 10.0, 0.0, np.nan], [2.0, 20.0, 0.0, np.nan], [6.0, 60.0, 0.0, np.nan]]))
     assert summary == {
         "episodes": 3,
         "return_mean": 3.0,
@@ -114,6 +114,17 @@ def test_summary_by_hand():
 
 
 def test_the_success_rate_is_of_the_episodes_that_say():
-    episodes = np.array([[1.0, 10.0, 1.0], [2.0, 20.0, -1.0], [6.0, 60.0, -1.0], [6.0, 60.0, 0.0]])
+    episodes = np.array(
+        [[1.0, 10.0, 1.0, 3.0], [2.0, 20.0, -1.0, 4.0], [6.0, 60.0, -1.0, 8.0], [6.0, 60.0, 0.0, np.nan]]
+    )
     assert summarize(episodes)["success_rate"] == pytest.approx(1 / 3)
     assert "success_rate" not in summarize(episodes[3:])
+
+
+def test_scores_are_there_where_all_episodes_have_one():
+    episodes = np.array(
+        [[1.0, 10.0, 1.0, 3.0], [2.0, 20.0, -1.0, 4.0], [6.0, 60.0, -1.0, 8.0], [6.0, 60.0, 0.0, np.nan]]
+    )
+    found = {name: value for name, value in summarize(episodes[:3]).items() if name.startswith("score")}
+    assert found == {"score_mean": 5.0, "score_std": pytest.approx(np.sqrt(14 / 3)), "score_min": 3.0, "score_max": 8.0}
+    assert not any(name.startswith("score") for name in summarize(episodes))

@@ -172,10 +172,9 @@ def test_reward_shaping(shaping, expected):
     ("settings", "says"),
     [
         (
-            {"id": "lockstep/CartPole-v1", "frame_stack": 2},
-            r"^env.frame_stack: .* use --env.backend gymnasium \(or jax, with --engine jax\)$",
+            {"id": "lockstep/CartPole-v1", "frame_skip": 2},
+            r"^env.frame_skip: .* use --env.backend gymnasium \(or jax, with --engine jax\)$",
         ),
-        ({"id": "lockstep/CartPole-v1", "frame_skip": 2}, r"^env.frame_skip: "),
         ({"id": "lockstep/CartPole-v1", "sticky_actions": 0.25}, r"^env.sticky_actions: "),
         ({"id": "lockstep/CartPole-v1", "atari": True}, r"^env.atari: "),
         ({"id": "CartPole-v1", "atari": True}, r"^env.atari: CartPole-v1 is no ALE game"),
@@ -200,6 +199,24 @@ def test_what_does_not_fit_is_refused_in_one_line(settings, says):
 def test_options_that_contradict_each_other_are_refused(settings, says):
     with pytest.raises(ValueError, match=says):
         EnvConfig.model_validate({"id": "CartPole-v1", **settings})
+
+
+@pytest.mark.parametrize("backend", ["auto", "tensor"])
+def test_a_frame_stack_is_the_only_wrapper_of_array_environments(backend):
+    config = EnvConfig.model_validate({"id": "lockstep/CartPole-v1", "backend": backend, "frame_stack": 3})
+    assert describe(config).is_array
+    envs = make_envs(config, describe(config), 0, range(2), pytest.fail)
+    envs.reset()
+    seen = [envs.buffers.observations.copy()]
+    for _ in range(40):
+        envs.buffers.actions[:] = 1
+        envs.step()
+        seen.append(envs.buffers.observations.copy())
+        ended = envs.buffers.terminated[:, None]
+        first = np.tile(seen[-1][:, -4:], 3)  # of an episode that begins
+        expected = np.where(ended, first, np.concatenate([seen[-2][:, 4:], seen[-1][:, -4:]], 1))
+        np.testing.assert_array_equal(seen[-1], expected)
+    assert envs.buffers.episodes.min() > 1
 
 
 def test_the_array_environment_in_its_single_form_takes_wrappers():

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from lockstep.config import EnvConfig
-from lockstep.envs.description import EnvDescription, array_environment
+from lockstep.envs.counter_draws import stream_keys, uniform
+from lockstep.envs.description import EnvDescription, make_arrays
 from lockstep.envs.keyed import episode_key
 from lockstep.envs.vector import Buffers, HostEnvs, buffer_layout
 from lockstep.shards import KeyedDraws
@@ -38,11 +39,10 @@ class ArrayEnvs(HostEnvs):
     ) -> None:
         layout = buffer_layout(description, len(env_ids), 1)
         super().__init__(description, env_ids, Buffers(**{k: np.zeros(s, d) for k, (s, d) in layout.items()}))
-        kind = array_environment(config.id)
-        assert kind is not None
-        self._env = kind(**config.kwargs)
+        self._env = make_arrays(config)
         self._keys = list(env_ids if keys is None else keys)
         self._seed, self._purpose, self._keyed = seed, purpose, KeyedDraws()
+        self._step_keys = stream_keys(seed, f"{purpose}/step", self._keys) if self._env.step_draws else None
         self._limit = description.max_episode_steps or self._env.max_episode_steps
         self._elapsed = np.zeros(len(env_ids), np.int64)
         self._state: dict[str, np.ndarray] = {}
@@ -53,15 +53,11 @@ class ArrayEnvs(HostEnvs):
         return np.stack([draw(self._seed, self._purpose, *k).random(self._env.reset_draws, np.float32) for k in keys])
 
     def _step_draws(self) -> np.ndarray | None:
-        """Random numbers of a step, keyed by environment, episode and step."""
-        if not self._env.step_draws:
+        """Random numbers of a step, keyed by environment, episode and step; an evaluation repeats the same ones."""
+        if self._step_keys is None:
             return None
-        rows = []
-        for r, env_id in enumerate(self._keys):
-            key = (*episode_key(self._purpose, env_id, int(self.buffers.episodes[r])), int(self._elapsed[r]))
-            generator = self._keyed.generator(self._seed, f"{self._purpose}/step", *key)
-            rows.append(generator.random(self._env.step_draws, np.float32))
-        return np.stack(rows)
+        episodes = 0 * self.buffers.episodes if self._purpose == "eval" else self.buffers.episodes
+        return uniform(self._step_keys, episodes, self._elapsed, self._env.step_draws)
 
     def _rows(self, observation: np.ndarray) -> np.ndarray:
         """Rows ``[n, width]``: one vector or one image each; the bytes of an image are filled up to whole words."""
@@ -86,10 +82,16 @@ class ArrayEnvs(HostEnvs):
         b.rewards[:] = reward
         b.terminated[:] = terminated
         b.truncated[:] = self._elapsed >= self._limit
+        own = self._env.truncated(np, state)
+        if own is not None:
+            b.truncated |= own
         b.observations[:] = self._rows(observation)
         success = self._env.success(np, state)
         if success is not None:
             b.successes[:] = np.where(success, 1, -1)
+        score = self._env.score(np, state)
+        if score is not None:
+            b.scores[:] = score
         self._state = state
         rows = np.flatnonzero(b.terminated | b.truncated)
         if rows.size:

@@ -10,7 +10,8 @@ from typing import Any
 import gymnasium
 
 from lockstep.config import EnvConfig
-from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
+from lockstep.envs.arrays import ARRAY_ENVIRONMENTS, ArrayEnvironment
+from lockstep.envs.arrays.frame_stack import FrameStack
 from lockstep.envs.atari import register_atari
 from lockstep.envs.gymnasium_registration import register_array_environments
 from lockstep.envs.mujoco_warnings import calm_mujoco
@@ -50,6 +51,14 @@ class EnvDescription:
 def array_environment(env_id: str) -> type | None:
     """Our array environment of this id, or None."""
     return ARRAY_ENVIRONMENTS.get(env_id)
+
+
+def make_arrays(config: EnvConfig) -> ArrayEnvironment:
+    """The array environment of a config, in a frame stack if that is asked for."""
+    kind = array_environment(config.id)
+    assert kind is not None, f"{config.id} is no array environment"
+    made = kind(**config.kwargs)
+    return FrameStack(made, config.frame_stack) if config.frame_stack > 1 else made
 
 
 def stepped_as_arrays(config: EnvConfig) -> bool:
@@ -123,7 +132,7 @@ def check_array_options(config: EnvConfig) -> None:
         _check_simulator_options(config)
     for name, given in (
         ("frame_skip", config.frame_skip > 1),
-        ("frame_stack", config.frame_stack > 1),
+        ("frame_stack", config.frame_stack > 1 and not stepped_as_arrays(config)),
         ("sticky_actions", bool(config.sticky_actions)),
         ("atari", config.atari.enabled),
     ):

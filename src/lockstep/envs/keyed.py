@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -46,6 +47,12 @@ def stated_success(info: Mapping[str, Any]) -> int:
     return 0
 
 
+def stated_score(info: Mapping[str, Any]) -> float:
+    """Points of a game so far, where an environment's info has a number ``score``; else NaN."""
+    value = np.asarray(info["score"]) if "score" in info else np.asarray(None)
+    return float(value.item()) if value.size == 1 and value.dtype.kind in "iuf" else math.nan
+
+
 def stated_mask(env: gymnasium.Env, info: Mapping[str, Any], source: str) -> np.ndarray | None:
     """Which actions are allowed, where that comes apart from the observation; for several indices one after another.
 
@@ -80,6 +87,7 @@ class KeyedEnv:
     Attributes:
         lost: whether the last step lost a life that ends an episode for the learner, while the game goes on.
         success: whether the last step left the task solved, see :func:`stated_success`.
+        score: points of the episode so far, see :func:`stated_score`.
     """
 
     def __init__(
@@ -101,6 +109,7 @@ class KeyedEnv:
         self._all_allowed = np.ones(description.action.outputs, np.float32)
         self.lost = False
         self.success = 0
+        self.score = math.nan
 
     def _failure(self, where: str, error: BaseException) -> EnvironmentFailureError:
         return environment_failure(f"environment {self.env_id} ({self._description.id})", where, error)
@@ -136,7 +145,7 @@ class KeyedEnv:
             native = self._description.action.native(action)
             observation, reward, terminated, truncated, info = self._env.step(native)
             self.lost = bool(info.get(LIFE_LOST))
-            self.success = stated_success(info)
+            self.success, self.score = stated_success(info), stated_score(info)
             row = self._row(observation, info, bool(terminated or truncated))
             return row, float(reward), bool(terminated), bool(truncated)
         except (Exception, SystemExit) as error:

@@ -14,22 +14,22 @@ def random_actions(config: Config, plan: ShardPlan, action: ActionLayout) -> np.
 
     Uniform over the choices or within the bounds; standard normal in a component without bounds.
     """
-    parts = []
-    low, high = (np.asarray(bound) for bound in (action.low, action.high))
-    for shard in plan.shards:
-        generator = keyed_generator(config.seed, "random", shard)
-        shape = (config.num_steps, plan.envs_per_shard)
-        if action.kind == "discrete":
-            parts.append(generator.integers(0, action.choices[0], shape))
-            continue
-        if action.kind == "multi_discrete":
-            parts.append(np.stack([generator.integers(0, count, shape) for count in action.choices], -1))
-            continue
-        uniform, normal = generator.random((*shape, low.size)), generator.standard_normal((*shape, low.size))
-        bounded = np.isfinite(low) & np.isfinite(high)
-        span = np.where(bounded, high, 1.0) - np.where(bounded, low, 0.0)
-        parts.append(np.where(bounded, np.where(bounded, low, 0.0) + span * uniform, normal).astype(np.float32))
+    shape = (config.num_steps, plan.envs_per_shard)
+    parts = [draw_actions(keyed_generator(config.seed, "random", shard), action, shape) for shard in plan.shards]
     return np.concatenate(parts, 1)
+
+
+def draw_actions(generator: np.random.Generator, action: ActionLayout, shape: tuple[int, ...]) -> np.ndarray:
+    """Rows of random actions ``[*shape, …]``, see :func:`random_actions`."""
+    if action.kind == "discrete":
+        return generator.integers(0, action.choices[0], shape)
+    if action.kind == "multi_discrete":
+        return np.stack([generator.integers(0, count, shape) for count in action.choices], -1)
+    low, high = (np.asarray(bound) for bound in (action.low, action.high))
+    uniform, normal = generator.random((*shape, low.size)), generator.standard_normal((*shape, low.size))
+    bounded = np.isfinite(low) & np.isfinite(high)
+    span = np.where(bounded, high, 1.0) - np.where(bounded, low, 0.0)
+    return np.where(bounded, np.where(bounded, low, 0.0) + span * uniform, normal).astype(np.float32)
 
 
 def allowed_actions(

@@ -27,7 +27,8 @@ class Buffers:
     ``actions`` int64 ``[E]`` or ``[E, indices]``, or float32 ``[E, components]``; ``observations`` and
     ``final_observations`` rows ``[E, width]`` (:class:`lockstep.spaces.ObservationLayout`); ``rewards``
     float64 ``[E]``; ``terminated``, ``truncated`` bool ``[E]``; ``successes`` int8 ``[E]``, 1 where the step left the
-    task solved, -1 where it didn't, 0 where the environment doesn't say; ``episodes`` int64 ``[E]``, the index of each
+    task solved, -1 where it didn't, 0 where the environment doesn't say; ``scores`` float64 ``[E]``, points of the
+    episode up to this step, NaN where the environment has none; ``episodes`` int64 ``[E]``, the index of each
     environment's live episode; ``stepping`` int64 ``[1 or workers]``, who is being stepped now, and ``heartbeats``
     likewise, counted up at each step and reset; ``lost`` bool ``[E]``, where a life was lost: for the learner that
     terminates an episode, while the game, its score and its replay go on; ``dead`` bool ``[E]``, where a back end that
@@ -44,6 +45,7 @@ class Buffers:
     terminated: np.ndarray
     truncated: np.ndarray
     successes: np.ndarray
+    scores: np.ndarray
     episodes: np.ndarray
     stepping: np.ndarray
     heartbeats: np.ndarray
@@ -62,6 +64,7 @@ def buffer_layout(description: EnvDescription, num_envs: int, slots: int) -> dic
         "terminated": ((num_envs,), np.bool_),
         "truncated": ((num_envs,), np.bool_),
         "successes": ((num_envs,), np.int8),
+        "scores": ((num_envs,), np.float64),
         "episodes": ((num_envs,), np.int64),
         "stepping": ((slots,), np.int64),
         "heartbeats": ((slots,), np.int64),
@@ -89,6 +92,7 @@ class HostEnvs(ABC):
         self.description = description
         self.env_ids = list(env_ids)
         self.buffers = buffers
+        buffers.scores[:] = np.nan
 
     @property
     def num_envs(self) -> int:
@@ -142,6 +146,7 @@ def step_envs(envs: Sequence[KeyedEnv], buffers: Buffers, first: int, slot: int)
         buffers.truncated[row] = truncated
         buffers.lost[row] = env.lost
         buffers.successes[row] = env.success
+        buffers.scores[row] = env.score
         if terminated or truncated:
             buffers.final_observations[row] = observation
             buffers.episodes[row] += 1

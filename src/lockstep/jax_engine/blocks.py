@@ -97,6 +97,37 @@ class Blocks:
             return jax.tree.map(lambda x: x[None], function(*jax.tree.map(lambda x: x[0], trees)))
         return each_shard(function, self.count, owned, *trees)
 
+    def sum_parts(self, function: Callable[..., Any], parts: int, owned: Array, *trees: Any) -> Any:
+        """As :meth:`each`, of a function of one part of a block, whose results are summed over the block's parts.
+
+        One loop runs over blocks and parts: a loop in a loop costs a fifth of the update's speed on several devices.
+
+        Args:
+            function: takes one part's arrays.
+            parts: of each block.
+            owned: see :meth:`each`.
+            trees: arrays ``[blocks·parts, …]``.
+
+        Returns:
+            Sums, in the order of parts: ``[blocks, …]``.
+        """
+        if not self.exact and parts == 1:
+            return self.each(function, owned, *trees)
+        shapes = jax.eval_shape(function, *jax.tree.map(lambda x: x[0], trees))
+        if not self.exact:
+            zeros = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+            add = lambda sums, part: (jax.tree.map(jnp.add, sums, function(*part)), None)  # noqa: E731
+            return jax.tree.map(lambda x: x[None], lax.scan(add, zeros, trees)[0])
+        trees = _never_one(trees)
+        sums = jax.tree.map(lambda shape: _empty(max(self.count, 2), shape), shapes)
+
+        def body(i: Array, sums: Any) -> Any:
+            one = function(*jax.tree.map(lambda x: x[i], trees))
+            return jax.tree.map(lambda all_, x: all_.at[i // parts].add(x), sums, one)
+
+        sums = lax.fori_loop(0, owned * parts, body, sums)
+        return jax.tree.map(lambda x: x[: self.count], sums)
+
 
 def each_shard(function: Callable[..., Any], count: int, owned: Array, *trees: Any) -> Any:
     """Call a function of one shard's arrays for each of ``[count, …]``, in a loop that is never unrolled.
@@ -105,8 +136,7 @@ def each_shard(function: Callable[..., Any], count: int, owned: Array, *trees: A
     is not compiled as one that reads and writes parts of it, and sums come out otherwise.
     """
     shapes = jax.eval_shape(function, *jax.tree.map(lambda x: x[0], trees))
-    if count == 1:
-        trees = jax.tree.map(lambda x: jnp.concatenate([x, x]), trees)
+    trees = _never_one(trees)
     results = jax.tree.map(lambda shape: _empty(max(count, 2), shape), shapes)
 
     def body(i: Array, results: Any) -> Any:
@@ -115,6 +145,10 @@ def each_shard(function: Callable[..., Any], count: int, owned: Array, *trees: A
 
     results = lax.fori_loop(0, owned, body, results)
     return results if count > 1 else jax.tree.map(lambda x: x[:count], results)
+
+
+def _never_one(trees: Any) -> Any:
+    return jax.tree.map(lambda x: jnp.concatenate([x, x]) if len(x) == 1 else x, trees)
 
 
 def _empty(count: int, shape: Any) -> Array:

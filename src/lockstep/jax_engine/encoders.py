@@ -104,14 +104,16 @@ class Residual(eqx.Module):
 
 
 class Stage(eqx.Module):
-    """A convolution, a pool that halves the image, and residual blocks."""
+    """A convolution, a pool that halves the image (but for small grids), and residual blocks."""
 
     convolution: Convolution
     blocks: tuple[Residual, ...]
+    pooled: bool = eqx.field(static=True, default=True)
 
     def __call__(self, x: Array) -> Array:
         """Of images ``[n, H, W, C]``."""
-        x = max_pool(self.convolution(x))
+        x = self.convolution(x)
+        x = max_pool(x) if self.pooled else x
         for block in self.blocks:
             x = block(x)
         return x
@@ -175,11 +177,13 @@ def _named_image_net(encoder: ImageEncoder, leaf: Leaf, name: str) -> ImageNet:
         parts = tuple(named(Convolution, f"{name}.{n}", stride) for n, (_, _, stride) in enumerate(NATURE))
     elif kind == "simple":
         parts = tuple(named(Convolution, f"{name}.{n}", 1, 1) for n in range(encoder.depth))
+    elif kind == "residual":
+        parts = (_named_stage(f"{name}.0", encoder.depth, pooled=False),)
     else:
         parts = tuple(_named_stage(f"{name}.{stage}", encoder.depth) for stage in range(len(IMPALA)))
     return ImageNet(parts, named(Linear, f"{name}.out"))
 
 
-def _named_stage(name: str, blocks: int) -> Stage:
+def _named_stage(name: str, blocks: int, pooled: bool = True) -> Stage:
     convolutions = [[named(Convolution, f"{name}.{block}.{n}", 1, 1) for n in range(2)] for block in range(blocks)]
-    return Stage(named(Convolution, name, 1, 1), tuple(Residual(*pair) for pair in convolutions))
+    return Stage(named(Convolution, name, 1, 1), tuple(Residual(*pair) for pair in convolutions), pooled)

@@ -62,8 +62,11 @@ class ArrayEnvironmentAdapter:
     def step(self, state: Tree, action: Array, random: Tree) -> Step:
         """See :meth:`JaxEnvironment.step`."""
         state, observation, reward, terminated = self._env.step(jnp, state, action, random)
-        truncated = jnp.zeros_like(terminated)
-        return Step(state, observation, reward, terminated, truncated, self._env.success(jnp, state))
+        truncated = self._env.truncated(jnp, state)
+        if truncated is None:
+            truncated = jnp.zeros_like(terminated)
+        success, score = self._env.success(jnp, state), self._env.score(jnp, state)
+        return Step(state, observation, reward, terminated, truncated, success, score=score)
 
 
 def is_jax_environment(config: EnvConfig) -> bool:

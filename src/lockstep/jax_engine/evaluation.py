@@ -5,13 +5,13 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
-from lockstep.evaluation import run_episodes
+from lockstep.evaluation import COLUMNS, run_episodes
 from lockstep.jax_engine.processes import gather_json
 from lockstep.jax_engine.session import Session
 
 
 def evaluate_policy(session: Session) -> np.ndarray:
-    """Returns, lengths and successes ``[episodes, 3]`` of the evaluation's episodes, in order; most likely actions.
+    """Return, length, success and score of each of the evaluation's episodes ``[episodes, 4]``; most likely actions.
 
     Each shard's episodes go through the networks as one batch of fixed shape, whatever the number of devices.
     """
@@ -29,4 +29,4 @@ def evaluate_policy(session: Session) -> np.ndarray:
         return np.asarray(actions).reshape(len(rows), *actions.shape[2:])
 
     episodes = run_episodes(envs, act, session.config.eval.max_steps)
-    return np.array([row for rows in gather_json(episodes.tolist()) for row in rows], np.float64).reshape(-1, 3)
+    return np.array([row for rows in gather_json(episodes.tolist()) for row in rows], np.float64).reshape(-1, COLUMNS)

@@ -1,11 +1,11 @@
-"""The gradient of one block's part of a minibatch."""
+"""The gradient of a block's samples of a minibatch, part by part."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 import jax
-from jax import Array, lax
+from jax import Array
 from jax import numpy as jnp
 
 from lockstep.config import Config
@@ -13,6 +13,8 @@ from lockstep.jax_engine import distributions, nets
 from lockstep.jax_engine.losses import LossSettings, loss_and_terms
 from lockstep.jax_engine.nets import Parameters, PolicyNet
 from lockstep.jax_engine.parameters import Named
+
+CHUNK_ROWS = 256
 
 
 def loss_settings(config: Config, count: int | Array = 1) -> LossSettings:
@@ -64,30 +66,35 @@ def minibatch_loss(
 _COLUMNS = ("log_probs", "advantages", "values", "returns", "valid", "reference_log_probs")
 
 
-def block_gradient(
+def gradient_parts(net: PolicyNet, config: Config, rows: int, dropout: bool) -> int:
+    """In how many parts the gradient of a block's ``rows`` samples is computed, one after the other.
+
+    ``ppo.gradient_accumulation``, and on a CPU, for feed-forward networks on vectors, so many that a part has 256 rows:
+    their activations stay in a core's cache; those of thousands go to memory and back at every layer. It depends on the
+    shape of a block alone.
+    """
+    parts = config.ppo.gradient_accumulation
+    if jax.default_backend() != "cpu" or dropout or net.core is not None or net.observation.image_bytes:
+        return parts
+    return parts * max(1, rows // parts // CHUNK_ROWS) if rows // parts % CHUNK_ROWS == 0 else parts
+
+
+def part_gradient(
     net: PolicyNet, parameters: Named, columns: Mapping[str, Array], count: Array, config: Config, key: Array | None
 ) -> tuple[Named, Array]:
-    """Gradient by name and loss terms ``[T]`` of one block, in as many parts as ``ppo.gradient_accumulation`` says.
+    """Gradient by name and loss terms ``[T]`` of one part of a block.
 
     Args:
         net: the networks.
         parameters: whole, by name.
-        columns: of the block's minibatch, ``[units, …]``.
+        columns: of the part's samples, ``[units, …]``.
         count: valid samples of the global minibatch.
         config: the run's.
         key: of dropout; None: there is none.
     """
-    settings, parts = loss_settings(config, count), config.ppo.gradient_accumulation
+    settings = loss_settings(config, count)
 
-    def one(columns: Mapping[str, Array], key: Array | None) -> tuple[Named, Array]:
-        def loss(parameters: Named) -> tuple[Array, Array]:
-            return minibatch_loss(net, parameters, columns, settings, key)
+    def loss(parameters: Named) -> tuple[Array, Array]:
+        return minibatch_loss(net, parameters, columns, settings, key)
 
-        return jax.grad(loss, has_aux=True)(parameters)
-
-    if parts == 1:
-        return one(columns, key)
-    cut = {name: x.reshape(parts, -1, *x.shape[1:]) for name, x in columns.items()}
-    keys = None if key is None else jax.random.split(key, parts)
-    zeros = jax.tree.map(jnp.zeros_like, (parameters, jnp.zeros(len(settings.terms))))
-    return lax.scan(lambda sums, part: (jax.tree.map(jnp.add, sums, one(*part)), None), zeros, (cut, keys))[0]
+    return jax.grad(loss, has_aux=True)(parameters)

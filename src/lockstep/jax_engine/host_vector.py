@@ -133,6 +133,8 @@ class JaxEnvs(HostEnvs):
         b.truncated &= ~b.terminated
         if step.success is not None:
             b.successes[:] = np.where(step.success, 1, -1)
+        if step.score is not None:
+            b.scores[:] = step.score
         done = b.terminated | b.truncated
         if done.any():
             self._begin_next(done)

@@ -43,9 +43,13 @@ def k3(log_ratio: Array) -> Array:
 
 
 def surrogate(ratio: Array, advantages: Array, clip_range: float) -> Array:
-    """The clipped surrogate objective, negated (Schulman et al. 2017, eq. 7)."""
-    clipped = jnp.clip(ratio, 1.0 - clip_range, 1.0 + clip_range)
-    return jnp.maximum(-advantages * ratio, -advantages * clipped)
+    """The clipped surrogate objective, negated (Schulman et al. 2017, eq. 7).
+
+    The larger of both; the clipped one is larger only where it is constant, so no gradient goes through it.
+    """
+    plain = -advantages * ratio
+    clipped = lax.stop_gradient(-advantages * jnp.clip(ratio, 1.0 - clip_range, 1.0 + clip_range))
+    return jnp.where(clipped > plain, clipped, plain)
 
 
 def loss_and_terms(
@@ -96,7 +100,7 @@ def loss_and_terms(
         parts.append(k3(reference_log_prob - log_prob))
     if valid is not None:
         parts = [jnp.where(valid > 0, part, 0.0) for part in parts]
-    terms = jnp.stack([x.sum(-1) for x in parts], -1) / settings.count
+    terms = jnp.stack(parts, -2).sum(-1) / settings.count
     loss = terms[..., 0] + settings.value_coef * terms[..., 1] - settings.entropy_coef * terms[..., 2]
     if settings.kl_coef:
         loss = loss + settings.kl_coef * terms[..., 5]

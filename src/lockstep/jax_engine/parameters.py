@@ -65,21 +65,25 @@ class ParameterLayout:
             for name, x in held.items()
         }
 
-    def reduce(self, gradients: Named, terms: Array) -> tuple[Any, Array]:
-        """The sum over all shards of gradients (by name, ``[blocks, …]``) and loss terms ``[blocks, T]``.
+    def pack(self, gradient: Named, terms: Array) -> Any:
+        """A block's gradient by name and loss terms ``[T]`` as one vector ``[P + T]``; with FSDP as they are."""
+        return (gradient, terms) if self.axes else jnp.concatenate([self.join(gradient), terms])
+
+    def reduce(self, packed: Any) -> tuple[Any, Array]:
+        """The sum over all shards of what :meth:`pack` made of each block's, ``[blocks, …]``.
 
         Returns:
             The gradient as parameters are held, and the terms ``[T]``; one collective, but for FSDP.
         """
         if self.axes:
+            gradients, terms = packed
             return self._scattered({name: g.sum(0) for name, g in gradients.items()}), lax.psum(terms.sum(0), axes())
         if self.synchronize is not None:
-            total = self.synchronize({name: g.sum(0) for name, g in gradients.items()})
-            return self.join(total), lax.psum(terms.sum(0), axes())
-        parts = [gradients[name].reshape(len(terms), -1) for name in self.shapes]
-        both = jnp.concatenate([*parts, terms], 1)
-        total = gather_tree(both) if self.exact else lax.psum(both.sum(0), axes())
-        return total[: -terms.shape[1]], total[-terms.shape[1] :]
+            local = packed.sum(0)
+            total = self.synchronize(self.split(local[: self.size]))
+            return self.join(total), lax.psum(local[self.size :], axes())
+        total = gather_tree(packed) if self.exact else lax.psum(packed.sum(0), axes())
+        return total[: self.size], total[self.size :]
 
     def _scattered(self, gradients: Named) -> Named:
         out = {}

@@ -26,6 +26,7 @@ class Step(NamedTuple):
         truncated: bool ``[n]``, the environment's own; the engine adds ``max_episode_steps``.
         success: whether each task is solved, bool ``[n]``; None where there is no such notion.
         terms: named parts of the reward, float32 ``[n]`` each; may be empty.
+        score: points of each episode so far, ``[n]``; None where there are none.
     """
 
     state: Tree
@@ -35,6 +36,7 @@ class Step(NamedTuple):
     truncated: Array
     success: Array | None = None
     terms: dict[str, Array] = {}  # noqa: RUF012 (never written to)
+    score: Array | None = None
 
 
 class JaxEnvironment(Protocol):

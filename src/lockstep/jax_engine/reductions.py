@@ -49,8 +49,8 @@ def materialized(tree: Tree) -> Tree:
 
     XLA's CPU compiler fuses across ``optimization_barrier`` and contracts a product and a sum that meet in one loop to
     a fused multiply-add, so the last bits of ``x * y`` would depend on whether a collective stands between it and the
-    next sum, which the number of devices decides. A branch is what it doesn't fuse across: an array whose first element
-    is NaN becomes NaN, another is left as it is.
+    next sum, which the number of devices decides. A branch is what it doesn't fuse across: where an array's first
+    element is NaN, that element is written once more.
 
     Args:
         tree: arrays of any shapes; those that aren't floating-point are passed through.
@@ -63,7 +63,12 @@ def materialized(tree: Tree) -> Tree:
         return tree
     chosen = [leaves[i] for i in floats]
     first = jnp.stack([jnp.isnan(jnp.ravel(x)[0]) for x in chosen]).any()
-    kept = jax.lax.cond(first, lambda xs: [x * jnp.nan for x in xs], lambda xs: xs, chosen)
+
+    def rewritten(x: Array) -> Array:
+        place = (0,) * x.ndim
+        return x.at[place].set(jnp.where(jnp.isnan(x[place]), jnp.nan, x[place]))
+
+    kept = jax.lax.cond(first, lambda xs: [rewritten(x) for x in xs], lambda xs: xs, chosen)
     for i, x in zip(floats, kept, strict=True):
         leaves[i] = x
     return jax.tree.unflatten(structure, leaves)

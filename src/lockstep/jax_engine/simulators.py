@@ -64,7 +64,9 @@ class SingleArrayEnvironment(TimedEnvironment):
         success = self._env.success(jnp, moved)
         info = {} if success is None else {SUCCESS: success[0]}
         following = {"env": jax.tree.map(lambda x: x[0], moved), "time": time}
-        truncated = self._truncated(time, params)
+        truncated, own = self._truncated(time, params), self._env.truncated(jnp, moved)
+        if own is not None:
+            truncated = truncated | own[0]
         return Outcome(observation[0], following, reward[0], terminated[0], truncated, info).values()
 
     def observation_space(self, params: Any = None) -> gymnasium.Space:

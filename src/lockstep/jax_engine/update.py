@@ -11,7 +11,7 @@ from jax import numpy as jnp
 
 from lockstep.config import Config
 from lockstep.jax_engine.blocks import Blocks
-from lockstep.jax_engine.gradients import block_gradient, loss_settings
+from lockstep.jax_engine.gradients import gradient_parts, loss_settings, part_gradient
 from lockstep.jax_engine.keys import keyed
 from lockstep.jax_engine.minibatches import MinibatchStatistics
 from lockstep.jax_engine.nets import PolicyNet
@@ -102,21 +102,30 @@ class Update:
         self.devices = devices
         self.names = loss_settings(config).terms
 
-    def gradients(self, parameters: Any, samples: Array, now: Any, owned: Array) -> tuple[Any, Array]:
-        """Each block's gradient by name and loss terms ``[blocks, …]`` of one minibatch."""
+    def gradients(self, parameters: Any, samples: Array, now: Any, owned: Array) -> Any:
+        """Each block's gradient and loss terms of one minibatch, packed by the layout: ``[blocks, …]``."""
         index, mean, scale, count, keys = now
+        blocks, units, width = samples.shape
+        parts = gradient_parts(self.net, self.config, index.shape[-1], keys is not None)
 
-        def one(samples: Array, index: Array, key: Array | None, mean: Any, scale: Any) -> tuple[Any, Array]:
-            columns = self.words.unpack(samples[index])
+        def one(words: Array, key: Array | None, mean: Any, scale: Any) -> Any:
+            columns = self.words.unpack(words)
             if mean is not None:
                 extra = (1,) * (columns["advantages"].ndim - 1)
                 mean, scale = (x.reshape(-1, *extra) for x in (mean, scale))
                 columns["advantages"] = (columns["advantages"] - mean) / scale
-            return block_gradient(self.net, parameters, columns, count, self.config, key)
+            return self.layout.pack(*part_gradient(self.net, parameters, columns, count, self.config, key))
 
-        if mean is not None and mean.ndim == 0:  # of the global minibatch
-            mean, scale = (jnp.broadcast_to(x, (self.blocks.count, 1)) for x in (mean, scale))
-        return self.blocks.each(one, owned, samples, index, keys, mean, scale)
+        index = index + units * jnp.arange(blocks, dtype=index.dtype)[:, None]
+        if mean is not None:  # of the global minibatch, or of each unit's shard
+            mean, scale = (jnp.broadcast_to(x, (blocks, parts)) if x.ndim == 0 else x for x in (mean, scale))
+            mean, scale = (jnp.repeat(x, parts // x.shape[1] or 1, 1) for x in (mean, scale))
+        if keys is not None and parts > 1:
+            keys = jax.vmap(lambda key: jax.random.split(key, parts))(keys)
+        chosen = samples.reshape(-1, width)[index]
+        cut = jax.tree.map(lambda x: x.reshape(blocks * parts, -1, *x.shape[2:]), (chosen, mean, scale))
+        keys = None if keys is None else keys.reshape(-1)
+        return self.blocks.sum_parts(one, parts, owned, cut[0], keys, *cut[1:])
 
     def step(
         self, learner: Learner, result: UpdateResult, number: Array, samples: Array, now: Any, owned: Array
@@ -124,7 +133,7 @@ class Update:
         """One optimiser step; nothing is applied if it isn't finite, or if the KL stop takes effect."""
         ppo = self.config.ppo
         found = self.gradients(self.layout.named(learner.parameters), samples, now, owned)
-        gradient, terms = self.layout.reduce(*found)
+        gradient, terms = self.layout.reduce(found)
         norm = self.layout.norm(gradient)
         finite = jnp.isfinite(norm) & jnp.isfinite(terms).all()
         kl = terms[self.names.index("approx_kl")]
@@ -215,10 +224,8 @@ class Update:
     def _local(self, carry: Any, samples: Array, now: Any, owned: Array) -> Any:
         """One optimiser step on this device's own samples; carries sums of terms, norms and failures on."""
         learner, seen = carry
-        named, terms = self.gradients(self.layout.named(learner.parameters), samples, now, owned)
-        local = terms.sum(0)
-        local, terms = terms.sum(0), terms
-        gradient = self.layout.join({name: g.sum(0) for name, g in named.items()}) * self.devices
+        found = self.gradients(self.layout.named(learner.parameters), samples, now, owned).sum(0)
+        gradient, local = found[: self.layout.size] * self.devices, found[self.layout.size :]
         norm = self.layout.norm(gradient)
         finite = jnp.isfinite(norm) & jnp.isfinite(local).all()
         learner = clip_and_step(learner, gradient, norm, self.config)

@@ -42,7 +42,7 @@ class Ranks(Protocol):
 
 
 @contextmanager
-def _forwarding(ranks: Ranks) -> Iterator[list[int]]:
+def forwarding(ranks: Ranks) -> Iterator[list[int]]:
     """Pass stop signals on to the ranks; yields the list of those that came. The second Ctrl-C kills."""
     received: list[int] = []
 
@@ -60,11 +60,13 @@ def _forwarding(ranks: Ranks) -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def supervise(start: Callable[[Path], Ranks]) -> int:
+def supervise(start: Callable[[Path], Ranks], interrupted: str = INTERRUPTED, not_begun: str = NOT_BEGUN) -> int:
     """Start ranks and wait for them.
 
     Args:
         start: starts them, given a directory for their messages.
+        interrupted: what to say of ranks that a second Ctrl-C killed.
+        not_begun: what to say of ranks that a stop signal ended as it ends any process.
 
     Returns:
         0 if all ended well, ``128 + n`` if signal ``n`` stopped the run, else 1; one rank's own error is shown, once.
@@ -73,7 +75,7 @@ def supervise(start: Callable[[Path], Ranks]) -> int:
     with tempfile.TemporaryDirectory(prefix="lockstep-") as directory:
         ranks = start(Path(directory))
         try:
-            with _forwarding(ranks) as received:
+            with forwarding(ranks) as received:
                 codes = _wait(ranks)
                 message = failure_message(ranks, codes) if any(codes.values()) else None
         finally:
@@ -81,19 +83,25 @@ def supervise(start: Callable[[Path], Ranks]) -> int:
         if message is None:
             return 128 + received[0] if received else 0
         if received.count(signal.SIGINT) > 1:
-            message = INTERRUPTED
+            message = interrupted
         elif received and all(code in (0, -received[0], 128 + received[0]) for code in codes.values()):
-            message = NOT_BEGUN
-        stopped = received and message in (INTERRUPTED, NOT_BEGUN)
+            message = not_begun
+        stopped = received and message in (interrupted, not_begun)
         print(f"lockstep: error: {message}", file=sys.stderr, flush=True)
         return 128 + received[0] if stopped else EXIT_FAILURE
 
 
 def _wait(ranks: Ranks) -> dict[int, int | None]:
-    """Exit codes once all ranks are done, or some seconds after the first failed: a checkpoint may be under way."""
+    """Exit codes once all ranks are done, or some seconds after the first failed: a checkpoint may be under way.
+
+    They are in the order in which the ranks ended: of two that failed, the first is the one to speak of.
+    """
     deadline: float | None = None
+    ended: list[int] = []
     while True:
-        codes = ranks.exit_codes()
+        now = ranks.exit_codes()
+        ended += [rank for rank, code in now.items() if code is not None and rank not in ended]
+        codes = {rank: now[rank] for rank in ended} | now
         if all(code is not None for code in codes.values()):
             return codes
         if deadline is None and any(codes.values()):

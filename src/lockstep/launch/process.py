@@ -31,6 +31,16 @@ def end_with_parent(parent: int | None = None) -> None:
         os._exit(EXIT_FAILURE)
 
 
+def command_that_ends_with_us(*words: str) -> list[str]:
+    """The command line of ``lockstep WORDS`` in a process that ends when this one does, see :func:`end_with_parent`.
+
+    It asks for that by itself, for ``preexec_fn`` runs between fork and exec, where a lock that one of JAX's threads
+    held at the fork is never released.
+    """
+    begin = f"from lockstep.launch.process import end_with_parent; end_with_parent({os.getpid()})"
+    return [sys.executable, "-c", f"import sys; {begin}; from lockstep.cli import main; sys.exit(main())", *words]
+
+
 def report_failure(message: str, *, secondary: bool = False) -> None:
     """Say why this rank fails: to the launcher if there is one that listens, else on standard error.
 

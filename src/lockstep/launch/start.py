@@ -175,7 +175,12 @@ def _open_directory(
         if writer and not options.quiet:
             print(f"run {path} has no checkpoint yet; it begins again")
     else:
-        find_checkpoint(path / CHECKPOINTS, which or "latest", warn=False)
+        found = find_checkpoint(path / CHECKPOINTS, which or "latest", warn=False)
+        if found.state.get("cloned"):
+            raise ValueError(
+                f"resume: {path} is a cloned policy, which has no environments to go on with; eval, play, compare and "
+                "record read it"
+            )
     _check_second_log(path, config)
     _warn_of_new_length(path, config, writer)
     return (open_run(path, config) if writer else RunDirectory(path, is_writer=False)), which

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ from lockstep.config import Config, LogConfig, RunOptions
 from lockstep.config_checks import resolve
 from lockstep.config_sources import parse_arguments, read_request
 from lockstep.envs.description import describe
-from lockstep.launch.process import EXIT_FAILURE, end_with_parent, said_error
+from lockstep.launch.process import EXIT_FAILURE, command_that_ends_with_us, said_error
 from lockstep.launch.world import world_words
 from lockstep.proof.setup import setup_of
 from lockstep.runs.directory import FINGERPRINTS
@@ -71,17 +69,10 @@ def run_trace(config: Config, world_size: int, iterations: int, directory: Path,
     name = f"world_size_{world_size}_processes_{processes}"
     source = directory / f"{name}.json"
     source.write_text(config.model_dump_json())
-    command = [sys.executable, "-m", "lockstep", "train", str(source), *world_words(config, world_size, processes)]
+    command = command_that_ends_with_us("train", str(source), *world_words(config, world_size, processes))
     command += ["--name", name, "--runs-dir", str(directory), "--quiet"]
     command += ["--stop-at-step", str(iterations * config.steps_per_iteration)]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        env=without_launcher(),
-        check=False,
-        preexec_fn=partial(end_with_parent, os.getpid()),
-    )
+    done = subprocess.run(command, capture_output=True, text=True, env=without_launcher(), check=False)
     error = said_error(done.stderr, done.returncode) if done.returncode else None
     metrics = [
         {k: v for k, v in record.items() if not k.startswith("time/")}

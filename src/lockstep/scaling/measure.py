@@ -7,16 +7,14 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lockstep.config import Config
-from lockstep.launch.process import end_with_parent, said_error
+from lockstep.launch.process import command_that_ends_with_us, said_error
 from lockstep.launch.world import world_words
 from lockstep.runs.directory import TIMING
 from lockstep.scaling.plan import Job, Plan
@@ -86,10 +84,10 @@ def start_training(
     """
     source = directory / f"{name}.json"
     source.write_text(config.model_dump_json())
-    words = [sys.executable, "-m", "lockstep", "train", str(source), *world_words(config, world_size)]
+    words = command_that_ends_with_us("train", str(source), *world_words(config, world_size))
     words += ["--name", name, "--runs-dir", str(directory), "--quiet"]
     words += [] if steps is None else ["--stop-at-step", str(steps)]
-    environment = without_launcher() | {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
+    environment = without_launcher() | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})
     stderr = directory / f"{name}.stderr"
     with stderr.open("wb") as file:
         process = subprocess.Popen(
@@ -99,7 +97,6 @@ def start_training(
             stderr=file,
             env=environment,
             start_new_session=True,  # Ctrl-C is this process's to deal with
-            preexec_fn=partial(end_with_parent, os.getpid()),
         )
     return Training(process, directory / name / TIMING, stderr)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import datetime
 import gc
 import hashlib
@@ -10,6 +11,7 @@ import os
 import platform
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -18,17 +20,22 @@ import torch
 import torch.distributed as dist
 from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.config import Config
 from lockstep.errors import NoSharedMemoryError, PeerFailureError, RankMismatchError
 from lockstep.machine import cpu_model
 from lockstep.shards import ShardPlan
-from lockstep.topology import Topology
+from lockstep.topology import Topology, from_environment
 from lockstep.torch_engine.sharded import ShardedParameters
 from lockstep.torch_engine.shared_memory import SharedSlots, open_shared_slots
 
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
+
+BACKENDS = {True: "cpu:gloo,cuda:nccl", False: "gloo"}
+"""By whether tensors on a GPU travel by NCCL."""
 
 # Defaults that only apply where the user set nothing.
 NCCL_DEFAULTS = {"NCCL_DEBUG": "WARN", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
@@ -89,14 +96,16 @@ def set_up_torch(config: Config, topology: Topology) -> torch.device:
 
 def open_process_group(topology: Topology, config: Config) -> None:
     """Join the ranks, over loopback when they all run on this host; nothing to do for a single rank."""
-    if topology.world_size == 1:
-        return
+    if topology.world_size > 1:
+        _open_process_group(topology, uses_nccl(config), collective_timeout(config))
+
+
+def _open_process_group(topology: Topology, nccl: bool, timeout: datetime.timedelta) -> None:
     if topology.loopback:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-    backend = "cpu:gloo,cuda:nccl" if uses_nccl(config) else "gloo"
+    backend = BACKENDS[nccl]
     store = "env://" if topology.agent_store else f"tcp://{topology.master}"  # torchrun's own, or rank 0's
-    timeout = collective_timeout(config)
     dist.init_process_group(backend, store, timeout, world_size=topology.world_size, rank=topology.rank)
 
 
@@ -118,9 +127,10 @@ def close_process_group() -> None:
 
 
 def tree_sum(x: Tensor) -> Tensor:
-    """Sum over the first axis (a power of two long) by a fixed binary tree of neighbours."""
+    """Sum over the first axis by a fixed binary tree of neighbours; what has no neighbour waits for the next round."""
     while len(x) > 1:
-        x = x[0::2] + x[1::2]
+        paired = x[0:-1:2] + x[1::2]
+        x = torch.cat([paired, x[-1:]]) if len(x) % 2 else paired
     return x[0]
 
 
@@ -129,9 +139,10 @@ class Communicator:
 
     Args:
         topology: this rank's place.
-        plan: its shards.
+        plan: its shards; None for a script of a user's, which has none.
         device: where its tensors live.
         nccl: whether tensors on a GPU travel by NCCL; else they go through the host.
+        group: of all ranks; None: the process group's own.
 
     Attributes:
         durations: seconds of each collective since the last :meth:`take_durations`.
@@ -140,8 +151,15 @@ class Communicator:
         no_slots: why there is none, where it was looked for.
     """
 
-    def __init__(self, topology: Topology, plan: ShardPlan, device: torch.device, nccl: bool = False) -> None:
-        self.topology, self.plan, self.device, self.nccl = topology, plan, device, nccl
+    def __init__(
+        self,
+        topology: Topology,
+        plan: ShardPlan | None,
+        device: torch.device,
+        nccl: bool = False,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        self.topology, self.plan, self.device, self.nccl, self.group = topology, plan, device, nccl, group
         self.durations: list[float] = []
         self.bytes_sent = 0
         self.calls = 0
@@ -161,14 +179,18 @@ class Communicator:
         """
         if self.alone or config.collectives == "backend":
             return
-        timeout = collective_timeout(config).total_seconds()
-        found = open_shared_slots(self.topology.rank, self.topology.world_size, self.gather_json, timeout)
+        self.open_slots(collective_timeout(config))
+        if config.collectives == "shared" and self.slots is None:
+            raise NoSharedMemoryError(f"collectives: shared can't be had: {self.no_slots}; use collectives auto")
+
+    def open_slots(self, timeout: datetime.timedelta) -> None:
+        """Find memory that all ranks share, or note in ``no_slots`` why there is none."""
+        rank, world_size = self.topology.rank, self.topology.world_size
+        found = open_shared_slots(rank, world_size, self.gather_json, timeout.total_seconds())
         if isinstance(found, SharedSlots):
             self.slots = found
-            return
-        self.no_slots = found
-        if config.collectives == "shared":
-            raise NoSharedMemoryError(f"collectives: shared can't be had: {found}; use collectives auto")
+        else:
+            self.no_slots = found
 
     @property
     def transport(self) -> str:
@@ -212,7 +234,7 @@ class Communicator:
             return self._timed(self.slots.gather, x, x)
         out = x.new_empty((self.topology.world_size, *x.shape))
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        self._timed(gather, x, out.view(-1), x.view(-1))
+        self._timed(gather, x, out.view(-1), x.view(-1), self.group)
         return out
 
     def gather_shards(self, x: Tensor) -> Tensor:
@@ -225,9 +247,9 @@ class Communicator:
         The shards meet in one fixed binary tree in shard order: a rank adds its own aligned subtree, the ranks'
         partial sums are gathered, and every rank finishes the tree.
         """
-        return self._sum_ranks(tree_sum(x))
+        return self.sum_ranks(tree_sum(x))
 
-    def _sum_ranks(self, x: Tensor) -> Tensor:
+    def sum_ranks(self, x: Tensor) -> Tensor:
         """Sum over ranks by the tree, element by element; in shared memory where the slots hold it."""
         if self.slots is None or x.is_cuda:
             return tree_sum(self.gather_ranks(x))
@@ -246,9 +268,26 @@ class Communicator:
         if self.alone:
             return x
         if self.slots is not None and not x.is_cuda:
-            return self._sum_ranks(x)
-        self._timed(dist.all_reduce, x, x)
+            return self.sum_ranks(x)
+        self._timed(dist.all_reduce, x, x, dist.ReduceOp.SUM, self.group)
         return x
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        """What the first rank holds: the same bytes, in memory of its own."""
+        x = x.contiguous()
+        if self.alone:
+            return x.clone()
+        if self.slots is not None and not x.is_cuda:
+            return self._timed(self._copy_first, x, self.slots, x)
+        if x.is_cuda and not self.nccl:
+            return self.broadcast(x.cpu()).to(x.device)
+        out = x.clone()
+        self._timed(dist.broadcast, out, out, 0, self.group)
+        return out
+
+    @staticmethod
+    def _copy_first(slots: SharedSlots, x: Tensor) -> Tensor:
+        return torch.cat([slots.view(piece)[0] for piece in slots.pieces(x)]).view(x.shape)
 
     def gather_bytes(self, payload: bytes) -> list[bytes]:
         """A byte string of every rank, in rank order."""
@@ -325,3 +364,72 @@ def check_ranks_alike(communicator: Communicator, config: Config) -> None:
                     f"rank {rank} differs from rank 0 in {key}: {theirs[key]} against {value}; "
                     "the same agent needs the same kind of machine, versions and config on every rank"
                 )
+
+
+# --- scripts of users -------------------------------------------------------------------------------------------
+
+
+def script_topology() -> Topology:
+    """This process's place: what the script's own process group says, or else the launcher's variables.
+
+    Raises:
+        ValueError: the variables are incomplete or contradict one another.
+    """
+    topology = from_environment()
+    if not (dist.is_available() and dist.is_initialized()):
+        return topology
+    return replace(topology, rank=dist.get_rank(), world_size=dist.get_world_size(), launched=True)
+
+
+def join_script(topology: Topology, timeout: datetime.timedelta) -> Communicator:
+    """Join the ranks of a script, in its own process group if it has one, and else in one that is opened here.
+
+    In the first case the collectives go through a group of their own, so that the script's are none of their business.
+
+    Args:
+        topology: this process's place; of more than one rank.
+        timeout: how long a rank waits for the others in a collective.
+    """
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    nccl, group = dist.is_nccl_available() and gpus >= topology.local_world_size, None
+    if dist.is_initialized():
+        nccl = nccl and "nccl" in dist.get_backend_config()
+        group = dist.new_group(timeout=timeout, backend=BACKENDS[nccl])
+        assert isinstance(group, dist.ProcessGroup)  # every rank is a member
+    else:
+        if nccl:
+            torch.cuda.set_device(topology.local_rank)
+        _open_process_group(topology, nccl, timeout)
+        atexit.register(close_process_group)
+    device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
+    communicator = Communicator(topology, None, device, nccl, group)
+    communicator.open_slots(timeout)
+    atexit.register(communicator.close)  # before the process group: what was registered last is called first
+    return communicator
+
+
+def parallel_wrapper(module: nn.Module) -> str | None:
+    """The name of PyTorch's own data parallelism, if a module or a part of it is in its hands."""
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            return "fully_shard"
+        if isinstance(part, (DistributedDataParallel, nn.DataParallel, FullyShardedDataParallel)):
+            return type(part).__name__
+    return "DTensor" if any(isinstance(p, DTensor) for p in module.parameters()) else None
+
+
+def count_up(key: str) -> int:
+    """Add one to a number that all ranks see, and return it; no collective."""
+    return dist.distributed_c10d._get_default_store().add(key, 1)
+
+
+def counted(key: str) -> int:
+    """How often :func:`count_up` was called for a key on any rank so far."""
+    return dist.distributed_c10d._get_default_store().add(key, 0)
+
+
+def use_own_gpu() -> None:
+    """Make this rank's GPU the one that is meant by ``cuda``, if the host has one for every rank."""
+    topology = script_topology()
+    if torch.cuda.is_available() and torch.cuda.device_count() >= topology.local_world_size > 1:
+        torch.cuda.set_device(topology.local_rank)

@@ -60,6 +60,11 @@ def image_features(encoder: ImageEncoder, leaf: Leaf, parameters: Mapping[str, T
     elif kind == "simple":
         for layer in range(encoder.depth):
             x = torch.relu(convolve(x, parameters, f"{name}.{layer}", padding=1))
+    elif kind == "residual":
+        x = convolve(x, parameters, f"{name}.0", padding=1)
+        for block in range(encoder.depth):
+            x = _residual(x, parameters, f"{name}.0.{block}")
+        x = torch.relu(x)
     else:
         for stage in range(len(IMPALA)):
             x = convolve(x, parameters, f"{name}.{stage}", padding=1)

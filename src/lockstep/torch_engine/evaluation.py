@@ -14,7 +14,7 @@ from lockstep.torch_engine.session import Session
 
 
 def evaluate_policy(session: Session) -> np.ndarray:
-    """Returns, lengths and successes ``[episodes, 3]`` of the evaluation's episodes, in order; most likely actions.
+    """Return, length, success and score of each of the evaluation's episodes ``[episodes, 4]``; most likely actions.
 
     Each shard's episodes go through the networks as one batch of fixed shape, whatever the world size.
     """

@@ -91,6 +91,9 @@ class TensorArrays:
         success = self._env.success(xp, state)
         self.elapsed = self.elapsed + 1
         truncated = self.elapsed >= self._limit
+        own = self._env.truncated(xp, state)
+        if own is not None:
+            truncated = truncated | own
         final, done = self._rows(observation), terminated | truncated
         following = final
         if self._device.type != "cpu" or bool(done.any()):  # to look costs a wait on a GPU and little on a CPU

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lockstep.config import EnvConfig
-from lockstep.envs.description import EnvDescription, array_environment
+from lockstep.envs.description import EnvDescription, array_environment, make_arrays
 from lockstep.envs.keyed import environment_failure, episode_key
 from lockstep.envs.tensor import per_shard
 from lockstep.envs.vector import Buffers, HostEnvs, buffer_layout
@@ -87,7 +87,7 @@ class TensorEnvs(HostEnvs):
         size = len(env_ids) if one else shard_size
         self._slices = [slice(start, start + size) for start in range(0, len(env_ids), size)]
         if kind is not None:
-            env = kind(**config.kwargs)
+            env = make_arrays(config)
             limit = description.max_episode_steps or env.max_episode_steps
             self._groups = [TensorArrays(env, seed, self._keys[part], limit, device) for part in self._slices]
         else:

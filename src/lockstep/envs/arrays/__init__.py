@@ -9,6 +9,7 @@ from lockstep.envs.arrays.grid_world import GridWorld, GridWorldPixels
 from lockstep.envs.arrays.mountain_car import MountainCar, MountainCarContinuous
 from lockstep.envs.arrays.pendulum import Pendulum
 from lockstep.envs.arrays.push import PushCube
+from lockstep.envs.arrays.snake import Snake
 
 ARRAY_ENVIRONMENTS: dict[str, type[ArrayEnvironment]] = {
     "lockstep/CartPole-v1": CartPole,
@@ -19,6 +20,7 @@ ARRAY_ENVIRONMENTS: dict[str, type[ArrayEnvironment]] = {
     "lockstep/GridWorld-v0": GridWorld,
     "lockstep/GridWorldPixels-v0": GridWorldPixels,
     "lockstep/PushCube-v0": PushCube,
+    "lockstep/Snake-v0": Snake,
 }
 
 __all__ = [
@@ -33,5 +35,6 @@ __all__ = [
     "MountainCarContinuous",
     "Pendulum",
     "PushCube",
+    "Snake",
     "State",
 ]

@@ -25,6 +25,8 @@ State = dict[str, Array]
 class ArrayEnvironment(ABC):
     """A batch of ``n`` environments as pure functions; autoreset and time limits are the caller's.
 
+    :meth:`success`, :meth:`truncated` and :meth:`score` say more of the state that a step led to.
+
     Attributes:
         gymnasium_id: Gymnasium's own environment of the same physics, which draws the pictures; None where there is
             none and :meth:`render` draws by itself.
@@ -77,6 +79,14 @@ class ArrayEnvironment(ABC):
 
     def success(self, xp: Any, state: State) -> Array | None:
         """Whether each environment's task is solved in ``state``, bool ``[n]``; None where there is no such notion."""
+        return None
+
+    def truncated(self, xp: Any, state: State) -> Array | None:
+        """Whether an environment cuts its episode in ``state``, bool ``[n]``; None where only the time limit does."""
+        return None
+
+    def score(self, xp: Any, state: State) -> Array | None:
+        """Points of the episode so far, a count ``[n]``, where a game has them beside its rewards; else None."""
         return None
 
     def text(self, state: State, index: int = 0) -> str | None:

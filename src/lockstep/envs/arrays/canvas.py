@@ -24,6 +24,16 @@ class Canvas:
         self.x, self.y = np.meshgrid(centre[0] + along, centre[1] - along)
         self.pixels = np.broadcast_to(np.array(floor, np.float64), (size, size, 3)).copy()
 
+    def around(self, centre: Point, half: float) -> Canvas:
+        """The part of the picture about a point, to lay small shapes quickly: they show in the whole picture."""
+        left, top = centre[0] - half - self.x[0, 0], self.y[0, 0] - centre[1] - half
+        first = [max(0, int(edge * self._scale)) for edge in (top, left)]
+        rows, columns = (slice(start, start + int(2 * half * self._scale) + 2) for start in first)
+        part = object.__new__(Canvas)
+        part._scale, part.pixels = self._scale, self.pixels[rows, columns]
+        part.x, part.y = self.x[rows, columns], self.y[rows, columns]
+        return part
+
     def lay(self, distance: np.ndarray, colour: Colour, opacity: float = 1.0, blur: float = 0.0) -> None:
         """Paint where ``distance`` is negative; the border is a pixel wide, or ``blur`` units."""
         width = max(blur, 1 / self._scale)

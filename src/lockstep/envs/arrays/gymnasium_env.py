@@ -8,6 +8,7 @@ import gymnasium
 import numpy as np
 
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS, ArrayEnvironment, State
+from lockstep.envs.arrays.window import Window
 
 
 class ArrayGymnasiumEnv(gymnasium.Env):
@@ -15,21 +16,21 @@ class ArrayGymnasiumEnv(gymnasium.Env):
 
     Args:
         array_environment: key of ``ARRAY_ENVIRONMENTS``.
-        render_mode: None, ``"rgb_array"`` or, where the environment can be written as text, ``"ansi"``.
+        render_mode: None, ``"rgb_array"``, ``"human"`` (a window) or, where it can be written as text, ``"ansi"``.
         kwargs: arguments of the array environment.
 
     Raises:
         ValueError: one of the first two is something else.
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["rgb_array", "ansi"]}  # noqa: RUF012 (Gymnasium's own declaration)
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array", "human", "ansi"]}  # noqa: RUF012 (Gymnasium's own declaration)
 
     def __init__(self, array_environment: str, render_mode: str | None = None, **kwargs: Any) -> None:
         if array_environment not in ARRAY_ENVIRONMENTS:
             known = ", ".join(ARRAY_ENVIRONMENTS)
             raise ValueError(f"array_environment: {array_environment!r} is none of ours; there are {known}")
         kind = ARRAY_ENVIRONMENTS[array_environment]
-        modes = ["rgb_array"] if kind.text is ArrayEnvironment.text else ["rgb_array", "ansi"]
+        modes = ["rgb_array", "human"] if kind.text is ArrayEnvironment.text else ["rgb_array", "human", "ansi"]
         if render_mode not in (None, *modes):
             raise ValueError(f"render_mode: {render_mode!r} isn't offered; use {', '.join(map(repr, modes))} or None")
         self.array_environment = kind(**kwargs)
@@ -38,6 +39,7 @@ class ArrayGymnasiumEnv(gymnasium.Env):
         self.action_space = self.array_environment.action_space
         self.render_mode = render_mode
         self._state: State | None = None
+        self._window = Window(array_environment, self.array_environment.render_fps)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -49,10 +51,11 @@ class ArrayGymnasiumEnv(gymnasium.Env):
             options: there are none; taken because Gymnasium's interface has it.
 
         Returns:
-            Observation, float32 of ``observation_space``, and an empty info.
+            Observation of ``observation_space``, and an empty info.
         """
         super().reset(seed=seed, options=options)
         self._state, observation = self.array_environment.reset(np, self._random(self.array_environment.reset_draws))
+        self._show()
         return observation[0], {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
@@ -62,8 +65,8 @@ class ArrayGymnasiumEnv(gymnasium.Env):
             action: of ``action_space``; a continuous one beyond its bounds is up to the physics (Pendulum clips it).
 
         Returns:
-            Observation float32; reward; terminated; truncated, False (the registered time limit is around this
-            environment); an info, with ``is_success`` where the environment has a notion of it.
+            Observation; reward; terminated; truncated (the registered time limit is around this environment); an
+            info, with ``is_success`` and ``score`` where the environment has a notion of them.
 
         Raises:
             ValueError: a discrete action that doesn't exist.
@@ -75,18 +78,26 @@ class ArrayGymnasiumEnv(gymnasium.Env):
         self._state, observation, reward, terminated = self.array_environment.step(
             np, self._started(), np.asarray(action)[None], draws
         )
-        success = self.array_environment.success(np, self._state)
-        info = {} if success is None else {"is_success": bool(success[0])}
-        return observation[0], float(reward[0]), bool(terminated[0]), False, info
+        facts = (getattr(self.array_environment, name)(np, self._state) for name in ("success", "truncated", "score"))
+        success, truncated, score = (None if fact is None else fact[0] for fact in facts)
+        info = {} if success is None else {"is_success": bool(success)}
+        info |= {} if score is None else {"score": int(score)}
+        self._show()
+        return observation[0], float(reward[0]), bool(terminated[0]), bool(truncated), info
 
     def render(self) -> np.ndarray | str | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The picture, uint8 ``[height, width, 3]`` or a text, or None without a render mode."""
+        """The picture, uint8 ``[height, width, 3]``, or a text; None in a window or without a render mode."""
         if self.render_mode == "ansi":
             return self.array_environment.text(self._started())
-        return None if self.render_mode is None else self.array_environment.render(self._started())
+        return self.array_environment.render(self._started()) if self.render_mode == "rgb_array" else None
+
+    def _show(self) -> None:
+        if self.render_mode == "human":
+            self._window.show(self.array_environment.render(self._started()))
 
     def close(self) -> None:
         """Give back what rendering opened."""
+        self._window.close()
         self.array_environment.close()
 
     def _random(self, draws: int) -> np.ndarray:

@@ -1,0 +1,19 @@
+"""Is a training script's every rank the same agent? Watches anybody's script and says so, with cause and fix."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lockstep.doctor.replicated import check_replicated
+
+__all__ = ["check_replicated"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use, so that ``import lockstep.doctor`` loads no framework."""
+    if name == "check_replicated":
+        from lockstep.doctor.replicated import check_replicated
+
+        return check_replicated
+    raise AttributeError(f"module 'lockstep.doctor' has no attribute {name!r}")

@@ -1,0 +1,96 @@
+"""Causes and fixes of what the doctor finds."""
+
+from __future__ import annotations
+
+ATTACH = "lockstep.attach(model, optimizer) reduces gradients whichever method computed the loss"
+SB3 = "from lockstep.integrations.sb3 import PPO instead of Stable-Baselines3's own"
+
+CAUSES = {
+    "independent": "the script never joins a process group, so every rank trains an agent of its own",
+    "bypassed": (
+        "the loss is computed by methods of the wrapped module (ddp.module.…), and DDP reduces only gradients"
+        " of what went through its own forward"
+    ),
+    "bypassed_sb3": (
+        "Stable-Baselines3 computes its loss by policy.evaluate_actions, and DDP reduces only gradients of "
+        "what went through its own forward"
+    ),
+    "partly_reduced": (
+        "these tensors aren't in the module that DDP wraps, or their part of the loss didn't go through DDP's"
+        " forward, or a no_sync() block holds the last backward pass"
+    ),
+    "unreduced": (
+        "nothing reduces them: there is neither DDP nor FSDP in the process, and no all-reduce before the step"
+    ),
+    "rounding": (
+        "each rank rounds in its own way: kernels that aren't deterministic, or an average that each rank "
+        "computes for itself"
+    ),
+    "local_change": (
+        "DDP reduces the gradients, and each rank then changes its own (clipping by a local norm, noise), or "
+        "a backward pass within no_sync() came last"
+    ),
+    "start": (
+        "each rank initialised its own parameters (another seed), and nothing broadcast them; or they were "
+        "changed after DDP was built"
+    ),
+    "diverged": (
+        "gradients and learning rates are equal, so something else changes parameters on one rank alone "
+        "(noise, weight averaging, a checkpoint loaded on rank 0 only)"
+    ),
+    "moments": (
+        "the optimiser's state came from different places (a checkpoint loaded on one rank only, an optimiser"
+        " that was built anew)"
+    ),
+    "rates": "each rank adapts its learning rate by a value of its own (the KL divergence of its own data)",
+    "steps": (
+        "a rank ends its epochs by a value of its own (the KL divergence of its own minibatch, its own loss):"
+        " from then on ranks pair different minibatches, and in the end one waits for a step that never comes"
+    ),
+    "normalizers": (
+        "each rank normalises by statistics of its own environments: the same observation is another input on"
+        " every rank, and only one rank's statistics are saved"
+    ),
+    "buffers": "buffers are updated from each rank's own data and never combined",
+    "data": (
+        "every rank uses the same seed for its environments, its sampling or its data order: N ranks do the work of one"
+    ),
+    "waiting": "ranks took a different number of collectives: one left its loop earlier, or took another branch",
+}
+
+FIXES = {
+    "independent": "torch.distributed.init_process_group() first, then DDP; or " + ATTACH,
+    "bypassed": "call ddp(...) itself, with a forward that returns all that the loss needs; or leave DDP out: "
+    + ATTACH,
+    "bypassed_sb3": SB3,
+    "partly_reduced": "wrap all that the optimiser updates, in one module; or " + ATTACH,
+    "unreduced": ATTACH,
+    "rounding": "torch.use_deterministic_algorithms(True), and reduce by one collective whose result all ranks take",
+    "local_change": (
+        "clip after backward() by the norm of the reduced gradient, the same on every rank; end no_sync() "
+        "before the last backward pass"
+    ),
+    "start": (
+        "seed the initialisation alike on every rank, or broadcast from rank 0 before the first step (DDP's "
+        "constructor and lockstep.attach do)"
+    ),
+    "diverged": "do it on every rank alike, from combined values, or broadcast the parameters afterwards",
+    "moments": "load the optimiser's state on every rank from the same file",
+    "rates": "decide together: all-reduce the value (lockstep.all_mean) before the learning rate is changed by it",
+    "steps": (
+        "decide together: all-reduce the value before it is compared (lockstep.all_mean), or lockstep.stop_if(flag)"
+    ),
+    "normalizers": (
+        "merge counts, means and squares of all ranks after each rollout; lockstep.integrations.sb3 does it "
+        "for VecNormalize"
+    ),
+    "buffers": "torch.nn.SyncBatchNorm for BatchNorm; all-reduce other statistics after each rollout",
+    "data": "initialise alike, then seed environments and sampling by rank (lockstep.shard_seed(seed))",
+    "waiting": "let all ranks take the same decision from a reduced value before they leave a loop or branch",
+}
+
+UNSEEN = (
+    "edits of p.data, replays of CUDA graphs, environments and normalisers in worker processes, "
+    "processes that the script starts itself"
+)
+"""What no report covers."""

@@ -1,0 +1,153 @@
+"""Ranks against one another: pure functions of their traces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lockstep.doctor.traces import Kept, Moment, Part, RankTrace
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One kind of tensors at one moment on all ranks.
+
+    Attributes:
+        kind: ``parameters``, ``gradients``, ``moments``, ``buffers``, ``normalizers`` or ``gathered``.
+        moment: when.
+        compared: number of tensors that every rank holds wholly.
+        sharded: number of tensors of which each rank rightly holds another part.
+        differing: names of those that differ, in order.
+        ranks: that differ from the first one.
+        relative: largest difference over all differing tensors, each relative to its largest element; NaN if the kept
+            samples are equal and only the digests differ.
+        nonzero: whether any element isn't zero.
+    """
+
+    kind: str
+    moment: Moment
+    compared: int
+    sharded: int
+    differing: tuple[str, ...]
+    ranks: tuple[int, ...]
+    relative: float
+    nonzero: bool
+
+    @property
+    def equal(self) -> bool:
+        """Whether there was something to compare, and it is the same on all ranks."""
+        return self.compared > 0 and not self.differing
+
+
+def same(a: Kept, b: Kept) -> bool:
+    """Whether two ranks hold the same tensor: same numbers (NaN is NaN), and the same bits beyond a sample."""
+    if a.elements != b.elements or a.digest != b.digest or a.numbers.shape != b.numbers.shape:
+        return False
+    return bool(np.array_equal(a.numbers, b.numbers, equal_nan=True))
+
+
+def relative_difference(a: Kept, b: Kept) -> float:
+    """Largest difference of two tensors' elements over the largest element; NaN if what was kept doesn't show any."""
+    if a.numbers.shape != b.numbers.shape:
+        return float("inf")
+    x, y = a.numbers.astype(np.float64), b.numbers.astype(np.float64)
+    finite = np.isfinite(x) & np.isfinite(y)
+    if not np.array_equal(np.isnan(x), np.isnan(y)) or not np.array_equal(x[np.isinf(x)], y[np.isinf(x)]):
+        return float("inf")
+    scale = max(np.abs(x[finite]).max(initial=0.0), np.abs(y[finite]).max(initial=0.0))
+    difference = np.abs(x[finite] - y[finite]).max(initial=0.0)
+    return float(difference / scale) if difference > 0 else float("nan")
+
+
+def compare_parts(kind: str, moment: Moment, parts: Mapping[int, Part]) -> Comparison:
+    """Compare one kind of tensors, ``parts[rank]``; names that not every rank has are left out."""
+    ranks = sorted(parts)
+    first, others = parts[ranks[0]], ranks[1:]
+    names = [name for name in first if all(name in parts[rank] for rank in others)]
+    held = [name for name in names if not any(parts[rank][name].shards for rank in ranks)]
+    unlike = {rank: [n for n in held if not same(first[n], parts[rank][n])] for rank in others}
+    found = {name for names in unlike.values() for name in names}
+    sizes = [relative_difference(first[name], parts[rank][name]) for rank in others for name in unlike[rank]]
+    known = [size for size in sizes if not np.isnan(size)]
+    return Comparison(
+        kind,
+        moment,
+        compared=len(held),
+        sharded=len(names) - len(held),
+        differing=tuple(name for name in held if name in found),
+        ranks=tuple(rank for rank in others if unlike[rank]),
+        relative=max(known, default=float("nan")),
+        nonzero=any(np.any(part[name].numbers) for part in parts.values() for name in held),
+    )
+
+
+def shared_moments(traces: Sequence[RankTrace]) -> list[Moment]:
+    """Moments at which every rank was looked at, in order of time for each optimiser."""
+    if not traces:
+        return []
+    order = {"before": 0, "after": 1, "end": 2}
+    shared = set(traces[0].checks).intersection(*(trace.checks for trace in traces[1:]))
+    return sorted(shared, key=lambda m: (m.optimizer, m.step, order[m.when]))
+
+
+def comparisons(traces: Sequence[RankTrace]) -> Iterator[Comparison]:
+    """Every kind of tensors at every moment that all ranks share."""
+    for moment in shared_moments(traces):
+        checks = {trace.rank: trace.checks[moment] for trace in traces}
+        kinds = list(next(iter(checks.values())).parts)
+        for kind in kinds:
+            if all(kind in check.parts for check in checks.values()):
+                yield compare_parts(kind, moment, {rank: check.parts[kind] for rank, check in checks.items()})
+
+
+def inputs_at(traces: Sequence[RankTrace], moment: Moment) -> str:
+    """Whether the ranks' data before a step are ``equal``, ``differ``, or were ``unseen``."""
+    digests = {trace.checks[moment].facts.get("inputs", "") for trace in traces}
+    if "" in digests:
+        return "unseen"
+    return "equal" if len(digests) == 1 else "differ"
+
+
+def rate_at(trace: RankTrace, optimizer: int, step: int) -> list[float]:
+    """An optimiser's learning rates when it had taken ``step`` steps."""
+    rates: list[float] = []
+    for since, values in trace.rates.get(optimizer, []):
+        if since <= step:
+            rates = values
+    return rates
+
+
+def first_rate_difference(traces: Sequence[RankTrace], optimizer: int) -> int | None:
+    """The number of steps taken when learning rates first differ between ranks; None if they never do."""
+    taken = min(trace.steps.get(optimizer, 0) for trace in traces)
+    changes = {step for trace in traces for step, _ in trace.rates.get(optimizer, []) if step <= taken}
+    for step in sorted(changes):
+        if len({tuple(rate_at(trace, optimizer, step)) for trace in traces}) > 1:
+            return step
+    return None
+
+
+def phase_lengths(boundaries: Sequence[int]) -> list[int]:
+    """Steps per phase, from the numbers of steps taken at the phases' beginnings."""
+    return [after - before for before, after in zip([0, *boundaries], boundaries, strict=False)]
+
+
+def uneven_phase(traces: Sequence[RankTrace], optimizer: int) -> int | None:
+    """The first rollout phase (from 0) after which ranks had taken different numbers of steps; None if there is none.
+
+    A rank that evaluates between two steps has phases that others don't have: its boundaries hold all of theirs, and
+    that is no difference.
+    """
+    lists = [trace.boundaries.get(optimizer, []) for trace in traces]
+    taken = min(trace.steps.get(optimizer, 0) for trace in traces)
+    seen = [{step for step in boundaries if step < taken} for boundaries in lists]
+    widest = max(seen, key=len)
+    if all(other <= widest for other in seen):
+        return None
+    length = min(len(boundaries) for boundaries in lists)
+    for phase in range(length):
+        if len({boundaries[phase] for boundaries in lists}) > 1:
+            return phase
+    return None

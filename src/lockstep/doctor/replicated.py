@@ -1,0 +1,79 @@
+"""JAX: do all devices and processes hold the same copies of what should be replicated?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax import tree_util
+
+from lockstep.errors import DesyncError
+from lockstep.jax_engine.processes import gather_json
+from lockstep.proof.fingerprint import array_digest
+
+
+def check_replicated(pytree: Any) -> int:
+    """Compare all copies of every leaf, bit for bit, on all devices of all processes.
+
+    A sharding says that devices hold the same array and JAX believes it; after ``shard_map`` without its check, or
+    with other data in every process, they may not. Of an array that is sharded over some axes of a mesh and replicated
+    over others, copies of each part are compared. With several processes this is a collective: all must call it, with
+    trees of the same structure.
+
+    Args:
+        pytree: of ``jax.Array`` (PRNG keys too), NumPy arrays and numbers; the latter are copies of their process.
+
+    Returns:
+        Number of leaves of which there were several copies to compare.
+
+    Raises:
+        DesyncError: in every process; one line that names the first leaf, how many differ, and where.
+    """
+    leaves = tree_util.tree_flatten_with_path(pytree)[0]
+    mine = {tree_util.keystr(path) or "the tree": _copies(leaf) for path, leaf in leaves}
+    everyone: list[dict[str, Any]] = gather_json(mine)
+    names = list(everyone[0])
+    for rank, theirs in enumerate(everyone):
+        if list(theirs) != names:
+            odd = sorted(set(theirs) ^ set(names)) or ["their order"]
+            raise DesyncError(f"processes 0 and {rank} hold trees of different structure: {len(odd)} leaves, {odd[0]}")
+    merged = {name: _merged([theirs[name] for theirs in everyone]) for name in names}
+    unlike = [name for name in names if any(len(set(copies.values())) > 1 for copies in merged[name].values())]
+    if unlike:
+        raise DesyncError(
+            f"not replicated: {len(unlike)} of {len(names)} leaves differ between their copies, first "
+            f"{unlike[0]}: {_who(merged[unlike[0]])}"
+        )
+    return sum(any(len(copies) > 1 for copies in parts.values()) for parts in merged.values())
+
+
+def _copies(leaf: Any) -> dict[str, dict[str, str]]:
+    """By part of the leaf: each holder's digest."""
+    holder = f"process {jax.process_index()}"
+    if not isinstance(leaf, jax.Array):
+        return {"whole": {holder: array_digest(np.asarray(leaf)).hex()}}
+    if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    out: dict[str, dict[str, str]] = {}
+    for shard in leaf.addressable_shards:
+        part = str([tuple(index.indices(size)) for index, size in zip(shard.index, leaf.shape, strict=True)])
+        out.setdefault(part, {})[f"device {shard.device.id}"] = array_digest(np.asarray(shard.data)).hex()
+    return out
+
+
+def _merged(everyone: list[dict[str, dict[str, str]]]) -> dict[str, dict[str, str]]:
+    out: dict[str, dict[str, str]] = {}
+    for process, parts in enumerate(everyone):
+        for part, copies in parts.items():
+            own = {(name if len(everyone) == 1 or name.startswith("process") else f"{name} of process {process}"): d
+                   for name, d in copies.items()}  # fmt: skip
+            out.setdefault(part, {}).update(own)
+    return out
+
+
+def _who(parts: dict[str, dict[str, str]]) -> str:
+    copies = next(copies for copies in parts.values() if len(set(copies.values())) > 1)
+    first = next(iter(copies))
+    others = [name for name, digest in copies.items() if digest != copies[first]]
+    return f"{', '.join(others[:8])} against {first}"

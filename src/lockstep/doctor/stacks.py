@@ -1,0 +1,88 @@
+"""Is a rank waiting for the others? Looked at from another thread, by where its main thread stands."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import traceback
+from types import FrameType
+
+COLLECTIVES = (os.path.join("torch", "distributed", ""), os.path.join("torch", "nn", "parallel", "distributed.py"))
+"""Parts of paths of files in which a rank waits for others."""
+BACKWARD = (os.path.join("torch", "autograd", ""),)
+"""DDP and FSDP wait inside the backward pass; but a backward pass may also be long."""
+INNERMOST = 8
+LONGEST_TICK = 1.0
+"""A process that somebody stopped for a while didn't wait all that time."""
+IDLE = 0.05
+"""A rank that uses less of a core than this isn't computing, even where many processes share it."""
+OURS = (os.path.dirname(__file__) + os.sep, "<frozen ")
+
+
+def frame_lines(frame: FrameType) -> list[str]:
+    """``file:line function`` of every frame of the script, the innermost first."""
+    return stack_lines(traceback.extract_stack(frame))
+
+
+def stack_lines(entries: traceback.StackSummary) -> list[str]:
+    """``file:line function`` of every entry, the innermost first, without the doctor's that run the script."""
+    shown = [entry for entry in entries if not entry.filename.startswith(OURS)]
+    return [f"{entry.filename}:{entry.lineno} {entry.name}" for entry in reversed(shown)]
+
+
+def stands_in(lines: list[str], places: tuple[str, ...]) -> bool:
+    """Whether a stack, innermost first, ends in one of some places."""
+    return any(place in line.rpartition(":")[0] for line in lines[:INNERMOST] for place in places)
+
+
+def own_lines(lines: list[str]) -> list[str]:
+    """The script's own frames of a stack: not libraries'."""
+    libraries = (f"{os.sep}site-packages{os.sep}", os.path.dirname(os.__file__))
+    return [line for line in lines if not any(part in line for part in libraries)]
+
+
+class StillnessClock:
+    """For how long the main thread has stood in one place, a place of waiting, without any sign of life.
+
+    The place is told by frames and their next instruction: a loop that turns moves, a blocked call doesn't.
+
+    Attributes:
+        lines: the stack that stands still, innermost call first.
+        certain: whether it is the place that tells of waiting, and not only a GPU that may wait.
+    """
+
+    def __init__(self) -> None:
+        self._main = threading.main_thread().ident or 0
+        self._place: tuple[object, ...] = ()
+        self._seconds = 0.0
+        self._last = time.monotonic()
+        self._busy_before = time.process_time()
+        self.lines: list[str] = []
+        self.certain = False
+
+    def look(self, signs_of_life: int, *, on_gpu: bool = False) -> float | None:
+        """Seconds of waiting so far; None if the rank isn't waiting for others.
+
+        Args:
+            signs_of_life: a number that changes whenever the rank does something that the doctor sees.
+            on_gpu: whether a GPU is used: collectives run there, and whoever first asks for a result waits for them.
+        """
+        frame = sys._current_frames().get(self._main)
+        place: list[object] = [signs_of_life]
+        walk = frame
+        while walk is not None:
+            place += [walk.f_code, walk.f_lasti]
+            walk = walk.f_back
+        now = time.monotonic()
+        self._seconds += min(now - self._last, LONGEST_TICK)
+        self._last = now
+        if tuple(place) != self._place or frame is None:
+            self._place, self._seconds, self.lines = tuple(place), 0.0, []
+            self._busy_before = time.process_time()
+            return None
+        self.lines = self.lines or frame_lines(frame)
+        idle = time.process_time() - self._busy_before < IDLE * self._seconds
+        self.certain = stands_in(self.lines, COLLECTIVES) or (stands_in(self.lines, BACKWARD) and idle)
+        return self._seconds if self.certain or on_gpu else None

@@ -1,0 +1,189 @@
+"""Watching over the ranks that the doctor looks at, from outside: they always come to an end, and to a verdict."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.doctor.side_store import ENDED, LEFT, VERDICT, SideReader, rank_directory, read_json, write_json
+from lockstep.launch.local import Ranks, forwarding
+
+POLL_SECONDS = 0.1
+GRACE_SECONDS = 3.0
+VERDICT_SECONDS = 60.0
+UNCERTAIN = 6.0
+"""So many times longer ranks may stand still of which none is known to be in a collective, and none has ended."""
+STOP = "stop.json"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How it came to the end of a run: whether by a ``deadlock``, or ``interrupted`` by a signal."""
+
+    deadlock: bool = False
+    interrupted: bool = False
+
+
+class OneRank:
+    """The rank that this process stands for, where another launcher started it: the script runs as its child.
+
+    Args:
+        command: of the child.
+        rank: its global rank.
+    """
+
+    def __init__(self, command: Sequence[str], rank: int) -> None:
+        self._rank = rank
+        self._process = subprocess.Popen(command, start_new_session=True)
+
+    def exit_codes(self) -> dict[int, int | None]:
+        """Its exit code, None while it runs."""
+        return {self._rank: self._process.poll()}
+
+    def message_file(self, rank: int) -> str:
+        """It leaves no message."""
+        return ""
+
+    def send(self, number: int) -> None:
+        """Send it a signal."""
+        if self._process.poll() is None:
+            self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """End it and whatever it started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+class Supervisor:
+    """Waits for the ranks of a run.
+
+    Args:
+        ranks: those that this process started.
+        store: the side store's directory.
+        world_size: of the run.
+        judges: whether this process decides when to stop; the others follow.
+        wait_limit: seconds that all ranks which still run may wait for others.
+        run_limit: seconds after which the run is ended; None for no limit.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        store: Path,
+        world_size: int,
+        *,
+        judges: bool,
+        wait_limit: float,
+        run_limit: float | None,
+    ) -> None:
+        self._ranks = ranks
+        self._store = store
+        self._readers = {rank: SideReader(rank_directory(store, rank)) for rank in range(world_size)}
+        self._judges = judges
+        self._wait_limit = wait_limit
+        self._began = time.monotonic()
+        self._run_limit = run_limit
+        self._told: set[int] = set()
+        self._stop_at: float | None = None
+
+    def wait(self) -> Outcome:
+        """Wait until every rank has ended, or until they are to be ended."""
+        with forwarding(self._ranks) as received:
+            try:
+                return self._wait(received)
+            finally:
+                self._tell_ends()  # of those that came to an end of themselves
+                self._ranks.kill()
+
+    def _wait(self, received: list[int]) -> Outcome:
+        while True:
+            self._tell_ends()
+            if not self._judges:
+                if (self._store / STOP).exists() or (self._store / VERDICT).exists() or self._over_here(received):
+                    return Outcome(interrupted=bool(received))
+            elif (outcome := self._judged(received)) is not None:
+                if outcome.deadlock or self._running():
+                    write_json(self._store / STOP, {})
+                return outcome
+            time.sleep(POLL_SECONDS)
+
+    def _tell_ends(self) -> None:
+        """Write how ranks ended that this process started."""
+        for rank, code in self._ranks.exit_codes().items():
+            if code is not None and rank not in self._told:
+                self._told.add(rank)
+                path = rank_directory(self._store, rank)
+                path.mkdir(parents=True, exist_ok=True)
+                write_json(path / ENDED, {"code": code, "at": time.monotonic()})
+
+    def _over_here(self, received: list[int]) -> bool:
+        """Whether the ranks of this process are done, or a signal said so some time ago."""
+        codes = self._ranks.exit_codes().values()
+        return None not in codes or (bool(received) and self._after(GRACE_SECONDS))
+
+    def _after(self, seconds: float) -> bool:
+        """Whether so much time has gone since this was first asked."""
+        if self._stop_at is None:
+            self._stop_at = time.monotonic() + seconds
+        return time.monotonic() > self._stop_at
+
+    def _running(self) -> list[int]:
+        return [rank for rank, reader in self._readers.items() if reader.ended() is None]
+
+    def _judged(self, received: list[int]) -> Outcome | None:
+        """What the run came to; None while it goes on."""
+        ended = {rank: reader.ended() for rank, reader in self._readers.items()}
+        running = [rank for rank, how in ended.items() if how is None]
+        if not running:
+            return Outcome(interrupted=bool(received))
+        if received and self._after(GRACE_SECONDS):
+            return Outcome(interrupted=True)
+        if self._run_limit is not None and time.monotonic() - self._began > self._run_limit:
+            return Outcome()
+        states = [state for rank in running if not (state := self._readers[rank].state()).get("over")]
+        if not states and self._after(self._wait_limit):
+            return Outcome()  # the scripts are done, and their processes don't end
+        certain = len(states) < len(ended) or any(state.get("certain") for state in states)
+        limit = self._wait_limit if certain else UNCERTAIN * self._wait_limit
+        if states and min(state.get("waiting") or 0.0 for state in states) > limit:
+            return Outcome(deadlock=True)
+        failed = any(how["code"] for how in ended.values() if how is not None)
+        return Outcome() if failed and self._after(min(GRACE_SECONDS, self._wait_limit)) else None
+
+
+def await_verdict(store: Path, rank: int) -> int:
+    """What the judging process decided; where another launcher started every rank.
+
+    Returns:
+        The exit status; 1 if there is no verdict within a minute.
+    """
+    deadline = time.monotonic() + VERDICT_SECONDS
+    while time.monotonic() < deadline:
+        verdict: Mapping[str, int] | None = read_json(store / VERDICT)
+        if verdict is not None:
+            (rank_directory(store, rank) / LEFT).touch()
+            _await(lambda: not store.exists())  # a launcher ends the others when the first has ended badly
+            return verdict["status"]
+        time.sleep(POLL_SECONDS)
+    print(f"lockstep: error: doctor: rank 0 gave no verdict within {VERDICT_SECONDS:g} s", file=sys.stderr)
+    return 1
+
+
+def await_leaving(store: Path, others: Sequence[int]) -> None:
+    """Wait a little until the other ranks have read the verdict."""
+    _await(lambda: all((rank_directory(store, rank) / LEFT).exists() for rank in others))
+
+
+def _await(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + GRACE_SECONDS
+    while time.monotonic() < deadline and not condition():
+        time.sleep(POLL_SECONDS)

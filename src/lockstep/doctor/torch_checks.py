@@ -1,0 +1,145 @@
+"""What is written of an optimiser at the steps that are compared: parameters, gradients, moments, rates, statistics."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lockstep.doctor.inspection import Inventory, look_around, numbers_of
+from lockstep.doctor.schedule import Schedule
+from lockstep.doctor.side_store import SideWriter
+from lockstep.doctor.torch_values import DENSE_NUMBERS, SPARSE_NUMBERS, take_part
+
+LIBRARIES = ("stable_baselines3", "deepspeed")
+"""Libraries that explain some findings."""
+Parts = dict[str, dict[str, Tensor]]
+
+
+@dataclass
+class OptimizerWatch:
+    """One optimiser of the script.
+
+    Attributes:
+        index: in the order of first steps.
+        optimizer: itself, kept, so that its ``id`` stays its own.
+        steps: taken so far.
+        boundaries: numbers of steps taken when a phase of forward passes without gradients began.
+        rates: learning rates of all groups as last seen.
+        seen_inputs: how many digests of inputs belong to earlier steps.
+    """
+
+    index: int
+    optimizer: Optimizer
+    steps: int = 0
+    boundaries: list[int] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+    seen_inputs: int = 0
+
+
+class StepRecorder:
+    """Writes what one rank holds at checked steps.
+
+    Args:
+        writer: where to.
+        schedule: which steps are checked.
+
+    Attributes:
+        inventory: modules and normalisers as last looked up.
+    """
+
+    def __init__(self, writer: SideWriter, schedule: Schedule) -> None:
+        self._writer = writer
+        self._schedule = schedule
+        self.inventory = Inventory()
+
+    def first_seen(self, watch: OptimizerWatch) -> None:
+        """Before an optimiser's first step."""
+        self.inventory = look_around()
+        libraries = [name for name in LIBRARIES if name in sys.modules]
+        facts = {"wrappers": sorted(self.inventory.wrappers), "libraries": libraries}
+        self._writer.add({"kind": "optimizer", "optimizer": watch.index} | facts)
+
+    def note_rates(self, watch: OptimizerWatch) -> None:
+        """Write learning rates, before a step, when they changed.
+
+        Ones that are tensors are read only at checked steps: a GPU would have to wait.
+        """
+        rates = [group.get("lr", 0.0) for group in watch.optimizer.param_groups]
+        if rates == watch.rates:
+            return
+        if any(isinstance(rate, Tensor) for rate in rates) and not self._schedule.includes(watch.steps + 1):
+            return
+        rates = [float(rate) for rate in rates]
+        if rates != watch.rates:
+            self._writer.add({"kind": "rates", "optimizer": watch.index, "step": watch.steps, "rates": rates})
+            watch.rates = rates
+
+    def before(self, watch: OptimizerWatch, inputs: str, through: Sequence[str], gathered: dict[str, Tensor]) -> None:
+        """Before a checked step.
+
+        Args:
+            watch: the optimiser's.
+            inputs: digest of what the forward passes since its last step were given; empty if none was seen.
+            through: wrappers through whose ``forward`` gradients were made so far.
+            gathered: parameters of a sharded model as its last forward pass had them.
+        """
+        parameters = self._parameters(watch)
+        gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
+        parts: Parts = {"gradients": {n: g.coalesce().values() if g.is_sparse else g for n, g in gradients.items()}}
+        parts["gathered"] = gathered
+        if watch.steps == 0:
+            parts["parameters"] = parameters
+        self._write(watch, watch.steps + 1, "before", parts, {"inputs": inputs, "through": list(through)})
+
+    def after(self, watch: OptimizerWatch) -> None:
+        """After a checked step."""
+        buffers = {n: b for n, b in self.inventory.buffers() if b.numel() and not b.is_meta}
+        normalizers: dict[str, Tensor] = {}
+        for name, find in self.inventory.normalizers.items():
+            thing = find()
+            if thing is not None:
+                normalizers |= {f"{name}.{key}": value for key, value in numbers_of(thing).items()}
+        parts = self._state(watch) | {"buffers": buffers, "normalizers": normalizers}
+        sent = sorted(name for name, buffer in buffers.items() if id(buffer) in self.inventory.broadcast)
+        self._write(watch, watch.steps, "after", parts, {"broadcast": sent})
+
+    def last(self, watch: OptimizerWatch) -> None:
+        """When the script has ended: the steps since the last checked one weren't for nothing."""
+        self._write(watch, watch.steps, "end", self._state(watch), {})
+
+    def _parameters(self, watch: OptimizerWatch) -> dict[str, Tensor]:
+        """The optimiser's parameters by the names they have in their modules, else by their place."""
+        out = {}
+        for g, group in enumerate(watch.optimizer.param_groups):
+            for p, parameter in enumerate(group["params"]):
+                out[self.inventory.names.get(id(parameter), f"optimizer{watch.index}.group{g}.param{p}")] = parameter
+        return out
+
+    def _state(self, watch: OptimizerWatch) -> Parts:
+        parameters = self._parameters(watch)
+        moments = {
+            f"{name}.{key}": value
+            for name, parameter in parameters.items()
+            for key, value in watch.optimizer.state.get(parameter, {}).items()
+            if isinstance(value, Tensor)
+        }
+        return {"parameters": parameters, "moments": moments}
+
+    def _write(self, watch: OptimizerWatch, step: int, when: str, parts: Parts, facts: dict[str, Any]) -> None:
+        most = DENSE_NUMBERS if step <= self._schedule.first else SPARSE_NUMBERS
+        event: dict[str, Any] = {"kind": "check", "optimizer": watch.index, "step": step, "when": when} | facts
+        event["parts"], arrays = {}, []
+        own = {name for name, p in self._parameters(watch).items() if id(p) in self.inventory.sharded}
+        with torch.no_grad():
+            for name, tensors in parts.items():
+                sharded = {n for n in tensors if name != "gathered" and (n in own or n.rpartition(".")[0] in own)}
+                entries, numbers = take_part(tensors, most, sharded)
+                event["parts"][name] = part = {"tensors": entries}
+                arrays.append((part, numbers))
+        self._writer.add(event, arrays)

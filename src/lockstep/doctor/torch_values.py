@@ -1,0 +1,125 @@
+"""Tensors as what can be compared out of band: the whole of small ones, a sample and a digest of large ones."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Container, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+DENSE_NUMBERS = 1 << 18
+"""Numbers kept of all tensors of one part (parameters, gradients, …) at a step of the first ones."""
+SPARSE_NUMBERS = 1 << 13
+"""And at those compared later."""
+FEWEST = 16
+INPUT_BYTES = 1 << 20
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_CHUNK = 1 << 22
+_ODD = 0x9E3779B97F4A7C15 - (1 << 64)
+
+
+def shards_of(tensor: Tensor) -> int:
+    """Over how many ranks a tensor is sharded; 0 if every rank holds the whole."""
+    placements = getattr(tensor, "placements", None)
+    if placements is None:
+        return 0
+    mesh: Any = tensor.device_mesh  # pyright: ignore[reportAttributeAccessIssue]
+    sizes = [mesh.size(dim) for dim, placement in enumerate(placements) if not placement.is_replicate()]
+    return int(np.prod(sizes)) if sizes else 0
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor, detached."""
+    to_local: Any = getattr(tensor, "to_local", None)
+    return (tensor if to_local is None else to_local()).detach()
+
+
+def digest(tensor: Tensor) -> str:
+    """A hexadecimal number that depends on every bit of a tensor on this rank, its shape and dtype."""
+    flat = tensor.resolve_conj().contiguous().reshape(-1)
+    flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
+    words = flat.view(_INTEGERS[flat.element_size()])
+    out = hashlib.blake2b(f"{tensor.dtype}{tuple(tensor.shape)}".encode(), digest_size=8)
+    if words.device.type == "cpu":
+        out.update(words.numpy().data)
+    else:
+        out.update(str(_device_sum(words)).encode())
+    return out.hexdigest()
+
+
+def _device_sum(words: Tensor) -> int:
+    """Sum of integers, each times an odd number of its place, modulo 2⁶⁴: where the tensor is, no copy of it."""
+    total = torch.zeros((), dtype=torch.int64, device=words.device)
+    for start in range(0, words.numel(), _CHUNK):
+        part = words[start : start + _CHUNK].to(torch.int64)
+        place = torch.arange(start, start + part.numel(), dtype=torch.int64, device=words.device)
+        mixed = (part + place * _ODD) * (place * 2 + 1)
+        total += (mixed ^ (mixed >> 29)).sum()
+    return int(total)
+
+
+def sampled(tensor: Tensor, most: int) -> Tensor:
+    """All elements if they are few, else about ``most`` at equal distances; flat, on the tensor's device."""
+    flat = tensor.reshape(-1)
+    return flat if flat.numel() <= most else flat[:: -(-flat.numel() // most)]
+
+
+def take_part(
+    tensors: Mapping[str, Tensor], most: int, sharded: Container[str] = ()
+) -> tuple[list[list[Any]], np.ndarray]:
+    """What to keep of tensors.
+
+    Args:
+        tensors: by name; of shards only this rank's.
+        most: numbers to keep of all together.
+        sharded: names of those that are parts of larger ones and don't say so.
+
+    Returns:
+        For each tensor ``[name, numbers kept, elements, shards, digest of a sampled one]``; and the numbers, float32
+        if all tensors are, else float64.
+    """
+    each = max(FEWEST, most // max(1, len(tensors)))
+    entries: list[list[Any]] = []
+    kept: list[Tensor] = []
+    for name, tensor in tensors.items():
+        mine = local(tensor)
+        some = sampled(mine, each)
+        whole = some.numel() == mine.numel()
+        entries.append(
+            [
+                name,
+                some.numel(),
+                mine.numel(),
+                1 if name in sharded else shards_of(tensor),
+                "" if whole else digest(mine),
+            ]
+        )
+        kept.append(torch.view_as_real(some).amax(-1) if some.is_complex() else some)
+    return entries, _numbers(kept)
+
+
+def _numbers(kept: Sequence[Tensor]) -> np.ndarray:
+    if not kept:
+        return np.empty(0, np.float32)
+    if len({(t.dtype, t.device) for t in kept}) > 1 or kept[0].dtype != torch.float32:
+        return torch.cat([t.to("cpu", torch.float64) for t in kept]).numpy()
+    return torch.cat(list(kept)).cpu().numpy()
+
+
+def input_digests(value: Any, depth: int = 0) -> list[str]:
+    """Digests of the data in a module's arguments: tensors that no parameter has touched; samples of large ones."""
+    if isinstance(value, Tensor):
+        if value.requires_grad or value.numel() == 0 or value.is_meta:
+            return []
+        mine = local(value)
+        return [digest(sampled(mine, INPUT_BYTES // mine.element_size()))]
+    if depth > 3:
+        return []
+    if isinstance(value, Mapping):
+        return [d for item in value.values() for d in input_digests(item, depth + 1)]
+    if isinstance(value, (list, tuple)):
+        return [d for item in value for d in input_digests(item, depth + 1)]
+    return []

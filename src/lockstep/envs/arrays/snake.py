@@ -1,0 +1,214 @@
+"""Snake-v0 on arrays: eat, grow, and run into neither a wall nor yourself."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import numpy as np
+from array_api_compat import device
+from gymnasium.spaces import Box, Discrete
+
+from lockstep.envs.arrays.base import Array, ArrayEnvironment, State, host_array
+from lockstep.envs.arrays.snake_picture import draw, write
+
+SMALLEST, LARGEST = 4, 32
+START_LENGTH = 3
+
+
+class Snake(ArrayEnvironment):
+    """Steer a snake left (0), down (1), right (2) or up (3) through a square of cells to its food.
+
+    An episode begins with a snake of three cells, head in the middle and body to its left. Each step moves the head
+    by a cell and frees the cell of the tail, into which the head may move in the same step. On the food the snake
+    grows instead: the tail stays, and the next food lies in a free cell, each with the same probability. Running into
+    the border or into its own body, backwards too, **terminates** the episode, as does a board without a free cell,
+    a success. More than ``starvation * size²`` steps since the last food **truncate** it.
+
+    Rewards: ``food`` for each food, ``death`` for running into something, ``win`` for a full board, ``step`` for every
+    step. ``shaping`` adds ``gamma * p(after) - p(before)`` with the potential ``p = -shaping * distance``, the number
+    of rows and columns between head and food over the longest such way, and 0 at the end of an episode: it leaves the
+    best policy as it is (Ng, Harada and Russell 1999, "Policy invariance under reward transformations").
+
+    State, int32: ``ages`` ``[n, size²]``, in how many steps a cell of the snake becomes free, 0 for a free one;
+    ``head`` and ``food``, cells counted row by row, ``length`` and ``hunger``, steps since the last food, ``[n]`` each.
+    On a full board ``food`` is ``size²``, a cell that isn't there. A snake that ran into something stays where it was.
+
+    The observation is an image, uint8 ``[size, size, 3]``, whose channels are head, body and food, 255 where they are.
+    With ``ages`` the body tells its direction: it fades towards the tail, from 255 to 55.
+
+    Args:
+        size: rows and columns, 4 to 32.
+        food: reward.
+        death: reward.
+        win: reward, beside that for the food.
+        step: reward.
+        shaping: weight of the distance to the food.
+        gamma: discount of the shaping, which should be the learner's.
+        starvation: steps without food that a snake survives, in sizes of the board.
+        ages: whether the body fades.
+
+    Raises:
+        ValueError: ``size``, ``starvation`` or ``gamma`` is something that can't be, or a reward isn't finite.
+    """
+
+    gymnasium_id = None
+    max_episode_steps = 10_000
+    reset_draws = 1
+    step_draws = 1
+    render_fps = 12
+
+    _tail_shade: ClassVar[int] = 55
+
+    def __init__(
+        self,
+        size: int = 10,
+        food: float = 1.0,
+        death: float = -1.0,
+        win: float = 1.0,
+        step: float = 0.0,
+        shaping: float = 0.0,
+        gamma: float = 0.99,
+        starvation: float = 2.0,
+        ages: bool = True,
+    ) -> None:
+        if not SMALLEST <= size <= LARGEST:
+            raise ValueError(f"size: {size} isn't offered; use {SMALLEST} to {LARGEST}")
+        if not (math.isfinite(starvation) and starvation > 0):
+            raise ValueError(f"starvation: {starvation} boards of steps without food; use a number above 0")
+        if not 0 <= gamma <= 1:
+            raise ValueError(f"gamma: {gamma} is no discount; use 0 to 1")
+        rewards = {"food": food, "death": death, "win": win, "step": step, "shaping": shaping}
+        for name, value in rewards.items():
+            if not math.isfinite(value):
+                raise ValueError(f"{name}: {value} is no reward; use a finite number")
+        self.size, self.cells, self.rewards = size, size * size, rewards
+        self.gamma, self.ages = gamma, ages
+        self.patience = int(starvation * self.cells)
+        self.observation_space: Box = Box(0, 255, (size, size, 3), np.uint8)
+        self.action_space = Discrete(4)
+
+    def reset(self, xp: Any, random: Array) -> tuple[State, Array]:
+        """Start every episode in the middle of the board."""
+        numbers = self._numbers(xp, random)
+        head = (self.size // 2) * self.size + self.size // 2
+        none = xp.astype(0 * random[:, 0], xp.int32)
+        body = (numbers > head - START_LENGTH) & (numbers <= head)
+        ages = none[:, None] + xp.where(body, numbers - (head - START_LENGTH), 0 * numbers)
+        state = {
+            "ages": ages,
+            "head": none + head,
+            "food": self._place(xp, ages, random[:, 0]),
+            "length": none + START_LENGTH,
+            "hunger": none,
+        }
+        return state, self._observe(xp, state)
+
+    def step(self, xp: Any, state: State, action: Array, random: Array) -> tuple[State, Array, Array, Array]:
+        """One step of every snake; ``random`` places the food of those that ate."""
+        numbers, length = self._numbers(xp, state["head"]), state["length"]
+        head, hit_wall = self._ahead(xp, state["head"], action)
+        ate = head == state["food"]
+        kept = xp.where(ate[:, None], state["ages"], xp.clip(state["ages"] - 1, 0, self.cells))
+        at_head = numbers == head[:, None]
+        dead = hit_wall | xp.any(at_head & (kept > 0), axis=1)
+        ate = ate & ~dead
+        length = length + xp.astype(ate, xp.int32)
+        ages = xp.where(dead[:, None], state["ages"], xp.where(at_head, length[:, None], kept))
+        moved = {
+            "ages": ages,
+            "head": xp.where(dead, state["head"], head),
+            "food": xp.where(ate, self._place(xp, ages, random[:, 0]), state["food"]),
+            "length": length,
+            "hunger": xp.where(dead, state["hunger"], xp.where(ate, 0 * length, state["hunger"] + 1)),
+        }
+        won = self.success(xp, moved)
+        over = dead | won
+        return moved, self._observe(xp, moved), self._reward(xp, state, moved, ate, dead, won), over
+
+    def success(self, xp: Any, state: State) -> Array:
+        """Whether the snake fills the board, bool ``[n]``."""
+        return state["length"] == self.cells
+
+    def truncated(self, xp: Any, state: State) -> Array:
+        """Whether it has starved, bool ``[n]``."""
+        return state["hunger"] > self.patience
+
+    def score(self, xp: Any, state: State) -> Array:
+        """Foods eaten, int32 ``[n]``."""
+        return state["length"] - START_LENGTH
+
+    def _numbers(self, xp: Any, like: Array) -> Array:
+        """The number of each cell, int32 ``[1, size²]``."""
+        return xp.arange(self.cells, dtype=xp.int32, device=device(like))[None, :]
+
+    def _ahead(self, xp: Any, head: Array, action: Array) -> tuple[Array, Array]:
+        """The cell that a head moves to, int32 ``[n]``, and whether it isn't on the board, bool ``[n]``."""
+        action = xp.astype(action, xp.int32)
+        down = xp.astype(action == 1, xp.int32) - xp.astype(action == 3, xp.int32)
+        right = xp.astype(action == 2, xp.int32) - xp.astype(action == 0, xp.int32)
+        row, column = head // self.size + down, head % self.size + right
+        outside = (row < 0) | (row >= self.size) | (column < 0) | (column >= self.size)
+        return row * self.size + column, outside
+
+    def _place(self, xp: Any, ages: Array, random: Array) -> Array:
+        """A free cell, int32 ``[n]``, by a number in [0, 1); ``size²`` where there is none.
+
+        The k-th free cell has k free cells before it: as many cells as have at most k free ones up to and with them
+        lie before it.
+        """
+        counts = xp.cumulative_sum(xp.astype(ages == 0, xp.int32), axis=1, dtype=xp.int32)
+        free = counts[:, -1]
+        which = xp.astype(xp.floor(random * xp.astype(free, xp.float32)), xp.int32)  # may round up to ``free``
+        which = xp.where(which >= free, free - 1, which)
+        found = xp.sum(xp.astype(counts <= which[:, None], xp.int32), axis=1, dtype=xp.int32)
+        return xp.where(free > 0, found, 0 * found + self.cells)
+
+    def _distance(self, xp: Any, state: State) -> Array:
+        """Rows and columns from head to food over the longest such way, float32 ``[n]`` in [0, 1]."""
+        head, food = state["head"], state["food"]
+        rows = xp.abs(head // self.size - food // self.size)
+        columns = xp.abs(head % self.size - food % self.size)
+        return xp.astype(rows + columns, xp.float32) * (1 / (2 * (self.size - 1)))
+
+    def _reward(self, xp: Any, before: State, after: State, ate: Array, dead: Array, won: Array) -> Array:
+        weights = self.rewards
+        reward = sum(
+            weights[name] * xp.astype(happened, xp.float32)
+            for name, happened in (("food", ate), ("death", dead), ("win", won))
+        )
+        reward = reward + weights["step"]
+        if weights["shaping"]:
+            goes_on = xp.astype(~(dead | won), xp.float32)
+            nearer = self._distance(xp, before) - self.gamma * goes_on * self._distance(xp, after)
+            reward = reward + weights["shaping"] * nearer
+        return reward
+
+    def _observe(self, xp: Any, state: State) -> Array:
+        numbers, ages = self._numbers(xp, state["head"]), state["ages"]
+        head, food = (numbers == state[name][:, None] for name in ("head", "food"))
+        body = (ages > 0) & ~head
+        shade = 255 + 0 * ages
+        if self.ages:
+            shade = self._tail_shade + (255 - self._tail_shade) * ages // state["length"][:, None]
+        planes = (255 * xp.astype(head, xp.int32), xp.where(body, shade, 0 * ages), 255 * xp.astype(food, xp.int32))
+        return xp.reshape(xp.astype(xp.stack(planes, axis=-1), xp.uint8), (-1, self.size, self.size, 3))
+
+    def pose(self, renderer: Any, row: dict[str, np.ndarray]) -> None:
+        """Gymnasium has no such environment: :meth:`render` draws by itself."""
+
+    def render(self, state: State, index: int = 0) -> np.ndarray:
+        """Draw one environment; see :meth:`ArrayEnvironment.render`. Needs nothing installed."""
+        return draw(*self._board(state, index))
+
+    def text(self, state: State, index: int = 0) -> str:
+        """One environment as text."""
+        return write(*self._board(state, index))
+
+    def _board(self, state: State, index: int) -> tuple[np.ndarray, int]:
+        """In how many steps each cell becomes free ``[size, size]``, -1 where food is; and how many were eaten."""
+        board = host_array(state["ages"][index]).copy()
+        food = int(state["food"][index])
+        if food < self.cells:
+            board[food] = -1
+        return board.reshape(self.size, self.size), int(state["length"][index]) - START_LENGTH

@@ -1,0 +1,1 @@
+"""Data parallelism for scripts and libraries that know nothing of it."""

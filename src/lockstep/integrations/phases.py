@@ -1,0 +1,80 @@
+"""What happens to a module between its backward passes: rollouts, and parts that are replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as module_hooks
+from torch.utils.hooks import RemovableHandle
+
+from lockstep.integrations.process_group import Same
+
+
+class _Watch:
+    """A forward hook that notices passes without gradients, in training mode: a rollout's.
+
+    A rank that evaluates (``module.eval()``) does that alone, rightly. Copies and pickles of the module don't watch.
+    """
+
+    def __init__(self) -> None:
+        self.seen = False
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        if not torch.compiler.is_compiling() and not torch.is_grad_enabled() and module.training:
+            self.seen = True
+
+    def __reduce__(self) -> tuple[type[_Watch], tuple[()]]:
+        return (_Watch, ())
+
+
+class Phases:
+    """Hooks on modules for what the parameters' own hooks can't see.
+
+    Args:
+        modules: what is attached.
+        known: identities of the parameters whose gradients are reduced.
+        check: whether ranks must agree on rollouts.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], known: Container[int], check: bool) -> None:
+        self._check, self._watch = check, _Watch()
+        self._handles: list[RemovableHandle] = []
+        self._parts = {part for module in modules for part in module.modules()}
+        self._known = {id(p) for module in modules for p in module.parameters()}
+        if check:
+            watched = {
+                m for module in modules for m in (module, *module.children()) if any(True for _ in m.parameters())
+            }
+            self._handles += [m.register_forward_pre_hook(self._watch) for m in watched]
+        self._handles.append(module_hooks.register_module_parameter_registration_hook(self._registered))
+        self._handles.append(module_hooks.register_module_module_registration_hook(self._joined))
+
+    def said(self) -> list[Same]:
+        """What ranks must agree on at the end of a backward pass; the next phase begins."""
+        seen, self._watch.seen = self._watch.seen, False
+        advice = (
+            "one of them has stopped its epochs early (decide together, with lockstep.stop_if), or runs the module "
+            "without gradients alone (do so under module.eval(), or attach with check_phases=False)"
+        )
+        return [Same("had begun {} rollouts since its last backward pass", int(seen), advice)] if self._check else []
+
+    def remove(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _registered(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if module in self._parts and parameter is not None and id(parameter) not in self._known:
+            raise ValueError(
+                f"attach: parameter {name} of {type(module).__name__} is replaced after attach, which doesn't know the "
+                "new one: detach(), replace it, and attach again, on every rank"
+            )
+
+    def _joined(self, module: nn.Module, name: str, part: nn.Module | None) -> None:
+        if module in self._parts and part is not None:
+            for parameter_name, parameter in part.named_parameters():
+                self._registered(module, f"{name}.{parameter_name}", parameter)

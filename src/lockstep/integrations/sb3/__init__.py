@@ -1,0 +1,14 @@
+"""Stable-Baselines3's PPO and A2C on many ranks: only the import changes.
+
+Start the script with ``lockstep run --nproc 4 script.py`` or with torchrun; without a launcher these classes are
+Stable-Baselines3's own, bit for bit. Importing this makes ranks other than the first write no files.
+"""
+
+from lockstep.integrations.sb3.a2c import A2C
+from lockstep.integrations.sb3.callbacks import OneRankCallback
+from lockstep.integrations.sb3.files import leave_files_to_the_writer
+from lockstep.integrations.sb3.ppo import PPO
+
+__all__ = ["A2C", "PPO", "OneRankCallback"]
+
+leave_files_to_the_writer()

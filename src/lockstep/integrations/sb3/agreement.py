@@ -1,0 +1,108 @@
+"""Before ranks learn together: do they mean the same, and do they see different environments and random numbers?"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.vec_env import VecEnv
+
+from lockstep.errors import RankMismatchError
+from lockstep.shards import keyed_seed
+
+SETTINGS = (
+    *("n_envs", "n_steps", "batch_size", "n_epochs", "gamma", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm"),
+    *("normalize_advantage", "normalize_advantage_locally", "target_kl", "use_sde", "sde_sample_freq"),
+    *("num_timesteps", "_n_updates", "_stats_window_size"),
+)
+SCHEDULES = ("lr_schedule", "clip_range", "clip_range_vf")
+
+
+def agree(model: OnPolicyAlgorithm, learning: dict[str, Any], rank: int, gather_json: Callable[[Any], list]) -> None:
+    """Check that the ranks learn in the same way; give each its own environments and random numbers.
+
+    Args:
+        model: this rank's.
+        learning: arguments of ``learn`` that decide how often ranks meet.
+        rank: this rank.
+        gather_json: a JSON value of every rank, in rank order.
+
+    Raises:
+        RankMismatchError: on every rank, if a setting differs.
+    """
+    assert model.env is not None
+    everyone = gather_json(
+        {
+            "settings": {**learning, **_settings(model)},
+            "seeds": _pending_seeds(model.env),
+            "generators": _generators(),
+        }
+    )
+    _check_settings([one["settings"] for one in everyone])
+    _shift_seeds(model.env, [one["seeds"] for one in everyone], rank)
+    _separate_generators([one["generators"] for one in everyone], rank)
+
+
+def _settings(model: OnPolicyAlgorithm) -> dict[str, Any]:
+    settings: dict[str, Any] = {name: _plain(getattr(model, name, None)) for name in SETTINGS}
+    for name in SCHEDULES:
+        schedule: Any = getattr(model, name, None)
+        settings[name] = None if schedule is None else float(schedule(1.0))
+    settings["parameters"] = sum(p.numel() for p in model.policy.parameters())
+    return settings
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _check_settings(everyone: list[dict[str, Any]]) -> None:
+    for rank, theirs in enumerate(everyone):
+        for name, value in everyone[0].items():
+            if theirs[name] != value:
+                raise RankMismatchError(
+                    f"{name.lstrip('_')}: rank {rank} has {theirs[name]} and rank 0 has {value}; every rank must make "
+                    "the same model and call learn with the same arguments"
+                )
+
+
+def _pending_seeds(env: VecEnv) -> list[int | None]:
+    """The seeds that a vector environment's next reset will use."""
+    return [_plain(seed) for seed in getattr(env.unwrapped, "_seeds", [])]
+
+
+def _shift_seeds(env: VecEnv, everyone: list[list[int | None]], rank: int) -> None:
+    """Seeds that a script gave to its environments on every rank become those of their global ids."""
+    mine = everyone[rank]
+    if mine and mine[0] is not None and mine in everyone[:rank]:
+        env.seed(mine[0] + rank * env.num_envs)
+
+
+def _generators() -> dict[str, str]:
+    """Fingerprints of the global generators, from which actions, dropout and the order of samples are drawn."""
+    numpy = np.random.get_state(legacy=False)
+    assert isinstance(numpy, dict)
+    states = {
+        "python": repr(random.getstate()).encode(),
+        "numpy": numpy["state"]["key"].tobytes() + bytes(str(numpy["state"]["pos"]), "ascii"),
+        "torch": torch.get_rng_state().numpy().tobytes(),
+    }
+    return {name: hashlib.blake2b(state, digest_size=8).hexdigest() for name, state in states.items()}
+
+
+def _separate_generators(everyone: list[dict[str, str]], rank: int) -> None:
+    """Give this rank numbers of its own, where a seed has made them the same as those of a rank before it."""
+    seeds: dict[str, Callable[[int], Any]] = {
+        "python": random.seed,
+        "numpy": np.random.seed,
+        "torch": torch.manual_seed,
+    }
+    for name, seed in seeds.items():
+        states = [one[name] for one in everyone]
+        if states[rank] in states[:rank]:
+            seed(keyed_seed(int(states[rank], 16), f"sb3 {name}", rank))

@@ -1,0 +1,155 @@
+"""Callbacks on many ranks: which run where, and how the one that Stable-Baselines3 calls keeps the ranks together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import (
+    BaseCallback,
+    CallbackList,
+    CheckpointCallback,
+    ConvertCallback,
+    EvalCallback,
+    EventCallback,
+    ProgressBarCallback,
+)
+from stable_baselines3.common.type_aliases import MaybeCallback
+
+from lockstep.integrations.sb3.exchange import RolloutExchange
+
+EVALUATION = ("best_mean_reward", "last_mean_reward")
+
+
+class OneRankCallback(CallbackList):
+    """Callbacks that run on one rank only, because they write: ``OneRankCallback([MyPlots(), MyTable()])``.
+
+    Those of Stable-Baselines3 that write need no such guard. If one returns False, all ranks stop.
+    """
+
+
+ONE_RANK = (OneRankCallback, CheckpointCallback, EvalCallback, ProgressBarCallback)
+
+
+class Elsewhere(BaseCallback):
+    """What stands on the other ranks for a callback that runs on one rank only; it counts the calls."""
+
+    def __init__(self, callback: BaseCallback) -> None:
+        super().__init__()
+        self.callback = callback
+
+    def _init_callback(self) -> None:
+        self.callback.model = self.model
+
+    def _on_step(self) -> bool:
+        self.callback.n_calls, self.callback.num_timesteps = self.n_calls, self.num_timesteps
+        return True
+
+
+class GlobalProgressBar(ProgressBarCallback):
+    """Stable-Baselines3's progress bar, over the steps of all ranks.
+
+    Args:
+        world_size: number of ranks.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        super().__init__()
+        self.world_size = world_size
+
+    def _on_step(self) -> bool:
+        self.pbar.update(self.training_env.num_envs * self.world_size)
+        return True
+
+
+def of_this_rank(callback: MaybeCallback, progress_bar: bool, writer: bool, world_size: int) -> BaseCallback:
+    """The callbacks of this rank, of what a script gives to ``learn``."""
+    tree = CallbackList(list(callback)) if isinstance(callback, list) else callback
+    if not isinstance(tree, BaseCallback):
+        tree = ConvertCallback(tree)
+    if progress_bar:
+        tree = CallbackList([tree, ProgressBarCallback()])
+    return _of_this_rank(tree, writer, world_size)
+
+
+def _of_this_rank(callback: BaseCallback, writer: bool, world_size: int) -> BaseCallback:
+    if isinstance(callback, ONE_RANK) and not writer:
+        return Elsewhere(callback)
+    if type(callback) is ProgressBarCallback:
+        return GlobalProgressBar(world_size)
+    if isinstance(callback, CallbackList):
+        callback.callbacks = [_of_this_rank(child, writer, world_size) for child in callback.callbacks]
+    elif isinstance(callback, EventCallback) and callback.callback is not None:
+        callback.callback = _of_this_rank(callback.callback, writer, world_size)
+    return callback
+
+
+def _evaluations(callback: BaseCallback | None) -> Iterator[EvalCallback]:
+    """The evaluations among callbacks, in the same order on every rank."""
+    if isinstance(callback, Elsewhere):
+        yield from _evaluations(callback.callback)
+    elif isinstance(callback, EvalCallback):
+        yield callback
+    elif isinstance(callback, CallbackList):
+        for child in callback.callbacks:
+            yield from _evaluations(child)
+    elif isinstance(callback, EventCallback):
+        yield from _evaluations(callback.callback)
+
+
+class SynchronizedCallback(BaseCallback):
+    """The outermost callback on every rank: it counts all ranks' steps, and meets the others after each rollout.
+
+    Args:
+        callback: this rank's callbacks, from :func:`of_this_rank`.
+        world_size: number of ranks.
+    """
+
+    exchange: RolloutExchange
+
+    def __init__(self, callback: BaseCallback, world_size: int) -> None:
+        super().__init__()
+        self.callback, self._world_size = callback, world_size
+
+    def init_callback(self, model: BaseAlgorithm) -> None:
+        """Initialise the callbacks of this rank."""
+        super().init_callback(model)
+        self.callback.init_callback(model)
+
+    def _on_training_start(self) -> None:
+        self.callback.on_training_start(self.locals, self.globals)
+
+    def _on_rollout_start(self) -> None:
+        self.callback.on_rollout_start()
+
+    def on_step(self) -> bool:
+        """Count the other ranks' environments as well, before anybody reads ``num_timesteps``."""
+        self.model.num_timesteps += self.training_env.num_envs * (self._world_size - 1)
+        return super().on_step()
+
+    def _on_step(self) -> bool:
+        return self.callback.on_step()
+
+    def _on_rollout_end(self) -> None:
+        self.exchange.meet()
+        if not self.exchange.stopped:
+            self.callback.on_rollout_end()
+
+    def _on_training_end(self) -> None:
+        self.callback.on_training_end()
+
+    def update_child_locals(self, locals_: dict[str, Any]) -> None:
+        """Pass the rollout's local variables on."""
+        self.callback.update_locals(locals_)
+
+    @property
+    def evaluations(self) -> list[dict[str, float]]:
+        """What every evaluation found last and best."""
+        return [{name: float(getattr(one, name)) for name in EVALUATION} for one in _evaluations(self.callback)]
+
+    @evaluations.setter
+    def evaluations(self, found: list[dict[str, float]]) -> None:
+        for one, values in zip(_evaluations(self.callback), found, strict=False):  # a script may give them to one rank
+            for name, value in values.items():
+                setattr(one, name, value)

@@ -1,0 +1,107 @@
+"""The end of a rollout on many ranks: episodes, statistics, the decision to stop, and failures are everybody's."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import TYPE_CHECKING, Any
+
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+
+from lockstep.errors import PeerFailureError, RunError
+from lockstep.integrations.sb3.normalize import MergedStatistics
+from lockstep.torch_engine.distributed import Communicator
+
+if TYPE_CHECKING:
+    from lockstep.integrations.sb3.callbacks import SynchronizedCallback
+
+
+class RolloutExchange:
+    """What one rollout's ranks tell each other, once.
+
+    A rank whose callback says stop comes here at once, the others when their rollout is over; so does a rank that
+    fails. Which of them it was, and when, is known to all ranks before any goes on.
+
+    Args:
+        model: this rank's; its episode buffers are those of all ranks.
+        callback: the outermost one.
+        communicator: between the ranks.
+        statistics: of the model's environments, merged here.
+
+    Attributes:
+        stopped: whether the ranks have agreed to stop.
+    """
+
+    def __init__(
+        self,
+        model: OnPolicyAlgorithm,
+        callback: SynchronizedCallback,
+        communicator: Communicator,
+        statistics: MergedStatistics,
+    ) -> None:
+        self.stopped = False
+        self._model, self._callback, self._communicator = model, callback, communicator
+        self._statistics = statistics
+        self._rank = communicator.topology.rank
+        self._met, self._step = False, 0
+        self._episodes: list[tuple[int, int, Any, Any]] = []
+        assert model.ep_info_buffer is not None
+        assert model.ep_success_buffer is not None
+        self._before = [list(model.ep_info_buffer), list(model.ep_success_buffer)]
+
+    def record(self, infos: list[dict[str, Any]], dones: Any) -> None:
+        """Keep the episodes that ended in a step of this rank's environments."""
+        for number, (info, done) in enumerate(zip(infos, dones, strict=True)):
+            episode, success = info.get("episode"), info.get("is_success") if done else None
+            if episode is not None or success is not None:
+                self._episodes.append((self._step, self._rank * len(infos) + number, episode, success))
+        self._step += 1
+
+    def fail(self, error: Exception) -> None:
+        """Tell the others that this rank failed, unless they know, or are beyond this rollout."""
+        if not self._met:
+            with contextlib.suppress(RunError):
+                self._meet({"error": f"{type(error).__name__}: {error}"})
+
+    def meet(self, stop: bool = False) -> None:
+        """Exchange everything; the first call of a rollout counts.
+
+        Args:
+            stop: whether this rank's callbacks want to stop.
+
+        Raises:
+            PeerFailureError: another rank failed, or has ended.
+        """
+        if self._met:
+            return
+        said = self._meet({"stop": stop, "steps": self._model.num_timesteps, "episodes": self._episodes})
+        for rank, theirs in enumerate(said):
+            if "error" in theirs:
+                raise PeerFailureError(f"rank {rank} failed, so rank {self._rank} ends too: {theirs['error']}")
+        self.stopped = any(theirs["stop"] for theirs in said)
+        # The others have gone on to the end of their rollouts, which nobody will learn from.
+        self._model.num_timesteps = min(theirs["steps"] for theirs in said)
+        self._merge_episodes(episode for theirs in said for episode in theirs["episodes"])
+        self._callback.evaluations = said[0]["evaluations"]
+        self._statistics.merge()
+
+    def _meet(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
+        self._met = True
+        mine["evaluations"] = self._callback.evaluations
+        said = self._communicator.gather_bytes(json.dumps(mine, default=_plain).encode())
+        self._communicator.take_durations()  # nobody reads them, and they would become many
+        return [json.loads(theirs) for theirs in said]
+
+    def _merge_episodes(self, episodes: Any) -> None:
+        """The episodes of all ranks, in the order of steps and global environment ids, behind those before."""
+        buffers = [self._model.ep_info_buffer, self._model.ep_success_buffer]
+        ordered = sorted(episodes, key=lambda episode: episode[:2])
+        for buffer, before, column in zip(buffers, self._before, (2, 3), strict=True):
+            assert buffer is not None
+            buffer.clear()
+            buffer.extend(before + [episode[column] for episode in ordered if episode[column] is not None])
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can carry of an entry of an episode's information."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)

@@ -1,0 +1,179 @@
+"""What makes an on-policy algorithm of Stable-Baselines3 one agent on all ranks, by its own code wherever it can."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.type_aliases import MaybeCallback
+from stable_baselines3.common.vec_env import VecEnv
+
+from lockstep.integrations.attach import attach
+from lockstep.integrations.process_group import communicator, is_writer, join, place
+from lockstep.integrations.sb3.agreement import agree
+from lockstep.integrations.sb3.callbacks import SynchronizedCallback, of_this_rank
+from lockstep.integrations.sb3.exchange import RolloutExchange
+from lockstep.integrations.sb3.files import TIMEOUT, learning, save_on_one_rank
+from lockstep.integrations.sb3.normalize import MergedStatistics
+from lockstep.integrations.sb3.update import merge_metrics, of_all_ranks
+from lockstep.torch_engine.distributed import use_own_gpu
+
+OWN = ("_place", "_attached", "_outermost", "_exchange", "_statistics", "_started")
+"""What a saved model doesn't hold."""
+
+
+class Synchronized(OnPolicyAlgorithm):
+    """Stands before an on-policy algorithm among the bases of a class; with one rank it does nothing.
+
+    Ranks meet in :meth:`learn` only: once before, at the end of each rollout, and in each optimiser step. A model can
+    be made, loaded and asked for actions by one rank alone.
+    """
+
+    normalize_advantage_locally = False
+    _statistics: MergedStatistics
+    _outermost: SynchronizedCallback
+    _exchange: RolloutExchange
+    _started: float
+
+    def __init__(self, *args: Any, normalize_advantage_locally: bool = False, **kwargs: Any) -> None:
+        self._place = place()
+        self._attached: Any = None
+        if normalize_advantage_locally:  # else it stays out of saved models
+            self.normalize_advantage_locally = True
+        use_own_gpu()
+        if not is_writer() and "verbose" in kwargs:
+            kwargs["verbose"] = 0
+        super().__init__(*args, **kwargs)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks; 1 without a launcher."""
+        return self._place[1]
+
+    def _setup_model(self) -> None:
+        if not is_writer():
+            self.verbose = 0
+        super()._setup_model()
+
+    def set_random_seed(self, seed: int | None = None) -> None:
+        """Seed everything; environments by ``seed`` + their global ids, the same network on every rank."""
+        super().set_random_seed(seed)
+        if self.world_size > 1 and seed is not None and self.env is not None:
+            self.env.seed(seed + self._place[0] * self.env.num_envs)
+
+    def set_logger(self, logger: Logger) -> None:
+        """Set the logger; it writes on one rank."""
+        super().set_logger(logger if is_writer() else Logger(logger.get_dir(), []))
+
+    def learn(self, *args: Any, **kwargs: Any) -> Any:
+        """Learn, as Stable-Baselines3 does, from ``total_timesteps`` steps of all ranks together."""
+        if self.world_size == 1:
+            return super().learn(*args, **kwargs)
+        try:
+            with learning():
+                return super().learn(*args, **kwargs)
+        finally:
+            self._detach()
+
+    def _setup_learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        reset_num_timesteps: bool = True,
+        tb_log_name: str = "run",
+        progress_bar: bool = False,
+    ) -> tuple[int, BaseCallback]:
+        arguments = (total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
+        if self.world_size == 1:
+            return super()._setup_learn(*arguments)
+        join(TIMEOUT)
+        others = {"total_timesteps": total_timesteps, "reset_num_timesteps": reset_num_timesteps}
+        agree(self, others, self._place[0], communicator().gather_json)
+        self._detach()
+        self._attached = attach(self.policy, self.policy.optimizer, check_phases=False)
+        self._start_statistics()
+        self._started = time.perf_counter()
+        if is_writer() or self._custom_logger:
+            return super()._setup_learn(*arguments)
+        self.set_logger(Logger(None, []))
+        try:
+            return super()._setup_learn(*arguments)
+        finally:
+            self._custom_logger = False
+
+    def _start_statistics(self) -> None:
+        """Go on from the same normalisers on every rank; those known from before are merged."""
+        assert self.env is not None
+        if getattr(self, "_statistics", None) is None or self._statistics.env is not self.env:
+            self._statistics = MergedStatistics(self.env, communicator().gather_ranks)
+            self._statistics.take_from_the_first_rank()
+        else:
+            self._statistics.merge()
+
+    def _detach(self) -> None:
+        if self._attached is not None:
+            self._attached.detach()
+            self._attached = None
+
+    def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
+        if self.world_size == 1:
+            return super()._init_callback(callback, progress_bar)
+        mine = of_this_rank(callback, progress_bar, is_writer(), self.world_size)
+        self._outermost = SynchronizedCallback(mine, self.world_size)
+        return super()._init_callback(self._outermost)
+
+    def collect_rollouts(
+        self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
+    ) -> bool:
+        """Fill the buffer from this rank's environments; False on every rank if a callback of any says stop.
+
+        Raises:
+            PeerFailureError: another rank failed meanwhile.
+        """
+        if self.world_size == 1:
+            return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
+        exchange = RolloutExchange(self, self._outermost, communicator(), self._statistics)
+        self._exchange = self._outermost.exchange = exchange
+        try:
+            finished = super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
+        except Exception as error:
+            exchange.fail(error)
+            raise
+        exchange.meet(stop=not finished)
+        self._record_speed()
+        return not exchange.stopped
+
+    def _record_speed(self) -> None:
+        """Log the environment steps per second of all ranks together, for the next line of the log."""
+        steps = self.num_timesteps - self._num_timesteps_at_start
+        self.logger.record("time/global_fps", int(steps / max(time.perf_counter() - self._started, 1e-9)))
+
+    def _update_info_buffer(self, infos: list[dict[str, Any]], dones: np.ndarray | None = None) -> None:
+        super()._update_info_buffer(infos, dones)
+        if self.world_size > 1:
+            self._exchange.record(infos, np.zeros(len(infos), bool) if dones is None else dones)
+
+    def train(self) -> None:
+        """Update the policy by all ranks' samples, in the same optimiser steps on every rank."""
+        if self.world_size == 1:
+            super().train()
+            return
+        with of_all_ranks(self):
+            super().train()
+        merge_metrics(self, communicator())
+
+    def save(self, path: Any, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None) -> None:
+        """Save a zip of Stable-Baselines3 on one rank; the others return when it is there.
+
+        During ``learn`` they return at once.
+        """
+        save_on_one_rank(path, lambda: super(Synchronized, self).save(path, exclude, include))
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), *OWN]

@@ -1,0 +1,85 @@
+"""An update on many ranks, by Stable-Baselines3's own code: what it takes for one rank's is all ranks'."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+
+from lockstep.integrations.companions import all_mean, normalize
+from lockstep.normalizers import RunningMoments, merge_shards, shard_moments
+from lockstep.torch_engine.distributed import Communicator
+
+
+class GloballyNormalized:
+    """A rollout buffer whose minibatches have advantages of mean 0 and deviation 1 over all ranks' parts of them."""
+
+    def __init__(self, buffer: Any) -> None:
+        self._buffer = buffer
+
+    def get(self, batch_size: int | None = None) -> Iterator[Any]:
+        """The buffer's minibatches; one collective for each."""
+        for samples in self._buffer.get(batch_size):
+            yield samples._replace(advantages=normalize(samples.advantages))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._buffer, name)
+
+
+class AgreedLimit:
+    """A ``target_kl`` that is compared with the mean over ranks: ``kl > 1.5 * limit`` is the same on every rank."""
+
+    __array_ufunc__ = None  # NumPy leaves comparisons with this to it
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+
+    def __rmul__(self, factor: float) -> AgreedLimit:
+        return AgreedLimit(factor * self.limit)
+
+    def __lt__(self, kl: Any) -> bool:
+        return all_mean(float(kl)) > self.limit
+
+
+@contextmanager
+def of_all_ranks(model: Any) -> Iterator[None]:
+    """Within this, the model's ``train`` normalises advantages and compares the KL divergence over all ranks."""
+    buffer, normalized, limit = model.rollout_buffer, model.normalize_advantage, getattr(model, "target_kl", None)
+    try:
+        if normalized and not model.normalize_advantage_locally:
+            model.rollout_buffer, model.normalize_advantage = GloballyNormalized(buffer), False
+        if limit is not None:
+            model.target_kl = AgreedLimit(limit)
+        yield
+    finally:
+        model.rollout_buffer, model.normalize_advantage = buffer, normalized
+        if limit is not None:
+            model.target_kl = limit
+
+
+def merge_metrics(model: OnPolicyAlgorithm, communicator: Communicator) -> None:
+    """What the update has logged of this rank becomes what it means for all of them: means over ranks."""
+    values = model.logger.name_to_value
+    mine = {name: float(value) for name, value in values.items() if name.startswith("train/")}
+    everyone = communicator.gather_json(mine)
+    for name, value in mine.items():
+        theirs = [one[name] for one in everyone if name in one]
+        if any(other != value for other in theirs):
+            values[name] = math.fsum(theirs) / len(theirs)
+    if "train/explained_variance" in mine:
+        values["train/explained_variance"] = explained_variance(model, communicator.gather_ranks)
+
+
+def explained_variance(model: OnPolicyAlgorithm, gather: Callable[[torch.Tensor], torch.Tensor]) -> float:
+    """``1 - Var[returns - values] / Var[returns]`` over all ranks' samples; NaN where returns don't vary."""
+    returns, values = model.rollout_buffer.returns.ravel(), model.rollout_buffer.values.ravel()
+    moments = RunningMoments.empty(2)
+    mine = shard_moments(np.stack([returns, returns.astype(np.float64) - values], 1))
+    merge_shards(moments, gather(torch.from_numpy(mine)).numpy(), len(returns))
+    of_returns, of_errors = moments.variance
+    return float("nan") if of_returns == 0 else float(1 - of_errors / of_returns)

@@ -1,0 +1,126 @@
+"""Behaviour cloning (Pomerleau 1991): the policy's networks learn recorded actions by maximum likelihood."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.config import Config
+from lockstep.normalizers import ObservationNormalizer, RunningMoments, shard_moments
+from lockstep.recordings import Recording
+from lockstep.shards import keyed_generator
+from lockstep.spaces import layouts_from_json
+from lockstep.torch_engine import distributions, nets
+from lockstep.torch_engine.nets import PolicyNet
+from lockstep.torch_engine.state import NORMALIZERS, POLICY, FlatParameters, initial_parameters, make_net
+
+MAX_GRAD_NORM = 1.0
+
+
+class Settings(Protocol):
+    """See :class:`lockstep.clone_command.CloneSettings`."""
+
+    epochs: int
+    batch: int
+    learning_rate: float
+    seed: int
+    validation: float
+
+
+def check(config: Config, recording: Recording) -> PolicyNet:
+    """The networks that are to learn a recording.
+
+    Raises:
+        ValueError: they can't; one line.
+    """
+    if config.network.recurrent is not None:
+        raise ValueError(f"network.recurrent: {config.network.recurrent} learns no single steps; give another --like")
+    if config.network.squash:
+        raise ValueError("network.squash: recorded actions are what came out of the tanh; give another --like")
+    facts = recording.facts["environment"]
+    return make_net(config, *layouts_from_json(facts["observation"], facts["action"]))
+
+
+def clone(
+    config: Config, recording: Recording, settings: Settings, log: Callable[[dict[str, Any]], None]
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Learn a recording on this process's CPU.
+
+    Args:
+        config: resolved.
+        recording: episodes.
+        settings: how.
+        log: gets a record of each epoch.
+
+    Returns:
+        Arrays of a checkpoint by name, the critic's as they began; and the last epoch's numbers.
+    """
+    torch.set_num_threads(config.threads)
+    net = check(config, recording)
+    parameters = FlatParameters(net.shapes(), torch.device("cpu"))
+    parameters.load(parameters.flat, initial_parameters(config, net))
+    rows, arrays = _normalized(config, net, recording.observations)
+    actions = torch.from_numpy(recording.actions)
+    held_out = recording.episodes >= round((1 - settings.validation) * len(recording.table))
+    learnt, tested = (np.flatnonzero(which) for which in (~held_out, held_out))
+    optimizer = torch.optim.Adam([parameters.flat.requires_grad_()], settings.learning_rate, eps=1e-5)
+    steps = settings.epochs * -(-len(learnt) // settings.batch)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
+    last: dict[str, Any] = {}
+    for epoch in range(settings.epochs):
+        order = learnt[keyed_generator(settings.seed, "clone", epoch).permutation(len(learnt))]
+        losses = []
+        for part in np.array_split(order, -(-len(order) // settings.batch)):
+            loss = _loss(net, parameters, rows[part], actions[part])[0]
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_([parameters.flat], MAX_GRAD_NORM)
+            optimizer.step()
+            schedule.step()
+            losses.append(loss.item())
+        last = {"loss": float(np.mean(losses)), **_tested(net, parameters, rows, actions, tested, settings.batch)}
+        log({"iteration": epoch + 1, "global_step": 0, **{f"clone/{name}": value for name, value in last.items()}})
+    learned = parameters.arrays(parameters.flat)
+    return arrays | {POLICY + name: array for name, array in learned.items()}, last
+
+
+def _normalized(config: Config, net: PolicyNet, rows: np.ndarray) -> tuple[Tensor, dict[str, np.ndarray]]:
+    """Rows as the networks take them, and the normaliser's arrays if there is one, made from these rows."""
+    if not config.normalize.observations:
+        return torch.from_numpy(rows), {}
+    rows, size = rows.copy(), net.observation.vector_size
+    moments = RunningMoments.empty(size)
+    vectors = net.observation.floats(rows)[..., :size]
+    moments.merge(len(rows), *shard_moments(vectors))
+    vectors[...] = ObservationNormalizer(moments, config.normalize.clip_observations)(vectors)
+    named = {f"{NORMALIZERS}observations.{name}": array for name, array in moments.arrays().items()}
+    return torch.from_numpy(rows), named
+
+
+def _loss(net: PolicyNet, parameters: FlatParameters, rows: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean negative log-probability of actions, and which of them are the most likely ones, bool ``[n]``."""
+    weights = nets.expand(parameters.split(parameters.flat), 1)
+    output = nets.actor(net, weights, rows.unsqueeze(0)).float()
+    log_prob, _ = distributions.log_prob_and_entropy(net, weights, output, actions.unsqueeze(0))
+    alike = (distributions.mode(net, output)[0] == actions).flatten(1 if actions.dim() > 1 else 0)
+    return -log_prob.mean(), alike.all(1) if alike.dim() > 1 else alike
+
+
+@torch.no_grad()
+def _tested(
+    net: PolicyNet, parameters: FlatParameters, rows: Tensor, actions: Tensor, which: np.ndarray, batch: int
+) -> dict[str, float | None]:
+    """Loss and, of indices, share of most likely actions among the held out steps; None without any."""
+    if not len(which):
+        return {"validation_loss": None, "accuracy": None}
+    parts = [
+        _loss(net, parameters, rows[part], actions[part]) for part in np.array_split(which, -(-len(which) // batch))
+    ]
+    sizes = np.array([len(alike) for _, alike in parts])
+    loss = float(np.average([loss.item() for loss, _ in parts], weights=sizes))
+    accuracy = float(torch.cat([alike for _, alike in parts]).float().mean()) if net.discrete else None
+    return {"validation_loss": loss, "accuracy": accuracy}

@@ -1,0 +1,175 @@
+"""``lockstep compare``, ``record`` and ``clone`` through the command line, on CartPole and Snake."""
+
+import json
+import pickle
+import zipfile
+
+import numpy as np
+import pytest
+from command_line import CARTPOLE, SMALL
+
+from lockstep import load_policy
+from lockstep.cli import main
+from lockstep.envs.arrays.snake_greedy import greedy_actions
+from lockstep.recordings import read_recording
+
+PENDULUM = ("Pendulum-v1", *SMALL, "--normalize.observations", "--stop-at-step", 256)
+
+
+def printed(capsys, *words):
+    assert main([*map(str, words)]) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys, *words):
+    assert main([*map(str, words)]) == 2
+    return capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def greedy(tmp_path_factory):
+    """Greedy games on a board of 5 x 5, recorded by both kinds of file."""
+    folder = tmp_path_factory.mktemp("recorded")
+    config = folder / "snake.json"
+    kwargs = {"id": "Snake-v0", "kwargs": {"size": 5}}
+    config.write_text(json.dumps({"env": kwargs, "network": {"image": {"width": 0.5}}}))
+    for suffix in ("npz", "safetensors"):
+        words = ("--policy", "greedy", "--episodes", "70", "--out", str(folder / f"games.{suffix}"))
+        assert main(["record", str(config), *words]) == 0
+    return folder
+
+
+def test_runs_are_compared_by_their_episodes(trained, capsys, tmp_path):
+    run, early, found = trained(*CARTPOLE).path, tmp_path / "early.json", tmp_path / "found.json"
+    printed(capsys, "eval", run, "--checkpoint", 384, "--seed", 0, "--episodes", 30, "--json", early)
+    text = printed(capsys, "compare", early, run, "--episodes", 30, "--json", found)
+    facts = json.loads(found.read_text())
+    assert [each["name"] for each in facts["policies"]] == ["early", run.name]
+    assert facts["policies"][0]["return"]["mean"] == pytest.approx(json.loads(early.read_text())["return_mean"])
+    (difference,) = facts["differences"]
+    assert difference["return"]["difference_low"] > 0  # it learnt something
+    assert difference["return"]["probability_of_improvement"] > 0.5
+    assert f"{run.name} against early: return +" in text
+    assert printed(capsys, "compare", early, run, "--episodes", 30) == text
+
+
+def test_a_comparison_is_drawn(capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    for name in ("random", "greedy"):
+        words = ("--policy", name, "--episodes", 20, "--json", tmp_path / f"{name}.json")
+        printed(capsys, "eval", "Snake-v0", *words)
+    both = (tmp_path / "random.json", tmp_path / "greedy.json")
+    assert "greedy against random: score +" in printed(capsys, "compare", *both, "--plot", tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_what_cannot_be_compared_is_refused(trained, capsys, tmp_path):
+    run = trained(*CARTPOLE).path
+    assert "give two or more runs or evaluations" in refused(capsys, "compare", run)
+    (tmp_path / "a.json").write_text("{}")
+    assert "a.json is no evaluation (lockstep eval RUN --json" in refused(capsys, "compare", tmp_path / "a.json", run)
+    printed(capsys, "eval", "Snake-v0", "--policy", "random", "--episodes", 2, "--json", tmp_path / "b.json")
+    assert "played in different environments" in refused(capsys, "compare", run, tmp_path / "b.json", "--episodes", 1)
+
+
+def test_a_recording_is_what_was_seen_and_done(greedy):
+    one, other = (read_recording(greedy / f"games.{suffix}") for suffix in ("npz", "safetensors"))
+    for name in ("observations", "actions", "episodes", "table"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+    assert one.facts == other.facts
+    assert one.facts["policy"] == "greedy"
+    assert len(one.table) == 70
+    assert np.bincount(one.episodes).tolist() == one.table[:, 1].tolist()
+    images = one.observations[:, :75].reshape(-1, 5, 5, 3)
+    first = np.r_[0, np.flatnonzero(np.diff(one.episodes)) + 1]
+    assert (images[first, 2, 2, 0] == 255).all()  # every game begins in the middle
+    moved = np.array([-1, 5, 1, -5])[one.actions]
+    heads = images[..., 0].reshape(len(images), -1).argmax(1)
+    goes_on = np.flatnonzero(np.diff(one.episodes) == 0)
+    np.testing.assert_array_equal((heads + moved)[goes_on], heads[goes_on + 1])
+    free = images[..., 1].reshape(len(images), -1)[np.arange(len(heads))[goes_on], heads[goes_on + 1]] == 0
+    assert free.mean() > 0.9  # a greedy one runs into itself only where it must
+    assert set(greedy_actions(images[:10], np.random.default_rng(0)).tolist()) <= {0, 1, 2, 3}
+
+
+def test_a_clone_plays_like_what_it_saw(greedy, capsys, tmp_path):
+    out = tmp_path / "runs" / "clone"
+    words = ("--epochs", 12, "--learning-rate", 4e-3, "--batch", 128)
+    text = printed(capsys, "clone", greedy / "games.npz", "--out", out, *words)
+    assert "steps of greedy, " in text
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [record["iteration"] for record in records] == list(range(1, 13))
+    assert records[-1]["clone/loss"] < 0.75 * records[0]["clone/loss"]
+    assert records[-1]["clone/accuracy"] > 0.5
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["accuracy"] == records[-1]["clone/accuracy"]
+    scores = {}
+    for name in (out, "random"):
+        target = (name,) if name == out else ("Snake-v0", "--policy", "random")
+        printed(capsys, "eval", *target, "--episodes", 40, "--json", tmp_path / "a.json")
+        scores[name] = json.loads((tmp_path / "a.json").read_text())["score_mean"]
+    assert scores[out] > 1 > scores["random"]
+    assert "→" in printed(capsys, "play", out, "--video", tmp_path / "a.gif")
+    assert "exists already" in refused(capsys, "clone", greedy / "games.npz", "--out", out)
+    assert "is a cloned policy, which has no environments to go on with" in refused(capsys, "train", "--resume", out)
+    again = tmp_path / "runs" / "again"
+    printed(capsys, "clone", greedy / "games.safetensors", "--out", again, *words)
+    assert json.loads((again / "summary.json").read_text())["params_sha256"] == summary["params_sha256"]
+
+
+def test_continuous_actions_and_normalised_numbers_are_cloned_too(trained, capsys, tmp_path):
+    run, file, out = trained(*PENDULUM).path, tmp_path / "a.safetensors", tmp_path / "clone"
+    printed(capsys, "record", run, "--episodes", 12, "--out", file)
+    printed(capsys, "clone", file, "--out", out, "--epochs", 30, "--batch", 64, "--learning-rate", 5e-3)
+    original, copy, recording = load_policy(run), load_policy(out), read_recording(file)
+    rows = recording.observations[::7]
+    theirs, ours = original.native(rows), copy.native(rows)
+    np.testing.assert_allclose(theirs, recording.actions[::7], atol=1e-6)
+    assert np.abs(ours - theirs).mean() < 0.3 * np.abs(theirs - theirs.mean()).mean() + 0.02
+
+
+def test_what_cannot_be_cloned_is_refused(greedy, trained, capsys, tmp_path):
+    out = ("--out", tmp_path / "out")
+    assert "there is no file" in refused(capsys, "clone", tmp_path / "a.npz", *out)
+    assert "must end in .npz or .safetensors" in refused(capsys, "clone", tmp_path / "a.pt", *out)
+    assert "must end in .npz or .safetensors" in refused(capsys, "record", "Snake-v0", "--out", tmp_path / "a.pkl")
+    for name in ("a.npz", "a.safetensors"):
+        (tmp_path / name).write_bytes(b"nothing of the kind")
+        assert f"{name} is none: " in refused(capsys, "clone", tmp_path / name, *out)
+    recurrent = tmp_path / "recurrent.json"
+    recurrent.write_text(json.dumps({"env": "Snake-v0", "network": {"recurrent": "lstm"}}))
+    games = greedy / "games.npz"
+    assert "network.recurrent: lstm learns no single steps" in refused(
+        capsys, "clone", games, "--like", recurrent, *out
+    )
+    assert "validation: 1.0 of the episodes" in refused(capsys, "clone", games, "--validation", 1, *out)
+    assert not (tmp_path / "out").exists()
+
+
+class Harmful:
+    """Leaves a mark when it is unpickled."""
+
+    def __reduce__(self):
+        return MARKS.append, ("executed",)
+
+
+class Marks(list):
+    """A list that is pickled by its name."""
+
+    def __reduce__(self):
+        return "MARKS"
+
+
+MARKS = Marks()
+
+
+def test_a_recording_that_hides_code_is_not_opened(tmp_path):
+    file = tmp_path / "a.npz"
+    np.savez(file, observations=np.array([Harmful()], object), facts=np.array("{}"))
+    with pytest.raises(ValueError, match="Object arrays cannot be loaded"):
+        read_recording(file)
+    assert MARKS == []
+    with zipfile.ZipFile(file) as content:
+        raw = content.read("observations.npy")
+    pickle.loads(raw[raw.index(b"\x80\x04") :])  # which would have done it
+    assert MARKS == ["executed"]

@@ -1,0 +1,100 @@
+"""Engine jax: every kind of environment, network and algorithm gives the same agent on 1, 2 and 4 devices."""
+
+import json
+import sys
+
+import pytest
+from command_line import Run, run_words
+from device_runs import JAX, devices, same_agent
+
+SHORT = (
+    *JAX,
+    *("--num-envs", 8, "--num-steps", 16, "--total-steps", 384, "--ppo.num-epochs", 2, "--ppo.num-minibatches", 2),
+    *("--ppo.learning-rate", 5e-3, "--network.hidden-sizes", 8, "--checkpoint.interval", 0, "--log.no-tensorboard"),
+)
+"""Three iterations of 128 steps."""
+CUSTOM = ("lockstep/CartPole-v1", *SHORT, "--network.custom", "equinox_nets:Tiny", "--network.custom-kwargs")
+KINDS = {
+    "images": (
+        *("lockstep/GridWorldPixels-v0", *SHORT, "--network.image.kind", "simple", "--network.image.width", 0.25),
+        *("--network.image.depth", 1),
+    ),
+    "custom with dropout": (*CUSTOM, '{"dropout": 0.3}'),
+    "GRPO": (
+        *("lockstep/PushCube-v0", *SHORT, "--algorithm", "grpo", "--grpo.group-size", 2, "--grpo.kl-coef", 0.1),
+        *("--num-envs", 16, "--total-steps", 768, "--env.max-episode-steps", 12),
+    ),
+    "decisions": (
+        *("lockstep/CartPole-v1", *SHORT, "--ppo.num-epochs", 4, "--ppo.learning-rate", 1e-2),
+        *("--ppo.schedule", "adaptive", "--ppo.desired-kl", 0.0015, "--ppo.target-kl", 0.003),
+    ),
+    "both normalised": (
+        *("lockstep/Pendulum-v1", *SHORT, "--normalize.observations", "--normalize.returns"),
+        *("--env.max-episode-steps", 10),
+    ),
+    "on the host": (
+        *("HalfCheetah-v5", *SHORT, "--normalize.observations", "--normalize.returns"),
+        *("--env.max-episode-steps", 10),
+    ),
+}
+ONE_AFTER_ANOTHER = "import json, sys, lockstep.cli as c; sys.exit(max(c.main(w) for w in json.loads(sys.argv[1])))"
+
+
+@pytest.fixture(scope="module")
+def run_of(tmp_path_factory):
+    """Runs by device count and kind; those on the same number of devices share a process, for JAX takes long to load.
+
+    Images come first: the threads that convolutions depend on are then those that such a run has by itself.
+    """
+    runs: dict[tuple[int, str], Run] = {}
+
+    def train_all(number):
+        cwd = tmp_path_factory.mktemp(f"devices_{number}")
+        names = {kind: kind.replace(" ", "_").replace(",", "") for kind in KINDS}
+        lines = [["train", *words, *devices(number), "--name", names[kind]] for kind, words in KINDS.items()]
+        texts = [[str(word) for word in line] for line in lines]
+        ended = run_words([sys.executable, "-c", ONE_AFTER_ANOTHER, json.dumps(texts)], cwd)
+        assert ended.code == 0, ended.stderr
+        return {(number, kind): Run(cwd / "runs" / name, ended) for kind, name in names.items()}
+
+    def find(number, kind):
+        if (number, kind) not in runs:
+            runs.update(train_all(number))
+        return runs[number, kind]
+
+    return find
+
+
+@pytest.mark.parametrize("number", [2, 4])
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_is_the_same_on_one_device_and_on_more(run_of, kind, number):
+    one, many = run_of(1, kind), run_of(number, kind)
+    assert many.summary["world_size"] == number
+    assert many.summary["num_shards"] == 8
+    assert len(one.metrics) == 3
+    same_agent(one, many)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_worker_processes_of_host_environments_change_nothing(trained, run_of, number):
+    same_agent(run_of(1, "on the host"), trained(*KINDS["on the host"], "--env.workers", 2, *devices(number)))
+
+
+def test_decisions_were_taken_one_way_and_the_other(run_of):
+    metrics = run_of(1, "decisions").metrics
+    assert {record["train/stopped_by_kl"] for record in metrics} == {0, 1}
+    assert len({record["train/learning_rate"] for record in metrics}) > 1
+    assert len({record["train/optimizer_steps"] for record in metrics}) > 1
+
+
+def test_what_is_compared_shows_another_seed_and_another_network(trained, run_of):
+    """The negative of the comparisons above."""
+    other = trained(*KINDS["images"], "--seed", 1, *devices(1))
+    assert other.agent != run_of(1, "images").agent
+    assert all(a != b for a, b in zip(other.metrics, run_of(1, "images").metrics, strict=True))
+    assert trained(*CUSTOM, "{}", *devices(1)).agent != run_of(1, "custom with dropout").agent
+
+
+def test_episodes_ended_where_they_are_to_be_compared(run_of):
+    for kind in KINDS:
+        assert run_of(1, kind).metrics[-1]["rollout/episode_return_mean"] is not None, kind

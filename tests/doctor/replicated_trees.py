@@ -1,0 +1,58 @@
+"""Trees whose copies agree, or don't; ``test_check_replicated.py`` runs this in one process and in two.
+
+``python replicated_trees.py DEVICES`` prints a JSON object: of each tree how many leaves were compared, or the error.
+"""
+
+import json
+import sys
+
+from lockstep.doctor import check_replicated
+from lockstep.errors import DesyncError
+from lockstep.jax_engine import processes
+from lockstep.topology import from_environment
+
+processes.set_up_jax(threads=1, platform="cpu", simulate_devices=int(sys.argv[1]), topology=from_environment())
+
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+from jax.sharding import NamedSharding, PartitionSpec  # noqa: E402
+
+from lockstep.jax_engine.placement import replicate_on_mesh  # noqa: E402
+
+DEVICES = jax.devices()
+MESH = jax.make_mesh((2, len(DEVICES) // 2), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+RANK = jax.process_index()
+
+
+def array(spec, of_device):
+    """An array of 4 numbers of which every device holds what it says, whether or not that fits the sharding."""
+    sharding = NamedSharding(MESH, spec)
+    size = sharding.shard_shape((4,))[0]
+    own = [
+        jax.device_put(np.full(size, of_device(d), np.float32), d) for d in MESH.devices.flat if d.process_index == RANK
+    ]
+    return jax.make_array_from_single_device_arrays((4,), sharding, own)
+
+
+def outcome(tree):
+    try:
+        return check_replicated(tree)
+    except DesyncError as error:
+        return str(error)
+
+
+WHOLE, PARTLY, CUT = PartitionSpec(), PartitionSpec("a"), PartitionSpec(("a", "b"))
+LAST = DEVICES[-1].id
+TREES = {
+    "equal": {"w": array(WHOLE, lambda d: 1.0), "key": replicate_on_mesh(jax.random.key(3), MESH), "n": 3},
+    "one device": {"b": array(WHOLE, lambda d: 1.0), "w": [array(WHOLE, lambda d: float(d.id == LAST))]},
+    "nan": array(WHOLE, lambda d: float("nan")),
+    "parts": array(PARTLY, lambda d: float(d in MESH.devices[0])),
+    "parts differ": array(PARTLY, lambda d: float(d.id == LAST)),
+    "cut": array(CUT, lambda d: float(d.id)),
+    "of processes": {"count": np.full(2, RANK)},
+    "structure": {"x": 1} if RANK == 0 else {"x": 1, "y": 2},
+    "empty": {},
+}
+print(json.dumps({name: outcome(tree) for name, tree in TREES.items()}))
+processes.leave_processes()

@@ -1,0 +1,100 @@
+"""What ranks might have left, told without ranks."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from lockstep.doctor.diagnosis import diagnose
+from lockstep.doctor.side_store import ENDED, SideWriter, write_json
+from lockstep.doctor.traces import read_traces
+
+PARTS = ("parameters", "gradients", "moments", "buffers", "normalizers", "gathered")
+WHEN = {"before": ("gradients", "gathered"), "after": ("parameters", "moments", "buffers", "normalizers")}
+
+
+@dataclass
+class Story:
+    """Two ranks, in sync unless a test says otherwise: what they hold are functions of (rank, step) or of rank.
+
+    There are two tensors; the second one is always equal, unless what is told is so ``everywhere``.
+    """
+
+    ranks: int = 2
+    steps: int = 4
+    world: int = 2
+    wrappers: tuple = ("ddp",)
+    libraries: tuple = ()
+    through: tuple = ("ddp",)
+    broadcast: tuple = ()
+    start: Callable[..., Any] = lambda rank: 1.0
+    parameters: Callable[..., Any] = lambda rank, step: 1.0 + step
+    gradients: Callable[..., Any] = lambda rank, step: 0.5 * step
+    moments: Callable[..., Any] = lambda rank, step: 0.1 * step
+    buffers: Callable[..., Any] = lambda rank, step: 3.0
+    normalizers: Callable[..., Any] = lambda rank, step: 2.0
+    gathered: Callable[..., Any] | None = None
+    inputs: Callable[..., Any] = lambda rank, step: f"data of rank {rank} at {step}"
+    rates: Callable[..., Any] = lambda rank: [(0, [1e-3])]
+    boundaries: Callable[..., Any] = lambda rank: [2]
+    taken: Callable[..., Any] | None = None
+    everywhere: bool = False
+    sharded: int = 0
+    ends: dict = field(default_factory=dict)
+    codes: dict = field(default_factory=dict)
+    states: dict = field(default_factory=dict)
+    facts: dict = field(default_factory=dict)
+
+    def tell(self, directory):
+        """Write it all, as ranks do."""
+        for rank in range(self.ranks):
+            writer = SideWriter(directory, rank)
+            facts = {"wrappers": list(self.wrappers), "libraries": list(self.libraries)}
+            writer.add({"kind": "optimizer", "optimizer": 0} | facts)
+            for step, rates in self.rates(rank):
+                writer.add({"kind": "rates", "optimizer": 0, "step": step, "rates": rates})
+            for step in range(1, self.steps + 1):
+                inputs = self.inputs(rank, step)
+                self._check(writer, rank, step, "before", {"inputs": inputs, "through": list(self.through)})
+                self._check(writer, rank, step, "after", {"broadcast": list(self.broadcast)})
+            taken = self.steps if self.taken is None else self.taken(rank)
+            writer.add({"kind": "phases", "optimizer": 0, "boundaries": self.boundaries(rank), "steps": taken})
+            world = {"size": self.world} if self.world else {}
+            state = {"world": world, "torch": True, "seconds": 10.0, "own_seconds": 0.2} | self.states.get(rank, {})
+            if self.ends.get(rank, {}) is not None:
+                writer.add({"kind": "end"} | state | self.ends.get(rank, {}))
+            writer.flush()
+            writer.state(state)
+            code = self.codes.get(rank, 0)
+            if code is not None:
+                write_json(writer.path / ENDED, {"code": code, "at": float(rank)})
+        return directory
+
+    def _check(self, writer, rank, step, when, facts):
+        parts, arrays = {}, []
+        kinds = (*WHEN[when], "parameters") if (step, when) == (1, "before") else WHEN[when]
+        for kind in kinds:
+            value = getattr(self, kind)
+            if value is None:
+                continue
+            first = kind == "parameters" and when == "before"
+            number: Any = self.start(rank) if first else value(rank, step)
+            values = np.atleast_1d(np.float32(number))
+            second = np.full(2, number, np.float32) if self.everywhere else np.ones(2, np.float32)
+            values = np.concatenate([values, second])
+            shards = 0 if kind == "gathered" else self.sharded
+            entries = [["net.weight", 1, 1, shards, ""], ["net.bias", 2, 2, shards, ""]]
+            parts[kind] = {"tensors": entries}
+            arrays.append((parts[kind], values))
+        writer.add({"kind": "check", "optimizer": 0, "step": step, "when": when, "parts": parts} | facts, arrays)
+
+    def diagnosis(self, directory, **how):
+        found = diagnose(read_traces(self.tell(directory), range(self.ranks)), **how)
+        json.dumps(found.to_json())
+        return found
+
+
+def kinds(diagnosis, level=None):
+    return [finding.kind for finding in diagnosis.findings if level in (None, finding.level)]

@@ -1,0 +1,75 @@
+"""Copies of JAX arrays on the devices of one process and of two: equal ones pass, and one that differs is named."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lockstep.doctor import check_replicated
+from lockstep.errors import DesyncError
+
+SOURCE = Path(__file__).parents[2] / "src"
+SCRIPT = Path(__file__).with_name("replicated_trees.py")
+
+
+def start(devices, variables):
+    environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "RANK", "WORLD_SIZE")}
+    command = [sys.executable, str(SCRIPT), str(devices)]
+    environment |= {"PYTHONPATH": str(SOURCE)} | variables
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.fixture(scope="module")
+def reports():
+    """What both processes of two say, and the one process of one; there are four devices each time."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    processes = [start(2, common | {"RANK": str(rank)}) for rank in range(2)] + [start(4, {})]
+    try:
+        outputs = [process.communicate(timeout=200) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0, 0], outputs
+    return [json.loads(stdout.splitlines()[-1]) for stdout, _ in outputs]
+
+
+def test_every_process_concludes_the_same(reports):
+    assert reports[0] == reports[1]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_equal_copies_pass_and_are_counted(reports, processes):
+    report = reports[2 - 2 * (processes == 2)]
+    assert report["equal"] == 1 + 1 + (processes == 2)  # a number has as many copies as there are processes
+    assert report["nan"] == 1
+    assert report["parts"] == 1
+    assert report["cut"] == 0
+    assert report["empty"] == 0
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_copy_that_differs_is_named(reports, processes):
+    report = reports[2 - 2 * (processes == 2)]
+    assert report["one device"].startswith(
+        "not replicated: 1 of 2 leaves differ between their copies, first ['w'][0]: "
+    )
+    assert "against device 0" in report["one device"]
+    assert report["parts differ"].startswith("not replicated: 1 of 1 leaves")
+
+
+def test_processes_with_other_numbers_or_trees_are_named(reports):
+    assert "process 1 against process 0" in reports[0]["of processes"]
+    assert "['y']" in reports[0]["structure"]
+    assert (reports[2]["of processes"], reports[2]["structure"]) == (0, 0)
+
+
+def test_it_is_public_and_raises_an_error_of_ours():
+    assert check_replicated({"x": 1.0}) == 0
+    assert issubclass(DesyncError, RuntimeError)

@@ -1,0 +1,63 @@
+"""Tensors of ranks against one another."""
+
+import numpy as np
+import pytest
+
+from lockstep.doctor.compare import compare_parts, phase_lengths, relative_difference, same
+from lockstep.doctor.traces import Kept, Moment
+
+AT = Moment(0, 1, "after")
+
+
+def kept(*numbers, elements=None, shards=0, digest=""):
+    values = np.array(numbers, np.float32)
+    return Kept(values, len(values) if elements is None else elements, shards, digest)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "equal"),
+    [
+        (kept(1, 2), kept(1, 2), True),
+        (kept(1, np.nan), kept(1, np.nan), True),
+        (kept(1, 2), kept(1, np.nextafter(np.float32(2), np.float32(3))), False),
+        (kept(1, np.nan), kept(1, 0), False),
+        (kept(1, elements=9, digest="a"), kept(1, elements=9, digest="b"), False),
+        (kept(1, 2), kept(1, 2, 3), False),
+    ],
+)
+def test_equal_means_every_bit(a, b, equal):
+    assert same(a, b) is equal
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "size"),
+    [
+        (kept(1, 4), kept(1, 2), 0.5),
+        (kept(0, 0), kept(0, 0), np.nan),
+        (kept(0, np.inf), kept(0, 1), np.inf),
+        (kept(np.inf, 2), kept(np.inf, 1), 0.5),
+        (kept(np.nan), kept(1), np.inf),
+        (kept(1), kept(1, 2), np.inf),
+    ],
+)
+def test_differences_are_relative_to_the_largest_element(a, b, size):
+    assert relative_difference(a, b) == pytest.approx(size, nan_ok=True)
+
+
+def test_a_comparison_names_tensors_and_ranks():
+    ranks = {0: {"a": kept(1), "b": kept(2)}, 1: {"a": kept(1), "b": kept(2)}, 3: {"a": kept(1), "b": kept(1)}}
+    found = compare_parts("parameters", AT, ranks)
+    assert (found.compared, found.differing, found.ranks, found.relative) == (2, ("b",), (3,), 0.5)
+    assert not found.equal
+    assert compare_parts("parameters", AT, {0: ranks[0], 1: ranks[1]}).equal
+
+
+def test_shards_and_what_one_rank_alone_has_are_left_out():
+    ranks = {0: {"a": kept(1, shards=2), "b": kept(2), "c": kept(0)}, 1: {"a": kept(3, shards=2), "b": kept(2)}}
+    found = compare_parts("parameters", AT, ranks)
+    assert (found.compared, found.sharded, found.differing, found.nonzero) == (1, 1, (), True)
+
+
+def test_phases_are_as_long_as_the_steps_between_their_beginnings():
+    assert phase_lengths([4, 8, 9]) == [4, 4, 1]
+    assert phase_lengths([]) == []

@@ -1,0 +1,202 @@
+"""From what ranks left to verdict, cause and fix: every fault alone, beside a story without one."""
+
+import pytest
+from stories import Story, kinds
+
+from lockstep.doctor.advice import CAUSES, FIXES
+from lockstep.doctor.diagnosis import diagnose
+from lockstep.doctor.traces import read_traces
+
+
+def by_rank(value, other):
+    return lambda rank, step: other if rank else value
+
+
+def test_equal_ranks_with_different_data_are_in_sync(tmp_path):
+    found = Story().diagnosis(tmp_path)
+    assert (found.verdict, found.status, found.findings) == ("IN SYNC", 0, [])
+    assert "2 ranks" in found.reason
+    assert found.coverage["compared_steps"] == 4
+    assert found.coverage["optimizer_steps"] == {"0": {"0": 4, "1": 4}}
+    assert found.overhead["share"] == pytest.approx(0.2 / 9.8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why", "words"),
+    [
+        ({"through": (), "everywhere": True}, "bypassed", "gradients are never reduced: "),
+        (
+            {"through": (), "everywhere": True, "libraries": ("stable_baselines3",)},
+            "bypassed_sb3",
+            "gradients are never reduced: ",
+        ),
+        ({"wrappers": (), "everywhere": True}, "unreduced", "gradients are never reduced: "),
+        ({"everywhere": True}, "local_change", "gradients differ in spite of DDP: "),
+        ({}, "partly_reduced", "some gradients are never reduced: "),
+        (
+            {"gradients": lambda rank, step: 1.0 + 1e-6 * rank, "everywhere": True},
+            "rounding",
+            "gradients are reduced but rounded differently: ",
+        ),
+        (
+            {"gradients": lambda rank, step: 1.0 + rank * (step > 2), "everywhere": True},
+            "local_change",
+            "gradients are not reduced at every step: ",
+        ),
+    ],
+)
+def test_gradients_that_differ(tmp_path, changes, why, words):
+    found = Story(**{"gradients": by_rank(0.5, 0.4)} | changes).diagnosis(tmp_path)
+    first = found.findings[0]
+    assert (found.verdict, found.status, first.details["why"]) == ("NOT IN SYNC", 1, why)
+    assert found.reason.startswith(words)
+    assert (first.cause, first.fix) == (CAUSES[why], FIXES[why])
+    assert first.details["step"] == (3 if "not reduced at every step" in words else 1)
+    assert first.details["ranks"] == [1]
+
+
+def test_the_headline_names_ranks_step_tensors_and_size(tmp_path):
+    found = Story(gradients=by_rank(0.5, 0.4), ranks=3).diagnosis(tmp_path)
+    expected = "ranks 0, 1 and 2 differ from optimiser step 1 in 1 of 2 tensors, first net.weight, "
+    assert expected + "largest relative difference 2.0e-01" in found.reason
+
+
+def test_gradients_that_differ_without_a_group_are_of_independent_agents(tmp_path):
+    found = Story(gradients=by_rank(0.5, 0.4), world=0, wrappers=()).diagnosis(tmp_path)
+    assert kinds(found) == ["independent"]
+    assert "no torch.distributed process group" in found.reason
+    assert found.findings[0].fix == FIXES["independent"]
+    sb3 = Story(world=0, libraries=("stable_baselines3",)).diagnosis(tmp_path / "sb3")
+    assert "lockstep.integrations.sb3" in sb3.findings[0].fix
+    alone = Story(world=1).diagnosis(tmp_path / "of one each")
+    assert "a process group of one rank each" in alone.reason
+    assert alone.status == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        ({"start": float}, "start"),
+        ({"parameters": by_rank(1.0, 2.0)}, "parameters"),
+        ({"moments": by_rank(1.0, 2.0)}, "moments"),
+        ({"buffers": by_rank(1.0, 2.0)}, "buffers"),
+        ({"normalizers": by_rank(1.0, 2.0)}, "normalizers"),
+        ({"gathered": by_rank(1.0, 2.0), "sharded": 2}, "gathered"),
+        ({"rates": lambda rank: [(0, [1e-3]), (2, [2e-3 if rank else 1e-3])]}, "learning_rate"),
+        ({"boundaries": lambda rank: [1 + rank, 3 + rank]}, "steps"),
+        ({"taken": lambda rank: 4 + rank}, "steps"),
+    ],
+)
+def test_each_fault_alone_is_found_and_nothing_else(tmp_path, change, kind):
+    found = Story(**change).diagnosis(tmp_path)
+    assert found.status == 1
+    assert kinds(found, "fault") == [kind]
+    assert found.findings[0].cause
+    assert found.findings[0].fix
+
+
+def test_what_follows_from_a_learning_rate_is_no_finding_of_its_own(tmp_path):
+    story = Story(
+        rates=lambda rank: [(0, [1e-3]), (2, [2e-3 if rank else 1e-3])],
+        parameters=lambda rank, step: 1.0 + step + (rank if step > 2 else 0),
+    )
+    found = story.diagnosis(tmp_path)
+    assert kinds(found) == ["learning_rate"]
+    assert "from optimiser step 3: 0.001 (rank 0), 0.002 (rank 1)" in found.reason
+    assert "parameters of ranks 0 and 1 differ from optimiser step 3" in found.reason
+
+
+def test_steps_per_phase_are_counted_while_parameters_stay_equal(tmp_path):
+    found = Story(boundaries=lambda rank: [2, 3 + rank], steps=6).diagnosis(tmp_path)
+    assert "1 (rank 0), 2 (rank 1) in rollout phase 2, while their parameters stay equal" in found.reason
+
+
+def test_a_rank_that_evaluates_in_between_takes_no_other_steps(tmp_path):
+    found = Story(boundaries=lambda rank: [1, 2, 3] if rank else [2], steps=4).diagnosis(tmp_path)
+    assert found.verdict == "IN SYNC"
+
+
+def test_the_same_data_everywhere_leave_it_open(tmp_path):
+    found = Story(inputs=lambda rank, step: f"data at {step}").diagnosis(tmp_path)
+    assert (found.verdict, found.status, kinds(found)) == ("UNDETERMINED", 2, ["identical_data"])
+    assert "identical on every rank" in found.reason
+    once = Story(inputs=lambda rank, step: f"{rank if step == 3 else 0}").diagnosis(tmp_path / "once")
+    assert once.verdict == "IN SYNC"
+
+
+def test_data_that_were_not_seen_leave_it_open(tmp_path):
+    found = Story(inputs=lambda rank, step: "").diagnosis(tmp_path)
+    assert (found.verdict, kinds(found)) == ("UNDETERMINED", ["inputs_unseen"])
+
+
+def test_gradients_of_zero_prove_nothing(tmp_path):
+    found = Story(gradients=lambda rank, step: 0.0, everywhere=True).diagnosis(tmp_path)
+    assert (found.verdict, kinds(found)) == ("UNDETERMINED", ["no_gradients"])
+
+
+def test_buffers_that_ddp_sends_are_a_note(tmp_path):
+    story = {"buffers": by_rank(1.0, 2.0), "broadcast": ("net.weight",)}
+    found = Story(**story).diagnosis(tmp_path)
+    assert (found.verdict, kinds(found, "note")) == ("IN SYNC", ["ddp_buffers"])
+    bypassed = Story(**story, through=(), gradients=by_rank(0.5, 0.4)).diagnosis(tmp_path / "bypassed")
+    assert kinds(bypassed, "fault") == ["gradients", "buffers"]
+
+
+def test_sharded_parameters_are_judged_as_they_were_gathered(tmp_path):
+    shards = {"sharded": 2, "parameters": by_rank(1.0, 2.0), "gradients": by_rank(1.0, 2.0), "wrappers": ("fsdp2",)}
+    found = Story(gathered=lambda rank, step: 1.0, **shards).diagnosis(tmp_path)
+    assert (found.verdict, kinds(found)) == ("IN SYNC", ["sharded"])
+    assert "not checked" in found.findings[0].text
+    assert Story(**shards).diagnosis(tmp_path / "ungathered").verdict == "UNDETERMINED"
+
+
+# --- ends -------------------------------------------------------------------------------------------------------
+
+COLLECTIVE = {"stack": ["/x/site-packages/torch/distributed/c10d.py:9 all_reduce", "train.py:41 update"]}
+
+
+def test_a_rank_that_failed_in_a_collective_waited_for_one_that_had_ended(tmp_path):
+    end = COLLECTIVE | {"error": "RuntimeError: Connection closed", "error_in_collective": True}
+    found = Story(ends={1: end}, codes={1: 1}).diagnosis(tmp_path)
+    assert kinds(found) == ["waiting"]
+    assert "rank 1 waited in a collective while rank 0 had ended" in found.reason
+    assert "all_reduce (c10d.py:9) ← update (train.py:41)" in found.reason
+    assert found.findings[0].details["stacks"] == {"1": COLLECTIVE["stack"]}
+
+
+def test_ranks_that_wait_for_one_another_are_a_deadlock(tmp_path):
+    waiting = COLLECTIVE | {"waiting": 21.0}
+    story = {"ends": {0: None, 1: None}, "codes": {0: None, 1: None}, "states": {0: waiting, 1: waiting}}
+    found = Story(**story).diagnosis(tmp_path, deadlock=True)
+    assert "ranks 0 and 1 waited in a collective for one another" in found.reason
+    assert found.status == 1
+    assert Story(**story).diagnosis(tmp_path / "on", deadlock=False).verdict == "IN SYNC"
+
+
+def test_a_script_that_fails_is_not_in_sync_and_says_where(tmp_path):
+    secondary = COLLECTIVE | {"error": "RuntimeError: Connection closed", "error_in_collective": True}
+    own = {"error": "KeyError: 'x'", "error_at": "train.py:7 main", "error_in_collective": False}
+    found = Story(ends={0: secondary, 1: own}, codes={0: 1, 1: 1}).diagnosis(tmp_path)
+    assert (found.verdict, kinds(found)) == ("UNDETERMINED", ["failure"])
+    assert found.reason == "the script failed: rank 1 raised KeyError: 'x' (train.py:7)"
+
+
+def test_a_rank_that_was_killed_is_named(tmp_path):
+    found = Story(ends={1: None}, codes={1: -9}).diagnosis(tmp_path)
+    assert found.reason == "the script failed: rank 1 was killed by SIGKILL"
+
+
+def test_ranks_that_said_nothing_are_named(tmp_path):
+    Story().tell(tmp_path)
+    found = diagnose(read_traces(tmp_path, range(3)))
+    assert (found.verdict, kinds(found)) == ("UNDETERMINED", ["unheard"])
+    assert "rank 2" in found.reason
+
+
+def test_no_steps_and_one_rank_leave_it_open(tmp_path):
+    none = Story(steps=0, boundaries=lambda rank: []).diagnosis(tmp_path / "none")
+    assert (none.verdict, kinds(none)) == ("UNDETERMINED", ["no_steps"])
+    one = Story(ranks=1, world=1).diagnosis(tmp_path / "one")
+    assert (one.verdict, kinds(one)) == ("UNDETERMINED", ["one_rank"])
+    stopped = Story().diagnosis(tmp_path / "stopped", interrupted=True)
+    assert (stopped.verdict, kinds(stopped)) == ("UNDETERMINED", ["interrupted"])

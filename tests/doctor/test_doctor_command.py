@@ -1,0 +1,167 @@
+"""The doctor's two doors and its options, on scripts that end in every way."""
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import NEEDS_PROC, assert_no_orphans, error_line, lockstep, run_words, running, wait_until
+from doctored import doctor
+
+SCRIPT = """
+import os, sys, time
+from pathlib import Path
+import torch, torch.distributed as dist
+from torch import nn
+
+def wait_for_the_other():
+    dist.recv(torch.zeros(1), 1 - rank)
+
+wish, alone = sys.argv[1:], "alone" in sys.argv
+rank = int(os.environ["RANK"])
+if not alone:
+    dist.init_process_group("gloo")
+torch.manual_seed(0)
+net = nn.Linear(3, 3)
+model = net if {"alone", "plain", "attach"} & set(wish) else nn.parallel.DistributedDataParallel(net)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+if "attach" in wish:
+    import lockstep
+    lockstep.attach(net, optimizer)
+torch.manual_seed(rank)
+for step in range(5):
+    optimizer.zero_grad()
+    model(torch.randn(4, 3)).pow(2).mean().backward()
+    optimizer.step()
+Path(f"{rank}.told").write_text(f"{__name__} {sys.argv} {sys.path[0]} {Path(__file__).name}")
+if "raise" in wish and rank == 1:
+    raise KeyError("nothing")
+if "deadlock" in wish:
+    wait_for_the_other()
+if "stay" in wish:
+    time.sleep(100)
+if "leave" in wish:
+    os._exit(0)
+if "status" in wish:
+    sys.exit(5)
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    return tmp_path
+
+
+def test_the_script_runs_as_python_would_run_it(script):
+    found = doctor("script.py", "--nproc", "x", "leave", cwd=script)
+    assert found.json["verdict"] == "IN SYNC"
+    assert found.json["coverage"]["optimizer_steps"] == {"0": {"0": 5, "1": 5}}  # also of ranks that left abruptly
+    for rank in range(2):
+        expected = f"__main__ {['script.py', '--nproc', 'x', 'leave']} {script} script.py"
+        assert (script / f"{rank}.told").read_text() == expected
+
+
+def test_under_torchrun_every_rank_is_watched_and_one_reports(script):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    torchrun += ["--nproc-per-node", "2"]
+    more = {"TMPDIR": str(script), "GLOO_SOCKET_IFNAME": "lo"}
+    words = ["-m", "lockstep", "doctor", "--json", "-", "-m", "script", "alone"]
+    ended = run_words([*torchrun, *words], script, **more)
+    (line,) = [line for line in ended.stdout.splitlines() if line.startswith("{")]
+    report = json.loads(line)
+    assert (report["verdict"], report["coverage"]["ranks"]) == ("NOT IN SYNC", 2)
+    assert [finding["kind"] for finding in report["findings"]] == ["independent"]
+    assert ended.code == 1
+    assert not list(script.glob("lockstep-doctor-*"))
+    assert (script / "1.told").read_text().endswith(f"{script} script.py")
+
+
+def test_a_process_group_alone_reduces_nothing_and_attach_does(script):
+    plain = doctor("script.py", "plain", cwd=script)
+    assert (plain.json["verdict"], plain.kinds) == ("NOT IN SYNC", ["gradients"])
+    assert plain.json["findings"][0]["details"]["why"] == "unreduced"
+    assert "lockstep.attach" in plain.json["findings"][0]["fix"]
+    assert doctor("script.py", "attach", cwd=script).json["verdict"] == "IN SYNC"
+
+
+@NEEDS_PROC
+def test_ranks_that_wait_for_one_another_are_ended_with_their_stacks(script):
+    found = doctor("--time-limit", 2, "script.py", "deadlock", cwd=script)
+    assert (found.json["verdict"], found.kinds) == ("NOT IN SYNC", ["waiting"])
+    stacks = found.json["findings"][0]["details"]["stacks"]
+    assert set(stacks) == {"0", "1"}
+    assert all("script.py" in " ".join(stack) and "wait_for_the_other" in " ".join(stack) for stack in stacks.values())
+    assert "wait_for_the_other (script.py:" in found.ended.stdout
+    assert_no_orphans(found.ended)
+
+
+def test_a_script_that_fails_is_reported_by_rank_and_line(script):
+    found = doctor("script.py", "raise", cwd=script)
+    assert (found.json["verdict"], found.kinds) == ("UNDETERMINED", ["failure"])
+    assert "rank 1 raised KeyError: 'nothing' (script.py:28)" in found.json["reason"]
+    assert "KeyError: 'nothing'" in found.ended.stderr
+    assert "lockstep/doctor" not in found.ended.stderr  # the traceback is the script's
+
+
+@NEEDS_PROC
+def test_ctrl_c_ends_the_ranks_and_reports_what_was_seen(script):
+    with running("doctor", "--json", "report.json", "script.py", "stay", cwd=script) as (process, _):
+        wait_until(lambda: (script / "1.told").is_file() and (script / "0.told").is_file(), "the ranks don't train")
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=60)
+    report = json.loads((script / "report.json").read_text())
+    assert process.returncode == 2, stderr
+    assert report["findings"][0]["kind"] == "interrupted"
+    assert report["coverage"]["compared_steps"] == 5
+    assert "UNDETERMINED" in stdout
+
+
+def test_an_exit_status_of_the_scripts_own_is_told(script):
+    found = doctor("--nproc", 1, "--first", 2, "--interval", 4, "script.py", "alone", "status", cwd=script)
+    assert (found.json["verdict"], found.kinds) == ("UNDETERMINED", ["one_rank", "failure"])
+    assert "exit status 5" in found.json["findings"][1]["text"]
+    assert found.json["coverage"]["compared_steps"] == 3  # 1, 2 and 4
+
+
+def test_a_script_without_pytorch_has_no_steps(tmp_path):
+    (tmp_path / "script.py").write_text("import sys\nprint('torch' in sys.modules)\n")
+    found = doctor("script.py", cwd=tmp_path)
+    assert (found.json["verdict"], found.kinds) == ("UNDETERMINED", ["no_steps"])
+    assert found.ended.stdout.splitlines().count("False") == 2
+    assert found.json["coverage"]["torch"] is False
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "no script given"),
+        (("absent.py",), "there is no file 'absent.py'"),
+        (("--first", "0", "script.py"), "first: 0 is below 1"),
+        (("--interval", "0", "script.py"), "interval: 0 is below 1"),
+        (("--time-limit", "0", "script.py"), "time-limit: 0 is not above 0"),
+        (("--nproc", "0", "script.py"), "nproc: 0 is below 1"),
+        (("--json", "absent/report.json", "script.py"), "there is no directory"),
+        (("--directory", "absent", "script.py"), "there is no directory"),
+        (("--wrong", "script.py"), "--wrong"),
+    ],
+)
+def test_bad_options_are_said_before_anything_starts(script, words, message):
+    ended = lockstep("doctor", *words, cwd=script)
+    assert ended.code == 2
+    assert message in error_line(ended)
+
+
+def test_ranks_of_several_hosts_need_a_directory_they_share(script):
+    place = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    ended = lockstep("doctor", "script.py", cwd=script, **place)
+    assert (ended.code, "give --directory DIR" in error_line(ended)) == (2, True)
+    ended = lockstep("doctor", "--nproc", 2, "script.py", cwd=script, **place)
+    assert "the launcher started 4 ranks" in error_line(ended)
+
+
+def test_the_command_loads_no_framework():
+    code = "import sys, lockstep.doctor, lockstep.doctor.command; print({'torch', 'jax'} & set(sys.modules))"
+    ended = run_words([sys.executable, "-c", code], Path.cwd())
+    assert ended.stdout == "set()\n"

@@ -1,0 +1,79 @@
+"""A rank that waits for others is told from one that computes, sleeps or moves."""
+
+import threading
+import time
+
+import pytest
+
+from lockstep.doctor import stacks
+from lockstep.doctor.stacks import StillnessClock, own_lines, stands_in
+
+
+def watched(main, clock=None, signs=lambda: 0, on_gpu=False):
+    """What a clock says, looked at from another thread while the main thread runs ``main(over)``."""
+    clock, over, said = clock or StillnessClock(), threading.Event(), []
+
+    def look():
+        for _ in range(6):
+            time.sleep(0.05)
+            said.append(clock.look(signs(), on_gpu=on_gpu))
+        over.set()
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    main(over)
+    thread.join()
+    return said[1:], clock
+
+
+@pytest.fixture
+def waiting_in_threading(monkeypatch):
+    """Let a wait for an event stand for one in a collective."""
+    monkeypatch.setattr(stacks, "COLLECTIVES", ("threading.py",))
+
+
+def blocked(over):
+    over.wait()
+
+
+def moving(over):
+    while not over.wait(0.003):
+        pass
+
+
+def test_a_blocked_collective_is_waited_in_for_longer_and_longer(waiting_in_threading):
+    said, clock = watched(blocked)
+    assert said == sorted(said)
+    assert 0.1 < said[-1] < 2.0
+    assert any("blocked" in line for line in clock.lines)
+    assert clock.certain
+
+
+def test_a_blocked_call_elsewhere_is_no_waiting():
+    assert set(watched(blocked)[0]) == {None}
+    said, clock = watched(blocked, on_gpu=True)
+    assert None not in said
+    assert not clock.certain
+
+
+def test_signs_of_life_begin_it_anew(waiting_in_threading):
+    count = iter(range(100))
+    assert set(watched(blocked, signs=lambda: next(count))[0]) == {None}
+
+
+def test_a_backward_pass_that_computes_is_no_waiting(monkeypatch):
+    monkeypatch.setattr(stacks, "BACKWARD", ("test_stacks.py",))
+
+    def computes(over):
+        while not over.is_set():
+            sum(range(1000))
+
+    assert set(watched(computes)[0]) == {None}
+    assert None not in watched(blocked)[0]
+
+
+def test_places_are_looked_for_in_the_innermost_frames():
+    lines = [*["/x/torch/nn/linear.py:3 forward"] * 9, "/x/site-packages/torch/distributed/run.py:1 main"]
+    assert not stands_in(lines, stacks.COLLECTIVES)
+    assert stands_in(lines[5:], stacks.COLLECTIVES)
+    assert own_lines(["/x/site-packages/torch/a.py:1 f", "/home/me/train.py:4 main"]) == ["/home/me/train.py:4 main"]

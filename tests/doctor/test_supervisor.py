@@ -1,0 +1,86 @@
+"""Watching over ranks from outside: every run comes to its end, whatever the ranks do."""
+
+import sys
+import time
+
+import pytest
+
+from lockstep.doctor.side_store import ENDED, SideWriter, rank_directory, read_json, write_json
+from lockstep.doctor.supervisor import STOP, OneRank, Outcome, Supervisor, await_leaving, await_verdict
+
+STAYS = [sys.executable, "-c", "import time; time.sleep(60)"]
+SUCCEEDS = [sys.executable, "-c", ""]
+FAILS = [sys.executable, "-c", "import sys; sys.exit(3)"]
+
+
+def outcome_of(store, own, others=(), *, judges=True, wait_limit=0.3, run_limit=None, states=()):
+    """What a supervisor of rank 0 makes of its own rank and of what the others said."""
+    for rank, ended in enumerate(others, 1):
+        writer = SideWriter(store, rank)
+        if ended is not None:
+            write_json(writer.path / ENDED, {"code": ended, "at": 0.0})
+    for rank, state in enumerate(states):
+        SideWriter(store, rank).state(state)
+    limits = {"wait_limit": wait_limit, "run_limit": run_limit}
+    began = time.monotonic()
+    outcome = Supervisor(OneRank(own, 0), store, 1 + len(others), judges=judges, **limits).wait()
+    return outcome, time.monotonic() - began
+
+
+@pytest.mark.parametrize(("command", "code"), [(SUCCEEDS, 0), (FAILS, 3)])
+def test_ranks_that_end_are_waited_for(tmp_path, command, code):
+    outcome, _ = outcome_of(tmp_path, command, [0])
+    assert outcome == Outcome()
+    assert (read_json(rank_directory(tmp_path, 0) / ENDED) or {})["code"] == code
+    assert not (tmp_path / STOP).exists()
+
+
+def test_a_rank_that_waits_for_one_that_ended_is_ended(tmp_path):
+    outcome, _ = outcome_of(tmp_path, STAYS, [0], states=[{"waiting": 1.0}])
+    assert outcome == Outcome(deadlock=True)
+    assert (tmp_path / STOP).exists()
+    assert read_json(rank_directory(tmp_path, 0) / ENDED) is None  # it came to no end of its own
+
+
+@pytest.mark.parametrize(
+    ("certain", "seconds", "deadlock"), [(True, 1.0, True), (False, 1.0, False), (False, 6 * 0.3 + 0.1, True)]
+)
+def test_ranks_that_may_only_be_busy_are_given_longer(tmp_path, certain, seconds, deadlock):
+    states = [{"waiting": seconds, "certain": certain}, {"waiting": seconds}]
+    outcome, _ = outcome_of(tmp_path, STAYS, [None], states=states, run_limit=0.5)
+    assert outcome == Outcome(deadlock=deadlock)
+
+
+@pytest.mark.parametrize(
+    "states", [[{}], [{"waiting": 0.1}], [{"waiting": 1.0}, {}], [{"waiting": 1.0}, {"waiting": 0}]]
+)
+def test_while_any_rank_moves_nothing_is_ended(tmp_path, states):
+    others = [None] * (len(states) - 1) or [0]
+    outcome, seconds = outcome_of(tmp_path, STAYS, others, states=states, run_limit=1.0)
+    assert outcome == Outcome()
+    assert seconds >= 1.0
+
+
+def test_processes_that_outlive_their_scripts_are_ended(tmp_path):
+    outcome, _ = outcome_of(tmp_path, STAYS, [0], states=[{"over": True}])
+    assert outcome == Outcome()
+
+
+def test_ranks_that_outlive_a_failure_are_ended(tmp_path):
+    outcome, _ = outcome_of(tmp_path, STAYS, [1])
+    assert outcome == Outcome()
+
+
+def test_who_does_not_judge_follows(tmp_path):
+    (tmp_path / STOP).touch()
+    outcome, _ = outcome_of(tmp_path, STAYS, [0], judges=False)
+    assert outcome == Outcome()
+
+
+def test_the_verdict_is_read_by_all_before_it_goes(tmp_path):
+    rank_directory(tmp_path, 1).mkdir()
+    write_json(tmp_path / "verdict.json", {"status": 2})
+    assert await_verdict(tmp_path, 1) == 2
+    began = time.monotonic()
+    await_leaving(tmp_path, [1])
+    assert time.monotonic() - began < 1.0

@@ -1,0 +1,226 @@
+"""What is seen of a training loop in its own process: steps, phases, tensors and their names, inputs, statistics."""
+
+import gc
+from types import SimpleNamespace
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from lockstep.doctor.inspection import bare, look_around, statistics_of
+from lockstep.doctor.schedule import Schedule
+from lockstep.doctor.side_store import SideWriter
+from lockstep.doctor.torch_hooks import TorchWatch
+from lockstep.doctor.torch_values import _device_sum, digest, input_digests, sampled, take_part
+from lockstep.doctor.traces import Moment, read_traces
+
+
+class Agent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.actor = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+        self.register_buffer("mean", torch.zeros(3))
+
+    def act(self, obs):
+        return self.actor(obs - self.mean)
+
+
+@pytest.fixture
+def watch(tmp_path):
+    gc.collect()
+    made = TorchWatch(SideWriter(tmp_path, 0), Schedule(first=3, interval=5))
+    yield made
+    made.remove()
+
+
+def trace_of(watch, directory):
+    watch.finish()
+    watch._writer.flush()
+    return read_traces(directory, [0])[0]
+
+
+def train(agent, optimizer, steps, phase=4, look=None):
+    """Phases of forward passes without gradients, each followed by ``phase`` steps."""
+    for step in range(steps):
+        if step % phase == 0:
+            with torch.no_grad():
+                agent.act(torch.ones(2, 3))
+        optimizer.zero_grad()
+        agent.act(torch.full((2, 3), float(step))).pow(2).mean().backward()
+        if look is not None:
+            look(step + 1)
+        optimizer.step()
+
+
+def test_steps_phases_rates_and_tensors(watch, tmp_path):
+    agent, gradients = Agent(), {}
+    optimizer = torch.optim.Adam(agent.parameters(), lr=0.1)
+
+    def look(step):
+        gradients[step] = next(agent.parameters()).grad.clone()  # type: ignore[union-attr]
+        optimizer.param_groups[0]["lr"] = 0.1 if step < 4 else 0.05
+
+    train(agent, optimizer, 11, look=look)
+    trace = trace_of(watch, tmp_path)
+    assert trace.steps == {0: 11}
+    assert trace.boundaries == {0: [4, 8]}
+    assert trace.rates == {0: [(0, [0.1]), (3, [0.05])]}
+    assert sorted(m.step for m in trace.checks if m.when == "after") == [1, 2, 3, 5, 10]
+    assert Moment(0, 11, "end") in trace.checks
+    for step in (1, 2, 3, 5, 10):
+        kept = trace.checks[Moment(0, step, "before")].parts["gradients"]["actor.0.weight"]
+        assert np.array_equal(kept.numbers, gradients[step].flatten().numpy())
+    after = trace.checks[Moment(0, 1, "after")].parts
+    assert list(after["parameters"]) == [name for name, _ in agent.named_parameters()]
+    assert {"actor.0.weight.exp_avg", "actor.0.weight.exp_avg_sq"} <= set(after["moments"])
+    assert list(after["buffers"]) == ["mean"]
+    assert "parameters" in trace.checks[Moment(0, 1, "before")].parts
+
+
+def test_inputs_are_those_of_the_passes_with_gradients_since_the_last_step(watch, tmp_path):
+    agent = Agent()
+    train(agent, torch.optim.SGD(agent.parameters(), lr=0.0), 3)
+    trace = trace_of(watch, tmp_path)
+    seen = [trace.checks[Moment(0, step, "before")].facts["inputs"] for step in (1, 2, 3)]
+    assert len(set(seen)) == 3
+    assert "" not in seen
+
+
+def test_two_optimizers_are_told_apart(watch, tmp_path):
+    agents = [Agent(), Agent()]
+    optimizers = [torch.optim.SGD(agent.parameters(), lr=0.1) for agent in agents]
+    for _ in range(2):
+        for agent, optimizer in zip(agents, optimizers, strict=True):
+            train(agent, optimizer, 1)
+    trace = trace_of(watch, tmp_path)
+    assert trace.steps == {0: 2, 1: 2}
+    names = [set(trace.checks[Moment(o, 1, "after")].parts["parameters"]) for o in (0, 1)]
+    assert all(len(each) == 4 for each in names)
+    assert names[0].isdisjoint(names[1])
+    assert all(trace.checks[Moment(1, step, "before")].facts["inputs"] for step in (1, 2))
+
+
+def test_nothing_is_seen_after_the_hooks_are_gone(watch, tmp_path):
+    agent = Agent()
+    optimizer = torch.optim.SGD(agent.parameters(), lr=0.1)
+    train(agent, optimizer, 2)
+    watch.remove()
+    train(agent, optimizer, 2)
+    assert trace_of(watch, tmp_path).steps == {0: 2}
+
+
+def test_between_checked_steps_forward_passes_cost_nothing(watch):
+    agent = Agent()
+    train(agent, torch.optim.SGD(agent.parameters(), lr=0.1), 6)
+    with torch.no_grad():
+        agent.act(torch.ones(2, 3))
+        calls = watch._calls
+        for _ in range(10):
+            agent.act(torch.ones(2, 3))
+    assert watch._calls == calls
+    assert watch.own_seconds() > 0
+
+
+def test_running_statistics_are_found_by_what_they_hold(watch, tmp_path):
+    class Statistics:
+        def __init__(self, value):
+            self.mean, self.var, self.count = np.full(3, value), np.ones(3), 7
+
+    class Wrapper:
+        def __init__(self):
+            self.obs_rms = Statistics(2.0)
+            self.rms_by_key = {"camera": Statistics(3.0)}
+
+    wrapper, agent = Wrapper(), Agent()
+    train(agent, torch.optim.SGD(agent.parameters(), lr=0.1), 1)
+    found = trace_of(watch, tmp_path).checks[Moment(0, 1, "after")].parts["normalizers"]
+    mine = {name: kept.numbers.tolist() for name, kept in found.items() if name.startswith("Wrapper.")}
+    assert mine["Wrapper.obs_rms.mean"] == [2.0] * 3
+    assert mine["Wrapper.rms_by_key[camera].count"] == [7.0]
+    assert wrapper.obs_rms.count == 7
+
+
+@pytest.mark.parametrize(
+    "thing",
+    [
+        SimpleNamespace(mean=1.0, var=2.0),
+        SimpleNamespace(mean="a", var="b", count="c"),
+        {"mean": 1},
+        3,
+        nn.Linear(1, 1),
+    ],
+)
+def test_what_holds_no_running_statistics(thing):
+    assert statistics_of(thing) is None
+    assert statistics_of(SimpleNamespace(mean=1.0, var=2.0, count=3)) is not None
+
+
+def test_names_are_the_modules_own():
+    agent = nn.Sequential(Agent())
+    found = look_around()
+    assert found.names[id(next(agent.parameters()))].endswith("0.actor.0.weight")
+    assert bare("module._orig_mod.actor.0.weight") == "actor.0.weight"
+    assert bare("submodule.0.weight") == "submodule.0.weight"
+
+
+# --- values -----------------------------------------------------------------------------------------------------
+
+
+def test_small_tensors_are_kept_wholly_and_large_ones_as_samples_with_a_digest():
+    small, large = torch.arange(10.0), torch.arange(100_000.0)
+    entries, numbers = take_part({"small": small, "large": large}, 2000)
+    assert entries[0] == ["small", 10, 10, 0, ""]
+    assert entries[1][1] <= 1000 < entries[1][2]
+    assert np.array_equal(numbers[:10], small.numpy())
+    changed = large.clone()
+    changed[1] += 1  # no element of the sample
+    other, same_numbers = take_part({"small": small, "large": changed}, 2000)
+    assert np.array_equal(numbers, same_numbers)
+    assert other[1][4] != entries[1][4]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.int64, torch.bool, torch.complex64])
+def test_digests_see_every_bit_of_every_dtype(dtype):
+    tensor = torch.ones(33, dtype=dtype)
+    other = tensor.clone()
+    other[32] = 0
+    assert digest(tensor) == digest(tensor.clone())
+    assert len({digest(tensor), digest(other), digest(tensor[:32]), digest(tensor.reshape(3, 11))}) == 4
+    assert take_part({"x": tensor}, 100)[1].size == 33
+
+
+def test_data_are_the_arguments_that_no_parameter_touched():
+    data, made = torch.ones(3), torch.ones(3, requires_grad=True) * 2
+    assert len(input_digests((data, {"a": data}, [made, 3, None], made))) == 2
+    assert input_digests((data,)) != input_digests((data * 2,))
+    assert sampled(data, 10) is not made
+
+
+def test_steps_that_are_compared_become_rarer():
+    schedule = Schedule(first=3, interval=10)
+    chosen = [step for step in range(1, 20_001) if schedule.includes(step)]
+    assert chosen[:6] == [1, 2, 3, 10, 20, 30]
+    assert chosen[-1] - chosen[-2] > 10
+    assert len(chosen) < 64 * 8
+
+
+def test_sums_on_a_device_depend_on_places():
+    words = torch.tensor([1, 2, 3, 4])
+    sums = {_device_sum(words), _device_sum(words.flip(0)), _device_sum(torch.tensor([2, 1, 3, 4]))}
+    assert len(sums) == 3
+    assert _device_sum(words) == _device_sum(words.clone())
+
+
+def test_normalizers_of_known_libraries_are_found():
+    sb3 = pytest.importorskip("stable_baselines3.common.vec_env")
+    env = sb3.VecNormalize(sb3.DummyVecEnv([lambda: gym.make("CartPole-v1")]))
+    other = gym.wrappers.NormalizeReward(gym.wrappers.NormalizeObservation(gym.make("CartPole-v1")))
+    found = look_around().normalizers
+    known = {"VecNormalize.obs_rms", "VecNormalize.ret_rms", "NormalizeObservation.obs_rms"}
+    assert known <= set(found)
+    assert any(name.startswith("NormalizeReward.") for name in found)
+    assert found["VecNormalize.obs_rms"]() is env.obs_rms
+    env.close()
+    other.close()

@@ -1,0 +1,124 @@
+"""Engine jax: crashes, losses that are no numbers, and signals leave a run that can go on."""
+
+import json
+import signal
+
+import pytest
+from command_line import (
+    SMALL,
+    Run,
+    assert_no_orphans,
+    copy_of,
+    ending,
+    error_line,
+    lockstep,
+    metrics_of,
+    resume,
+    running,
+    train,
+    wait_until,
+)
+from device_runs import CARTPOLE, JAX, ON_THE_HOST, TWO_PROCESSES, devices, inside, same_agent
+
+from lockstep.runs.checkpoint import checkpoints_in, problem_with
+
+PLACES = pytest.mark.parametrize("place", [devices(2), TWO_PROCESSES], ids=["two devices", "two processes"])
+
+START = 120.0
+"""Seconds in which a run has been compiled and has begun, on a busy machine too."""
+
+
+def checkpoints_of(path):
+    """Names of a run's checkpoints, which are all whole."""
+    found = checkpoints_in(path / "checkpoints")
+    assert [problem_with(checkpoint) for checkpoint in found] == [None] * len(found)
+    return [checkpoint.name for checkpoint in found]
+
+
+# --- crashes --------------------------------------------------------------------------------------------------------
+
+
+@PLACES
+def test_killed_in_the_middle_of_a_checkpoint(trained, tmp_path, place):
+    path = tmp_path / "runs" / "run"
+    ended = lockstep("train", *inside("dying"), *place, "--name", "run", cwd=tmp_path, DIES="step_768")
+    if place == TWO_PROCESSES:  # what JAX has to say where it misses the other process comes before our line
+        assert ended.code == 1
+        assert ended.stderr.splitlines()[-1].startswith("lockstep: error: rank 0 was killed by SIGKILL")
+        assert "Traceback" not in ended.stderr
+    else:
+        assert ended.code == -signal.SIGKILL
+    assert_no_orphans(ended)
+    (left,) = (path / "checkpoints").glob(".step_768.*.tmp")
+    assert "policy.safetensors" in [file.name for file in left.iterdir()]
+    assert checkpoints_of(path) == ["step_384"]
+    assert len(metrics_of(path)) == 8  # training had gone on while it was being written
+    resumed = resume(path, *place)
+    assert resumed.ended.stderr == ""
+    assert not left.exists()
+    same_agent(trained(*inside("cart_pole"), *devices(1)), resumed)
+
+
+# --- losses that are no numbers ---------------------------------------------------------------------------------------
+
+
+def test_a_loss_that_is_no_number_ends_the_run_in_one_line_and_it_goes_on_from_before(trained, tmp_path):
+    path = copy_of(trained(*inside("poisoned"), "--stop-at-step", 384, *devices(2)), tmp_path / "run")
+    ended = lockstep("train", "--resume", path, *TWO_PROCESSES, cwd=tmp_path, POISON="1")
+    line = error_line(ended)
+    assert "non-finite loss or gradient in iteration 4, epoch 1, minibatch 1" in line
+    assert "policy_loss nan" in line
+    assert_no_orphans(ended)
+    assert checkpoints_of(path) == ["step_384"]
+    assert len(metrics_of(path)) == 3
+    assert not (path / "summary.json").exists()
+    same_agent(trained(*inside("cart_pole"), *devices(1)), resume(path, *devices(2)))
+
+
+def test_a_reward_that_is_no_number_on_the_host(tmp_path):
+    words = ("faulty:FaultyCartPole-v0", *SMALL, *JAX, "--env.kwargs", json.dumps({"fault": "nan reward"}))
+    ended = lockstep("train", *words, "--checkpoint.interval", 2, *devices(2), "--name", "run", cwd=tmp_path)
+    assert "non-finite loss or gradient in iteration 3, epoch 1, minibatch" in error_line(ended)
+    assert checkpoints_of(tmp_path / "runs" / "run") == ["step_256"]
+    assert len(metrics_of(tmp_path / "runs" / "run")) == 2
+
+
+# --- signals --------------------------------------------------------------------------------------------------------
+
+
+def stopped_by_sigterm(process, mark, path):
+    """A run that a signal was sent to: it ends in one line, with a checkpoint of where it stood."""
+    ended = ending(process, mark)
+    assert ended.code == 128 + signal.SIGTERM
+    assert ended.stderr.splitlines() == ["lockstep: stopped by a signal, with a checkpoint"]
+    assert_no_orphans(ended)
+    stopped = Run(path, ended)
+    assert stopped.summary["status"] == f"stopped by signal {int(signal.SIGTERM)}"
+    assert checkpoints_of(path)[0] == f"step_{stopped.summary['global_step']}"
+    return stopped
+
+
+@PLACES
+def test_sigterm_stops_a_run_inside_the_program_with_a_checkpoint(tmp_path, place):
+    words, path = (*CARTPOLE, "--total-steps", 128 * 1_000_000), tmp_path / "runs" / "run"
+    with running("train", *words, *place, "--name", "run", cwd=tmp_path) as (process, mark):
+        wait_until(lambda: len(metrics_of(path)) >= 4, "nothing is logged", START)
+        process.send_signal(signal.SIGTERM)
+        stopped = stopped_by_sigterm(process, mark, path)
+    step = stopped.summary["global_step"]
+    assert step >= 512
+    assert len(stopped.metrics) == step // 128
+    same_agent(stopped, train(tmp_path, *words, *devices(1), "--stop-at-step", step, name="again"))
+
+
+@PLACES
+def test_sigterm_stops_a_run_on_the_host_with_a_checkpoint(trained, tmp_path, place):
+    gate, path = tmp_path / "gate", tmp_path / "runs" / "run"
+    gate.touch()
+    with running("train", *ON_THE_HOST, *place, "--name", "run", cwd=tmp_path, GATE=str(gate)) as (process, mark):
+        wait_until(lambda: len(metrics_of(path)) == 3, "the run doesn't reach the gate", START)
+        process.send_signal(signal.SIGTERM)
+        gate.unlink()
+        stopped = stopped_by_sigterm(process, mark, path)
+    assert 384 < stopped.summary["global_step"] < 1024
+    same_agent(trained(*ON_THE_HOST, *devices(1)), resume(path, *devices(1)))

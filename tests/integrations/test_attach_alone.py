@@ -1,0 +1,135 @@
+"""With one rank, ``attach`` and its companions are what the script would have been without them."""
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import lockstep
+from lockstep.integrations.process_group import place
+
+UNKNOWN: Any = "avg"
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "SLURM_STEP_NODELIST"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def hooks(module):
+    """Every hook that a module and its parameters carry."""
+    parts = [part._forward_pre_hooks for part in module.modules()]
+    parameters = [p._backward_hooks for p in module.parameters()]
+    accumulated = [getattr(p, "_post_accumulate_grad_hooks", None) for p in module.parameters()]
+    return [found for found in (*parts, *parameters, *accumulated) if found]
+
+
+def trained(attached):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    optimizer = torch.optim.Adam(net.parameters())
+    handle = lockstep.attach(net, optimizer) if attached else None
+    for _ in range(3):
+        optimizer.zero_grad()
+        net(torch.randn(5, 3)).mean().backward()
+        optimizer.step()
+    return net, optimizer, handle
+
+
+def test_nothing_is_hooked_and_nothing_changes():
+    net, optimizer, handle = trained(attached=True)
+    assert handle is not None
+    assert hooks(net) == []
+    assert not optimizer._optimizer_step_pre_hooks
+    plain, _, _ = trained(attached=False)
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), plain.parameters(), strict=True))
+    assert (handle.rank, handle.world_size, handle.reductions) == (0, 1, 0)
+    with handle.no_sync():
+        net(torch.randn(5, 3)).mean().backward()
+    handle.detach()
+    assert not torch.distributed.is_initialized()
+
+
+def test_hooks_would_be_seen():
+    net = nn.Linear(2, 1)
+    net.weight.register_post_accumulate_grad_hook(lambda p: None)
+    assert len(hooks(net)) == 1
+
+
+def test_bypasses_are_none_with_one_rank():
+    net = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    lockstep.attach(net, optimizer)
+    for p, g in zip(
+        net.parameters(), torch.autograd.grad(net(torch.ones(3, 2)).sum(), [*net.parameters()]), strict=True
+    ):
+        p.grad = g
+    before = net.bias.item()
+    optimizer.step()
+    assert net.bias.item() == pytest.approx(before - 0.3)
+
+
+def test_companions_are_the_plain_formulas():
+    x = torch.randn(50) * 3 + 1
+    assert torch.equal(lockstep.normalize(x), (x - x.mean()) / (x.std() + 1e-8))
+    assert torch.equal(lockstep.normalize(x, eps=0.5), (x - x.mean()) / (x.std() + 0.5))
+    array = x.numpy().astype(np.float64)
+    assert np.allclose(lockstep.normalize(array), (array - array.mean()) / array.std(ddof=1))
+    assert torch.equal(lockstep.all_mean(x), x)
+    assert lockstep.all_mean(2) == 2.0
+    assert lockstep.stop_if(1) is True
+    assert lockstep.stop_if(torch.tensor(0.0)) is False
+    assert lockstep.shard_seed(7) == 7
+    assert lockstep.shard_seed(7, rank=0) != 7
+    assert lockstep.is_writer()
+    assert lockstep.join() == (0, 1)
+
+
+def test_the_launcher_s_variables_say_who_writes(monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert place() == (1, 2)
+    assert not lockstep.is_writer()
+    assert lockstep.shard_seed(7) == lockstep.shard_seed(7, rank=1) != lockstep.shard_seed(7, rank=0)
+
+
+@pytest.mark.parametrize(
+    ("error", "operation"),
+    [
+        ("reduction 'avg' is unknown", lambda: lockstep.attach(nn.Linear(1, 1), reduction=UNKNOWN)),
+        (
+            "attach every module that it trains",
+            lambda: lockstep.attach(nn.Linear(1, 1), _optimizer_of(nn.Linear(1, 1))),
+        ),
+        ("no parameter of the module requires", lambda: lockstep.attach([nn.ReLU()])),
+        ("attach the bare module", lambda: lockstep.attach(nn.DataParallel(nn.Linear(1, 1)))),
+        ("at least 2 elements", lambda: lockstep.normalize(torch.ones(1))),
+        ("torch.int64 values", lambda: lockstep.normalize(torch.ones(3, dtype=torch.int64))),
+    ],
+)
+def test_mistakes_are_said_with_one_rank_too(error, operation):
+    with pytest.raises(ValueError, match=error):
+        operation()
+
+
+def _optimizer_of(module):
+    return torch.optim.SGD(module.parameters(), 0.1)
+
+
+def test_importing_lockstep_loads_no_framework():
+    code = "import sys, lockstep; lockstep.__all__; print([m for m in ('torch', 'jax') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    loaded = code.replace("lockstep.__all__", "lockstep.attach")
+    done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['torch']"
+
+
+def test_unknown_names_are_no_attributes():
+    with pytest.raises(AttributeError, match="no attribute 'attached'"):
+        _ = lockstep.attached

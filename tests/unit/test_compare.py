@@ -1,0 +1,104 @@
+"""Comparisons of evaluations: effect sizes and intervals by hand and by property."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.compare import (
+    Evaluated,
+    against,
+    cohens_d,
+    comparison,
+    describe_metric,
+    in_words,
+    interval,
+    probability_of_improvement,
+)
+
+samples = st.lists(st.floats(-100, 100), min_size=2, max_size=30).map(np.array)
+
+
+def evaluated(name, returns, environment="Game-v0", scores=None):
+    table = np.zeros((len(returns), 4))
+    table[:, 0], table[:, 1] = returns, 10
+    table[:, 3] = math.nan if scores is None else scores
+    return Evaluated(name, {"environment": environment}, table)
+
+
+def test_cohens_d_by_hand():
+    # means 2 and 5, sums of squares 2 and 8: pooled variance (2 + 8) / (3 + 3 - 2) = 2.5
+    assert cohens_d(np.array([1.0, 2, 3]), np.array([3.0, 5, 7])) == pytest.approx(3 / math.sqrt(2.5))
+    assert cohens_d(np.array([1.0, 1]), np.array([2.0, 2])) is None
+    assert cohens_d(np.array([1.0]), np.array([2.0])) is None
+
+
+def test_probability_of_improvement_by_hand():
+    # of the 6 pairs (1, 2, 2) x (2, 3) four are wins and two ties
+    assert probability_of_improvement(np.array([1.0, 2, 2]), np.array([2.0, 3])) == pytest.approx(5 / 6)
+
+
+@given(x=samples, y=samples)
+def test_probability_of_improvement_counts_every_pair(x, y):
+    pairs = [1.0 if b > a else 0.5 if b == a else 0.0 for a in x for b in y]
+    found = probability_of_improvement(x, y)
+    assert found == pytest.approx(np.mean(pairs))
+    assert found + probability_of_improvement(y, x) == pytest.approx(1.0)
+
+
+@given(x=samples, y=samples)
+def test_cohens_d_changes_its_sign_with_the_order(x, y):
+    one, other = cohens_d(x, y), cohens_d(y, x)
+    assert (one is None) == (other is None)
+    assert one is None or -one == pytest.approx(other)
+
+
+def test_an_interval_holds_the_mean_as_often_as_it_says():
+    rng, held = np.random.default_rng(0), 0
+    for _ in range(200):
+        low, high = interval(np.mean, rng.normal(3.0, 2.0, 60), repetitions=300)
+        held += low <= 3.0 <= high
+    assert 0.88 < held / 200 < 0.99
+
+
+def test_equal_samples_do_not_differ_and_shifted_ones_do():
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=300)
+    same: dict[str, Any] = against(x, rng.permutation(x))
+    better: dict[str, Any] = against(x, x + 1)
+    assert same["difference"] == pytest.approx(0, abs=1e-12)
+    assert same["difference_low"] < 0 < same["difference_high"]
+    assert same["probability_low"] < 0.5 < same["probability_high"]
+    assert better["difference_low"] > 0.5
+    assert better["cohens_d"] == pytest.approx(1 / x.std(ddof=1), rel=1e-6)
+    assert better["probability_low"] > 0.6
+
+
+def test_a_metric_in_numbers():
+    found = describe_metric(np.array([0.0, 1.0, 2.0, 3.0, 10.0]))
+    assert {name: found[name] for name in ("mean", "q25", "median", "q75", "min", "max")} == {
+        **{"mean": 3.2, "q25": 1.0, "median": 2.0, "q75": 3.0, "min": 0.0, "max": 10.0},
+    }
+    assert 0 <= found["mean_low"] < 3.2 < found["mean_high"] <= 10
+
+
+def test_scores_are_compared_where_all_have_them():
+    both = [evaluated("a", [1, 2, 4], scores=[1, 2, 3]), evaluated("b", [3, 4, 5], scores=[4, 4, 5])]
+    found = comparison(both)
+    assert found["against"] == "a"
+    assert found["policies"][1]["score"]["mean"] == pytest.approx(13 / 3)
+    assert found["differences"][0]["score"]["difference"] == pytest.approx(7 / 3)
+    assert "b against a: score +2.33" in in_words(found)
+    one = comparison([both[0], evaluated("b", [3, 4, 5])])
+    assert "score" not in one["policies"][0]
+    assert "b against a: return +1.67" in in_words(one)
+
+
+def test_what_cannot_be_compared_is_refused():
+    with pytest.raises(ValueError, match="1 of them; give two or more"):
+        comparison([evaluated("a", [1, 2])])
+    with pytest.raises(ValueError, match="different environments: Game-v0, Other-v0"):
+        comparison([evaluated("a", [1, 2]), evaluated("b", [1, 2], "Other-v0")])
