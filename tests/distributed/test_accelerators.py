@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from command_line import MODULES, TIMEOUT, Run, surroundings
+from command_line import MODULES, TIMEOUT, Ended, Run, surroundings
 
 WORDS = (
     *("lockstep/CartPole-v1", "--engine", "jax", "--device", "cuda", "--num-envs", "8", "--num-steps", "16"),
@@ -35,7 +35,7 @@ def launched(tmp_path_factory):
         for process in processes:
             process.kill()
     assert [process.returncode for process in processes] == [0, 0], ended
-    return Run(folder / "runs" / "run", ended), [out for out, _ in ended]
+    return Run(folder / "runs" / "run", Ended(0, "", "", "")), [out for out, _ in ended]
 
 
 def test_launched_processes_join_before_jax_starts(launched):

@@ -230,7 +230,7 @@ def state_with_slices(mesh, changed=()):
         cut = jax.make_array_from_single_device_arrays(whole.shape, whole.sharding, parts)
         return {"w": cut, "b": placement.replicate_on_mesh(np.ones(3, np.float32), mesh)}
 
-    count, rate = (placement.replicate_on_mesh(x, mesh) for x in (np.int32(0), np.float32(1)))
+    count, rate = (placement.replicate_on_mesh(x, mesh) for x in (jnp.int32(0), jnp.float32(1)))
     return TrainState(held(), optax.ScaleByAdamState(count, held(), held()), rate), layout
 
 

@@ -1,6 +1,7 @@
 """A video of a policy whose parameters are cut over processes: fetching it is everybody's business."""
 
 import types
+from typing import Any
 
 from lockstep.config import Config
 from lockstep.jax_engine import train
@@ -20,7 +21,7 @@ def evaluated(monkeypatch, path, fails=False):
     monkeypatch.setattr(train, "summarize", lambda table: {"return_mean": 1.0})
     monkeypatch.setattr(train, "current_policy", lambda session: calls.append("fetch") or "policy")
     monkeypatch.setattr(train, "record_evaluation", record)
-    trainer = object.__new__(Trainer)
+    trainer: Any = object.__new__(Trainer)
     trainer.config = Config.model_validate({"eval": {"interval": 1, "record_video": True}})
     trainer.session = types.SimpleNamespace(iteration=1, global_step=8)
     trainer.run = types.SimpleNamespace(video_path=lambda step: path, warn=lambda text: None)

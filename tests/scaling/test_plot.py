@@ -37,6 +37,14 @@ def test_efficiency_has_two_measures_with_their_intervals(tables):
     assert [two["efficiency_low"], two["efficiency_high"]] == pytest.approx(bars[0])
 
 
+def test_an_iteration_of_one_program_is_one_bar(tables):
+    rows, summary = tables
+    untold = [row | dict.fromkeys(PARTS) for row in summary]
+    axis = draw("title", rows, untold).axes[2]
+    assert axis.get_legend_handles_labels()[1] == ["not told apart"]
+    assert [bar.get_height() for bar in axis.patches] == pytest.approx([1000 * row["t_iter"] for row in summary])
+
+
 def test_the_bars_stack_up_to_the_iteration(tables):
     axis = draw("title", *tables).axes[2]
     tops = [max(p.get_y() + p.get_height() for p in axis.patches if abs(p.get_x() + 0.275 - i) < 0.01) for i in (0, 1)]

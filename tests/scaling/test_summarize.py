@@ -58,6 +58,15 @@ def test_a_failed_run_is_a_row_that_says_so_and_has_no_numbers():
     assert list(row) == list(run_row(Job("run", 1, 1), PLAN, Outcome([record([1.0])])))  # one table's columns
 
 
+def test_what_an_engine_does_not_tell_is_left_blank():
+    known = {"steps": 128, "copy": 0, "measured": True, "t_iter": [2.0], "peak_memory_mb": [300.0], "ended": 1.0}
+    row = run_row(Job("run", 1, 1), PLAN, Outcome([known, known]))
+    assert (row["t_iter"], row["steps_per_second"], row["peak_memory_mb"]) == (2.0, 64.0, 300.0)
+    assert [row[name] for name in (*PARTS, "collectives", "bytes", "peak_gpu_memory_mb")] == [None] * 8
+    summary = summary_rows([row], PLAN)
+    assert (summary[0]["t_iter"], summary[0]["t_comm"], summary[0]["peak_memory_mb"]) == (2.0, None, 300.0)
+
+
 def rows_of(speeds, failed=()):
     """Rows of runs with these steps/s by ``(kind, world size, repeat)``."""
     out = []

@@ -110,9 +110,14 @@ def _efficiency(axis: Any, there: Sequence[Row]) -> None:
 def _parts(axis: Any, there: Sequence[Row]) -> None:
     below = [0.0] * len(there)
     for name in PARTS:
-        heights = [1000 * row[name] for row in there]
-        axis.bar(range(len(there)), heights, 0.55, below, color=COLORS[name], label=MEANING[name])
+        heights = [1000 * (row[name] or 0.0) for row in there]
+        if any(row[name] is not None for row in there):
+            axis.bar(range(len(there)), heights, 0.55, below, color=COLORS[name], label=MEANING[name])
         below = [a + b for a, b in zip(below, heights, strict=True)]
+    if any(row[name] is None for row in there for name in PARTS):  # one compiled program
+        rest = [max(0.0, 1000 * row["t_iter"] - known) for row, known in zip(there, below, strict=True)]
+        axis.bar(range(len(there)), rest, 0.55, below, color="0.7", label="not told apart")
+        below = [a + b for a, b in zip(below, rest, strict=True)]
     for place, row in enumerate(there):
         axis.annotate(
             f"{1000 * row['t_iter']:{',.0f' if row['t_iter'] >= 0.1 else '.3g'}}",
