@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from functools import partial
 
 from lockstep.config import Config
 from lockstep.config_checks import resolve
@@ -26,14 +25,9 @@ def setup_of(config: Config, ranks: int, processes: int) -> str:
     Raises:
         ValueError: this machine has no such devices; one line.
     """
-    done = subprocess.run(
-        [sys.executable, "-m", "lockstep.proof.setup", config.model_dump_json(), str(ranks), str(processes)],
-        capture_output=True,
-        text=True,
-        env=without_launcher(),
-        check=False,
-        preexec_fn=partial(end_with_parent, os.getpid()),
-    )
+    arguments = [config.model_dump_json(), *map(str, (ranks, processes, os.getpid()))]
+    command = [sys.executable, "-m", "lockstep.proof.setup", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=without_launcher(), check=False)
     if done.returncode:
         raise ValueError(said_error(done.stderr, done.returncode))
     return done.stdout.rstrip()
@@ -65,5 +59,6 @@ def _main(text: str, ranks: int, processes: int) -> int:
 
 
 if __name__ == "__main__":
+    end_with_parent(int(sys.argv[4]))
     code = _main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
     os._exit(code)  # a back end takes its time to close
