@@ -79,6 +79,7 @@ def _join_processes(topology: Topology, gpus: list[int] | None) -> None:
     """Meet the other processes at rank 0's coordinator, and hold these of the host's GPUs (None: all)."""
     global _joined
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.config.update("jax_enable_preemption_service", False)  # SIGTERM is ours: it asks to stop
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, on which a run saves and stops
     address = topology.coordinator
     try:

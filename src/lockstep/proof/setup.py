@@ -25,19 +25,9 @@ def setup_of(config: Config, ranks: int, processes: int) -> str:
     Raises:
         ValueError: this machine has no such devices; one line.
     """
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "lockstep.proof.setup",
-            config.model_dump_json(),
-            *map(str, (ranks, processes, os.getpid())),
-        ],
-        capture_output=True,
-        text=True,
-        env=without_launcher(),
-        check=False,
-    )
+    arguments = [config.model_dump_json(), *map(str, (ranks, processes, os.getpid()))]
+    command = [sys.executable, "-m", "lockstep.proof.setup", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=without_launcher(), check=False)
     if done.returncode:
         raise ValueError(said_error(done.stderr, done.returncode))
     return done.stdout.rstrip()
