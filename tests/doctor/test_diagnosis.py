@@ -112,8 +112,14 @@ def test_steps_per_phase_are_counted_while_parameters_stay_equal(tmp_path):
 
 
 def test_a_rank_that_evaluates_in_between_takes_no_other_steps(tmp_path):
-    found = Story(boundaries=lambda rank: [1, 2, 3] if rank else [2], steps=4).diagnosis(tmp_path)
+    found = Story(boundaries=lambda rank: [2, 4, 5, 6, 8] if rank else [2, 4, 6, 8], steps=9).diagnosis(tmp_path)
     assert found.verdict == "IN SYNC"
+
+
+def test_a_rank_that_always_stops_early_may_meet_the_others_at_their_boundaries(tmp_path):
+    found = Story(boundaries=lambda rank: [2, 4, 6, 8] if rank else [4, 8], steps=9).diagnosis(tmp_path)
+    assert found.verdict == "NOT IN SYNC"
+    assert "4 (rank 0), 2 (rank 1) in rollout phase 1" in found.reason
 
 
 def test_the_same_data_everywhere_leave_it_open(tmp_path):

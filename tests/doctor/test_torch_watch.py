@@ -224,3 +224,12 @@ def test_normalizers_of_known_libraries_are_found():
     assert found["VecNormalize.obs_rms"]() is env.obs_rms
     env.close()
     other.close()
+
+
+def test_statistics_that_rest_are_an_evaluation_environments():
+    sb3 = pytest.importorskip("stable_baselines3.common.vec_env")
+    env = sb3.VecNormalize(sb3.DummyVecEnv([lambda: gym.make("CartPole-v1")]))
+    resting = sb3.VecNormalize(sb3.DummyVecEnv([lambda: gym.make("CartPole-v1")]), training=False)
+    found = [reference() for reference in look_around().normalizers.values()]
+    assert any(item is env.obs_rms for item in found)
+    assert all(item is not resting.obs_rms and item is not resting.ret_rms for item in found)

@@ -129,6 +129,10 @@ def first_rate_difference(traces: Sequence[RankTrace], optimizer: int) -> int | 
     return None
 
 
+MOST_EXTRA = 2
+"""One rank's additional phases are evaluations if there are this many times as many shared ones."""
+
+
 def phase_lengths(boundaries: Sequence[int]) -> list[int]:
     """Steps per phase, from the numbers of steps taken at the phases' beginnings."""
     return [after - before for before, after in zip([0, *boundaries], boundaries, strict=False)]
@@ -138,13 +142,14 @@ def uneven_phase(traces: Sequence[RankTrace], optimizer: int) -> int | None:
     """The first rollout phase (from 0) after which ranks had taken different numbers of steps; None if there is none.
 
     A rank that evaluates between two steps has phases that others don't have: its boundaries hold all of theirs, and
-    that is no difference.
+    that is no difference, if it happens seldom. A rank that always stops early may have a boundary in each phase of the
+    others, which is one.
     """
     lists = [trace.boundaries.get(optimizer, []) for trace in traces]
     taken = min(trace.steps.get(optimizer, 0) for trace in traces)
     seen = [{step for step in boundaries if step < taken} for boundaries in lists]
     widest = max(seen, key=len)
-    if all(other <= widest for other in seen):
+    if all(other <= widest and MOST_EXTRA * len(widest - other) <= len(other) for other in seen):
         return None
     length = min(len(boundaries) for boundaries in lists)
     for phase in range(length):

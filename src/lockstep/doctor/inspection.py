@@ -152,15 +152,23 @@ def _note_wrapper(found: Inventory, module: nn.Module) -> None:
 
 
 def _name_normalizers(found: Inventory, owners: list[Any]) -> None:
+    resting = [owner for owner in owners if _rests(owner)]
+    copies = {id(item) for owner in resting for _, item in _held(owner)}
     pairs = [(f"{type(owner).__name__}.{name}", item) for owner in owners for name, item in _held(owner)]
     pairs += [(type(owner).__name__, owner) for owner in owners if statistics_of(owner) is not None]
-    taken: set[int] = set()
+    taken = copies
     for name, item in pairs:
         if id(item) in taken:
             continue
         taken.add(id(item))
         number = sum(1 for other in found.normalizers if other.partition("#")[0] == name)
         found.normalizers[f"{name}#{number + 1}" if number else name] = _reference(item)
+
+
+def _rests(owner: Any) -> bool:
+    """Whether a wrapper's statistics are not updated: of an evaluation environment, which one rank alone may have."""
+    attributes = _attributes(owner)  # VecNormalize's; Gymnasium's
+    return attributes.get("training") is False or attributes.get("_update_running_mean") is False
 
 
 def _reference(item: Any) -> Callable[[], Any]:
