@@ -68,11 +68,21 @@ def second_rank(monkeypatch):
     count = [0]
     monkeypatch.setattr(files, "place", lambda: (1, 2))
     monkeypatch.setattr(files, "is_writer", lambda: False)
-    monkeypatch.setattr(files, "join", lambda timeout: (1, 2))
+    monkeypatch.setattr(files, "joined", lambda: True)
     monkeypatch.setattr(files, "counted", lambda key: count[0])
     monkeypatch.setattr(files, "WAIT", 0.05)
     monkeypatch.setattr(files, "_saved", files.Counter())
     return count
+
+
+def test_nobody_waits_before_the_ranks_have_met(second_rank, monkeypatch):
+    monkeypatch.setattr(files, "joined", lambda: False)
+    save_on_one_rank("model", lambda: pytest.fail("the second rank wrote"))
+    assert not files._saved
+    monkeypatch.setattr(files, "is_writer", lambda: True)
+    written = []
+    save_on_one_rank("model", lambda: written.append(1))
+    assert written == [1]
 
 
 def test_a_rank_waits_for_its_nth_file_only(second_rank):

@@ -45,6 +45,11 @@ def join(timeout: float = DEFAULT_TIMEOUT) -> tuple[int, int]:
     return topology.rank, topology.world_size
 
 
+def joined() -> bool:
+    """Whether :func:`join` has brought this process together with others."""
+    return bool(_joined)
+
+
 def place() -> tuple[int, int]:
     """``(rank, world_size)`` without joining anybody."""
     topology = _joined[0].topology if _joined else script_topology()

@@ -20,7 +20,7 @@ from stable_baselines3.common import logger, monitor
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize, VecVideoRecorder
 
 from lockstep.errors import RunError
-from lockstep.integrations.process_group import is_writer, join, place
+from lockstep.integrations.process_group import is_writer, joined, place
 from lockstep.torch_engine.distributed import count_up, counted
 
 TIMEOUT = 7200.0
@@ -122,8 +122,8 @@ def learning() -> Iterator[None]:
 def save_on_one_rank(path: Any, save: Callable[[], None]) -> None:
     """Save to a path on the writing rank; on the others return when it is there. No collective.
 
-    A rank waits for as many files of that name as it was told to save. During ``learn`` it doesn't wait, since
-    callbacks may decide otherwise on another rank; memory (``io.BytesIO``) every rank fills for itself.
+    A rank waits for as many files of that name as it was told to save. Before the first ``learn`` it doesn't, for the
+    ranks haven't met and need not; during ``learn`` neither, since callbacks may decide otherwise on another rank; memory (``io.BytesIO``) every rank fills for itself.
 
     Args:
         path: where to; a path or a file.
@@ -138,9 +138,8 @@ def save_on_one_rank(path: Any, save: Callable[[], None]) -> None:
     writer, waits = is_writer(), isinstance(path, (str, Path)) and not _learning
     if writer:
         save()
-    if not waits:
+    if not waits or not joined():
         return
-    join(TIMEOUT)
     key = f"lockstep sb3 saved {path}"
     if writer:
         count_up(key)
