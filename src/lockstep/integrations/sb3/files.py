@@ -123,7 +123,8 @@ def save_on_one_rank(path: Any, save: Callable[[], None]) -> None:
     """Save to a path on the writing rank; on the others return when it is there. No collective.
 
     A rank waits for as many files of that name as it was told to save. Before the first ``learn`` it doesn't, for the
-    ranks haven't met and need not; during ``learn`` neither, since callbacks may decide otherwise on another rank; memory (``io.BytesIO``) every rank fills for itself.
+    ranks haven't met and need not; during ``learn`` neither, since callbacks may decide
+    otherwise on another rank. Memory (``io.BytesIO``) every rank fills for itself.
 
     Args:
         path: where to; a path or a file.
