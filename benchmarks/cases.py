@@ -56,9 +56,9 @@ class Case:
 T1 = Case("T1", "CartPole-v1", 8, 128, 4, 4, iterations=100, target=3.0, entropy_coef=0.01)
 T2 = Case("T2", "CartPole-v1", 64, 128, 4, 4, iterations=40, target=2.5, entropy_coef=0.01)
 T3 = Case("T3", "HalfCheetah-v5", 8, 256, 10, 32, iterations=16, target=2.0, normalize=True)
-J1 = replace(T2, name="J1", iterations=400, target=1.7, engine="jax")
-J2 = replace(J1, name="J2", num_envs=2048, iterations=40, target=1.8)
-J3 = replace(J1, name="J3", num_envs=8, iterations=2400, target=1.3)
+J1 = replace(T2, name="J1", iterations=200, target=1.7, engine="jax")
+J2 = replace(J1, name="J2", num_envs=2048, iterations=20, target=1.8)
+J3 = replace(J1, name="J3", num_envs=8, iterations=1200, target=1.3)
 CASES = (T1, T2, T3, J1, J2, J3)
 
 WEAK = "two ranks, 64 envs each"
