@@ -18,6 +18,9 @@ from typing import Any
 
 import pytest
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # what a shell starts behind itself has it so, and its children
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 TIMEOUT = 150
 NEEDS_PROC = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks at processes through /proc")
 MODULES = Path(__file__).parent / "modules"
