@@ -100,8 +100,6 @@ class Blocks:
     def sum_parts(self, function: Callable[..., Any], parts: int, owned: Array, *trees: Any) -> Any:
         """As :meth:`each`, of a function of one part of a block, whose results are summed over the block's parts.
 
-        One loop runs over blocks and parts: a loop in a loop costs a fifth of the update's speed on several devices.
-
         Args:
             function: takes one part's arrays.
             parts: of each block.

@@ -122,7 +122,7 @@ class Update:
             mean, scale = (jnp.repeat(x, parts // x.shape[1] or 1, 1) for x in (mean, scale))
         if keys is not None and parts > 1:
             keys = jax.vmap(lambda key: jax.random.split(key, parts))(keys)
-        chosen = samples.reshape(-1, width)[index]
+        chosen = samples.reshape(-1, width)[index]  # of all parts at once: in their loop it takes a tenth longer
         cut = jax.tree.map(lambda x: x.reshape(blocks * parts, -1, *x.shape[2:]), (chosen, mean, scale))
         keys = None if keys is None else keys.reshape(-1)
         return self.blocks.sum_parts(one, parts, owned, cut[0], keys, *cut[1:])
