@@ -6,7 +6,10 @@ import contextlib
 import platform
 import resource
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from lockstep.errors import RankMismatchError
 
 CPUINFO, STATUS = Path("/proc/cpuinfo"), Path("/proc/self/status")
 INSTRUCTION_SETS = ("avx512f", "avx2", "avx", "sve", "asimd")
@@ -46,3 +49,14 @@ def peak_resident() -> float:
                 return int(line.split()[1]) / 2**10
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
+
+
+def check_facts_alike(everyone: Sequence[Mapping[str, str]]) -> None:
+    """Raise a ``RankMismatchError`` if what ranks say of their machine, versions and config, in rank order, differs."""
+    for rank, theirs in enumerate(everyone):
+        for key, value in everyone[0].items():
+            if theirs[key] != value:
+                raise RankMismatchError(
+                    f"rank {rank} differs from rank 0 in {key}: {theirs[key]} against {value}; "
+                    "the same agent needs the same kind of machine, versions and config on every rank"
+                )

@@ -17,6 +17,7 @@ from jax.experimental import multihost_utils
 from lockstep.errors import RankMismatchError
 from lockstep.jax_engine.accelerators import on_this_machine
 from lockstep.jax_engine.set_up import check_device, configure, machine_facts
+from lockstep.machine import check_facts_alike
 from lockstep.topology import Topology
 
 SHUTDOWN_TIMEOUT_SECONDS = 30
@@ -161,11 +162,4 @@ def gather_json(value: Any) -> list[Any]:
 
 def check_ranks_alike(config_sha256: str) -> None:
     """Raise a ``RankMismatchError`` in every process if machines, versions or configs differ between processes."""
-    everyone = gather_json(machine_facts() | {"config": config_sha256})
-    for rank, theirs in enumerate(everyone):
-        for key, value in everyone[0].items():
-            if theirs[key] != value:
-                raise RankMismatchError(
-                    f"rank {rank} differs from rank 0 in {key}: {theirs[key]} against {value}; "
-                    "the same agent needs the same kind of machine, versions and config on every rank"
-                )
+    check_facts_alike(gather_json(machine_facts() | {"config": config_sha256}))

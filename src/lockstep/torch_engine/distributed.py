@@ -25,8 +25,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.config import Config
-from lockstep.errors import NoSharedMemoryError, PeerFailureError, RankMismatchError
-from lockstep.machine import cpu_model
+from lockstep.errors import NoSharedMemoryError, PeerFailureError
+from lockstep.machine import check_facts_alike, cpu_model
 from lockstep.shards import ShardPlan
 from lockstep.topology import Topology, from_environment
 from lockstep.torch_engine.sharded import ShardedParameters
@@ -356,14 +356,7 @@ def check_ranks_alike(communicator: Communicator, config: Config) -> None:
     """Raise a ``RankMismatchError`` on every rank if machines, versions or configs differ between ranks."""
     facts = machine_facts(communicator.device)
     facts["config"] = hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:16]
-    everyone = communicator.gather_json(facts)
-    for rank, theirs in enumerate(everyone):
-        for key, value in everyone[0].items():
-            if theirs[key] != value:
-                raise RankMismatchError(
-                    f"rank {rank} differs from rank 0 in {key}: {theirs[key]} against {value}; "
-                    "the same agent needs the same kind of machine, versions and config on every rank"
-                )
+    check_facts_alike(communicator.gather_json(facts))
 
 
 # --- scripts of users -------------------------------------------------------------------------------------------
