@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from lockstep.doctor import supervisor
 from lockstep.doctor.side_store import ENDED, SideWriter, rank_directory, read_json, write_json
 from lockstep.doctor.supervisor import STOP, OneRank, Outcome, Supervisor, await_leaving, await_verdict
 
@@ -84,3 +85,31 @@ def test_the_verdict_is_read_by_all_before_it_goes(tmp_path):
     began = time.monotonic()
     await_leaving(tmp_path, [1])
     assert time.monotonic() - began < 1.0
+
+
+def test_a_rank_that_works_on_keeps_the_others_waiting(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervisor, "VERDICT_SECONDS", 0.5)
+    working = rank_directory(tmp_path, 0)
+    working.mkdir()
+    rank_directory(tmp_path, 1).mkdir()
+    polls = []
+
+    def poll(seconds):
+        polls.append(seconds)
+        if len(polls) <= 12:  # longer than the limit
+            write_json(working / "state.json", {"waiting": None})
+        elif len(polls) == 13:
+            write_json(tmp_path / "verdict.json", {"status": 0})
+        sleep(seconds)
+
+    sleep = time.sleep
+    monkeypatch.setattr(supervisor.time, "sleep", poll)
+    assert await_verdict(tmp_path, 1) == 0
+
+
+def test_without_a_sign_of_life_nobody_waits_for_a_verdict(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(supervisor, "VERDICT_SECONDS", 0.3)
+    rank_directory(tmp_path, 0).mkdir()
+    write_json(rank_directory(tmp_path, 0) / "state.json", {"waiting": None})
+    assert await_verdict(tmp_path, 1) == 1
+    assert "rank 0 gave no verdict within 0.3 s" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.doctor.side_store import ENDED, LEFT, VERDICT, SideReader, rank_directory, read_json, write_json
+from lockstep.doctor.side_store import ENDED, LEFT, STATE, VERDICT, SideReader, rank_directory, read_json, write_json
 from lockstep.launch.local import Ranks, forwarding
 
 POLL_SECONDS = 0.1
@@ -163,11 +163,16 @@ class Supervisor:
 def await_verdict(store: Path, rank: int) -> int:
     """What the judging process decided; where another launcher started every rank.
 
+    A rank may work on long after this one has ended, at a last evaluation: the limit counts from its last sign of life.
+
     Returns:
         The exit status; 1 if there is no verdict within a minute.
     """
-    deadline = time.monotonic() + VERDICT_SECONDS
+    deadline, heard = time.monotonic() + VERDICT_SECONDS, 0
     while time.monotonic() < deadline:
+        newest = _last_sign(store)
+        if newest > heard:
+            deadline, heard = time.monotonic() + VERDICT_SECONDS, newest
         verdict: Mapping[str, int] | None = read_json(store / VERDICT)
         if verdict is not None:
             (rank_directory(store, rank) / LEFT).touch()
@@ -176,6 +181,15 @@ def await_verdict(store: Path, rank: int) -> int:
         time.sleep(POLL_SECONDS)
     print(f"lockstep: error: doctor: rank 0 gave no verdict within {VERDICT_SECONDS:g} s", file=sys.stderr)
     return 1
+
+
+def _last_sign(store: Path) -> int:
+    """When a rank last said how it fares, in nanoseconds of the files' clock; 0 if none has."""
+    newest = 0
+    for state in store.glob(f"*/{STATE}"):
+        with suppress(OSError):
+            newest = max(newest, state.stat().st_mtime_ns)
+    return newest
 
 
 def await_leaving(store: Path, others: Sequence[int]) -> None:
