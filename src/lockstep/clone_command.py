@@ -11,7 +11,8 @@ from typing import Any
 from lockstep.command_parser import CommandParser, at_least_one
 from lockstep.config import Config
 from lockstep.config_checks import resolve
-from lockstep.config_sources import read_request, validate
+from lockstep.config_keys import validate
+from lockstep.config_sources import read_request
 from lockstep.proof.fingerprint import sha256_of
 from lockstep.recordings import read_recording
 from lockstep.runs.checkpoint import commit, to_files
@@ -82,6 +83,7 @@ def clone(episodes: Path, out: Path, settings: CloneSettings, like: str | None =
     config = _config(recording.facts["config"], settings, like)
     engine = _engine()
     engine.check(config, recording)
+    engine.learnt_episodes(recording, settings.validation)
     run = create_run(str(out.parent), out.name, config)
     try:
         metrics = JsonlTracker(run.path / METRICS_JSONL)

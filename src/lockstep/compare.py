@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -123,6 +124,7 @@ def comparison(all_of_them: Sequence[Evaluated]) -> dict[str, Any]:
 
     return {
         "environment": first.facts["environment"],
+        "unlike": unlike(all_of_them),
         "confidence": CONFIDENCE,
         "policies": [numbers(lambda x, name: describe_metric(_known(x, name)), each) for each in all_of_them],
         "against": first.name,
@@ -130,6 +132,25 @@ def comparison(all_of_them: Sequence[Evaluated]) -> dict[str, Any]:
             numbers(lambda x, name: against(_known(first, name), _known(x, name)), each) for each in all_of_them[1:]
         ],
     }
+
+
+def unlike(all_of_them: Sequence[Evaluated]) -> list[str]:
+    """What of the evaluations themselves isn't alike, a line each: it may explain a difference of the policies.
+
+    What a file doesn't say is left out.
+    """
+    first, lines = all_of_them[0], []
+    for other in all_of_them[1:]:
+        mine, theirs = ({**each.facts.get("env_settings", {})} for each in (first, other))
+        for name in sorted(mine.keys() & theirs.keys()):
+            if mine[name] != theirs[name]:
+                what = f"env.{name} {json.dumps(mine[name])} ({first.name}), {json.dumps(theirs[name])} ({other.name})"
+                lines.append(f"other environment settings: {what}; returns may count other rewards")
+        ways = [each.facts.get("stochastic") for each in (first, other)]
+        if None not in ways and ways[0] != ways[1]:
+            said = ["sampled" if way else "most likely" for way in ways]
+            lines.append(f"other choice of actions: {said[0]} ({first.name}), {said[1]} ({other.name})")
+    return lines
 
 
 def _known(each: Evaluated, metric: str) -> np.ndarray:
@@ -157,7 +178,7 @@ def in_words(found: dict[str, Any]) -> str:
             f"{facts['probability_of_improvement']:.0%} [{facts['probability_low']:.0%}, "
             f"{facts['probability_high']:.0%}] of pairs of episodes"
         )
-    return "\n".join(lines)
+    return "\n".join([*lines, *found["unlike"]])
 
 
 def _number(value: float) -> str:

@@ -34,7 +34,7 @@ def compare_command(argv: Sequence[str]) -> int:
             return Evaluated(path.stem, facts, table)
         policy = load_policy(name, options.checkpoint, options.runs_dir)
         table = evaluate(policy, options.episodes, options.seed, not options.stochastic, BATCH)
-        return Evaluated(path.name, facts_of(policy, table), table)
+        return Evaluated(path.name, facts_of(policy, table, not options.stochastic), table)
 
     them = [evaluated(name) for name in options.runs]
     found = comparison(them)

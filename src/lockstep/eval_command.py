@@ -24,6 +24,8 @@ from lockstep.policy import load_policy
 
 BATCH = 256
 """Environments of one batch: more episodes than these are played batch after batch."""
+GAME = {"kwargs", "max_episode_steps", "frame_skip", "sticky_actions"}
+"""Settings of an environment that make it another game."""
 
 
 def eval_command(argv: Sequence[str]) -> int:
@@ -33,10 +35,10 @@ def eval_command(argv: Sequence[str]) -> int:
     check_files(json_file, options.csv, options.histogram)
     actor = actor_of(options)
     table = evaluate(actor, options.episodes, options.seed, not options.stochastic, options.batch)
-    facts = facts_of(actor, table)
+    facts = facts_of(actor, table, not options.stochastic)
     if json_file is not None:
         how = {"policy": options.policy or options.run, "seed": start_of(actor, options.seed)}
-        write_json(json_file, {**facts, **how, "stochastic": options.stochastic}, table)
+        write_json(json_file, {**facts, **how}, table)
     if options.csv is not None:
         write_csv(options.csv, table)
     if options.histogram is not None:
@@ -124,9 +126,11 @@ def play_batch(actor: Actor, start: int, numbers: range, deterministic: bool) ->
         envs.close()
 
 
-def facts_of(actor: Actor, table: np.ndarray) -> dict[str, Any]:
+def facts_of(actor: Actor, table: np.ndarray, deterministic: bool = True) -> dict[str, Any]:
     """The summary of an evaluation's table, and of what it is."""
-    return summarize(table) | {"environment": actor.config.env.id, "global_step": actor.global_step}
+    env = actor.config.env
+    facts = {"environment": env.id, "env_settings": env.model_dump(mode="json", include=GAME)}
+    return summarize(table) | facts | {"stochastic": not deterministic, "global_step": actor.global_step}
 
 
 def in_words(actor: Actor, facts: dict[str, Any]) -> str:

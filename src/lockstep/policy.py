@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from lockstep.config import Config
-from lockstep.config_sources import read_file, validate
+from lockstep.config_keys import validate
+from lockstep.config_sources import read_file
 from lockstep.normalizers import ObservationNormalizer, RunningMoments
 from lockstep.runs.checkpoint import Checkpoint, find_checkpoint
 from lockstep.runs.directory import CHECKPOINTS, CONFIG, find_run

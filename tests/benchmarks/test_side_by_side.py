@@ -7,7 +7,7 @@ from benchmarks.cases import CASES, J3, REJAX_CALLS, T1, T2, T3, our_config, pro
 from benchmarks.peer_environment import PEERS
 from lockstep.config import Config
 from lockstep.config_checks import resolve
-from lockstep.config_sources import validate
+from lockstep.config_keys import validate
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -72,6 +72,20 @@ def test_what_cannot_be_compared_is_refused(trained, capsys, tmp_path):
     assert "played in different environments" in refused(capsys, "compare", run, tmp_path / "b.json", "--episodes", 1)
 
 
+def test_what_is_not_alike_is_told(capsys, tmp_path):
+    for size, more in ((5, ()), (6, ("--stochastic",))):
+        config = tmp_path / f"{size}.yaml"
+        config.write_text(json.dumps({"env": {"id": "Snake-v0", "kwargs": {"size": size}}}))
+        words = ("--policy", "random", "--episodes", 5, "--json", tmp_path / f"of{size}.json", *more)
+        printed(capsys, "eval", config, *words)
+    text = printed(capsys, "compare", tmp_path / "of5.json", tmp_path / "of6.json", "--json", tmp_path / "a.json")
+    settings = 'other environment settings: env.kwargs {"size": 5} (of5), {"size": 6} (of6)'
+    assert settings in text
+    assert "other choice of actions: most likely (of5), sampled (of6)" in text
+    assert len(json.loads((tmp_path / "a.json").read_text())["unlike"]) == 2
+    assert "other" not in printed(capsys, "compare", tmp_path / "of5.json", tmp_path / "of5.json")
+
+
 def test_a_recording_is_what_was_seen_and_done(greedy):
     one, other = (read_recording(greedy / f"games.{suffix}") for suffix in ("npz", "safetensors"))
     for name in ("observations", "actions", "episodes", "table"):
@@ -143,6 +157,9 @@ def test_what_cannot_be_cloned_is_refused(greedy, trained, capsys, tmp_path):
         capsys, "clone", games, "--like", recurrent, *out
     )
     assert "validation: 1.0 of the episodes" in refused(capsys, "clone", games, "--validation", 1, *out)
+    printed(capsys, "record", "Snake-v0", "--policy", "random", "--episodes", 1, "--out", tmp_path / "one.npz")
+    words = ("clone", tmp_path / "one.npz", "--validation", 0.6, *out)
+    assert "validation: 0.6 holds out all 1 episodes" in refused(capsys, *words)
     assert not (tmp_path / "out").exists()
 
 

@@ -2,16 +2,18 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from lockstep.doctor.compare import OPTIMIZED
 from lockstep.doctor.diagnosis import diagnose
 from lockstep.doctor.side_store import ENDED, SideWriter, write_json
 from lockstep.doctor.traces import read_traces
 
 PARTS = ("parameters", "gradients", "moments", "buffers", "normalizers", "gathered")
+PLACES = {"net.weight": "0.0", "net.bias": "0.1"}
 WHEN = {"before": ("gradients", "gathered"), "after": ("parameters", "moments", "buffers", "normalizers")}
 
 
@@ -19,7 +21,8 @@ WHEN = {"before": ("gradients", "gathered"), "after": ("parameters", "moments", 
 class Story:
     """Two ranks, in sync unless a test says otherwise: what they hold are functions of (rank, step) or of rank.
 
-    There are two tensors; the second one is always equal, unless what is told is so ``everywhere``.
+    There are two tensors; the second one is always equal, unless what is told is so ``everywhere``. With ``second``
+    there is another optimiser, of which the same holds but for what is told there.
     """
 
     ranks: int = 2
@@ -42,6 +45,7 @@ class Story:
     taken: Callable[..., Any] | None = None
     everywhere: bool = False
     sharded: int = 0
+    second: dict | None = None
     ends: dict = field(default_factory=dict)
     codes: dict = field(default_factory=dict)
     states: dict = field(default_factory=dict)
@@ -51,16 +55,9 @@ class Story:
         """Write it all, as ranks do."""
         for rank in range(self.ranks):
             writer = SideWriter(directory, rank)
-            facts = {"wrappers": list(self.wrappers), "libraries": list(self.libraries)}
-            writer.add({"kind": "optimizer", "optimizer": 0} | facts)
-            for step, rates in self.rates(rank):
-                writer.add({"kind": "rates", "optimizer": 0, "step": step, "rates": rates})
-            for step in range(1, self.steps + 1):
-                inputs = self.inputs(rank, step)
-                self._check(writer, rank, step, "before", {"inputs": inputs, "through": list(self.through)})
-                self._check(writer, rank, step, "after", {"broadcast": list(self.broadcast)})
-            taken = self.steps if self.taken is None else self.taken(rank)
-            writer.add({"kind": "phases", "optimizer": 0, "boundaries": self.boundaries(rank), "steps": taken})
+            self._train(writer, rank, 0)
+            if self.second is not None:
+                replace(self, second=None, **self.second)._train(writer, rank, 1)
             world = {"size": self.world} if self.world else {}
             state = {"world": world, "torch": True, "seconds": 10.0, "own_seconds": 0.2} | self.states.get(rank, {})
             if self.ends.get(rank, {}) is not None:
@@ -72,7 +69,21 @@ class Story:
                 write_json(writer.path / ENDED, {"code": code, "at": float(rank)})
         return directory
 
-    def _check(self, writer, rank, step, when, facts):
+    def _train(self, writer, rank, optimizer):
+        facts = {"wrappers": list(self.wrappers), "libraries": list(self.libraries)}
+        names = {place: name for name, place in PLACES.items()}
+        writer.add({"kind": "optimizer", "optimizer": optimizer, "names": names} | facts)
+        for step, rates in self.rates(rank):
+            writer.add({"kind": "rates", "optimizer": optimizer, "step": step, "rates": rates})
+        for step in range(1, self.steps + 1):
+            inputs = {"inputs": self.inputs(rank, step), "through": list(self.through)}
+            self._check(writer, rank, (optimizer, step, "before"), inputs)
+            self._check(writer, rank, (optimizer, step, "after"), {"broadcast": list(self.broadcast)})
+        taken = self.steps if self.taken is None else self.taken(rank)
+        writer.add({"kind": "phases", "optimizer": optimizer, "boundaries": self.boundaries(rank), "steps": taken})
+
+    def _check(self, writer, rank, moment, facts):
+        optimizer, step, when = moment
         parts, arrays = {}, []
         kinds = (*WHEN[when], "parameters") if (step, when) == (1, "before") else WHEN[when]
         for kind in kinds:
@@ -85,10 +96,13 @@ class Story:
             second = np.full(2, number, np.float32) if self.everywhere else np.ones(2, np.float32)
             values = np.concatenate([values, second])
             shards = 0 if kind == "gathered" else self.sharded
-            entries = [["net.weight", 1, 1, shards, ""], ["net.bias", 2, 2, shards, ""]]
+            names = PLACES.values() if kind in OPTIMIZED else PLACES
+            entries = [[name, size, size, shards, ""] for name, size in zip(names, (1, 2), strict=True)]
             parts[kind] = {"tensors": entries}
             arrays.append((parts[kind], values))
-        writer.add({"kind": "check", "optimizer": 0, "step": step, "when": when, "parts": parts} | facts, arrays)
+        writer.add(
+            {"kind": "check", "optimizer": optimizer, "step": step, "when": when, "parts": parts} | facts, arrays
+        )
 
     def diagnosis(self, directory, **how):
         found = diagnose(read_traces(self.tell(directory), range(self.ranks)), **how)

@@ -54,8 +54,22 @@ def test_a_comparison_names_tensors_and_ranks():
 
 def test_shards_and_what_one_rank_alone_has_are_left_out():
     ranks = {0: {"a": kept(1, shards=2), "b": kept(2), "c": kept(0)}, 1: {"a": kept(3, shards=2), "b": kept(2)}}
-    found = compare_parts("parameters", AT, ranks)
+    found = compare_parts("buffers", AT, ranks)
     assert (found.compared, found.sharded, found.differing, found.nonzero) == (1, 1, (), True)
+
+
+@pytest.mark.parametrize("kind", ["parameters", "gradients", "moments"])
+def test_what_one_rank_alone_has_of_an_optimizers_is_a_difference(kind):
+    ranks = {0: {"0.0": kept(1)}, 1: {"0.0": kept(1), "0.1": kept(2)}, 2: {"0.0": kept(1)}}
+    found = compare_parts(kind, AT, ranks)
+    assert (found.compared, found.differing, found.ranks) == (2, ("parameter 1 of group 0",), (1,))
+    assert not compare_parts(kind, AT, {0: ranks[0], 2: ranks[2]}).differing
+
+
+def test_tensors_are_told_by_the_names_of_their_places():
+    ranks = {0: {"0.1": kept(1), "0.1.exp_avg": kept(1)}, 1: {"0.1": kept(2), "0.1.exp_avg": kept(3)}}
+    assert compare_parts("moments", AT, ranks, {"0.1": "net.bias"}).differing == ("net.bias", "net.bias.exp_avg")
+    assert compare_parts("buffers", AT, {0: {"net.mean": kept(1)}, 1: {"net.mean": kept(2)}}).differing == ("net.mean",)
 
 
 def test_phases_are_as_long_as_the_steps_between_their_beginnings():

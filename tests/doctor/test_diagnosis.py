@@ -12,6 +12,9 @@ def by_rank(value, other):
     return lambda rank, step: other if rank else value
 
 
+DRIFT = {"parameters": lambda rank, step: 1.0 + step + 0.1 * rank}
+
+
 def test_equal_ranks_with_different_data_are_in_sync(tmp_path):
     found = Story().diagnosis(tmp_path)
     assert (found.verdict, found.status, found.findings) == ("IN SYNC", 0, [])
@@ -46,7 +49,7 @@ def test_equal_ranks_with_different_data_are_in_sync(tmp_path):
     ],
 )
 def test_gradients_that_differ(tmp_path, changes, why, words):
-    found = Story(**{"gradients": by_rank(0.5, 0.4)} | changes).diagnosis(tmp_path)
+    found = Story(**{"gradients": by_rank(0.5, 0.4)} | DRIFT | changes).diagnosis(tmp_path)
     first = found.findings[0]
     assert (found.verdict, found.status, first.details["why"]) == ("NOT IN SYNC", 1, why)
     assert found.reason.startswith(words)
@@ -56,7 +59,7 @@ def test_gradients_that_differ(tmp_path, changes, why, words):
 
 
 def test_the_headline_names_ranks_step_tensors_and_size(tmp_path):
-    found = Story(gradients=by_rank(0.5, 0.4), ranks=3).diagnosis(tmp_path)
+    found = Story(gradients=by_rank(0.5, 0.4), ranks=3, **DRIFT).diagnosis(tmp_path)
     expected = "ranks 0, 1 and 2 differ from optimiser step 1 in 1 of 2 tensors, first net.weight, "
     assert expected + "largest relative difference 2.0e-01" in found.reason
 
@@ -144,7 +147,7 @@ def test_buffers_that_ddp_sends_are_a_note(tmp_path):
     story = {"buffers": by_rank(1.0, 2.0), "broadcast": ("net.weight",)}
     found = Story(**story).diagnosis(tmp_path)
     assert (found.verdict, kinds(found, "note")) == ("IN SYNC", ["ddp_buffers"])
-    bypassed = Story(**story, through=(), gradients=by_rank(0.5, 0.4)).diagnosis(tmp_path / "bypassed")
+    bypassed = Story(**story, through=(), gradients=by_rank(0.5, 0.4), **DRIFT).diagnosis(tmp_path / "bypassed")
     assert kinds(bypassed, "fault") == ["gradients", "buffers"]
 
 
@@ -154,6 +157,50 @@ def test_sharded_parameters_are_judged_as_they_were_gathered(tmp_path):
     assert (found.verdict, kinds(found)) == ("IN SYNC", ["sharded"])
     assert "not checked" in found.findings[0].text
     assert Story(**shards).diagnosis(tmp_path / "ungathered").verdict == "UNDETERMINED"
+
+
+def test_every_optimizer_needs_evidence_of_its_own(tmp_path):
+    same = {"inputs": lambda rank, step: "the same"}
+    found = Story(second=same).diagnosis(tmp_path)
+    assert (found.verdict, kinds(found)) == ("UNDETERMINED", ["identical_data"])
+    assert "the data of optimiser 1 are identical" in found.reason
+    still = Story(second={"gradients": lambda rank, step: 0.0, "everywhere": True}).diagnosis(tmp_path / "still")
+    assert (still.verdict, kinds(still)) == ("UNDETERMINED", ["no_gradients"])
+    unseen = Story(second={"inputs": lambda rank, step: ""}).diagnosis(tmp_path / "unseen")
+    assert (unseen.verdict, kinds(unseen)) == ("UNDETERMINED", ["inputs_unseen"])
+    assert "gradients of optimiser 1 are equal" in unseen.reason
+    assert Story(second={}).diagnosis(tmp_path / "both").verdict == "IN SYNC"
+
+
+def test_one_of_two_optimizers_that_is_never_reduced_is_found(tmp_path):
+    alone = {"gradients": by_rank(0.5, 0.4), "everywhere": True, "through": ()} | DRIFT
+    found = Story(second=alone).diagnosis(tmp_path)
+    assert found.reason.startswith("gradients are never reduced: ranks 0 and 1 differ from optimiser step 1 of optim")
+    assert found.findings[0].details["why"] == "bypassed"
+
+
+def test_gradients_that_are_zero_wherever_data_differ_prove_nothing(tmp_path):
+    story = Story(
+        inputs=lambda rank, step: f"{rank if step == 3 else 0}",
+        gradients=lambda rank, step: 0.0 if step == 3 else 1.0,
+        everywhere=True,
+    )
+    found = story.diagnosis(tmp_path)
+    assert (found.verdict, kinds(found)) == ("UNDETERMINED", ["inputs_unseen"])
+    assert "zero wherever the data differ" in found.reason
+
+
+def test_an_optimizer_may_reduce_in_its_step(tmp_path):
+    differing = {"gradients": by_rank(0.5, 0.4), "everywhere": True, "wrappers": ()}
+    found = Story(**differing).diagnosis(tmp_path)
+    assert (found.verdict, kinds(found)) == ("IN SYNC", ["reduced_in_step"])
+    assert found.reason.endswith("they are reduced in the step")
+    resting = Story(**differing, parameters=lambda rank, step: 1.0).diagnosis(tmp_path / "resting")
+    assert (resting.verdict, kinds(resting)) == ("NOT IN SYNC", ["gradients"])
+    once = Story(**differing, parameters=lambda rank, step: 1.0 + step + rank * (step == 3)).diagnosis(
+        tmp_path / "once"
+    )
+    assert kinds(once, "fault") == ["gradients"]
 
 
 # --- ends -------------------------------------------------------------------------------------------------------
@@ -171,12 +218,19 @@ def test_a_rank_that_failed_in_a_collective_waited_for_one_that_had_ended(tmp_pa
 
 
 def test_ranks_that_wait_for_one_another_are_a_deadlock(tmp_path):
-    waiting = COLLECTIVE | {"waiting": 21.0}
+    waiting = COLLECTIVE | {"waiting": 21.0, "certain": True}
     story = {"ends": {0: None, 1: None}, "codes": {0: None, 1: None}, "states": {0: waiting, 1: waiting}}
     found = Story(**story).diagnosis(tmp_path, deadlock=True)
     assert "ranks 0 and 1 waited in a collective for one another" in found.reason
     assert found.status == 1
     assert Story(**story).diagnosis(tmp_path / "on", deadlock=False).verdict == "IN SYNC"
+
+
+def test_a_rank_that_only_stands_still_was_not_waiting_unless_it_was_ended_for_that(tmp_path):
+    idle = {"stack": ["train.py:41 sleep"], "waiting": 21.0, "certain": False}
+    story = {"ends": {1: None}, "codes": {1: None}, "states": {1: idle}}
+    assert "waiting" not in kinds(Story(**story).diagnosis(tmp_path))
+    assert kinds(Story(**story).diagnosis(tmp_path / "ended", deadlock=True), "fault") == ["waiting"]
 
 
 def test_a_script_that_fails_is_not_in_sync_and_says_where(tmp_path):

@@ -9,14 +9,14 @@ from lockstep.doctor import stacks
 from lockstep.doctor.stacks import StillnessClock, own_lines, stands_in
 
 
-def watched(main, clock=None, signs=lambda: 0, on_gpu=False):
+def watched(main, clock=None, signs=lambda: 0, **how):
     """What a clock says, looked at from another thread while the main thread runs ``main(over)``."""
     clock, over, said = clock or StillnessClock(), threading.Event(), []
 
     def look():
         for _ in range(6):
             time.sleep(0.05)
-            said.append(clock.look(signs(), on_gpu=on_gpu))
+            said.append(clock.look(signs(), **how))
         over.set()
 
     thread = threading.Thread(target=look)
@@ -51,9 +51,18 @@ def test_a_blocked_collective_is_waited_in_for_longer_and_longer(waiting_in_thre
 
 def test_a_blocked_call_elsewhere_is_no_waiting():
     assert set(watched(blocked)[0]) == {None}
-    said, clock = watched(blocked, on_gpu=True)
-    assert None not in said
-    assert not clock.certain
+    for how in ({"on_gpu": True}, {"joined": True}):
+        said, clock = watched(blocked, **how)
+        assert None not in said
+        assert not clock.certain
+
+
+def test_a_rank_of_a_group_that_computes_in_one_call_is_no_waiting():
+    def computes(over):
+        while not over.is_set():
+            sum(range(30_000_000))
+
+    assert set(watched(computes, joined=True)[0]) == {None}
 
 
 def test_signs_of_life_begin_it_anew(waiting_in_threading):

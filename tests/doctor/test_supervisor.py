@@ -37,10 +37,15 @@ def test_ranks_that_end_are_waited_for(tmp_path, command, code):
 
 
 def test_a_rank_that_waits_for_one_that_ended_is_ended(tmp_path):
-    outcome, _ = outcome_of(tmp_path, STAYS, [0], states=[{"waiting": 1.0}])
+    outcome, _ = outcome_of(tmp_path, STAYS, [0], states=[{"waiting": 1.0, "certain": True}])
     assert outcome == Outcome(deadlock=True)
     assert (tmp_path / STOP).exists()
     assert read_json(rank_directory(tmp_path, 0) / ENDED) is None  # it came to no end of its own
+
+
+def test_a_rank_that_stands_still_may_be_busy_though_another_has_ended(tmp_path):
+    outcome, _ = outcome_of(tmp_path, STAYS, [0], states=[{"waiting": 1.0}], run_limit=0.5)
+    assert outcome == Outcome()
 
 
 @pytest.mark.parametrize(

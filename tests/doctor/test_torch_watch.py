@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.doctor.inspection import bare, look_around, statistics_of
+from lockstep.doctor.inspection import bare, look_around, numbers_of, statistics_of
 from lockstep.doctor.schedule import Schedule
 from lockstep.doctor.side_store import SideWriter
 from lockstep.doctor.torch_hooks import TorchWatch
@@ -70,11 +70,12 @@ def test_steps_phases_rates_and_tensors(watch, tmp_path):
     assert sorted(m.step for m in trace.checks if m.when == "after") == [1, 2, 3, 5, 10]
     assert Moment(0, 11, "end") in trace.checks
     for step in (1, 2, 3, 5, 10):
-        kept = trace.checks[Moment(0, step, "before")].parts["gradients"]["actor.0.weight"]
+        kept = trace.checks[Moment(0, step, "before")].parts["gradients"]["0.0"]
         assert np.array_equal(kept.numbers, gradients[step].flatten().numpy())
     after = trace.checks[Moment(0, 1, "after")].parts
-    assert list(after["parameters"]) == [name for name, _ in agent.named_parameters()]
-    assert {"actor.0.weight.exp_avg", "actor.0.weight.exp_avg_sq"} <= set(after["moments"])
+    assert list(trace.names[0].values()) == [name for name, _ in agent.named_parameters()]
+    assert list(after["parameters"]) == list(trace.names[0])
+    assert {"0.0.exp_avg", "0.0.exp_avg_sq"} <= set(after["moments"])
     assert list(after["buffers"]) == ["mean"]
     assert "parameters" in trace.checks[Moment(0, 1, "before")].parts
 
@@ -96,10 +97,22 @@ def test_two_optimizers_are_told_apart(watch, tmp_path):
             train(agent, optimizer, 1)
     trace = trace_of(watch, tmp_path)
     assert trace.steps == {0: 2, 1: 2}
-    names = [set(trace.checks[Moment(o, 1, "after")].parts["parameters"]) for o in (0, 1)]
+    names = [set(trace.names[o].values()) for o in (0, 1)]
     assert all(len(each) == 4 for each in names)
     assert names[0].isdisjoint(names[1])
     assert all(trace.checks[Moment(1, step, "before")].facts["inputs"] for step in (1, 2))
+
+
+def test_data_belong_to_the_optimizers_whose_parameters_they_went_through(watch, tmp_path):
+    actor, critic, alpha = nn.Linear(3, 1), nn.Linear(3, 1), nn.Parameter(torch.zeros(()))
+    optimizers = [torch.optim.SGD(p, lr=0.1) for p in (actor.parameters(), critic.parameters(), [alpha])]
+    (actor(torch.full((2, 3), 1.0)).sum() * alpha + critic(torch.full((2, 3), 2.0)).sum()).backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    trace = trace_of(watch, tmp_path)
+    inputs = [trace.checks[Moment(o, 1, "before")].facts["inputs"] for o in range(3)]
+    assert len(set(inputs)) == 3
+    assert "" not in inputs
 
 
 def test_nothing_is_seen_after_the_hooks_are_gone(watch, tmp_path):
@@ -142,10 +155,23 @@ def test_running_statistics_are_found_by_what_they_hold(watch, tmp_path):
     assert wrapper.obs_rms.count == 7
 
 
+def test_statistics_that_take_anothers_place_are_found_there():
+    class Wrapper:
+        def __init__(self):
+            self.rms = SimpleNamespace(n=3, mean=np.ones(2), S=np.ones(2), std=np.ones(2))
+
+    wrapper = Wrapper()
+    find = look_around().normalizers["Wrapper.rms"]
+    assert find() is wrapper.rms
+    wrapper.rms = SimpleNamespace(n=4, mean=np.ones(2), S=np.ones(2), std=np.ones(2))
+    assert numbers_of(find())["n"] == 4
+
+
 @pytest.mark.parametrize(
     "thing",
     [
         SimpleNamespace(mean=1.0, var=2.0),
+        SimpleNamespace(n=1, mean=2.0),
         SimpleNamespace(mean="a", var="b", count="c"),
         {"mean": 1},
         3,
@@ -188,7 +214,13 @@ def test_digests_see_every_bit_of_every_dtype(dtype):
     other[32] = 0
     assert digest(tensor) == digest(tensor.clone())
     assert len({digest(tensor), digest(other), digest(tensor[:32]), digest(tensor.reshape(3, 11))}) == 4
-    assert take_part({"x": tensor}, 100)[1].size == 33
+    assert take_part({"x": tensor}, 100)[1].size == (66 if dtype.is_complex else 33)
+
+
+def test_both_parts_of_complex_elements_are_kept():
+    one, other = torch.tensor([3 + 1j]), torch.tensor([3 + 2j])
+    assert take_part({"x": one}, 100)[1].tolist() == [3, 1]
+    assert take_part({"x": other}, 100)[0] == [["x", 2, 2, 0, ""]]
 
 
 def test_data_are_the_arguments_that_no_parameter_touched():

@@ -192,13 +192,14 @@ def test_a_rank_that_left_its_epochs_early_is_noticed(ranks):
     said = f"rank 0 had begun 0 rollouts since its last backward pass and rank {len(ranks) - 1} 1"
     assert said in only(ranks, "local stop", "text")
     assert only(ranks, "local stop unchecked", "type") is None
+    assert said in only(ranks, "local stop under eval", "text")
 
 
 @pytest.mark.parametrize(
     "what",
     [
         *("two steps with one gradient", "added to the optimiser", "copy", "attached again after detach"),
-        *("one rank evaluates", "back in step"),
+        *("one rank evaluates", "one rank evaluates, then again", "back in step"),
     ],
 )
 def test_what_is_right_raises_nothing(ranks, what):

@@ -115,6 +115,31 @@ def test_constant_samples_have_no_negative_variance():
     assert since(base, now)[2] >= 0
 
 
+@pytest.mark.parametrize("change", ["none", "other", "fewer"])
+def test_statistics_that_were_replaced_between_two_calls_are_taken_anew(change):
+    env, first = environment(), np.array([7.0, 7.0])
+
+    def gather(part):
+        """Another rank, the first one, has seen 10 samples; its own statistics weren't replaced."""
+        if part.dtype == torch.bool:
+            return torch.stack([torch.zeros_like(part), part])
+        theirs = torch.cat([torch.tensor([10.0, *first, 1.0, 1.0]), torch.tensor([0.0, 0.0, 0.0])])
+        return torch.stack([theirs.to(part.dtype), part])
+
+    env.obs_rms.update(np.ones((50, 2)))
+    merged = MergedStatistics(env, gather)
+    if change == "other":
+        env.obs_rms = RunningMeanStd(shape=(2,))
+        env.obs_rms.update(np.ones((90, 2)))
+    elif change == "fewer":
+        env.obs_rms.count = 3.0
+    merged.go_on()
+    if change == "none":
+        assert env.obs_rms.count == pytest.approx(60, abs=1e-3)
+    else:
+        assert (env.obs_rms.count, env.obs_rms.mean.tolist()) == (10.0, first.tolist())
+
+
 def test_all_ranks_go_on_from_the_first_ones_statistics():
     envs = [environment() for _ in range(2)]
     envs[0].obs_rms.update(np.ones((3, 2)))

@@ -462,22 +462,35 @@ def check_out_of_step():
             s.optimizer.step()
         say_error("other number of steps", s.backward)
 
-    def local_stop(check):
+    def rollout(s, under_eval=False):
+        s.agent.train(not under_eval)
+        with torch.no_grad():
+            s.agent.evaluate(s.x)
+        s.agent.train()
+
+    def local_stop(check, under_eval=False):
         """The last rank has left its epochs, as after a local KL stop, and collects the next rollout."""
         with script(check_phases=check) as s:
             for _ in range(2):
-                with torch.no_grad():
-                    s.agent.evaluate(s.x)
+                rollout(s, under_eval)
                 s.backward()
                 s.optimizer.step()
                 s.optimizer.zero_grad()
             if s.rank == s.size - 1:
-                with torch.no_grad():
-                    s.agent.evaluate(s.x)
+                rollout(s, under_eval)
             return error_of(s.backward)
 
     say("local stop", **local_stop(True))
     say("local stop unchecked", **local_stop(False))
+    say("local stop under eval", **local_stop(True, under_eval=True))
+    with script() as s:
+        if s.rank == 0:
+            rollout(s, under_eval=True)
+        rollout(s)
+        s.backward()
+        if s.rank == 0:
+            rollout(s, under_eval=True)
+        say_error("one rank evaluates, then again", s.backward)
     with script() as s:
         if s.rank == 0:
             s.agent.eval()

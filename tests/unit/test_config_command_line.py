@@ -1,7 +1,8 @@
 import pytest
 
 from lockstep.config import EnvConfig
-from lockstep.config_sources import ALIASES, LEAVES, parse_arguments, read_request
+from lockstep.config_keys import ALIASES, LEAVES
+from lockstep.config_sources import parse_arguments, read_request
 
 
 def config_of(*words):

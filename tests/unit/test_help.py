@@ -3,7 +3,8 @@ import re
 import pytest
 
 from lockstep.cli_help import print_train_help
-from lockstep.config_sources import ALIASES, LEAVES, parse_arguments, read_request
+from lockstep.config_keys import ALIASES, LEAVES
+from lockstep.config_sources import parse_arguments, read_request
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ import pytest
 
 from lockstep.config import Config
 from lockstep.config_checks import resolve
-from lockstep.config_sources import read_request, validate
+from lockstep.config_keys import validate
+from lockstep.config_sources import read_request
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 from lockstep.envs.description import describe
 from lockstep.presets import ATARI_GAMES, GRPO_PRESETS, PRESETS, defaults_for, has_preset, preset_for

@@ -61,26 +61,58 @@ def relative_difference(a: Kept, b: Kept) -> float:
     return float(difference / scale) if difference > 0 else float("nan")
 
 
-def compare_parts(kind: str, moment: Moment, parts: Mapping[int, Part]) -> Comparison:
-    """Compare one kind of tensors, ``parts[rank]``; names that not every rank has are left out."""
+OPTIMIZED = frozenset({"parameters", "gradients", "moments"})
+"""Kinds of tensors that every rank has if one has them: they are the optimiser's."""
+
+
+def compare_parts(
+    kind: str, moment: Moment, parts: Mapping[int, Part], names: Mapping[str, str] | None = None
+) -> Comparison:
+    """Compare one kind of tensors, ``parts[rank]``.
+
+    What not every rank has is left out, as modules and normalisers of one rank's own evaluation; but of the
+    optimiser's tensors it is a difference (a gradient that only one rank has).
+
+    Args:
+        kind: of tensors.
+        moment: when they were looked at.
+        parts: tensors by rank.
+        names: to tell the optimiser's tensors by, instead of their places in the optimiser.
+    """
     ranks = sorted(parts)
     first, others = parts[ranks[0]], ranks[1:]
-    names = [name for name in first if all(name in parts[rank] for rank in others)]
-    held = [name for name in names if not any(parts[rank][name].shards for rank in ranks)]
-    unlike = {rank: [n for n in held if not same(first[n], parts[rank][n])] for rank in others}
+    everywhere = list(dict.fromkeys(name for rank in ranks for name in parts[rank]))
+    if kind not in OPTIMIZED:
+        everywhere = [name for name in everywhere if all(name in parts[rank] for rank in ranks)]
+    held = [name for name in everywhere if not any(parts[r][name].shards for r in ranks if name in parts[r])]
+    unlike = {rank: [n for n in held if not _alike(first.get(n), parts[rank].get(n))] for rank in others}
     found = {name for names in unlike.values() for name in names}
-    sizes = [relative_difference(first[name], parts[rank][name]) for rank in others for name in unlike[rank]]
+    both = [(first[n], parts[r][n]) for r in others for n in unlike[r] if n in first and n in parts[r]]
+    sizes = [relative_difference(mine, other) for mine, other in both]
     known = [size for size in sizes if not np.isnan(size)]
     return Comparison(
         kind,
         moment,
         compared=len(held),
-        sharded=len(names) - len(held),
-        differing=tuple(name for name in held if name in found),
+        sharded=len(everywhere) - len(held),
+        differing=tuple(_told(name, names or {}) for name in held if name in found),
         ranks=tuple(rank for rank in others if unlike[rank]),
         relative=max(known, default=float("nan")),
-        nonzero=any(np.any(part[name].numbers) for part in parts.values() for name in held),
+        nonzero=any(np.any(part[name].numbers) for part in parts.values() for name in held if name in part),
     )
+
+
+def _alike(mine: Kept | None, other: Kept | None) -> bool:
+    return mine is other if mine is None or other is None else same(mine, other)
+
+
+def _told(place: str, names: Mapping[str, str]) -> str:
+    """A tensor's name for its place: ``0.2`` or, of a moment, ``0.2.exp_avg``."""
+    group, number, rest = (*place.split(".", 2), "", "")[:3]
+    if not (group.isdecimal() and number.isdecimal()):
+        return place
+    name = names.get(f"{group}.{number}", f"parameter {number} of group {group}")
+    return f"{name}.{rest}" if rest else name
 
 
 def shared_moments(traces: Sequence[RankTrace]) -> list[Moment]:
@@ -97,9 +129,11 @@ def comparisons(traces: Sequence[RankTrace]) -> Iterator[Comparison]:
     for moment in shared_moments(traces):
         checks = {trace.rank: trace.checks[moment] for trace in traces}
         kinds = list(next(iter(checks.values())).parts)
+        names = traces[0].names.get(moment.optimizer, {})
         for kind in kinds:
             if all(kind in check.parts for check in checks.values()):
-                yield compare_parts(kind, moment, {rank: check.parts[kind] for rank, check in checks.items()})
+                parts = {rank: check.parts[kind] for rank, check in checks.items()}
+                yield compare_parts(kind, moment, parts, names if kind in OPTIMIZED else None)
 
 
 def inputs_at(traces: Sequence[RankTrace], moment: Moment) -> str:

@@ -25,6 +25,7 @@ from lockstep.doctor.findings import (
     sharded_finding,
     start_finding,
     step_finding,
+    step_reduction_finding,
 )
 from lockstep.doctor.traces import RankTrace
 
@@ -95,7 +96,8 @@ def _findings(traces: Sequence[RankTrace], evidence: Evidence, deadlock: bool, i
     if not _there([gradients, start, rates]):  # they explain what follows
         found.append(parameter_finding(evidence))
     found += [normalizer_finding(evidence), buffer_finding(evidence), *endings]
-    return _there([*found, data_finding(evidence), no_evidence_finding(evidence), sharded_finding(evidence)])
+    found += [data_finding(evidence), no_evidence_finding(evidence)]
+    return _there([*found, step_reduction_finding(evidence), sharded_finding(evidence)])
 
 
 def _there(findings: Sequence[Finding | None]) -> list[Finding]:
@@ -118,14 +120,17 @@ def _steps_compared(evidence: Evidence) -> int:
 
 def _well(evidence: Evidence) -> str:
     ranks, steps = len(evidence.traces), _steps_compared(evidence)
-    if not evidence.reduced:
+    if not any(evidence.reduced(optimizer) for optimizer in evidence.optimizers):
         times = sum(1 for c in evidence.of("gathered") if c.equal)
         what = "sharded parameters as forward passes gathered them, learning rates and step counts"
         return f"{what} are equal on {ranks} ranks at {times} compared optimiser steps"
-    return (
+    equal = (
         f"parameters, moments and learning rates are equal on {ranks} ranks at the start and after each of {steps} "
-        f"compared optimiser steps, and so are the gradients before them, though the data differ: they are reduced"
+        f"compared optimiser steps"
     )
+    if any(evidence.reduced_in_step(optimizer) for optimizer in evidence.optimizers):
+        return f"{equal}, though the gradients before them differ: they are reduced in the step"
+    return f"{equal}, and so are the gradients before them, though the data differ: they are reduced"
 
 
 def _coverage(traces: Sequence[RankTrace], evidence: Evidence) -> dict[str, Any]:

@@ -15,11 +15,14 @@ from lockstep.doctor.traces import RankTrace
 STACK_LINES = 12
 
 
-def waited(trace: RankTrace) -> bool:
-    """Whether a rank was ended while it waited for others, or failed in a collective."""
+def waited(trace: RankTrace, deadlock: bool) -> bool:
+    """Whether a rank was ended while it waited for others, or failed in a collective.
+
+    One of which it is only known that it stood still waited if that went on until the doctor ended it.
+    """
     if trace.end is not None:
         return bool(trace.end.get("error_in_collective"))
-    return trace.state.get("waiting") is not None
+    return trace.state.get("waiting") is not None and bool(deadlock or trace.state.get("certain"))
 
 
 def _place(stack: Sequence[str]) -> str:
@@ -42,7 +45,7 @@ def waiting_finding(traces: Sequence[RankTrace], deadlock: bool) -> Finding | No
         traces: of all ranks.
         deadlock: whether the doctor ended them because nothing moved any more.
     """
-    waiting = [t for t in traces if waited(t)]
+    waiting = [t for t in traces if waited(t, deadlock)]
     gone = [t for t in traces if t.finished]
     if not waiting or not (gone or deadlock):
         return None
@@ -56,10 +59,10 @@ def waiting_finding(traces: Sequence[RankTrace], deadlock: bool) -> Finding | No
 def failure_finding(traces: Sequence[RankTrace], interrupted: bool, deadlock: bool) -> Finding | None:
     """A rank that failed of itself, the first one."""
     failed = [t for t in traces if t.exit_code not in (0, None) and t.ended_at is not None]
-    own = [t for t in failed if not waited(t)] or failed
+    own = [t for t in failed if not waited(t, deadlock)] or failed
     if interrupted:
         return Finding("interrupted", DOUBT, "the script was stopped; what follows is what was seen until then")
-    if not own or (waiting_finding(traces, deadlock) is not None and all(waited(t) for t in own)):
+    if not own or (waiting_finding(traces, deadlock) is not None and all(waited(t, deadlock) for t in own)):
         return None
     first = min(own, key=lambda t: t.ended_at or 0.0)
     return Finding(

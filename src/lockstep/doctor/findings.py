@@ -15,6 +15,7 @@ from lockstep.doctor.compare import (
     inputs_at,
     phase_lengths,
     rate_at,
+    same,
     shared_moments,
     uneven_phase,
 )
@@ -86,10 +87,27 @@ class Evidence:
         """Of any rank."""
         return sorted(set().union(*(trace.steps for trace in self.traces)))
 
-    @property
-    def reduced(self) -> list[Comparison]:
-        """Gradients that are equal though the data differ."""
-        return [c for c in self.of("gradients") if c.equal and c.nonzero and self.inputs[c.moment] == "differ"]
+    def reduced(self, optimizer: int) -> bool:
+        """Whether an optimiser's gradients were ever equal though the data differed, or made equal by its ``step``."""
+        gradients = [c for c in self.of("gradients") if c.moment.optimizer == optimizer]
+        seen = any(c.equal and c.nonzero and self.inputs[c.moment] == "differ" for c in gradients)
+        return seen or self.reduced_in_step(optimizer)
+
+    def reduced_in_step(self, optimizer: int) -> bool:
+        """Whether every step made of gradients that differ the same parameters on all ranks: it reduces them itself."""
+        unequal = {c.moment.step for c in self.of("gradients") if c.moment.optimizer == optimizer and c.differing}
+        equal = {c.moment.step for c in self.of("parameters", "after") if c.moment.optimizer == optimizer and c.equal}
+        return bool(unequal) and unequal <= equal and any(self._moves(optimizer, step) for step in unequal)
+
+    def _moves(self, optimizer: int, step: int) -> bool:
+        """Whether a step changes parameters, seen on one rank."""
+        checks = self.traces[0].checks
+        before = checks.get(Moment(optimizer, step - 1, "after") if step > 1 else Moment(optimizer, 1, "before"))
+        after = checks.get(Moment(optimizer, step, "after"))
+        if before is None or after is None:
+            return False
+        now, then = after.parts["parameters"], before.parts["parameters"]
+        return any(name in then and not same(kept, then[name]) for name, kept in now.items())
 
 
 def gather_evidence(traces: Sequence[RankTrace]) -> Evidence:
@@ -128,12 +146,16 @@ def _finding(kind: str, text: str, advice: str, details: dict[str, Any] | None =
 
 
 def gradient_finding(evidence: Evidence) -> Finding | None:
-    """Gradients that differ before the step."""
-    found = evidence.first_difference("gradients")
+    """Gradients that differ before the step, and aren't reduced by it."""
+    unequal = [c for c in evidence.of("gradients") if c.differing]
+    unreduced = [c for c in unequal if not evidence.reduced_in_step(c.moment.optimizer)]
+    found = min(unreduced, key=lambda c: c.moment.step, default=None)
     if found is None:
         return None
-    equal = [c for c in evidence.of("gradients") if c.equal and c.nonzero]
-    through = {w for t in evidence.traces for check in t.checks.values() for w in check.facts.get("through", ())}
+    own = found.moment.optimizer
+    equal = [c for c in evidence.of("gradients") if c.moment.optimizer == own and c.equal and c.nonzero]
+    checks = [check for t in evidence.traces for moment, check in t.checks.items() if moment.optimizer == own]
+    through = {wrapper for check in checks for wrapper in check.facts.get("through", ())}
     if found.relative < ROUNDING:
         advice, what = "rounding", "gradients are reduced but rounded differently"
     elif len(found.differing) < found.compared:
@@ -235,36 +257,64 @@ def step_finding(evidence: Evidence) -> Finding | None:
     return None
 
 
+def _of_optimizer(evidence: Evidence, optimizer: int) -> str:
+    return f" of optimiser {optimizer}" if len(evidence.optimizers) > 1 else ""
+
+
 def data_finding(evidence: Evidence) -> Finding | None:
-    """Data that are the same on every rank at every compared step."""
-    seen = [word for word in evidence.inputs.values() if word != "unseen"]
-    if not seen or "differ" in seen:
-        return None
-    text = f"the data are identical on every rank: inputs of the forward passes before all {len(seen)} compared steps"
-    return Finding("identical_data", DOUBT, text, CAUSES["data"], FIXES["data"], {"steps": len(seen)})
+    """Data of an optimiser that are the same on every rank at every compared step."""
+    for optimizer in evidence.optimizers:
+        words = [word for moment, word in evidence.inputs.items() if moment.optimizer == optimizer]
+        seen = [word for word in words if word != "unseen"]
+        if not seen or "differ" in seen or evidence.reduced(optimizer):
+            continue
+        text = f"the data{_of_optimizer(evidence, optimizer)} are identical on every rank: inputs of the forward passes"
+        text += f" before all {len(seen)} compared steps"
+        return Finding("identical_data", DOUBT, text, CAUSES["data"], FIXES["data"], {"steps": len(seen)})
+    return None
 
 
 def no_evidence_finding(evidence: Evidence) -> Finding | None:
     """Why it can't be said that gradients are reduced, where none of the others says it."""
-    gradients = evidence.of("gradients")
-    if evidence.reduced:
-        return None
-    if not any(evidence.traces[0].steps.values()):
+    if not any(steps for trace in evidence.traces for steps in trace.steps.values()):
         return Finding("no_steps", DOUBT, "no optimiser step was seen", "the script doesn't train with a torch.optim "
                        "optimiser in the ranks' own processes, or ended before its first step")  # fmt: skip
+    found = (_unproved(evidence, optimizer) for optimizer in evidence.optimizers)
+    return next((finding for finding in found if finding is not None), None)
+
+
+def _unproved(evidence: Evidence, optimizer: int) -> Finding | None:
+    """Why it can't be said of one optimiser; None if it can, or if gradients differ or data are equal."""
+    gradients = [c for c in evidence.of("gradients") if c.moment.optimizer == optimizer]
+    whose = _of_optimizer(evidence, optimizer)
+    words = {word for moment, word in evidence.inputs.items() if moment.optimizer == optimizer}
+    if evidence.reduced(optimizer) or any(c.differing for c in gradients):
+        return None
     if not gradients:
-        return Finding("not_compared", DOUBT, "no optimiser step was seen on every rank")
+        return Finding("not_compared", DOUBT, f"no step{whose or ' of the optimiser'} was seen on every rank")
     if any(c.sharded for c in gradients) and not any(c.compared for c in gradients):
         if any(c.equal for c in evidence.of("gathered")):
             return None
-        return Finding("sharded_unseen", DOUBT, "all parameters are sharded, and were never seen gathered: "
+        return Finding("sharded_unseen", DOUBT, f"all parameters{whose} are sharded, and were never seen gathered: "
                        "there was nothing to compare")  # fmt: skip
     if all(not c.nonzero for c in gradients):
-        return Finding("no_gradients", DOUBT, "no gradient but zero was seen before any compared step")
-    if "differ" not in evidence.inputs.values() and "equal" not in evidence.inputs.values():
-        text = "gradients are equal on all ranks, but no forward pass of a module was seen: whether their data differ, "
-        return Finding("inputs_unseen", DOUBT, text + "and so whether gradients are reduced, can't be told")
-    return None
+        return Finding("no_gradients", DOUBT, f"no gradient{whose} but zero was seen before any compared step")
+    if words == {"unseen"}:
+        text = f"gradients{whose} are equal on all ranks, but no forward pass of a module was seen: whether their data "
+        return Finding("inputs_unseen", DOUBT, text + "differ, and so whether gradients are reduced, can't be told")
+    if "differ" not in words:
+        return None  # the data's own finding
+    text = f"gradients{whose} are equal on all ranks, but are zero wherever the data differ: whether they are reduced "
+    return Finding("inputs_unseen", DOUBT, text + "can't be told")
+
+
+def step_reduction_finding(evidence: Evidence) -> Finding | None:
+    """Optimisers that reduce gradients themselves."""
+    own = [o for o in evidence.optimizers if evidence.reduced_in_step(o)]
+    if not own:
+        return None
+    text = "gradients differ before the optimiser step and parameters are equal after it: the optimiser reduces them; "
+    return Finding("reduced_in_step", NOTE, text + "what the script clips are gradients of each rank's own")
 
 
 def sharded_finding(evidence: Evidence) -> Finding | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-STATISTICS = ({"mean", "var", "count"}, {"mean", "std", "count"}, {"mean", "M2", "count"}, {"mean", "var", "n"})
+STATISTICS = tuple({count, mean, spread} for count in ("count", "n") for mean in ("mean", "_mean")
+                   for spread in ("var", "std", "M2", "S", "_var", "_std", "_M2", "_S"))  # fmt: skip
 """Attributes by which running statistics are known, whatever their class is called."""
 WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 SKIPPED = frozenset({"torch", "numpy", "builtins", "importlib", "collections", "typing", "functools"})
@@ -93,15 +94,21 @@ def _numeric(value: Any) -> bool:
     return isinstance(value, (int, float, np.ndarray, np.number, Tensor)) and not isinstance(value, bool)
 
 
-def _held(thing: Any) -> Iterator[tuple[str, Any]]:
-    """Normalisers among an object's attributes, and in dictionaries there."""
+def _held(thing: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Normalisers among an object's attributes, and in dictionaries there, with the path of names to each."""
     for name, value in list(_attributes(thing).items()):
         if isinstance(value, dict):
             for key, item in list(value.items()):
                 if isinstance(key, str) and statistics_of(item) is not None:
-                    yield f"{name}[{key}]", item
+                    yield (name, key), item
         elif statistics_of(value) is not None:
-            yield name, value
+            yield (name,), value
+
+
+def _at(owner: Any, path: Sequence[str]) -> Any:
+    """What an object holds now at a path of :func:`_held`; None if nothing."""
+    value = _attributes(owner).get(path[0])
+    return value if len(path) == 1 else value.get(path[1]) if isinstance(value, dict) else None
 
 
 # --- names ------------------------------------------------------------------------------------------------------
@@ -154,15 +161,22 @@ def _note_wrapper(found: Inventory, module: nn.Module) -> None:
 def _name_normalizers(found: Inventory, owners: list[Any]) -> None:
     resting = [owner for owner in owners if _rests(owner)]
     copies = {id(item) for owner in resting for _, item in _held(owner)}
-    pairs = [(f"{type(owner).__name__}.{name}", item) for owner in owners for name, item in _held(owner)]
-    pairs += [(type(owner).__name__, owner) for owner in owners if statistics_of(owner) is not None]
     taken = copies
-    for name, item in pairs:
-        if id(item) in taken:
-            continue
-        taken.add(id(item))
-        number = sum(1 for other in found.normalizers if other.partition("#")[0] == name)
-        found.normalizers[f"{name}#{number + 1}" if number else name] = _reference(item)
+    for owner in owners:
+        for path, item in _held(owner):
+            if id(item) not in taken:
+                taken.add(id(item))
+                name = path[0] if len(path) == 1 else f"{path[0]}[{path[1]}]"
+                _add(found, f"{type(owner).__name__}.{name}", _reference(owner, path))
+    for owner in owners:
+        if statistics_of(owner) is not None and id(owner) not in taken:
+            taken.add(id(owner))
+            _add(found, type(owner).__name__, _reference(owner))
+
+
+def _add(found: Inventory, name: str, find: Callable[[], Any]) -> None:
+    number = sum(1 for other in found.normalizers if other.partition("#")[0] == name)
+    found.normalizers[f"{name}#{number + 1}" if number else name] = find
 
 
 def _rests(owner: Any) -> bool:
@@ -171,11 +185,16 @@ def _rests(owner: Any) -> bool:
     return attributes.get("training") is False or attributes.get("_update_running_mean") is False
 
 
-def _reference(item: Any) -> Callable[[], Any]:
+def _reference(owner: Any, path: Sequence[str] = ()) -> Callable[[], Any]:
+    """Finds a normaliser for as long as its owner lives; also another that took its place there."""
     try:
-        return weakref.ref(item)
+        ref: Callable[[], Any] = weakref.ref(owner)
     except TypeError:  # a class without weak references: it is kept
-        return lambda: item
+
+        def ref() -> Any:
+            return owner
+
+    return (lambda: _at(ref(), path)) if path else ref
 
 
 def numbers_of(normalizer: Any) -> dict[str, Tensor]:

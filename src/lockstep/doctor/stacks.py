@@ -50,7 +50,7 @@ class StillnessClock:
 
     Attributes:
         lines: the stack that stands still, innermost call first.
-        certain: whether it is the place that tells of waiting, and not only a GPU that may wait.
+        certain: whether it is the place that tells of waiting, and not only that nothing moves.
     """
 
     def __init__(self) -> None:
@@ -62,12 +62,14 @@ class StillnessClock:
         self.lines: list[str] = []
         self.certain = False
 
-    def look(self, signs_of_life: int, *, on_gpu: bool = False) -> float | None:
+    def look(self, signs_of_life: int, *, on_gpu: bool = False, joined: bool = False) -> float | None:
         """Seconds of waiting so far; None if the rank isn't waiting for others.
 
         Args:
             signs_of_life: a number that changes whenever the rank does something that the doctor sees.
             on_gpu: whether a GPU is used: collectives run there, and whoever first asks for a result waits for them.
+            joined: whether the rank is in a process group: one that does nothing may wait by a call that doesn't show
+                in its stack (``work.wait()`` in the script's own line).
         """
         frame = sys._current_frames().get(self._main)
         place: list[object] = [signs_of_life]
@@ -85,4 +87,4 @@ class StillnessClock:
         self.lines = self.lines or frame_lines(frame)
         idle = time.process_time() - self._busy_before < IDLE * self._seconds
         self.certain = stands_in(self.lines, COLLECTIVES) or (stands_in(self.lines, BACKWARD) and idle)
-        return self._seconds if self.certain or on_gpu else None
+        return self._seconds if self.certain or on_gpu or (joined and idle) else None

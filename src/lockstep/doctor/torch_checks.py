@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +30,8 @@ class OptimizerWatch:
         steps: taken so far.
         boundaries: numbers of steps taken when a phase of forward passes without gradients began.
         rates: learning rates of all groups as last seen.
-        seen_inputs: how many digests of inputs belong to earlier steps.
+        seen_passes: how many forward passes belong to earlier steps.
+        through: wrappers through whose ``forward`` its gradients were made so far.
     """
 
     index: int
@@ -39,7 +39,8 @@ class OptimizerWatch:
     steps: int = 0
     boundaries: list[int] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
-    seen_inputs: int = 0
+    seen_passes: int = 0
+    through: set[str] = field(default_factory=set)
 
 
 class StepRecorder:
@@ -62,7 +63,7 @@ class StepRecorder:
         """Before an optimiser's first step."""
         self.inventory = look_around()
         libraries = [name for name in LIBRARIES if name in sys.modules]
-        facts = {"wrappers": sorted(self.inventory.wrappers), "libraries": libraries}
+        facts = {"wrappers": sorted(self.inventory.wrappers), "libraries": libraries, "names": self._names(watch)}
         self._writer.add({"kind": "optimizer", "optimizer": watch.index} | facts)
 
     def note_rates(self, watch: OptimizerWatch) -> None:
@@ -80,22 +81,21 @@ class StepRecorder:
             self._writer.add({"kind": "rates", "optimizer": watch.index, "step": watch.steps, "rates": rates})
             watch.rates = rates
 
-    def before(self, watch: OptimizerWatch, inputs: str, through: Sequence[str], gathered: dict[str, Tensor]) -> None:
+    def before(self, watch: OptimizerWatch, inputs: str, gathered: dict[str, Tensor]) -> None:
         """Before a checked step.
 
         Args:
             watch: the optimiser's.
             inputs: digest of what the forward passes since its last step were given; empty if none was seen.
-            through: wrappers through whose ``forward`` gradients were made so far.
             gathered: parameters of a sharded model as its last forward pass had them.
         """
-        parameters = self._parameters(watch)
+        parameters = _parameters(watch)
         gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
         parts: Parts = {"gradients": {n: g.coalesce().values() if g.is_sparse else g for n, g in gradients.items()}}
         parts["gathered"] = gathered
         if watch.steps == 0:
             parts["parameters"] = parameters
-        self._write(watch, watch.steps + 1, "before", parts, {"inputs": inputs, "through": list(through)})
+        self._write(watch, watch.steps + 1, "before", parts, {"inputs": inputs, "through": sorted(watch.through)})
 
     def after(self, watch: OptimizerWatch) -> None:
         """After a checked step."""
@@ -113,16 +113,13 @@ class StepRecorder:
         """When the script has ended: the steps since the last checked one weren't for nothing."""
         self._write(watch, watch.steps, "end", self._state(watch), {})
 
-    def _parameters(self, watch: OptimizerWatch) -> dict[str, Tensor]:
-        """The optimiser's parameters by the names they have in their modules, else by their place."""
-        out = {}
-        for g, group in enumerate(watch.optimizer.param_groups):
-            for p, parameter in enumerate(group["params"]):
-                out[self.inventory.names.get(id(parameter), f"optimizer{watch.index}.group{g}.param{p}")] = parameter
-        return out
+    def _names(self, watch: OptimizerWatch) -> dict[str, str]:
+        """The names that the optimiser's parameters have in their modules, by their places."""
+        names = self.inventory.names
+        return {place: names[id(p)] for place, p in _parameters(watch).items() if id(p) in names}
 
     def _state(self, watch: OptimizerWatch) -> Parts:
-        parameters = self._parameters(watch)
+        parameters = _parameters(watch)
         moments = {
             f"{name}.{key}": value
             for name, parameter in parameters.items()
@@ -135,7 +132,7 @@ class StepRecorder:
         most = DENSE_NUMBERS if step <= self._schedule.first else SPARSE_NUMBERS
         event: dict[str, Any] = {"kind": "check", "optimizer": watch.index, "step": step, "when": when} | facts
         event["parts"], arrays = {}, []
-        own = {name for name, p in self._parameters(watch).items() if id(p) in self.inventory.sharded}
+        own = {place for place, p in _parameters(watch).items() if id(p) in self.inventory.sharded}
         with torch.no_grad():
             for name, tensors in parts.items():
                 sharded = {n for n in tensors if name != "gathered" and (n in own or n.rpartition(".")[0] in own)}
@@ -143,3 +140,9 @@ class StepRecorder:
                 event["parts"][name] = part = {"tensors": entries}
                 arrays.append((part, numbers))
         self._writer.add(event, arrays)
+
+
+def _parameters(watch: OptimizerWatch) -> dict[str, Tensor]:
+    """The optimiser's parameters by their places, ``group.number``: the same on every rank, as names may not be."""
+    groups = watch.optimizer.param_groups
+    return {f"{g}.{p}": parameter for g, group in enumerate(groups) for p, parameter in enumerate(group["params"])}

@@ -5,7 +5,6 @@ Between checked steps a step costs two short calls, and a forward pass nothing o
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,14 +15,13 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from lockstep.doctor.inspection import is_ddp
+from lockstep.doctor.forward_passes import ForwardPasses
 from lockstep.doctor.process_group import group_facts
 from lockstep.doctor.schedule import Schedule
 from lockstep.doctor.side_store import SideWriter
 from lockstep.doctor.torch_checks import OptimizerWatch, StepRecorder
-from lockstep.doctor.torch_values import input_digests, local
+from lockstep.doctor.torch_values import local
 
-MOST_INPUTS = 4096
 CALIBRATION = 1000
 
 
@@ -44,8 +42,7 @@ class TorchWatch:
         self._schedule = schedule
         self._recorder = StepRecorder(writer, schedule)
         self._optimizers: dict[int, OptimizerWatch] = {}
-        self._inputs: list[str] = []
-        self._trained_through: set[str] = set()
+        self._passes = ForwardPasses()
         self._gathered: dict[str, Tensor] = {}
         self._hot = False  # whether the coming step of an optimiser is a checked one
         self._stepped = False
@@ -68,6 +65,11 @@ class TorchWatch:
         watches = list(self._optimizers.values())
         counts = [{"steps": watch.steps, "boundaries": list(watch.boundaries)} for watch in watches]
         return {"optimizers": counts, "world": self._world, "captured": self._captured}
+
+    @property
+    def joined(self) -> bool:
+        """Whether the script ever was in a process group of several ranks."""
+        return self._world.get("size", 1) > 1
 
     @property
     def on_gpu(self) -> bool:
@@ -119,9 +121,7 @@ class TorchWatch:
             return
         self._recorder.note_rates(watch)
         if self._schedule.includes(watch.steps + 1):
-            inputs = self._inputs[watch.seen_inputs :]
-            watch.seen_inputs = len(self._inputs)
-            self._recorder.before(watch, _joined(inputs), sorted(self._trained_through), self._gathered)
+            self._recorder.before(watch, self._passes.before_step(watch), self._gathered)
             self._gathered = {}
         self.seconds += time.perf_counter() - began
 
@@ -135,10 +135,8 @@ class TorchWatch:
             self._recorder.after(watch)
         self._stepped = True
         self._hot = any(self._schedule.includes(other.steps + 1) for other in self._optimizers.values())
-        if not self._hot and self._inputs:
-            self._inputs.clear()
-            for other in self._optimizers.values():
-                other.seen_inputs = 0
+        if not self._hot:
+            self._passes.clear(list(self._optimizers.values()))
         self._listen()
         self.seconds += time.perf_counter() - began
 
@@ -178,11 +176,8 @@ class TorchWatch:
     def _note_inputs(self, module: nn.Module, args: Any) -> None:
         began = time.perf_counter()
         self.signs_of_life += 1
-        if is_ddp(type(getattr(module, "_orig_mod", module))):  # compiled or not
-            self._trained_through.add("ddp")
-        if len(self._inputs) < MOST_INPUTS and not _capturing():
-            with torch.no_grad():
-                self._inputs += input_digests(args)
+        if not _capturing():
+            self._passes.note(module, args)
         self.seconds += time.perf_counter() - began
 
     def _leaves(self, module: nn.Module, _args: Any, _output: Any) -> None:
@@ -217,8 +212,3 @@ def _time(call: Callable[[Any], Any], times: int) -> float:
     for _ in range(times):
         call(None)
     return (time.perf_counter() - began) / times
-
-
-def _joined(inputs: list[str]) -> str:
-    """One word for a list of digests; none for an empty one."""
-    return hashlib.blake2b("".join(inputs).encode(), digest_size=8).hexdigest() if inputs else ""

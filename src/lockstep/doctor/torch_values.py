@@ -78,14 +78,15 @@ def take_part(
         sharded: names of those that are parts of larger ones and don't say so.
 
     Returns:
-        For each tensor ``[name, numbers kept, elements, shards, digest of a sampled one]``; and the numbers, float32
-        if all tensors are, else float64.
+        For each tensor ``[name, numbers kept, elements, shards, digest of a sampled one]``, a complex element being
+        two; and the numbers, float32 if all tensors are, else float64.
     """
     each = max(FEWEST, most // max(1, len(tensors)))
     entries: list[list[Any]] = []
     kept: list[Tensor] = []
     for name, tensor in tensors.items():
         mine = local(tensor)
+        mine = torch.view_as_real(mine.resolve_conj()) if mine.is_complex() else mine
         some = sampled(mine, each)
         whole = some.numel() == mine.numel()
         entries.append(
@@ -97,7 +98,7 @@ def take_part(
                 "" if whole else digest(mine),
             ]
         )
-        kept.append(torch.view_as_real(some).amax(-1) if some.is_complex() else some)
+        kept.append(some)
     return entries, _numbers(kept)
 
 

@@ -53,6 +53,7 @@ class RankTrace:
         checks: by moment.
         rates: learning rates of an optimiser's groups, with the number of steps taken when they came to be.
         boundaries: numbers of steps an optimiser had taken when each rollout phase began; ``steps`` in the end.
+        names: of an optimiser's parameters in their modules, by their places ``group.number`` in the optimiser.
         wrappers: DDP, FSDP as found in the process; ``libraries`` that explain some findings.
         state: how the rank fared when it last said so, or when its script ended.
         end: what the script's end was: exception, seconds; None if it never came to one.
@@ -65,6 +66,7 @@ class RankTrace:
     rates: dict[int, list[tuple[int, list[float]]]] = field(default_factory=dict)
     boundaries: dict[int, list[int]] = field(default_factory=dict)
     steps: dict[int, int] = field(default_factory=dict)
+    names: dict[int, dict[str, str]] = field(default_factory=dict)
     wrappers: set[str] = field(default_factory=set)
     libraries: set[str] = field(default_factory=set)
     state: dict[str, Any] = field(default_factory=dict)
@@ -98,6 +100,7 @@ def _read_trace(reader: SideReader, rank: int) -> RankTrace:
         elif kind == "optimizer":
             trace.wrappers |= set(event["wrappers"])
             trace.libraries |= set(event["libraries"])
+            trace.names[optimizer] = event["names"]
         elif kind == "end":
             trace.end = event
             trace.state |= event

@@ -114,7 +114,7 @@ class Watcher:
     def _look_for_waiting(self, watch: Any) -> float | None:
         if watch is None:
             return self._stillness.look(0)
-        return self._stillness.look(watch.signs_of_life, on_gpu=watch.on_gpu)
+        return self._stillness.look(watch.signs_of_life, on_gpu=watch.on_gpu, joined=watch.joined)
 
 
 def described(error: BaseException) -> dict[str, Any]:

@@ -14,17 +14,20 @@ from lockstep.integrations.process_group import Same
 
 
 class _Watch:
-    """A forward hook that notices passes without gradients, in training mode: a rollout's.
+    """A forward hook that notices passes without gradients, in training and in evaluation mode.
 
-    A rank that evaluates (``module.eval()``) does that alone, rightly. Copies and pickles of the module don't watch.
+    Copies and pickles of the module don't watch.
     """
 
     def __init__(self) -> None:
-        self.seen = False
+        self.training = self.evaluating = False
 
     def __call__(self, module: nn.Module, args: Any) -> None:
-        if not torch.compiler.is_compiling() and not torch.is_grad_enabled() and module.training:
-            self.seen = True
+        if not torch.compiler.is_compiling() and not torch.is_grad_enabled():
+            if module.training:
+                self.training = True
+            else:
+                self.evaluating = True
 
     def __reduce__(self) -> tuple[type[_Watch], tuple[()]]:
         return (_Watch, ())
@@ -32,6 +35,10 @@ class _Watch:
 
 class Phases:
     """Hooks on modules for what the parameters' own hooks can't see.
+
+    A rollout is what runs a module without gradients in training mode: a rank that evaluates (``module.eval()``) does
+    that alone, rightly. Where every rank began under ``eval()``, before its first backward pass, and none in training
+    mode, rollouts are run so, and those passes are theirs.
 
     Args:
         modules: what is attached.
@@ -41,6 +48,7 @@ class Phases:
 
     def __init__(self, modules: Sequence[nn.Module], known: Container[int], check: bool) -> None:
         self._check, self._watch = check, _Watch()
+        self._under_eval: bool | None = None  # whether rollouts run so; not known before the first backward pass
         self._handles: list[RemovableHandle] = []
         self._parts = {part for module in modules for part in module.modules()}
         self._known = {id(p) for module in modules for p in module.parameters()}
@@ -52,14 +60,27 @@ class Phases:
         self._handles.append(module_hooks.register_module_parameter_registration_hook(self._registered))
         self._handles.append(module_hooks.register_module_module_registration_hook(self._joined))
 
+    def telling(self) -> int:
+        """1 if, before this rank's first reduction, modules ran without gradients in evaluation mode alone; else 0."""
+        return int(self._under_eval is None and self._watch.evaluating and not self._watch.training)
+
+    def told(self, ranks: Sequence[int]) -> None:
+        """Learn what all ranks are :meth:`telling`; the next phase begins."""
+        if self._under_eval is None:
+            self._under_eval = all(ranks)
+        self._watch.training = self._watch.evaluating = False
+
     def said(self) -> list[Same]:
-        """What ranks must agree on at the end of a backward pass; the next phase begins."""
-        seen, self._watch.seen = self._watch.seen, False
+        """What ranks must agree on at the end of a backward pass."""
+        if not self._check:
+            return []
+        seen = self._watch.training or (self._watch.evaluating and bool(self._under_eval))
+        way = "" if self._under_eval else "do so under module.eval(), or "
         advice = (
             "one of them has stopped its epochs early (decide together, with lockstep.stop_if), or runs the module "
-            "without gradients alone (do so under module.eval(), or attach with check_phases=False)"
+            f"without gradients alone ({way}attach with check_phases=False)"
         )
-        return [Same("had begun {} rollouts since its last backward pass", int(seen), advice)] if self._check else []
+        return [Same("had begun {} rollouts since its last backward pass", int(seen), advice)]
 
     def remove(self) -> None:
         """Take the hooks away."""

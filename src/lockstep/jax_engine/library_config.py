@@ -9,7 +9,7 @@ from typing import Any
 
 from lockstep.config import Config
 from lockstep.config_checks import resolve
-from lockstep.config_sources import validate
+from lockstep.config_keys import validate
 from lockstep.shards import default_num_shards
 
 PPO_NAMES = {

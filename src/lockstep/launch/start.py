@@ -11,7 +11,8 @@ from typing import Any
 from lockstep.config import Config, RunOptions
 from lockstep.config_checks import resolve
 from lockstep.config_engines import check_engine_options
-from lockstep.config_sources import FREE, Request, merge, read_file, validate
+from lockstep.config_keys import FREE, validate
+from lockstep.config_sources import Request, merge, read_file
 from lockstep.envs.description import describe
 from lockstep.envs.envpool_vector import check_envpool_options
 from lockstep.envs.tensor import check_tensor_options

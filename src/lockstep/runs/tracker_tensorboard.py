@@ -6,17 +6,18 @@ and a thread is one more thing that a fork can hang on. Here an event is in the 
 
 from __future__ import annotations
 
+import struct
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboard.compat.tensorflow_stub import errors
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import PyRecordReader_New
 from tensorboard.plugins.text.summary_v2 import text_pb
-from tensorboard.summary.writer.record_writer import RecordWriter
 
 from lockstep.runs.tracker_files import plain_value, replacing
 
@@ -33,7 +34,7 @@ class TensorBoardTracker:
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         number = _next_number(directory)
-        self._writer = RecordWriter((directory / f"events.out.tfevents.{number:010d}.lockstep").open("xb"))
+        self._file = (directory / f"events.out.tfevents.{number:010d}.lockstep").open("xb")
         self._continues = number > 0
         self._write(Event(file_version="brain.Event:2"))
 
@@ -58,12 +59,27 @@ class TensorBoardTracker:
 
     def close(self) -> None:
         """Close the event file."""
-        self._writer.close()
+        self._file.close()
 
     def _write(self, event: Event) -> None:
         event.wall_time = time.time()  # the format wants the time of day; nothing of ours reads it
-        self._writer.write(event.SerializeToString())
-        self._writer.flush()
+        self._file.write(framed(event.SerializeToString()))
+        self._file.flush()
+
+
+def framed(data: bytes) -> bytes:
+    """A record as event files hold it: its length, and itself, each followed by a checksum.
+
+    TensorBoard's own writer computes CRC-32C in Python, a third of a millisecond an iteration.
+    """
+    length = struct.pack("<Q", len(data))
+    return b"".join((length, _checksum(length), data, _checksum(data)))
+
+
+def _checksum(data: bytes) -> bytes:
+    """CRC-32C, rotated and offset as TFRecord files want it."""
+    crc = google_crc32c.value(data)
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
 def _next_number(directory: Path) -> int:
@@ -80,10 +96,9 @@ def cut_tensorboard(directory: Path, last_global_step: int) -> None:
     """
     for path in sorted(directory.glob(EVENT_FILES)):
         with replacing(path) as file:
-            writer = RecordWriter(file)
             for record in _records(path):
                 if Event.FromString(record).step <= last_global_step:
-                    writer.write(record)
+                    file.write(framed(record))
 
 
 def _records(path: Path) -> Iterator[bytes]:

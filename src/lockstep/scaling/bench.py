@@ -13,7 +13,8 @@ from rich.table import Table
 
 from lockstep.command_parser import CommandParser
 from lockstep.config import RunOptions
-from lockstep.config_sources import parse_arguments, read_request, validate
+from lockstep.config_keys import validate
+from lockstep.config_sources import parse_arguments, read_request
 from lockstep.envs.description import describe
 from lockstep.launch.process import EXIT_FAILURE, report_failure
 from lockstep.launch.rank import engine_module

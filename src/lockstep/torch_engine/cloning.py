@@ -31,6 +31,19 @@ class Settings(Protocol):
     validation: float
 
 
+def learnt_episodes(recording: Recording, validation: float) -> int:
+    """How many episodes, the first ones, are learnt from; the others are held out.
+
+    Raises:
+        ValueError: none; one line.
+    """
+    episodes = len(recording.table)
+    learnt = round((1 - validation) * episodes)
+    if learnt == 0:
+        raise ValueError(f"validation: {validation} holds out all {episodes} episodes; use less, or record more")
+    return learnt
+
+
 def check(config: Config, recording: Recording) -> PolicyNet:
     """The networks that are to learn a recording.
 
@@ -63,9 +76,9 @@ def clone(
     net = check(config, recording)
     parameters = FlatParameters(net.shapes(), torch.device("cpu"))
     parameters.load(parameters.flat, initial_parameters(config, net))
-    rows, arrays = _normalized(config, net, recording.observations)
     actions = torch.from_numpy(recording.actions)
-    held_out = recording.episodes >= round((1 - settings.validation) * len(recording.table))
+    held_out = recording.episodes >= learnt_episodes(recording, settings.validation)
+    rows, arrays = _normalized(config, net, recording.observations, ~held_out)
     learnt, tested = (np.flatnonzero(which) for which in (~held_out, held_out))
     optimizer = torch.optim.Adam([parameters.flat.requires_grad_()], settings.learning_rate, eps=1e-5)
     steps = settings.epochs * -(-len(learnt) // settings.batch)
@@ -88,14 +101,16 @@ def clone(
     return arrays | {POLICY + name: array for name, array in learned.items()}, last
 
 
-def _normalized(config: Config, net: PolicyNet, rows: np.ndarray) -> tuple[Tensor, dict[str, np.ndarray]]:
-    """Rows as the networks take them, and the normaliser's arrays if there is one, made from these rows."""
+def _normalized(
+    config: Config, net: PolicyNet, rows: np.ndarray, learnt: np.ndarray
+) -> tuple[Tensor, dict[str, np.ndarray]]:
+    """Rows as the networks take them, and the normaliser's arrays if there is one, made from those to learn from."""
     if not config.normalize.observations:
         return torch.from_numpy(rows), {}
     rows, size = rows.copy(), net.observation.vector_size
     moments = RunningMoments.empty(size)
     vectors = net.observation.floats(rows)[..., :size]
-    moments.merge(len(rows), *shard_moments(vectors))
+    moments.merge(int(learnt.sum()), *shard_moments(vectors[learnt]))
     vectors[...] = ObservationNormalizer(moments, config.normalize.clip_observations)(vectors)
     named = {f"{NORMALIZERS}observations.{name}": array for name, array in moments.arrays().items()}
     return torch.from_numpy(rows), named

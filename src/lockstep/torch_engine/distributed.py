@@ -8,17 +8,14 @@ import gc
 import hashlib
 import json
 import os
-import platform
 import sys
 import time
 from dataclasses import replace
 from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
 import torch.distributed as dist
-from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
@@ -26,9 +23,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.config import Config
 from lockstep.errors import NoSharedMemoryError, PeerFailureError
-from lockstep.machine import check_facts_alike, cpu_model
+from lockstep.machine import check_facts_alike
 from lockstep.shards import ShardPlan
 from lockstep.topology import Topology, from_environment
+from lockstep.torch_engine.devices import machine_facts
 from lockstep.torch_engine.sharded import ShardedParameters
 from lockstep.torch_engine.shared_memory import SharedSlots, open_shared_slots
 
@@ -36,62 +34,6 @@ COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
 
 BACKENDS = {True: "cpu:gloo,cuda:nccl", False: "gloo"}
 """By whether tensors on a GPU travel by NCCL."""
-
-# Defaults that only apply where the user set nothing.
-NCCL_DEFAULTS = {"NCCL_DEBUG": "WARN", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
-DETERMINISTIC_DEFAULTS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-
-
-def check_device(device: str, nproc: int) -> None:
-    """Raise a one-line ``ValueError`` unless this machine has the devices that ``nproc`` ranks need."""
-    if device != "cuda":
-        return
-    visible = torch.cuda.device_count()
-    if not visible:
-        raise ValueError(f"device: cuda, but PyTorch {torch.__version__} sees no CUDA device here; use --device cpu")
-    if nproc > visible:
-        raise ValueError(
-            f"nproc: {nproc} ranks need {nproc} GPUs and {visible} are visible (CUDA_VISIBLE_DEVICES); use {visible}"
-        )
-
-
-def visible_gpus() -> int:
-    """CUDA devices that PyTorch sees."""
-    return torch.cuda.device_count()
-
-
-def device_memory(device: str = "cuda") -> int:
-    """Bytes of the smallest visible GPU (``device`` is ``cuda`` in this engine)."""
-    return min(torch.cuda.get_device_properties(n).total_memory for n in range(torch.cuda.device_count()))
-
-
-def name_ranks(config: Config, ranks: int, processes: int) -> tuple[str, list[str]]:
-    """The processes of a run in words, all together and each; ``processes`` is of the other engine.
-
-    Raises:
-        ValueError: this machine has too few GPUs; one line.
-    """
-    check_device(config.device, ranks)
-    threads = f"{config.threads} thread{'s' if config.threads > 1 else ''}"
-    names = [f"rank {rank}, {f'cuda:{rank}' if config.device == 'cuda' else 'cpu'}" for rank in range(ranks)]
-    return f"{ranks} process{'es' if ranks > 1 else ''} of {threads}", names
-
-
-def set_up_torch(config: Config, topology: Topology) -> torch.device:
-    """Pin down what decides the last bits (threads, TF32, autotuning) and give this rank its device."""
-    torch.set_num_threads(config.threads)
-    threadpool_limits(config.threads, "blas")
-    torch.backends.cudnn.benchmark = False
-    torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cuda.matmul.allow_tf32 = False
-    if config.device == "cpu":
-        return torch.device("cpu")
-    for name, value in (NCCL_DEFAULTS | DETERMINISTIC_DEFAULTS).items():
-        os.environ.setdefault(name, value)
-    torch.use_deterministic_algorithms(True, warn_only=config.reduction == "fast")
-    device = torch.device("cuda", topology.local_rank)
-    torch.cuda.set_device(device)
-    return device
 
 
 def open_process_group(topology: Topology, config: Config) -> None:
@@ -335,21 +277,6 @@ def mean_over_ranks(communicator: Communicator, gradients: Tensor) -> torch.futu
     done: torch.futures.Future[Tensor] = torch.futures.Future()
     done.set_result(communicator.all_reduce(gradients).div_(communicator.topology.world_size))
     return done
-
-
-def machine_facts(device: torch.device) -> dict[str, str]:
-    """What must be the same on every rank for the same bits: instruction set, versions, device."""
-    return {
-        "machine": platform.machine(),
-        "cpu": cpu_model(),
-        "cpu capability": torch.backends.cpu.get_cpu_capability(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "gymnasium": gymnasium.__version__,
-        "mujoco": str(getattr(sys.modules.get("mujoco"), "__version__", "not loaded")),
-        "python": ".".join(platform.python_version_tuple()[:2]),
-    }
 
 
 def check_ranks_alike(communicator: Communicator, config: Config) -> None:

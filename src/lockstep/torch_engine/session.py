@@ -24,13 +24,8 @@ from lockstep.shards import ShardPlan
 from lockstep.topology import Topology
 from lockstep.torch_engine import tensor_rollout
 from lockstep.torch_engine.choose_mode import choose_mode
-from lockstep.torch_engine.distributed import (
-    Communicator,
-    check_ranks_alike,
-    open_process_group,
-    set_up_torch,
-    uses_nccl,
-)
+from lockstep.torch_engine.devices import set_up_torch
+from lockstep.torch_engine.distributed import Communicator, check_ranks_alike, open_process_group, uses_nccl
 from lockstep.torch_engine.gradients import (
     GradientSource,
     exact_gradient,

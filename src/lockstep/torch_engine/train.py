@@ -19,14 +19,8 @@ from lockstep.runs.directory import RunDirectory
 from lockstep.topology import Topology
 from lockstep.torch_engine.batch import make_batch
 from lockstep.torch_engine.clock import Clock
-from lockstep.torch_engine.distributed import (
-    check_device,
-    close_process_group,
-    device_memory,
-    machine_facts,
-    name_ranks,
-    visible_gpus,
-)
+from lockstep.torch_engine.devices import check_device, device_memory, machine_facts, name_ranks, visible_gpus
+from lockstep.torch_engine.distributed import close_process_group
 from lockstep.torch_engine.elastic import start_ranks
 from lockstep.torch_engine.evaluation import evaluate_policy
 from lockstep.torch_engine.groups import begin_groups, finished_episodes

@@ -114,7 +114,7 @@ class Synchronized(OnPolicyAlgorithm):
             self._statistics = MergedStatistics(self.env, communicator().gather_ranks)
             self._statistics.take_from_the_first_rank()
         else:
-            self._statistics.merge()
+            self._statistics.go_on()
 
     def _detach(self) -> None:
         if self._attached is not None:
