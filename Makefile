@@ -1,5 +1,5 @@
 # `make train` trains an agent on a fresh machine, `make test` runs everything that must hold, `make bench` measures
-# speed side by side with other libraries (about 20 minutes; `make bench ARGS=--quick` for a look).
+# speed side by side with other libraries (less than half an hour; `make bench ARGS=--quick` for a look).
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

@@ -88,15 +88,15 @@ def case_section(results: Results, case: Case) -> str:
 
 
 def verdict_lines(case: Case, rows: Sequence[Row], torch_best: Row | None, any_best: Row | None) -> list[str]:
-    """The target of a case and which of our rows reach it."""
+    """The target of a case and which of our rows, of those on all devices, reach it."""
     if any_best is None or (torch_best is None and case.engine == "torch"):
         kind = "PyTorch " if case.engine == "torch" else ""
         return [f"Target ≥ {case.target:g} × the best peer: unknown, no {kind}peer could be measured."]
     bases = (("best PyTorch peer", torch_best), ("best of all peers", any_best))
-    out = []
+    out, most = [], max((row.devices for row in rows if row.devices is not None), default=None)
     for name, base in ((name, base) for name, base in bases if base is not None):
         found = []
-        for row in (row for row in rows if row.ours):
+        for row in (row for row in rows if row.ours and row.devices == most):
             gain = ratio(row, base)
             said = verdict(gain, case.target)
             found.append(f"{variant(row)} {row.reduction} {times_text(gain) or 'failed'} **{said}**")

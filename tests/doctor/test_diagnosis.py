@@ -1,5 +1,7 @@
 """From what ranks left to verdict, cause and fix: every fault alone, beside a story without one."""
 
+from typing import Any
+
 import pytest
 from stories import Story, kinds
 
@@ -12,7 +14,7 @@ def by_rank(value, other):
     return lambda rank, step: other if rank else value
 
 
-DRIFT = {"parameters": lambda rank, step: 1.0 + step + 0.1 * rank}
+DRIFT: dict[str, Any] = {"parameters": lambda rank, step: 1.0 + step + 0.1 * rank}
 
 
 def test_equal_ranks_with_different_data_are_in_sync(tmp_path):
@@ -191,7 +193,7 @@ def test_gradients_that_are_zero_wherever_data_differ_prove_nothing(tmp_path):
 
 
 def test_an_optimizer_may_reduce_in_its_step(tmp_path):
-    differing = {"gradients": by_rank(0.5, 0.4), "everywhere": True, "wrappers": ()}
+    differing: dict[str, Any] = {"gradients": by_rank(0.5, 0.4), "everywhere": True, "wrappers": ()}
     found = Story(**differing).diagnosis(tmp_path)
     assert (found.verdict, kinds(found)) == ("IN SYNC", ["reduced_in_step"])
     assert found.reason.endswith("they are reduced in the step")
