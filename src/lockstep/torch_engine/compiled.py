@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch._inductor.config as inductor
 from torch import Tensor
 
 from lockstep.config import Config
@@ -28,6 +27,8 @@ def compiled(loss: LossFunction, config: Config) -> LossFunction:
     """
     if not config.compile:
         return loss
+    import torch._inductor.config as inductor  # takes half a second
+
     # kernels are never chosen by timing, which could choose others on other ranks
     inductor.deterministic = True
     graph_mode = "reduce-overhead" if config.cuda_graphs else None

@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
+from torch.optim import Optimizer
 
 from lockstep.config import Config
 from lockstep.machine import cpu_model
@@ -62,6 +63,7 @@ def set_up_torch(config: Config, topology: Topology) -> torch.device:
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_tf32 = False
+    leave_out_compiler()
     if config.device == "cpu":
         return torch.device("cpu")
     for name, value in (NCCL_DEFAULTS | DETERMINISTIC_DEFAULTS).items():
@@ -70,6 +72,17 @@ def set_up_torch(config: Config, topology: Topology) -> torch.device:
     device = torch.device("cuda", topology.local_rank)
     torch.cuda.set_device(device)
     return device
+
+
+def leave_out_compiler() -> None:
+    """Let optimisers be made without loading ``torch.compile``, which takes a second.
+
+    PyTorch loads it at an optimiser's first call, to keep that out of compiled graphs; no graph here has optimisers.
+    """
+    for method in (Optimizer.add_param_group, Optimizer.load_state_dict):
+        inner = getattr(method, "__wrapped__", None)
+        if inner is not None and getattr(inner, "__dynamo_disable", None) is None:
+            inner.__dynamo_disable = inner
 
 
 def machine_facts(device: torch.device) -> dict[str, str]:

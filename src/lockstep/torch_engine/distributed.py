@@ -11,14 +11,12 @@ import os
 import sys
 import time
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.config import Config
@@ -27,8 +25,10 @@ from lockstep.machine import check_facts_alike
 from lockstep.shards import ShardPlan
 from lockstep.topology import Topology, from_environment
 from lockstep.torch_engine.devices import machine_facts
-from lockstep.torch_engine.sharded import ShardedParameters
 from lockstep.torch_engine.shared_memory import SharedSlots, open_shared_slots
+
+if TYPE_CHECKING:
+    from lockstep.torch_engine.sharded import ShardedParameters
 
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
 
@@ -267,6 +267,8 @@ class Communicator:
     def shard(self, module: nn.Module) -> ShardedParameters:
         """The module behind FSDP2, its collectives through this interface unless they are NCCL's own."""
         topology, own = self.topology, self.transport != "nccl"
+        from lockstep.torch_engine.sharded import ShardedParameters  # FSDP takes half a second to import
+
         return ShardedParameters(
             module, self.device, topology.rank, topology.world_size, self.gather_ranks, self.all_reduce, own
         )
@@ -331,11 +333,12 @@ def join_script(topology: Topology, timeout: datetime.timedelta) -> Communicator
 def parallel_wrapper(module: nn.Module) -> str | None:
     """The name of PyTorch's own data parallelism, if a module or a part of it is in its hands."""
     for part in module.modules():
-        if isinstance(part, FSDPModule):
+        classes = {cls.__name__ for cls in type(part).__mro__}  # by name: FSDP takes half a second to import
+        if "FSDPModule" in classes:
             return "fully_shard"
-        if isinstance(part, (DistributedDataParallel, nn.DataParallel, FullyShardedDataParallel)):
+        if isinstance(part, (DistributedDataParallel, nn.DataParallel)) or "FullyShardedDataParallel" in classes:
             return type(part).__name__
-    return "DTensor" if any(isinstance(p, DTensor) for p in module.parameters()) else None
+    return "DTensor" if any(hasattr(p, "placements") for p in module.parameters()) else None
 
 
 def count_up(key: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +18,10 @@ from lockstep.torch_engine.losses import LossSettings, loss_and_terms
 from lockstep.torch_engine.nets import Parameters, PolicyNet
 from lockstep.torch_engine.plain import PlainPolicy
 from lockstep.torch_engine.self_check import Mode, by_shard
-from lockstep.torch_engine.sharded import ShardedParameters
 from lockstep.torch_engine.state import TrainState, optimizer_options, release_parameters
+
+if TYPE_CHECKING:
+    from lockstep.torch_engine.sharded import ShardedParameters
 
 Columns = Mapping[str, Tensor]
 """A minibatch by name, tensors ``[k, rows, …]``; :class:`lockstep.torch_engine.batch.Batch` says what they are."""

@@ -7,6 +7,9 @@ import math
 import numpy as np
 import torch
 
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""What Adam remembers of every parameter, by PyTorch's names."""
+
 
 class HostAdam:
     """Adam (Kingma & Ba 2015, algorithm 1) in NumPy, on the parameters and moments of PyTorch's.

@@ -18,8 +18,8 @@ from lockstep.shards import ShardPlan
 from lockstep.torch_engine.batch import Batch
 from lockstep.torch_engine.distributed import Communicator
 from lockstep.torch_engine.gradients import GradientSource, loss_settings
+from lockstep.torch_engine.host_adam import MOMENTS
 from lockstep.torch_engine.minibatches import MinibatchStatistics, epoch_minibatches
-from lockstep.torch_engine.sharded import MOMENTS
 from lockstep.torch_engine.state import TrainState, moments_of
 from lockstep.torch_engine.update import (
     KL_STOP_FACTOR,

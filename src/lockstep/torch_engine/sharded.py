@@ -17,9 +17,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
-Collective = Callable[[Tensor], Tensor]
+from lockstep.torch_engine.host_adam import MOMENTS
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
+Collective = Callable[[Tensor], Tensor]
 
 
 class _Allocating:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,10 +20,12 @@ from lockstep.normalizers import ObservationNormalizer, RewardNormalizer, Runnin
 from lockstep.shards import ShardPlan, keyed_seed
 from lockstep.spaces import ActionLayout, ObservationLayout
 from lockstep.torch_engine.custom import load_custom
-from lockstep.torch_engine.host_adam import HostAdam
+from lockstep.torch_engine.host_adam import MOMENTS, HostAdam
 from lockstep.torch_engine.nets import PolicyNet, expand
 from lockstep.torch_engine.plain import PlainPolicy, derivable
-from lockstep.torch_engine.sharded import MOMENTS, ShardedParameters
+
+if TYPE_CHECKING:
+    from lockstep.torch_engine.sharded import ShardedParameters
 
 POLICY, OPTIMIZER, NORMALIZERS = "policy/", "optimizer/", "normalizers/"
 
