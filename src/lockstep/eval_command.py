@@ -24,7 +24,7 @@ from lockstep.policy import load_policy
 
 BATCH = 256
 """Environments of one batch: more episodes than these are played batch after batch."""
-GAME = {"kwargs", "max_episode_steps", "frame_skip", "sticky_actions"}
+GAME = {"kwargs", "max_episode_steps", "frame_skip", "sticky_actions", "atari"}
 """Settings of an environment that make it another game."""
 
 

@@ -31,7 +31,7 @@ def record_command(argv: Sequence[str]) -> int:
     name = options.policy or options.run
     recording = record(actor, name, options.episodes, options.seed, not options.stochastic)
     write_recording(options.out, recording)
-    print(in_words(actor, facts_of(actor, recording.table)))
+    print(in_words(actor, facts_of(actor, recording.table, not options.stochastic)))
     print(f"{len(recording.actions):,} steps → {options.out}")
     return 0
 

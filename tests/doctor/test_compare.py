@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from lockstep.doctor.compare import compare_parts, phase_lengths, relative_difference, same
-from lockstep.doctor.traces import Kept, Moment
+from lockstep.doctor.compare import compare_parts, comparisons, phase_lengths, relative_difference, same
+from lockstep.doctor.traces import Check, Kept, Moment, RankTrace
 
 AT = Moment(0, 1, "after")
 
@@ -58,18 +58,40 @@ def test_shards_and_what_one_rank_alone_has_are_left_out():
     assert (found.compared, found.sharded, found.differing, found.nonzero) == (1, 1, (), True)
 
 
-@pytest.mark.parametrize("kind", ["parameters", "gradients", "moments"])
+@pytest.mark.parametrize("kind", ["parameters", "gradients"])
 def test_what_one_rank_alone_has_of_an_optimizers_is_a_difference(kind):
     ranks = {0: {"0.0": kept(1)}, 1: {"0.0": kept(1), "0.1": kept(2)}, 2: {"0.0": kept(1)}}
-    found = compare_parts(kind, AT, ranks)
+    found = compare_parts(kind, AT, ranks, {})
     assert (found.compared, found.differing, found.ranks) == (2, ("parameter 1 of group 0",), (1,))
+    assert found.relative == np.inf
     assert not compare_parts(kind, AT, {0: ranks[0], 2: ranks[2]}).differing
+
+
+def test_moments_that_one_rank_alone_has_are_sharded_ones():
+    found = compare_parts("moments", AT, {0: {"0.0.m": kept(1)}, 1: {"0.0.m": kept(1), "0.1.m": kept(2)}})
+    assert (found.compared, found.sharded, found.differing) == (1, 1, ())
+
+
+def traced(names, values):
+    """A rank whose one optimiser holds these values, in this order, by these names."""
+    part = {f"0.{place}": kept(value) for place, value in enumerate(values)}
+    return RankTrace(0, checks={AT: Check({"parameters": part}, {})}, names={0: names})
+
+
+def test_groups_may_have_another_order_on_every_rank():
+    one, other = traced({"0.0": "a", "0.1": "b"}, (1, 2)), traced({"0.0": "b", "0.1": "a"}, (2, 1))
+    other.rank = 1
+    (found,) = comparisons([one, other])
+    assert found.differing == ()
+    other.names = {0: {"0.0": "a", "0.1": "c"}}  # other names tell nothing
+    (found,) = comparisons([one, other])
+    assert found.differing == ("a", "b")
 
 
 def test_tensors_are_told_by_the_names_of_their_places():
     ranks = {0: {"0.1": kept(1), "0.1.exp_avg": kept(1)}, 1: {"0.1": kept(2), "0.1.exp_avg": kept(3)}}
     assert compare_parts("moments", AT, ranks, {"0.1": "net.bias"}).differing == ("net.bias", "net.bias.exp_avg")
-    assert compare_parts("buffers", AT, {0: {"net.mean": kept(1)}, 1: {"net.mean": kept(2)}}).differing == ("net.mean",)
+    assert compare_parts("buffers", AT, {0: {"0.1.mean": kept(1)}, 1: {"0.1.mean": kept(2)}}).differing == ("0.1.mean",)
 
 
 def test_phases_are_as_long_as_the_steps_between_their_beginnings():

@@ -57,6 +57,14 @@ def test_a_blocked_call_elsewhere_is_no_waiting():
         assert not clock.certain
 
 
+def test_a_loop_that_is_nearly_always_in_one_call_is_no_waiting():
+    def sleeps(over):
+        while not over.is_set():
+            time.sleep(0.001)
+
+    assert set(watched(sleeps, joined=True)[0]) == {None}
+
+
 def test_a_rank_of_a_group_that_computes_in_one_call_is_no_waiting():
     def computes(over):
         while not over.is_set():

@@ -52,7 +52,7 @@ def test_a_rank_that_stands_still_may_be_busy_though_another_has_ended(tmp_path)
     ("certain", "seconds", "deadlock"), [(True, 1.0, True), (False, 1.0, False), (False, 6 * 0.3 + 0.1, True)]
 )
 def test_ranks_that_may_only_be_busy_are_given_longer(tmp_path, certain, seconds, deadlock):
-    states = [{"waiting": seconds, "certain": certain}, {"waiting": seconds}]
+    states = [{"waiting": seconds, "certain": certain}, {"waiting": seconds, "certain": True}]
     outcome, _ = outcome_of(tmp_path, STAYS, [None], states=states, run_limit=0.5)
     assert outcome == Outcome(deadlock=deadlock)
 

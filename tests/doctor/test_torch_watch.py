@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from lockstep.doctor import torch_hooks
 from lockstep.doctor.inspection import bare, look_around, numbers_of, statistics_of
 from lockstep.doctor.schedule import Schedule
 from lockstep.doctor.side_store import SideWriter
@@ -113,6 +114,55 @@ def test_data_belong_to_the_optimizers_whose_parameters_they_went_through(watch,
     inputs = [trace.checks[Moment(o, 1, "before")].facts["inputs"] for o in range(3)]
     assert len(set(inputs)) == 3
     assert "" not in inputs
+
+
+def test_optimizers_inside_of_others_are_parts_of_them(watch, tmp_path):
+    class Outer(torch.optim.Optimizer):
+        def __init__(self, parameters):
+            super().__init__(parameters, {"lr": 0.1})
+            self.inner = torch.optim.SGD(self.param_groups[0]["params"][:1], lr=0.1)
+
+        def step(self, closure=None):
+            self.inner.step(closure)
+
+    agent, other = Agent(), Agent()
+    train(agent, Outer(list(agent.parameters())), 3)
+    train(other, torch.optim.SGD(other.parameters(), lr=0.1), 2)
+    trace = trace_of(watch, tmp_path)
+    assert trace.steps == {0: 3, 1: 2}
+    assert len(trace.names[0]) == 4
+
+
+def test_what_modules_make_of_data_counts_for_those_behind_them(watch, tmp_path):
+    """A head with an optimiser of its own, which is given a constant beside features."""
+    body, head = nn.Linear(3, 3), nn.Bilinear(3, 3, 1)
+    optimizers = [torch.optim.SGD(module.parameters(), lr=0.1) for module in (body, head)]
+    words = []
+    for value in (1.0, 2.0):
+        head(body(torch.full((2, 3), value)), torch.ones(2, 3)).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    trace = trace_of(watch, tmp_path)
+    words = [trace.checks[Moment(1, step, "before")].facts["inputs"] for step in (1, 2)]
+    assert len(set(words)) == 2
+
+
+def test_an_optimizer_that_was_given_up_keeps_nothing_waiting(watch, monkeypatch):
+    monkeypatch.setattr(torch_hooks, "GIVEN_UP", 5)
+    agents = [Agent(), Agent()]
+    train(agents[0], torch.optim.SGD(agents[0].parameters(), lr=0.1), 1)
+    train(agents[1], torch.optim.SGD(agents[1].parameters(), lr=0.1), 8)
+    assert not watch._hot
+
+
+def test_moments_that_are_parts_of_their_parameters_are_sharded(watch, tmp_path):
+    agent = Agent()
+    optimizer = torch.optim.Adam(agent.parameters(), lr=0.1)
+    train(agent, optimizer, 2)
+    first = next(agent.parameters())
+    optimizer.state[first]["part"] = torch.ones(first.numel() - 1)
+    part = trace_of(watch, tmp_path).checks[Moment(0, 2, "end")].parts["moments"]
+    assert (part["0.0.part"].shards, part["0.0.exp_avg"].shards, part["0.0.step"].shards) == (1, 0, 0)
 
 
 def test_nothing_is_seen_after_the_hooks_are_gone(watch, tmp_path):

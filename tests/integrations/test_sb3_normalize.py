@@ -115,7 +115,7 @@ def test_constant_samples_have_no_negative_variance():
     assert since(base, now)[2] >= 0
 
 
-@pytest.mark.parametrize("change", ["none", "other", "fewer"])
+@pytest.mark.parametrize("change", ["none", "other", "fewer", "fresh"])
 def test_statistics_that_were_replaced_between_two_calls_are_taken_anew(change):
     env, first = environment(), np.array([7.0, 7.0])
 
@@ -133,7 +133,7 @@ def test_statistics_that_were_replaced_between_two_calls_are_taken_anew(change):
         env.obs_rms.update(np.ones((90, 2)))
     elif change == "fewer":
         env.obs_rms.count = 3.0
-    merged.go_on()
+    merged.go_on(change == "fresh")
     if change == "none":
         assert env.obs_rms.count == pytest.approx(60, abs=1e-3)
     else:

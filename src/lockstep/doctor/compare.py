@@ -17,7 +17,7 @@ class Comparison:
     Attributes:
         kind: ``parameters``, ``gradients``, ``moments``, ``buffers``, ``normalizers`` or ``gathered``.
         moment: when.
-        compared: number of tensors that every rank holds wholly.
+        compared: number of tensors that ranks should hold wholly and alike.
         sharded: number of tensors of which each rank rightly holds another part.
         differing: names of those that differ, in order.
         ranks: that differ from the first one.
@@ -62,7 +62,9 @@ def relative_difference(a: Kept, b: Kept) -> float:
 
 
 OPTIMIZED = frozenset({"parameters", "gradients", "moments"})
-"""Kinds of tensors that every rank has if one has them: they are the optimiser's."""
+"""Kinds of tensors that are known by their places in the optimiser."""
+EVERYWHERE = frozenset({"parameters", "gradients"})
+"""Kinds that every rank has if one has them. Moments may be split over ranks, modules and normalisers be one rank's."""
 
 
 def compare_parts(
@@ -70,8 +72,8 @@ def compare_parts(
 ) -> Comparison:
     """Compare one kind of tensors, ``parts[rank]``.
 
-    What not every rank has is left out, as modules and normalisers of one rank's own evaluation; but of the
-    optimiser's tensors it is a difference (a gradient that only one rank has).
+    Moments that not every rank has are taken for sharded ones; buffers and normalisers, for one rank's own. A parameter
+    or gradient that not every rank has is a difference.
 
     Args:
         kind: of tensors.
@@ -81,23 +83,22 @@ def compare_parts(
     """
     ranks = sorted(parts)
     first, others = parts[ranks[0]], ranks[1:]
-    everywhere = list(dict.fromkeys(name for rank in ranks for name in parts[rank]))
-    if kind not in OPTIMIZED:
-        everywhere = [name for name in everywhere if all(name in parts[rank] for rank in ranks)]
-    held = [name for name in everywhere if not any(parts[r][name].shards for r in ranks if name in parts[r])]
+    known = list(dict.fromkeys(name for rank in ranks for name in parts[rank]))
+    shared = [name for name in known if all(name in parts[rank] for rank in ranks)]
+    wanted = known if kind in EVERYWHERE else shared
+    held = [name for name in wanted if not any(parts[r][name].shards for r in ranks if name in parts[r])]
     unlike = {rank: [n for n in held if not _alike(first.get(n), parts[rank].get(n))] for rank in others}
     found = {name for names in unlike.values() for name in names}
-    both = [(first[n], parts[r][n]) for r in others for n in unlike[r] if n in first and n in parts[r]]
-    sizes = [relative_difference(mine, other) for mine, other in both]
-    known = [size for size in sizes if not np.isnan(size)]
+    sizes = [_size(first.get(name), parts[rank].get(name)) for rank in others for name in unlike[rank]]
+    places = tuple(name for name in held if name in found)
     return Comparison(
         kind,
         moment,
         compared=len(held),
-        sharded=len(everywhere) - len(held),
-        differing=tuple(_told(name, names or {}) for name in held if name in found),
+        sharded=len(known if kind in OPTIMIZED else shared) - len(held),
+        differing=places if names is None else tuple(told(place, names) for place in places),
         ranks=tuple(rank for rank in others if unlike[rank]),
-        relative=max(known, default=float("nan")),
+        relative=max((size for size in sizes if not np.isnan(size)), default=float("nan")),
         nonzero=any(np.any(part[name].numbers) for part in parts.values() for name in held if name in part),
     )
 
@@ -106,13 +107,36 @@ def _alike(mine: Kept | None, other: Kept | None) -> bool:
     return mine is other if mine is None or other is None else same(mine, other)
 
 
-def _told(place: str, names: Mapping[str, str]) -> str:
-    """A tensor's name for its place: ``0.2`` or, of a moment, ``0.2.exp_avg``."""
-    group, number, rest = (*place.split(".", 2), "", "")[:3]
-    if not (group.isdecimal() and number.isdecimal()):
-        return place
-    name = names.get(f"{group}.{number}", f"parameter {number} of group {group}")
+def _size(mine: Kept | None, other: Kept | None) -> float:
+    return float("inf") if mine is None or other is None else relative_difference(mine, other)
+
+
+def _split(place: str) -> tuple[str, str]:
+    """A place in the optimiser, ``0.2``, and what follows of a moment: ``exp_avg`` or nothing."""
+    group, number, rest = (*place.split(".", 2), "")[:3]
+    return f"{group}.{number}", rest
+
+
+def told(place: str, names: Mapping[str, str]) -> str:
+    """A tensor's name for its place; a moment's has its own name behind."""
+    key, rest = _split(place)
+    group, number = key.split(".")
+    name = names.get(key, f"parameter {number} of group {group}")
     return f"{name}.{rest}" if rest else name
+
+
+def named_alike(traces: Sequence[RankTrace], optimizer: int) -> bool:
+    """Whether an optimiser's parameters have the same names on all ranks, each once, wherever they stand there."""
+    names = [trace.names.get(optimizer, {}) for trace in traces]
+    sets = [set(each.values()) for each in names]
+    return all(len(found) == len(each) and found == sets[0] for found, each in zip(sets, names, strict=True))
+
+
+def by_name(part: Part, names: Mapping[str, str]) -> Part | None:
+    """A part with names for places; None if one has no name."""
+    if not all(_split(place)[0] in names for place in part):
+        return None
+    return {told(place, names): kept for place, kept in part.items()}
 
 
 def shared_moments(traces: Sequence[RankTrace]) -> list[Moment]:
@@ -126,14 +150,25 @@ def shared_moments(traces: Sequence[RankTrace]) -> list[Moment]:
 
 def comparisons(traces: Sequence[RankTrace]) -> Iterator[Comparison]:
     """Every kind of tensors at every moment that all ranks share."""
+    alike = {o: named_alike(traces, o) for o in {moment.optimizer for moment in shared_moments(traces)}}
     for moment in shared_moments(traces):
         checks = {trace.rank: trace.checks[moment] for trace in traces}
-        kinds = list(next(iter(checks.values())).parts)
-        names = traces[0].names.get(moment.optimizer, {})
-        for kind in kinds:
-            if all(kind in check.parts for check in checks.values()):
-                parts = {rank: check.parts[kind] for rank, check in checks.items()}
-                yield compare_parts(kind, moment, parts, names if kind in OPTIMIZED else None)
+        names = {trace.rank: trace.names.get(moment.optimizer, {}) for trace in traces}
+        for kind in next(iter(checks.values())).parts:
+            if not all(kind in check.parts for check in checks.values()):
+                continue
+            parts = {rank: check.parts[kind] for rank, check in checks.items()}
+            if kind not in OPTIMIZED:
+                yield compare_parts(kind, moment, parts)
+                continue
+            named = (
+                {rank: by_name(part, names[rank]) for rank, part in parts.items()} if alike[moment.optimizer] else {}
+            )
+            whole = {rank: part for rank, part in named.items() if part is not None}
+            if len(whole) == len(parts):  # the groups' order may be another on every rank
+                yield compare_parts(kind, moment, whole)
+            else:
+                yield compare_parts(kind, moment, parts, names[traces[0].rank])
 
 
 def inputs_at(traces: Sequence[RankTrace], moment: Moment) -> str:

@@ -17,6 +17,7 @@ from lockstep.doctor.compare import (
     rate_at,
     same,
     shared_moments,
+    told,
     uneven_phase,
 )
 from lockstep.doctor.traces import Moment, RankTrace
@@ -94,20 +95,27 @@ class Evidence:
         return seen or self.reduced_in_step(optimizer)
 
     def reduced_in_step(self, optimizer: int) -> bool:
-        """Whether every step made of gradients that differ the same parameters on all ranks: it reduces them itself."""
-        unequal = {c.moment.step for c in self.of("gradients") if c.moment.optimizer == optimizer and c.differing}
-        equal = {c.moment.step for c in self.of("parameters", "after") if c.moment.optimizer == optimizer and c.equal}
-        return bool(unequal) and unequal <= equal and any(self._moves(optimizer, step) for step in unequal)
+        """Whether steps made of gradients that differ the same parameters on all ranks: it reduces them itself.
 
-    def _moves(self, optimizer: int, step: int) -> bool:
-        """Whether a step changes parameters, seen on one rank."""
-        checks = self.traces[0].checks
-        before = checks.get(Moment(optimizer, step - 1, "after") if step > 1 else Moment(optimizer, 1, "before"))
-        after = checks.get(Moment(optimizer, step, "after"))
-        if before is None or after is None:
+        Every parameter with such a gradient must have been seen to move by such a step.
+        """
+        unequal = [c for c in self.of("gradients") if c.moment.optimizer == optimizer and c.differing]
+        equal = {c.moment.step for c in self.of("parameters", "after") if c.moment.optimizer == optimizer and c.equal}
+        if not unequal or not all(c.moment.step in equal for c in unequal):
             return False
-        now, then = after.parts["parameters"], before.parts["parameters"]
-        return any(name in then and not same(kept, then[name]) for name, kept in now.items())
+        moved = set().union(*(self._moved(optimizer, c.moment.step) for c in unequal))
+        return all(name in moved for c in unequal for name in c.differing)
+
+    def _moved(self, optimizer: int, step: int) -> set[str]:
+        """Names of the parameters that a step changed, seen on the first rank."""
+        first = self.traces[0]
+        before = Moment(optimizer, step - 1, "after") if step > 1 else Moment(optimizer, 1, "before")
+        checks = [first.checks.get(moment) for moment in (before, Moment(optimizer, step, "after"))]
+        then, now = (None if check is None else check.parts.get("parameters") for check in checks)
+        if then is None or now is None:
+            return set()
+        names = first.names.get(optimizer, {})
+        return {told(place, names) for place, kept in now.items() if place in then and not same(kept, then[place])}
 
 
 def gather_evidence(traces: Sequence[RankTrace]) -> Evidence:
@@ -128,7 +136,7 @@ def _difference(evidence: Evidence, c: Comparison) -> str:
     who = listed([min(t.rank for t in evidence.traces), *c.ranks])
     optimizer = f" of optimiser {c.moment.optimizer}" if len(evidence.optimizers) > 1 else ""
     since = f"from optimiser step {c.moment.step}{optimizer}" if c.moment.when != "end" else "at the end"
-    size = "" if math.isnan(c.relative) else f", largest relative difference {c.relative:.1e}"
+    size = "" if not math.isfinite(c.relative) else f", largest relative difference {c.relative:.1e}"
     return f"{who} differ {since} in {len(c.differing)} of {c.compared} tensors, first {c.differing[0]}{size}"
 
 
@@ -293,7 +301,7 @@ def _unproved(evidence: Evidence, optimizer: int) -> Finding | None:
     if not gradients:
         return Finding("not_compared", DOUBT, f"no step{whose or ' of the optimiser'} was seen on every rank")
     if any(c.sharded for c in gradients) and not any(c.compared for c in gradients):
-        if any(c.equal for c in evidence.of("gathered")):
+        if any(c.equal and c.moment.optimizer == optimizer for c in evidence.of("gathered")):
             return None
         return Finding("sharded_unseen", DOUBT, f"all parameters{whose} are sharded, and were never seen gathered: "
                        "there was nothing to compare")  # fmt: skip

@@ -43,10 +43,20 @@ def own_lines(lines: list[str]) -> list[str]:
     return [line for line in lines if not any(part in line for part in libraries)]
 
 
+def wakings() -> int:
+    """How often the main thread has gone to sleep of its own will so far; 0 where no kernel tells."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/status") as status:
+            return next(int(line.split()[1]) for line in status if line.startswith("voluntary_ctxt_switches"))
+    except (OSError, StopIteration, ValueError):
+        return 0
+
+
 class StillnessClock:
     """For how long the main thread has stood in one place, a place of waiting, without any sign of life.
 
-    The place is told by frames and their next instruction: a loop that turns moves, a blocked call doesn't.
+    The place is told by frames and their next instruction. A loop that is nearly always in one call (that receives, or
+    sleeps) stands in one place whenever one looks; but it wakes up in between, and the kernel counts that.
 
     Attributes:
         lines: the stack that stands still, innermost call first.
@@ -59,6 +69,7 @@ class StillnessClock:
         self._seconds = 0.0
         self._last = time.monotonic()
         self._busy_before = time.process_time()
+        self._wakings_before = wakings()
         self.lines: list[str] = []
         self.certain = False
 
@@ -82,9 +93,10 @@ class StillnessClock:
         self._last = now
         if tuple(place) != self._place or frame is None:
             self._place, self._seconds, self.lines = tuple(place), 0.0, []
-            self._busy_before = time.process_time()
+            self._busy_before, self._wakings_before = time.process_time(), wakings()
             return None
         self.lines = self.lines or frame_lines(frame)
         idle = time.process_time() - self._busy_before < IDLE * self._seconds
         self.certain = stands_in(self.lines, COLLECTIVES) or (stands_in(self.lines, BACKWARD) and idle)
-        return self._seconds if self.certain or on_gpu or (joined and idle) else None
+        blocked = joined and idle and wakings() == self._wakings_before
+        return self._seconds if self.certain or on_gpu or blocked else None

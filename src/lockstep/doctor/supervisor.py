@@ -19,7 +19,7 @@ POLL_SECONDS = 0.1
 GRACE_SECONDS = 3.0
 VERDICT_SECONDS = 60.0
 UNCERTAIN = 6.0
-"""So many times longer ranks may stand still of which none is known to be in a collective."""
+"""So many times longer ranks may stand still if not all of them are known to be in a collective."""
 STOP = "stop.json"
 
 
@@ -152,7 +152,7 @@ class Supervisor:
         states = [state for rank in running if not (state := self._readers[rank].state()).get("over")]
         if not states and self._after(self._wait_limit):
             return Outcome()  # the scripts are done, and their processes don't end
-        certain = any(state.get("certain") for state in states)
+        certain = all(state.get("certain") for state in states)
         limit = self._wait_limit if certain else UNCERTAIN * self._wait_limit
         if states and min(state.get("waiting") or 0.0 for state in states) > limit:
             return Outcome(deadlock=True)

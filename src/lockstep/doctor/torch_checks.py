@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lockstep.doctor.compare import OPTIMIZED
 from lockstep.doctor.inspection import Inventory, look_around, numbers_of
 from lockstep.doctor.schedule import Schedule
 from lockstep.doctor.side_store import SideWriter
@@ -32,6 +33,7 @@ class OptimizerWatch:
         rates: learning rates of all groups as last seen.
         seen_passes: how many forward passes belong to earlier steps.
         through: wrappers through whose ``forward`` its gradients were made so far.
+        last_step: steps that all optimisers together had taken when it took its last one.
     """
 
     index: int
@@ -41,6 +43,7 @@ class OptimizerWatch:
     rates: list[float] = field(default_factory=list)
     seen_passes: int = 0
     through: set[str] = field(default_factory=set)
+    last_step: int = 0
 
 
 class StepRecorder:
@@ -63,7 +66,7 @@ class StepRecorder:
         """Before an optimiser's first step."""
         self.inventory = look_around()
         libraries = [name for name in LIBRARIES if name in sys.modules]
-        facts = {"wrappers": sorted(self.inventory.wrappers), "libraries": libraries, "names": self._names(watch)}
+        facts = {"wrappers": sorted(self.inventory.wrappers), "libraries": libraries, "names": self.names(watch)}
         self._writer.add({"kind": "optimizer", "optimizer": watch.index} | facts)
 
     def note_rates(self, watch: OptimizerWatch) -> None:
@@ -86,7 +89,7 @@ class StepRecorder:
 
         Args:
             watch: the optimiser's.
-            inputs: digest of what the forward passes since its last step were given; empty if none was seen.
+            inputs: digest of what forward passes through its modules were given; empty if none was seen.
             gathered: parameters of a sharded model as its last forward pass had them.
         """
         parameters = _parameters(watch)
@@ -113,7 +116,7 @@ class StepRecorder:
         """When the script has ended: the steps since the last checked one weren't for nothing."""
         self._write(watch, watch.steps, "end", self._state(watch), {})
 
-    def _names(self, watch: OptimizerWatch) -> dict[str, str]:
+    def names(self, watch: OptimizerWatch) -> dict[str, str]:
         """The names that the optimiser's parameters have in their modules, by their places."""
         names = self.inventory.names
         return {place: names[id(p)] for place, p in _parameters(watch).items() if id(p) in names}
@@ -132,14 +135,22 @@ class StepRecorder:
         most = DENSE_NUMBERS if step <= self._schedule.first else SPARSE_NUMBERS
         event: dict[str, Any] = {"kind": "check", "optimizer": watch.index, "step": step, "when": when} | facts
         event["parts"], arrays = {}, []
-        own = {place for place, p in _parameters(watch).items() if id(p) in self.inventory.sharded}
+        parameters = _parameters(watch)
+        own = {place for place, p in parameters.items() if id(p) in self.inventory.sharded}
         with torch.no_grad():
             for name, tensors in parts.items():
-                sharded = {n for n in tensors if name != "gathered" and (n in own or n.rpartition(".")[0] in own)}
+                sharded = {key for key in tensors if name in OPTIMIZED and _place(key) in own}
+                if name == "moments":  # those that are smaller than their parameter
+                    sharded |= {k for k, x in tensors.items() if 1 < x.numel() < parameters[_place(k)].numel()}
                 entries, numbers = take_part(tensors, most, sharded)
                 event["parts"][name] = part = {"tensors": entries}
                 arrays.append((part, numbers))
         self._writer.add(event, arrays)
+
+
+def _place(key: str) -> str:
+    """The parameter's place of a moment's, ``0.2`` of ``0.2.exp_avg``."""
+    return ".".join(key.split(".")[:2])
 
 
 def _parameters(watch: OptimizerWatch) -> dict[str, Tensor]:

@@ -23,6 +23,8 @@ from lockstep.doctor.torch_checks import OptimizerWatch, StepRecorder
 from lockstep.doctor.torch_values import local
 
 CALIBRATION = 1000
+GIVEN_UP = 1000
+"""An optimiser is waited for no longer, before its next compared step, when others have taken so many steps since."""
 
 
 class TorchWatch:
@@ -46,6 +48,8 @@ class TorchWatch:
         self._gathered: dict[str, Tensor] = {}
         self._hot = False  # whether the coming step of an optimiser is a checked one
         self._stepped = False
+        self._outer: Optimizer | None = None  # in whose step we are
+        self._steps_of_all = 0
         self._calls = 0
         self._world: dict[str, Any] = {}
         self._captured = False
@@ -111,6 +115,10 @@ class TorchWatch:
             return
         began = time.perf_counter()
         self.signs_of_life += 1
+        if self._outer is None:
+            self._outer = optimizer
+        elif self._outer is not optimizer:  # a part of another one's step (ZeRO's: each rank has another part)
+            return
         watch = self._optimizers.get(id(optimizer))
         if watch is None:
             watch = self._optimizers[id(optimizer)] = OptimizerWatch(len(self._optimizers), optimizer)
@@ -121,24 +129,33 @@ class TorchWatch:
             return
         self._recorder.note_rates(watch)
         if self._schedule.includes(watch.steps + 1):
-            self._recorder.before(watch, self._passes.before_step(watch), self._gathered)
-            self._gathered = {}
+            self._recorder.before(watch, self._passes.before_step(watch), self._gathered_for(watch))
         self.seconds += time.perf_counter() - began
 
     def _after(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        watch = None if torch.compiler.is_compiling() else self._optimizers.get(id(optimizer))
-        if watch is None:
+        if torch.compiler.is_compiling() or self._outer is not optimizer:
             return
         began = time.perf_counter()
+        self._outer = None
+        watch = self._optimizers[id(optimizer)]
         watch.steps += 1
+        self._steps_of_all += 1
+        watch.last_step = self._steps_of_all
         if self._schedule.includes(watch.steps) and not _capturing():
             self._recorder.after(watch)
         self._stepped = True
-        self._hot = any(self._schedule.includes(other.steps + 1) for other in self._optimizers.values())
+        live = [w for w in self._optimizers.values() if self._steps_of_all - w.last_step <= GIVEN_UP]
+        self._hot = any(self._schedule.includes(other.steps + 1) for other in live)
         if not self._hot:
-            self._passes.clear(list(self._optimizers.values()))
+            self._passes.clear()
         self._listen()
         self.seconds += time.perf_counter() - began
+
+    def _gathered_for(self, watch: OptimizerWatch) -> dict[str, Tensor]:
+        """What forward passes gathered of an optimiser's parameters; of all if none has a name that it knows."""
+        mine = set(self._recorder.names(watch).values())
+        names = [name for name in self._gathered if name in mine] or list(self._gathered)
+        return {name: self._gathered.pop(name) for name in names}
 
     # --- forward passes -----------------------------------------------------------------------------------------
 
@@ -168,6 +185,7 @@ class TorchWatch:
 
     def _begin_phase(self) -> None:
         self._stepped = False
+        self._outer = None  # should a step have failed
         self.signs_of_life += 1
         for watch in self._optimizers.values():
             if not watch.boundaries or watch.boundaries[-1] != watch.steps:

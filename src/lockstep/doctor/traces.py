@@ -25,7 +25,7 @@ class Kept(NamedTuple):
 
 
 Part = Mapping[str, Kept]
-"""Tensors of one kind (``parameters``, ``gradients``, …) at one step of one rank, by name."""
+"""Tensors of one kind at one step of one rank: an optimiser's by place (``0.2``, ``0.2.exp_avg``), others by name."""
 
 
 class Moment(NamedTuple):

@@ -12,6 +12,9 @@ from torch.utils.hooks import RemovableHandle
 
 from lockstep.integrations.process_group import Same
 
+ROLLOUTS = 2
+"""So many of all ranks under ``eval()`` tell that rollouts are run so."""
+
 
 class _Watch:
     """A forward hook that notices passes without gradients, in training and in evaluation mode.
@@ -37,8 +40,8 @@ class Phases:
     """Hooks on modules for what the parameters' own hooks can't see.
 
     A rollout is what runs a module without gradients in training mode: a rank that evaluates (``module.eval()``) does
-    that alone, rightly. Where every rank began under ``eval()``, before its first backward pass, and none in training
-    mode, rollouts are run so, and those passes are theirs.
+    that alone, rightly. Where rollouts are run under ``eval()`` every rank does so, and none in training mode: if that
+    was so twice, such passes are taken for rollouts.
 
     Args:
         modules: what is attached.
@@ -48,7 +51,8 @@ class Phases:
 
     def __init__(self, modules: Sequence[nn.Module], known: Container[int], check: bool) -> None:
         self._check, self._watch = check, _Watch()
-        self._under_eval: bool | None = None  # whether rollouts run so; not known before the first backward pass
+        self._under_eval: bool | None = None  # whether rollouts run so; not known at first
+        self._agreed = 0
         self._handles: list[RemovableHandle] = []
         self._parts = {part for module in modules for part in module.modules()}
         self._known = {id(p) for module in modules for p in module.parameters()}
@@ -61,13 +65,17 @@ class Phases:
         self._handles.append(module_hooks.register_module_module_registration_hook(self._joined))
 
     def telling(self) -> int:
-        """1 if, before this rank's first reduction, modules ran without gradients in evaluation mode alone; else 0."""
+        """1 if, while it isn't known how rollouts are run, this one was run in evaluation mode alone; else 0."""
         return int(self._under_eval is None and self._watch.evaluating and not self._watch.training)
 
     def told(self, ranks: Sequence[int]) -> None:
         """Learn what all ranks are :meth:`telling`; the next phase begins."""
         if self._under_eval is None:
-            self._under_eval = all(ranks)
+            self._agreed += all(ranks)
+            if self._watch.training or any(ranks) != all(ranks):
+                self._under_eval = False
+            elif self._agreed == ROLLOUTS:
+                self._under_eval = True
         self._watch.training = self._watch.evaluating = False
 
     def said(self) -> list[Same]:

@@ -58,15 +58,15 @@ class MergedStatistics:
         self._statistics = running_statistics(env)
         self._base = [statistics.copy() for statistics in self._statistics]
 
-    def go_on(self) -> None:
-        """Merge before a further ``learn``; if a rank's statistics were replaced since, take the first rank's.
+    def go_on(self, fresh: bool) -> None:
+        """Merge before a ``learn``; take the first rank's statistics if those of any rank are ``fresh``, or replaced.
 
         Statistics are replaced by other objects, or set back to fewer samples.
         """
         now = running_statistics(self.env)
         same = len(now) == len(self._statistics) and all(a is b for a, b in zip(now, self._statistics, strict=True))
         fewer = any(a.count < base.count for a, base in zip(now, self._base, strict=False))
-        if self._gather(torch.tensor([not same or fewer])).any():
+        if self._gather(torch.tensor([fresh or not same or fewer])).any():
             self._statistics = now
             self.take_from_the_first_rank()
         else:

@@ -110,11 +110,10 @@ class Synchronized(OnPolicyAlgorithm):
     def _start_statistics(self) -> None:
         """Go on from the same normalisers on every rank; those known from before are merged."""
         assert self.env is not None
-        if getattr(self, "_statistics", None) is None or self._statistics.env is not self.env:
+        fresh = getattr(self, "_statistics", None) is None or self._statistics.env is not self.env
+        if fresh:
             self._statistics = MergedStatistics(self.env, communicator().gather_ranks)
-            self._statistics.take_from_the_first_rank()
-        else:
-            self._statistics.go_on()
+        self._statistics.go_on(fresh)
 
     def _detach(self) -> None:
         if self._attached is not None:
