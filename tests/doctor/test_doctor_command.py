@@ -39,6 +39,8 @@ if "raise" in wish and rank == 1:
     raise KeyError("nothing")
 if "deadlock" in wish:
     wait_for_the_other()
+if "own line" in wish:
+    dist.irecv(torch.zeros(3), src=1 - rank).wait()
 if "stay" in wish:
     time.sleep(100)
 if "leave" in wish:
@@ -95,6 +97,13 @@ def test_ranks_that_wait_for_one_another_are_ended_with_their_stacks(script):
     assert all("script.py" in " ".join(stack) and "wait_for_the_other" in " ".join(stack) for stack in stacks.values())
     assert "wait_for_the_other (script.py:" in found.ended.stdout
     assert_no_orphans(found.ended)
+
+
+@NEEDS_PROC
+def test_ranks_that_wait_in_a_line_of_the_script_itself_are_seen_too(script):
+    found = doctor("--time-limit", 0.5, "script.py", "own line", cwd=script)
+    assert (found.json["verdict"], found.kinds) == ("NOT IN SYNC", ["waiting"])
+    assert "(script.py:" in found.ended.stdout
 
 
 def test_a_script_that_fails_is_reported_by_rank_and_line(script):
