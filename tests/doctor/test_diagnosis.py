@@ -199,8 +199,9 @@ def test_an_optimizer_may_reduce_in_its_step(tmp_path):
     assert found.reason.endswith("they are reduced in the step")
     resting = Story(**differing, parameters=lambda rank, step: 1.0).diagnosis(tmp_path / "resting")
     assert (resting.verdict, kinds(resting)) == ("NOT IN SYNC", ["gradients"])
-    half = Story(**differing | {"everywhere": False}, parameters=lambda rank, step: 1.0 + step)
-    assert half.diagnosis(tmp_path / "half").verdict == "IN SYNC"  # the one that differs is the one that moves
+    partly: dict[str, Any] = {**differing, "everywhere": False, "parameters": lambda rank, step: 1.0 + step}
+    half = Story(**partly).diagnosis(tmp_path / "half")
+    assert half.verdict == "IN SYNC"  # the one whose gradients differ is the one that moves
     once = Story(**differing, parameters=lambda rank, step: 1.0 + step + rank * (step == 3)).diagnosis(
         tmp_path / "once"
     )
