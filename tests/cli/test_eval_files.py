@@ -29,7 +29,7 @@ def test_the_files_hold_every_episode_and_the_summary_is_theirs(trained, capsys,
     assert "7 episodes: return" in printed(capsys, run, *words)
     facts = json.loads(files["json"].read_text())
     assert json.loads(printed(capsys, run, "--episodes", 7, "--json")) == {
-        name: value for name, value in facts.items() if name not in ("per_episode", "policy", "seed", "stochastic")
+        name: value for name, value in facts.items() if name not in ("per_episode", "policy", "seed")
     }
     assert (facts["policy"], facts["seed"], facts["stochastic"]) == (str(run), 0, False)
     assert facts["per_episode"].keys() == {"return", "length"}  # CartPole says nothing of success and scores

@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import pytest
+from command_line import wait_until
 
 from lockstep.config import Config, LogConfig
 from lockstep.runs.tracked_run import TrackedRun, flattened, note_logged
@@ -26,6 +27,7 @@ class Wandb:
 
     def __init__(self, directory):
         self.files = sorted((directory / "wandb").glob("offline-run-*/run-*.wandb"))
+        wait_until(lambda: all(self.ended(file) for file in self.files), "W&B doesn't finish its files")
         records = [r for file in self.files for r in self.records(file)]
         self.runs = [r.run for r in records if r.WhichOneof("record_type") == "run"]
         self.history = {
@@ -36,6 +38,10 @@ class Wandb:
             if r.WhichOneof("record_type") == "history"
         }
         self.metrics = [r.metric for r in records if r.WhichOneof("record_type") == "metric"]
+
+    def ended(self, file):
+        """Whether a session's last record is there: W&B may write it a little after it has said that it is done."""
+        return any(r.WhichOneof("record_type") == "exit" for r in self.records(file))
 
     @staticmethod
     def records(file):
