@@ -15,12 +15,12 @@ from lockstep.config import Config, RunOptions
 from lockstep.episodes import SUCCESS_RATE
 from lockstep.errors import RunError
 from lockstep.evaluation import summarize
+from lockstep.jax_engine.announcement import announcement, notes
 from lockstep.jax_engine.device_report import peak_memory
 from lockstep.jax_engine.devices import check_device, device_memory, name_ranks, visible_gpus
 from lockstep.jax_engine.elastic import start_ranks
 from lockstep.jax_engine.evaluation import evaluate_policy
 from lockstep.jax_engine.iterations import Iteration, numbers_of
-from lockstep.jax_engine.mesh import device_line
 from lockstep.jax_engine.processes import leave_processes
 from lockstep.jax_engine.session import Session, check_ranks_in_sync, checkpoint_files, current_policy, open_session
 from lockstep.jax_engine.set_up import machine_facts
@@ -281,48 +281,6 @@ class Trainer:
             self.fingerprints.close()
         if self.timing is not None:
             self.timing.close()
-
-
-def announcement(session: Session) -> str:
-    """One line that confirms the set-up: devices, shards, environments, parameters in sync."""
-    config, mesh = session.config, session.program.mesh
-    check_ranks_in_sync(session, "at the start")
-    digest = sha256_of({k: v for k, v in session.arrays().items() if k.startswith(POLICY)})[:8]
-    shards, rows = session.program.blocks.shards, session.program.blocks.rows
-    where = "in the program" if session.program.env is not None else "on the host"
-    return (
-        f"{config.env.id} · jax · {device_line(mesh)} × {shards} shard{'s' if shards > 1 else ''} × {rows} "
-        f"environment{'s' if rows > 1 else ''} ({where}) · {config.reduction} · parameters in sync ({digest})"
-    )
-
-
-def notes(session: Session, options: RunOptions) -> list[str]:
-    """What the user should know before training starts: what leaves the promise."""
-    config, out, mesh = session.config, [], session.program.mesh
-    if config.reduction == "fast":
-        out.append("reduction fast: repeatable at this number of devices; others agree up to summation order only")
-    limit = session.description.max_episode_steps
-    if config.algorithm == "grpo" and (limit is None or limit > config.num_steps):
-        longest = "has no time limit" if limit is None else f"lets them last {limit}"
-        out.append(f"grpo: episodes count for num_steps ({config.num_steps}) at most; the environment {longest}")
-    if session.program.layout.axes:
-        cut = sum(axis is not None for axis in session.program.layout.axes.values())
-        out.append(
-            f"fsdp: {cut} of {len(session.program.layout.axes)} parameters are cut over {mesh.shape['fsdp']} devices"
-        )
-    elif config.fsdp:
-        out.append("fsdp: training goes on with a single device, which has nobody to share its parameters with")
-    if config.sync_period > 1:
-        out.append(
-            f"sync_period {config.sync_period}: devices train apart between synchronisations; the agent depends on "
-            "their number"
-        )
-    unclear = getattr(session.program.env, "limit_note", None)
-    if unclear is not None:
-        out.append(unclear)
-    if options.max_hours is not None:
-        out.append("max-hours: where the run ends depends on the speed of this machine")
-    return out
 
 
 def train(

@@ -12,6 +12,7 @@ import numpy as np
 
 from lockstep.config import Config, RunOptions
 from lockstep.errors import NonFiniteError
+from lockstep.jax_engine.announcement import announcement, notes
 from lockstep.jax_engine.device_run import DeviceRun
 from lockstep.jax_engine.inference import Inference
 from lockstep.jax_engine.iterations import Iteration
@@ -20,7 +21,7 @@ from lockstep.jax_engine.program import Program
 from lockstep.jax_engine.seeds import OneOfSeeds, SeedsRun
 from lockstep.jax_engine.session import Session, first_state, open_program
 from lockstep.jax_engine.state import check_networks
-from lockstep.jax_engine.train import RUNNING, Trainer, TrainResult, announcement, notes
+from lockstep.jax_engine.train import RUNNING, Trainer, TrainResult
 from lockstep.launch.signals import StopRequest
 from lockstep.runs.curves import METRIC, MISSING_PLOT, Curve, can_plot, interquartile_mean, write_curves
 from lockstep.runs.directory import RunDirectory, open_seed
