@@ -165,12 +165,12 @@ def test_every_optimizer_needs_evidence_of_its_own(tmp_path):
     same = {"inputs": lambda rank, step: "the same"}
     found = Story(second=same).diagnosis(tmp_path)
     assert (found.verdict, kinds(found)) == ("UNDETERMINED", ["identical_data"])
-    assert "the data of optimiser 1 are identical" in found.reason
+    assert "the data of optimiser 2 are identical" in found.reason
     still = Story(second={"gradients": lambda rank, step: 0.0, "everywhere": True}).diagnosis(tmp_path / "still")
     assert (still.verdict, kinds(still)) == ("UNDETERMINED", ["no_gradients"])
     unseen = Story(second={"inputs": lambda rank, step: ""}).diagnosis(tmp_path / "unseen")
     assert (unseen.verdict, kinds(unseen)) == ("UNDETERMINED", ["inputs_unseen"])
-    assert "gradients of optimiser 1 are equal" in unseen.reason
+    assert "gradients of optimiser 2 are equal" in unseen.reason
     assert Story(second={}).diagnosis(tmp_path / "both").verdict == "IN SYNC"
 
 
@@ -179,6 +179,10 @@ def test_one_of_two_optimizers_that_is_never_reduced_is_found(tmp_path):
     found = Story(second=alone).diagnosis(tmp_path)
     assert found.reason.startswith("gradients are never reduced: ranks 0 and 1 differ from optimiser step 1 of optim")
     assert found.findings[0].details["why"] == "bypassed"
+    assert found.coverage["tensors"]["parameters"] == 4
+    by_hand = Story(second=alone, wrappers=()).diagnosis(tmp_path / "by hand")
+    assert by_hand.reason.startswith("some gradients are never reduced: ")
+    assert by_hand.findings[0].details["why"] == "others_reduced"
 
 
 def test_gradients_that_are_zero_wherever_data_differ_prove_nothing(tmp_path):
@@ -235,7 +239,14 @@ def test_a_rank_that_only_stands_still_was_not_waiting_unless_it_was_ended_for_t
     idle = {"stack": ["train.py:41 sleep"], "waiting": 21.0, "certain": False}
     story = {"ends": {1: None}, "codes": {1: None}, "states": {1: idle}}
     assert "waiting" not in kinds(Story(**story).diagnosis(tmp_path))
-    assert kinds(Story(**story).diagnosis(tmp_path / "ended", deadlock=True), "fault") == ["waiting"]
+    ended = Story(**story).diagnosis(tmp_path / "ended", deadlock=True)
+    assert (ended.verdict, kinds(ended)) == ("UNDETERMINED", ["still"])
+    assert "rank 1 stood still for 21 s, rank 0 had ended: rank 1 in sleep (train.py:41)" in ended.reason
+    waiting = COLLECTIVE | {"waiting": 25.0, "certain": True}
+    both = {"ends": {0: None, 1: None}, "codes": {0: None, 1: None}, "states": {0: waiting, 1: idle}}
+    found = Story(**both).diagnosis(tmp_path / "both", deadlock=True)
+    assert "rank 1 stood still for 21 s, rank 0 waited in a collective: " in found.reason
+    assert set(found.findings[0].details["stacks"]) == {"0", "1"}
 
 
 def test_a_script_that_fails_is_not_in_sync_and_says_where(tmp_path):

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from lockstep.doctor import stacks
-from lockstep.doctor.stacks import StillnessClock, own_lines, stands_in
+from lockstep.doctor.stacks import StillnessClock, own_lines, stands_in, waits_for_work
 
 
 def watched(main, clock=None, signs=lambda: 0, **how):
@@ -87,6 +87,14 @@ def test_a_backward_pass_that_computes_is_no_waiting(monkeypatch):
 
     assert set(watched(computes)[0]) == {None}
     assert None not in watched(blocked)[0]
+
+
+def test_a_wait_for_work_is_told_by_its_line(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("work = begin()\nwork.wait()\n")
+    assert waits_for_work([f"{script}:2 <module>"])
+    assert not waits_for_work([f"{script}:1 <module>", f"{script}:2 main"])
+    assert not waits_for_work([])
 
 
 def test_places_are_looked_for_in_the_innermost_frames():

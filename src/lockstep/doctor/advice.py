@@ -17,7 +17,7 @@ CAUSES = {
     ),
     "partly_reduced": (
         "these tensors aren't in the module that DDP wraps, or their part of the loss didn't go through DDP's"
-        " forward, or a no_sync() block holds the last backward pass"
+        " forward, or the last forward pass before the step was made within no_sync()"
     ),
     "unreduced": (
         "nothing reduces them: there is neither DDP nor FSDP in the process, and no all-reduce before the step"
@@ -28,7 +28,7 @@ CAUSES = {
     ),
     "local_change": (
         "DDP reduces the gradients, and each rank then changes its own (clipping by a local norm, noise), or "
-        "a backward pass within no_sync() came last"
+        "the last forward pass before the step was made within no_sync()"
     ),
     "start": (
         "each rank initialised its own parameters (another seed), and nothing broadcast them; or they were "
@@ -55,6 +55,8 @@ CAUSES = {
     "data": (
         "every rank uses the same seed for its environments, its sampling or its data order: N ranks do the work of one"
     ),
+    "still": "a call that takes long (a download, a big file, another program), or a rank that waits for ever",
+    "others_reduced": "other gradients of the script are reduced before the step, and these are not",
     "waiting": "ranks took a different number of collectives: one left its loop earlier, or took another branch",
 }
 
@@ -68,7 +70,7 @@ FIXES = {
     "rounding": "torch.use_deterministic_algorithms(True), and reduce by one collective whose result all ranks take",
     "local_change": (
         "clip after backward() by the norm of the reduced gradient, the same on every rank; end no_sync() "
-        "before the last backward pass"
+        "before the last forward pass"
     ),
     "start": (
         "seed the initialisation alike on every rank, or broadcast from rank 0 before the first step (DDP's "
@@ -86,6 +88,8 @@ FIXES = {
     ),
     "buffers": "torch.nn.SyncBatchNorm for BatchNorm; all-reduce other statistics after each rollout",
     "data": "initialise alike, then seed environments and sampling by rank (lockstep.shard_seed(seed))",
+    "still": "if that call may take so long, a larger --time-limit; else look where the stacks stand",
+    "others_reduced": "reduce these as well; or lockstep.attach([…], […]) with all modules and all optimisers",
     "waiting": "let all ranks take the same decision from a reduced value before they leave a loop or branch",
 }
 

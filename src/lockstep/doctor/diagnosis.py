@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.doctor.advice import CAUSES, FIXES
+from lockstep.doctor.compare import OPTIMIZED
 from lockstep.doctor.endings import failure_finding, unheard_finding, waiting_finding
 from lockstep.doctor.findings import (
     DOUBT,
@@ -134,8 +135,8 @@ def _well(evidence: Evidence) -> str:
 
 
 def _coverage(traces: Sequence[RankTrace], evidence: Evidence) -> dict[str, Any]:
-    tensors = {kind: max((c.compared for c in evidence.of(kind)), default=0) for kind in KINDS}
     optimizers = evidence.optimizers
+    tensors = {kind: _most_compared(evidence, kind) for kind in KINDS}
     taken = {str(o): {str(t.rank): t.steps.get(o, 0) for t in traces} for o in optimizers}
     seen = sum(1 for word in evidence.inputs.values() if word != "unseen")
     return {
@@ -148,6 +149,15 @@ def _coverage(traces: Sequence[RankTrace], evidence: Evidence) -> dict[str, Any]
         "cuda_graphs": any(t.state.get("captured") for t in traces),
         "torch": any(t.state.get("torch") for t in traces),
     }
+
+
+def _most_compared(evidence: Evidence, kind: str) -> int:
+    """Tensors of a kind; an optimiser's are its own, buffers and normalisers the same for all."""
+    most: dict[int, int] = {}
+    for c in evidence.of(kind):
+        key = c.moment.optimizer if kind in OPTIMIZED else 0
+        most[key] = max(most.get(key, 0), c.compared)
+    return sum(most.values())
 
 
 KINDS = ("parameters", "gradients", "moments", "buffers", "normalizers")

@@ -16,13 +16,15 @@ STACK_LINES = 12
 
 
 def waited(trace: RankTrace, deadlock: bool) -> bool:
-    """Whether a rank was ended while it waited for others, or failed in a collective.
+    """Whether a rank was ended while it waited for others, or failed in a collective, or stood still till the end."""
+    return in_collective(trace) or (deadlock and trace.end is None and trace.state.get("waiting") is not None)
 
-    One of which it is only known that it stood still waited if that went on until the doctor ended it.
-    """
+
+def in_collective(trace: RankTrace) -> bool:
+    """Whether a rank was ended in a collective, or failed in one."""
     if trace.end is not None:
         return bool(trace.end.get("error_in_collective"))
-    return trace.state.get("waiting") is not None and bool(deadlock or trace.state.get("certain"))
+    return trace.state.get("waiting") is not None and bool(trace.state.get("certain"))
 
 
 def _place(stack: Sequence[str]) -> str:
@@ -50,9 +52,17 @@ def waiting_finding(traces: Sequence[RankTrace], deadlock: bool) -> Finding | No
     if not waiting or not (gone or deadlock):
         return None
     places = "; ".join(f"rank {t.rank} in {_place(t.state.get('stack', []))}" for t in waiting)
+    stacks: dict[str, Any] = {str(t.rank): t.state.get("stack", []) for t in waiting}
+    still = [t for t in waiting if not in_collective(t)]
+    if still:
+        seconds = min(t.state["waiting"] for t in still)
+        others = [t.rank for t in waiting if in_collective(t)]
+        what = f", {listed(others)} waited in a collective" if others else ""
+        what += f", {listed([t.rank for t in gone])} had ended" if gone else ""
+        text = f"{listed([t.rank for t in still])} stood still for {seconds:.0f} s{what}: {places}"
+        return Finding("still", DOUBT, text, CAUSES["still"], FIXES["still"], {"stacks": stacks})
     whom = f"while {listed([t.rank for t in gone])} had ended" if gone else "for one another"
     text = f"{listed([t.rank for t in waiting])} waited in a collective {whom}: {places}"
-    stacks: dict[str, Any] = {str(t.rank): t.state.get("stack", []) for t in waiting}
     return Finding("waiting", FAULT, text, CAUSES["waiting"], FIXES["waiting"], {"stacks": stacks})
 
 
@@ -61,7 +71,7 @@ def failure_finding(traces: Sequence[RankTrace], interrupted: bool, deadlock: bo
     failed = [t for t in traces if t.exit_code not in (0, None) and t.ended_at is not None]
     own = [t for t in failed if not waited(t, deadlock)] or failed
     if interrupted:
-        return Finding("interrupted", DOUBT, "the script was stopped; what follows is what was seen until then")
+        return Finding("interrupted", DOUBT, "the script was stopped: what is said here was seen until then")
     if not own or (waiting_finding(traces, deadlock) is not None and all(waited(t, deadlock) for t in own)):
         return None
     first = min(own, key=lambda t: t.ended_at or 0.0)

@@ -134,7 +134,7 @@ def listed(ranks: Sequence[int]) -> str:
 def _difference(evidence: Evidence, c: Comparison) -> str:
     """``ranks 0 and 1 differ from optimiser step 1 in 12 of 12 tensors, first …, largest relative difference …``."""
     who = listed([min(t.rank for t in evidence.traces), *c.ranks])
-    optimizer = f" of optimiser {c.moment.optimizer}" if len(evidence.optimizers) > 1 else ""
+    optimizer = _of_optimizer(evidence, c.moment.optimizer)
     since = f"from optimiser step {c.moment.step}{optimizer}" if c.moment.when != "end" else "at the end"
     size = "" if not math.isfinite(c.relative) else f", largest relative difference {c.relative:.1e}"
     return f"{who} differ {since} in {len(c.differing)} of {c.compared} tensors, first {c.differing[0]}{size}"
@@ -166,6 +166,8 @@ def gradient_finding(evidence: Evidence) -> Finding | None:
     through = {wrapper for check in checks for wrapper in check.facts.get("through", ())}
     if found.relative < ROUNDING:
         advice, what = "rounding", "gradients are reduced but rounded differently"
+    elif any(evidence.reduced(other) for other in evidence.optimizers if other != own) and not evidence.wrappers:
+        advice, what = "others_reduced", "some gradients are never reduced"
     elif len(found.differing) < found.compared:
         advice, what = "partly_reduced", "some gradients are never reduced"
     elif "ddp" in evidence.wrappers and "ddp" not in through:
@@ -266,7 +268,8 @@ def step_finding(evidence: Evidence) -> Finding | None:
 
 
 def _of_optimizer(evidence: Evidence, optimizer: int) -> str:
-    return f" of optimiser {optimizer}" if len(evidence.optimizers) > 1 else ""
+    """Which one, in the order of their first steps, from 1; nothing if it is the only one."""
+    return f" of optimiser {optimizer + 1}" if len(evidence.optimizers) > 1 else ""
 
 
 def data_finding(evidence: Evidence) -> Finding | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import sys
 import threading
@@ -35,6 +36,13 @@ def stack_lines(entries: traceback.StackSummary) -> list[str]:
 def stands_in(lines: list[str], places: tuple[str, ...]) -> bool:
     """Whether a stack, innermost first, ends in one of some places."""
     return any(place in line.rpartition(":")[0] for line in lines[:INNERMOST] for place in places)
+
+
+def waits_for_work(lines: list[str]) -> bool:
+    """Whether the innermost line waits for a collective itself: ``work.wait()``, which has no frame of its own."""
+    place = lines[0].rpartition(" ")[0] if lines else ""
+    file, _, number = place.rpartition(":")
+    return number.isdecimal() and ".wait(" in linecache.getline(file, int(number))
 
 
 def own_lines(lines: list[str]) -> list[str]:
@@ -97,6 +105,7 @@ class StillnessClock:
             return None
         self.lines = self.lines or frame_lines(frame)
         idle = time.process_time() - self._busy_before < IDLE * self._seconds
-        self.certain = stands_in(self.lines, COLLECTIVES) or (stands_in(self.lines, BACKWARD) and idle)
         blocked = joined and idle and wakings() == self._wakings_before
+        self.certain = stands_in(self.lines, COLLECTIVES) or (stands_in(self.lines, BACKWARD) and idle)
+        self.certain = self.certain or (blocked and waits_for_work(self.lines))
         return self._seconds if self.certain or on_gpu or blocked else None

@@ -12,7 +12,6 @@ import json
 import os
 import runpy
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -113,7 +112,7 @@ def _run(watcher: Watcher, words: Sequence[str]) -> int:
     except BaseException as error:
         error.__traceback__ = _own_part(error.__traceback__)
         watcher.end(error)
-        traceback.print_exception(error)
+        sys.excepthook(type(error), error, error.__traceback__)  # PyTorch's says which rank it is
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     watcher.end(None)
     del kept
