@@ -20,7 +20,7 @@ Train one reinforcement-learning agent on many devices: the same bytes on 1 proc
   lockstep eval RUN --episodes 20               returns of the trained policy
   lockstep play RUN --video out.mp4             watch it
   lockstep compare RUN RUN                      which of them plays better, and how sure that is
-  lockstep record RUN --out episodes.npz        its episodes, for lockstep clone episodes.npz --name COPY
+  lockstep record RUN --out episodes.npz        its episodes, for lockstep clone episodes.npz --out RUN
   lockstep verify CartPole-v1 --world-sizes 1,2,4   prove that they give the same agent
   lockstep bench CartPole-v1 --world-sizes 1,2      how fast more ranks are, and where the time goes
   lockstep run --nproc 4 script.py ARGS         four ranks of your own script, with torchrun's variables

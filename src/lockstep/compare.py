@@ -144,13 +144,24 @@ def unlike(all_of_them: Sequence[Evaluated]) -> list[str]:
         mine, theirs = ({**each.facts.get("env_settings", {})} for each in (first, other))
         for name in sorted(mine.keys() & theirs.keys()):
             if mine[name] != theirs[name]:
-                what = f"env.{name} {json.dumps(mine[name])} ({first.name}), {json.dumps(theirs[name])} ({other.name})"
+                one, two = _apart(mine[name], theirs[name])
+                what = f"env.{name} {json.dumps(one)} ({first.name}), {json.dumps(two)} ({other.name})"
                 lines.append(f"other environment settings: {what}; returns may count other rewards")
         ways = [each.facts.get("stochastic") for each in (first, other)]
         if None not in ways and ways[0] != ways[1]:
             said = ["sampled" if way else "most likely" for way in ways]
             lines.append(f"other choice of actions: {said[0]} ({first.name}), {said[1]} ({other.name})")
     return lines
+
+
+def _apart(one: Any, two: Any) -> tuple[Any, Any]:
+    """Of two tables what isn't the same in both; else both."""
+    if not isinstance(one, dict) or not isinstance(two, dict):
+        return one, two
+    missing = object()
+    keys = [key for key in {**one, **two} if one.get(key, missing) != two.get(key, missing)]
+    left, right = ({key: table[key] for key in keys if key in table} for table in (one, two))
+    return left, right
 
 
 def _known(each: Evaluated, metric: str) -> np.ndarray:

@@ -9,7 +9,7 @@ from pathlib import Path
 from lockstep.command_parser import CommandParser, at_least_one
 from lockstep.compare import Evaluated, comparison, draw, in_words
 from lockstep.eval_command import BATCH, add_policy_options, evaluate, facts_of
-from lockstep.eval_files import check_files, read_json, save_figure
+from lockstep.eval_files import check_files, read_json, save_figure, written
 from lockstep.policy import load_policy
 
 
@@ -43,5 +43,5 @@ def compare_command(argv: Sequence[str]) -> int:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
     if options.plot is not None:
         save_figure(draw(them, found), options.plot)
-    print(in_words(found))
+    print(in_words(found) + written(options.json, options.plot))
     return 0

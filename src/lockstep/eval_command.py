@@ -14,13 +14,13 @@ import numpy as np
 from lockstep.baselines import BASELINES, Actor, Baseline
 from lockstep.command_parser import CommandParser, at_least_one
 from lockstep.config_sources import read_request
-from lockstep.envs.description import describe
+from lockstep.envs.description import arguments_of, describe
 from lockstep.envs.registry import make_envs
-from lockstep.eval_files import check_files, draw_histogram, save_figure, write_csv, write_json
+from lockstep.eval_files import check_files, draw_histogram, save_figure, write_csv, write_json, written
 from lockstep.evaluation import run_episodes, summarize
 from lockstep.launch.process import fail_now
 from lockstep.launch.rank import engine_module
-from lockstep.policy import load_policy
+from lockstep.policy import Policy, load_policy
 
 BATCH = 256
 """Environments of one batch: more episodes than these are played batch after batch."""
@@ -44,7 +44,11 @@ def eval_command(argv: Sequence[str]) -> int:
     if options.histogram is not None:
         title = f"{options.policy or options.run}: {facts['environment']}, {facts['episodes']} episodes"
         save_figure(draw_histogram(title, table), options.histogram)
-    print(json.dumps(facts) if prints_json else in_words(actor, facts))
+    print(
+        json.dumps(facts)
+        if prints_json
+        else in_words(actor, facts) + written(json_file, options.csv, options.histogram)
+    )
     return 0
 
 
@@ -129,7 +133,8 @@ def play_batch(actor: Actor, start: int, numbers: range, deterministic: bool) ->
 def facts_of(actor: Actor, table: np.ndarray, deterministic: bool = True) -> dict[str, Any]:
     """The summary of an evaluation's table, and of what it is."""
     env = actor.config.env
-    facts = {"environment": env.id, "env_settings": env.model_dump(mode="json", include=GAME)}
+    settings = env.model_dump(mode="json", include=GAME) | {"kwargs": arguments_of(env)}
+    facts = {"environment": env.id, "env_settings": settings}
     return summarize(table) | facts | {"stochastic": not deterministic, "global_step": actor.global_step}
 
 
@@ -138,7 +143,11 @@ def in_words(actor: Actor, facts: dict[str, Any]) -> str:
     more = f", success rate {facts['success_rate']:.0%}" if "success_rate" in facts else ""
     if "score_mean" in facts:
         more += f", score {facts['score_mean']:,.2f} (max {facts['score_max']:,.0f})"
-    trained = actor.name if isinstance(actor, Baseline) else f"after {actor.global_step:,} training steps"
+    trained = f"after {actor.global_step:,} training steps"
+    if isinstance(actor, Baseline):
+        trained = actor.name
+    elif isinstance(actor, Policy) and actor.cloned:
+        trained = "by a cloned policy"
     return (
         f"{facts['environment']} {trained}, {facts['episodes']} episodes: "
         f"return {facts['return_mean']:,.2f} ± {facts['return_std']:,.2f} "

@@ -36,6 +36,12 @@ def check_plot(option: str) -> None:
         raise ValueError(f"{option}: needs matplotlib; pip install 'lockstep-rl[plot]'")
 
 
+def written(*paths: Path | None) -> str:
+    """`` → FILE, FILE`` for those that were asked for."""
+    names = [str(path) for path in paths if path is not None]
+    return f" → {', '.join(names)}" if names else ""
+
+
 def columns_of(table: np.ndarray) -> dict[str, list[Any]]:
     """An evaluation's table ``[n, 4]`` as lists by name; those of which no episode says anything are left out."""
     success = [success_of(value) for value in table[:, 2].tolist()]

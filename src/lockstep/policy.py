@@ -41,12 +41,14 @@ class Policy:
         observation: how observations lie in rows.
         action: what actions are.
         global_step: environment steps that it was trained for.
+        cloned: whether it has learnt recorded episodes instead.
     """
 
     def __init__(self, config: Config, checkpoint: Checkpoint, engine: str | None = None) -> None:
         self.config = config
         self.environment: dict[str, Any] = checkpoint.state["environment"]
         self.global_step = int(checkpoint.state["global_step"])
+        self.cloned = bool(checkpoint.state.get("cloned"))
         module = _engine_module(config, engine or config.engine)
         self._function = module.PolicyFunction(config, self.environment, checkpoint.arrays)
         self.observation: ObservationLayout = self._function.observation

@@ -41,14 +41,15 @@ def play_command(argv: Sequence[str]) -> int:
         raise ValueError("there is no screen here; --video out.mp4 (or .gif) writes a file instead, --terminal text")
     target = "terminal" if options.terminal else options.video
     try:
-        returns = play(policy, target, options.episodes, options.seed, deterministic=not options.stochastic)
+        episodes = play(policy, target, options.episodes, options.seed, deterministic=not options.stochastic)
     except OSError as error:
         if options.video is None:
             raise
         report_failure(f"{options.video} can't be written: {error}")
         return EXIT_FAILURE
     where = f" → {options.video}" if options.video else ""
-    print(f"{policy.config.env.id}: return {', '.join(f'{r:,.2f}' for r in returns)}{where}")
+    said = [f"return {r:,.2f}" + (f" (score {s}, {n} steps)" if s is not None else "") for r, n, s in episodes]
+    print(f"{policy.config.env.id}: {', '.join(said)}{where}")
     return 0
 
 
@@ -58,7 +59,7 @@ def play(
     episodes: int = 1,
     seed: int | None = None,
     deterministic: bool = True,
-) -> list[float]:
+) -> list[tuple[float, int, int | None]]:
     """Run episodes in a window, into a video file, or as text.
 
     Args:
@@ -69,7 +70,7 @@ def play(
         deterministic: the most likely actions, else samples.
 
     Returns:
-        Their returns.
+        Of each its return, length, and score (None where the environment has none).
 
     Raises:
         ValueError: the environment can't be rendered here, or what a video needs isn't installed.
@@ -79,16 +80,16 @@ def play(
     mode = "human" if target is None else "ansi" if target == "terminal" else "rgb_array"
     env = drawn_environment(config.env, mode)
     writer = _writer(target, frames_per_second(env))
-    returns = []
+    played = []
     try:
         for episode in range(episodes):
             start = keyed_seed(config.seed if seed is None else seed, "eval", episode)
-            returns.append(play_episode(env, policy, writer, start, deterministic))
+            played.append(play_episode(env, policy, writer, start, deterministic))
     finally:
         if writer is not None:
             writer.close()
         env.close()
-    return returns
+    return played
 
 
 def _writer(target: Path | str | None, fps: int) -> Any:

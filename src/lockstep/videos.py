@@ -108,8 +108,10 @@ def drawn_environment(config: EnvConfig, mode: str) -> Any:
             raise ValueError(f"{config.id} can't be drawn: it has no render mode {mode!r}") from None
 
 
-def play_episode(env: Any, policy: Policy, writer: Any, seed: int, deterministic: bool) -> float:
-    """One episode, drawn before every step; its return."""
+def play_episode(
+    env: Any, policy: Policy, writer: Any, seed: int, deterministic: bool
+) -> tuple[float, int, int | None]:
+    """One episode, drawn before every step: return, length, and score where there is one."""
     name, where, total, steps, over = policy.config.env.id, "reset", 0.0, 0, False
     try:
         observation, info = env.reset(seed=seed)
@@ -127,7 +129,7 @@ def play_episode(env: Any, policy: Policy, writer: Any, seed: int, deterministic
         raise
     except Exception as error:
         raise environment_failure(f"environment {name}", where, error) from error
-    return total
+    return total, steps, info.get("score")
 
 
 def _frame(env: Any) -> Any:
@@ -189,7 +191,7 @@ def record_evaluation(policy: Policy, video: Path) -> float:
     try:
         writer = video_writer(unfinished, frames_per_second(env))
         try:
-            score = play_episode(env, policy, writer, keyed_seed(policy.config.seed, "eval", 0), True)
+            score, *_ = play_episode(env, policy, writer, keyed_seed(policy.config.seed, "eval", 0), True)
         finally:
             writer.close()
         unfinished.replace(video)

@@ -50,7 +50,7 @@ def test_runs_are_compared_by_their_episodes(trained, capsys, tmp_path):
     assert difference["return"]["difference_low"] > 0  # it learnt something
     assert difference["return"]["probability_of_improvement"] > 0.5
     assert f"{run.name} against early: return +" in text
-    assert printed(capsys, "compare", early, run, "--episodes", 30) == text
+    assert printed(capsys, "compare", early, run, "--episodes", 30).strip() + f" → {found}\n" == text
 
 
 def test_a_comparison_is_drawn(capsys, tmp_path):
@@ -78,6 +78,11 @@ def test_what_is_not_alike_is_told(capsys, tmp_path):
         config.write_text(json.dumps({"env": {"id": "Snake-v0", "kwargs": {"size": size}}}))
         words = ("--policy", "random", "--episodes", 5, "--json", tmp_path / f"of{size}.json", *more)
         printed(capsys, "eval", config, *words)
+    printed(capsys, "eval", "Snake-v0", "--policy", "random", "--episodes", 5, "--json", tmp_path / "of10.json")
+    settings = tmp_path / "10.yaml"
+    settings.write_text(json.dumps({"env": {"id": "Snake-v0", "kwargs": {"size": 10}}}))  # what it is by itself
+    printed(capsys, "eval", settings, "--policy", "random", "--episodes", 5, "--json", tmp_path / "again.json")
+    assert "other" not in printed(capsys, "compare", tmp_path / "of10.json", tmp_path / "again.json")
     text = printed(capsys, "compare", tmp_path / "of5.json", tmp_path / "of6.json", "--json", tmp_path / "a.json")
     settings = 'other environment settings: env.kwargs {"size": 5} (of5), {"size": 6} (of6)'
     assert settings in text

@@ -75,7 +75,7 @@ def test_evaluating_and_playing_are_what_a_plain_loop_finds(trained, capsys, mon
         returns.append(total)
     env.close()
     assert evaluation(run, capsys, "--episodes", "4")["return_mean"] == pytest.approx(np.mean(returns))
-    assert policy_commands.play(policy, None, 4) == pytest.approx(returns)
+    assert [r for r, *_ in policy_commands.play(policy, None, 4)] == pytest.approx(returns)
 
 
 def mask_of(info):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,6 +62,14 @@ def make_arrays(config: EnvConfig) -> ArrayEnvironment:
     return FrameStack(made, config.frame_stack) if config.frame_stack > 1 else made
 
 
+def arguments_of(config: EnvConfig) -> dict[str, Any]:
+    """An environment's arguments; of ours, those that it takes by itself too."""
+    kind = array_environment(config.id)
+    taken = {} if kind is None else inspect.signature(kind.__init__).parameters
+    own = {name: p.default for name, p in taken.items() if p.default is not inspect.Parameter.empty}
+    return own | config.kwargs
+
+
 def stepped_as_arrays(config: EnvConfig) -> bool:
     """Whether an environment is one of ours and not asked for one by one."""
     return config.backend in ("auto", "tensor") and array_environment(config.id) is not None
@@ -94,12 +103,15 @@ def make_environment(config: EnvConfig, **kwargs: Any) -> gymnasium.Env:
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
         raise ValueError(f"env.id: {_unknown(config.id, error)}") from None
     except Exception as error:
-        text = " ".join(str(error).split())
+        text = " ".join(str(error).split()).partition(" was raised from the environment creator for ")[0]
         if config.atari.enabled and "frameskip" in text:
             raise ValueError(
                 f"env.atari: {config.id} is no ALE game (their ids begin with ALE/); leave it out"
             ) from None
-        raise ValueError(f"env.id: {config.id} can't be made: {type(error).__name__}: {text}") from error
+        said = ", ".join(f"{name}={value!r}" for name, value in config.kwargs.items())
+        raise ValueError(
+            f"env: {config.id} can't be made{f' with {said}' if said else ''}: {type(error).__name__}: {text}"
+        ) from error
     try:
         return wrap(config, made)
     except Exception as error:
@@ -113,7 +125,11 @@ def make_environment(config: EnvConfig, **kwargs: Any) -> gymnasium.Env:
 def _unknown(env_id: str, error: Exception) -> str:
     close = difflib.get_close_matches(env_id, gymnasium.registry.keys(), 1, 0.5)
     if isinstance(error, gymnasium.error.UnregisteredEnv):
-        hint = f"did you mean {close[0]}?" if close else "gymnasium.registry lists them, 'module:Id-v0' imports one"
+        hint = (
+            f"did you mean {close[0]}?"
+            if close
+            else ("gymnasium.registry lists them, 'module:Id-v0' imports one; a class for JAX needs --env.backend jax")
+        )
         return f"no environment {env_id!r} is registered; {hint}"
     return f"{env_id!r}: {error}"
 

@@ -201,8 +201,12 @@ def _prepare(request: Request, topology: Topology) -> tuple[Assignment, RunDirec
     per_rank = config.num_envs_per_rank
     config = resolve(config, world.ranks)
     if per_rank is not None and writer and not options.quiet:
-        ranks = "ranks" if world.devices is None else "devices"
-        print(f"num_envs_per_rank {per_rank} on {world.ranks} {ranks}: num_envs {config.num_envs}; others, another run")
+        ranks = "rank" if world.devices is None else "device"
+        ranks += "s" if world.ranks > 1 else ""
+        print(
+            f"num_envs_per_rank {per_rank} on {world.ranks} {ranks}: num_envs {config.num_envs}; on another number of "
+            f"{ranks.rstrip('s')}s it is another run"
+        )
     if request.note is not None and path is None and writer and not options.quiet:
         print(request.note)
     _check_options(options, config)
