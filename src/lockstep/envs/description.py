@@ -108,10 +108,7 @@ def make_environment(config: EnvConfig, **kwargs: Any) -> gymnasium.Env:
             raise ValueError(
                 f"env.atari: {config.id} is no ALE game (their ids begin with ALE/); leave it out"
             ) from None
-        said = ", ".join(f"{name}={value!r}" for name, value in config.kwargs.items())
-        raise ValueError(
-            f"env: {config.id} can't be made{f' with {said}' if said else ''}: {type(error).__name__}: {text}"
-        ) from error
+        raise ValueError(f"env.id: {config.id} can't be made: {type(error).__name__}: {text}") from error
     try:
         return wrap(config, made)
     except Exception as error:
