@@ -8,6 +8,7 @@ import resource
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from lockstep.errors import RankMismatchError
 
@@ -51,12 +52,21 @@ def peak_resident() -> float:
     return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
 
 
-def check_facts_alike(everyone: Sequence[Mapping[str, str]]) -> None:
-    """Raise a ``RankMismatchError`` if what ranks say of their machine, versions and config, in rank order, differs."""
+def first_difference(everyone: Sequence[Mapping[str, Any]]) -> tuple[int, str] | None:
+    """The first rank that says something else than rank 0, and of what; None if all say the same."""
     for rank, theirs in enumerate(everyone):
         for key, value in everyone[0].items():
             if theirs[key] != value:
-                raise RankMismatchError(
-                    f"rank {rank} differs from rank 0 in {key}: {theirs[key]} against {value}; "
-                    "the same agent needs the same kind of machine, versions and config on every rank"
-                )
+                return rank, key
+    return None
+
+
+def check_facts_alike(everyone: Sequence[Mapping[str, str]]) -> None:
+    """Raise a ``RankMismatchError`` if what ranks say of their machine, versions and config, in rank order, differs."""
+    found = first_difference(everyone)
+    if found is not None:
+        rank, key = found
+        raise RankMismatchError(
+            f"rank {rank} differs from rank 0 in {key}: {everyone[rank][key]} against {everyone[0][key]}; "
+            "the same agent needs the same kind of machine, versions and config on every rank"
+        )

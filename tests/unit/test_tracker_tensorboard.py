@@ -1,10 +1,12 @@
+import io
 import math
 
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer.record_writer import RecordWriter
 
-from lockstep.runs.tracker_tensorboard import TensorBoardTracker, cut_tensorboard
+from lockstep.runs.tracker_tensorboard import TensorBoardTracker, cut_tensorboard, framed
 
 RETURN = "rollout/episode_return_mean"
 
@@ -96,3 +98,10 @@ def test_tensorboard_file_names_sort_after_those_of_other_writers(tmp_path):
     (tmp_path / "events.out.tfevents.odd").write_bytes(b"")
     TensorBoardTracker(tmp_path).close()
     assert (tmp_path / "events.out.tfevents.1700000001.lockstep").is_file()
+
+
+@pytest.mark.parametrize("data", [b"", b"a", bytes(range(256)) * 3])
+def test_records_are_framed_as_tensorboard_frames_them(data):
+    theirs = io.BytesIO()
+    RecordWriter(theirs).write(data)
+    assert framed(data) == theirs.getvalue()

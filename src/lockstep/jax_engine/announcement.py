@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lockstep.config import RunOptions
+from lockstep.config_checks import grpo_notes
 from lockstep.jax_engine.mesh import device_line
 from lockstep.jax_engine.session import Session, check_ranks_in_sync
 from lockstep.jax_engine.state import POLICY
@@ -27,10 +28,7 @@ def notes(session: Session, options: RunOptions) -> list[str]:
     config, out, mesh = session.config, [], session.program.mesh
     if config.reduction == "fast":
         out.append("reduction fast: repeatable at this number of devices; others agree up to summation order only")
-    limit = session.description.max_episode_steps
-    if config.algorithm == "grpo" and (limit is None or limit > config.num_steps):
-        longest = "has no time limit" if limit is None else f"lets them last {limit}"
-        out.append(f"grpo: episodes count for num_steps ({config.num_steps}) at most; the environment {longest}")
+    out += grpo_notes(config, session.description.max_episode_steps)
     if session.program.layout.axes:
         cut = sum(axis is not None for axis in session.program.layout.axes.values())
         out.append(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lockstep.config import RunOptions
+from lockstep.config_checks import grpo_notes
 from lockstep.proof.fingerprint import sha256_of
 from lockstep.torch_engine.session import Session, check_ranks_in_sync
 from lockstep.torch_engine.state import POLICY, state_arrays
@@ -32,10 +33,7 @@ def notes(session: Session, options: RunOptions) -> list[str]:
         out.append(
             "self-check: batching changes a shard's bits on this machine, so shards run one after the other (slower)"
         )
-    limit = session.description.max_episode_steps
-    if config.algorithm == "grpo" and (limit is None or limit > config.num_steps):
-        longest = "has no time limit" if limit is None else f"lets them last {limit}"
-        out.append(f"grpo: episodes count for num_steps ({config.num_steps}) at most; the environment {longest}")
+    out += grpo_notes(config, session.description.max_episode_steps)
     if session.state.sharded is not None:
         out.append("fsdp: each rank keeps a slice of parameters and moments; a whole copy is gathered for each rollout")
     elif config.fsdp:

@@ -13,6 +13,7 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
 from lockstep.errors import RankMismatchError
+from lockstep.machine import first_difference
 from lockstep.shards import keyed_seed
 
 SETTINGS = (
@@ -62,13 +63,13 @@ def _plain(value: Any) -> Any:
 
 
 def _check_settings(everyone: list[dict[str, Any]]) -> None:
-    for rank, theirs in enumerate(everyone):
-        for name, value in everyone[0].items():
-            if theirs[name] != value:
-                raise RankMismatchError(
-                    f"{name.lstrip('_')}: rank {rank} has {theirs[name]} and rank 0 has {value}; every rank must make "
-                    "the same model and call learn with the same arguments"
-                )
+    found = first_difference(everyone)
+    if found is not None:
+        rank, name = found
+        raise RankMismatchError(
+            f"{name.lstrip('_')}: rank {rank} has {everyone[rank][name]} and rank 0 has {everyone[0][name]}; every "
+            "rank must make the same model and call learn with the same arguments"
+        )
 
 
 def _pending_seeds(env: VecEnv) -> list[int | None]:
