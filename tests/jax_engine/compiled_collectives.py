@@ -1,4 +1,4 @@
-"""Collectives of a compiled program, read from the text that XLA prints of it: what is executed, how often, how large.
+"""Collectives of a compiled program, read from the text that XLA prints of it: what, how often, how large, after what.
 
 A loop counts as often as the compiler says that it runs; a branch as the one that communicates most.
 """
@@ -26,6 +26,8 @@ _HEADER = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
 _ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
 _OPERATION = re.compile(r"^(?:ROOT )?%?[\w.\-]+ = (.*?) ([\w\-]+)\(")
 _CALLED = re.compile(r"(?:to_apply|calls|branch_computations|true_computation|false_computation|called_computations)=")
+_INSTRUCTION = re.compile(r"^(?:ROOT )?%?([\w.\-]+) = .*? ([\w\-]+)\((.*)$")
+_NAME = re.compile(r"%?([\w.\-]+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
 
@@ -121,3 +123,38 @@ def by_kind(found: Counter[Collective]) -> dict[str, int]:
     for one, count in found.items():
         out[one.kind] = out.get(one.kind, 0) + count
     return out
+
+
+def unordered(text: str) -> list[tuple[str, str]]:
+    """Pairs of instructions that communicate, of one computation, neither of which has to wait for the other.
+
+    A device would wait in both at once. A loop, a branch or a call communicates if something inside does.
+    """
+    lines, _ = computations(text)
+    communicates: dict[str, bool] = {}
+
+    def loud(name: str) -> bool:
+        if name not in communicates:
+            communicates[name] = any(loud_line(line) for line in lines[name])
+        return communicates[name]
+
+    def loud_line(line: str) -> bool:
+        found = _INSTRUCTION.match(line)
+        if found is None:
+            return False
+        if found[2].removesuffix("-start") in KINDS:
+            return True
+        return any(loud(callee) for callee in _NAME.findall(found[3]) if callee in lines)
+
+    pairs = []
+    for name, body in lines.items():
+        if not loud(name):
+            continue
+        found = {m[1]: (m, line) for line in body if (m := _INSTRUCTION.match(line))}
+        before: dict[str, set[str]] = {}
+        for one, (match, _) in found.items():  # operands stand before what takes them
+            direct = {operand for operand in _NAME.findall(match[3]) if operand in before}
+            before[one] = direct.union(*(before[operand] for operand in direct))
+        speaking = [one for one, (_, line) in found.items() if loud_line(line)]
+        pairs += [(a, b) for n, b in enumerate(speaking) for a in speaking[:n] if a not in before[b]]
+    return pairs

@@ -9,7 +9,7 @@ from lockstep.config import Config
 from lockstep.config_checks import resolve
 from lockstep.envs.description import describe
 from lockstep.jax_engine.device_run import DeviceRun
-from lockstep.jax_engine.environments import make_environment
+from lockstep.jax_engine.environments import is_jax_environment, make_environment
 from lockstep.jax_engine.fingerprints import every_fingerprint
 from lockstep.jax_engine.iterations import Iteration
 from lockstep.jax_engine.mesh import make_mesh
@@ -39,7 +39,8 @@ def program_of(config: Config, devices: int, fsdp: int = 1) -> Program:
     mesh, description = make_mesh(fsdp, devices), describe(config.env)
     net = check_networks(config, description)
     layout = parameter_layout(config, net, mesh)
-    return Program(config, description, net, layout, mesh, make_environment(config.env), everywhere=False)
+    env = make_environment(config.env) if is_jax_environment(config.env) else None
+    return Program(config, description, net, layout, mesh, env, everywhere=False)
 
 
 def opened(config: Config, devices: int, fsdp: int = 1, capacity: int = 1) -> DeviceRun:

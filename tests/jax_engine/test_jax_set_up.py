@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.config import Config
 from lockstep.jax_engine import set_up
+from lockstep.jax_engine.session import pool_of
+from lockstep.topology import Topology
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,10 +22,8 @@ if hasattr(os, "sched_setaffinity"):
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
 from lockstep.jax_engine import processes, set_up
 from lockstep.topology import Topology
-if pool:
-    set_up.pool_threads = lambda devices: int(pool)
 try:
-    set_up.configure(1, platform, devices if platform == "cpu" else None)
+    set_up.configure(1, platform, devices if platform == "cpu" else None, int(pool) if pool else None)
     import jax
     processes.check_device(platform)
 except ValueError as error:
@@ -47,7 +48,7 @@ print(json.dumps({
 """
 
 
-def child(directory, devices=1, pool="", cores=1, platform="cpu", **variables):
+def child(directory, devices=1, pool: int | str = "", cores=1, platform="cpu", **variables):
     unset = ("XLA_FLAGS", "PJRT_NPROC", "NPROC", "JAX_PLATFORMS", set_up.CACHE_VARIABLE)
     environment = {k: v for k, v in os.environ.items() if k not in unset}
     environment |= {"PYTHONPATH": str(ROOT / "src"), "XDG_CACHE_HOME": str(directory), **variables}
@@ -76,6 +77,29 @@ def test_neither_cores_nor_devices_decide_the_bits(tmp_path):
     assert kept
     assert child(own, JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0") == one
     assert {file.name: file.stat().st_mtime_ns for file in Path(one["cache"]).glob("*-cache")} == kept
+
+
+def test_a_pool_of_another_size_gives_the_same_bits(tmp_path):
+    roomy, lean = child(tmp_path, devices=2), child(tmp_path, devices=2, pool=2)
+    assert lean["bits"] == roomy["bits"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "topology", "threads"),
+    [
+        ({}, Topology(), 2),
+        ({"env": {"id": "CartPole-v1"}}, Topology(), 2),
+        ({"env": {"id": "CartPole-v1"}, "threads": 2}, Topology(), 4),
+        ({"fsdp": True, "reduction": "fast"}, Topology(), 4),
+        ({}, Topology(rank=0, world_size=2), 4),
+        ({"env": {"id": "gymnax/CartPole-v1"}}, Topology(), 16),
+        ({"env": {"id": "lockstep/GridWorldPixels-v0"}}, Topology(), 16),
+        ({"network": {"custom": "nets:Net"}}, Topology(), 16),
+    ],
+)
+def test_the_pool_is_lean_only_where_neither_bits_nor_waiting_devices_need_more(changes, topology, threads):
+    values = {"engine": "jax", "env": {"id": "lockstep/CartPole-v1"}, "num_envs": 16, "num_shards": 8, **changes}
+    assert pool_of(Config.model_validate(values), 2, topology) == threads
 
 
 def test_a_platform_that_isnt_there_is_one_line(tmp_path):

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from compiled_collectives import Collective, by_kind, bytes_of, collectives
+from compiled_collectives import Collective, by_kind, bytes_of, collectives, unordered
 
 ROOT = Path(__file__).parents[2]
 
@@ -68,3 +68,10 @@ def test_loops_and_branches_of_a_program_are_counted():
 def test_a_collective_in_a_loop_of_unknown_length_is_an_error():
     with pytest.raises(AssertionError, match="unknown length"):
         collectives(PROGRAM.replace(', backend_config={"known_trip_count":{"n":"3"}}', ""))
+
+
+def test_collectives_that_need_not_wait_for_one_another_are_found():
+    """Nothing orders the loop, the gather and the branch of this program; a use of one by the next does."""
+    assert unordered(PROGRAM) == [("loop", "both"), ("loop", "chosen"), ("both", "chosen")]
+    ordered = PROGRAM.replace("all-gather(%q, %r)", "all-gather(%q, %loop)").replace("(%which, %p, %p)", "(%both, %p)")
+    assert unordered(ordered) == []

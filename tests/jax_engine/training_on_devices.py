@@ -5,7 +5,7 @@ from functools import cache, partial
 import jax
 import numpy as np
 import pytest
-from compiled_collectives import by_kind, collectives
+from compiled_collectives import by_kind, collectives, unordered
 from mishaps import rotated_over_devices, shuffled_over_devices
 from small_programs import (
     apart,
@@ -22,8 +22,11 @@ from small_programs import (
 from lockstep.jax_engine import mesh as meshes
 from lockstep.jax_engine import processes, session, update
 from lockstep.jax_engine.device_run import parameter_specs
+from lockstep.jax_engine.host_run import HostRun
+from lockstep.jax_engine.program import Inputs
 from lockstep.jax_engine.state import init_state, place_state, state_specs
 from lockstep.jax_engine.update import Update
+from lockstep.shards import ShardPlan
 from lockstep.topology import Topology
 
 processes.set_up_jax(threads=1, platform="cpu", simulate_devices=4, topology=Topology())
@@ -34,6 +37,9 @@ PPO = {"ppo": {"num_epochs": EPOCHS, "num_minibatches": MINIBATCHES}}
 FAST = {**PPO, "reduction": "fast"}
 PERIODIC = {**FAST, "sync_period": 4}
 FSDP = {**FAST, "fsdp": True}
+NORMALIZED = {**PPO, "normalize": {"observations": True, "returns": True}}
+GRPO = {"algorithm": "grpo", "ppo": {**PPO["ppo"]}, "grpo": {"group_size": 4}, "num_envs": 32, "num_steps": 16}
+CHANGES = {"exact": PPO, "fast": FAST, "periodic": PERIODIC, "fsdp": FSDP, "normalized": NORMALIZED, "grpo": GRPO}
 TERMS = 5
 HALF = 0.55  # biases and the like stay whole
 
@@ -41,7 +47,7 @@ HALF = 0.55  # biases and the like stay whole
 @cache
 def begun(kind: str, devices: int = 2, fsdp: int = 1):
     """A run that has begun; compiled once for all checks that don't train it."""
-    changes = {"exact": PPO, "fast": FAST, "periodic": PERIODIC, "fsdp": FSDP}[kind]
+    changes = CHANGES[kind]
     return opened(small_config(devices, **changes), devices, fsdp)
 
 
@@ -112,6 +118,45 @@ def test_samples_that_cross_devices_are_counted(monkeypatch, mistake, kind):
     samples = 8 * 16 * 4 * (4 + 1 + 1 + 1 + 1 + 1)  # observations, action, log-probability, advantage, value, return
     assert crossing.nbytes == (samples if kind == "all-gather" else samples // 2)
     assert by_kind(found) != {"all-gather": STEPS + 1}
+
+
+@pytest.mark.parametrize("kind", ["exact", "fast", "periodic", "normalized", "grpo"])
+def test_a_device_never_waits_in_two_collectives_at_once(kind):
+    """Devices share as many threads as there are of them, see ``set_up.lean_pool``."""
+    run = begun(kind)
+    texts = [compiled_text(run), lowered(run._initial, run.state._replace(envs=None), run.owned)]
+    assert [unordered(text) for text in texts] == [[], []]
+    assert collectives(texts[0])
+
+
+def test_nor_where_environments_are_stepped_on_the_host():
+    changes = {**NORMALIZED, "env": {"id": "CartPole-v1"}}
+    config = small_config(2, **changes)
+    program = program_of(config, 2)
+    state = init_state(config, program.net, program.layout)
+    run = HostRun(program, state, ShardPlan(config.envs, config.shards), 2)
+    try:
+        rollout, discounted = run._placed()
+        inputs = Inputs(np.int32(0), np.float32(0))  # type: ignore[arg-type]
+        rest = (discounted, inputs, np.zeros(2, np.int32), run.owned)
+        texts = [lowered(run._learn, run.state, rollout, *rest), lowered(run._first, run.state, rollout, *rest[::3])]
+    finally:
+        run.close()
+    assert [unordered(text) for text in texts] == [[], []]
+    assert all(collectives(text) for text in texts)
+
+
+def lowered(program, *arguments):
+    """A jitted function, compiled, as the compiler prints it."""
+    return program.lower(*arguments).compile().as_text()
+
+
+def test_programs_whose_collectives_have_no_order_get_more_threads(cut_everything):
+    run = begun("fsdp", 2, 2)
+    assert unordered(compiled_text(run))
+    alone = Topology()
+    assert session.pool_of(run.program.config, 2, alone) == 4
+    assert session.pool_of(begun("exact").program.config, 2, alone) == 2
 
 
 # --- the same agent --------------------------------------------------------------------------------------------------

@@ -67,6 +67,6 @@ class HostProgram:
                 return normalizer_moments(self.program.config, self.program.net, rollout, discounted)[:2]
 
             parts = each_shard(one, self.program.blocks.shards, owned, rollout, discounted)
-            return merge_normalizers(state, *(None if x is None else gather_shards(x) for x in parts))
+            return merge_normalizers(state, *gather_shards(parts))
 
         return jax.jit(over_mesh(first, self.program.mesh, (specs, SHARDED, SHARDED, REPLICATED), specs))

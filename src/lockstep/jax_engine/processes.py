@@ -32,7 +32,7 @@ def set_up_jax(
     platform: str,
     simulate_devices: int | None,
     topology: Topology,
-    pool_devices: int | None = None,
+    pool: int | None = None,
     accelerators: int | None = None,
 ) -> None:
     """Set JAX up, before anything uses a device, and join the processes of the run; what is done is done once.
@@ -42,14 +42,14 @@ def set_up_jax(
         platform: ``cpu``, ``cuda`` or ``tpu``.
         simulate_devices: how many devices to make of this process's CPU; one by default.
         topology: this process's place.
-        pool_devices: see :func:`~lockstep.jax_engine.set_up.configure`.
+        pool: see :func:`~lockstep.jax_engine.set_up.configure`.
         accelerators: GPUs of each process where several share a host; an equal share of all by default.
 
     Raises:
         ValueError: the machine has no such device or too few, or JAX has started with other settings in this process.
         RankMismatchError: the processes can't meet.
     """
-    configure(threads, platform, simulate_devices, pool_devices)
+    configure(threads, platform, simulate_devices, pool)
     if topology.world_size > 1 and not jax.distributed.is_initialized():
         _join_processes(topology, _own_gpus(topology, accelerators) if platform == "cuda" else None)
     check_device(platform)

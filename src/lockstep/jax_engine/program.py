@@ -171,8 +171,7 @@ class Program:
             return normalizer_moments(config, self.net, rollout, carry.discounted)[:2]
 
         parts = each_shard(one, self.blocks.shards, owned, state.envs, self.shard_ids())
-        gathered = [None if x is None else gather_shards(x) for x in parts]
-        return merge_normalizers(state, *gathered)
+        return merge_normalizers(state, *gather_shards(parts))
 
     def initial(self, state: TrainState, owned: Array) -> TrainState:
         """A state whose environments have begun, and whose normalisers have first statistics."""

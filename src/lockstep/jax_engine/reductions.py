@@ -101,8 +101,12 @@ def shard_index(axis_names: Sequence[str] | None = None) -> Array:
 
 
 def gather_shards(x: Tree, axis_names: Sequence[str] | None = None) -> Tree:
-    """``[local shards, …]`` of every device, in shard order: ``[num_shards, …]``."""
-    return jax.tree.map(lambda leaf: jax.lax.all_gather(leaf, tuple(axis_names or axes()), tiled=True), x)
+    """``[local shards, …]`` of every device, in shard order: ``[num_shards, …]``.
+
+    All leaves of one dtype travel in one collective.
+    """
+    names = tuple(axis_names or axes())
+    return _together(x, lambda rows: jax.lax.all_gather(rows, names, tiled=True))
 
 
 def gather_tree(x: Tree, axis_names: Sequence[str] | None = None) -> Tree:
@@ -111,14 +115,27 @@ def gather_tree(x: Tree, axis_names: Sequence[str] | None = None) -> Tree:
     A device adds its own aligned subtree of the shards' fixed binary tree, the partial sums are gathered in shard order
     and every device finishes the tree. All leaves of one dtype travel in one collective.
     """
-    leaves, structure = jax.tree.flatten(x)
-    sums: list[Array] = [jnp.zeros(())] * len(leaves)
+    names = tuple(axis_names or axes())
+
+    def summed(rows: Array) -> Array:
+        partial = tree_sum(materialized(rows))
+        return materialized(tree_sum(jax.lax.all_gather(partial, names)))
+
+    return _together(x, summed)
+
+
+def _together(tree: Tree, function: Callable[[Array], Array]) -> Tree:
+    """A function of rows ``[n, m]``, which may change ``n`` or drop it, of the leaves of each dtype side by side.
+
+    Several collectives that could run at the same time would hold several threads of a device: see
+    :func:`lockstep.jax_engine.set_up.lean_pool`.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    out: list[Array] = list(leaves)
     for dtype in dict.fromkeys(leaf.dtype for leaf in leaves):
         members = [i for i, leaf in enumerate(leaves) if leaf.dtype == dtype]
-        flat = jnp.concatenate([leaves[i].reshape(len(leaves[i]), -1) for i in members], axis=1)
-        partial = tree_sum(materialized(flat))
-        total = materialized(tree_sum(jax.lax.all_gather(partial, tuple(axis_names or axes()))))
+        total = function(jnp.concatenate([leaves[i].reshape(len(leaves[i]), -1) for i in members], axis=1))
         ends = np.cumsum([math.prod(leaves[i].shape[1:]) for i in members])
-        for i, part in zip(members, jnp.split(total, ends[:-1]), strict=True):
-            sums[i] = part.reshape(leaves[i].shape[1:])
-    return jax.tree.unflatten(structure, sums)
+        for i, part in zip(members, jnp.split(total, ends[:-1], axis=-1), strict=True):
+            out[i] = part.reshape(*total.shape[:-1], *leaves[i].shape[1:])
+    return jax.tree.unflatten(structure, out)

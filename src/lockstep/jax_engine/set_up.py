@@ -19,10 +19,10 @@ from lockstep.shards import MAX_DEFAULT_SHARDS
 PLATFORMS = {"cpu": "cpu", "cuda": "cuda,cpu", "tpu": "tpu,cpu"}
 
 # XLA's CPU client runs all devices of a process on one pool of threads, as many as the machine has cores or the
-# process has devices, whichever is more, unless this says a number. A device that waits in a collective holds a
-# thread, and with a thread a device the one that is waited for may find none to work on: the process hangs. Idle
-# threads sleep the sooner the more there are, and waking them costs more than most operations here do: 64 threads take
-# half of the speed.
+# process has devices, whichever is more, unless this says a number. Where many operations of a device are ready at
+# once, half of them are handed to another thread of the pool, which has to be woken and then takes the core of another
+# device: with two threads a device a run of small minibatches is half as fast as with one. But a device that waits in a
+# collective holds a thread, and if it waits in two at once, the device that is waited for may find none to work on.
 POOL_VARIABLE = "PJRT_NPROC"
 LEAST_THREADS, THREADS_PER_DEVICE = 4, 2
 MOST_DEVICES = 64
@@ -34,11 +34,19 @@ CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
 MIN_COMPILE_SECONDS = 0.2
 
 
-def pool_threads(devices: int) -> int:
-    """Threads of the pool that the CPU devices of a process share.
+def lean_pool(devices: int) -> int:
+    """Threads of the pool for programs whose collectives follow one another: one for each CPU device of the process.
 
-    The bits of this engine's linear layers, sums and scans don't depend on it; those of XLA's convolutions do, which
-    cut their inner sums by it, and so may what a user brings: see ``pool_devices`` of :func:`configure`.
+    The bits of this engine's linear layers, sums and scans don't depend on the size of the pool.
+    """
+    return devices
+
+
+def roomy_pool(devices: int) -> int:
+    """Threads of the pool for any other program.
+
+    The bits of XLA's convolutions depend on it, which cut their inner sums by it, and so may what a user brings: there
+    it is made for :func:`pool_devices`.
     """
     return max(LEAST_THREADS, THREADS_PER_DEVICE * devices)
 
@@ -56,14 +64,14 @@ def add_xla_flags(flags: dict[str, str]) -> None:
     os.environ["XLA_FLAGS"] = " ".join(present + added)
 
 
-def configure(threads: int, platform: str, devices: int | None, pool_devices: int | None = None) -> None:
+def configure(threads: int, platform: str, devices: int | None, pool: int | None = None) -> None:
     """Settings that count only before JAX's first use of a device.
 
     Args:
-        threads: CPU threads that a process's computations may use; see :func:`pool_threads`.
+        threads: CPU threads that one operation may use.
         platform: ``cpu``, ``cuda`` or ``tpu``.
         devices: how many devices to make of this process's CPU; one by default.
-        pool_devices: how many devices the pool of threads is made for; that many by default.
+        pool: threads of the pool that all CPU devices share; by default the :func:`roomy_pool` of as many devices.
 
     Raises:
         ValueError: no such platform; CPU devices on another platform; JAX has started with other settings.
@@ -75,7 +83,7 @@ def configure(threads: int, platform: str, devices: int | None, pool_devices: in
     if devices is not None and not 1 <= devices <= MOST_DEVICES:
         raise ValueError(f"simulate_devices: {devices} must be 1 to {MOST_DEVICES}")
     if platform == "cpu":
-        os.environ[POOL_VARIABLE] = str(pool_threads(max(devices or 1, pool_devices or 1)))
+        os.environ[POOL_VARIABLE] = str(pool or roomy_pool(devices or 1))
         add_xla_flags(ONE_THREAD_FLAGS if threads == 1 else {})
     elif platform == "cuda":
         add_xla_flags(GPU_FLAGS)
@@ -121,7 +129,7 @@ def prepare_jax() -> bool:
         Whether it counts: JAX hasn't started yet, or had the same settings when it did.
     """
     use_compilation_cache()
-    threads = pool_threads(pool_devices(_wanted_cpu_devices()))
+    threads = roomy_pool(pool_devices(_wanted_cpu_devices()))
     if not has_started():
         os.environ[POOL_VARIABLE] = str(threads)
         add_xla_flags(ONE_THREAD_FLAGS | GPU_FLAGS)

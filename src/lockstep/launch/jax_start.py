@@ -48,7 +48,8 @@ def start_jax(env: EnvConfig, settings: Mapping[str, Any], options: RunOptions) 
     accelerators = None if device == "cpu" else options.devices
     if device != "cpu" and not topology.launched and options.nproc != 1:
         device = "cpu"
-    processes.set_up_jax(1, device, devices, topology, set_up.pool_devices(_shards(settings)), accelerators)
+    pool = set_up.roomy_pool(max(devices or 1, set_up.pool_devices(_shards(settings))))
+    processes.set_up_jax(1, device, devices, topology, pool, accelerators)
 
 
 def _most_devices(settings: Mapping[str, Any], options: RunOptions) -> int:
