@@ -59,6 +59,21 @@ def test_killed_in_the_middle_of_a_checkpoint(trained, tmp_path, place):
     same_agent(trained(*inside("cart_pole"), *devices(1)), resumed)
 
 
+# --- devices that drift apart ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rest", [("--checkpoint.interval", 0), ("--checkpoint.interval", 3)], ids=["alone", "due"])
+def test_devices_that_drift_apart_end_the_run_before_it_saves_anything(tmp_path, rest):
+    """They are compared after iteration 3: while the next call runs where nothing else is due, or first of all."""
+    path = tmp_path / "runs" / "run"
+    words = (*inside("unreduced"), *devices(2), "--name", "run", "--proof.interval", 3, *rest)
+    line = error_line(lockstep("train", *words, cwd=tmp_path))
+    assert "ranks are out of sync after iteration 3: rank 1 of 2" in line
+    assert "policy/actor.0.weight" in line
+    assert checkpoints_of(path) == []
+    assert len(metrics_of(path)) == 2
+
+
 # --- losses that are no numbers ---------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 from lockstep.errors import DesyncError
 from lockstep.jax_engine import mesh as meshes
 from lockstep.jax_engine import placement, processes
-from lockstep.jax_engine.fingerprints import check_copies, every_fingerprint
+from lockstep.jax_engine.fingerprints import Copies, check_copies, every_fingerprint
 from lockstep.jax_engine.mesh import REPLICATED, SHARDED, TIME_SHARDED
 from lockstep.jax_engine.parameters import ParameterLayout
 from lockstep.jax_engine.pytree_checkpoint import load_checkpoint, save_checkpoint
@@ -239,10 +239,10 @@ def test_copies_of_a_slice_are_compared_with_one_another():
     names, rows = every_fingerprint(state, layout)
     assert "policy/w" in names
     assert (rows == rows[0]).all()
-    check_copies(state, layout, "now")
+    check_copies(Copies.of(state, layout), "now")
     for device in (6, 1):
         with pytest.raises(DesyncError, match=r"first policy/w"):
-            check_copies(*state_with_slices(meshes.make_mesh(4), (device,)), "now")
+            check_copies(Copies.of(*state_with_slices(meshes.make_mesh(4), (device,))), "now")
     names, _ = every_fingerprint(*state_with_slices(meshes.make_mesh(8)))
     assert "policy/w" not in names  # each slice is held once
     assert "policy/b" in names

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 
 from lockstep.jax_engine.parameters import ParameterLayout
@@ -16,36 +18,90 @@ HELD: dict[str, str | None] = {POLICY: None} | {f"{OPTIMIZER}{name}/": moment fo
 """What is held as parameters are, by prefix: parameters, and the optimiser's attributes."""
 
 
-def fingerprint_rows(state: TrainState, layout: ParameterLayout) -> tuple[list[str], np.ndarray]:
-    """Names of arrays, and each local device's fingerprints of what it holds, int64 ``[local devices, arrays]``.
+@dataclass(frozen=True)
+class Copies:
+    """What each of this process's devices holds of a training state, on the host.
 
-    With FSDP and a batch axis of one device, what is cut has no second copy to compare with, and is left out.
+    Attributes:
+        layout: how parameters are held.
+        arrays: of each device by its id; parameters and moments as they are held.
+        slices: devices that a cut array is cut over; 1 without FSDP.
     """
-    copies = _copies(state, layout)
-    rows = [fingerprints({name: arrays[device] for name, arrays in copies.items()}) for device in _devices(copies)]
-    return list(copies), np.stack(rows)
+
+    layout: ParameterLayout
+    arrays: dict[str, dict[int, np.ndarray]]
+    slices: int
+
+    @classmethod
+    def of(cls, state: TrainState, layout: ParameterLayout, keep: bool = False) -> Copies:
+        """Of a state; good until a program takes it over, or for ever where they are to be kept.
+
+        With FSDP and a batch axis of one device, what is cut has no second copy to compare with, and is left out.
+        """
+        found: dict[str, Any] = {}
+        slices = 1
+        for prefix, attribute in HELD.items():
+            held = state.parameters if attribute is None else getattr(state.optimizer, attribute)
+            if not layout.axes:
+                found[prefix] = held
+                continue
+            mesh = next(iter(held.values())).sharding.mesh
+            slices = mesh.shape[FSDP_AXIS]
+            copied = mesh.size > slices
+            found |= {prefix + name: x for name, x in held.items() if copied or layout.axes[name] is None}
+        found[OPTIMIZER + "step"] = state.optimizer.count
+        found["learning_rate"] = state.learning_rate
+        for name, moments in (("observations", state.observations), ("returns", state.returns)):
+            if moments is not None:
+                found |= {f"{NORMALIZERS}{name}.{k}": x for k, x in moments._asdict().items()}
+        return cls(layout, {name: _by_device(x, keep) for name, x in found.items()}, slices)
+
+    def alike(self) -> bool:
+        """Whether all of this process's devices hold the same bytes; never, where arrays are cut."""
+        return self.slices == 1 and all(_alike(list(copies.values())) for copies in self.arrays.values())
+
+    def named(self) -> dict[str, dict[int, np.ndarray]]:
+        """The arrays by their names in a checkpoint."""
+        if self.layout.axes:
+            return self.arrays
+        out: dict[str, dict[int, np.ndarray]] = {}
+        for name, copies in self.arrays.items():
+            if name not in HELD:
+                out[name] = copies
+                continue
+            cut = {device: self.layout.split(vector) for device, vector in copies.items()}
+            out |= {name + part: {d: arrays[part] for d, arrays in cut.items()} for part in self.layout.shapes}
+        return out
+
+    def fingerprints(self) -> tuple[list[str], np.ndarray]:
+        """Names of arrays, and the fingerprints of all processes' devices, int64 ``[devices, arrays]``; a collective.
+
+        With FSDP, in the place of a cut array's fingerprint stands what it differs by from that of the first device
+        with the same slice: equal copies are equal rows there too.
+        """
+        copies = self.named()
+        devices = sorted(next(iter(copies.values())))
+        rows = [fingerprints({name: arrays[device] for name, arrays in copies.items()}) for device in devices]
+        gathered = [row for rows in gather_json(np.stack(rows).tolist()) for row in rows]
+        everyone = np.array(gathered, np.int64).reshape(-1, len(copies))
+        cut = [n for n, name in enumerate(copies) if _cut(name, self.layout)]
+        everyone[:, cut] ^= everyone[np.arange(len(everyone)) % self.slices][:, cut]
+        return list(copies), everyone
 
 
 def every_fingerprint(state: TrainState, layout: ParameterLayout) -> tuple[list[str], np.ndarray]:
-    """Names of arrays, and the fingerprints of all processes' devices, int64 ``[devices, arrays]``; a collective.
+    """:meth:`Copies.fingerprints` of a state; a collective."""
+    return Copies.of(state, layout).fingerprints()
 
-    With FSDP, in the place of a cut array's fingerprint stands what it differs by from that of the first device with
-    the same slice: equal copies are equal rows there too.
+
+def check_copies(copies: Copies, when: str) -> None:
+    """Compare every array of the training state over all devices; with several processes a collective.
+
+    Raises:
+        DesyncError: in every process, naming the tensor, the devices and ``when``.
     """
-    names, rows = fingerprint_rows(state, layout)
-    gathered = [row for rows in gather_json(rows.tolist()) for row in rows]
-    everyone = np.array(gathered, np.int64).reshape(-1, len(names))
-    slices = fsdp_length(state, layout)
-    cut = [n for n, name in enumerate(names) if _cut(name, layout)]
-    everyone[:, cut] ^= everyone[np.arange(len(everyone)) % slices][:, cut]
-    return names, everyone
-
-
-def fsdp_length(state: TrainState, layout: ParameterLayout) -> int:
-    """Devices that a cut array is cut over; 1 without FSDP."""
-    if not layout.axes:
-        return 1
-    return next(iter(state.parameters.values())).sharding.mesh.shape[FSDP_AXIS]
+    if jax.process_count() > 1 or not copies.alike():
+        compare_ranks(*copies.fingerprints(), when)
 
 
 def _cut(name: str, layout: ParameterLayout) -> bool:
@@ -53,38 +109,11 @@ def _cut(name: str, layout: ParameterLayout) -> bool:
     return any(layout.axes.get(name[len(prefix) :]) is not None for prefix in HELD if name.startswith(prefix))
 
 
-def check_copies(state: TrainState, layout: ParameterLayout, when: str) -> None:
-    """Compare every array of the training state over all devices; a collective.
-
-    Raises:
-        DesyncError: in every process, naming the tensor, the devices and ``when``.
-    """
-    names, rows = every_fingerprint(state, layout)
-    compare_ranks(names, rows, when)
+def _by_device(array: Any, keep: bool) -> dict[int, np.ndarray]:
+    found = {shard.device.id: np.asarray(shard.data) for shard in array.addressable_shards}
+    return {device: x.copy() for device, x in found.items()} if keep else found
 
 
-def _devices(copies: dict[str, dict[int, np.ndarray]]) -> list[int]:
-    return sorted(next(iter(copies.values())))
-
-
-def _copies(state: TrainState, layout: ParameterLayout) -> dict[str, dict[int, np.ndarray]]:
-    out: dict[str, dict[int, np.ndarray]] = {}
-    for prefix, attribute in HELD.items():
-        tree = state.parameters if attribute is None else getattr(state.optimizer, attribute)
-        if layout.axes:
-            copied = next(iter(tree.values())).sharding.mesh.size > fsdp_length(state, layout)
-            out |= {prefix + name: _of(x) for name, x in tree.items() if copied or layout.axes[name] is None}
-            continue
-        by_device = {device: layout.split(vector) for device, vector in _of(tree).items()}
-        for name in layout.shapes:
-            out[prefix + name] = {device: arrays[name] for device, arrays in by_device.items()}
-    out[OPTIMIZER + "step"] = _of(state.optimizer.count)
-    out["learning_rate"] = _of(state.learning_rate)
-    for name, moments in (("observations", state.observations), ("returns", state.returns)):
-        if moments is not None:
-            out |= {f"{NORMALIZERS}{name}.{k}": _of(x) for k, x in moments._asdict().items()}
-    return out
-
-
-def _of(array: Any) -> dict[int, np.ndarray]:
-    return {shard.device.id: np.asarray(shard.data) for shard in array.addressable_shards}
+def _alike(copies: list[np.ndarray]) -> bool:
+    first, *others = (np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in copies)
+    return all(np.array_equal(first, other) for other in others)

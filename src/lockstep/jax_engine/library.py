@@ -16,7 +16,7 @@ from lockstep.config import Config
 from lockstep.envs.description import described
 from lockstep.jax_engine.custom import custom_net
 from lockstep.jax_engine.device_run import DeviceRun, Pending, parameter_specs
-from lockstep.jax_engine.fingerprints import check_copies
+from lockstep.jax_engine.fingerprints import Copies, check_copies
 from lockstep.jax_engine.functional import FunctionalAdapter
 from lockstep.jax_engine.iterations import Iteration, numbers_of
 from lockstep.jax_engine.library_config import PPOConfig, RunnerConfig, in_users_names, run_config
@@ -159,7 +159,7 @@ class Training:
 
     def check(self, when: str) -> None:
         """Compare all devices' copies of the training state; a ``DesyncError`` names what differs."""
-        check_copies(self.run.state, self.program.layout, when)
+        check_copies(Copies.of(self.run.state, self.program.layout), when)
 
     def fresh(self) -> PPOTrainState:
         """The state before training."""

@@ -16,7 +16,7 @@ from lockstep.envs.vector import HostEnvs
 from lockstep.episodes import RecentEpisodes
 from lockstep.jax_engine.device_run import DeviceRun
 from lockstep.jax_engine.environments import is_jax_environment, make_environment
-from lockstep.jax_engine.fingerprints import check_copies
+from lockstep.jax_engine.fingerprints import Copies, check_copies
 from lockstep.jax_engine.host_run import HostRun
 from lockstep.jax_engine.inference import Inference
 from lockstep.jax_engine.mesh import cut_axis, fsdp_sharding, make_mesh
@@ -237,13 +237,23 @@ def current_policy(session: Session) -> Policy:
     return Policy(session.config, Checkpoint(policy_arrays(session.state, session.program.layout), {}, facts))
 
 
-def check_ranks_in_sync(session: Session, when: str) -> None:
-    """Compare every array of the training state over all devices, by fingerprint of each device's own copy.
+def device_copies(session: Session, keep: bool = False) -> Copies:
+    """What each of this process's devices holds of the training state; see :meth:`Copies.of`."""
+    return Copies.of(session.state, session.program.layout, keep)
+
+
+def check_ranks_in_sync(session: Session, when: str, copies: Copies | None = None) -> None:
+    """Compare every array of the training state over all devices, each device's own copy.
+
+    Args:
+        session: whose.
+        when: what is said of it.
+        copies: of the state of that time, if it has been taken over since.
 
     Raises:
         DesyncError: in every process, naming the tensor, the devices and ``when``.
     """
-    check_copies(session.state, session.program.layout, when)
+    check_copies(copies or device_copies(session), when)
 
 
 def checkpoint_files(session: Session, wall_time: float, score: float | None) -> dict[str, bytes]:

@@ -20,9 +20,18 @@ from lockstep.jax_engine.device_report import peak_memory
 from lockstep.jax_engine.devices import check_device, device_memory, name_ranks, visible_gpus
 from lockstep.jax_engine.elastic import start_ranks
 from lockstep.jax_engine.evaluation import evaluate_policy
+from lockstep.jax_engine.fingerprints import Copies
 from lockstep.jax_engine.iterations import Iteration, numbers_of
 from lockstep.jax_engine.processes import leave_processes
-from lockstep.jax_engine.session import Session, check_ranks_in_sync, checkpoint_files, current_policy, open_session
+from lockstep.jax_engine.schedule import Schedule
+from lockstep.jax_engine.session import (
+    Session,
+    check_ranks_in_sync,
+    checkpoint_files,
+    current_policy,
+    device_copies,
+    open_session,
+)
 from lockstep.jax_engine.set_up import machine_facts
 from lockstep.jax_engine.state import POLICY, check_networks
 from lockstep.launch.signals import StopRequest, stop_requests
@@ -83,19 +92,31 @@ class Trainer:
         self.records_videos = self.config.eval.record_video
         self.dispatched = session.iteration
         self.pending: deque[Any] = deque()
+        self.copies: dict[int, Copies] = {}
+        self.schedule = Schedule(
+            self.config,
+            session.iteration,
+            options.stop_at_step,
+            session.program.mesh.size,
+            session.topology.world_size,
+            self.fingerprints is not None,
+        )
         self.asked = RUNNING
 
     def loop(self) -> int:
         """Iterate until the end, a limit, or a signal; returns the stop code.
 
         A call of the program is always under way while the host logs the one before; both meet where something is due
-        that needs the state.
+        that needs the state. For a comparison of the devices' copies these are set aside before the next call takes
+        the state over.
         """
         while True:
             stop = self.asked or self.reached()
             if stop == RUNNING:
+                if self.pending:
+                    self.set_aside(self.dispatched)
                 self.dispatch()
-            due = stop != RUNNING or self.boundary(self.dispatched)
+            due = stop != RUNNING or self.schedule.due(self.dispatched)
             while len(self.pending) > (0 if due else 1):
                 self.take(last=due and len(self.pending) == 1)
             if due:
@@ -103,14 +124,15 @@ class Trainer:
                 if stop != RUNNING:
                     return stop
 
+    def set_aside(self, iteration: int) -> None:
+        """Copy what the devices hold after this iteration, before a call takes it over, if it is to be compared."""
+        if self.schedule.compares(iteration):
+            self.copies[iteration] = device_copies(self.session, keep=True)
+
     def dispatch(self) -> None:
         """Start iterations: as many as the program takes at once, up to the next one where something is due."""
-        count, last = 1, self.last_iteration()
-        while (
-            count < self.session.run.capacity
-            and self.dispatched + count < last
-            and not self.boundary(self.dispatched + count)
-        ):
+        count = 1
+        while count < self.session.run.capacity and not self.schedule.ends(self.dispatched + count):
             count += 1
         self.pending.append(self.session.run.dispatch(self.dispatched, count, self.stop_code()))
         self.dispatched += count
@@ -120,9 +142,10 @@ class Trainer:
         iterations = self.session.run.fetch(self.pending.popleft())
         for number, iteration in enumerate(iterations, 1):
             record = self.record(iteration)
-            if last and number == len(iterations):
-                record |= self.evaluate()
-                self.prove()
+            if number == len(iterations):
+                if last:
+                    record |= self.evaluate()
+                self.prove(last)
             self.log(record)
 
     def record(self, iteration: Iteration) -> dict[str, Any]:
@@ -150,23 +173,11 @@ class Trainer:
         fps = self.config.steps_per_iteration / seconds if seconds else 0.0
         return parts | {"time/t_iter": seconds, "time/global_fps": fps}
 
-    def last_iteration(self) -> int:
-        """The iteration after which the steps asked for are done."""
-        stop_at, steps = self.options.stop_at_step, self.config.steps_per_iteration
-        last = self.config.num_iterations
-        return last if stop_at is None else min(last, max(-(-stop_at // steps), self.session.iteration))
-
     def reached(self) -> int:
         """Whether the steps asked for are under way or done."""
         if self.dispatched >= self.config.num_iterations:
             return FINISHED
-        return STEP_LIMIT if self.dispatched >= self.last_iteration() else RUNNING
-
-    def boundary(self, iteration: int) -> bool:
-        """Whether something is due after this iteration that needs the state: evaluation, proof, checkpoint."""
-        config = self.config
-        every = (config.eval.interval, config.checkpoint.interval, config.proof.interval, 1 if self.fingerprints else 0)
-        return iteration >= self.last_iteration() or any(n and iteration % n == 0 for n in every)
+        return STEP_LIMIT if self.dispatched >= self.schedule.last else RUNNING
 
     def stop_code(self) -> int:
         """What this process would stop for: a signal's number, the time limit, or nothing."""
@@ -208,12 +219,13 @@ class Trainer:
             raise RunError(f"{error.filename} can't be written: {error.strerror or error}") from error
         self.progress.update(record)
 
-    def prove(self) -> None:
+    def prove(self, last: bool) -> None:
         """Compare the devices' copies if that is due, and write this iteration's fingerprints if they are traced."""
-        interval, iteration = self.config.proof.interval, self.session.iteration
-        if interval and iteration % interval == 0:
-            check_ranks_in_sync(self.session, f"after iteration {iteration}")
-        if self.fingerprints is not None:
+        iteration = self.session.iteration
+        copies = self.copies.pop(iteration, None)
+        if copies is not None or (last and self.schedule.compares(iteration)):
+            check_ranks_in_sync(self.session, f"after iteration {iteration}", copies)
+        if last and self.fingerprints is not None:
             digests = {name: array_digest(a).hex() for name, a in self.session.arrays().items()}
             self.fingerprints.log({"iteration": iteration, **digests})
 

@@ -90,14 +90,17 @@ class SeedsTrainer:
         while True:
             stop = lead.asked or lead.reached()
             if stop == RUNNING:
+                for trainer in self.trainers if lead.pending else ():
+                    trainer.set_aside(lead.dispatched)
                 lead.dispatch()
-            due = stop != RUNNING or lead.boundary(lead.dispatched)
+            due = stop != RUNNING or lead.schedule.due(lead.dispatched)
             while len(lead.pending) > (0 if due else 1):
                 for iterations in self.run.fetch(lead.pending.popleft()):
                     self.take(iterations)
+                for trainer in self.trainers:
+                    trainer.prove(last=due and not lead.pending)
             if due:
                 for trainer in self.trainers:
-                    trainer.prove()
                     trainer.save_checkpoint(force=stop != RUNNING)
                 if stop != RUNNING:
                     return stop
