@@ -7,7 +7,10 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
-KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
+KINDS = (
+    *("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute"),
+    *("collective-broadcast", "send", "recv"),
+)
 ITEMSIZE = {
     "pred": 1,
     "s8": 1,
@@ -27,6 +30,10 @@ _ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
 _OPERATION = re.compile(r"^(?:ROOT )?%?[\w.\-]+ = (.*?) ([\w\-]+)\(")
 _CALLED = re.compile(r"(?:to_apply|calls|branch_computations|true_computation|false_computation|called_computations)=")
 _INSTRUCTION = re.compile(r"^(?:ROOT )?%?([\w.\-]+) = .*? ([\w\-]+)\((.*)$")
+_CALLEES = re.compile(
+    r"\b(?:to_apply|calls|body|condition|branch_computations|true_computation|false_computation|called_computations)="
+    r"(\{[^}]*\}|%?[\w.\-]+)"
+)
 _NAME = re.compile(r"%?([\w.\-]+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
@@ -128,7 +135,8 @@ def by_kind(found: Counter[Collective]) -> dict[str, int]:
 def unordered(text: str) -> list[tuple[str, str]]:
     """Pairs of instructions that communicate, of one computation, neither of which has to wait for the other.
 
-    A device would wait in both at once. A loop, a branch or a call communicates if something inside does.
+    A device would wait in both at once. A loop, a branch or a call communicates if something inside does. What an
+    instruction waits for are its operands, which is all that XLA's CPU runtime goes by.
     """
     lines, _ = computations(text)
     communicates: dict[str, bool] = {}
@@ -144,7 +152,8 @@ def unordered(text: str) -> list[tuple[str, str]]:
             return False
         if found[2].removesuffix("-start") in KINDS:
             return True
-        return any(loud(callee) for callee in _NAME.findall(found[3]) if callee in lines)
+        callees = [name for called in _CALLEES.findall(line) for name in _NAME.findall(called)]
+        return any(loud(callee) for callee in callees if callee in lines)
 
     pairs = []
     for name, body in lines.items():
@@ -153,8 +162,18 @@ def unordered(text: str) -> list[tuple[str, str]]:
         found = {m[1]: (m, line) for line in body if (m := _INSTRUCTION.match(line))}
         before: dict[str, set[str]] = {}
         for one, (match, _) in found.items():  # operands stand before what takes them
-            direct = {operand for operand in _NAME.findall(match[3]) if operand in before}
+            direct = {operand for operand in _NAME.findall(operands(match[3])) if operand in before}
             before[one] = direct.union(*(before[operand] for operand in direct))
         speaking = [one for one, (_, line) in found.items() if loud_line(line)]
         pairs += [(a, b) for n, b in enumerate(speaking) for a in speaking[:n] if a not in before[b]]
     return pairs
+
+
+def operands(text: str) -> str:
+    """What stands before the parenthesis that closes one opened before this text."""
+    depth = 1
+    for end, character in enumerate(text):
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if not depth:
+            return text[:end]
+    raise AssertionError(f"no end of operands: {text}")

@@ -35,12 +35,17 @@ a = random.normal(size=(2048, 64)).astype(np.float32)
 x = random.normal(size=1_000_000).astype(np.float32)
 from lockstep.jax_engine.layers import product
 w = random.normal(size=(64, 64)).astype(np.float32)
-gradient = jax.grad(lambda w, a: jnp.square(product(a, w)).sum())
-results = jax.jit(lambda w, a, x: (gradient(w, a), x.sum()))(w, a, x)
-sha = lambda *arrays: hashlib.sha256(b"".join(np.asarray(r).tobytes() for r in arrays)).hexdigest()
+gradients = jax.grad(lambda w, a: jnp.square(jnp.tanh(product(a, w))).sum(), argnums=(0, 1))
+results = jax.jit(lambda w, a, x: (gradients(w, a), x.sum()))(w, a, x)
+for rows, inner, outer in ((64, 4, 64), (256, 17, 64), (512, 300, 300), (256, 1024, 512), (8192, 376, 64)):
+    w = random.normal(size=(outer, inner)).astype(np.float32)
+    flat = random.normal(size=(rows, inner)).astype(np.float32)
+    for b in (flat, flat.reshape(16, -1, inner)):  # rows, and sequences of a recurrent network
+        results = (results, jax.jit(lambda w, b: (product(b, w), gradients(w, b)))(w, b))
+sha = lambda tree: hashlib.sha256(b"".join(np.asarray(r).tobytes() for r in jax.tree.leaves(tree))).hexdigest()
 print(json.dumps({
     "devices": jax.device_count(),
-    "bits": sha(*results),
+    "bits": sha(results),
     "others": sha(jax.jit(lambda a: a.T @ jnp.tanh(a))(a)),
     "flags": os.environ["XLA_FLAGS"],
     "cache": jax.config.values["jax_compilation_cache_dir"],
@@ -79,9 +84,20 @@ def test_neither_cores_nor_devices_decide_the_bits(tmp_path):
     assert {file.name: file.stat().st_mtime_ns for file in Path(one["cache"]).glob("*-cache")} == kept
 
 
-def test_a_pool_of_another_size_gives_the_same_bits(tmp_path):
-    roomy, lean = child(tmp_path, devices=2), child(tmp_path, devices=2, pool=2)
-    assert lean["bits"] == roomy["bits"]
+def test_a_lean_pool_gives_the_same_bits_as_a_roomy_one(tmp_path):
+    roomy, *lean = child(tmp_path), child(tmp_path, pool=1), child(tmp_path, devices=2, pool=2)
+    assert [found["bits"] for found in lean] == [roomy["bits"]] * 2
+
+
+def test_a_pool_that_is_too_small_for_what_comes_later_is_one_line(monkeypatch):
+    monkeypatch.setenv(set_up.POOL_VARIABLE, "2")
+    set_up.check_pool(2, "fsdp")
+    with pytest.raises(
+        ValueError, match=r"^fsdp: needs a pool of 4 threads, but JAX has started with 2 in this process; "
+    ):
+        set_up.check_pool(4, "fsdp")
+    monkeypatch.delenv(set_up.POOL_VARIABLE)
+    set_up.check_pool(4, "fsdp")  # somebody else has started JAX, and nobody knows with how many
 
 
 @pytest.mark.parametrize(
@@ -89,7 +105,6 @@ def test_a_pool_of_another_size_gives_the_same_bits(tmp_path):
     [
         ({}, Topology(), 2),
         ({"env": {"id": "CartPole-v1"}}, Topology(), 2),
-        ({"env": {"id": "CartPole-v1"}, "threads": 2}, Topology(), 4),
         ({"fsdp": True, "reduction": "fast"}, Topology(), 4),
         ({}, Topology(rank=0, world_size=2), 4),
         ({"env": {"id": "gymnax/CartPole-v1"}}, Topology(), 16),

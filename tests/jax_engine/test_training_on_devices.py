@@ -75,3 +75,6 @@ def test_collectives_that_need_not_wait_for_one_another_are_found():
     assert unordered(PROGRAM) == [("loop", "both"), ("loop", "chosen"), ("both", "chosen")]
     ordered = PROGRAM.replace("all-gather(%q, %r)", "all-gather(%q, %loop)").replace("(%which, %p, %p)", "(%both, %p)")
     assert unordered(ordered) == []
+    # Neither where an instruction comes from nor what is only scheduled after it orders anything.
+    named = 'dimensions={0}, control-predecessors={%loop}, metadata={op_name="jit(call)/loop/all_gather"}'
+    assert ("loop", "both") in unordered(PROGRAM.replace("dimensions={0}", named))

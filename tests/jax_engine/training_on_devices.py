@@ -39,7 +39,11 @@ PERIODIC = {**FAST, "sync_period": 4}
 FSDP = {**FAST, "fsdp": True}
 NORMALIZED = {**PPO, "normalize": {"observations": True, "returns": True}}
 GRPO = {"algorithm": "grpo", "ppo": {**PPO["ppo"]}, "grpo": {"group_size": 4}, "num_envs": 32, "num_steps": 16}
+KL = {"ppo": {**PPO["ppo"], "target_kl": 0.02}}
+REMAINDER = {**FAST, "sync_period": 3}
+RECURRENT = {**PPO, "network": {"recurrent": "lstm", "recurrent_size": 8, "sequence_length": 8}}
 CHANGES = {"exact": PPO, "fast": FAST, "periodic": PERIODIC, "fsdp": FSDP, "normalized": NORMALIZED, "grpo": GRPO}
+CHANGES |= {"kl": KL, "remainder": REMAINDER, "recurrent": RECURRENT}
 TERMS = 5
 HALF = 0.55  # biases and the like stay whole
 
@@ -120,7 +124,7 @@ def test_samples_that_cross_devices_are_counted(monkeypatch, mistake, kind):
     assert by_kind(found) != {"all-gather": STEPS + 1}
 
 
-@pytest.mark.parametrize("kind", ["exact", "fast", "periodic", "normalized", "grpo"])
+@pytest.mark.parametrize("kind", [kind for kind in CHANGES if kind != "fsdp"])
 def test_a_device_never_waits_in_two_collectives_at_once(kind):
     """Devices share as many threads as there are of them, see ``set_up.lean_pool``."""
     run = begun(kind)

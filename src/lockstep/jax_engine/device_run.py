@@ -67,7 +67,7 @@ class DeviceRun:
         self.state = self._initial(self.state, self.owned)
 
     def dispatch(self, first: int, count: int, stop: int) -> Pending:
-        """Start ``count`` iterations, ``first`` having been done before; returns at once."""
+        """Start ``count`` iterations, ``first`` having been done before; returns while they are under way."""
         mesh = self.program.mesh
         rates = np.zeros(self.capacity, np.float32)
         rates[:count] = learning_rates(self.config, first, count)

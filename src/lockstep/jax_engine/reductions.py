@@ -127,8 +127,8 @@ def gather_tree(x: Tree, axis_names: Sequence[str] | None = None) -> Tree:
 def _together(tree: Tree, function: Callable[[Array], Array]) -> Tree:
     """A function of rows ``[n, m]``, which may change ``n`` or drop it, of the leaves of each dtype side by side.
 
-    Several collectives that could run at the same time would hold several threads of a device: see
-    :func:`lockstep.jax_engine.set_up.lean_pool`.
+    Those of two dtypes would be two collectives that could run at the same time and hold two threads of a device, see
+    :func:`lockstep.jax_engine.set_up.lean_pool`; what the engine sends together is of one.
     """
     leaves, structure = jax.tree.flatten(tree)
     out: list[Array] = list(leaves)

@@ -25,7 +25,7 @@ from lockstep.jax_engine.parameters import ParameterLayout
 from lockstep.jax_engine.placement import connect, num_local_devices
 from lockstep.jax_engine.processes import check_ranks_alike, quiet_connections, set_up_jax
 from lockstep.jax_engine.program import Program
-from lockstep.jax_engine.set_up import lean_pool, pool_devices, roomy_pool
+from lockstep.jax_engine.set_up import check_pool, lean_pool, pool_devices, roomy_pool
 from lockstep.jax_engine.state import (
     POLICY,
     TrainState,
@@ -142,6 +142,8 @@ def open_program(config: Config, topology: Topology, options: RunOptions) -> Pro
     simulated = options.simulate_devices or options.devices if on_cpu else None
     pool = pool_of(config, simulated or 1, topology) if on_cpu else None
     set_up_jax(config.threads, config.device, simulated, topology, pool, None if on_cpu else options.devices)
+    if pool and config.fsdp:
+        check_pool(pool, "fsdp")
     devices = None if options.devices is None else options.devices * topology.world_size
     with quiet_connections():
         check_ranks_alike(hashlib.sha256(config.model_dump_json().encode()).hexdigest())
@@ -194,12 +196,12 @@ def pool_of(config: Config, devices: int, topology: Topology) -> int:
 
     With room where bits may depend on it, as convolutions' do and nobody knows what users bring, and then of one size
     up to eight devices; with room where a device may wait in two collectives at once (FSDP's, those of several
-    processes), or has threads of its own; else lean.
+    processes); else lean.
     """
     foreign = config.network.custom is not None or config.env.jax_only
     if foreign or describe(config.env).observation.image_bytes > 0:
         return roomy_pool(max(devices, pool_devices(config.shards)))
-    if config.fsdp or topology.world_size > 1 or config.threads > 1:
+    if config.fsdp or topology.world_size > 1:
         return roomy_pool(devices)
     return lean_pool(devices)
 

@@ -120,7 +120,7 @@ class Trainer:
             while len(self.pending) > (0 if due else 1):
                 self.take(last=due and len(self.pending) == 1)
             if due:
-                self.save_checkpoint(force=stop != RUNNING)
+                self.save_checkpoint()
                 if stop != RUNNING:
                     return stop
 
@@ -233,7 +233,7 @@ class Trainer:
         """Seconds of training so far, earlier sessions included."""
         return self.session.wall_time_before + time.monotonic() - self.started
 
-    def save_checkpoint(self, force: bool) -> None:
+    def save_checkpoint(self, force: bool = False) -> None:
         """Save a checkpoint if one is due; it is written in the background."""
         interval, iteration = self.config.checkpoint.interval, self.session.iteration
         if self.saved_iteration == iteration or not (force or (interval and iteration % interval == 0)):

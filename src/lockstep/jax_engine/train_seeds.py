@@ -101,7 +101,7 @@ class SeedsTrainer:
                     trainer.prove(last=due and not lead.pending)
             if due:
                 for trainer in self.trainers:
-                    trainer.save_checkpoint(force=stop != RUNNING)
+                    trainer.save_checkpoint()
                 if stop != RUNNING:
                     return stop
 

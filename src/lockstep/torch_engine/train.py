@@ -100,7 +100,7 @@ class Trainer:
             self.log(record)
             self.prove()
             stop = self.reached() or asked
-            self.save_checkpoint(force=stop != RUNNING)
+            self.save_checkpoint()
             self.clock.lap("other")
         return stop
 
@@ -208,7 +208,7 @@ class Trainer:
         """Seconds of training so far, earlier sessions included."""
         return self.session.wall_time_before + time.monotonic() - self.started
 
-    def save_checkpoint(self, force: bool) -> None:
+    def save_checkpoint(self, force: bool = False) -> None:
         """Save a checkpoint if one is due; it is written in the background."""
         interval, iteration = self.config.checkpoint.interval, self.state.iteration
         if self.saved_iteration == iteration or not (force or (interval and iteration % interval == 0)):
