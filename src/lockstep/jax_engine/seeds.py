@@ -97,7 +97,7 @@ class SeedsRun:
         return jax.vmap(function)(*trees)
 
     def dispatch(self, first: int, count: int, stop: int) -> Pending:
-        """Start ``count`` iterations of every seed, ``first`` having been done before; returns while they are under way."""
+        """Start ``count`` iterations of every seed, ``first`` having been done; returns while they are under way."""
         mesh = self.program.mesh
         rates = np.zeros(self.capacity, np.float32)
         rates[:count] = learning_rates(self.config, first, count)
