@@ -74,6 +74,14 @@ def test_devices_that_drift_apart_end_the_run_before_it_saves_anything(tmp_path,
     assert len(metrics_of(path)) == 2
 
 
+def test_the_last_comparison_comes_before_the_last_checkpoint(tmp_path):
+    path = tmp_path / "runs" / "run"
+    words = (*inside("unreduced"), *devices(2), "--name", "run", "--proof.interval", 0, "--checkpoint.interval", 0)
+    assert "ranks are out of sync at the end: rank 1 of 2" in error_line(lockstep("train", *words, cwd=tmp_path))
+    assert checkpoints_of(path) == []
+    assert len(metrics_of(path)) == 8
+
+
 # --- losses that are no numbers ---------------------------------------------------------------------------------------
 
 

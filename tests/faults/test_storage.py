@@ -6,7 +6,7 @@ import shutil
 import subprocess
 
 import pytest
-from command_line import CARTPOLE, assert_no_orphans, copy_of, error_line, lockstep, metrics_of, resume, same
+from command_line import CARTPOLE, SMALL, assert_no_orphans, copy_of, error_line, lockstep, metrics_of, resume, same
 
 from lockstep.cli import main
 from lockstep.runs.checkpoint import checkpoints_in, problem_with
@@ -170,3 +170,11 @@ def test_a_directory_without_a_manifest_is_no_checkpoint(finished, capsys):
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("lockstep: error: ")
     assert "step_1024 has no valid manifest.json" in line
+
+
+def test_the_last_comparison_comes_before_the_last_checkpoint(tmp_path):
+    words = ("unreduced:CartPole-v1", *SMALL, "--nproc", 2, "--proof.interval", 0, "--checkpoint.interval", 0)
+    line = error_line(lockstep("train", *words, "--name", "run", cwd=tmp_path))
+    assert "ranks are out of sync at the end: rank 1 of 2" in line
+    assert checkpoints_in(tmp_path / "runs" / "run" / "checkpoints") == []
+    assert len(metrics_of(tmp_path / "runs" / "run")) == 8

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from lockstep.config import Config
+from lockstep.errors import DesyncError
 from lockstep.jax_engine.fingerprints import Copies, check_copies
 from lockstep.jax_engine.parameters import ParameterLayout
 from lockstep.jax_engine.schedule import Schedule
@@ -84,9 +85,9 @@ def test_copies_are_compared_byte_by_byte_and_the_first_that_differs_is_named():
         check_copies(Copies.of(state_of(same, same.copy()), LAYOUT), "now")
     zeros = vector.copy()
     zeros[0] = -0.0  # equal, but other bytes
-    with pytest.raises(Exception, match=r"out of sync now: rank 1 of 2 .* first policy/actor\.0\.weight"):
+    with pytest.raises(DesyncError, match=r"out of sync now: rank 1 of 2 .* first policy/actor\.0\.weight"):
         check_copies(Copies.of(state_of(vector, zeros), LAYOUT), "now")
-    with pytest.raises(Exception, match=r"first policy/actor\.0\.bias"):
+    with pytest.raises(DesyncError, match=r"first policy/actor\.0\.bias"):
         check_copies(Copies.of(state_of(vector, nan), LAYOUT), "now")
 
 
@@ -95,5 +96,5 @@ def test_copies_that_are_kept_outlive_the_state():
     kept, seen = (Copies.of(state_of(held, np.zeros(6, np.float32)), LAYOUT, keep=keep) for keep in (True, False))
     held[:] = 1  # a program has taken it over
     check_copies(kept, "then")
-    with pytest.raises(Exception, match="out of sync"):
+    with pytest.raises(DesyncError, match="out of sync"):
         check_copies(seen, "now")
