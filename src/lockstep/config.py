@@ -98,7 +98,8 @@ class Config(Section):
     )
     collectives: Literal["auto", "shared", "backend"] = Field(
         default="auto",
-        description="how CPU tensors travel; shared: memory of one host; backend: its own; auto: shared where possible",
+        description="how CPU tensors travel; shared: memory of one host (jax: of one process); backend: its own (jax: "
+        "XLA's); auto: shared where possible",
     )
     ppo: PPOConfig = PPOConfig()
     grpo: GRPOConfig = GRPOConfig()

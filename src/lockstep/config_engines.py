@@ -42,11 +42,9 @@ def _check_jax(config: Config) -> None:
         raise ValueError(
             f"backend: {config.backend} is for engine torch; XLA chooses by the device, so use backend auto"
         )
-    if config.collectives != "auto":
-        raise ValueError(
-            f"collectives: {config.collectives} is for engine torch; devices of one process share memory in engine "
-            "jax, so use collectives auto and --devices"
-        )
+    if config.collectives == "shared" and (config.device != "cpu" or config.fsdp):
+        what = "fsdp" if config.device == "cpu" else f"device {config.device}"
+        raise ValueError(f"collectives: shared, but with {what} devices meet by XLA's own; use collectives auto")
     backend = config.env.backend
     if backend == "envpool":
         raise ValueError(

@@ -1,6 +1,7 @@
 """Collectives of a compiled program, read from the text that XLA prints of it: what, how often, how large, after what.
 
-A loop counts as often as the compiler says that it runs; a branch as the one that communicates most.
+Collectives in memory (``shared_memory.c``) are custom calls, whose kind is the name of their target. A loop counts as
+often as the compiler says that it runs; a branch as the one that communicates most.
 """
 
 import re
@@ -11,6 +12,7 @@ KINDS = (
     *("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute"),
     *("collective-broadcast", "send", "recv"),
 )
+OURS = "lockstep_"
 ITEMSIZE = {
     "pred": 1,
     "s8": 1,
@@ -35,6 +37,7 @@ _CALLEES = re.compile(
     r"(\{[^}]*\}|%?[\w.\-]+)"
 )
 _NAME = re.compile(r"%?([\w.\-]+)")
+_TARGET = re.compile(r'\bcustom_call_target="([^"]*)"')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
 
@@ -77,6 +80,14 @@ def computations(text: str) -> tuple[dict[str, list[str]], str]:
     return out, entry
 
 
+def kind_of(operation: str, line: str) -> str | None:
+    """The kind of an operation that communicates, or None."""
+    if operation == "custom-call" and (target := _TARGET.search(line)) and target[1].startswith(OURS):
+        return target[1]
+    started = operation.removesuffix("-start")
+    return started if started in KINDS else None
+
+
 def collectives(text: str) -> Counter[Collective]:
     """How often each collective of a program is executed.
 
@@ -99,9 +110,9 @@ def collectives(text: str) -> Counter[Collective]:
         found = _OPERATION.match(line)
         if found is None:
             return Counter()
-        shape, operation = found[1], found[2].removesuffix("-start")
-        if operation in KINDS:
-            return Counter({Collective(operation, *bytes_of(shape)): 1})
+        shape, operation = found[1], found[2]
+        if kind := kind_of(operation, line):
+            return Counter({Collective(kind, *bytes_of(shape)): 1})
         if operation == "while":
             inside = of(named(line, "body")[0]) + of(named(line, "condition")[0])
             if not inside:
@@ -150,7 +161,7 @@ def unordered(text: str) -> list[tuple[str, str]]:
         found = _INSTRUCTION.match(line)
         if found is None:
             return False
-        if found[2].removesuffix("-start") in KINDS:
+        if kind_of(found[2], line):
             return True
         callees = [name for called in _CALLEES.findall(line) for name in _NAME.findall(called)]
         return any(loud(callee) for callee in callees if callee in lines)

@@ -1,5 +1,6 @@
 """Checks of training on several devices of one process; ``test_training_on_devices.py`` runs them in a fresh one."""
 
+from collections import Counter
 from functools import cache, partial
 
 import jax
@@ -34,6 +35,7 @@ processes.set_up_jax(threads=1, platform="cpu", simulate_devices=4, topology=Top
 EPOCHS, MINIBATCHES = 4, 2
 STEPS = EPOCHS * MINIBATCHES
 PPO = {"ppo": {"num_epochs": EPOCHS, "num_minibatches": MINIBATCHES}}
+XLA = {"collectives": "backend"}
 FAST = {**PPO, "reduction": "fast"}
 PERIODIC = {**FAST, "sync_period": 4}
 FSDP = {**FAST, "fsdp": True}
@@ -43,6 +45,7 @@ KL = {"ppo": {**PPO["ppo"], "target_kl": 0.02}}
 REMAINDER = {**FAST, "sync_period": 3}
 RECURRENT = {**PPO, "network": {"recurrent": "lstm", "recurrent_size": 8, "sequence_length": 8}}
 CHANGES = {"exact": PPO, "fast": FAST, "periodic": PERIODIC, "fsdp": FSDP, "normalized": NORMALIZED, "grpo": GRPO}
+CHANGES |= {f"{name} by xla": {**CHANGES[name], **XLA} for name in ("exact", "fast", "periodic", "normalized")}
 CHANGES |= {"kl": KL, "remainder": REMAINDER, "recurrent": RECURRENT}
 TERMS = 5
 HALF = 0.55  # biases and the like stay whole
@@ -81,38 +84,47 @@ def counted(run):
     return f32, f64, by_kind(found)
 
 
-def test_exact_gathers_one_gradient_a_minibatch_and_the_statistics_once():
-    run = begun("exact")
-    update_, statistics, kinds = counted(run)
-    assert kinds == {"all-gather": STEPS + 1}
+@pytest.mark.parametrize(
+    ("kind", "kinds", "copies"),
+    [("exact", {"lockstep_tree_sum": STEPS, "lockstep_gather": 1}, 1), ("exact by xla", {"all-gather": STEPS + 1}, 2)],
+)
+def test_exact_brings_together_one_gradient_a_minibatch_and_the_statistics_once(kind, kinds, copies):
+    run = begun(kind)
+    update_, statistics, found = counted(run)
+    assert found == kinds
     ((gradient, times),) = update_.items()
     assert times == STEPS
-    assert gradient.nbytes == 2 * 4 * (run.program.layout.size + TERMS)
+    assert gradient.nbytes == copies * 4 * (run.program.layout.size + TERMS)
     ((moments, once),) = statistics.items()
     assert once == 1
     assert moments.nbytes == 8 * (2 + 8 * (3 * STEPS + 6))  # stop codes; count, mean, M2 of 8 shards' minibatches, fit
 
 
-def test_fast_sums_one_gradient_a_minibatch():
-    run = begun("fast")
+SUMS = [("", "lockstep_tree_sum", "lockstep_gather"), (" by xla", "all-reduce", "all-gather")]
+
+
+@pytest.mark.parametrize(("by", "sum_", "gather"), SUMS)
+def test_fast_sums_one_gradient_a_minibatch(by, sum_, gather):
+    run = begun(f"fast{by}")
     update_, statistics, kinds = counted(run)
-    assert kinds == {"all-reduce": STEPS, "all-gather": 1}
+    assert kinds == {sum_: STEPS, gather: 1}
     ((gradient, times),) = update_.items()
-    assert (gradient.kind, times) == ("all-reduce", STEPS)
+    assert (gradient.kind, times) == (sum_, STEPS)
     assert gradient.nbytes == 4 * (run.program.layout.size + TERMS)
     assert sum(statistics.values()) == 1
 
 
-def test_a_period_of_four_has_a_quarter_of_the_collectives():
-    run = begun("periodic")
+@pytest.mark.parametrize(("by", "sum_", "gather"), SUMS)
+def test_a_period_of_four_has_a_quarter_of_the_collectives(by, sum_, gather):
+    run = begun(f"periodic{by}")
     update_, _, kinds = counted(run)
-    assert kinds == {"all-reduce": STEPS // 4, "all-gather": 1}
+    assert kinds == {sum_: STEPS // 4, gather: 1}
     ((averaged, _),) = update_.items()
     assert averaged.nbytes == 4 * (3 * run.program.layout.size + TERMS + 2)  # parameters and two moments
 
 
 @pytest.mark.parametrize(
-    ("mistake", "kind"), [(shuffled_over_devices, "all-gather"), (rotated_over_devices, "collective-permute")]
+    ("mistake", "kind"), [(shuffled_over_devices, "lockstep_gather"), (rotated_over_devices, "collective-permute")]
 )
 def test_samples_that_cross_devices_are_counted(monkeypatch, mistake, kind):
     monkeypatch.setattr(Update, "__call__", mistake)
@@ -120,8 +132,8 @@ def test_samples_that_cross_devices_are_counted(monkeypatch, mistake, kind):
     (crossing,) = [c for c in found if c.dtype == "u32"]
     assert crossing.kind == kind
     samples = 8 * 16 * 4 * (4 + 1 + 1 + 1 + 1 + 1)  # observations, action, log-probability, advantage, value, return
-    assert crossing.nbytes == (samples if kind == "all-gather" else samples // 2)
-    assert by_kind(found) != {"all-gather": STEPS + 1}
+    assert crossing.nbytes == (samples if kind == "lockstep_gather" else samples // 2)
+    assert by_kind(found) == Counter({"lockstep_tree_sum": STEPS, "lockstep_gather": 1}) + Counter([kind])
 
 
 @pytest.mark.parametrize("kind", [kind for kind in CHANGES if kind != "fsdp"])
@@ -173,6 +185,16 @@ def test_fast_is_exact_up_to_summation_order():
     assert copies_equal(run)
 
 
+@pytest.mark.parametrize("kind", ["exact", "fast", "periodic", "normalized"])
+def test_the_agent_is_the_same_whatever_way_devices_meet(kind):
+    runs = [opened(small_config(2, **CHANGES[name]), 2, capacity=2) for name in (kind, f"{kind} by xla")]
+    assert [run.program.transport for run in runs] == ["shared memory", "xla"]
+    for run in runs:
+        trained(run, 3)
+    one, other = map(arrays_of, runs)
+    assert apart(one, other) == 0.0
+
+
 def test_devices_agree_after_each_iteration_of_periods():
     run = begun("periodic")
     before = arrays_of(run)
@@ -183,7 +205,7 @@ def test_devices_agree_after_each_iteration_of_periods():
 
 
 def test_without_averaging_devices_would_drift_apart(monkeypatch):
-    monkeypatch.setattr(update.lax, "psum", lambda x, axes: x * 2)
+    monkeypatch.setattr(update, "sum_devices", lambda x: x * 2)
     run = opened(small_config(2, **PERIODIC), 2)
     trained(run)
     assert not copies_equal(run)

@@ -27,8 +27,6 @@ JAX_REFUSES = [
     ({"threads": 4}, "threads: 4 is for engine torch", "--devices 4"),
     ({"backend": "nccl", "device": "cuda"}, "backend: nccl is for engine torch", "backend auto"),
     ({"backend": "gloo", "device": "cuda"}, "backend: gloo is for engine torch", "backend auto"),
-    ({"collectives": "backend"}, "collectives: backend is for engine torch", "collectives auto"),
-    ({"collectives": "shared"}, "collectives: shared is for engine torch", "collectives auto"),
     ({"env": {"backend": "envpool"}}, "env.backend: envpool is for engine torch", "env.backend auto"),
     ({"env": {"backend": "tensor"}}, "env.backend: tensor is for engine torch", "env.backend auto"),
 ]
@@ -159,3 +157,11 @@ def test_options_that_fit_together():
     options = read_request(["CartPole-v1", "--engine", "jax", *words, "--devices", "2"]).options
     assert (options.coordinator, options.num_processes, options.process_id) == ("[::1]:4000", 2, 1)
     assert (options.devices, options.simulate_devices) == (2, 4)
+
+
+@pytest.mark.parametrize("settings", [{"device": "cuda"}, {"fsdp": True, "reduction": "fast"}])
+def test_devices_of_jax_that_cannot_meet_in_memory(settings):
+    text = refused(resolve, config("jax", collectives="shared", **settings))
+    assert text.startswith("collectives: shared, but with ")
+    assert "collectives auto" in text
+    assert resolve(config("jax", collectives="backend", **settings)).collectives == "backend"

@@ -26,6 +26,7 @@ def announcement(session: Session) -> str:
 def notes(session: Session, options: RunOptions) -> list[str]:
     """What the user should know before training starts: what leaves the promise."""
     config, out, mesh = session.config, [], session.program.mesh
+    alone = session.topology.world_size == 1 and not config.fsdp
     if config.reduction == "fast":
         out.append("reduction fast: repeatable at this number of devices; others agree up to summation order only")
     out += grpo_notes(config, session.description.max_episode_steps)
@@ -41,6 +42,9 @@ def notes(session: Session, options: RunOptions) -> list[str]:
             f"sync_period {config.sync_period}: devices train apart between synchronisations; the agent depends on "
             "their number"
         )
+    reason = session.program.apart
+    if reason is not None and mesh.size > 1 and config.collectives == "auto" and config.device == "cpu" and alone:
+        out.append(f"collectives go through XLA, which is slower, and not through memory: {reason}")
     unclear = getattr(session.program.env, "limit_note", None)
     if unclear is not None:
         out.append(unclear)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -26,6 +26,10 @@ MOST_PER_CALL = 16
 def iterations_per_call(config: Config) -> int:
     """Iterations of one call of the program: several where they are short, so that calling costs little."""
     return max(1, min(MOST_PER_CALL, STEPS_PER_CALL // config.steps_per_iteration, config.num_iterations))
+
+
+def no_matter() -> None:
+    """Nothing has to be done before a state is taken over."""
 
 
 class Pending:
@@ -66,8 +70,15 @@ class DeviceRun:
         """First episodes, and first statistics where something is normalised."""
         self.state = self._initial(self.state, self.owned)
 
-    def dispatch(self, first: int, count: int, stop: int) -> Pending:
-        """Start ``count`` iterations, ``first`` having been done before; returns while they are under way."""
+    def dispatch(self, first: int, count: int, stop: int, before: Callable[[], None] = no_matter) -> Pending:
+        """Start ``count`` iterations, ``first`` having been done before; returns while they are under way.
+
+        Args:
+            first: see above.
+            count: see above.
+            stop: this process's stop code.
+            before: called as late as can be before the state is taken over, when all else has been made ready.
+        """
         mesh = self.program.mesh
         rates = np.zeros(self.capacity, np.float32)
         rates[:count] = learning_rates(self.config, first, count)
@@ -75,6 +86,7 @@ class DeviceRun:
         inputs = Inputs(place(numbers, replicate_sharding(mesh)), place(rates, replicate_sharding(mesh)))
         stops = shard_rows(np.full(self._local_devices, stop, np.int32), mesh)
         many = place(np.int32(count), replicate_sharding(mesh))
+        before()
         begun = time.perf_counter()
         self.state, outputs = self._call(self.state, inputs, stops, self.owned, many)
         return Pending(first, count, outputs, begun)

@@ -8,7 +8,7 @@ import jax
 from jax import Array
 
 from lockstep.jax_engine.blocks import each_shard
-from lockstep.jax_engine.mesh import REPLICATED, SHARDED, over_mesh
+from lockstep.jax_engine.mesh import REPLICATED, SHARDED
 from lockstep.jax_engine.normalizers import normalized, scale_of
 from lockstep.jax_engine.program import Inputs, Program
 from lockstep.jax_engine.reductions import gather_shards
@@ -51,9 +51,8 @@ class HostProgram:
 
     def compile_learn(self, specs: TrainState) -> Any:
         """:meth:`learn_from_host` over the mesh; the state's memory is reused."""
-        mapped = over_mesh(
+        mapped = self.program.mapped(
             self.learn_from_host,
-            self.program.mesh,
             (specs, SHARDED, SHARDED, REPLICATED, SHARDED, REPLICATED),
             (specs, REPLICATED, SHARDED),
         )
@@ -69,4 +68,4 @@ class HostProgram:
             parts = each_shard(one, self.program.blocks.shards, owned, rollout, discounted)
             return merge_normalizers(state, *gather_shards(parts))
 
-        return jax.jit(over_mesh(first, self.program.mesh, (specs, SHARDED, SHARDED, REPLICATED), specs))
+        return jax.jit(self.program.mapped(first, (specs, SHARDED, SHARDED, REPLICATED), specs))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ from lockstep.envs.replay import ReplayLog
 from lockstep.envs.snapshot import load_shards, save_shards
 from lockstep.envs.vector import HostEnvs
 from lockstep.episodes import WINDOW, EpisodeCounter
-from lockstep.jax_engine.device_run import parameter_specs
+from lockstep.jax_engine.device_run import no_matter, parameter_specs
 from lockstep.jax_engine.host_program import HostProgram
 from lockstep.jax_engine.host_rollout import HostRollout, collect, collect_random, parts_of, record_replay
 from lockstep.jax_engine.inference import Inference
@@ -105,8 +105,11 @@ class HostRun:
             collect_random(self.config, self.plan, self.envs, self.rollout)
             self.state = self._first(self.state, *self._placed(), self.owned)
 
-    def dispatch(self, first: int, count: int, stop: int) -> HostPending:
-        """Collect a rollout and start the update; ``first`` iterations have been done before."""
+    def dispatch(self, first: int, count: int, stop: int, before: Callable[[], None] = no_matter) -> HostPending:
+        """Collect a rollout and start the update; ``first`` iterations have been done before.
+
+        ``before`` is called before the update takes the state over.
+        """
         assert count == 1, count
         started = time.perf_counter()
         config, mesh = self.config, self.program.mesh
@@ -122,6 +125,7 @@ class HostRun:
         inputs = jax.tree.map(lambda x: place(x, replicate_sharding(mesh)), inputs)
         stops = shard_rows(np.full(self._local_devices, stop, np.int32), mesh)
         rollout, discounted = self._placed()
+        before()
         self.state, metrics, self._carried = self._learn(self.state, rollout, discounted, inputs, stops, self.owned)
         return HostPending(first, metrics, episodes, {"rollout": collected - started})
 

@@ -219,7 +219,9 @@ def check_rows(leaf: Any, parts: int, what: str, where: str = "") -> None:
 # --- inside a mapped program ----------------------------------------------------------------------------------------
 
 
-def over_mesh(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+def over_mesh(
+    function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any, shared: bool = False
+) -> Callable[..., Any]:
     """A function of one device's part as a function of global arrays (``jax.shard_map``).
 
     Args:
@@ -227,10 +229,11 @@ def over_mesh(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs
         mesh: whose devices each run it.
         in_specs: how the arguments are cut: ``REPLICATED``, ``SHARDED``, ``TIME_SHARDED``, or pytrees of those.
         out_specs: how the results are put together. ``REPLICATED`` is believed, not checked.
+        shared: see :func:`~lockstep.jax_engine.reductions.tracing_over`.
     """
 
     def part(*arguments: Any) -> Any:
-        with tracing_over(tuple(map(str, mesh.axis_names))):
+        with tracing_over(tuple(map(str, mesh.axis_names)), shared):
             return function(*arguments)
 
     def specs(tree: Any) -> Any:

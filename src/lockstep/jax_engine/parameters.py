@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array, lax
 from jax import numpy as jnp
 
-from lockstep.jax_engine.reductions import FSDP_AXIS, axes, gather_tree
+from lockstep.jax_engine.reductions import FSDP_AXIS, axes, gather_tree, sum_devices
 
 Named = dict[str, Array]
 
@@ -82,7 +82,7 @@ class ParameterLayout:
             local = packed.sum(0)
             total = self.synchronize(self.split(local[: self.size]))
             return self.join(total), lax.psum(local[self.size :], axes())
-        total = gather_tree(packed) if self.exact else lax.psum(packed.sum(0), axes())
+        total = gather_tree(packed) if self.exact else sum_devices(packed.sum(0))
         return total[: self.size], total[self.size :]
 
     def _scattered(self, gradients: Named) -> Named:

@@ -7,6 +7,7 @@ minibatch, and with several processes one that brings the episodes to all of the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -37,6 +38,7 @@ from lockstep.jax_engine.rollout import (
     collect,
     draw,
 )
+from lockstep.jax_engine.shared_memory import unavailable
 from lockstep.jax_engine.state import EnvCarry, TrainState
 from lockstep.jax_engine.statistics import (
     LocalStatistics,
@@ -115,6 +117,22 @@ class Program:
         config = self.config
         rows = config.envs // config.shards
         return Blocks(config.shards // self.mesh.size, rows, config.reduction == "exact")
+
+    @cached_property
+    def apart(self) -> str | None:
+        """Why the devices meet by XLA's collectives and not in memory; None: they meet in memory."""
+        return unavailable(self.config, list(self.mesh.devices.flat))
+
+    @property
+    def transport(self) -> str:
+        """How the devices' shards meet: ``none``, ``shared memory`` or ``xla``."""
+        if self.mesh.size == 1:
+            return "none"
+        return "xla" if self.apart else "shared memory"
+
+    def mapped(self, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+        """What one device does, over the mesh; see :func:`~lockstep.jax_engine.mesh.over_mesh`."""
+        return over_mesh(function, self.mesh, in_specs, out_specs, shared=self.apart is None)
 
     @property
     def keys(self) -> dict[str, Array]:
@@ -319,8 +337,7 @@ class Program:
 
     def compile_initial(self, specs: TrainState, without: TrainState) -> Any:
         """:meth:`initial` over the mesh; ``without`` are the specs of a state without environments."""
-        mapped = over_mesh(self.initial, self.mesh, (without, REPLICATED), specs)
-        return jax.jit(mapped)
+        return jax.jit(self.mapped(self.initial, (without, REPLICATED), specs))
 
     def call(
         self, state: TrainState, inputs: Inputs, stop: Array, owned: Array, count: Array
@@ -346,5 +363,5 @@ class Program:
         """:meth:`call` over the mesh; the state's memory is reused."""
         episodes: Any = REPLICATED if self.everywhere else TIME_SHARDED
         outputs = Outputs(REPLICATED, episodes, episodes)  # type: ignore[arg-type]
-        mapped = over_mesh(self.call, self.mesh, (specs, REPLICATED, SHARDED, REPLICATED, REPLICATED), (specs, outputs))
+        mapped = self.mapped(self.call, (specs, REPLICATED, SHARDED, REPLICATED, REPLICATED), (specs, outputs))
         return jax.jit(mapped, donate_argnums=0)

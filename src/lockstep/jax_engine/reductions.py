@@ -13,28 +13,40 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from lockstep.jax_engine import shared_memory
+
 Tree = TypeVar("Tree")
 Result = TypeVar("Result")
 
 BATCH_AXIS, FSDP_AXIS = "batch", "fsdp"
 AXES = (BATCH_AXIS, FSDP_AXIS)
 
-_traced: ContextVar[tuple[str, ...]] = ContextVar("lockstep_axes", default=AXES)
+_traced: ContextVar[tuple[tuple[str, ...], bool]] = ContextVar("lockstep_axes", default=(AXES, False))
 
 
 def axes() -> tuple[str, ...]:
     """Names of the mesh's axes, batch and fsdp, inside the mapped program that is being traced."""
-    return _traced.get()
+    return _traced.get()[0]
 
 
 @contextmanager
-def tracing_over(names: tuple[str, ...]) -> Iterator[None]:
-    """What is traced in this block is mapped over axes of these names, batch and fsdp."""
-    token = _traced.set(names)
+def tracing_over(names: tuple[str, ...], shared: bool = False) -> Iterator[None]:
+    """What is traced in this block is mapped over axes of these names, batch and fsdp.
+
+    Args:
+        names: of the axes.
+        shared: whether shards meet in the memory of this process (:mod:`lockstep.jax_engine.shared_memory`), which
+            holds every device and has compiled what that takes; else by XLA's collectives.
+    """
+    token = _traced.set((names, shared))
     try:
         yield
     finally:
         _traced.reset(token)
+
+
+def _in_memory(names: Sequence[str] | None) -> bool:
+    return _traced.get()[1] and (names is None or tuple(names) == axes())
 
 
 def tree_sum(x: Array) -> Array:
@@ -106,6 +118,8 @@ def gather_shards(x: Tree, axis_names: Sequence[str] | None = None) -> Tree:
     All leaves of one dtype travel in one collective.
     """
     names = tuple(axis_names or axes())
+    if _in_memory(axis_names):
+        return _together(x, lambda rows: shared_memory.gather(rows, shard_index(), jax.lax.axis_size(names)))
     return _together(x, lambda rows: jax.lax.all_gather(rows, names, tiled=True))
 
 
@@ -118,10 +132,19 @@ def gather_tree(x: Tree, axis_names: Sequence[str] | None = None) -> Tree:
     names = tuple(axis_names or axes())
 
     def summed(rows: Array) -> Array:
+        if _in_memory(axis_names) and rows.dtype == jnp.float32:
+            return shared_memory.tree_sum(rows, shard_index(), jax.lax.axis_size(names))
         partial = tree_sum(materialized(rows))
         return materialized(tree_sum(jax.lax.all_gather(partial, names)))
 
     return _together(x, summed)
+
+
+def sum_devices(x: Array) -> Array:
+    """Sum of float32 arrays over all devices, in no particular order."""
+    if _in_memory(None):
+        return shared_memory.tree_sum(x.reshape(1, -1), shard_index(), jax.lax.axis_size(axes())).reshape(x.shape)
+    return jax.lax.psum(x, axes())
 
 
 def _together(tree: Tree, function: Callable[[Array], Array]) -> Tree:

@@ -9,7 +9,7 @@ its own single run, and nothing is started, read or compiled again between seeds
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -24,6 +24,7 @@ from lockstep.jax_engine.device_run import (
     Pending,
     finished,
     iterations_per_call,
+    no_matter,
     parameter_specs,
     shard_arrays,
 )
@@ -75,7 +76,7 @@ class SeedsRun:
         specs, episodes = _stacked(self._specs), stacked(TIME_SHARDED)
         outputs: Any = Outputs(REPLICATED, episodes, episodes)  # type: ignore[arg-type]
         given = (REPLICATED, specs, REPLICATED, SHARDED, REPLICATED, REPLICATED, REPLICATED)
-        return jax.jit(over_mesh(call, program.mesh, given, (specs, outputs)), donate_argnums=1)
+        return jax.jit(program.mapped(call, given, (specs, outputs)), donate_argnums=1)
 
     def begin(self) -> None:
         """First episodes, and first statistics where something is normalised."""
@@ -87,7 +88,7 @@ class SeedsRun:
             return self._for_each(one, seeds, words, state)
 
         given = (REPLICATED, _stacked(self._without), REPLICATED, REPLICATED)
-        mapped = over_mesh(initial, self.program.mesh, given, _stacked(self._specs))
+        mapped = self.program.mapped(initial, given, _stacked(self._specs))
         self.state = jax.jit(mapped)(self._words, self.state, self._owned, self._count)
 
     def _for_each(self, function: Any, count: Array, *trees: Any) -> Any:
@@ -96,8 +97,8 @@ class SeedsRun:
             return each_shard(function, len(self.seeds), count, *trees)
         return jax.vmap(function)(*trees)
 
-    def dispatch(self, first: int, count: int, stop: int) -> Pending:
-        """Start ``count`` iterations of every seed, ``first`` having been done; returns while they are under way."""
+    def dispatch(self, first: int, count: int, stop: int, before: Callable[[], None] = no_matter) -> Pending:
+        """Start ``count`` iterations of every seed; see :meth:`~lockstep.jax_engine.device_run.DeviceRun.dispatch`."""
         mesh = self.program.mesh
         rates = np.zeros(self.capacity, np.float32)
         rates[:count] = learning_rates(self.config, first, count)
@@ -105,6 +106,7 @@ class SeedsRun:
         inputs = Inputs(place(numbers, replicate_sharding(mesh)), place(rates, replicate_sharding(mesh)))
         stops = shard_rows(np.full(self._local_devices, stop, np.int32), mesh)
         many = place(np.int32(count), replicate_sharding(mesh))
+        before()
         begun = time.perf_counter()
         self.state, outputs = self._call(self._words, self.state, inputs, stops, self._owned, many, self._count)
         return Pending(first, count, outputs, begun)
@@ -159,9 +161,9 @@ class OneOfSeeds:
         """The training state, on the mesh."""
         return self._run.state_of(self._number)
 
-    def dispatch(self, first: int, count: int, stop: int) -> Pending:
+    def dispatch(self, first: int, count: int, stop: int, before: Callable[[], None] = no_matter) -> Pending:
         """Start iterations, of all seeds: see :meth:`SeedsRun.dispatch`."""
-        return self._run.dispatch(first, count, stop)
+        return self._run.dispatch(first, count, stop, before)
 
     def env_arrays(self) -> dict[int, dict[str, np.ndarray]]:
         """What a checkpoint holds of environments, by shard."""

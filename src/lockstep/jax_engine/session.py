@@ -154,7 +154,10 @@ def open_program(config: Config, topology: Topology, options: RunOptions) -> Pro
     net = check_networks(config, description)
     layout = parameter_layout(config, net, mesh)
     env = make_environment(config.env) if is_jax_environment(config.env) else None
-    return Program(config, description, net, layout, mesh, env, everywhere=topology.world_size > 1)
+    program = Program(config, description, net, layout, mesh, env, everywhere=topology.world_size > 1)
+    if config.collectives == "shared" and program.apart:
+        raise ValueError(f"collectives: shared can't be had: {program.apart}; use collectives auto")
+    return program
 
 
 def first_state(config: Config, program: Program) -> TrainState:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,9 +114,7 @@ class Trainer:
         while True:
             stop = self.asked or self.reached()
             if stop == RUNNING:
-                if self.pending:
-                    self.set_aside(self.dispatched)
-                self.dispatch()
+                self.dispatch([self])
             due = stop != RUNNING or self.schedule.due(self.dispatched)
             while len(self.pending) > (0 if due else 1):
                 self.take(last=due and len(self.pending) == 1)
@@ -129,12 +128,21 @@ class Trainer:
         if self.schedule.compares(iteration):
             self.copies[iteration] = device_copies(self.session, keep=True)
 
-    def dispatch(self) -> None:
-        """Start iterations: as many as the program takes at once, up to the next one where something is due."""
-        count = 1
-        while count < self.session.run.capacity and not self.schedule.ends(self.dispatched + count):
+    def dispatch(self, trainers: Sequence[Trainer]) -> None:
+        """Start iterations: as many as the program takes at once, up to the next one where something is due.
+
+        Args:
+            trainers: this one, or those of all seeds, which set aside what the call takes over.
+        """
+        done, waiting, count = self.dispatched, bool(self.pending), 1
+
+        def before() -> None:
+            for trainer in trainers if waiting else ():
+                trainer.set_aside(done)
+
+        while count < self.session.run.capacity and not self.schedule.ends(done + count):
             count += 1
-        self.pending.append(self.session.run.dispatch(self.dispatched, count, self.stop_code()))
+        self.pending.append(self.session.run.dispatch(done, count, self.stop_code(), before))
         self.dispatched += count
 
     def take(self, last: bool) -> None:
@@ -265,6 +273,7 @@ class Trainer:
             "num_shards": self.config.shards,
             "reduction": self.config.reduction,
             "shards_on_a_rank": s.mode,
+            "collectives": s.program.transport,
             "restarted_environments": s.restarted_before + s.restarted,
             "lockstep": __version__,
             "engine": "jax",

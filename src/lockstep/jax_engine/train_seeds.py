@@ -90,9 +90,7 @@ class SeedsTrainer:
         while True:
             stop = lead.asked or lead.reached()
             if stop == RUNNING:
-                for trainer in self.trainers if lead.pending else ():
-                    trainer.set_aside(lead.dispatched)
-                lead.dispatch()
+                lead.dispatch(self.trainers)
             due = stop != RUNNING or lead.schedule.due(lead.dispatched)
             while len(lead.pending) > (0 if due else 1):
                 for iterations in self.run.fetch(lead.pending.popleft()):

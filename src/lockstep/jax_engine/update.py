@@ -16,7 +16,7 @@ from lockstep.jax_engine.keys import keyed
 from lockstep.jax_engine.minibatches import MinibatchStatistics
 from lockstep.jax_engine.nets import PolicyNet
 from lockstep.jax_engine.parameters import ParameterLayout
-from lockstep.jax_engine.reductions import axes
+from lockstep.jax_engine.reductions import sum_devices
 from lockstep.jax_engine.state import TrainState, adam
 from lockstep.jax_engine.words import Words
 
@@ -238,7 +238,7 @@ class Update:
         ppo, size = self.config.ppo, self.layout.size
         vectors = [after.parameters, after.optimizer.mu, after.optimizer.nu]
         packed = jnp.concatenate([*vectors, seen[0], seen[1][None], seen[2][None]])
-        total, devices = lax.psum(packed, axes()), self.devices
+        total, devices = sum_devices(packed), self.devices
         parameters, mu, nu = (total[n * size : (n + 1) * size] / devices for n in range(3))
         terms, norm, broken = total[3 * size : -2], total[-2] / devices, total[-1]
         finite = (broken == 0) & jnp.isfinite(terms).all()

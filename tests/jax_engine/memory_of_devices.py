@@ -1,0 +1,145 @@
+"""Checks of collectives in memory; ``test_memory_of_devices.py`` runs them in processes of their own."""
+
+import os
+import re
+
+import jax
+import numpy as np
+import pytest
+from jax import numpy as jnp
+
+from lockstep.jax_engine import mesh as meshes
+from lockstep.jax_engine import placement, processes, shared_memory
+from lockstep.jax_engine.mesh import REPLICATED, SHARDED
+from lockstep.jax_engine.reductions import gather_shards, gather_tree, shard_index, sum_devices
+from lockstep.topology import Topology
+
+if os.environ.get("IMPATIENT"):
+    shared_memory.FLAGS = (*shared_memory.FLAGS, "-DPATIENCE_S=1")
+
+processes.set_up_jax(threads=1, platform="cpu", simulate_devices=8, topology=Topology())
+
+impatient = pytest.mark.skipif("not __import__('os').environ.get('IMPATIENT')")
+NUMBERS = (1, 2, 4, 8)
+
+
+def over(function, devices, in_specs=SHARDED, out_specs=REPLICATED, shared=True):
+    return jax.jit(meshes.over_mesh(function, meshes.make_mesh(1, devices), in_specs, out_specs, shared=shared))
+
+
+def rows(*shape, seed=0):
+    random = np.random.default_rng(seed)
+    spread = random.choice([1e-6, 1.0, 1e6], shape)  # so that the order of a sum shows in its bits
+    return (random.normal(size=shape) * spread).astype(np.float32)
+
+
+def fetched(tree):
+    return jax.tree.map(placement.fetch, tree)
+
+
+def test_it_is_there():
+    assert shared_memory.missing() is None
+
+
+@pytest.mark.parametrize("width", [1, 7, 511, 512, 513, 5000])
+@pytest.mark.parametrize("shards", [8, 32])
+def test_sums_are_those_of_the_tree_on_every_number_of_devices(width, shards):
+    x = rows(shards, width)
+    expected = x
+    while len(expected) > 1:
+        expected = expected[0::2] + expected[1::2]
+    for devices in NUMBERS:
+        assert fetched(over(gather_tree, devices)(x)).tobytes() == expected[0].tobytes(), devices
+    in_order = np.add.accumulate(x)[-1]
+    assert width == 1 or in_order.tobytes() != expected.tobytes()
+
+
+def test_sums_are_those_of_xla():
+    x = rows(8, 3, 40)
+    for devices in NUMBERS:
+        ours, xlas = (over(gather_tree, devices, shared=shared)(x) for shared in (True, False))
+        assert fetched(ours).tobytes() == fetched(xlas).tobytes()
+        ours, xlas = (over(lambda x: sum_devices(x.sum(0)), devices, shared=shared)(x) for shared in (True, False))
+        np.testing.assert_allclose(fetched(ours), fetched(xlas), rtol=1e-4, atol=1.0)
+
+
+@pytest.mark.parametrize("dtype", [np.bool_, np.int8, np.uint8, np.int32, np.uint32, np.float32, "bfloat16"])
+def test_rows_of_every_type_come_in_the_order_of_devices(dtype):
+    x = np.arange(8 * 2 * 5).reshape(16, 5).astype(jnp.dtype(dtype))
+    for devices in NUMBERS:
+        found = fetched(over(gather_shards, devices)({"x": x, "part": x[:, 2:]}))
+        assert np.array_equal(found["x"], x)
+        assert np.array_equal(found["part"], x[:, 2:])
+
+
+def test_rows_of_eight_bytes_too():
+    with jax.enable_x64(True):
+        x = np.arange(48, dtype=np.float64).reshape(16, 3) / 7
+        found = fetched(over(gather_shards, 4)({"f": x, "i": np.arange(16) << 40}))
+    assert np.array_equal(found["f"], x)
+    assert np.array_equal(found["i"], np.arange(16) << 40)
+
+
+def test_batches_are_summed_and_gathered_each_by_itself():
+    x = rows(8, 5, 30)
+
+    def of_a_device(x):
+        turned = jnp.moveaxis(x, 1, 0)
+        return jax.vmap(gather_tree)(turned), jax.vmap(gather_shards)(turned), jax.vmap(sum_devices)(turned[:, 0])
+
+    for devices in NUMBERS:
+        sums, gathered, totals = fetched(over(of_a_device, devices)(x))
+        for k in range(5):
+            assert sums[k].tobytes() == fetched(over(gather_tree, devices)(x[:, k])).tobytes()
+            assert np.array_equal(gathered[k], x[:, k])
+        assert totals.shape == (5, 30)
+
+
+def test_thousands_of_meetings_in_loops_of_programs_that_take_turns():
+    """Sizes change from one to the next; eight devices on fewer cores."""
+
+    def of_a_device(x):
+        def body(i, x):
+            return x + gather_tree(x)[None] + gather_shards(x[:, :3]).sum() * 0 + i * shard_index()
+
+        return jax.lax.fori_loop(0, 500, body, x % 1024)
+
+    whole = np.arange(8 * 6, dtype=np.float32).reshape(8, 6)
+    programs = {(n, shared): over(of_a_device, n, SHARDED, SHARDED, shared) for n in (2, 8) for shared in (True, False)}
+    results = {key: [] for key in programs}
+    for turn in range(4):
+        for key, program in programs.items():
+            results[key].append(program(whole + turn))
+    for n in (2, 8):
+        for ours, xlas in zip(results[n, True], results[n, False], strict=True):
+            assert np.asarray(ours).tobytes() == np.asarray(xlas).tobytes()
+
+
+def test_nothing_at_all_can_be_gathered():
+    assert fetched(over(gather_shards, 4)(np.zeros((8, 0), np.float32))).shape == (8, 0)
+
+
+@impatient
+def test_a_device_that_does_not_come_is_not_waited_for_for_ever():
+    def of_a_device(x):
+        return jax.lax.cond(shard_index() == 0, lambda x: gather_tree(x), lambda x: x[0], x)
+
+    with pytest.raises(Exception, match="device 0 of 2 has waited 1 s for the others"):
+        jax.block_until_ready(over(of_a_device, 2)(rows(2, 4)))
+
+
+@impatient
+def test_devices_that_bring_messages_of_different_sizes_are_told():
+    def of_a_device(x):
+        long = lambda x: gather_tree(x).sum()  # noqa: E731
+        return jax.lax.cond(shard_index() == 0, long, lambda x: long(x[:, :2]), x)
+
+    with pytest.raises(Exception, match=r"met with messages of \d+ and \d+ bytes") as caught:
+        jax.block_until_ready(over(of_a_device, 2)(rows(2, 4)))
+    assert set(re.findall(r"(\d+) (?:and|bytes)", str(caught.value))) >= {"16", "8"}
+
+
+@impatient
+def test_after_that_programs_run_as_before():
+    x = rows(8, 12)
+    assert fetched(over(gather_tree, 2)(x)).tobytes() == fetched(over(gather_tree, 1)(x)).tobytes()

@@ -1,0 +1,60 @@
+"""Collectives between CPU devices in the memory of their process: what they give, and what happens without them."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CHECKS = "tests/jax_engine/memory_of_devices.py"
+
+needs_compiler = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler")
+
+
+def python(*words, **environment):
+    known = os.environ | {"XLA_FLAGS": "", "PYTHONPATH": str(ROOT / "src")} | environment
+    return subprocess.run([sys.executable, *words], cwd=ROOT, env=known, capture_output=True, text=True)
+
+
+@needs_compiler
+@pytest.mark.parametrize("impatient", ["", "1"], ids=["what they give", "what goes wrong"])
+def test_everything_that_needs_several_devices(impatient):
+    done = python("-m", "pytest", "-p", "no:xdist", CHECKS, IMPATIENT=impatient)
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    assert re.search(r"^\d\d passed" + ("" if impatient else ", 3 skipped"), done.stdout, re.MULTILINE), done.stdout
+
+
+WHY = "from lockstep.jax_engine import shared_memory; print(shared_memory.missing())"
+
+
+@needs_compiler
+def test_it_is_compiled_once_and_kept_in_the_cache(tmp_path):
+    assert python("-c", WHY, XDG_CACHE_HOME=str(tmp_path)).stdout == "None\n"
+    (kept,) = tmp_path.rglob("collectives-*")
+    assert kept.suffix == ".so"
+    assert python("-c", WHY, XDG_CACHE_HOME=str(tmp_path), CC="/no/such/compiler").stdout == "None\n"
+
+
+@needs_compiler
+def test_without_a_place_to_keep_it_it_is_compiled_every_time(tmp_path):
+    (tmp_path / "lockstep").write_text("a file where a directory should be")
+    assert python("-c", WHY, XDG_CACHE_HOME=str(tmp_path)).stdout == "None\n"
+
+
+@pytest.mark.parametrize(
+    ("compiler", "reason"),
+    [("/no/such/compiler", "/no/such/compiler"), ("false", "false can't compile shared_memory.c: no reason given")],
+)
+def test_why_it_is_missing_is_said_in_one_line(tmp_path, compiler, reason):
+    said = python("-c", WHY, XDG_CACHE_HOME=str(tmp_path), CC=compiler).stdout
+    assert reason in said
+    assert said.count("\n") == 1
+
+
+def test_a_machine_without_a_compiler(tmp_path):
+    said = python("-c", WHY, XDG_CACHE_HOME=str(tmp_path), CC="", PATH=str(tmp_path)).stdout
+    assert said == "there is no C compiler (cc, gcc, clang; CC isn't set)\n"
