@@ -8,6 +8,7 @@ import os
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from lockstep.envs.description import array_environment, make_environment
 from lockstep.envs.keyed import environment_failure, stated_mask
 from lockstep.envs.wrappers import LIFE_LOST
 from lockstep.policy import Policy
+from lockstep.runs.directory import RunDirectory
+from lockstep.runs.trackers import NullTrackers, RunTrackers
 from lockstep.shards import keyed_seed
 
 VIDEO_SUFFIXES = (".mp4", ".gif")
@@ -200,3 +203,31 @@ def record_evaluation(policy: Policy, video: Path) -> float:
         with contextlib.suppress(OSError):
             unfinished.unlink(missing_ok=True)
         env.close()
+
+
+class EvaluationVideos:
+    """Videos of a run's evaluations, where a process writes; what fails costs the videos, not the run.
+
+    Args:
+        run: the run's directory.
+        trackers: that are told of each video.
+        wanted: whether there are to be any.
+    """
+
+    def __init__(self, run: RunDirectory, trackers: RunTrackers | NullTrackers, wanted: bool) -> None:
+        self._run, self._trackers, self._wanted = run, trackers, wanted
+
+    def record(self, policy: Callable[[], Policy], step: int) -> None:
+        """Record an episode at this environment step; ``policy`` is called where there is a file to write."""
+        path = self._run.video_path(step) if self._wanted else None
+        if path is None:
+            return
+        try:
+            record_evaluation(policy(), path)
+        except Exception as error:
+            self._wanted = False
+            self._run.warn(
+                f"{path} can't be recorded: {' '.join(str(error).split())}; no more videos, training goes on"
+            )
+        else:
+            self._trackers.video("eval/video", path, step)

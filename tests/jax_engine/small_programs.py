@@ -11,9 +11,9 @@ from lockstep.envs.description import describe
 from lockstep.jax_engine.device_run import DeviceRun
 from lockstep.jax_engine.environments import is_jax_environment, make_environment
 from lockstep.jax_engine.fingerprints import every_fingerprint
-from lockstep.jax_engine.iterations import Iteration
+from lockstep.jax_engine.iterations import Inputs, Iteration
 from lockstep.jax_engine.mesh import make_mesh
-from lockstep.jax_engine.program import Inputs, Program
+from lockstep.jax_engine.program import Program
 from lockstep.jax_engine.session import parameter_layout
 from lockstep.jax_engine.state import check_networks, init_state, state_arrays
 

@@ -3,6 +3,7 @@
 import types
 from typing import Any
 
+from lockstep import videos
 from lockstep.config import Config
 from lockstep.jax_engine import train
 from lockstep.jax_engine.train import Trainer
@@ -20,13 +21,13 @@ def evaluated(monkeypatch, path, fails=False):
     monkeypatch.setattr(train, "evaluate_policy", lambda session: None)
     monkeypatch.setattr(train, "summarize", lambda table: {"return_mean": 1.0})
     monkeypatch.setattr(train, "current_policy", lambda session: calls.append("fetch") or "policy")
-    monkeypatch.setattr(train, "record_evaluation", record)
+    monkeypatch.setattr(videos, "record_evaluation", record)
     trainer: Any = object.__new__(Trainer)
     trainer.config = Config.model_validate({"eval": {"interval": 1, "record_video": True}})
     trainer.session = types.SimpleNamespace(iteration=1, global_step=8)
-    trainer.run = types.SimpleNamespace(video_path=lambda step: path, warn=lambda text: None)
-    trainer.trackers = types.SimpleNamespace(video=lambda *args: None)
-    trainer.records_videos = True
+    run: Any = types.SimpleNamespace(video_path=lambda step: path, warn=lambda text: None)
+    trackers: Any = types.SimpleNamespace(video=lambda *args: None)
+    trainer.videos = videos.EvaluationVideos(run, trackers, wanted=True)
     for _ in range(2):
         assert trainer.evaluate() == {"eval/return_mean": 1.0}
     return calls

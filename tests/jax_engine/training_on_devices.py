@@ -24,7 +24,7 @@ from lockstep.jax_engine import mesh as meshes
 from lockstep.jax_engine import processes, session, update
 from lockstep.jax_engine.device_run import parameter_specs
 from lockstep.jax_engine.host_run import HostRun
-from lockstep.jax_engine.program import Inputs
+from lockstep.jax_engine.iterations import Inputs
 from lockstep.jax_engine.state import init_state, place_state, state_specs
 from lockstep.jax_engine.update import Update
 from lockstep.shards import ShardPlan

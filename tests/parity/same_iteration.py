@@ -28,9 +28,10 @@ from lockstep.jax_engine import state as jax_state
 from lockstep.jax_engine.device_run import parameter_specs
 from lockstep.jax_engine.environments import make_environment
 from lockstep.jax_engine.host_program import HostProgram
+from lockstep.jax_engine.iterations import Inputs
 from lockstep.jax_engine.mesh import make_mesh
 from lockstep.jax_engine.parameters import ParameterLayout
-from lockstep.jax_engine.program import Inputs, Program
+from lockstep.jax_engine.program import Program
 from lockstep.launch.process import fail_now
 from lockstep.runs.checkpoint import read_checkpoint
 from lockstep.shards import KeyedDraws, ShardPlan

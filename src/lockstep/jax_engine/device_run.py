@@ -13,10 +13,10 @@ from jax import numpy as jnp
 
 from lockstep.config import Config
 from lockstep.episodes import WINDOW
-from lockstep.jax_engine.iterations import Finished, Iteration, learning_rates, numbers_of
+from lockstep.jax_engine.iterations import Finished, Inputs, Iteration, Outputs, learning_rates, numbers_of
 from lockstep.jax_engine.mesh import REPLICATED, SHARDED, cut_along, named_sharding, replicate_sharding
 from lockstep.jax_engine.placement import fetch, gathered, place, shard_rows
-from lockstep.jax_engine.program import Inputs, Outputs, Program
+from lockstep.jax_engine.program import Program
 from lockstep.jax_engine.state import TrainState, place_state, state_specs
 
 STEPS_PER_CALL = 1 << 15

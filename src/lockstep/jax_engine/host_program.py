@@ -8,9 +8,10 @@ import jax
 from jax import Array
 
 from lockstep.jax_engine.blocks import each_shard
+from lockstep.jax_engine.iterations import Inputs
 from lockstep.jax_engine.mesh import REPLICATED, SHARDED
 from lockstep.jax_engine.normalizers import normalized, scale_of
-from lockstep.jax_engine.program import Inputs, Program
+from lockstep.jax_engine.program import Program
 from lockstep.jax_engine.reductions import gather_shards
 from lockstep.jax_engine.rollout import Rollout
 from lockstep.jax_engine.state import TrainState

@@ -20,11 +20,11 @@ from lockstep.jax_engine.device_run import no_matter, parameter_specs
 from lockstep.jax_engine.host_program import HostProgram
 from lockstep.jax_engine.host_rollout import HostRollout, collect, collect_random, parts_of, record_replay
 from lockstep.jax_engine.inference import Inference
-from lockstep.jax_engine.iterations import Finished, Iteration, learning_rates
+from lockstep.jax_engine.iterations import Finished, Inputs, Iteration, learning_rates
 from lockstep.jax_engine.mesh import replicate_sharding
 from lockstep.jax_engine.placement import fetch, fetch_rows, place, shard_rows
 from lockstep.jax_engine.processes import gather_bytes, gather_json
-from lockstep.jax_engine.program import Inputs, Program
+from lockstep.jax_engine.program import Program
 from lockstep.jax_engine.rollout import Rollout
 from lockstep.jax_engine.state import TrainState, place_state, state_specs
 from lockstep.launch.process import fail_now

@@ -3,14 +3,41 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from jax import Array
 
 from lockstep.config import Config
 from lockstep.errors import NonFiniteError
 from lockstep.jax_engine.gradients import loss_settings
 from lockstep.jax_engine.losses import REFERENCE_KL
+
+
+class Inputs(NamedTuple):
+    """What a call is told of its iterations, each ``[n]``.
+
+    Attributes:
+        iteration: iterations done before, int32.
+        learning_rate: float32; not looked at where the schedule is adaptive.
+    """
+
+    iteration: Array
+    learning_rate: Array
+
+
+class Outputs(NamedTuple):
+    """What an iteration tells the host.
+
+    Attributes:
+        metrics: float32 and int32 scalars, on every device the same.
+        returns: of episodes that ended, float32 ``[num_shards, T, rows]``.
+        marks: 0 where none ended, else 4 times its length, plus 1 (failure), 2 (success isn't said) or 3 (success).
+    """
+
+    metrics: dict[str, Array]
+    returns: Array
+    marks: Array
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,6 +22,7 @@ from lockstep.envs.description import EnvDescription
 from lockstep.jax_engine.batch import Batch, columns_of, first_episodes, make_batch
 from lockstep.jax_engine.blocks import Blocks, each_shard
 from lockstep.jax_engine.environments import JaxEnvironment
+from lockstep.jax_engine.iterations import Inputs, Outputs
 from lockstep.jax_engine.keys import key_of, key_words, keyed
 from lockstep.jax_engine.mesh import REPLICATED, SHARDED, TIME_SHARDED, over_mesh
 from lockstep.jax_engine.minibatches import advantage_moments, minibatch_indices, minibatch_statistics
@@ -58,32 +59,6 @@ PURPOSES = ("action", "reset", "step", "minibatch", "begin", "random", "dropout"
 def purpose_words(seed: int) -> np.ndarray:
     """Words of the keys of each purpose, uint32 ``[len(PURPOSES), 2]``."""
     return np.stack([key_words(seed, purpose) for purpose in PURPOSES])
-
-
-class Inputs(NamedTuple):
-    """What a call is told of its iterations, each ``[n]``.
-
-    Attributes:
-        iteration: iterations done before, int32.
-        learning_rate: float32; not looked at where the schedule is adaptive.
-    """
-
-    iteration: Array
-    learning_rate: Array
-
-
-class Outputs(NamedTuple):
-    """What an iteration tells the host.
-
-    Attributes:
-        metrics: float32 and int32 scalars, on every device the same.
-        returns: of episodes that ended, float32 ``[num_shards, T, rows]``.
-        marks: 0 where none ended, else 4 times its length, plus 1 (failure), 2 (success isn't said) or 3 (success).
-    """
-
-    metrics: dict[str, Array]
-    returns: Array
-    marks: Array
 
 
 @dataclass(frozen=True)

@@ -28,10 +28,10 @@ from lockstep.jax_engine.device_run import (
     parameter_specs,
     shard_arrays,
 )
-from lockstep.jax_engine.iterations import Iteration, learning_rates
+from lockstep.jax_engine.iterations import Inputs, Iteration, Outputs, learning_rates
 from lockstep.jax_engine.mesh import REPLICATED, SHARDED, TIME_SHARDED, over_mesh, replicate_sharding, stacked
 from lockstep.jax_engine.placement import fetch, place, shard_rows
-from lockstep.jax_engine.program import Inputs, Outputs, Program, purpose_words
+from lockstep.jax_engine.program import Program, purpose_words
 from lockstep.jax_engine.state import TrainState, place_state, state_specs
 
 

@@ -36,12 +36,11 @@ from lockstep.jax_engine.session import (
 from lockstep.jax_engine.set_up import machine_facts
 from lockstep.jax_engine.state import POLICY, check_networks
 from lockstep.launch.signals import StopRequest, stop_requests
-from lockstep.policy import Policy
 from lockstep.proof.fingerprint import array_digest, sha256_of
 from lockstep.runs.checkpoint import Checkpoint
 from lockstep.runs.directory import RunDirectory
 from lockstep.topology import Topology
-from lockstep.videos import record_evaluation
+from lockstep.videos import EvaluationVideos
 
 __all__ = [
     "TrainResult",
@@ -90,7 +89,7 @@ class Trainer:
         self.saved_iteration: int | None = None
         self.steps_before = session.global_step
         self.timing = run.open_timing() if self.config.log.timing else None
-        self.records_videos = self.config.eval.record_video
+        self.videos = EvaluationVideos(run, self.trackers, self.config.eval.record_video)
         self.dispatched = session.iteration
         self.pending: deque[Any] = deque()
         self.copies: dict[int, Copies] = {}
@@ -201,23 +200,10 @@ class Trainer:
             return {}
         summary = summarize(evaluate_policy(self.session))
         if self.config.eval.record_video:
-            self.record_video(current_policy(self.session))
+            policy = current_policy(self.session)  # with FSDP a collective
+            self.videos.record(lambda: policy, self.session.global_step)
         self.score = summary["return_mean"]
         return {f"eval/{name}": value for name, value in summary.items()}
-
-    def record_video(self, policy: Policy) -> None:
-        """Record an episode of the evaluation, where a process writes; what fails costs the videos, not the run."""
-        step = self.session.global_step
-        path = self.run.video_path(step) if self.records_videos else None
-        if path is None:
-            return
-        try:
-            record_evaluation(policy, path)
-        except Exception as error:
-            self.records_videos = False
-            self.run.warn(f"{path} can't be recorded: {' '.join(str(error).split())}; no more videos, training goes on")
-        else:
-            self.trackers.video("eval/video", path, step)
 
     def log(self, record: dict[str, Any]) -> None:
         """Hand a record to trackers and progress."""

@@ -38,7 +38,7 @@ from lockstep.torch_engine.session import (
 from lockstep.torch_engine.state import POLICY, check_networks, gather_parameters, release_parameters, state_arrays
 from lockstep.torch_engine.statistics import explained_variance, merge_normalizers, share, share_metrics
 from lockstep.torch_engine.update import update
-from lockstep.videos import record_evaluation
+from lockstep.videos import EvaluationVideos
 
 __all__ = [
     "TrainResult",
@@ -88,7 +88,7 @@ class Trainer:
         self.steps_before = self.state.global_step
         self.timing = run.open_timing() if self.config.log.timing else None
         self.clock = Clock(session.communicator, watch_memory=self.config.log.timing)
-        self.records_videos = self.config.eval.record_video
+        self.videos = EvaluationVideos(run, self.trackers, self.config.eval.record_video)
 
     def loop(self) -> int:
         """Iterate until the end, a limit, or a signal; returns the stop code."""
@@ -168,24 +168,10 @@ class Trainer:
             return {}
         gather_parameters(self.state)
         summary = summarize(evaluate_policy(self.session))
-        self.record_video()
+        self.videos.record(lambda: current_policy(self.session), self.state.global_step)
         release_parameters(self.state)
         self.score = summary["return_mean"]
         return {f"eval/{name}": value for name, value in summary.items()}
-
-    def record_video(self) -> None:
-        """Record an episode of the evaluation, on the rank that writes; what fails costs the videos, not the run."""
-        step = self.state.global_step
-        path = self.run.video_path(step) if self.records_videos else None
-        if path is None:
-            return
-        try:
-            record_evaluation(current_policy(self.session), path)
-        except Exception as error:
-            self.records_videos = False
-            self.run.warn(f"{path} can't be recorded: {' '.join(str(error).split())}; no more videos, training goes on")
-        else:
-            self.trackers.video("eval/video", path, step)
 
     def log(self, record: dict[str, Any]) -> None:
         """Hand a record to trackers and progress."""
