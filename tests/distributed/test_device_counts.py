@@ -26,7 +26,7 @@ def test_cartpole_is_the_same_on_one_device_and_on_more(trained, number):
 
 @pytest.mark.parametrize("words", [EVALUATED, FAST], ids=["exact", "fast"])
 def test_cartpole_is_the_same_by_xlas_collectives(trained, words):
-    by_xla, in_memory = (trained(*words, "--collectives", how, *devices(2)) for how in ("backend", "shared"))
+    by_xla, in_memory = (trained(*words, "--collectives", how, *devices(4)) for how in ("backend", "shared"))
     assert (by_xla.summary["collectives"], in_memory.summary["collectives"]) == ("xla", "shared memory")
     same_agent(by_xla, in_memory)
 

@@ -21,7 +21,8 @@ class ParameterLayout:
 
     Attributes:
         shapes: of every parameter, in order.
-        exact: whether gradients of shards are summed by the fixed tree; else by the framework's all-reduce.
+        exact: whether gradients of shards are summed by the fixed tree; else a device sums its own, and then devices'
+            sums are added.
         axes: with FSDP, the axis along which each parameter is cut over the mesh's ``fsdp`` axis, or None; empty
             without FSDP.
         synchronize: the user's own reduction in place of the framework's, see :mod:`lockstep.jax_engine.task`: of this

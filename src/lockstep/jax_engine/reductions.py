@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,8 @@ Result = TypeVar("Result")
 BATCH_AXIS, FSDP_AXIS = "batch", "fsdp"
 AXES = (BATCH_AXIS, FSDP_AXIS)
 
-_traced: ContextVar[tuple[tuple[str, ...], bool]] = ContextVar("lockstep_axes", default=(AXES, False))
+_traced: ContextVar[tuple[tuple[str, ...], Iterator[int] | None]] = ContextVar("lockstep_axes", default=(AXES, None))
+"""Names of axes, and numbers of a program's calls where shards meet in memory."""
 
 
 def axes() -> tuple[str, ...]:
@@ -38,15 +40,17 @@ def tracing_over(names: tuple[str, ...], shared: bool = False) -> Iterator[None]
         shared: whether shards meet in the memory of this process (:mod:`lockstep.jax_engine.shared_memory`), which
             holds every device and has compiled what that takes; else by XLA's collectives.
     """
-    token = _traced.set((names, shared))
+    token = _traced.set((names, itertools.count() if shared else None))
     try:
         yield
     finally:
         _traced.reset(token)
 
 
-def _in_memory(names: Sequence[str] | None) -> bool:
-    return _traced.get()[1] and (names is None or tuple(names) == axes())
+def _number_in_memory(names: Sequence[str] | None) -> int | None:
+    """The number of the program's next call in memory; None: shards meet by XLA's collectives, over these axes."""
+    numbers = _traced.get()[1] if names is None or tuple(names) == axes() else None
+    return None if numbers is None else next(numbers)
 
 
 def tree_sum(x: Array) -> Array:
@@ -118,9 +122,14 @@ def gather_shards(x: Tree, axis_names: Sequence[str] | None = None) -> Tree:
     All leaves of one dtype travel in one collective.
     """
     names = tuple(axis_names or axes())
-    if _in_memory(axis_names):
-        return _together(x, lambda rows: shared_memory.gather(rows, shard_index(), jax.lax.axis_size(names)))
-    return _together(x, lambda rows: jax.lax.all_gather(rows, names, tiled=True))
+
+    def gathered(rows: Array) -> Array:
+        number = _number_in_memory(axis_names)
+        if number is not None:
+            return shared_memory.gather(rows, shard_index(), jax.lax.axis_size(names), number)
+        return jax.lax.all_gather(rows, names, tiled=True)
+
+    return _together(x, gathered)
 
 
 def gather_tree(x: Tree, axis_names: Sequence[str] | None = None) -> Tree:
@@ -132,8 +141,9 @@ def gather_tree(x: Tree, axis_names: Sequence[str] | None = None) -> Tree:
     names = tuple(axis_names or axes())
 
     def summed(rows: Array) -> Array:
-        if _in_memory(axis_names) and rows.dtype == jnp.float32:
-            return shared_memory.tree_sum(rows, shard_index(), jax.lax.axis_size(names))
+        number = _number_in_memory(axis_names) if rows.dtype == jnp.float32 else None
+        if number is not None:
+            return shared_memory.tree_sum(rows, shard_index(), jax.lax.axis_size(names), number)
         partial = tree_sum(materialized(rows))
         return materialized(tree_sum(jax.lax.all_gather(partial, names)))
 
@@ -141,17 +151,18 @@ def gather_tree(x: Tree, axis_names: Sequence[str] | None = None) -> Tree:
 
 
 def sum_devices(x: Array) -> Array:
-    """Sum of float32 arrays over all devices, in no particular order."""
-    if _in_memory(None):
-        return shared_memory.tree_sum(x.reshape(1, -1), shard_index(), jax.lax.axis_size(axes())).reshape(x.shape)
-    return jax.lax.psum(x, axes())
+    """Sum of float32 arrays over all devices: on a CPU by the tree, elsewhere by the framework's all-reduce."""
+    if jax.default_backend() != "cpu":
+        return jax.lax.psum(x, axes())
+    return gather_tree(x.reshape(1, -1)).reshape(x.shape)
 
 
 def _together(tree: Tree, function: Callable[[Array], Array]) -> Tree:
     """A function of rows ``[n, m]``, which may change ``n`` or drop it, of the leaves of each dtype side by side.
 
-    Those of two dtypes would be two collectives that could run at the same time and hold two threads of a device, see
-    :func:`lockstep.jax_engine.set_up.lean_pool`; what the engine sends together is of one.
+    Those of two dtypes would be two collectives without an order: they could hold two threads of a device, see
+    :func:`lockstep.jax_engine.set_up.lean_pool`, and in memory devices would meet in different ones, which ends the
+    program. What the engine sends together is of one.
     """
     leaves, structure = jax.tree.flatten(tree)
     out: list[Array] = list(leaves)

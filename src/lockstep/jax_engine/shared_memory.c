@@ -20,20 +20,24 @@
 #include "xla/ffi/api/c_api.h"
 
 #ifndef PATIENCE_S
-#define PATIENCE_S 600  // for devices that don't come
+#define PATIENCE_S 120  // for devices that don't come; XLA's own collectives have less
 #endif
 
 enum {
   MOST_DEVICES = 64,
   ROOMS = 32,
   BLOCK = 512,       // columns that are summed at a time: those of all rows stay in a core's cache
-  SPIN_NS = 100000,  // looking at the others before sleeping, where every device has a core
-  LOOKS = 32,        // between two looks at the clock
+  SPIN_NS = 100000,  // looking at the others before sleeping, where every device has a core; less after it was in vain
+  LEAST_SPIN_NS = 2000,
+  LOOKS = 32,  // between two looks at the clock
 };
 
 typedef struct {
   _Alignas(128) atomic_uint_fast64_t arrived;  // the last meeting for which this device's message is there
-  _Alignas(128) uint64_t meetings;             // that this device has come to; its own, as is what follows
+  _Alignas(128) atomic_int occupied;           // a thread of this device is in a meeting
+  uint64_t meetings;                           // that this device has come to; its own, as is what follows
+  int64_t spin;                                // nanoseconds
+  int64_t call[2];                             // which of the program's calls the message is for
   size_t bytes[2];
   size_t capacity[2];
   char *message[2];
@@ -46,6 +50,7 @@ typedef struct {
   uint64_t used;  // when, as a count
   atomic_int inside;
   atomic_int asleep;
+  atomic_bool broken;  // one device has failed here: nobody waits any more
   pthread_mutex_t lock;
   pthread_cond_t news;
   Seat seats[MOST_DEVICES];
@@ -83,29 +88,34 @@ static int cores(void) {
   return n;
 }
 
-// The room of an execution; the one that was used longest ago becomes that of a new one. Launches of programs over
-// several devices follow one another, so that one in use is far from that. NULL: all are in use.
+// The room of an execution; a new one takes over that in which nobody is and which was used last, whose memory is warm.
+// Should that be between two meetings of another execution, then all of its devices have been at equally many, and meet
+// again in another room. NULL: somebody is in each.
 static Room *enter(int64_t run) {
   for (int tries = 0; atomic_flag_test_and_set_explicit(&registry, memory_order_acquire); tries++) {
     if (tries < 1000) pause_briefly();
     else sched_yield();
   }
-  Room *room = NULL, *oldest = NULL;
+  Room *room = NULL, *free_one = NULL;
   for (int i = 0; i < ROOMS && room == NULL; i++) {
     if (rooms[i].taken && rooms[i].run == run) room = &rooms[i];
-    else if (atomic_load(&rooms[i].inside) == 0 && (oldest == NULL || rooms[i].used < oldest->used)) oldest = &rooms[i];
+    else if (atomic_load(&rooms[i].inside) == 0 && (free_one == NULL || rooms[i].used > free_one->used))
+      free_one = &rooms[i];
   }
-  if (room == NULL && oldest != NULL) {
-    room = oldest;
+  if (room == NULL && free_one != NULL) {
+    room = free_one;
     if (!room->taken) {
       pthread_mutex_init(&room->lock, NULL);
       pthread_cond_init(&room->news, NULL);
     }
     room->taken = true;
     room->run = run;
+    atomic_store(&room->broken, false);
     for (int i = 0; i < MOST_DEVICES; i++) {
       atomic_store(&room->seats[i].arrived, 0);
+      atomic_store(&room->seats[i].occupied, 0);
       room->seats[i].meetings = 0;
+      room->seats[i].spin = SPIN_NS;
     }
   }
   if (room != NULL) {
@@ -116,10 +126,20 @@ static Room *enter(int64_t run) {
   return room;
 }
 
-static void leave(Room *room) { atomic_fetch_sub(&room->inside, 1); }
+static void wake_all(Room *room) {
+  pthread_mutex_lock(&room->lock);
+  pthread_cond_broadcast(&room->news);
+  pthread_mutex_unlock(&room->lock);
+}
+
+// Nobody waits in this room any more.
+static void give_up(Room *room) {
+  atomic_store(&room->broken, true);
+  wake_all(room);
+}
 
 // This device's place for the message of its next meeting, or NULL without memory.
-static char *prepare(Seat *seat, size_t bytes) {
+static char *prepare(Seat *seat, int64_t call, size_t bytes) {
   int place = (int)(++seat->meetings & 1);
   if (seat->capacity[place] < bytes || seat->message[place] == NULL) {
     free(seat->message[place]);
@@ -129,6 +149,7 @@ static char *prepare(Seat *seat, size_t bytes) {
     seat->message[place] = memory;
     if (memory == NULL) return NULL;
   }
+  seat->call[place] = call;
   seat->bytes[place] = bytes;
   return seat->message[place];
 }
@@ -140,36 +161,43 @@ static bool all_there(Room *room, int devices, uint64_t meeting) {
   return true;
 }
 
-// Tell the others that the message is there, and wait for theirs; false if some don't come.
-static bool meet(Room *room, int devices, int device) {
-  uint64_t meeting = room->seats[device].meetings;
-  atomic_store(&room->seats[device].arrived, meeting);
-  if (atomic_load(&room->asleep) > 0) {
-    pthread_mutex_lock(&room->lock);
-    pthread_cond_broadcast(&room->news);
-    pthread_mutex_unlock(&room->lock);
-  }
+typedef enum { TOGETHER, LATE, BROKEN } Outcome;
+
+// Tell the others that the message is there, and wait for theirs.
+static Outcome meet(Room *room, int devices, int device) {
+  Seat *seat = &room->seats[device];
+  uint64_t meeting = seat->meetings;
+  atomic_store(&seat->arrived, meeting);
+  if (atomic_load(&room->asleep) > 0 && all_there(room, devices, meeting)) wake_all(room);
   if (devices <= cores()) {
-    int64_t end = nanoseconds() + SPIN_NS;
+    int64_t end = nanoseconds() + seat->spin;
     do {
       for (int i = 0; i < LOOKS; i++) {
-        if (all_there(room, devices, meeting)) return true;
+        if (all_there(room, devices, meeting)) {
+          seat->spin = seat->spin * 2 < SPIN_NS ? seat->spin * 2 : SPIN_NS;
+          return TOGETHER;
+        }
         pause_briefly();
       }
     } while (nanoseconds() < end);
+    seat->spin = seat->spin / 2 > LEAST_SPIN_NS ? seat->spin / 2 : LEAST_SPIN_NS;
   }
-  struct timespec until;
-  clock_gettime(CLOCK_REALTIME, &until);
-  until.tv_sec += PATIENCE_S;
-  bool there;
+  int64_t end = nanoseconds() + (int64_t)PATIENCE_S * 1000000000;
+  Outcome outcome = TOGETHER;
   pthread_mutex_lock(&room->lock);
   atomic_fetch_add(&room->asleep, 1);
-  for (int late = 0; !(there = all_there(room, devices, meeting)) && late == 0;) {
-    late = pthread_cond_timedwait(&room->news, &room->lock, &until);
+  while (!all_there(room, devices, meeting)) {
+    if (atomic_load(&room->broken)) outcome = BROKEN;
+    else if (nanoseconds() > end) outcome = LATE;
+    if (outcome != TOGETHER) break;
+    struct timespec until;  // by the wall clock, which may be set: so a second at a time, and patience by another clock
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += 1;
+    pthread_cond_timedwait(&room->news, &room->lock, &until);
   }
   atomic_fetch_sub(&room->asleep, 1);
   pthread_mutex_unlock(&room->lock);
-  return there;
+  return outcome;
 }
 
 // --- sums ------------------------------------------------------------------------------------------------------------
@@ -177,14 +205,14 @@ static bool meet(Room *room, int devices, int device) {
 typedef struct {
   const float *base;  // row i begins at base + i * stride, or is rows[i]
   size_t stride;
-  const float *const *rows;
+  const char *const *rows;
 } Rows;
 
 static const float *row_of(const Rows *rows, size_t i) {
-  return rows->rows != NULL ? rows->rows[i] : rows->base + i * rows->stride;
+  return rows->rows != NULL ? (const float *)rows->rows[i] : rows->base + i * rows->stride;
 }
 
-// Sum of rows first .. first + n by a binary tree of neighbours, of `count` columns (at most BLOCK) from column `at` on.
+// Sum of rows first .. first + n by a binary tree of neighbours, of `count` columns (at most BLOCK) from column `at`.
 static void sum_block(const Rows *rows, size_t first, size_t n, size_t at, size_t count, float *out) {
   const float *a = row_of(rows, first) + at;
   if (n == 1) {
@@ -260,12 +288,17 @@ typedef struct {
   char *message;
 } Call;
 
+static void leave(Call *call) {
+  atomic_store(&call->seat->occupied, 0);
+  atomic_fetch_sub(&call->room->inside, 1);
+}
+
 // What a call is about, and this device's place for its message of `bytes` a batch; an error, or NULL.
 static XLA_FFI_Error *begin(XLA_FFI_CallFrame *frame, Call *call, bool sums) {
   const XLA_FFI_Buffer *x = frame->args.args[0], *index = frame->args.args[1], *out = frame->rets.rets[0];
-  const XLA_FFI_Scalar *devices = frame->attrs.attrs[0];
+  const XLA_FFI_Scalar *number = frame->attrs.attrs[0], *devices = frame->attrs.attrs[1];  // sorted by name
   call->width = width_of(x->dtype);
-  if (x->rank < 2 || call->width == 0 || (sums && x->dtype != XLA_FFI_DataType_F32)) {
+  if (x->rank < 2 || x->dims[x->rank - 2] < 1 || call->width == 0 || (sums && x->dtype != XLA_FFI_DataType_F32)) {
     return error_of(frame, XLA_FFI_Error_Code_INVALID_ARGUMENT, "lockstep: a message of a shape or type that can't be");
   }
   call->data = x->data;
@@ -289,10 +322,17 @@ static XLA_FFI_Error *begin(XLA_FFI_CallFrame *frame, Call *call, bool sums) {
     return error_of(frame, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED, "lockstep: too many programs run at once");
   }
   call->seat = &call->room->seats[call->device];
+  if (atomic_exchange(&call->seat->occupied, 1) != 0) {
+    give_up(call->room);
+    atomic_fetch_sub(&call->room->inside, 1);
+    return error_of(frame, XLA_FFI_Error_Code_INTERNAL, "lockstep: a device is in two collectives at once");
+  }
   size_t rows = sums ? 1 : call->rows;
-  call->message = prepare(call->seat, call->batch * rows * call->columns * call->width);
+  size_t bytes = call->batch * rows * call->columns * call->width;
+  call->message = prepare(call->seat, *(const int64_t *)number->value, bytes);
   if (call->message == NULL) {
-    leave(call->room);
+    give_up(call->room);
+    leave(call);
     return error_of(frame, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED, "lockstep: no memory for a device's message");
   }
   return NULL;
@@ -301,7 +341,10 @@ static XLA_FFI_Error *begin(XLA_FFI_CallFrame *frame, Call *call, bool sums) {
 // Wait for the messages of all devices; an error, or NULL and where they are.
 static XLA_FFI_Error *exchange(XLA_FFI_CallFrame *frame, Call *call, const char *messages[]) {
   char text[160];
-  if (!meet(call->room, call->devices, call->device)) {
+  Outcome outcome = meet(call->room, call->devices, call->device);
+  if (outcome == BROKEN) return error_of(frame, XLA_FFI_Error_Code_ABORTED, "lockstep: another device has failed");
+  if (outcome == LATE) {
+    give_up(call->room);
     snprintf(text, sizeof text, "lockstep: device %d of %d has waited %d s for the others", call->device, call->devices,
              PATIENCE_S);
     return error_of(frame, XLA_FFI_Error_Code_DEADLINE_EXCEEDED, text);
@@ -309,7 +352,13 @@ static XLA_FFI_Error *exchange(XLA_FFI_CallFrame *frame, Call *call, const char 
   int place = (int)(call->seat->meetings & 1);
   for (int i = 0; i < call->devices; i++) {
     const Seat *seat = &call->room->seats[i];
+    if (seat->call[place] != call->seat->call[place]) {
+      give_up(call->room);
+      snprintf(text, sizeof text, "lockstep: devices %d and %d met in different collectives", call->device, i);
+      return error_of(frame, XLA_FFI_Error_Code_INTERNAL, text);
+    }
     if (seat->bytes[place] != call->seat->bytes[place]) {
+      give_up(call->room);
       snprintf(text, sizeof text, "lockstep: devices %d and %d met with messages of %zu and %zu bytes", call->device, i,
                call->seat->bytes[place], seat->bytes[place]);
       return error_of(frame, XLA_FFI_Error_Code_INTERNAL, text);
@@ -320,7 +369,8 @@ static XLA_FFI_Error *exchange(XLA_FFI_CallFrame *frame, Call *call, const char 
 }
 
 // Sum over the rows of all devices, f32 [..., rows, columns] to [..., columns]: a device's own by a binary tree of
-// neighbours, then those sums by another. Arguments: the rows, and the device's index; attribute: number of devices.
+// neighbours, then those sums by another. Arguments: the rows, and the device's index; attributes: which of
+// the program's calls it is, and the number of devices.
 XLA_FFI_Error *lockstep_tree_sum(XLA_FFI_CallFrame *frame) {
   if (tells_version(frame)) return NULL;
   Call call;
@@ -335,15 +385,15 @@ XLA_FFI_Error *lockstep_tree_sum(XLA_FFI_CallFrame *frame) {
   const char *messages[MOST_DEVICES];
   error = exchange(frame, &call, messages);
   if (error == NULL) {
-    Rows rows = {NULL, 0, (const float *const *)messages};
+    Rows rows = {NULL, 0, messages};
     tree_sum(&rows, (size_t)call.devices, call.batch * call.columns, (float *)call.out);
   }
-  leave(call.room);
+  leave(&call);
   return error;
 }
 
 // The rows of all devices in the devices' order, [..., rows, columns] to [..., devices * rows, columns], of any type.
-// Arguments and attribute as above.
+// Arguments and attributes as above.
 XLA_FFI_Error *lockstep_gather(XLA_FFI_CallFrame *frame) {
   if (tells_version(frame)) return NULL;
   Call call;
@@ -362,6 +412,6 @@ XLA_FFI_Error *lockstep_gather(XLA_FFI_CallFrame *frame) {
       memcpy(call.out + (i * (size_t)call.devices + (size_t)j) * bytes, messages[j] + i * bytes, bytes);
     }
   }
-  leave(call.room);
+  leave(&call);
   return error;
 }

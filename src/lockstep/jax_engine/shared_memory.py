@@ -7,6 +7,7 @@ that can't be done, XLA's collectives give the same bits.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import os
@@ -32,32 +33,35 @@ SOURCE = Path(__file__).with_name("shared_memory.c")
 FUNCTIONS = ("lockstep_tree_sum", "lockstep_gather")
 MOST_DEVICES = 64
 COMPILERS = ("cc", "gcc", "clang")
-FLAGS = ("-std=gnu11", "-O3", "-shared", "-fPIC", "-pthread")
+FLAGS = ("-std=gnu11", "-O3", "-shared", "-fPIC", "-pthread", "-fno-fast-math")
 TIMEOUT = 60.0
 
 
-def tree_sum(rows: Array, index: Array, devices: int) -> Array:
+def tree_sum(rows: Array, index: Array, devices: int, call: int) -> Array:
     """Sum of the rows of all devices ``[n, m]``, float32 ``[m]``: by a binary tree of each one's, then of those sums.
 
-    Inside a mapped program of which every device is this process's; see :func:`missing`.
+    Inside a mapped program of which every device is this process's; see :func:`missing`. Devices that are in different
+    calls at the same time, or a device that is in two, end the program with an error.
 
     Args:
         rows: of this device.
         index: of this device, int32.
         devices: how many there are.
+        call: which of the program's calls this is.
     """
     shape = jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype)
-    return _call(FUNCTIONS[0], shape, rows, index, devices)
+    return _call(FUNCTIONS[0], shape, rows, index, devices, call)
 
 
-def gather(rows: Array, index: Array, devices: int) -> Array:
+def gather(rows: Array, index: Array, devices: int, call: int) -> Array:
     """Rows of all devices ``[n, m]``, in the devices' order ``[devices * n, m]``; see :func:`tree_sum`."""
     shape = jax.ShapeDtypeStruct((devices * rows.shape[0], *rows.shape[1:]), rows.dtype)
-    return _call(FUNCTIONS[1], shape, rows, index, devices)
+    return _call(FUNCTIONS[1], shape, rows, index, devices, call)
 
 
-def _call(name: str, shape: jax.ShapeDtypeStruct, rows: Array, index: Array, devices: int) -> Array:
-    return jax.ffi.ffi_call(name, shape, vmap_method="broadcast_all")(rows, index, devices=np.int64(devices))
+def _call(name: str, shape: jax.ShapeDtypeStruct, rows: Array, index: Array, devices: int, call: int) -> Array:
+    function = jax.ffi.ffi_call(name, shape, vmap_method="broadcast_all")
+    return function(rows, index, call=np.int64(call), devices=np.int64(devices))
 
 
 def unavailable(config: Config, devices: Sequence[Any]) -> str | None:
@@ -86,50 +90,66 @@ def missing() -> str | None:
     if sys.platform == "win32":
         return "Windows has no pthreads"
     try:
-        with tempfile.TemporaryDirectory(prefix="lockstep-") as work:
-            library = ctypes.CDLL(str(_built(Path(work))))  # once loaded, its file isn't needed any more
-    except (OSError, subprocess.SubprocessError) as error:
-        return " ".join(str(error).split())
-    for name in FUNCTIONS:
-        jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu")
+        library = _library()
+        functions = [(name, jax.ffi.pycapsule(getattr(library, name))) for name in FUNCTIONS]
+    except (OSError, ValueError, RuntimeError, AttributeError, subprocess.SubprocessError) as error:
+        return " ".join(str(error).split()) or type(error).__name__
+    for name, function in functions:
+        jax.ffi.register_ffi_target(name, function, platform="cpu")
     return None
 
 
+def _library() -> ctypes.CDLL:
+    """The loaded file: that which an earlier run kept in the user's cache directory, or one that is compiled now.
+
+    Raises:
+        OSError, ValueError, RuntimeError, subprocess.SubprocessError: it can't be compiled or loaded.
+    """
+    said = f"{jaxlib.version.__version__} {sys.platform} {' '.join(FLAGS)}"
+    digest = hashlib.sha256(SOURCE.read_bytes() + said.encode()).hexdigest()[:16]
+    kept = default_cache_directory() / f"collectives-{digest}.so"
+    if kept.exists():
+        with contextlib.suppress(OSError):  # of another machine, or damaged: it is made again
+            return ctypes.CDLL(str(kept))
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as work:  # once it is loaded, its file isn't needed any more
+        made = Path(work) / kept.name
+        _compile(made)
+        library = ctypes.CDLL(str(made))
+        with contextlib.suppress(OSError):  # no place to keep it
+            _keep(made, kept)
+        return library
+
+
+def _keep(made: Path, kept: Path) -> None:
+    """Copy a file to where it is kept: whole or not at all, whoever else does the same."""
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".collectives-", dir=kept.parent) as work:
+        copy = Path(work) / kept.name
+        shutil.copy(made, copy)
+        copy.replace(kept)
+
+
 def _compiler() -> list[str]:
-    if given := os.environ.get("CC"):
-        return shlex.split(given)
+    given = shlex.split(os.environ.get("CC", ""))
+    if given:
+        return given
     found = next((path for name in COMPILERS if (path := shutil.which(name))), None)
     if found is None:
         raise OSError(f"there is no C compiler ({', '.join(COMPILERS)}; CC isn't set)")
     return [found]
 
 
-def _built(work: Path) -> Path:
-    """The compiled file, in the user's cache directory or else in ``work``; made now, unless it was for this JAX.
-
-    Raises:
-        OSError: it can't be; one line.
-    """
-    said = f"{jaxlib.version.__version__} {sys.platform} {' '.join(FLAGS)}"
-    digest = hashlib.sha256(SOURCE.read_bytes() + said.encode()).hexdigest()[:16]
-    kept = default_cache_directory() / f"collectives-{digest}.so"
-    if kept.exists():
-        return kept
-    made = work / kept.name
-    _compile(made)
-    try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(prefix=".collectives-", dir=kept.parent, delete=False) as copy:
-            copy.write(made.read_bytes())
-        Path(copy.name).replace(kept)  # whole or not at all, whoever else does the same
-    except OSError:  # no place to keep it
-        return made
-    return kept
-
-
 def _compile(target: Path) -> None:
     command = [*_compiler(), *FLAGS, f"-I{jax.ffi.include_dir()}", str(SOURCE), "-o", str(target)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
-    if result.returncode != 0:
+    result = subprocess.run(
+        command,
+        env=os.environ | {"LC_ALL": "C"},
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=TIMEOUT,
+        check=False,
+    )
+    if result.returncode != 0 or not target.exists():
         lines = [line for line in result.stderr.splitlines() if "error" in line] or ["no reason given"]
         raise OSError(f"{command[0]} can't compile {SOURCE.name}: {lines[0]}")
