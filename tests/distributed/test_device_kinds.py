@@ -26,7 +26,8 @@ KINDS = {
     ),
     "decisions": (
         *("lockstep/CartPole-v1", *SHORT, "--ppo.num-epochs", 4, "--ppo.learning-rate", 1e-2),
-        *("--ppo.schedule", "adaptive", "--ppo.desired-kl", 0.0015, "--ppo.target-kl", 0.003),
+        *("--ppo.schedule", "adaptive", "--ppo.desired-kl", 0.0007, "--ppo.target-kl", 0.0015),
+        *("--total-steps", 3072),  # 24 iterations: about two of three are stopped, whatever the processor rounds
     ),
     "both normalised": (
         *("lockstep/Pendulum-v1", *SHORT, "--normalize.observations", "--normalize.returns"),
@@ -71,7 +72,7 @@ def test_each_kind_is_the_same_on_one_device_and_on_more(run_of, kind, number):
     one, many = run_of(1, kind), run_of(number, kind)
     assert many.summary["world_size"] == number
     assert many.summary["num_shards"] == 8
-    assert len(one.metrics) == 3
+    assert len(one.metrics) == (24 if kind == "decisions" else 3)
     same_agent(one, many)
 
 
