@@ -10,8 +10,8 @@ ITERS = 20
 SMALL = ("--num-envs", 8, "--num-steps", 16, "--ppo.num-epochs", 1, "--ppo.num-minibatches", 2, "--proof.interval", 0)
 SWEEP = ("--mode", "strong", "--repeats", 1, "--warmup-iters", 2, "--iters", ITERS, "--no-ceiling", "--name", "sweep")
 PARTS = ("t_rollout", "t_learn", "t_comm", "t_wait", "t_other")
-COLLECTIVE, SLOW = 0.02, 0.05
-BUSY = 1.3  # on a quiet machine 1.1 would do; where others want the cores too, who slept is not woken at once
+COLLECTIVE, SLOW = 0.05, 0.2  # long beside what a busy machine adds to an iteration, and takes from a wait
+LEAST, MOST = 0.8, 1.3  # on a quiet machine 0.95 and 1.05 would do
 
 
 def measured(folder, world_size, **environment):
@@ -58,7 +58,7 @@ def test_delayed_collectives_are_in_comm(plain, slow_collectives):
     assert [r["collectives"] for r in plain] == [calls] * ITERS == [r["collectives"] for r in records]
     assert calls == 4  # statistics, two optimiser steps, metrics
     more = middle(records, "t_comm") - middle(plain, "t_comm")
-    assert 0.9 < more / (calls * delay) < BUSY
+    assert LEAST < more / (calls * delay) < MOST
 
 
 def test_delayed_collectives_are_nowhere_else(plain, slow_collectives):
@@ -70,14 +70,14 @@ def test_the_others_wait_for_a_slow_rank(slow_rank):
     records, delay = slow_rank
     for rank in (0, 1, 3):
         waited = middle(records, "t_wait", rank) - middle(records, "t_wait", 2)
-        assert 0.9 < waited / delay < BUSY, rank
+        assert LEAST < waited / delay < MOST, rank
 
 
 def test_the_slow_rank_itself_is_slow_where_it_is_slow(slow_rank):
     records, delay = slow_rank
     rollouts = [middle(records, "t_rollout", rank) for rank in range(4)]
     for rank in (0, 1, 3):
-        assert 0.9 < (rollouts[2] - rollouts[rank]) / delay < BUSY
+        assert LEAST < (rollouts[2] - rollouts[rank]) / delay < MOST
 
 
 def test_without_a_slow_rank_nobody_waits_that_long(plain):
