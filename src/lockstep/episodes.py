@@ -87,8 +87,7 @@ class RecentEpisodes:
 
         ``rollout/success_rate`` is there if an episode of the window says whether it succeeded.
         """
-        returns = [r for r, _, _ in self.window]
-        lengths = [n for _, n, _ in self.window]
+        returns, lengths, successes = zip(*self.window, strict=True) if self.window else ((), (), ())
         out: dict[str, float | int | None] = {
             "rollout/episode_return_mean": sum(returns) / len(returns) if returns else None,
             "rollout/episode_return_min": min(returns, default=None),
@@ -96,7 +95,7 @@ class RecentEpisodes:
             "rollout/episode_length_mean": sum(lengths) / len(lengths) if lengths else None,
             "rollout/episodes": self.total,
         }
-        rate = success_rate([s for _, _, s in self.window])
+        rate = success_rate(successes) if any(successes) else None
         return out if rate is None else out | {SUCCESS_RATE: rate}
 
     def to_json(self) -> dict:

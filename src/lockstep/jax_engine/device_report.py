@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from lockstep.jax_engine.device_run import Pending
+from lockstep.jax_engine.calls import Pending
 from lockstep.jax_engine.iterations import Iteration
 from lockstep.jax_engine.mesh import device_line
 from lockstep.jax_engine.placement import fetch_rows

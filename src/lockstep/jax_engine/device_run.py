@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,32 +10,12 @@ import jax
 import numpy as np
 from jax import numpy as jnp
 
-from lockstep.config import Config
-from lockstep.episodes import WINDOW
-from lockstep.jax_engine.iterations import Finished, Inputs, Iteration, Outputs, learning_rates, numbers_of
+from lockstep.jax_engine.calls import CallInputs, Pending, iterations_per_call, no_matter
+from lockstep.jax_engine.iterations import Iteration, finished
 from lockstep.jax_engine.mesh import REPLICATED, SHARDED, cut_along, named_sharding, replicate_sharding
-from lockstep.jax_engine.placement import fetch, gathered, place, shard_rows
+from lockstep.jax_engine.placement import fetch, gathered, place
 from lockstep.jax_engine.program import Program
 from lockstep.jax_engine.state import TrainState, place_state, state_specs
-
-STEPS_PER_CALL = 1 << 15
-MOST_PER_CALL = 16
-
-
-def iterations_per_call(config: Config) -> int:
-    """Iterations of one call of the program: several where they are short, so that calling costs little."""
-    return max(1, min(MOST_PER_CALL, STEPS_PER_CALL // config.steps_per_iteration, config.num_iterations))
-
-
-def no_matter() -> None:
-    """Nothing has to be done before a state is taken over."""
-
-
-class Pending:
-    """A call under way: what it will tell, and when it began."""
-
-    def __init__(self, first: int, count: int, outputs: Outputs, begun: float) -> None:
-        self.first, self.count, self.outputs, self.begun = first, count, outputs, begun
 
 
 class DeviceRun:
@@ -55,7 +34,7 @@ class DeviceRun:
     def __init__(self, program: Program, state: TrainState, local_devices: int) -> None:
         self.program, self.config = program, program.config
         self.capacity = iterations_per_call(self.config)
-        self._local_devices = local_devices
+        self._inputs = CallInputs(self.config, program.mesh, local_devices)
         parameters = parameter_specs(program)
         without = state_specs(state, parameters)
         blocks = program.blocks
@@ -79,13 +58,7 @@ class DeviceRun:
             stop: this process's stop code.
             before: called as late as can be before the state is taken over, when all else has been made ready.
         """
-        mesh = self.program.mesh
-        rates = np.zeros(self.capacity, np.float32)
-        rates[:count] = learning_rates(self.config, first, count)
-        numbers = np.arange(self.before + first, self.before + first + self.capacity, dtype=np.int32)
-        inputs = Inputs(place(numbers, replicate_sharding(mesh)), place(rates, replicate_sharding(mesh)))
-        stops = shard_rows(np.full(self._local_devices, stop, np.int32), mesh)
-        many = place(np.int32(count), replicate_sharding(mesh))
+        inputs, stops, many = self._inputs(first, count, stop, self.before)
         before()
         begun = time.perf_counter()
         self.state, outputs = self._call(self.state, inputs, stops, self.owned, many)
@@ -93,19 +66,14 @@ class DeviceRun:
 
     def fetch(self, pending: Pending) -> list[Iteration]:
         """Wait for a call and read what it tells."""
-        metrics = {name: fetch(x) for name, x in pending.outputs.metrics.items()}
-        returns, marks = fetch(pending.outputs.returns), fetch(pending.outputs.marks)
+        metrics = {name: fetch(x).tolist() for name, x in pending.outputs.metrics.items()}
+        episodes = finished(*(fetch(x)[: pending.count] for x in pending.outputs[1:]))
         now = time.perf_counter()
         seconds = (now - max(self._mark, pending.begun)) / pending.count
         self._mark = now
         return [
-            Iteration(
-                pending.first + i,
-                {name: x[i] for name, x in metrics.items()},
-                finished(returns[i], marks[i]),
-                seconds,
-            )
-            for i in range(pending.count)
+            Iteration(pending.first + i, {name: x[i] for name, x in metrics.items()}, ended, seconds)
+            for i, ended in enumerate(episodes)
         ]
 
     def env_arrays(self) -> dict[int, dict[str, np.ndarray]]:
@@ -163,18 +131,3 @@ def _leaves(tree: Any) -> list[tuple[str, Any]]:
         typed = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
         out.append((name, jax.random.key_data(leaf) if typed else leaf))
     return out
-
-
-def finished(returns: np.ndarray, marks: np.ndarray) -> Finished:
-    """Episodes that ended in an iteration ``[num_shards, T, rows]``: their number, and the newest of them in order."""
-    steps = marks.shape[1]
-    ordered = marks.transpose(1, 0, 2).reshape(steps, -1)
-    ends = np.flatnonzero(ordered)
-    newest = ends[-WINDOW:]
-    chosen = ordered.reshape(-1)[newest]
-    values = returns.transpose(1, 0, 2).reshape(-1)[newest] if math.prod(returns.shape) else returns.reshape(-1)
-    episodes = zip(values.tolist(), (chosen // 4).tolist(), (chosen % 4 - 2).tolist(), strict=True)
-    return Finished(list(episodes), len(ends))
-
-
-__all__ = ["DeviceRun", "Pending", "finished", "iterations_per_call", "numbers_of", "parameter_specs"]

@@ -16,7 +16,8 @@ from lockstep.envs.replay import ReplayLog
 from lockstep.envs.snapshot import load_shards, save_shards
 from lockstep.envs.vector import HostEnvs
 from lockstep.episodes import WINDOW, EpisodeCounter
-from lockstep.jax_engine.device_run import no_matter, parameter_specs
+from lockstep.jax_engine.calls import no_matter
+from lockstep.jax_engine.device_run import parameter_specs
 from lockstep.jax_engine.host_program import HostProgram
 from lockstep.jax_engine.host_rollout import HostRollout, collect, collect_random, parts_of, record_replay
 from lockstep.jax_engine.inference import Inference
@@ -131,7 +132,7 @@ class HostRun:
 
     def fetch(self, pending: HostPending) -> list[Iteration]:
         """Wait for an iteration's update and read what it tells."""
-        metrics = {name: fetch(x) for name, x in pending.metrics.items()}
+        metrics = {name: fetch(x).tolist() for name, x in pending.metrics.items()}
         everyone = gather_json(pending.episodes.tolist()) if jax.process_count() > 1 else [pending.episodes.tolist()]
         table = np.array([row for rows in everyone for row in rows], np.float64).reshape(-1, 5)
         order = np.lexsort((table[:, 1], table[:, 0]))[-WINDOW:]

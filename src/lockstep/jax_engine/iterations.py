@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import numpy as np
 from jax import Array
 
 from lockstep.config import Config
+from lockstep.episodes import WINDOW
 from lockstep.errors import NonFiniteError
 from lockstep.jax_engine.gradients import loss_settings
 from lockstep.jax_engine.losses import REFERENCE_KL
@@ -59,7 +61,7 @@ class Iteration:
 
     Attributes:
         number: iterations done before it.
-        numbers: scalars by name, see :class:`lockstep.jax_engine.update.UpdateResult`.
+        numbers: Python numbers, or lists of them, by name; see :class:`lockstep.jax_engine.update.UpdateResult`.
         episodes: that ended.
         seconds: that it took.
         parts: seconds of its parts, where they can be told apart.
@@ -70,6 +72,28 @@ class Iteration:
     episodes: Finished
     seconds: float
     parts: dict[str, float] = field(default_factory=dict)
+
+
+def finished(returns: np.ndarray, marks: np.ndarray) -> list[Finished]:
+    """Episodes that ended in each iteration of a call.
+
+    Args:
+        returns: float32 ``[n, num_shards, T, rows]``, see :class:`Outputs`.
+        marks: int32, of the same shape.
+    """
+    by_step, values = (x.transpose(0, 2, 1, 3).reshape(len(x), -1) for x in (marks, returns))
+    at, ends = np.nonzero(by_step)
+    counts = np.bincount(at, minlength=len(marks))
+    newest = counts.cumsum()[at] - np.arange(len(at)) <= WINDOW
+    at, ends = at[newest], ends[newest]
+    chosen = by_step[at, ends]
+    columns = (values[at, ends], chosen // 4, chosen % 4 - 2)
+    episodes, out = list(zip(*(column.tolist() for column in columns), strict=True)), []
+    for count in counts.tolist():
+        kept = min(count, WINDOW)
+        out.append(Finished(episodes[:kept], count))
+        del episodes[:kept]
+    return out
 
 
 def learning_rates(config: Config, first: int, count: int) -> np.ndarray:
@@ -88,22 +112,22 @@ def numbers_of(iteration: Iteration, config: Config) -> dict[str, float | int | 
         NonFiniteError: a loss or gradient was not finite; nothing was applied from there on.
     """
     found, settings = iteration.numbers, loss_settings(config)
-    if int(found["failed"]) >= 0:
+    if found["failed"] >= 0:
         raise _non_finite(iteration, config)
-    steps, evaluated = max(1, int(found["steps"])), max(1, int(found["evaluated"]))
-    means = dict(zip(settings.terms, (found["terms"].astype(np.float64) / evaluated).tolist(), strict=True))
+    steps, evaluated = max(1, found["steps"]), max(1, found["evaluated"])
+    means = {name: total / evaluated for name, total in zip(settings.terms, found["terms"], strict=True)}
     total = means["policy_loss"] + settings.value_coef * means["value_loss"]
     total += settings.kl_coef * means.get(REFERENCE_KL, 0.0) - settings.entropy_coef * means["entropy"]
     out: dict[str, float | int | None] = {"train/loss": total}
     out |= {f"train/{name}": value for name, value in means.items()}
-    out["train/grad_norm"] = float(found["grad_norm"]) / steps
-    out["train/learning_rate"] = float(found["learning_rate"])
-    out["train/optimizer_steps"] = int(found["steps"])
+    out["train/grad_norm"] = found["grad_norm"] / steps
+    out["train/learning_rate"] = found["learning_rate"]
+    out["train/optimizer_steps"] = found["steps"]
     out["train/stopped_by_kl"] = int(found["stopped_by_kl"])
     if "explained_variance" in found:
-        explained = float(found["explained_variance"])
-        out["train/explained_variance"] = None if np.isnan(explained) else explained
-    return out | {name: float(value) for name, value in found.items() if name.startswith("reward/")}
+        explained = found["explained_variance"]
+        out["train/explained_variance"] = None if math.isnan(explained) else explained
+    return out | {name: value for name, value in found.items() if name.startswith("reward/")}
 
 
 def _non_finite(iteration: Iteration, config: Config) -> NonFiniteError:

@@ -14,8 +14,9 @@ import numpy as np
 
 from lockstep.config import Config
 from lockstep.envs.description import described
+from lockstep.jax_engine.calls import Pending
 from lockstep.jax_engine.custom import custom_net
-from lockstep.jax_engine.device_run import DeviceRun, Pending, parameter_specs
+from lockstep.jax_engine.device_run import DeviceRun, parameter_specs
 from lockstep.jax_engine.fingerprints import Copies, check_copies
 from lockstep.jax_engine.functional import FunctionalAdapter
 from lockstep.jax_engine.iterations import Iteration, numbers_of

@@ -20,17 +20,11 @@ from jax import Array
 from jax import numpy as jnp
 
 from lockstep.jax_engine.blocks import each_shard
-from lockstep.jax_engine.device_run import (
-    Pending,
-    finished,
-    iterations_per_call,
-    no_matter,
-    parameter_specs,
-    shard_arrays,
-)
-from lockstep.jax_engine.iterations import Inputs, Iteration, Outputs, learning_rates
+from lockstep.jax_engine.calls import CallInputs, Pending, iterations_per_call, no_matter
+from lockstep.jax_engine.device_run import parameter_specs, shard_arrays
+from lockstep.jax_engine.iterations import Inputs, Iteration, Outputs, finished
 from lockstep.jax_engine.mesh import REPLICATED, SHARDED, TIME_SHARDED, over_mesh, replicate_sharding, stacked
-from lockstep.jax_engine.placement import fetch, place, shard_rows
+from lockstep.jax_engine.placement import fetch, place
 from lockstep.jax_engine.program import Program, purpose_words
 from lockstep.jax_engine.state import TrainState, place_state, state_specs
 
@@ -50,7 +44,7 @@ class SeedsRun:
     ) -> None:
         self.program, self.config, self.seeds = program, program.config, list(seeds)
         self.capacity = iterations_per_call(self.config)
-        self._local_devices, self._mark = local_devices, time.perf_counter()
+        self._inputs, self._mark = CallInputs(self.config, program.mesh, local_devices), time.perf_counter()
         mesh, parameters = program.mesh, parameter_specs(program)
         self._without = state_specs(states[0], parameters)
         self._specs = state_specs(states[0]._replace(envs=program.carry_shapes()), parameters)
@@ -99,13 +93,7 @@ class SeedsRun:
 
     def dispatch(self, first: int, count: int, stop: int, before: Callable[[], None] = no_matter) -> Pending:
         """Start ``count`` iterations of every seed; see :meth:`~lockstep.jax_engine.device_run.DeviceRun.dispatch`."""
-        mesh = self.program.mesh
-        rates = np.zeros(self.capacity, np.float32)
-        rates[:count] = learning_rates(self.config, first, count)
-        numbers = np.arange(first, first + self.capacity, dtype=np.int32)
-        inputs = Inputs(place(numbers, replicate_sharding(mesh)), place(rates, replicate_sharding(mesh)))
-        stops = shard_rows(np.full(self._local_devices, stop, np.int32), mesh)
-        many = place(np.int32(count), replicate_sharding(mesh))
+        inputs, stops, many = self._inputs(first, count, stop)
         before()
         begun = time.perf_counter()
         self.state, outputs = self._call(self._words, self.state, inputs, stops, self._owned, many, self._count)
@@ -113,15 +101,15 @@ class SeedsRun:
 
     def fetch(self, pending: Pending) -> list[list[Iteration]]:
         """Wait for a call and read what it tells: for each iteration what each seed's told, in order."""
-        metrics = {name: fetch(x) for name, x in pending.outputs.metrics.items()}
-        returns, marks = fetch(pending.outputs.returns), fetch(pending.outputs.marks)
+        metrics = {name: fetch(x).tolist() for name, x in pending.outputs.metrics.items()}
+        returns, marks = (fetch(x)[:, : pending.count] for x in pending.outputs[1:])
+        episodes = [finished(*both) for both in zip(returns, marks, strict=True)]
         now = time.perf_counter()
         seconds = (now - max(self._mark, pending.begun)) / pending.count
         self._mark = now
 
         def one(i: int, k: int) -> Iteration:
-            numbers = {name: x[k, i] for name, x in metrics.items()}
-            return Iteration(pending.first + i, numbers, finished(returns[k, i], marks[k, i]), seconds)
+            return Iteration(pending.first + i, {name: x[k][i] for name, x in metrics.items()}, episodes[k][i], seconds)
 
         return [[one(i, k) for k in range(len(self.seeds))] for i in range(pending.count)]
 

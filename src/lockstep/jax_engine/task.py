@@ -12,8 +12,8 @@ import numpy as np
 from jax import Array, lax
 from jax import numpy as jnp
 
+from lockstep.jax_engine.calls import Pending
 from lockstep.jax_engine.device_report import DeviceMetrics, DistributedSetup, device_metrics, distributed_setup
-from lockstep.jax_engine.device_run import Pending
 from lockstep.jax_engine.fingerprints import every_fingerprint
 from lockstep.jax_engine.iterations import Iteration
 from lockstep.jax_engine.library import Customs, Metrics, Training

@@ -160,14 +160,15 @@ class Trainer:
         session, config = self.session, self.config
         numbers = numbers_of(iteration, config)
         session.iteration, session.global_step = iteration.number + 1, session.global_step + config.steps_per_iteration
-        session.optimizer_steps += int(iteration.numbers["steps"])
-        session.learning_rate = float(iteration.numbers["learning_rate"])
+        session.optimizer_steps += iteration.numbers["steps"]
+        session.learning_rate = iteration.numbers["learning_rate"]
         session.recent.extend_newest(iteration.episodes.newest, iteration.episodes.count)
-        self.asked = max(self.asked, int(iteration.numbers["stop"]))
+        self.asked = max(self.asked, iteration.numbers["stop"])
+        episodes = session.recent.metrics()
         if not config.eval.interval:
-            self.score = session.recent.metrics()["rollout/episode_return_mean"]
+            self.score = episodes["rollout/episode_return_mean"]
         record = {"iteration": session.iteration, "global_step": session.global_step}
-        return record | session.recent.metrics() | numbers | self.times(iteration)
+        return record | episodes | numbers | self.times(iteration)
 
     def times(self, iteration: Iteration) -> dict[str, float]:
         """``time/…``: what of an iteration can be told apart from outside a compiled program."""

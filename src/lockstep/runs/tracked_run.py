@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config import Config
-from lockstep.runs.tracker_files import plain_value
+from lockstep.runs.tracker_files import PlainRecord
 
 TRACKERS_JSON = "trackers.json"
 DEFAULT_PROJECT = "lockstep"
@@ -86,8 +86,7 @@ def flattened(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def metrics_of(record: Mapping[str, Any]) -> dict[str, int | float]:
     """The numbers of a metrics record; what is unknown or not finite is left out."""
-    plain = {key: plain_value(value) for key, value in record.items()}
-    return {key: value for key, value in plain.items() if isinstance(value, (int, float))}
+    return {key: value for key, value in PlainRecord.of(record).items() if isinstance(value, (int, float))}
 
 
 def _read(directory: Path) -> dict[str, dict[str, Any]]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.runs.tracker_files import open_to_append, plain_value, replacing
+from lockstep.runs.tracker_files import PlainRecord, open_to_append, replacing
 
 
 class CsvTracker:
@@ -22,14 +22,19 @@ class CsvTracker:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._header = _read_header(path)
-        self._file = open_to_append(path)
+        self._open()
+
+    def _open(self) -> None:
+        self._file = open_to_append(self._path)
+        self._rows = _writer(self._file)
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Append ``record`` as a row."""
         new = [key for key in record if key not in self._header]
         if new:
             self._extend(new)
-        _writer(self._file).writerow([plain_value(record.get(key)) for key in self._header])
+        plain = PlainRecord.of(record)
+        self._rows.writerow([plain.get(key) for key in self._header])
         self._file.flush()
 
     def close(self) -> None:
@@ -45,7 +50,7 @@ class CsvTracker:
             next(rows, None)
             _rewrite(self._path, header, (row + [""] * (len(header) - len(row)) for row in rows))
         self._header = header
-        self._file = open_to_append(self._path)
+        self._open()
 
 
 def cut_csv(path: Path, last_iteration: int) -> None:

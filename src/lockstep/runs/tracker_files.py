@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
@@ -22,6 +22,15 @@ def plain_value(value: Any) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class PlainRecord(dict[str, Any]):
+    """A metrics record of plain values; one that already is one stays it, so that several trackers share the work."""
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> PlainRecord:
+        """The record, every value made plain by :func:`plain_value`."""
+        return record if isinstance(record, cls) else cls((key, plain_value(value)) for key, value in record.items())
 
 
 def open_to_append(path: Path) -> TextIO:

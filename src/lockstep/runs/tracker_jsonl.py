@@ -8,7 +8,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from lockstep.runs.tracker_files import open_to_append, plain_value, replacing
+from lockstep.runs.tracker_files import PlainRecord, open_to_append, replacing
+
+_ENCODER = json.JSONEncoder(allow_nan=False)
 
 
 class JsonlTracker:
@@ -22,8 +24,7 @@ class JsonlTracker:
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Append ``record``, keys in its own order."""
-        line = json.dumps({key: plain_value(value) for key, value in record.items()}, allow_nan=False)
-        self._file.write(line + "\n")
+        self._file.write(_ENCODER.encode(PlainRecord.of(record)) + "\n")
         self._file.flush()
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ from tensorboard.compat.tensorflow_stub import errors
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import PyRecordReader_New
 from tensorboard.plugins.text.summary_v2 import text_pb
 
-from lockstep.runs.tracker_files import plain_value, replacing
+from lockstep.runs.tracker_files import PlainRecord, replacing
 
 EVENT_FILES = "events.out.tfevents.*"
 
@@ -36,6 +36,8 @@ class TensorBoardTracker:
         number = _next_number(directory)
         self._file = (directory / f"events.out.tfevents.{number:010d}.lockstep").open("xb")
         self._continues = number > 0
+        self._tags: list[str] = []
+        self._scalars = Event(summary=Summary())  # of these tags: making one anew takes most of a record's time
         self._write(Event(file_version="brain.Event:2"))
 
     def log(self, record: Mapping[str, Any]) -> None:
@@ -45,13 +47,14 @@ class TensorBoardTracker:
             # A TensorBoard that was open all along drops what it had read of the steps that were cut.
             self._write(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
             self._continues = False
-        metrics = {tag: plain_value(value) for tag, value in record.items() if "/" in tag}
-        values = [
-            Summary.Value(tag=tag, simple_value=value)
-            for tag, value in metrics.items()
-            if isinstance(value, (int, float))
-        ]
-        self._write(Event(step=step, summary=Summary(value=values)))
+        plain = PlainRecord.of(record)
+        tags = [tag for tag, value in plain.items() if "/" in tag and isinstance(value, (int, float))]
+        if tags != self._tags:
+            self._tags, self._scalars = tags, Event(summary=Summary(value=[Summary.Value(tag=tag) for tag in tags]))
+        self._scalars.step = step
+        for tag, scalar in zip(tags, self._scalars.summary.value, strict=True):
+            scalar.simple_value = plain[tag]
+        self._write(self._scalars)
 
     def text(self, tag: str, text: str) -> None:
         """Write markdown (the run's config, say) for the text tab, at step 0: once, when the run is new."""

@@ -16,6 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 from lockstep.config import Config, LogConfig
 from lockstep.runs.tracked_run import TrackedRun, note_logged
 from lockstep.runs.tracker_csv import CsvTracker, cut_csv
+from lockstep.runs.tracker_files import PlainRecord
 from lockstep.runs.tracker_jsonl import JsonlTracker, cut_jsonl, last_global_step_of
 
 METRICS_JSONL = "metrics.jsonl"
@@ -163,13 +164,14 @@ class RunTrackers:
         Raises:
             OSError: the run's own record cannot be written.
         """
+        plain = PlainRecord.of(record)
         for name, tracker in self._required.items():
             try:
-                tracker.log(record)
+                tracker.log(plain)
             except OSError as error:
                 path = str(self._directory / f"metrics.{name}")
                 raise OSError(error.errno, error.strerror, path) from error
-        self._try_optional(lambda tracker: tracker.log(record))
+        self._try_optional(lambda tracker: tracker.log(plain))
 
     def text(self, tag: str, text: str) -> None:
         """Hand ``text`` to the trackers that take text; for a new run only, or it stands there twice."""
