@@ -35,6 +35,15 @@ def test_tensorboard_writes_the_tagged_metrics_at_the_global_step(tmp_path):
     tracker.close()
 
 
+def test_tensorboard_keeps_metrics_apart_that_come_and_go(tmp_path):
+    tracker = TensorBoardTracker(tmp_path)
+    for iteration, more in enumerate([{"train/a": 1.0}, {"train/b": 2.0}, {"train/a": 3.0, "train/b": 4.0}, {}]):
+        tracker.log(make_record(iteration, float(iteration), **more))
+    tracker.close()
+    expected = {"train/a": [(100, 1.0), (300, 3.0)], "train/b": [(200, 2.0), (300, 4.0)]}
+    assert read_scalars(tmp_path) == {RETURN: [(100, 0.0), (200, 1.0), (300, 2.0), (400, 3.0)], **expected}
+
+
 def test_tensorboard_keeps_text_for_the_text_tab(tmp_path):
     tracker = TensorBoardTracker(tmp_path)
     tracker.text("config", "# num_envs: 8 – é")

@@ -1,0 +1,66 @@
+"""What calls of several iterations are told, and the episodes that they tell of."""
+
+import numpy as np
+import pytest
+from small_programs import small_config
+
+from lockstep.episodes import WINDOW
+from lockstep.jax_engine.calls import CallInputs, iterations_per_call
+from lockstep.jax_engine.iterations import Finished, finished, learning_rates
+from lockstep.jax_engine.mesh import make_mesh
+
+
+def one_by_one(returns, marks):
+    """:func:`finished` of one iteration, episode by episode."""
+    shards, steps, rows = marks.shape
+    places = [(s, t, e) for t in range(steps) for s in range(shards) for e in range(rows) if marks[s, t, e]]
+    episodes = [(float(returns[at]), int(marks[at] // 4), int(marks[at] % 4 - 2)) for at in places]
+    return Finished(episodes[-WINDOW:], len(episodes))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.9])
+def test_episodes_are_found_in_the_order_of_steps_and_environments(share):
+    rng, shape = np.random.default_rng(0), (3, 2, 16, 5)  # with 0.9 more than a window in each iteration
+    marks = np.where(rng.random(shape) < share, rng.integers(1, 50, shape) * 4 + rng.integers(1, 4, shape), 0)
+    marks[1] = 0  # an iteration without an end between two
+    returns = rng.normal(size=shape).astype(np.float32)
+    found = finished(returns, marks.astype(np.int32))
+    assert found == [one_by_one(r, m) for r, m in zip(returns, marks, strict=True)]
+    assert found[1] == Finished([], 0)
+    assert (found[0].count > WINDOW) is (share == 0.9)
+
+
+@pytest.fixture
+def inputs():
+    config = small_config()
+    return CallInputs(config, make_mesh(num_devices=1), 1)
+
+
+def test_a_call_is_told_its_iterations(inputs):
+    capacity = iterations_per_call(small_config())
+    (numbers, rates), stops, count = inputs(4, 3, 143, before=10)
+    assert capacity > 3
+    assert np.array_equal(numbers, np.arange(14, 14 + capacity))
+    assert np.array_equal(rates, np.full(capacity, 5e-3, np.float32))
+    assert (np.asarray(stops).tolist(), int(count)) == ([143], 3)
+
+
+def test_what_is_the_same_is_not_placed_again_and_what_is_not_is(inputs):
+    (numbers, rates), stops, count = inputs(0, 3, 0)
+    (later, again), still, three = inputs(3, 3, 0)
+    assert (again is rates, still is stops, three is count) == (True, True, True)
+    assert int(later[0]) == 3
+    assert int(numbers[0]) == 0
+    _, stopping, two = inputs(6, 2, 143)
+    assert (np.asarray(stopping).tolist(), int(two)) == ([143], 2)
+    _, going_on, three = inputs(8, 3, 0)
+    assert (np.asarray(going_on).tolist(), int(three)) == ([0], 3)
+
+
+def test_learning_rates_of_a_schedule_are_those_of_the_iterations():
+    config = small_config(ppo={"num_minibatches": 2, "learning_rate": 5e-3, "schedule": "linear"})
+    told = CallInputs(config, make_mesh(num_devices=1), 1)
+    for first in (0, 5):
+        (_, rates), _, _ = told(first, 4, 0)
+        assert np.array_equal(rates[:4], learning_rates(config, first, 4))
+    assert float(rates[0]) < 5e-3
