@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh
 
 from lockstep.config import Config
 from lockstep.jax_engine.iterations import Inputs, Outputs, learning_rates
-from lockstep.jax_engine.mesh import replicate_sharding
+from lockstep.jax_engine.mesh import Mesh, replicate_sharding
 from lockstep.jax_engine.placement import place, shard_rows
 
 STEPS_PER_CALL = 1 << 15
