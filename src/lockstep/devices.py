@@ -39,10 +39,15 @@ def check_devices(devices: int, num_envs: int, num_shards: int) -> None:
     )
 
 
-def check_existing(devices: int, cores: int) -> None:
-    """Raise a one-line ``ValueError`` if a CPU is asked for more devices than it has cores and simulates none."""
-    if devices > cores:
-        raise ValueError(
-            f"devices: {devices} asked for and this machine's CPU has {cores} (one a core); use --devices {cores}, or "
-            f"--simulate-devices {devices}"
-        )
+def check_existing(devices: int, cores: int, processes: int = 1, num_shards: int | None = None) -> None:
+    """Raise a one-line ``ValueError`` if a CPU is asked for more devices than it has cores and simulates none.
+
+    It names as many simulated ones if those of all ``processes`` can own the shards equally.
+    """
+    if devices <= cores:
+        return
+    simulated = "" if num_shards and num_shards % (processes * devices) else f", or --simulate-devices {devices}"
+    raise ValueError(
+        f"devices: {devices} asked for and this machine's CPU has {cores} (one a core); use --devices {cores}"
+        f"{simulated}"
+    )

@@ -58,7 +58,7 @@ def test_train_says_where_the_run_lies_and_what_comes_next(trained):
     assert last[1] == f"run: {name}   parameters sha256 {run.summary['params_sha256'][:16]}…"
     assert re.fullmatch(rf"evaluate:  .*lockstep eval {name} --episodes 20", last[2])
     assert re.fullmatch(rf"watch:     .*lockstep play {name} --video out.mp4", last[3])
-    assert last[4] == f"curves:    tensorboard --logdir {name}/tensorboard"
+    assert re.fullmatch(rf"curves:    .*tensorboard(\.main)? --logdir {name}/tensorboard", last[4])
     assert run.ended.stderr == ""
 
 
@@ -68,6 +68,13 @@ def test_the_next_step_works_as_it_is_printed(trained):
     ended = run_words(words, run.path.parents[1])
     assert ended.code == 0, ended.stderr
     assert ended.stdout.startswith("CartPole-v1 after 1,024 training steps, 20 episodes: return ")
+
+
+def test_tensorboard_is_named_as_the_shell_finds_it(trained):
+    run = trained(*CARTPOLE)
+    words = shlex.split(run.ended.stdout.splitlines()[-1].removeprefix("curves: "))
+    ended = run_words([*words[: words.index("--logdir")], "--version"], run.path.parents[1])
+    assert ended.code == 0, ended.stderr
 
 
 def test_a_run_leaves_what_it_promises(trained):

@@ -72,3 +72,10 @@ def test_a_cpu_has_as_many_devices_as_cores():
     check_existing(2, 2)
     with pytest.raises(ValueError, match=r"^devices: 3 asked for .* CPU has 2 .* --simulate-devices 3$"):
         check_existing(3, 2)
+
+
+@pytest.mark.parametrize(("devices", "processes", "works"), [(64, 1, False), (8, 1, True), (8, 2, False), (4, 2, True)])
+def test_simulated_devices_are_named_only_where_they_can_share_the_shards(devices, processes, works):
+    with pytest.raises(ValueError, match=r"use --devices 2") as caught:
+        check_existing(devices, 2, processes, 8)
+    assert (f"--simulate-devices {devices}" in str(caught.value)) is works

@@ -227,6 +227,14 @@ def _command() -> str:
     return os.path.relpath(called) if called.name == "lockstep" else f"{os.path.relpath(sys.executable)} -m lockstep"
 
 
+def _tensorboard() -> str:
+    """How this user calls TensorBoard: by name if the shell finds it, else the one of this environment."""
+    if shutil.which("tensorboard"):
+        return "tensorboard"
+    beside = Path(sys.executable).with_name("tensorboard")
+    return os.path.relpath(beside) if beside.is_file() else f"{os.path.relpath(sys.executable)} -m tensorboard.main"
+
+
 def next_steps(path: Path, summary: dict[str, Any]) -> str:
     """What a finished run tells its user: the result, where it lies, what to do next."""
     if "seeds" in summary:
@@ -244,7 +252,7 @@ def next_steps(path: Path, summary: dict[str, Any]) -> str:
     lines.append(f"evaluate:  {command} eval {path} --episodes 20")
     lines.append(f"watch:     {command} play {path} --video out.mp4")
     if (path / "tensorboard").is_dir():
-        lines.append(f"curves:    tensorboard --logdir {path / 'tensorboard'}")
+        lines.append(f"curves:    {_tensorboard()} --logdir {path / 'tensorboard'}")
     return "\n".join(lines)
 
 

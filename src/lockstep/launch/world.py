@@ -117,5 +117,5 @@ def _devices(options: RunOptions, config: Config, processes: int, processes_here
     cores = available_cores()
     if options.devices is None:
         return default_devices(_num_shards(config), processes_here, cores, processes)
-    check_existing(options.devices, cores)
+    check_existing(options.devices, cores, processes, _num_shards(config))
     return options.devices
