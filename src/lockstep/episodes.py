@@ -95,7 +95,7 @@ class RecentEpisodes:
             "rollout/episode_length_mean": sum(lengths) / len(lengths) if lengths else None,
             "rollout/episodes": self.total,
         }
-        rate = success_rate(successes) if any(successes) else None
+        rate = success_rate(successes)
         return out if rate is None else out | {SUCCESS_RATE: rate}
 
     def to_json(self) -> dict:

@@ -11,7 +11,7 @@ SMALL = ("--num-envs", 8, "--num-steps", 16, "--ppo.num-epochs", 1, "--ppo.num-m
 SWEEP = ("--mode", "strong", "--repeats", 1, "--warmup-iters", 2, "--iters", ITERS, "--no-ceiling", "--name", "sweep")
 PARTS = ("t_rollout", "t_learn", "t_comm", "t_wait", "t_other")
 COLLECTIVE, SLOW = 0.05, 0.2  # long beside what a busy machine adds to an iteration, and takes from a wait
-LEAST, MOST = 0.8, 1.3  # on a quiet machine 0.95 and 1.05 would do
+LEAST, MOST = 0.9, 1.3  # where others want the cores too, who slept is not woken at once
 
 
 def measured(folder, world_size, **environment):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -88,12 +89,8 @@ def finished(returns: np.ndarray, marks: np.ndarray) -> list[Finished]:
     at, ends = at[newest], ends[newest]
     chosen = by_step[at, ends]
     columns = (values[at, ends], chosen // 4, chosen % 4 - 2)
-    episodes, out = list(zip(*(column.tolist() for column in columns), strict=True)), []
-    for count in counts.tolist():
-        kept = min(count, WINDOW)
-        out.append(Finished(episodes[:kept], count))
-        del episodes[:kept]
-    return out
+    episodes = zip(*(column.tolist() for column in columns), strict=True)
+    return [Finished(list(islice(episodes, min(count, WINDOW))), count) for count in counts.tolist()]
 
 
 def learning_rates(config: Config, first: int, count: int) -> np.ndarray:
