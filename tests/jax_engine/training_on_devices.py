@@ -20,8 +20,8 @@ from small_programs import (
     trained,
 )
 
+from lockstep.jax_engine import blocks, processes, session, update
 from lockstep.jax_engine import mesh as meshes
-from lockstep.jax_engine import processes, session, update
 from lockstep.jax_engine.device_run import parameter_specs
 from lockstep.jax_engine.host_run import HostRun
 from lockstep.jax_engine.iterations import Inputs
@@ -47,6 +47,8 @@ RECURRENT = {**PPO, "network": {"recurrent": "lstm", "recurrent_size": 8, "seque
 CHANGES = {"exact": PPO, "fast": FAST, "periodic": PERIODIC, "fsdp": FSDP, "normalized": NORMALIZED, "grpo": GRPO}
 CHANGES |= {f"{name} by xla": {**CHANGES[name], **XLA} for name in ("exact", "fast", "periodic", "normalized")}
 CHANGES |= {"kl": KL, "remainder": REMAINDER, "recurrent": RECURRENT}
+BY_SHARD = {"ppo": {**PPO["ppo"], "advantage_normalization": "local"}}
+CHANGES["recurrent, normalized by shard"] = {**RECURRENT, **NORMALIZED, **BY_SHARD}
 TERMS = 5
 HALF = 0.55  # biases and the like stay whole
 
@@ -184,6 +186,16 @@ def test_fast_is_exact_up_to_summation_order():
     fast, _ = after_one_iteration("fast")
     assert 0 < apart(exact, fast) < 1e-5
     assert copies_equal(run)
+
+
+@pytest.mark.parametrize("envs", [1, 2, 4])
+def test_blocks_of_any_number_of_shards_make_the_same_iteration(envs, monkeypatch):
+    kind = "recurrent, normalized by shard"
+    monkeypatch.setattr(blocks, "CPU_BLOCK_ENVS", envs)
+    run = opened(small_config(2, **CHANGES[kind], reduction="fast"), 2)
+    assert (run.program.blocks.count, run.program.blocks.together) == (4 // envs, envs)
+    trained(run)
+    assert 0 < apart(after_one_iteration(kind)[0], arrays_of(run)) < 1e-5
 
 
 @pytest.mark.parametrize("kind", ["exact", "fast", "periodic", "normalized"])

@@ -1,9 +1,10 @@
-"""A device's shards as blocks: each by itself (reduction exact), or all of them as one (fast).
+"""A device's shards as blocks: each by itself (reduction exact), or several of them as one (fast).
 
 A function of one block is all that rollout, advantages, moments and gradients consist of. In ``exact`` a block is one
 shard and the function is called shard by shard in a loop whose body is compiled once, whatever number of shards a
 device owns: a loop of a length known beforehand would be inlined for one shard, and the same lines then round
-otherwise.
+otherwise. In ``fast`` an accelerator has one block; a core's cache holds a small one better, so that on a CPU only
+shards of few environments are put together.
 """
 
 from __future__ import annotations
@@ -16,6 +17,17 @@ import jax
 from jax import Array, lax
 from jax import numpy as jnp
 
+CPU_BLOCK_ENVS = 64
+"""Shards are put together on a CPU until a block has that many environments: larger ones were slower."""
+
+
+def shards_together(shards: int, rows: int, device: str) -> int:
+    """Shards of a block in ``fast``: all of a device, or on a ``cpu`` the fewest that make a block large enough."""
+    if device != "cpu":
+        return shards
+    large = (n for n in range(1, shards) if shards % n == 0 and n * rows >= CPU_BLOCK_ENVS)
+    return next(large, shards)
+
 
 @dataclass(frozen=True)
 class Blocks:
@@ -24,42 +36,49 @@ class Blocks:
     Attributes:
         shards: of the device; ``rows`` environments in each.
         rows: see ``shards``.
-        exact: whether a block is one shard; else all of them are one block.
+        exact: whether sums are kept by block, and functions always called in a loop.
+        together: shards of a block, side by side; 1 in ``exact``.
     """
 
     shards: int
     rows: int
     exact: bool
+    together: int = 1
 
     @property
     def count(self) -> int:
         """Blocks of the device."""
-        return self.shards if self.exact else 1
+        return self.shards // self.together
+
+    @property
+    def loops(self) -> bool:
+        """Whether functions are called in a loop over blocks; a single one in ``fast`` needs none."""
+        return self.exact or self.count > 1
 
     @property
     def size(self) -> int:
         """Environments of a block."""
-        return self.rows * self.shards // self.count
+        return self.rows * self.together
 
     def merge(self, tree: Any, axis: int = 1) -> Any:
         """Arrays ``[shards, …, rows, …]`` with environments on ``axis`` as ``[blocks, …, size, …]``."""
-        if self.exact:
+        if self.together == 1:
             return tree
 
         def of(x: Array) -> Array:
-            moved = jnp.moveaxis(x, 0, axis - 1)
-            return moved.reshape(1, *moved.shape[: axis - 1], self.size, *moved.shape[axis + 1 :])
+            moved = jnp.moveaxis(x.reshape(self.count, self.together, *x.shape[1:]), 1, axis)
+            return moved.reshape(self.count, *x.shape[1:axis], self.size, *x.shape[axis + 1 :])
 
         return jax.tree.map(of, tree)
 
     def split(self, tree: Any, axis: int = 1) -> Any:
         """The reverse of :meth:`merge`."""
-        if self.exact:
+        if self.together == 1:
             return tree
 
         def of(x: Array) -> Array:
-            parts = x[0].reshape(*x.shape[1:axis], self.shards, self.rows, *x.shape[axis + 1 :])
-            return jnp.moveaxis(parts, axis - 1, 0)
+            parts = x.reshape(self.count, *x.shape[1:axis], self.together, self.rows, *x.shape[axis + 1 :])
+            return jnp.moveaxis(parts, axis, 1).reshape(self.shards, *x.shape[1:axis], self.rows, *x.shape[axis + 1 :])
 
         return jax.tree.map(of, tree)
 
@@ -68,37 +87,40 @@ class Blocks:
 
         A unit is a sample or a sequence; they lie time-major, ``chunk·rows + environment``.
         """
-        if self.exact:
+        if self.together == 1:
             return index
-        shard = jnp.arange(self.shards, dtype=index.dtype).reshape(-1, *(1,) * (index.ndim - 1))
-        whole = (index // self.rows) * self.size + shard * self.rows + index % self.rows
-        moved = jnp.moveaxis(whole, 0, -2)
-        return moved.reshape(1, *moved.shape[:-2], self.shards * index.shape[-1])
+        place = jnp.arange(self.shards, dtype=index.dtype).reshape(-1, *(1,) * (index.ndim - 1)) % self.together
+        whole = (index // self.rows) * self.size + place * self.rows + index % self.rows
+        moved = jnp.moveaxis(whole.reshape(self.count, self.together, *index.shape[1:]), 1, -2)
+        return moved.reshape(self.count, *index.shape[1:-1], self.together * index.shape[-1])
 
     def spread(self, values: Array, n: int) -> Array:
-        """One number a shard ``[shards, …]`` for each of its ``n`` units in a block: ``[blocks, …, 1 or shards·n]``."""
-        if self.exact:
+        """One number a shard ``[shards, …]`` for each of its ``n`` units in a block, ``[blocks, …, together·n]``.
+
+        Of blocks of one shard it is left at one: ``[blocks, …, 1]``.
+        """
+        if self.together == 1:
             return values[..., None]
-        moved = jnp.moveaxis(values, 0, -1)
-        return jnp.repeat(moved, n, axis=-1)[None]
+        moved = jnp.moveaxis(values.reshape(self.count, self.together, *values.shape[1:]), 1, -1)
+        return jnp.repeat(moved, n, axis=-1)
 
     def each(self, function: Callable[..., Any], owned: Array, *trees: Any) -> Any:
         """Call a function of one block for each block.
 
         Args:
             function: takes one block's arrays.
-            owned: number of blocks, int32; an argument of the program, so that the compiler doesn't know it.
+            owned: number of shards, int32; an argument of the program, so that the compiler doesn't know it.
             trees: arrays ``[blocks, …]``.
 
         Returns:
             Its results, ``[blocks, …]``.
         """
-        if not self.exact:
+        if not self.loops:
             return jax.tree.map(lambda x: x[None], function(*jax.tree.map(lambda x: x[0], trees)))
-        return each_shard(function, self.count, owned, *trees)
+        return each_shard(function, self.count, owned // self.together, *trees)
 
     def sum_parts(self, function: Callable[..., Any], parts: int, owned: Array, *trees: Any) -> Any:
-        """As :meth:`each`, of a function of one part of a block, whose results are summed over the block's parts.
+        """As :meth:`each`, of a function of one part of a block, whose results are summed.
 
         Args:
             function: takes one part's arrays.
@@ -107,9 +129,10 @@ class Blocks:
             trees: arrays ``[blocks·parts, …]``.
 
         Returns:
-            Sums, in the order of parts: ``[blocks, …]``.
+            Sums over each block's parts ``[blocks, …]`` in ``exact``, over all parts ``[1, …]`` in ``fast``; in the
+            order of parts.
         """
-        if not self.exact and parts == 1:
+        if not self.exact and self.count * parts == 1:
             return self.each(function, owned, *trees)
         shapes = jax.eval_shape(function, *jax.tree.map(lambda x: x[0], trees))
         if not self.exact:

@@ -116,7 +116,7 @@ class RunnerConfig:
         seed: of every random number.
         num_shards: of the run, a power of two that all devices divide (default: the largest that divides the
             environments, at most 8, and at least one a device).
-        reduction: ``exact`` (bitwise equal for every number of devices) or ``fast`` (one batch a device); None:
+        reduction: ``exact`` (bitwise equal for every number of devices) or ``fast`` (shards put together); None:
             fast where exact isn't possible, which is with ``fsdp_devices`` or ``sync_period`` above 1.
         sync_period: optimiser steps that a device takes by itself before parameters and moments are averaged.
 

@@ -71,7 +71,7 @@ class ParameterLayout:
         return (gradient, terms) if self.axes else jnp.concatenate([self.join(gradient), terms])
 
     def reduce(self, packed: Any) -> tuple[Any, Array]:
-        """The sum over all shards of what :meth:`pack` made of each block's, ``[blocks, …]``.
+        """The sum over all shards of what :meth:`pack` made: of each block ``[blocks, …]``, or summed ``[1, …]``.
 
         Returns:
             The gradient as parameters are held, and the terms ``[T]``; one collective, but for FSDP.

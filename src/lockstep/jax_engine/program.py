@@ -20,7 +20,7 @@ from jax import numpy as jnp
 from lockstep.config import Config
 from lockstep.envs.description import EnvDescription
 from lockstep.jax_engine.batch import Batch, columns_of, first_episodes, make_batch
-from lockstep.jax_engine.blocks import Blocks, each_shard
+from lockstep.jax_engine.blocks import Blocks, each_shard, shards_together
 from lockstep.jax_engine.environments import JaxEnvironment
 from lockstep.jax_engine.iterations import Inputs, Outputs
 from lockstep.jax_engine.keys import key_of, key_words, keyed
@@ -89,9 +89,10 @@ class Program:
     @cached_property
     def blocks(self) -> Blocks:
         """How a device's shards are grouped."""
-        config = self.config
-        rows = config.envs // config.shards
-        return Blocks(config.shards // self.mesh.size, rows, config.reduction == "exact")
+        config, devices = self.config, self.mesh.devices
+        shards, rows = config.shards // self.mesh.size, config.envs // config.shards
+        exact = config.reduction == "exact"
+        return Blocks(shards, rows, exact, 1 if exact else shards_together(shards, rows, devices.flat[0].platform))
 
     @cached_property
     def apart(self) -> str | None:
@@ -207,7 +208,7 @@ class Program:
             discounted: discounted returns before the rollout ``[blocks, n]``.
             inputs: of this iteration.
             stop: this process's stop code ``[1]``.
-            owned: number of blocks.
+            owned: number of shards.
 
         Returns:
             State (without environments), metrics, and what environments carry on: memory ``[blocks, n, …]`` and
@@ -230,8 +231,8 @@ class Program:
 
         samples, local, memory, discounted = blocks.each(one, owned, rollout, discounted, indices)
         advantages = local.advantages
-        if not blocks.exact:  # [1, shards, …]
-            advantages = advantages[0]
+        if blocks.together > 1:  # [blocks, together, …]
+            advantages = advantages.reshape(blocks.shards, *advantages.shape[2:])
         shared = share(local._replace(advantages=advantages), stop)
         statistics = minibatch_statistics(config, advantages, shared.statistics.advantages, blocks)
         update = Update(config, net, self.layout, blocks, self._words(rollout), self.mesh.size)
@@ -258,9 +259,9 @@ class Program:
         return self.blocks.merge_indices(index)
 
     def _advantage_moments(self, batch: Batch, index: Array) -> Array:
-        if self.blocks.exact:
+        if self.blocks.together == 1:
             return advantage_moments(batch.advantages, batch.valid, index)
-        by_shard = index.reshape(*index.shape[:2], self.blocks.shards, -1)
+        by_shard = index.reshape(*index.shape[:2], self.blocks.together, -1)
         of = jax.vmap(lambda part: advantage_moments(batch.advantages, batch.valid, part), in_axes=2)
         return of(by_shard)
 
@@ -277,7 +278,7 @@ class Program:
     def _dropout(self, iteration: Array) -> Any:
         if self.net.custom is None:
             return None
-        first = self.shard_ids()[: self.blocks.count]
+        first = self.shard_ids()[:: self.blocks.together]
         return jax.vmap(lambda shard: keyed(self.keys["dropout"], iteration, shard))(first)
 
     def iteration(self, state: TrainState, inputs: Inputs, stop: Array, owned: Array) -> tuple[TrainState, Outputs]:

@@ -87,7 +87,7 @@ class Session:
     @property
     def mode(self) -> str:
         """How the shards of a device are called."""
-        return "loop" if self.program.blocks.exact else "one batch"
+        return "loop" if self.program.blocks.loops else "batched"
 
     def eval_envs(self) -> HostEnvs:
         """The environments of evaluations, made at the first one: an equal number for each local shard."""

@@ -103,7 +103,7 @@ class Update:
         self.names = loss_settings(config).terms
 
     def gradients(self, parameters: Any, samples: Array, now: Any, owned: Array) -> Any:
-        """Each block's gradient and loss terms of one minibatch, packed by the layout: ``[blocks, …]``."""
+        """Gradients and loss terms of one minibatch, packed by the layout; see :meth:`Blocks.sum_parts`."""
         index, mean, scale, count, keys = now
         blocks, units, width = samples.shape
         parts = gradient_parts(self.net, self.config, index.shape[-1], keys is not None)
@@ -169,7 +169,7 @@ class Update:
             indices: ``[blocks, num_epochs, num_minibatches, n]``.
             statistics: of the global minibatches.
             keys: of dropout ``[blocks, …]``, or None.
-            owned: number of blocks, see :meth:`Blocks.each`.
+            owned: number of shards, see :meth:`Blocks.each`.
         """
         total = self.config.ppo.num_epochs * self.config.ppo.num_minibatches
         numbers = jnp.arange(total, dtype=jnp.int32)
