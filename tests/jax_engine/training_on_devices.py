@@ -48,7 +48,9 @@ CHANGES = {"exact": PPO, "fast": FAST, "periodic": PERIODIC, "fsdp": FSDP, "norm
 CHANGES |= {f"{name} by xla": {**CHANGES[name], **XLA} for name in ("exact", "fast", "periodic", "normalized")}
 CHANGES |= {"kl": KL, "remainder": REMAINDER, "recurrent": RECURRENT}
 BY_SHARD = {"ppo": {**PPO["ppo"], "advantage_normalization": "local"}}
+CHANGES["dropout"] = {**PPO, "network": {"custom": "equinox_nets:Tiny", "custom_kwargs": {"dropout": 0.5}}}
 CHANGES["recurrent, normalized by shard"] = {**RECURRENT, **NORMALIZED, **BY_SHARD}
+SHARDS_OF_FOUR = {"num_envs": 32, "num_shards": 8}
 TERMS = 5
 HALF = 0.55  # biases and the like stay whole
 
@@ -188,14 +190,37 @@ def test_fast_is_exact_up_to_summation_order():
     assert copies_equal(run)
 
 
-@pytest.mark.parametrize("envs", [1, 2, 4])
-def test_blocks_of_any_number_of_shards_make_the_same_iteration(envs, monkeypatch):
-    kind = "recurrent, normalized by shard"
-    monkeypatch.setattr(blocks, "CPU_BLOCK_ENVS", envs)
-    run = opened(small_config(2, **CHANGES[kind], reduction="fast"), 2)
-    assert (run.program.blocks.count, run.program.blocks.together) == (4 // envs, envs)
+def in_blocks(kind, large_enough, monkeypatch, fsdp=1):
+    """Arrays after one iteration of ``fast`` on two devices of four shards of four environments, and the run."""
+    monkeypatch.setattr(blocks, "CPU_BLOCK_ENVS", large_enough)
+    run = opened(small_config(2, **{**CHANGES[kind], **SHARDS_OF_FOUR, "reduction": "fast"}), 2, fsdp)
     trained(run)
-    assert 0 < apart(after_one_iteration(kind)[0], arrays_of(run)) < 1e-5
+    return arrays_of(run), run
+
+
+@pytest.mark.parametrize(
+    ("kind", "fsdp"), [("recurrent, normalized by shard", 1), ("periodic", 1), ("grpo", 1), ("dropout", 1), ("fsdp", 2)]
+)
+def test_blocks_of_several_shards_make_the_iteration_of_one(kind, fsdp, monkeypatch, cut_everything):
+    whole, one = in_blocks(kind, 16, monkeypatch, fsdp)
+    parts, two = in_blocks(kind, 8, monkeypatch, fsdp)
+    found = [(run.program.blocks.count, run.program.blocks.together) for run in (one, two)]
+    assert found == [(1, 4), (2, 2)]
+    difference = apart(whole, parts)
+    assert difference > 1e-4 if kind == "dropout" else difference < 1e-5  # masks are drawn by block
+    assert copies_equal(two)
+    if kind == "periodic":  # gradients of all blocks are one; statistics are by block
+        assert counted(one)[::2] == counted(two)[::2]
+
+
+@pytest.mark.parametrize("large_enough", [1, 16])
+def test_blocks_of_shards_make_the_iteration_of_exact(large_enough, monkeypatch):
+    kind = "recurrent, normalized by shard"
+    found, run = in_blocks(kind, large_enough, monkeypatch)
+    assert run.program.blocks.count == (4 if large_enough == 1 else 1)
+    exact = opened(small_config(2, **{**CHANGES[kind], **SHARDS_OF_FOUR}), 2)
+    trained(exact)
+    assert 0 < apart(arrays_of(exact), found) < 1e-5
 
 
 @pytest.mark.parametrize("kind", ["exact", "fast", "periodic", "normalized"])

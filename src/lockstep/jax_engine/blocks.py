@@ -18,7 +18,7 @@ from jax import Array, lax
 from jax import numpy as jnp
 
 CPU_BLOCK_ENVS = 64
-"""Shards are put together on a CPU until a block has that many environments: larger ones were slower."""
+"""Shards are put together on a CPU until a block has that many environments; blocks of several hundred are slower."""
 
 
 def shards_together(shards: int, rows: int, device: str) -> int:
@@ -117,7 +117,7 @@ class Blocks:
         """
         if not self.loops:
             return jax.tree.map(lambda x: x[None], function(*jax.tree.map(lambda x: x[0], trees)))
-        return each_shard(function, self.count, owned // self.together, *trees)
+        return each_shard(function, self.count, owned if self.together == 1 else owned // self.together, *trees)
 
     def sum_parts(self, function: Callable[..., Any], parts: int, owned: Array, *trees: Any) -> Any:
         """As :meth:`each`, of a function of one part of a block, whose results are summed.

@@ -83,7 +83,7 @@ class Shared(NamedTuple):
 
 
 def share(local: LocalStatistics, stop: Array) -> Shared:
-    """Gather every shard's statistics in shard order: one collective.
+    """Gather every block's statistics in shard order: one collective.
 
     Args:
         local: this device's.
@@ -103,7 +103,7 @@ def share(local: LocalStatistics, stop: Array) -> Shared:
 
 
 def mean_terms(names: list[str], terms: Array | None) -> dict[str, Array]:
-    """Means over shards of named reward terms ``[num_shards, n]``, float32, as metrics."""
+    """Means over blocks of named reward terms ``[blocks, n]``, float32, as metrics."""
     if terms is None:
         return {}
     with jax.enable_x64(True):
