@@ -75,6 +75,7 @@ def test_tensorboard_is_named_as_the_shell_finds_it(trained):
     words = shlex.split(run.ended.stdout.splitlines()[-1].removeprefix("curves: "))
     ended = run_words([*words[: words.index("--logdir")], "--version"], run.path.parents[1])
     assert ended.code == 0, ended.stderr
+    assert re.search(r"^\d+\.\d+", ended.stdout, re.MULTILINE), ended.stdout
 
 
 def test_a_run_leaves_what_it_promises(trained):
