@@ -15,7 +15,7 @@ from collections.abc import Callable
 import gymnasium
 import numpy as np
 
-from lockstep.config import EnvConfig
+from lockstep.config.run import EnvConfig
 from lockstep.envs.description import describe
 from lockstep.envs.registry import make_envs
 

@@ -7,7 +7,7 @@ import time
 import jax
 from jax import numpy as jnp
 
-from lockstep.jax_engine.set_up import configure
+from lockstep.jax_engine.setup.set_up import configure
 
 SIZE, REPEATS = 1024, 20
 

@@ -6,10 +6,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lockstep.integrations.attach import attach
-    from lockstep.integrations.companions import all_mean, normalize, shard_seed, stop_if
-    from lockstep.integrations.process_group import is_writer, join
-    from lockstep.policy import load_policy
+    from lockstep.integrations.attach.attach import attach
+    from lockstep.integrations.attach.companions import all_mean, normalize, shard_seed, stop_if
+    from lockstep.integrations.attach.process_group import is_writer, join
+    from lockstep.policies.policy import load_policy
 
 __version__ = "0.1.0"
 __all__ = [
@@ -25,10 +25,10 @@ __all__ = [
 ]
 
 _MODULES = {
-    "lockstep.policy": ("load_policy",),
-    "lockstep.integrations.attach": ("attach",),
-    "lockstep.integrations.companions": ("all_mean", "normalize", "shard_seed", "stop_if"),
-    "lockstep.integrations.process_group": ("is_writer", "join"),
+    "lockstep.policies.policy": ("load_policy",),
+    "lockstep.integrations.attach.attach": ("attach",),
+    "lockstep.integrations.attach.companions": ("all_mean", "normalize", "shard_seed", "stop_if"),
+    "lockstep.integrations.attach.process_group": ("is_writer", "join"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 

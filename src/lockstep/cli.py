@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from lockstep import __version__
-from lockstep.topology import Topology, from_environment
+from lockstep.core.topology import Topology, from_environment
 
 USAGE = """\
 usage: lockstep COMMAND ...
@@ -30,45 +30,45 @@ lockstep COMMAND --help lists every option; lockstep --version prints the versio
 
 
 def _train(argv: Sequence[str]) -> int:
-    from lockstep.config_sources import read_request
+    from lockstep.config.command_line import read_request
 
     if "--help" in argv or "-h" in argv:
-        from lockstep.cli_help import print_train_help
+        from lockstep.config.help import print_train_help
 
         print_train_help([word for word in argv if word not in ("--help", "-h")])
         return 0
     request = read_request(argv)
-    from lockstep.launch.start import start_run
+    from lockstep.commands.train import start_run
 
     return start_run(request)
 
 
 def _eval(argv: Sequence[str]) -> int:
-    from lockstep.eval_command import eval_command
+    from lockstep.commands.eval import eval_command
 
     return eval_command(argv)
 
 
 def _play(argv: Sequence[str]) -> int:
-    from lockstep.policy_commands import play_command
+    from lockstep.commands.play import play_command
 
     return play_command(argv)
 
 
 def _compare(argv: Sequence[str]) -> int:
-    from lockstep.compare_command import compare_command
+    from lockstep.commands.compare import compare_command
 
     return compare_command(argv)
 
 
 def _record(argv: Sequence[str]) -> int:
-    from lockstep.record_command import record_command
+    from lockstep.commands.record import record_command
 
     return record_command(argv)
 
 
 def _clone(argv: Sequence[str]) -> int:
-    from lockstep.clone_command import clone_command
+    from lockstep.commands.clone import clone_command
 
     return clone_command(argv)
 
@@ -80,7 +80,7 @@ def _verify(argv: Sequence[str]) -> int:
 
 
 def _bench(argv: Sequence[str]) -> int:
-    from lockstep.scaling.bench import bench_command
+    from lockstep.commands.bench import bench_command
 
     return bench_command(argv)
 
@@ -92,7 +92,7 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def _doctor(argv: Sequence[str]) -> int:
-    from lockstep.doctor.command import doctor_command
+    from lockstep.commands.doctor import doctor_command
 
     return doctor_command(argv)
 
@@ -130,8 +130,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # `module:Id-v0` finds a module beside the user, as `python -m` does
-    from lockstep.errors import RunError
-    from lockstep.launch.process import EXIT_FAILURE, EXIT_USER_ERROR, report_failure
+    from lockstep.core.errors import RunError
+    from lockstep.core.process import EXIT_FAILURE, EXIT_USER_ERROR, report_failure
 
     try:
         if words[0] not in COMMANDS:

@@ -5,9 +5,9 @@ import pytest
 from benchmarks import side_by_side
 from benchmarks.cases import CASES, J3, REJAX_CALLS, T1, T2, T3, our_config, programs_of, scaling_programs
 from benchmarks.peer_environment import PEERS
-from lockstep.config import Config
-from lockstep.config_checks import resolve
-from lockstep.config_keys import validate
+from lockstep.config.checks import resolve
+from lockstep.config.keys import validate
+from lockstep.config.run import Config
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

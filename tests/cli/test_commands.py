@@ -34,7 +34,7 @@ def test_help_and_version_load_nothing_heavy(code):
 
 def test_importing_lockstep_loads_no_engine():
     assert loaded_after("import lockstep") == []
-    assert "numpy" in loaded_after("import lockstep.shards")
+    assert "numpy" in loaded_after("import lockstep.core.shards")
 
 
 def test_help_lists_every_command(capsys):

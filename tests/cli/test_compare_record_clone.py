@@ -10,8 +10,8 @@ from command_line import CARTPOLE, SMALL
 
 from lockstep import load_policy
 from lockstep.cli import main
-from lockstep.envs.arrays.snake_greedy import greedy_actions
-from lockstep.recordings import read_recording
+from lockstep.envs.arrays.players.snake import greedy_actions
+from lockstep.policies.recordings import read_recording
 
 PENDULUM = ("Pendulum-v1", *SMALL, "--normalize.observations", "--stop-at-step", 256)
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from command_line import CARTPOLE
 
-from lockstep.baselines import Baseline
 from lockstep.cli import main
-from lockstep.config import Config
-from lockstep.envs.arrays.snake_greedy import greedy_actions
-from lockstep.eval_command import evaluate
-from lockstep.eval_files import edges_of, read_json
+from lockstep.commands.eval import evaluate
+from lockstep.config.run import Config
+from lockstep.envs.arrays.players.snake import greedy_actions
+from lockstep.policies.baselines import Baseline
+from lockstep.policies.results import edges_of, read_json
 
 SMALL_SNAKE = Config.model_validate({"env": {"id": "Snake-v0", "kwargs": {"size": 5}}})
 

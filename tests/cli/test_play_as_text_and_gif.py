@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from lockstep.cli import main
-from lockstep.shards import keyed_seed
-from lockstep.videos import CLEAR, Terminal
+from lockstep.core.shards import keyed_seed
+from lockstep.policies.videos import CLEAR, Terminal
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from command_line import CARTPOLE, MODULES, NEEDS_PROC, SMALL, lockstep, marked, running, wait_until
 
-from lockstep import load_policy, policy_commands
+from lockstep import load_policy
 from lockstep.cli import main
+from lockstep.commands import play as policy_commands
+from lockstep.core.shards import keyed_seed
 from lockstep.envs.description import make_environment
-from lockstep.shards import keyed_seed
 
 PENDULUM = ("Pendulum-v1", *SMALL, "--normalize.observations", "--stop-at-step", 256)
 

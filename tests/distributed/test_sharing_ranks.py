@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from command_line import EVALUATED, GATED, MODULES, marked, metrics_of, running, same, surroundings, wait_until
 
-from lockstep.torch_engine.shared_memory import obstacle
+from lockstep.torch_engine.distributed.shared_memory import obstacle
 
 pytestmark = pytest.mark.skipif(obstacle() is not None, reason=f"shared memory: {obstacle()}")
 

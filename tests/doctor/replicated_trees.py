@@ -6,10 +6,10 @@
 import json
 import sys
 
+from lockstep.core.errors import DesyncError
+from lockstep.core.topology import from_environment
 from lockstep.doctor import check_replicated
-from lockstep.errors import DesyncError
-from lockstep.jax_engine import processes
-from lockstep.topology import from_environment
+from lockstep.jax_engine.distributed import processes
 
 processes.set_up_jax(threads=1, platform="cpu", simulate_devices=int(sys.argv[1]), topology=from_environment())
 
@@ -17,7 +17,7 @@ import jax  # noqa: E402
 import numpy as np  # noqa: E402
 from jax.sharding import NamedSharding, PartitionSpec  # noqa: E402
 
-from lockstep.jax_engine.placement import replicate_on_mesh  # noqa: E402
+from lockstep.jax_engine.distributed.placement import replicate_on_mesh  # noqa: E402
 
 DEVICES = jax.devices()
 MESH = jax.make_mesh((2, len(DEVICES) // 2), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.core.errors import DesyncError
 from lockstep.doctor import check_replicated
-from lockstep.errors import DesyncError
 
 SOURCE = Path(__file__).parents[2] / "src"
 SCRIPT = Path(__file__).with_name("replicated_trees.py")

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from lockstep.doctor.compare import compare_parts, comparisons, phase_lengths, relative_difference, same
-from lockstep.doctor.traces import Check, Kept, Moment, RankTrace
+from lockstep.doctor.judge.compare import compare_parts, comparisons, phase_lengths, relative_difference, same
+from lockstep.doctor.judge.traces import Check, Kept, Moment, RankTrace
 
 AT = Moment(0, 1, "after")
 

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from stories import Story, kinds
 
-from lockstep.doctor.advice import CAUSES, FIXES
-from lockstep.doctor.diagnosis import diagnose
-from lockstep.doctor.traces import read_traces
+from lockstep.doctor.judge.advice import CAUSES, FIXES
+from lockstep.doctor.judge.diagnosis import diagnose
+from lockstep.doctor.judge.traces import read_traces
 
 
 def by_rank(value, other):

@@ -171,6 +171,6 @@ def test_ranks_of_several_hosts_need_a_directory_they_share(script):
 
 
 def test_the_command_loads_no_framework():
-    code = "import sys, lockstep.doctor, lockstep.doctor.command; print({'torch', 'jax'} & set(sys.modules))"
+    code = "import sys, lockstep.doctor, lockstep.commands.doctor; print({'torch', 'jax'} & set(sys.modules))"
     ended = run_words([sys.executable, "-c", code], Path.cwd())
     assert ended.stdout == "set()\n"

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from lockstep.doctor import stacks
-from lockstep.doctor.stacks import StillnessClock, own_lines, stands_in, waits_for_work
+from lockstep.doctor.watch import stacks
+from lockstep.doctor.watch.stacks import StillnessClock, own_lines, stands_in, waits_for_work
 
 
 def watched(main, clock=None, signs=lambda: 0, **how):

@@ -6,8 +6,8 @@ import time
 import pytest
 
 from lockstep.doctor import supervisor
-from lockstep.doctor.side_store import ENDED, SideWriter, rank_directory, read_json, write_json
 from lockstep.doctor.supervisor import STOP, OneRank, Outcome, Supervisor, await_leaving, await_verdict
+from lockstep.doctor.watch.side_store import ENDED, SideWriter, rank_directory, read_json, write_json
 
 STAYS = [sys.executable, "-c", "import time; time.sleep(60)"]
 SUCCEEDS = [sys.executable, "-c", ""]

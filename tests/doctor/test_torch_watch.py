@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.doctor import torch_hooks
-from lockstep.doctor.inspection import bare, look_around, numbers_of, statistics_of
-from lockstep.doctor.schedule import Schedule
-from lockstep.doctor.side_store import SideWriter
-from lockstep.doctor.torch_hooks import TorchWatch
-from lockstep.doctor.torch_values import _device_sum, digest, input_digests, sampled, take_part
-from lockstep.doctor.traces import Moment, read_traces
+from lockstep.doctor.judge.traces import Moment, read_traces
+from lockstep.doctor.watch.schedule import Schedule
+from lockstep.doctor.watch.side_store import SideWriter
+from lockstep.doctor.watch.torch import hooks as torch_hooks
+from lockstep.doctor.watch.torch.hooks import TorchWatch
+from lockstep.doctor.watch.torch.inspection import bare, look_around, numbers_of, statistics_of
+from lockstep.doctor.watch.torch.values import _device_sum, digest, input_digests, sampled, take_part
 
 
 class Agent(nn.Module):

@@ -79,7 +79,7 @@ PACKAGES = ("torch", "jax", "jaxlib", "numpy", "gymnasium", "mujoco", "equinox",
 
 def surroundings() -> dict[str, str]:
     """What the bits hold for: the versions and the processor that they were written down with."""
-    from lockstep.machine import cpu_model, instruction_set
+    from lockstep.core.machine import cpu_model, instruction_set
 
     versions = {name: importlib.metadata.version(name) for name in PACKAGES}
     return (

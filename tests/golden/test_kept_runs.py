@@ -56,7 +56,7 @@ def test_load_policy_reads_a_kept_run(kept, name):
     observation, _ = env.reset(seed=0)
     assert env.action_space.contains(policy(observation))
     other, _ = env.reset(seed=1)
-    assert policy(np.stack([observation, other])).shape == (2, *env.action_space.shape)
+    assert len(policy(np.stack([observation, other]))) == 2
 
 
 @holds_here

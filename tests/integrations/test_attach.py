@@ -3,7 +3,7 @@
 import pytest
 from spawned_ranks import spawn_ranks
 
-from lockstep.torch_engine.shared_memory import obstacle
+from lockstep.torch_engine.distributed.shared_memory import obstacle
 
 CLOSE = 1e-6
 CLOSE_GRADIENT = 3e-6  # of gradients up to 5, in float32

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import lockstep
-from lockstep.integrations.process_group import place
+from lockstep.integrations.attach.process_group import place
 
 UNKNOWN: Any = "avg"
 

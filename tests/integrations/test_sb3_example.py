@@ -67,7 +67,7 @@ def test_it_leaves_one_set_of_files(example):
 FAILS = """
 import os, sys
 import gymnasium
-from lockstep.integrations.process_group import place
+from lockstep.integrations.attach.process_group import place
 from lockstep.integrations.sb3 import PPO
 
 class Fails(gymnasium.Wrapper):

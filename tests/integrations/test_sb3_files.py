@@ -10,7 +10,7 @@ import pytest
 from command_line import surroundings
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecVideoRecorder
 
-from lockstep.errors import RunError
+from lockstep.core.errors import RunError
 from lockstep.integrations.sb3 import files
 from lockstep.integrations.sb3.files import QuietEnvironment, save_on_one_rank
 

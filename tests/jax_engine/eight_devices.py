@@ -10,14 +10,14 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec
 
-from lockstep.errors import DesyncError
-from lockstep.jax_engine import mesh as meshes
-from lockstep.jax_engine import placement, processes
-from lockstep.jax_engine.fingerprints import Copies, check_copies, every_fingerprint
-from lockstep.jax_engine.mesh import REPLICATED, SHARDED, TIME_SHARDED
-from lockstep.jax_engine.parameters import ParameterLayout
-from lockstep.jax_engine.pytree_checkpoint import load_checkpoint, save_checkpoint
-from lockstep.jax_engine.reductions import (
+from lockstep.core.errors import DesyncError
+from lockstep.core.topology import Topology
+from lockstep.jax.checkpoint import load_checkpoint, save_checkpoint
+from lockstep.jax_engine.distributed import mesh as meshes
+from lockstep.jax_engine.distributed import placement, processes
+from lockstep.jax_engine.distributed.fingerprints import Copies, check_copies, every_fingerprint
+from lockstep.jax_engine.distributed.mesh import REPLICATED, SHARDED, TIME_SHARDED
+from lockstep.jax_engine.distributed.reductions import (
     AXES,
     gather_shards,
     gather_tree,
@@ -26,8 +26,8 @@ from lockstep.jax_engine.reductions import (
     shard_index,
     tree_sum,
 )
+from lockstep.jax_engine.nets.parameters import ParameterLayout
 from lockstep.jax_engine.state import TrainState
-from lockstep.topology import Topology
 
 FLAGS_OF_THE_USER = "--xla_cpu_multi_thread_eigen=false"
 

@@ -8,11 +8,18 @@ import numpy as np
 import pytest
 from jax import numpy as jnp
 
-from lockstep.jax_engine import mesh as meshes
-from lockstep.jax_engine import placement, processes, reductions, shared_memory
-from lockstep.jax_engine.mesh import REPLICATED, SHARDED
-from lockstep.jax_engine.reductions import AXES, gather_shards, gather_tree, shard_index, sum_devices, tree_sum
-from lockstep.topology import Topology
+from lockstep.core.topology import Topology
+from lockstep.jax_engine.distributed import mesh as meshes
+from lockstep.jax_engine.distributed import placement, processes, reductions, shared_memory
+from lockstep.jax_engine.distributed.mesh import REPLICATED, SHARDED
+from lockstep.jax_engine.distributed.reductions import (
+    AXES,
+    gather_shards,
+    gather_tree,
+    shard_index,
+    sum_devices,
+    tree_sum,
+)
 
 if os.environ.get("IMPATIENT"):
     shared_memory.FLAGS = (*shared_memory.FLAGS, "-DPATIENCE_S=1")

@@ -5,15 +5,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from lockstep.config import Config
-from lockstep.config_checks import resolve
+from lockstep.config.checks import resolve
+from lockstep.config.run import Config
 from lockstep.envs.description import describe
-from lockstep.jax_engine.device_run import DeviceRun
-from lockstep.jax_engine.environments import is_jax_environment, make_environment
-from lockstep.jax_engine.fingerprints import every_fingerprint
-from lockstep.jax_engine.iterations import Inputs, Iteration
-from lockstep.jax_engine.mesh import make_mesh
-from lockstep.jax_engine.program import Program
+from lockstep.jax_engine.distributed.fingerprints import every_fingerprint
+from lockstep.jax_engine.distributed.mesh import make_mesh
+from lockstep.jax_engine.envs.environments import is_jax_environment, make_environment
+from lockstep.jax_engine.program.device_run import DeviceRun
+from lockstep.jax_engine.program.iterations import Inputs, Iteration
+from lockstep.jax_engine.program.program import Program
 from lockstep.jax_engine.session import parameter_layout
 from lockstep.jax_engine.state import check_networks, init_state, state_arrays
 

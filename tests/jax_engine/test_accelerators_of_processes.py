@@ -4,11 +4,12 @@ import types
 
 import pytest
 
-from lockstep.config_sources import read_request
-from lockstep.jax_engine import accelerators, devices, processes, set_up
-from lockstep.jax_engine.accelerators import Accelerators, on_this_machine
+from lockstep.config.command_line import read_request
+from lockstep.core.topology import Topology
+from lockstep.jax_engine.distributed import processes
+from lockstep.jax_engine.setup import accelerators, devices, set_up
+from lockstep.jax_engine.setup.accelerators import Accelerators, on_this_machine
 from lockstep.launch import jax_start
-from lockstep.topology import Topology
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from small_programs import small_config
 
-from lockstep.episodes import WINDOW
-from lockstep.jax_engine.calls import CallInputs, iterations_per_call
-from lockstep.jax_engine.iterations import Finished, finished, learning_rates
-from lockstep.jax_engine.mesh import make_mesh
+from lockstep.core.episodes import WINDOW
+from lockstep.jax_engine.distributed.mesh import make_mesh
+from lockstep.jax_engine.program.calls import CallInputs, iterations_per_call
+from lockstep.jax_engine.program.iterations import Finished, finished, learning_rates
 
 
 def one_by_one(returns, marks):

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from lockstep.config import EnvConfig
-from lockstep.envs.wrappers import wrap as wrap_on_the_host
-from lockstep.jax_engine.environment_wrappers import FrameSkip, StickyActions, wrap
-from lockstep.jax_engine.functional import FunctionalAdapter
+from lockstep.config.run import EnvConfig
+from lockstep.envs.gymnasium.wrappers import wrap as wrap_on_the_host
+from lockstep.jax_engine.envs.functional import FunctionalAdapter
+from lockstep.jax_engine.envs.wrappers import FrameSkip, StickyActions, wrap
 
 END = 7
 SPACES = spaces.Dict({

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lockstep.config import EnvConfig
+from lockstep.config.run import EnvConfig
 from lockstep.envs.description import describe
-from lockstep.jax_engine.environments import make_environment
-from lockstep.jax_engine.functional import Environment, FunctionalAdapter
-from lockstep.jax_engine.registry import make
-from lockstep.jax_engine.wrappers import VmapWrapper
+from lockstep.jax.wrappers import VmapWrapper
+from lockstep.jax_engine.envs.environments import make_environment
+from lockstep.jax_engine.envs.functional import Environment, FunctionalAdapter
+from lockstep.jax_engine.envs.registry import make
 
 RIGHT = jnp.ones(3, jnp.int32)
 NO_KEYS = jnp.zeros((3, 2), jnp.uint32)

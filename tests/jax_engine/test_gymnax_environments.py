@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from lockstep.config import EnvConfig
+from lockstep.config.run import EnvConfig
 from lockstep.envs.description import describe
-from lockstep.jax_engine.environments import make_environment
-from lockstep.jax_engine.functional import FunctionalAdapter
+from lockstep.jax_engine.envs.environments import make_environment
+from lockstep.jax_engine.envs.functional import FunctionalAdapter
 
 gymnax = pytest.importorskip("gymnax")
 

@@ -4,12 +4,12 @@ import jax
 import numpy as np
 import pytest
 
-from lockstep.config import EnvConfig
+from lockstep.config.run import EnvConfig
+from lockstep.core.errors import EnvironmentFailureError
+from lockstep.core.shards import keyed_seed
 from lockstep.envs.description import describe
 from lockstep.envs.registry import make_envs
-from lockstep.errors import EnvironmentFailureError
-from lockstep.jax_engine.host_vector import JaxEnvs, make_jax_envs
-from lockstep.shards import keyed_seed
+from lockstep.jax_engine.envs.for_host import JaxEnvs, make_jax_envs
 
 LIMIT = 6
 CONFIG = EnvConfig(id="corridors:Noisy", backend="jax", max_episode_steps=LIMIT)
@@ -144,7 +144,7 @@ def test_what_an_environment_raises_is_one_line(monkeypatch):
 
 
 def test_it_begins_as_the_environment_that_is_drawn():
-    from lockstep.jax_engine.drawn import DrawnEnvironment
+    from lockstep.jax_engine.envs.picture import DrawnEnvironment
 
     config = EnvConfig(id="corridors:Painted", backend="jax", max_episode_steps=LIMIT, frame_stack=2)
     drawn, envs = DrawnEnvironment(config, "rgb_array"), make_envs(config, describe(config), 3, [0, 1], print, "eval")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax import numpy as jnp
 
-from lockstep.jax_engine.convolution import convolve, usual_convolution
+from lockstep.jax_engine.nets.convolution import convolve, usual_convolution
 
 FAST = "b01f_01io->b01f"
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from net_cases import CASES, arrays_of, rows_of
 
-from lockstep.config import Config
-from lockstep.jax_engine import nets
-from lockstep.jax_engine.encoders import action_mask
-from lockstep.jax_engine.make_net import make_net
+from lockstep.config.run import Config
+from lockstep.jax_engine.nets import nets
+from lockstep.jax_engine.nets.encoders import action_mask
+from lockstep.jax_engine.nets.make_net import make_net
 
 SMALL, PARTS = CASES["categorical"], CASES["Dict, masked"]
 

@@ -6,8 +6,8 @@ import pytest
 from gymnasium.spaces import Box, Dict, MultiBinary
 from net_cases import CASES, PARTS, VECTOR, masks_of, picture
 
-from lockstep.jax_engine.encoders import action_mask, encode_rows, float_columns, image
-from lockstep.spaces import ActionLayout, observation_layout
+from lockstep.core.spaces import ActionLayout, observation_layout
+from lockstep.jax_engine.nets.encoders import action_mask, encode_rows, float_columns, image
 
 COUNT = 5
 SPACES = {

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lockstep.config import Config, EnvConfig
-from lockstep.config_checks import resolve
+from lockstep.config.checks import resolve
+from lockstep.config.run import Config, EnvConfig
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 from lockstep.envs.description import describe
 from lockstep.envs.description import make_environment as make_on_the_host
-from lockstep.jax_engine.environments import environment_spaces, is_jax_environment, make_environment
+from lockstep.jax_engine.envs.environments import environment_spaces, is_jax_environment, make_environment
 
 COUNT = 5
 
@@ -166,7 +166,7 @@ def test_without_jax_a_description_names_the_extra(monkeypatch):
     real = importlib.import_module
 
     def absent(name, *arguments):
-        if name == "lockstep.jax_engine.environments":
+        if name == "lockstep.jax_engine.envs.environments":
             raise ModuleNotFoundError("No module named 'jax'", name="jax")
         return real(name, *arguments)
 

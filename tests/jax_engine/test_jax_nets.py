@@ -10,8 +10,8 @@ import pytest
 from jax import numpy as jnp
 from net_cases import CASES, RECURRENT, arrays_of, rows_of
 
-from lockstep.jax_engine import nets
-from lockstep.jax_engine.nets import PolicyNet
+from lockstep.jax_engine.nets import nets
+from lockstep.jax_engine.nets.nets import PolicyNet
 
 STEPS, ENVS = 4, 3
 

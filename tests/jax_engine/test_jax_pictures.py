@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from lockstep.config import EnvConfig
-from lockstep.jax_engine.drawn import DrawnEnvironment
-from lockstep.jax_engine.pictures import MujocoPictures
-from lockstep.videos import drawn_environment, prepare_rendering
+from lockstep.config.run import EnvConfig
+from lockstep.jax_engine.envs.picture import DrawnEnvironment
+from lockstep.jax_engine.envs.pictures import MujocoPictures
+from lockstep.policies.videos import drawn_environment, prepare_rendering
 
 
 def drawn(env_id, **settings):

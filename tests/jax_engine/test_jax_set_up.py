@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.config import Config
-from lockstep.jax_engine import set_up
+from lockstep.config.run import Config
+from lockstep.core.topology import Topology
 from lockstep.jax_engine.session import pool_of
-from lockstep.topology import Topology
+from lockstep.jax_engine.setup import set_up
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,8 +20,9 @@ import hashlib, json, os, sys
 devices, pool, cores, platform = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
 if hasattr(os, "sched_setaffinity"):
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
-from lockstep.jax_engine import processes, set_up
-from lockstep.topology import Topology
+from lockstep.jax_engine.distributed import processes
+from lockstep.jax_engine.setup import set_up
+from lockstep.core.topology import Topology
 try:
     set_up.configure(1, platform, devices if platform == "cpu" else None, int(pool) if pool else None)
     import jax
@@ -33,7 +34,7 @@ import jax.numpy as jnp, numpy as np
 random = np.random.default_rng(0)
 a = random.normal(size=(2048, 64)).astype(np.float32)
 x = random.normal(size=1_000_000).astype(np.float32)
-from lockstep.jax_engine.layers import product
+from lockstep.jax_engine.nets.layers import product
 w = random.normal(size=(64, 64)).astype(np.float32)
 gradients = jax.grad(lambda w, a: jnp.square(jnp.tanh(product(a, w))).sum(), argnums=(0, 1))
 results = jax.jit(lambda w, a, x: (gradients(w, a), x.sum()))(w, a, x)

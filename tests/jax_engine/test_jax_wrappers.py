@@ -11,10 +11,7 @@ import pytest
 from gymnasium import spaces
 
 from lockstep.envs.arrays import CartPole
-from lockstep.jax_engine.functional import FunctionalAdapter
-from lockstep.jax_engine.registry import make
-from lockstep.jax_engine.running_moments import RunningMoments
-from lockstep.jax_engine.wrappers import (
+from lockstep.jax.wrappers import (
     AutoResetWrapper,
     ClipActionWrapper,
     EpisodeStatisticsWrapper,
@@ -25,6 +22,9 @@ from lockstep.jax_engine.wrappers import (
     VmapWrapper,
     Wrapper,
 )
+from lockstep.jax.wrappers.running_moments import RunningMoments
+from lockstep.jax_engine.envs.functional import FunctionalAdapter
+from lockstep.jax_engine.envs.registry import make
 
 KEY = jax.random.key(0)
 

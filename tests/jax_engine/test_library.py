@@ -15,12 +15,12 @@ from gymnasium import spaces
 from tasks_of_users import Corridors, corridor_settings
 
 import lockstep.jax as ljax
-from lockstep.config import Config
-from lockstep.jax_engine.functional_checks import check_functions
-from lockstep.jax_engine.library import devices_of
-from lockstep.jax_engine.library_config import PPO_NAMES, engine_config, run_config
-from lockstep.jax_engine.reward_terms import RewardTermsWrapper
-from lockstep.jax_engine.set_up import has_started
+from lockstep.config.run import Config
+from lockstep.jax.config import PPO_NAMES, engine_config, run_config
+from lockstep.jax.reward_terms import RewardTermsWrapper
+from lockstep.jax.training import devices_of
+from lockstep.jax_engine.envs.functional_checks import check_functions
+from lockstep.jax_engine.setup.set_up import has_started
 
 ROOT = Path(__file__).parents[2]
 PPO = ljax.PPOConfig(n_steps=16)
@@ -168,14 +168,14 @@ def test_a_single_device_where_many_were_meant_is_said_in_a_line(capsys):
 def test_jax_is_seen_to_have_started():
     assert jax.device_count() >= 1
     assert has_started()
-    code = "import jax; from lockstep.jax_engine.set_up import *; assert not has_started(); assert prepare_jax()"
+    code = "import jax; from lockstep.jax_engine.setup.set_up import *; assert not has_started(); assert prepare_jax()"
     fresh("-c", code + "; jax.devices(); assert has_started() and prepare_jax()")
     fresh("-c", "import jax; jax.devices(); import lockstep.jax as j; assert not j.prepare_jax()")
 
 
 OPENED = """
 import jax, lockstep.jax as ljax
-from lockstep.jax_engine.library import Training
+from lockstep.jax.training import Training
 jax.config.update("jax_num_cpu_devices", 2)
 {first}
 Training(*ljax.make("CartPole-v1"), ljax.PPOConfig(), ljax.RunnerConfig(10_000))

@@ -11,8 +11,8 @@ import numpy as np
 import optax
 import pytest
 
-from lockstep.jax_engine import pytree_checkpoint
-from lockstep.jax_engine.pytree_checkpoint import ARRAYS, load_checkpoint, save_checkpoint
+from lockstep.jax import checkpoint as pytree_checkpoint
+from lockstep.jax.checkpoint import ARRAYS, load_checkpoint, save_checkpoint
 from lockstep.runs.checkpoint import MANIFEST, CheckpointError, aside_of, problem_with
 
 

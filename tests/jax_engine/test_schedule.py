@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.config import Config
-from lockstep.errors import DesyncError
-from lockstep.jax_engine.fingerprints import Copies, check_copies
-from lockstep.jax_engine.parameters import ParameterLayout
-from lockstep.jax_engine.schedule import Schedule
+from lockstep.config.run import Config
+from lockstep.core.errors import DesyncError
+from lockstep.jax_engine.distributed.fingerprints import Copies, check_copies
+from lockstep.jax_engine.nets.parameters import ParameterLayout
+from lockstep.jax_engine.program.schedule import Schedule
 
 ITERATIONS = 24
 

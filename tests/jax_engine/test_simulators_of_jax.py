@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from lockstep.config import EnvConfig
-from lockstep.jax_engine.environments import make_environment
-from lockstep.jax_engine.functional import FunctionalAdapter, strong
-from lockstep.jax_engine.simulators import SimulatedEnvironment, reward_terms
+from lockstep.config.run import EnvConfig
+from lockstep.jax_engine.envs.environments import make_environment
+from lockstep.jax_engine.envs.functional import FunctionalAdapter, strong
+from lockstep.jax_engine.envs.simulators import SimulatedEnvironment, reward_terms
 
 brax = pytest.importorskip("brax.envs")
 

@@ -3,10 +3,10 @@
 import types
 from typing import Any
 
-from lockstep import videos
-from lockstep.config import Config
+from lockstep.config.run import Config
 from lockstep.jax_engine import train
 from lockstep.jax_engine.train import Trainer
+from lockstep.policies import videos
 
 
 def evaluated(monkeypatch, path, fails=False):

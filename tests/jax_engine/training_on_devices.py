@@ -20,15 +20,17 @@ from small_programs import (
     trained,
 )
 
-from lockstep.jax_engine import blocks, processes, session, update
-from lockstep.jax_engine import mesh as meshes
-from lockstep.jax_engine.device_run import parameter_specs
-from lockstep.jax_engine.host_run import HostRun
-from lockstep.jax_engine.iterations import Inputs
+from lockstep.core.shards import ShardPlan
+from lockstep.core.topology import Topology
+from lockstep.jax_engine import session, update
+from lockstep.jax_engine.distributed import mesh as meshes
+from lockstep.jax_engine.distributed import processes
+from lockstep.jax_engine.host.run import HostRun
+from lockstep.jax_engine.program import blocks
+from lockstep.jax_engine.program.device_run import parameter_specs
+from lockstep.jax_engine.program.iterations import Inputs
 from lockstep.jax_engine.state import init_state, place_state, state_specs
 from lockstep.jax_engine.update import Update
-from lockstep.shards import ShardPlan
-from lockstep.topology import Topology
 
 processes.set_up_jax(threads=1, platform="cpu", simulate_devices=4, topology=Topology())
 

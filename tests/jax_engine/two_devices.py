@@ -7,10 +7,10 @@ import pytest
 from jax import lax
 from tasks_of_users import Corridors, corridor_settings
 
-from lockstep.errors import DesyncError
-from lockstep.jax_engine.inference import Inference
-from lockstep.jax_engine.library import Training
-from lockstep.jax_engine.set_up import has_started
+from lockstep.core.errors import DesyncError
+from lockstep.jax.training import Training
+from lockstep.jax_engine.program.inference import Inference
+from lockstep.jax_engine.setup.set_up import has_started
 
 jax.config.update("jax_num_cpu_devices", 2)
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.jax_engine import mesh as meshes
-from lockstep.jax_engine import placement, processes, reductions
-from lockstep.jax_engine.mesh import REPLICATED, SHARDED
-from lockstep.topology import from_environment
+from lockstep.core.topology import from_environment
+from lockstep.jax_engine.distributed import mesh as meshes
+from lockstep.jax_engine.distributed import placement, processes, reductions
+from lockstep.jax_engine.distributed.mesh import REPLICATED, SHARDED
 
 
 def error_of(function, *args, **kwargs):
@@ -65,7 +65,7 @@ def placed(jax, mesh, rank):
 
 def saved(mesh, rank, directory):
     """One checkpoint, written once, read by all; a part of the array lies in each process."""
-    from lockstep.jax_engine.pytree_checkpoint import load_checkpoint, save_checkpoint
+    from lockstep.jax.checkpoint import load_checkpoint, save_checkpoint
 
     state = {"m": placement.shard_pytree(np.full((4, 2), rank, np.float32), mesh), "step": 3}
     save_checkpoint(directory, state)

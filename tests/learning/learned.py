@@ -12,7 +12,7 @@ import pytest
 from lockstep import load_policy
 from lockstep.cli import main
 from lockstep.envs.description import make_environment
-from lockstep.policy import Policy
+from lockstep.policies.policy import Policy
 
 MODULES = Path(__file__).parents[1] / "modules"
 SMALL = (

@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import lockstep
-from lockstep.errors import RunError
-from lockstep.integrations.process_group import communicator
+from lockstep.core.errors import RunError
+from lockstep.integrations.attach.process_group import communicator
 
 ROWS = 12
 

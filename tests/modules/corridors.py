@@ -128,7 +128,7 @@ class Wrong(Corridor):
 
 def with_params(limit):
     """An environment and its parameters."""
-    from lockstep.jax_engine.functional import EnvParams
+    from lockstep.jax_engine.envs.functional import EnvParams
 
     return Corridor(), EnvParams(max_steps_in_episode=limit)
 

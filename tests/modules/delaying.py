@@ -25,7 +25,7 @@ def sleep(seconds):
 
 
 if DELAY and "RANK" in os.environ:
-    from lockstep.torch_engine.distributed import Communicator
+    from lockstep.torch_engine.distributed.communicator import Communicator
 
     _timed = Communicator._timed
 

@@ -9,13 +9,13 @@ import time
 
 import torch
 
-from lockstep.config import Config
-from lockstep.config_checks import resolve
-from lockstep.errors import PeerFailureError
-from lockstep.shards import ShardPlan
-from lockstep.topology import from_environment
-from lockstep.torch_engine.distributed import Communicator, open_process_group
-from lockstep.torch_engine.shared_memory import SharedSlots, open_shared_slots
+from lockstep.config.checks import resolve
+from lockstep.config.run import Config
+from lockstep.core.errors import PeerFailureError
+from lockstep.core.shards import ShardPlan
+from lockstep.core.topology import from_environment
+from lockstep.torch_engine.distributed.communicator import Communicator, open_process_group
+from lockstep.torch_engine.distributed.shared_memory import SharedSlots, open_shared_slots
 
 SLOT = 1 << 12
 SHAPES = [(0,), (3, 0), (), (1,), (7, 3), (10_000,), (SLOT,), (SLOT + 1,), (5, 2 * SLOT + 3)]

@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
-from lockstep.shards import keyed_seed
+from lockstep.core.shards import keyed_seed
 
 FAILING = 5
 GOES_WELL = 36

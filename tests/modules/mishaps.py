@@ -11,10 +11,10 @@ from jax import lax
 from jax import numpy as jnp
 
 from lockstep.envs import arrays
-from lockstep.jax_engine import parameters
-from lockstep.jax_engine.device_run import DeviceRun
-from lockstep.jax_engine.reductions import AXES, gather_shards, shard_index, tree_sum
-from lockstep.jax_engine.simulators import SingleArrayEnvironment
+from lockstep.jax_engine.distributed.reductions import AXES, gather_shards, shard_index, tree_sum
+from lockstep.jax_engine.envs.simulators import SingleArrayEnvironment
+from lockstep.jax_engine.nets import parameters
+from lockstep.jax_engine.program.device_run import DeviceRun
 from lockstep.jax_engine.update import Update
 from lockstep.runs import checkpoint
 

@@ -8,9 +8,9 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
-from lockstep import net_shapes
-from lockstep.net_shapes import ImageEncoder
-from lockstep.spaces import ActionLayout, ObservationLayout, observation_layout
+from lockstep.core.spaces import ActionLayout, ObservationLayout, observation_layout
+from lockstep.networks import spec as net_shapes
+from lockstep.networks.spec import ImageEncoder
 
 VECTOR = Box(-2, 2, (5,), np.float32)
 PARTS = Dict(

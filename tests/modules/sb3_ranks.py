@@ -30,7 +30,7 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-from lockstep.integrations.process_group import communicator, place
+from lockstep.integrations.attach.process_group import communicator, place
 from lockstep.integrations.sb3 import A2C, PPO, OneRankCallback, agreement, normalize, synchronized, update
 
 CASES = {}

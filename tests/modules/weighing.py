@@ -14,15 +14,15 @@ from pathlib import Path
 
 import torch
 
-from lockstep.config import Config, RunOptions
-from lockstep.config_checks import resolve
-from lockstep.launch.signals import StopRequest
+from lockstep.config.checks import resolve
+from lockstep.config.run import Config, RunOptions
+from lockstep.core.topology import from_environment
 from lockstep.runs.directory import RunDirectory
-from lockstep.topology import from_environment
-from lockstep.torch_engine.distributed import close_process_group
+from lockstep.torch_engine.distributed.communicator import close_process_group
 from lockstep.torch_engine.session import open_session
 from lockstep.torch_engine.state import MOMENTS, POLICY, state_arrays
 from lockstep.torch_engine.train import Trainer
+from lockstep.training.stop import StopRequest
 
 
 def storage_bytes(tensors):

@@ -17,29 +17,29 @@ import torch
 from jax import numpy as jnp
 
 from lockstep import reference
-from lockstep.config import Config
-from lockstep.config_checks import resolve
+from lockstep.config.checks import resolve
+from lockstep.config.run import Config
+from lockstep.core.process import fail_now
+from lockstep.core.shards import KeyedDraws, ShardPlan
+from lockstep.core.topology import Topology
 from lockstep.envs.description import EnvDescription, describe
-from lockstep.envs.keyed import episode_key
+from lockstep.envs.gymnasium.keyed import episode_key
 from lockstep.envs.registry import make_envs
 from lockstep.jax_engine import batch as jax_batch
 from lockstep.jax_engine import rollout as jax_rollout
 from lockstep.jax_engine import state as jax_state
-from lockstep.jax_engine.device_run import parameter_specs
-from lockstep.jax_engine.environments import make_environment
-from lockstep.jax_engine.host_program import HostProgram
-from lockstep.jax_engine.iterations import Inputs
-from lockstep.jax_engine.mesh import make_mesh
-from lockstep.jax_engine.parameters import ParameterLayout
-from lockstep.jax_engine.program import Program
-from lockstep.launch.process import fail_now
+from lockstep.jax_engine.distributed.mesh import make_mesh
+from lockstep.jax_engine.envs.environments import make_environment
+from lockstep.jax_engine.host.program import HostProgram
+from lockstep.jax_engine.nets.parameters import ParameterLayout
+from lockstep.jax_engine.program.device_run import parameter_specs
+from lockstep.jax_engine.program.iterations import Inputs
+from lockstep.jax_engine.program.program import Program
 from lockstep.runs.checkpoint import read_checkpoint
-from lockstep.shards import KeyedDraws, ShardPlan
-from lockstep.topology import Topology
 from lockstep.torch_engine import batch as torch_batch
 from lockstep.torch_engine import minibatches, state
 from lockstep.torch_engine import rollout as torch_rollout
-from lockstep.torch_engine.distributed import Communicator
+from lockstep.torch_engine.distributed.communicator import Communicator
 from lockstep.torch_engine.gradients import exact_gradient
 from lockstep.torch_engine.update import update
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from net_cases import CASES, RECURRENT, arrays_of, noise_of, rows_of
 
-from lockstep.jax_engine import distributions as jax_distributions
 from lockstep.jax_engine import losses as jax_losses
-from lockstep.jax_engine import nets as jax_nets
-from lockstep.torch_engine import distributions as torch_distributions
+from lockstep.jax_engine.nets import distributions as jax_distributions
+from lockstep.jax_engine.nets import nets as jax_nets
 from lockstep.torch_engine import losses as torch_losses
-from lockstep.torch_engine import nets as torch_nets
+from lockstep.torch_engine.nets import distributions as torch_distributions
+from lockstep.torch_engine.nets import nets as torch_nets
 
 STEPS, ENVS = 4, 3
 ROWS = STEPS * ENVS

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from lockstep import reference
-from lockstep.normalizers import (
+from lockstep.core.normalizers import (
     EPSILON,
     ObservationNormalizer,
     RewardNormalizer,

@@ -12,9 +12,9 @@ from jax import numpy as jnp
 from net_cases import CASES
 
 from lockstep import reference
-from lockstep.jax_engine import distributions
-from lockstep.jax_engine.nets import PolicyNet
-from lockstep.spaces import ActionLayout, Leaf, ObservationLayout
+from lockstep.core.spaces import ActionLayout, Leaf, ObservationLayout
+from lockstep.jax_engine.nets import distributions
+from lockstep.jax_engine.nets.nets import PolicyNet
 
 ROWS, CHOICES, COMPONENTS = 4, 5, 3
 DRAWS = 20_000

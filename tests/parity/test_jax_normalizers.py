@@ -7,13 +7,19 @@ import numpy as np
 import pytest
 from jax import numpy as jnp
 
-from lockstep.config import Config
+from lockstep.config.run import Config
+from lockstep.core.normalizers import (
+    ObservationNormalizer,
+    RewardNormalizer,
+    RunningMoments,
+    merge_shards,
+    shard_moments,
+)
+from lockstep.core.spaces import Leaf, ObservationLayout
 from lockstep.jax_engine.advantages import counted_moments
-from lockstep.jax_engine.normalizers import normalized, scale_of, scaled_rewards, vectors_of
+from lockstep.jax_engine.program.normalizers import normalized, scale_of, scaled_rewards, vectors_of
 from lockstep.jax_engine.state import Moments, empty_moments, merged
 from lockstep.jax_engine.statistics import merge_normalizers, normalizer_moments
-from lockstep.normalizers import ObservationNormalizer, RewardNormalizer, RunningMoments, merge_shards, shard_moments
-from lockstep.spaces import Leaf, ObservationLayout
 
 SHARDS, SAMPLES, SIZE = 4, 40, 3
 VECTOR = ObservationLayout((Leaf("", "vector", (SIZE,)),))

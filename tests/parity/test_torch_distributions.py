@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from lockstep import reference
-from lockstep.spaces import ActionLayout, Leaf, ObservationLayout
-from lockstep.torch_engine.distributions import log_prob_and_entropy
-from lockstep.torch_engine.nets import PolicyNet
+from lockstep.core.spaces import ActionLayout, Leaf, ObservationLayout
+from lockstep.torch_engine.nets.distributions import log_prob_and_entropy
+from lockstep.torch_engine.nets.nets import PolicyNet
 
 
 def floats(low=-5.0, high=5.0):

@@ -10,17 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep import reference
-from lockstep.config import Config
-from lockstep.config_checks import resolve
-from lockstep.shards import ShardPlan
+from lockstep.config.checks import resolve
+from lockstep.config.run import Config
+from lockstep.core.shards import ShardPlan
 from lockstep.torch_engine.batch import Batch
-from lockstep.torch_engine.host_adam import HostAdam
 from lockstep.torch_engine.minibatches import (
     advantage_moments,
     epoch_minibatches,
     minibatch_indices,
     minibatch_statistics,
 )
+from lockstep.torch_engine.plain.adam import HostAdam
 from lockstep.torch_engine.state import FlatParameters, make_optimizer
 from lockstep.torch_engine.update import LEARNING_RATE_LIMITS, adapted_learning_rate, clip_and_step
 

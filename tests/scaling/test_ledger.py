@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from lockstep.config import Config
+from lockstep.config.run import Config
 from lockstep.scaling.ledger import BENCH, open_ledger, read_ledger, unfinished, write_tables
 from lockstep.scaling.measure import Outcome
 from lockstep.scaling.plan import Plan

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.config import Config
+from lockstep.config.run import Config
 from lockstep.scaling import plan as module
 from lockstep.scaling.plan import Plan, differences, parse_world_sizes
 

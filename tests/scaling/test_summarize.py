@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from lockstep.config import Config
+from lockstep.config.run import Config
 from lockstep.scaling.measure import Outcome, side_by_side
 from lockstep.scaling.plan import Job, Plan
 from lockstep.scaling.summarize import PARTS, interval, ratio_interval, run_row, summary_rows

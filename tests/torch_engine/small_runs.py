@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lockstep.config import Config
-from lockstep.config_checks import resolve
+from lockstep.config.checks import resolve
+from lockstep.config.run import Config
+from lockstep.core.shards import ShardPlan
+from lockstep.core.spaces import ActionLayout, Leaf, ObservationLayout
+from lockstep.core.topology import Topology
 from lockstep.envs.description import EnvDescription
-from lockstep.envs.vector import Buffers, HostEnvs, buffer_layout
-from lockstep.shards import ShardPlan
-from lockstep.spaces import ActionLayout, Leaf, ObservationLayout
-from lockstep.topology import Topology
+from lockstep.envs.host_envs import Buffers, HostEnvs, buffer_layout
 from lockstep.torch_engine.batch import Batch
-from lockstep.torch_engine.distributed import Communicator
+from lockstep.torch_engine.distributed.communicator import Communicator
 from lockstep.torch_engine.losses import LossSettings
 from lockstep.torch_engine.minibatches import (
     MinibatchStatistics,
@@ -28,7 +28,7 @@ from lockstep.torch_engine.minibatches import (
     minibatch_indices,
     minibatch_statistics,
 )
-from lockstep.torch_engine.nets import PolicyNet
+from lockstep.torch_engine.nets.nets import PolicyNet
 from lockstep.torch_engine.state import TrainState, init_state
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from lockstep.torch_engine.gradients import (
     loss_settings,
     shard_gradients,
 )
-from lockstep.torch_engine.self_check import Mode
+from lockstep.torch_engine.setup.self_check import Mode
 
 COUNT = 32
 NETS = pytest.mark.parametrize("activation", ["tanh", "silu"], ids=["by hand", "autograd"])

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from lockstep.torch_engine.activations import ACTIVATIONS, fast_activation
+from lockstep.torch_engine.nets.activations import ACTIVATIONS, fast_activation
 
 SIZES = [(1, 1), (1, 20), (2, 17), (3, 33), (5, 40), (8, 64), (7, 100)]
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from small_runs import CPU, described, linear_stack, plan_of, small_config, small_state
 
 from lockstep import reference
-from lockstep.config import Config
-from lockstep.normalizers import RunningMoments
-from lockstep.shards import ShardPlan
-from lockstep.torch_engine import nets
+from lockstep.config.run import Config
+from lockstep.core.normalizers import RunningMoments
+from lockstep.core.shards import ShardPlan
 from lockstep.torch_engine.batch import Evaluation, final_values, from_shards, make_batch, to_shards
+from lockstep.torch_engine.nets import nets
 from lockstep.torch_engine.rollout import Rollout
 from lockstep.torch_engine.state import TrainState
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from small_runs import alone, small_config
 
-from lockstep.torch_engine import clock as module
-from lockstep.torch_engine.clock import Clock, peak_memory
+from lockstep.torch_engine.setup import clock as module
+from lockstep.torch_engine.setup.clock import Clock, peak_memory
 
 
 class Times:

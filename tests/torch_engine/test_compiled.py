@@ -4,9 +4,9 @@ import pytest
 import torch
 from small_runs import alone, described, random_batch, small_config, small_state
 
-from lockstep.torch_engine.choose_mode import choose_mode
-from lockstep.torch_engine.compiled import compiled
 from lockstep.torch_engine.gradients import exact_gradient, fast_gradient, minibatch_loss
+from lockstep.torch_engine.nets.compiled import compiled
+from lockstep.torch_engine.setup.choose_mode import choose_mode
 
 
 @pytest.fixture

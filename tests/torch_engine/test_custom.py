@@ -9,14 +9,14 @@ from small_runs import described, not_normalised, plan_of, random_batch, seeded,
 from small_worlds import Lantern
 from users_nets import OfParts, Tiny
 
-from lockstep.config import Config
+from lockstep.config.run import Config
+from lockstep.core.shards import ShardPlan
+from lockstep.core.spaces import action_layout, observation_layout
 from lockstep.envs.description import EnvDescription
-from lockstep.shards import ShardPlan
-from lockstep.spaces import action_layout, observation_layout
-from lockstep.torch_engine import nets
 from lockstep.torch_engine.gradients import loss_settings, shard_gradients
 from lockstep.torch_engine.minibatches import epoch_minibatches, minibatch_indices
-from lockstep.torch_engine.self_check import by_shard
+from lockstep.torch_engine.nets import nets
+from lockstep.torch_engine.setup.self_check import by_shard
 from lockstep.torch_engine.state import initial_parameters, make_net, state_arrays
 
 LANTERN = EnvDescription(

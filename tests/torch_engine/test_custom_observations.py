@@ -5,8 +5,8 @@ import numpy as np
 import torch
 from gymnasium.spaces import Box, Dict, Discrete
 
-from lockstep.spaces import observation_layout
-from lockstep.torch_engine.custom import observation_tensors
+from lockstep.core.spaces import observation_layout
+from lockstep.torch_engine.nets.custom import observation_tensors
 
 NUMBERS = Box(-1, 1, (2, 3), np.float32)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_runs import alone, run_ranks, small_config
 
-from lockstep.torch_engine.distributed import tree_sum
+from lockstep.torch_engine.distributed.communicator import tree_sum
 
 SHARDS = 8
 

@@ -9,9 +9,9 @@ from gymnasium.spaces import Box
 from small_runs import actions_of, policy_net, random_actions_of, random_parameters, seeded
 from torch import distributions as reference
 
-from lockstep.spaces import ActionLayout, observation_layout
-from lockstep.torch_engine import distributions, nets
-from lockstep.torch_engine.nets import PolicyNet
+from lockstep.core.spaces import ActionLayout, observation_layout
+from lockstep.torch_engine.nets import distributions, nets
+from lockstep.torch_engine.nets.nets import PolicyNet
 
 CHOICES = (3, 1, 4)
 MULTI = ActionLayout("multi_discrete", CHOICES, (0, 0, 0), (3,))

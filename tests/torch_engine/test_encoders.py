@@ -9,11 +9,11 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 from small_runs import actions_of, alone, described, random_parameters, seeded, small_config, small_state
 from torch import nn
 
-from lockstep.spaces import ObservationLayout, observation_layout
-from lockstep.torch_engine import nets
-from lockstep.torch_engine.choose_mode import choose_mode
-from lockstep.torch_engine.encoders import ImageEncoder, action_mask, encode, encoder_name, image
-from lockstep.torch_engine.nets import PolicyNet
+from lockstep.core.spaces import ObservationLayout, observation_layout
+from lockstep.torch_engine.nets import nets
+from lockstep.torch_engine.nets.encoders import ImageEncoder, action_mask, encode, encoder_name, image
+from lockstep.torch_engine.nets.nets import PolicyNet
+from lockstep.torch_engine.setup.choose_mode import choose_mode
 
 SPEED = Box(-9, 9, (2,), np.float32)
 

@@ -8,15 +8,15 @@ import torch
 from small_runs import described, plan_of, small_config, small_state
 
 from lockstep import reference
-from lockstep.config import Config
+from lockstep.config.run import Config
+from lockstep.core.shards import ShardPlan
 from lockstep.envs.description import describe
+from lockstep.envs.host_envs import HostEnvs
 from lockstep.envs.registry import make_envs
-from lockstep.envs.vector import HostEnvs
-from lockstep.shards import ShardPlan
-from lockstep.torch_engine import distributions, nets
 from lockstep.torch_engine.batch import Batch, from_shards, make_batch
 from lockstep.torch_engine.gradients import loss_settings, minibatch_loss
 from lockstep.torch_engine.groups import begin_groups, finished_episodes
+from lockstep.torch_engine.nets import distributions, nets
 from lockstep.torch_engine.rollout import Rollout
 from lockstep.torch_engine.session import set_reference
 from lockstep.torch_engine.state import TrainState

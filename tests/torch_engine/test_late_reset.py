@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.config import Config, EnvConfig
-from lockstep.config_checks import resolve
-from lockstep.envs import envpool_vector
+from lockstep.config.checks import resolve
+from lockstep.config.run import Config, EnvConfig
+from lockstep.core.normalizers import shard_moments
+from lockstep.core.topology import Topology
+from lockstep.envs.batched import envpool as envpool_vector
+from lockstep.envs.batched.envpool import EnvPoolEnvs, check_envpool_options
 from lockstep.envs.description import describe
-from lockstep.envs.envpool_vector import EnvPoolEnvs, check_envpool_options
 from lockstep.envs.registry import make_envs
-from lockstep.evaluation import run_episodes
-from lockstep.normalizers import shard_moments
-from lockstep.topology import Topology
+from lockstep.policies.evaluation import run_episodes
 from lockstep.torch_engine.batch import make_batch
 from lockstep.torch_engine.gradients import autograd_gradients, loss_settings, plain_gradients
 from lockstep.torch_engine.groups import finished_episodes

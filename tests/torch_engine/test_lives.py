@@ -10,13 +10,13 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 
-from lockstep.config import Config
-from lockstep.config_checks import resolve
+from lockstep.config.checks import resolve
+from lockstep.config.run import Config
+from lockstep.core.shards import ShardPlan
 from lockstep.envs.description import describe
+from lockstep.envs.gymnasium.wrappers import LIFE_LOST
 from lockstep.envs.registry import make_envs
 from lockstep.envs.rewards import RewardShaping
-from lockstep.envs.wrappers import LIFE_LOST
-from lockstep.shards import ShardPlan
 from lockstep.torch_engine.batch import make_batch
 from lockstep.torch_engine.groups import finished_episodes
 from lockstep.torch_engine.rollout import Actor, Rollout, action_noise, collect

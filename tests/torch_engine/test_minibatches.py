@@ -21,12 +21,11 @@ from small_runs import (
 )
 
 from lockstep import reference
-from lockstep.config import Config
-from lockstep.shards import ShardPlan
-from lockstep.torch_engine import nets
+from lockstep.config.run import Config
+from lockstep.core.shards import ShardPlan
 from lockstep.torch_engine.advantages import counted_moments, merge_counts
 from lockstep.torch_engine.batch import Batch, make_batch, to_sequences, to_shards
-from lockstep.torch_engine.distributed import Communicator
+from lockstep.torch_engine.distributed.communicator import Communicator
 from lockstep.torch_engine.gradients import loss_settings, minibatch_loss
 from lockstep.torch_engine.losses import TERMS
 from lockstep.torch_engine.minibatches import (
@@ -35,6 +34,7 @@ from lockstep.torch_engine.minibatches import (
     minibatch_indices,
     minibatch_statistics,
 )
+from lockstep.torch_engine.nets import nets
 from lockstep.torch_engine.rollout import Rollout
 from lockstep.torch_engine.state import TrainState
 

@@ -14,10 +14,10 @@ from small_runs import (
     vectors,
 )
 
-from lockstep.shards import ShardPlan
-from lockstep.torch_engine import distributions, nets
+from lockstep.core.shards import ShardPlan
 from lockstep.torch_engine.gradients import PolicyModule, loss_settings, minibatch_loss
-from lockstep.torch_engine.nets import PolicyNet
+from lockstep.torch_engine.nets import distributions, nets
+from lockstep.torch_engine.nets.nets import PolicyNet
 from lockstep.torch_engine.rollout import action_noise
 from lockstep.torch_engine.state import make_net
 

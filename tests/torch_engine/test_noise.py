@@ -6,9 +6,9 @@ import torch
 from torch.distributions import Categorical, Normal, TransformedDistribution
 from torch.distributions.transforms import TanhTransform
 
-from lockstep.spaces import ActionLayout, Leaf, ObservationLayout
-from lockstep.torch_engine import distributions
-from lockstep.torch_engine.nets import PolicyNet
+from lockstep.core.spaces import ActionLayout, Leaf, ObservationLayout
+from lockstep.torch_engine.nets import distributions
+from lockstep.torch_engine.nets.nets import PolicyNet
 
 OBSERVATION = ObservationLayout((Leaf("", "vector", (3,)),))
 BOUNDED = ActionLayout("continuous", shape=(2,), low=(-1.0, 2.0), high=(3.0, 8.0), dtype="float32")

@@ -15,8 +15,8 @@ from small_runs import (
     statistics_of,
 )
 
-from lockstep.errors import NonFiniteError
-from lockstep.proof.fingerprint import fingerprints
+from lockstep.core.errors import NonFiniteError
+from lockstep.core.fingerprint import fingerprints
 from lockstep.torch_engine import periodic
 from lockstep.torch_engine.gradients import fast_gradient, local_gradient
 from lockstep.torch_engine.minibatches import minibatch_indices

@@ -8,13 +8,13 @@ import torch
 from small_runs import alone, described, plan_of, random_batch, run_ranks, seeded, small_config, small_state
 from torch import nn
 
-from lockstep.shards import ShardPlan
-from lockstep.torch_engine import nets
+from lockstep.core.shards import ShardPlan
 from lockstep.torch_engine.batch import evaluate
-from lockstep.torch_engine.choose_mode import choose_mode
 from lockstep.torch_engine.gradients import exact_gradient, fast_gradient, loss_settings, shard_gradients
+from lockstep.torch_engine.nets import nets
 from lockstep.torch_engine.policy import PolicyFunction
 from lockstep.torch_engine.rollout import Actor
+from lockstep.torch_engine.setup.choose_mode import choose_mode
 from lockstep.torch_engine.state import POLICY, TrainState, state_arrays
 
 MODULES = str(Path(__file__).parents[1] / "modules")

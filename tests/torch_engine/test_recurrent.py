@@ -5,9 +5,9 @@ import torch
 from small_runs import policy_net, random_parameters, seeded
 from torch import Tensor, nn
 
-from lockstep.net_shapes import carry_size, core_shapes
-from lockstep.torch_engine import nets, recurrent
-from lockstep.torch_engine.self_check import shard_invariant
+from lockstep.networks.spec import carry_size, core_shapes
+from lockstep.torch_engine.nets import nets, recurrent
+from lockstep.torch_engine.setup.self_check import shard_invariant
 
 SHARDS, STEPS, ENVS, INPUTS, SIZE = 2, 7, 3, 5, 6
 with_both = pytest.mark.parametrize("core", ["lstm", "gru"])

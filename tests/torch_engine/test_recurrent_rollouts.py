@@ -7,12 +7,12 @@ from small_runs import described, plan_of, seeded, small_config, small_state
 from test_batch import made_rollout
 
 from lockstep import reference
-from lockstep.net_shapes import core_shapes
-from lockstep.torch_engine import nets, recurrent
+from lockstep.networks.spec import core_shapes
 from lockstep.torch_engine.batch import from_shards, make_batch
 from lockstep.torch_engine.gradients import loss_settings, minibatch_loss
 from lockstep.torch_engine.losses import TERMS
 from lockstep.torch_engine.minibatches import epoch_minibatches, minibatch_indices, minibatch_statistics
+from lockstep.torch_engine.nets import nets, recurrent
 
 CORES = pytest.mark.parametrize("core", ["lstm", "gru"])
 SHARED = pytest.mark.parametrize("shared", [True, False], ids=["shared", "separate"])

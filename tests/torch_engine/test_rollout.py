@@ -8,12 +8,12 @@ import torch
 from gymnasium.spaces import Box
 from small_runs import CPU, ScriptedEnvs, actions_of, described, plan_of, small_config, small_state, vectors
 
-from lockstep.config import Config
+from lockstep.config.run import Config
+from lockstep.core.normalizers import RunningMoments
+from lockstep.core.shards import ShardPlan
+from lockstep.core.spaces import ActionLayout, observation_layout
 from lockstep.envs.registry import make_envs
-from lockstep.envs.replay import ReplayLog, row_hashes
-from lockstep.normalizers import RunningMoments
-from lockstep.shards import ShardPlan
-from lockstep.spaces import ActionLayout, observation_layout
+from lockstep.envs.restore.replay import ReplayLog, row_hashes
 from lockstep.torch_engine.rollout import (
     Actor,
     Rollout,

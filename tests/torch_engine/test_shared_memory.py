@@ -7,11 +7,12 @@ import pytest
 import torch
 from small_runs import plan_of, small_config
 
-from lockstep.errors import NoSharedMemoryError
-from lockstep.topology import Topology
-from lockstep.torch_engine import distributed, shared_memory
-from lockstep.torch_engine.distributed import Communicator
-from lockstep.torch_engine.shared_memory import SharedSlots, obstacle, open_shared_slots
+from lockstep.core.errors import NoSharedMemoryError
+from lockstep.core.topology import Topology
+from lockstep.torch_engine.distributed import communicator as distributed
+from lockstep.torch_engine.distributed import shared_memory
+from lockstep.torch_engine.distributed.communicator import Communicator
+from lockstep.torch_engine.distributed.shared_memory import SharedSlots, obstacle, open_shared_slots
 
 NEEDS_MEMORY = pytest.mark.skipif(obstacle() is not None, reason=f"shared memory: {obstacle()}")
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from small_runs import CPU, actions_of, described, plan_of, small_config, small_state, vectors
 
-from lockstep.config import Config
-from lockstep.shards import ShardPlan
-from lockstep.spaces import Leaf, ObservationLayout
+from lockstep.config.run import Config
+from lockstep.core.shards import ShardPlan
+from lockstep.core.spaces import Leaf, ObservationLayout
 from lockstep.torch_engine.state import (
     TrainState,
     counters,

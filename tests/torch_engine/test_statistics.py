@@ -18,13 +18,13 @@ from small_runs import (
     vectors,
 )
 
-from lockstep.config import Config
-from lockstep.normalizers import shard_moments
-from lockstep.shards import ShardPlan
-from lockstep.torch_engine.clock import Laps, RankTimes
-from lockstep.torch_engine.distributed import Communicator
+from lockstep.config.run import Config
+from lockstep.core.normalizers import shard_moments
+from lockstep.core.shards import ShardPlan
+from lockstep.torch_engine.distributed.communicator import Communicator
 from lockstep.torch_engine.minibatches import advantage_moments, minibatch_indices
 from lockstep.torch_engine.rollout import Rollout
+from lockstep.torch_engine.setup.clock import Laps, RankTimes
 from lockstep.torch_engine.state import make_net
 from lockstep.torch_engine.statistics import (
     Shared,

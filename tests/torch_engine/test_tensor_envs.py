@@ -11,17 +11,17 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from lockstep.config import Config, EnvConfig
-from lockstep.config_checks import resolve
+from lockstep.config.checks import resolve
+from lockstep.config.run import Config, EnvConfig
+from lockstep.core.errors import EnvironmentFailureError
+from lockstep.core.spaces import action_layout, observation_layout
 from lockstep.envs.arrays import CartPole, GridWorldPixels
 from lockstep.envs.description import describe
 from lockstep.envs.registry import make_envs
 from lockstep.envs.tensor import check_tensor_options
-from lockstep.errors import EnvironmentFailureError
-from lockstep.spaces import action_layout, observation_layout
-from lockstep.torch_engine.simulators import GlobalGenerators, NativeActions, Simulator, encode
-from lockstep.torch_engine.tensor_arrays import TensorArrays, uniform
-from lockstep.torch_engine.tensor_envs import TensorEnvs
+from lockstep.torch_engine.envs.simulators import GlobalGenerators, NativeActions, Simulator, encode
+from lockstep.torch_engine.envs.tensor_arrays import TensorArrays, uniform
+from lockstep.torch_engine.envs.tensor_envs import TensorEnvs
 
 MODULES = Path(__file__).parents[1] / "modules"
 CPU = torch.device("cpu")

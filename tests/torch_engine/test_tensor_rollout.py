@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.config import Config
-from lockstep.config_checks import resolve
-from lockstep.topology import Topology
-from lockstep.torch_engine import tensor_rollout
+from lockstep.config.checks import resolve
+from lockstep.config.run import Config
+from lockstep.core.topology import Topology
 from lockstep.torch_engine.batch import make_batch
+from lockstep.torch_engine.envs import tensor_rollout
+from lockstep.torch_engine.envs.tensor_rollout import DeviceNormalizer, TensorRollout
 from lockstep.torch_engine.session import Session, open_session
-from lockstep.torch_engine.tensor_rollout import DeviceNormalizer, TensorRollout
 
 
 @pytest.fixture(autouse=True)

@@ -18,10 +18,10 @@ from small_runs import (
 )
 from torch import Tensor
 
-from lockstep.config import Config
-from lockstep.shards import ShardPlan
+from lockstep.config.run import Config
+from lockstep.core.shards import ShardPlan
 from lockstep.torch_engine.batch import Batch
-from lockstep.torch_engine.distributed import Communicator
+from lockstep.torch_engine.distributed.communicator import Communicator
 from lockstep.torch_engine.gradients import exact_gradient, fast_gradient, loss_settings
 from lockstep.torch_engine.losses import TERMS
 from lockstep.torch_engine.minibatches import (
@@ -30,7 +30,7 @@ from lockstep.torch_engine.minibatches import (
     minibatch_indices,
     minibatch_statistics,
 )
-from lockstep.torch_engine.self_check import Mode
+from lockstep.torch_engine.setup.self_check import Mode
 from lockstep.torch_engine.state import TrainState
 from lockstep.torch_engine.update import UpdateResult, update
 

@@ -20,8 +20,8 @@ from small_runs import (
 from torch import Tensor
 
 from lockstep import reference
-from lockstep.config import Config
-from lockstep.errors import NonFiniteError
+from lockstep.config.run import Config
+from lockstep.core.errors import NonFiniteError
 from lockstep.torch_engine.batch import evaluate
 from lockstep.torch_engine.gradients import GradientSource, exact_gradient
 from lockstep.torch_engine.losses import TERMS

@@ -8,7 +8,7 @@ import pytest
 RUN = """
 import sys
 import torch
-from lockstep.torch_engine.devices import leave_out_compiler
+from lockstep.torch_engine.setup.devices import leave_out_compiler
 import lockstep.torch_engine.train
 if sys.argv[1] == "left out":
     leave_out_compiler()

@@ -30,7 +30,7 @@ from hypothesis import strategies as st
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS, Acrobot, ArrayEnvironment, CartPole, PushCube
 from lockstep.envs.arrays.base import host_array
 from lockstep.envs.arrays.gymnasium_env import ArrayGymnasiumEnv
-from lockstep.envs.gymnasium_registration import register_array_environments
+from lockstep.envs.gymnasium.registration import register_array_environments
 
 RTOL, ATOL = 1e-6, 1e-6
 ATOLS: dict[type[ArrayEnvironment], float] = {
@@ -211,7 +211,7 @@ def test_registering_works_both_ways_and_twice_is_silent(context: str, monkeypat
 
 @pytest.mark.parametrize("env_id", ARRAY_ENVIRONMENTS)
 def test_make_imports_the_module_and_the_spec_is_json(env_id: str) -> None:
-    env = gymnasium.make(f"lockstep.envs.gymnasium_registration:{env_id}")
+    env = gymnasium.make(f"lockstep.envs.gymnasium.registration:{env_id}")
     assert env.spec is not None
     again = EnvSpec.from_json(env.spec.to_json()).make()
     np.testing.assert_array_equal(env.reset(seed=1)[0], again.reset(seed=1)[0])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.compare import (
+from lockstep.policies.comparison import (
     Evaluated,
     against,
     cohens_d,

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from lockstep.config import Config, EnvConfig, NetworkConfig, PPOConfig, RunOptions
-from lockstep.config_checks import resolve
-from lockstep.config_sources import read_request
-from lockstep.presets import PRESETS, preset_for
-from lockstep.shards import default_num_shards
+from lockstep.config.checks import resolve
+from lockstep.config.command_line import read_request
+from lockstep.config.presets import PRESETS, preset_for
+from lockstep.config.run import Config, EnvConfig, NetworkConfig, PPOConfig, RunOptions
+from lockstep.core.shards import default_num_shards
 
 
 def config_of(*words):

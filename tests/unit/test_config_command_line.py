@@ -1,8 +1,8 @@
 import pytest
 
-from lockstep.config import EnvConfig
-from lockstep.config_keys import ALIASES, LEAVES
-from lockstep.config_sources import parse_arguments, read_request
+from lockstep.config.command_line import parse_arguments, read_request
+from lockstep.config.keys import ALIASES, LEAVES
+from lockstep.config.run import EnvConfig
 
 
 def config_of(*words):

@@ -2,11 +2,11 @@
 
 import pytest
 
-from lockstep.config import Config, RunOptions
-from lockstep.config_checks import resolve
-from lockstep.config_engines import check_engine_options, check_fsdp_devices
-from lockstep.config_sources import read_request
-from lockstep.presets import preset_for
+from lockstep.config.checks import resolve
+from lockstep.config.command_line import read_request
+from lockstep.config.engines import check_engine_options, check_fsdp_devices
+from lockstep.config.presets import preset_for
+from lockstep.config.run import Config, RunOptions
 
 
 def refused(function, *arguments):

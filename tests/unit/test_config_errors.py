@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from lockstep.config_sources import read_request
-from lockstep.shards import check_shards, check_world_size
+from lockstep.config.command_line import read_request
+from lockstep.core.shards import check_shards, check_world_size
 
 
 def complaint(*words):

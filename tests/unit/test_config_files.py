@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.config import Config
-from lockstep.config_sources import read_file, read_request
+from lockstep.config.command_line import read_file, read_request
+from lockstep.config.run import Config
 
 SETTINGS = {
     "env": {"id": "Pendulum-v1", "kwargs": {"g": 9.5}},

@@ -3,9 +3,9 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscrete, Sequence, Text, Tuple
 
-from lockstep.config import EnvConfig
+from lockstep.config.run import EnvConfig
+from lockstep.core.spaces import ActionLayout, Leaf, ObservationLayout
 from lockstep.envs.description import EnvDescription, array_environment, describe, make_environment
-from lockstep.spaces import ActionLayout, Leaf, ObservationLayout
 
 FAKE = "LockstepTest/Fake-v0"
 VECTOR = Box(-1.0, 1.0, (3,), np.float32)

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.config import EnvConfig
-from lockstep.envs.array_vector import ArrayEnvs
+from lockstep.config.run import EnvConfig
+from lockstep.core.errors import EnvironmentFailureError
 from lockstep.envs.arrays import GridWorldPixels, Pendulum
+from lockstep.envs.batched.array_envs import ArrayEnvs
 from lockstep.envs.description import describe
+from lockstep.envs.gymnasium.workers import WorkerEnvs
+from lockstep.envs.host_envs import Buffers, HostEnvs, InProcessEnvs, Watchdog
 from lockstep.envs.registry import make_envs
-from lockstep.envs.vector import Buffers, HostEnvs, InProcessEnvs, Watchdog
-from lockstep.envs.workers import WorkerEnvs
-from lockstep.errors import EnvironmentFailureError
 
 MODULES = Path(__file__).parents[1] / "modules"
 SEED, LIMIT, EVERYONE = 3, 25, range(8)

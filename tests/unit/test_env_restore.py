@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.config import EnvConfig
+from lockstep.config.run import EnvConfig
+from lockstep.core.episodes import EpisodeCounter
+from lockstep.core.shards import ShardPlan
 from lockstep.envs.description import describe
+from lockstep.envs.host_envs import HostEnvs
 from lockstep.envs.registry import make_envs
-from lockstep.envs.replay import ReplayLog, row_hashes
-from lockstep.envs.snapshot import load_shards, save_shards
-from lockstep.envs.vector import HostEnvs
-from lockstep.episodes import EpisodeCounter
-from lockstep.shards import ShardPlan
+from lockstep.envs.restore.replay import ReplayLog, row_hashes
+from lockstep.envs.restore.snapshot import load_shards, save_shards
 
 MODULES = Path(__file__).parents[1] / "modules"
 ENVS, SHARDS, STEPS = 8, 4, 45

@@ -2,10 +2,10 @@
 
 import pytest
 
-from lockstep.config import Config
-from lockstep.config_checks import resolve
-from lockstep.config_sources import read_request
-from lockstep.launch.start import resumed_config
+from lockstep.commands.train import resumed_config
+from lockstep.config.checks import resolve
+from lockstep.config.command_line import read_request
+from lockstep.config.run import Config
 
 TWINS = ("CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0")
 JAX = ("--engine", "jax")

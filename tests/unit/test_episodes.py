@@ -5,7 +5,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.episodes import WINDOW, EpisodeCounter, RecentEpisodes
+from lockstep.core.episodes import WINDOW, EpisodeCounter, RecentEpisodes
 
 
 def rollouts(seed, count, steps, num_envs, done_probability):

@@ -1,7 +1,7 @@
 import pytest
 
-from lockstep.errors import RankMismatchError
-from lockstep.machine import check_facts_alike
+from lockstep.core.errors import RankMismatchError
+from lockstep.core.machine import check_facts_alike
 
 FACTS = {"cpu": "one model", "numpy": "2.4.6"}
 

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.errors import DesyncError, RunError
-from lockstep.proof.fingerprint import array_digest, compare_ranks, fingerprints, sha256_of
+from lockstep.core.errors import DesyncError, RunError
+from lockstep.core.fingerprint import array_digest, compare_ranks, fingerprints, sha256_of
 
 
 def example(seed=0):

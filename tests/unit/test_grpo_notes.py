@@ -2,8 +2,8 @@
 
 import pytest
 
-from lockstep.config import Config
-from lockstep.config_checks import grpo_notes
+from lockstep.config.checks import grpo_notes
+from lockstep.config.run import Config
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,9 @@ import re
 
 import pytest
 
-from lockstep.cli_help import print_train_help
-from lockstep.config_keys import ALIASES, LEAVES
-from lockstep.config_sources import parse_arguments, read_request
+from lockstep.config.command_line import parse_arguments, read_request
+from lockstep.config.help import print_train_help
+from lockstep.config.keys import ALIASES, LEAVES
 
 
 @pytest.fixture

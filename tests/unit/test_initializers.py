@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.initializers import orthogonal, orthogonal_parameters
-from lockstep.shards import keyed_generator
+from lockstep.core.shards import keyed_generator
+from lockstep.networks.initial import orthogonal, orthogonal_parameters
 
 SIZES = (5, 64, 32, 3)
 

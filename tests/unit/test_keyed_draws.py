@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.shards import KeyedDraws, keyed_generator
+from lockstep.core.shards import KeyedDraws, keyed_generator
 
 KEYS = st.tuples(st.integers(0, 9), st.sampled_from(["reset", "eval"]), st.integers(0, 9), st.integers(0, 9))
 

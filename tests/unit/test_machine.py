@@ -4,7 +4,7 @@ import platform
 
 import pytest
 
-from lockstep import machine
+from lockstep.core import machine
 
 X86 = (
     "processor\t: 0\nmodel name\t: Some CPU @ 2GHz\nflags\t\t: fpu sse2 {extra} avx\n\nprocessor\t: 1\nflags\t: none\n"

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 
-from lockstep.config import EnvConfig
+from lockstep.config.run import EnvConfig
+from lockstep.core.errors import EnvironmentFailureError
 from lockstep.envs.description import describe
 from lockstep.envs.registry import make_envs
-from lockstep.errors import EnvironmentFailureError
 
 STEPS = 3
 

@@ -5,7 +5,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from lockstep import reference
-from lockstep.normalizers import ObservationNormalizer, RewardNormalizer, RunningMoments, merge_shards, shard_moments
+from lockstep.core.normalizers import (
+    ObservationNormalizer,
+    RewardNormalizer,
+    RunningMoments,
+    merge_shards,
+    shard_moments,
+)
 
 SHAPES = st.tuples(st.sampled_from([1, 2, 4, 8]), st.integers(1, 12), st.integers(1, 4))
 SAMPLES = SHAPES.flatmap(lambda shape: hnp.arrays(np.float64, shape, elements=st.floats(-1e3, 1e3, width=32)))

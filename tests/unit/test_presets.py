@@ -5,13 +5,13 @@ import gymnasium
 import numpy as np
 import pytest
 
-from lockstep.config import Config
-from lockstep.config_checks import resolve
-from lockstep.config_keys import validate
-from lockstep.config_sources import read_request
+from lockstep.config.checks import resolve
+from lockstep.config.command_line import read_request
+from lockstep.config.keys import validate
+from lockstep.config.presets import ATARI_GAMES, GRPO_PRESETS, PRESETS, defaults_for, has_preset, preset_for
+from lockstep.config.run import Config
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 from lockstep.envs.description import describe
-from lockstep.presets import ATARI_GAMES, GRPO_PRESETS, PRESETS, defaults_for, has_preset, preset_for
 
 CLASSIC = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1")
 TOY_TEXT = ("FrozenLake-v1", "FrozenLake8x8-v1", "CliffWalking-v1", "Blackjack-v1")

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from lockstep.launch.process import command_that_ends_with_us, end_with_parent, said_error
+from lockstep.core.process import command_that_ends_with_us, end_with_parent, said_error
 
 SAYS = [sys.executable, "-c", "print('here')"]
 

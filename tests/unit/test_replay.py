@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.envs.replay import ReplayLog, row_hashes
+from lockstep.envs.restore.replay import ReplayLog, row_hashes
 
 LIKE = {"discrete": np.zeros(1, np.int64), "continuous": np.zeros((1, 3), np.float32)}
 

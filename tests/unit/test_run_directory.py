@@ -5,12 +5,12 @@ import sys
 import numpy as np
 import pytest
 
-from lockstep.config import CheckpointConfig, Config, EnvConfig, LogConfig
-from lockstep.config_checks import resolve
-from lockstep.config_sources import read_request
+from lockstep.config.checks import resolve
+from lockstep.config.command_line import read_request
+from lockstep.config.run import CheckpointConfig, Config, EnvConfig, LogConfig
+from lockstep.core.topology import Topology
 from lockstep.runs.checkpoint import CheckpointWriter, pack, to_files
 from lockstep.runs.directory import RunDirectory, create_run, default_name, find_run, is_writer
-from lockstep.topology import Topology
 
 CONFIG = resolve(Config(seed=3))
 FILES = to_files({"policy/w": np.ones(2)}, {0: pack({"x": np.ones(1)})}, {"iteration": 1})

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lockstep.config import EnvConfig
+from lockstep.config.run import EnvConfig
+from lockstep.core.spaces import ActionLayout, Leaf, ObservationLayout
 from lockstep.envs.description import EnvDescription, describe
+from lockstep.envs.host_envs import Buffers, HostEnvs, buffer_layout
 from lockstep.envs.registry import make_envs
-from lockstep.envs.vector import Buffers, HostEnvs, buffer_layout
-from lockstep.evaluation import run_episodes, summarize
-from lockstep.spaces import ActionLayout, Leaf, ObservationLayout
+from lockstep.policies.evaluation import run_episodes, summarize
 
 
 class Countdown(HostEnvs):

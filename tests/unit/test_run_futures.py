@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from lockstep.config import Config, LogConfig
-from lockstep.config_checks import resolve
-from lockstep.config_sources import read_request
+from lockstep.config.checks import resolve
+from lockstep.config.command_line import read_request
+from lockstep.config.run import Config, LogConfig
 from lockstep.runs.checkpoint import commit, to_files
 from lockstep.runs.directory import CONFIG, create_run, find_run
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from lockstep.config import Config, RunOptions
-from lockstep.config_sources import read_request
+from lockstep.commands.train import start_run
+from lockstep.config.command_line import read_request
+from lockstep.config.run import Config, RunOptions
 from lockstep.launch.seeds import check_seeds, seeds_next_steps
-from lockstep.launch.start import start_run
 from lockstep.runs.directory import default_name, find_run
 
 SEEDS = ("--engine", "jax", "--num-seeds", "3")

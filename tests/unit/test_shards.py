@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.shards import (
+from lockstep.core.shards import (
     ShardPlan,
     check_shards,
     check_world_size,

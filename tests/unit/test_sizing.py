@@ -5,13 +5,13 @@ import re
 
 import pytest
 
-from lockstep import sizing
-from lockstep.config import Config, EnvConfig
-from lockstep.config_checks import resolve
+from lockstep.commands import train as start
+from lockstep.config.checks import resolve
+from lockstep.config.run import Config, EnvConfig
+from lockstep.core.topology import Topology
 from lockstep.envs.description import describe
-from lockstep.launch import start
-from lockstep.sizing import ENV_BYTES, GB, Resources, available_memory, bytes_per_env, size, wanted
-from lockstep.topology import Topology
+from lockstep.launch import sizing
+from lockstep.launch.sizing import ENV_BYTES, GB, Resources, available_memory, bytes_per_env, size, wanted
 
 PLENTY = 10**15
 
@@ -107,7 +107,7 @@ def test_available_memory_is_the_least_of_system_and_container(monkeypatch, tmp_
 
 
 def test_a_run_prints_the_rule_and_keeps_the_number(monkeypatch, tmp_path, capsys):
-    from lockstep.config_sources import read_request
+    from lockstep.config.command_line import read_request
 
     monkeypatch.setattr(start, "available_cores", lambda: 3)
     monkeypatch.setattr(start, "available_memory", lambda: PLENTY)

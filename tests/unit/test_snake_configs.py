@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.config_checks import resolve
-from lockstep.config_sources import read_request
+from lockstep.config.checks import resolve
+from lockstep.config.command_line import read_request
 from lockstep.envs.description import describe
-from lockstep.sizing import GB, Resources, size
+from lockstep.launch.sizing import GB, Resources, size
 
 FOLDER = Path(__file__).parents[2] / "examples" / "snake"
 FILES = sorted(path.name for path in FOLDER.glob("*.yaml"))

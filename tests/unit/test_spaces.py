@@ -9,7 +9,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Te
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.spaces import ObservationLayout, action_layout, layouts_from_json, observation_layout
+from lockstep.core.spaces import ObservationLayout, action_layout, layouts_from_json, observation_layout
 
 SIZES = st.integers(1, 4)
 VECTOR = Box(-1.0, 1.0, (3,), np.float32)

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.jax_engine.elastic import start_ranks
-from lockstep.launch.local import supervise
+from lockstep.core.topology import Topology
+from lockstep.jax_engine.distributed.elastic import start_ranks
 from lockstep.launch.spawn import SpawnedRanks
-from lockstep.topology import Topology
+from lockstep.launch.supervise import supervise
 
 TELLS = """
 import json, os, sys
 from dataclasses import asdict
 from pathlib import Path
-from lockstep.topology import error_file, from_environment, started_by_lockstep
+from lockstep.core.topology import error_file, from_environment, started_by_lockstep
 topology = from_environment()
 facts = asdict(topology) | {"coordinator": topology.coordinator, "listened_to": started_by_lockstep()}
 facts |= {"error_file": str(error_file()), "threads": os.environ.get("OMP_NUM_THREADS"), "group": os.getpgid(0)}
@@ -48,7 +48,7 @@ else:
 """
 FAILS = """
 import os, sys, time
-from lockstep.launch.process import report_failure
+from lockstep.core.process import report_failure
 if os.environ["RANK"] == "1":
     report_failure("the cart fell over")
     sys.exit(1)
@@ -145,9 +145,8 @@ def test_the_engines_ranks_are_told_their_threads(spawn, tmp_path, monkeypatch):
 
 
 def test_the_engines_launcher_starts_no_framework():
-    script = (
-        "import sys\nimport lockstep.jax_engine.elastic\nprint(sorted({'jax', 'torch', 'numpy'} & set(sys.modules)))"
-    )
+    module = "lockstep.jax_engine.distributed.elastic"
+    script = f"import sys\nimport {module}\nprint(sorted({{'jax', 'torch', 'numpy'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 

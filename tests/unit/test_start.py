@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from lockstep.config import Config
-from lockstep.config_checks import resolve
-from lockstep.config_sources import read_request
-from lockstep.launch.start import resumed_config, start_run
+from lockstep.commands.train import resumed_config, start_run
+from lockstep.config.checks import resolve
+from lockstep.config.command_line import read_request
+from lockstep.config.run import Config
 
 
 @pytest.fixture

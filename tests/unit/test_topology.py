@@ -1,6 +1,6 @@
 import pytest
 
-from lockstep.topology import (
+from lockstep.core.topology import (
     Topology,
     error_file,
     first_host,

@@ -6,9 +6,9 @@ import os
 import numpy as np
 import pytest
 
-from lockstep.runs.tracker_csv import CsvTracker, cut_csv
-from lockstep.runs.tracker_files import replacing
-from lockstep.runs.tracker_jsonl import JsonlTracker, cut_jsonl
+from lockstep.runs.trackers.csv import CsvTracker, cut_csv
+from lockstep.runs.trackers.files import replacing
+from lockstep.runs.trackers.jsonl import JsonlTracker, cut_jsonl
 
 RETURN = "rollout/episode_return_mean"
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from command_line import wait_until
 
-from lockstep.config import Config, LogConfig
-from lockstep.runs.tracked_run import TrackedRun, flattened, note_logged
+from lockstep.config.run import Config, LogConfig
 from lockstep.runs.trackers import NullTrackers, RunTrackers, VideoTracker, cut_trackers
+from lockstep.runs.trackers.service import TrackedRun, flattened, note_logged
 
 SERVICES = ("wandb", "trackio", "mlflow")
 

@@ -6,7 +6,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from lockstep.runs.tracker_tensorboard import TensorBoardTracker, cut_tensorboard, framed
+from lockstep.runs.trackers.tensorboard import TensorBoardTracker, cut_tensorboard, framed
 
 RETURN = "rollout/episode_return_mean"
 

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from lockstep.cli import main
-from lockstep.config_sources import read_request
-from lockstep.launch import start, world
+from lockstep.commands import train as start
+from lockstep.config.command_line import read_request
+from lockstep.core.topology import Topology
+from lockstep.launch import world
 from lockstep.launch.rank import Assignment
 from lockstep.launch.world import World, topology_of, world_of, world_words
-from lockstep.topology import Topology
 
 JAX = ("--engine", "jax")
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from lockstep.config import EnvConfig
+from lockstep.config.presets import preset_for
+from lockstep.config.run import EnvConfig
 from lockstep.envs.description import describe, make_environment
-from lockstep.envs.keyed import KeyedEnv
+from lockstep.envs.gymnasium.keyed import KeyedEnv
+from lockstep.envs.host_envs import HostEnvs
 from lockstep.envs.registry import make_envs
-from lockstep.envs.replay import row_hashes
+from lockstep.envs.restore.replay import row_hashes
 from lockstep.envs.rewards import RewardShaping
-from lockstep.envs.vector import HostEnvs
-from lockstep.presets import preset_for
 
 
 class Counting(gymnasium.Env):

@@ -8,9 +8,9 @@ import jax
 import numpy as np
 from jax import tree_util
 
-from lockstep.errors import DesyncError
-from lockstep.jax_engine.processes import gather_json
-from lockstep.proof.fingerprint import array_digest
+from lockstep.core.errors import DesyncError
+from lockstep.core.fingerprint import array_digest
+from lockstep.jax_engine.distributed.processes import gather_json
 
 
 def check_replicated(pytree: Any) -> int:

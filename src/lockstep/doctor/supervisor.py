@@ -12,8 +12,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.doctor.side_store import ENDED, LEFT, STATE, VERDICT, SideReader, rank_directory, read_json, write_json
-from lockstep.launch.local import Ranks, forwarding
+from lockstep.doctor.watch.side_store import (
+    ENDED,
+    LEFT,
+    STATE,
+    VERDICT,
+    SideReader,
+    rank_directory,
+    read_json,
+    write_json,
+)
+from lockstep.launch.supervise import Ranks, forwarding
 
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 3.0

@@ -3,6 +3,6 @@
 Importing this package registers the array environments with Gymnasium (``lockstep/CartPole-v1``, …).
 """
 
-from lockstep.envs.gymnasium_registration import register_array_environments
+from lockstep.envs.gymnasium.registration import register_array_environments
 
 register_array_environments()

@@ -10,16 +10,16 @@ from typing import Any
 
 import gymnasium
 
-from lockstep.config import EnvConfig
+from lockstep.config.run import EnvConfig
+from lockstep.core.spaces import ActionLayout, ObservationLayout, action_layout, observation_layout
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS, ArrayEnvironment
 from lockstep.envs.arrays.frame_stack import FrameStack
-from lockstep.envs.atari import register_atari
-from lockstep.envs.gymnasium_registration import register_array_environments
-from lockstep.envs.mujoco_warnings import calm_mujoco
+from lockstep.envs.gymnasium.atari import register_atari
+from lockstep.envs.gymnasium.mujoco_warnings import calm_mujoco
+from lockstep.envs.gymnasium.registration import register_array_environments
+from lockstep.envs.gymnasium.wrappers import wrap
 from lockstep.envs.rewards import RewardShaping
 from lockstep.envs.tensor import simulator_spaces
-from lockstep.envs.wrappers import wrap
-from lockstep.spaces import ActionLayout, ObservationLayout, action_layout, observation_layout
 
 MASK_SOURCES = ("info", "method")
 
@@ -179,7 +179,7 @@ def _check_jax_options(config: EnvConfig) -> None:
 
 def _jax_spaces(config: EnvConfig) -> tuple[gymnasium.Space, gymnasium.Space, int | None]:
     try:
-        engine = importlib.import_module("lockstep.jax_engine.environments")
+        engine = importlib.import_module("lockstep.jax_engine.envs.environments")
     except ModuleNotFoundError as error:
         raise ValueError(
             f"env.id: {config.id} is stepped by JAX and {error.name} isn't installed; pip install 'lockstep-rl[jax]'"
@@ -199,7 +199,7 @@ def describe(config: EnvConfig) -> EnvDescription:
     if config.backend == "tensor" and not stepped_as_arrays(config):
         return described(config, *simulator_spaces(config), None)
     if config.backend == "envpool":
-        from lockstep.envs.envpool_vector import pool_spaces  # it needs descriptions itself
+        from lockstep.envs.batched.envpool import pool_spaces  # it needs descriptions itself
 
         return described(config, *pool_spaces(config))
     env = make_environment(config)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 
-from lockstep.config import EnvConfig
-from lockstep.envs.array_vector import ArrayEnvs
+from lockstep.config.run import EnvConfig
+from lockstep.envs.batched.array_envs import ArrayEnvs
+from lockstep.envs.batched.envpool import EnvPoolEnvs
 from lockstep.envs.description import EnvDescription
-from lockstep.envs.envpool_vector import EnvPoolEnvs
-from lockstep.envs.vector import HostEnvs, InProcessEnvs
-from lockstep.envs.workers import WorkerEnvs
+from lockstep.envs.gymnasium.workers import WorkerEnvs
+from lockstep.envs.host_envs import HostEnvs, InProcessEnvs
 
 
 def make_envs(
@@ -39,12 +39,12 @@ def make_envs(
     """
     keys = [env_id // group_size for env_id in env_ids]
     if config.jax_only:
-        engine = importlib.import_module("lockstep.jax_engine.host_vector")
+        engine = importlib.import_module("lockstep.jax_engine.envs.for_host")
         return engine.make_jax_envs(
             config, description, seed, env_ids, purpose, keys, shard_size or len(env_ids), device
         )
     if config.backend == "tensor" and not (description.is_array and purpose == "eval"):
-        engine = importlib.import_module("lockstep.torch_engine.tensor_envs")
+        engine = importlib.import_module("lockstep.torch_engine.envs.tensor_envs")
         size = shard_size or len(env_ids)
         return engine.make_tensor_envs(config, description, seed, env_ids, purpose, keys, size, device)
     if config.backend == "envpool":

@@ -1,7 +1,7 @@
 """Batched environments whose observations, rewards and actions are tensors on the policy's device: the protocol.
 
 It is Gymnasium's vector environment with tensors in place of arrays, which is what Isaac Lab's and ManiSkill's
-environments are. Nothing here imports an engine; :mod:`lockstep.torch_engine.simulators` drives them.
+environments are. Nothing here imports an engine; :mod:`lockstep.torch_engine.envs.simulators` drives them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast
 
 import gymnasium
 
-from lockstep.config import Config, EnvConfig
+from lockstep.config.run import Config, EnvConfig
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 
 Tensor = Any

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from lockstep.config import RunOptions
-from lockstep.config_checks import grpo_notes
-from lockstep.jax_engine.mesh import device_line
+from lockstep.config.checks import grpo_notes
+from lockstep.config.run import RunOptions
+from lockstep.core.fingerprint import sha256_of
+from lockstep.jax_engine.distributed.mesh import device_line
 from lockstep.jax_engine.session import Session, check_ranks_in_sync
 from lockstep.jax_engine.state import POLICY
-from lockstep.proof.fingerprint import sha256_of
 
 
 def announcement(session: Session) -> str:

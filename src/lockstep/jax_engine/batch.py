@@ -8,11 +8,11 @@ import jax
 from jax import Array, lax
 from jax import numpy as jnp
 
-from lockstep.config import Config
-from lockstep.jax_engine import distributions, nets
+from lockstep.config.run import Config
 from lockstep.jax_engine.advantages import gae, group_advantages
-from lockstep.jax_engine.nets import Parameters, PolicyNet
-from lockstep.jax_engine.normalizers import scaled_rewards
+from lockstep.jax_engine.nets import distributions, nets
+from lockstep.jax_engine.nets.nets import Parameters, PolicyNet
+from lockstep.jax_engine.program.normalizers import scaled_rewards
 from lockstep.jax_engine.rollout import Rollout
 
 
@@ -21,7 +21,7 @@ class Batch(NamedTuple):
 
     Attributes:
         observations: rows.
-        actions: as :func:`lockstep.jax_engine.distributions.sample` gives them; ``log_probs`` before the update.
+        actions: as :func:`lockstep.jax_engine.nets.distributions.sample` gives them; ``log_probs`` before the update.
         log_probs: see ``actions``.
         advantages: not normalised over minibatches yet.
         values: before the update, and ``returns`` what they should be; None without a critic.
@@ -131,7 +131,7 @@ def make_batch(
         reference: see ``parameters``.
         rollout: ``[T, n, …]``.
         config: the run's.
-        scale: of rewards, see :func:`~lockstep.jax_engine.normalizers.scale_of`, or None.
+        scale: of rewards, see :func:`~lockstep.jax_engine.program.normalizers.scale_of`, or None.
 
     Returns:
         The batch, and what a recurrent policy carries into the next rollout ``[n, carry_size]``.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
-from lockstep.evaluation import COLUMNS, run_episodes
-from lockstep.jax_engine.processes import gather_json
+from lockstep.jax_engine.distributed.processes import gather_json
 from lockstep.jax_engine.session import Session
+from lockstep.policies.evaluation import COLUMNS, run_episodes
 
 
 def evaluate_policy(session: Session) -> np.ndarray:

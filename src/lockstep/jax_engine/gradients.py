@@ -8,11 +8,11 @@ import jax
 from jax import Array
 from jax import numpy as jnp
 
-from lockstep.config import Config
-from lockstep.jax_engine import distributions, nets
+from lockstep.config.run import Config
 from lockstep.jax_engine.losses import LossSettings, loss_and_terms
-from lockstep.jax_engine.nets import Parameters, PolicyNet
-from lockstep.jax_engine.parameters import Named
+from lockstep.jax_engine.nets import distributions, nets
+from lockstep.jax_engine.nets.nets import Parameters, PolicyNet
+from lockstep.jax_engine.nets.parameters import Named
 
 CHUNK_ROWS = 256
 

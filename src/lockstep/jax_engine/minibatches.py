@@ -8,11 +8,11 @@ import jax
 from jax import Array
 from jax import numpy as jnp
 
-from lockstep.config import Config
+from lockstep.config.run import Config
 from lockstep.jax_engine.advantages import counted_moments, merge_counts
-from lockstep.jax_engine.blocks import Blocks
-from lockstep.jax_engine.keys import keyed
-from lockstep.jax_engine.shuffle import permutation
+from lockstep.jax_engine.program.blocks import Blocks
+from lockstep.jax_engine.program.keys import keyed
+from lockstep.jax_engine.program.shuffle import permutation
 
 ADVANTAGE_EPSILON = 1e-8
 

@@ -9,10 +9,10 @@ import numpy as np
 from jax import Array
 from jax import numpy as jnp
 
-from lockstep.config import Config
-from lockstep.jax_engine import distributions, nets
-from lockstep.jax_engine.make_net import make_net
-from lockstep.spaces import layouts_from_json
+from lockstep.config.run import Config
+from lockstep.core.spaces import layouts_from_json
+from lockstep.jax_engine.nets import distributions, nets
+from lockstep.jax_engine.nets.make_net import make_net
 
 POLICY = "policy/"
 
@@ -51,7 +51,7 @@ class PolicyFunction:
             carry: float32 ``[rows, carry_size]``.
 
         Returns:
-            Rows of actions as :class:`lockstep.envs.vector.Buffers` takes them, and what is carried on.
+            Rows of actions as :class:`lockstep.envs.host_envs.Buffers` takes them, and what is carried on.
         """
         with jax.default_device(self._device):
             actions, after = self._act(self._weights, observations, noise, carry)

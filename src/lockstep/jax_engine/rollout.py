@@ -10,17 +10,17 @@ import numpy as np
 from jax import Array, lax
 from jax import numpy as jnp
 
-from lockstep.config import Config
+from lockstep.config.run import Config
+from lockstep.core.spaces import ActionLayout
 from lockstep.envs.rewards import RewardShaping
-from lockstep.jax_engine import distributions, nets
-from lockstep.jax_engine.encoders import action_mask, encode_rows
-from lockstep.jax_engine.environments import JaxEnvironment
-from lockstep.jax_engine.keys import keyed
-from lockstep.jax_engine.nets import Parameters, PolicyNet
-from lockstep.jax_engine.normalizers import normalized
+from lockstep.jax_engine.envs.environments import JaxEnvironment
+from lockstep.jax_engine.nets import distributions, nets
+from lockstep.jax_engine.nets.encoders import action_mask, encode_rows
+from lockstep.jax_engine.nets.nets import Parameters, PolicyNet
+from lockstep.jax_engine.program.keys import keyed
+from lockstep.jax_engine.program.normalizers import normalized
+from lockstep.jax_engine.program.words import Words
 from lockstep.jax_engine.state import EnvCarry
-from lockstep.jax_engine.words import Words
-from lockstep.spaces import ActionLayout
 
 
 class Rollout(NamedTuple):
@@ -192,7 +192,7 @@ def collect(
         env: the environments.
         shaping: what the learner gets of rewards.
         config: the run's.
-        scale: of observations, see :func:`~lockstep.jax_engine.normalizers.scale_of`, or None.
+        scale: of observations, see :func:`~lockstep.jax_engine.program.normalizers.scale_of`, or None.
         carry: from the rollout before, arrays ``[n, …]``.
         draws: random numbers.
     """

@@ -9,23 +9,26 @@ from typing import Any
 import jax
 import numpy as np
 
-from lockstep.config import Config, RunOptions
+from lockstep.config.run import Config, RunOptions
+from lockstep.core.episodes import RecentEpisodes
+from lockstep.core.process import fail_now
+from lockstep.core.shards import ShardPlan
+from lockstep.core.topology import Topology
 from lockstep.envs.description import EnvDescription, describe
+from lockstep.envs.host_envs import HostEnvs
 from lockstep.envs.registry import make_envs
-from lockstep.envs.vector import HostEnvs
-from lockstep.episodes import RecentEpisodes
-from lockstep.jax_engine.device_run import DeviceRun
-from lockstep.jax_engine.environments import is_jax_environment, make_environment
-from lockstep.jax_engine.fingerprints import Copies, check_copies
-from lockstep.jax_engine.host_run import HostRun
-from lockstep.jax_engine.inference import Inference
-from lockstep.jax_engine.mesh import cut_axis, fsdp_sharding, make_mesh
-from lockstep.jax_engine.nets import PolicyNet
-from lockstep.jax_engine.parameters import ParameterLayout
-from lockstep.jax_engine.placement import connect, num_local_devices
-from lockstep.jax_engine.processes import check_ranks_alike, quiet_connections, set_up_jax
-from lockstep.jax_engine.program import Program
-from lockstep.jax_engine.set_up import check_pool, lean_pool, pool_devices, roomy_pool
+from lockstep.jax_engine.distributed.fingerprints import Copies, check_copies
+from lockstep.jax_engine.distributed.mesh import cut_axis, fsdp_sharding, make_mesh
+from lockstep.jax_engine.distributed.placement import connect, num_local_devices
+from lockstep.jax_engine.distributed.processes import check_ranks_alike, quiet_connections, set_up_jax
+from lockstep.jax_engine.envs.environments import is_jax_environment, make_environment
+from lockstep.jax_engine.host.run import HostRun
+from lockstep.jax_engine.nets.nets import PolicyNet
+from lockstep.jax_engine.nets.parameters import ParameterLayout
+from lockstep.jax_engine.program.device_run import DeviceRun
+from lockstep.jax_engine.program.inference import Inference
+from lockstep.jax_engine.program.program import Program
+from lockstep.jax_engine.setup.set_up import check_pool, lean_pool, pool_devices, roomy_pool
 from lockstep.jax_engine.state import (
     POLICY,
     TrainState,
@@ -36,12 +39,9 @@ from lockstep.jax_engine.state import (
     policy_arrays,
     state_arrays,
 )
-from lockstep.launch.process import fail_now
-from lockstep.policy import Policy
+from lockstep.policies.policy import Policy
 from lockstep.runs.checkpoint import Checkpoint, find_checkpoint, pack, to_files
 from lockstep.runs.directory import CHECKPOINTS, find_run
-from lockstep.shards import ShardPlan
-from lockstep.topology import Topology
 
 
 @dataclass

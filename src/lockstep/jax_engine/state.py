@@ -12,14 +12,14 @@ import optax
 from jax import Array
 from jax import numpy as jnp
 
-from lockstep.config import Config
+from lockstep.config.run import Config
 from lockstep.envs.description import EnvDescription
-from lockstep.initializers import orthogonal_parameters
-from lockstep.jax_engine.make_net import make_net
-from lockstep.jax_engine.mesh import REPLICATED, SHARDED, named_sharding
-from lockstep.jax_engine.nets import PolicyNet
-from lockstep.jax_engine.parameters import ParameterLayout
-from lockstep.jax_engine.placement import gathered, place
+from lockstep.jax_engine.distributed.mesh import REPLICATED, SHARDED, named_sharding
+from lockstep.jax_engine.distributed.placement import gathered, place
+from lockstep.jax_engine.nets.make_net import make_net
+from lockstep.jax_engine.nets.nets import PolicyNet
+from lockstep.jax_engine.nets.parameters import ParameterLayout
+from lockstep.networks.initial import orthogonal_parameters
 
 POLICY, OPTIMIZER, NORMALIZERS = "policy/", "optimizer/", "normalizers/"
 MOMENTS = {"exp_avg": "mu", "exp_avg_sq": "nu"}
@@ -58,7 +58,7 @@ class TrainState(NamedTuple):
     """The whole state of training; all of it but ``envs`` is the same on every device (slices of it with FSDP).
 
     Attributes:
-        parameters: as :class:`~lockstep.jax_engine.parameters.ParameterLayout` holds them.
+        parameters: as :class:`~lockstep.jax_engine.nets.parameters.ParameterLayout` holds them.
         optimizer: Adam's step and moments, held alike.
         learning_rate: float32 ``[]``, as the adaptive schedule left it.
         observations: moments of observations, or None.

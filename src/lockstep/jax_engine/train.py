@@ -12,19 +12,19 @@ from typing import Any
 import jax
 
 from lockstep import __version__
-from lockstep.config import Config, RunOptions
-from lockstep.episodes import SUCCESS_RATE
-from lockstep.errors import RunError
-from lockstep.evaluation import summarize
+from lockstep.config.run import Config, RunOptions
+from lockstep.core.episodes import SUCCESS_RATE
+from lockstep.core.errors import RunError
+from lockstep.core.fingerprint import array_digest, sha256_of
+from lockstep.core.topology import Topology
+from lockstep.jax.report import peak_memory
 from lockstep.jax_engine.announcement import announcement, notes
-from lockstep.jax_engine.device_report import peak_memory
-from lockstep.jax_engine.devices import check_device, device_memory, name_ranks, visible_gpus
-from lockstep.jax_engine.elastic import start_ranks
+from lockstep.jax_engine.distributed.elastic import start_ranks
+from lockstep.jax_engine.distributed.fingerprints import Copies
+from lockstep.jax_engine.distributed.processes import leave_processes
 from lockstep.jax_engine.evaluation import evaluate_policy
-from lockstep.jax_engine.fingerprints import Copies
-from lockstep.jax_engine.iterations import Iteration, numbers_of
-from lockstep.jax_engine.processes import leave_processes
-from lockstep.jax_engine.schedule import Schedule
+from lockstep.jax_engine.program.iterations import Iteration, numbers_of
+from lockstep.jax_engine.program.schedule import Schedule
 from lockstep.jax_engine.session import (
     Session,
     check_ranks_in_sync,
@@ -33,14 +33,14 @@ from lockstep.jax_engine.session import (
     device_copies,
     open_session,
 )
-from lockstep.jax_engine.set_up import machine_facts
+from lockstep.jax_engine.setup.devices import check_device, device_memory, name_ranks, visible_gpus
+from lockstep.jax_engine.setup.set_up import machine_facts
 from lockstep.jax_engine.state import POLICY, check_networks
-from lockstep.launch.signals import StopRequest, stop_requests
-from lockstep.proof.fingerprint import array_digest, sha256_of
+from lockstep.policies.evaluation import summarize
+from lockstep.policies.videos import EvaluationVideos
 from lockstep.runs.checkpoint import Checkpoint
 from lockstep.runs.directory import RunDirectory
-from lockstep.topology import Topology
-from lockstep.videos import EvaluationVideos
+from lockstep.training.stop import StopRequest, stop_requests
 
 __all__ = [
     "TrainResult",
@@ -315,7 +315,7 @@ def train(
     with stop_requests() as request:
         try:
             if options.num_seeds > 1:
-                from lockstep.jax_engine.train_seeds import train_seeds  # stands on this module
+                from lockstep.jax_engine.program.train_seeds import train_seeds  # stands on this module
 
                 return train_seeds(config, run, topology, options, request, started)
             session = open_session(config, topology, options, checkpoint)

@@ -9,16 +9,16 @@ import optax
 from jax import Array, lax
 from jax import numpy as jnp
 
-from lockstep.config import Config
-from lockstep.jax_engine.blocks import Blocks
+from lockstep.config.run import Config
+from lockstep.jax_engine.distributed.reductions import sum_devices
 from lockstep.jax_engine.gradients import gradient_parts, loss_settings, part_gradient
-from lockstep.jax_engine.keys import keyed
 from lockstep.jax_engine.minibatches import MinibatchStatistics
-from lockstep.jax_engine.nets import PolicyNet
-from lockstep.jax_engine.parameters import ParameterLayout
-from lockstep.jax_engine.reductions import sum_devices
+from lockstep.jax_engine.nets.nets import PolicyNet
+from lockstep.jax_engine.nets.parameters import ParameterLayout
+from lockstep.jax_engine.program.blocks import Blocks
+from lockstep.jax_engine.program.keys import keyed
+from lockstep.jax_engine.program.words import Words
 from lockstep.jax_engine.state import TrainState, adam
-from lockstep.jax_engine.words import Words
 
 KL_STOP_FACTOR = 1.5
 LEARNING_RATE_LIMITS = (1e-5, 1e-2)

@@ -7,11 +7,11 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from lockstep.config import EnvConfig, RunOptions
+from lockstep.config.run import EnvConfig, RunOptions
+from lockstep.core.shards import MAX_DEFAULT_SHARDS
+from lockstep.core.topology import available_cores
 from lockstep.launch.world import topology_of
-from lockstep.shards import MAX_DEFAULT_SHARDS
-from lockstep.topology import available_cores
-from lockstep.videos import has_screen
+from lockstep.policies.videos import has_screen
 
 
 def start_jax(env: EnvConfig, settings: Mapping[str, Any], options: RunOptions) -> None:
@@ -37,13 +37,13 @@ def start_jax(env: EnvConfig, settings: Mapping[str, Any], options: RunOptions) 
     if settings.get("eval", {}).get("record_video") not in (None, False, "false") and not has_screen():
         os.environ.setdefault("MUJOCO_GL", "egl")
     try:
-        processes = importlib.import_module("lockstep.jax_engine.processes")
+        processes = importlib.import_module("lockstep.jax_engine.distributed.processes")
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("lockstep"):
             raise
         return  # whoever looks at the environment says what is missing
     topology = topology_of(options)
-    set_up = importlib.import_module("lockstep.jax_engine.set_up")
+    set_up = importlib.import_module("lockstep.jax_engine.setup.set_up")
     devices = min(set_up.MOST_DEVICES, _most_devices(settings, options)) if device == "cpu" else None
     accelerators = None if device == "cpu" else options.devices
     if device != "cpu" and not topology.launched and options.nproc != 1:

@@ -12,12 +12,12 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from lockstep.config import Config, RunOptions
-from lockstep.errors import PeerFailureError, RunError
-from lockstep.launch.process import EXIT_FAILURE, EXIT_USER_ERROR, end_with_parent, report_failure
+from lockstep.config.run import Config, RunOptions
+from lockstep.core.errors import PeerFailureError, RunError
+from lockstep.core.process import EXIT_FAILURE, EXIT_USER_ERROR, end_with_parent, report_failure
+from lockstep.core.topology import Topology, from_environment
 from lockstep.runs.checkpoint import find_checkpoint
 from lockstep.runs.directory import CHECKPOINTS, RunDirectory, is_writer
-from lockstep.topology import Topology, from_environment
 
 
 @dataclass(frozen=True)

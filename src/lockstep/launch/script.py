@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.command_parser import CommandParser
-from lockstep.launch.local import Ranks, supervise
-from lockstep.launch.process import end_with_parent
+from lockstep.commands.parser import CommandParser
+from lockstep.core.process import end_with_parent
+from lockstep.core.topology import from_environment
 from lockstep.launch.spawn import SpawnedRanks
-from lockstep.topology import from_environment
+from lockstep.launch.supervise import Ranks, supervise
 
 MODULE = "lockstep.launch.script"
 THREADS = 1
@@ -109,7 +109,7 @@ def start_script(words: Sequence[str], nproc: int, log_dir: Path) -> Ranks:
     if importlib.util.find_spec("torch") is None:
         threads = os.environ.get("OMP_NUM_THREADS", str(THREADS))
         return SpawnedRanks(arguments, nproc, log_dir, {"OMP_NUM_THREADS": threads})
-    elastic = importlib.import_module("lockstep.torch_engine.elastic")
+    elastic = importlib.import_module("lockstep.torch_engine.distributed.elastic")
     return elastic.start_ranks(arguments, nproc, THREADS, log_dir)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lockstep.config import Config, RunOptions
+from lockstep.config.run import Config, RunOptions
 from lockstep.envs.description import stepped_as_arrays
 
 EACH = "start a run for each --seed"

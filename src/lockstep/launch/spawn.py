@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from lockstep.topology import LAUNCHER_VARIABLE
+from lockstep.core.topology import LAUNCHER_VARIABLE
 
 LOOPBACK = "127.0.0.1"
 KILL_SECONDS = 5.0

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lockstep.config import Config, RunOptions
-from lockstep.config_checks import resolve
-from lockstep.config_engines import check_engine_options, check_fsdp_devices
-from lockstep.devices import check_existing, default_devices
+from lockstep.config.checks import resolve
+from lockstep.config.devices import check_existing, default_devices
+from lockstep.config.engines import check_engine_options, check_fsdp_devices
+from lockstep.config.run import Config, RunOptions
+from lockstep.core.shards import world_sizes
+from lockstep.core.topology import Topology, available_cores, from_environment, from_flags
 from lockstep.launch.rank import engine_module
-from lockstep.shards import world_sizes
-from lockstep.topology import Topology, available_cores, from_environment, from_flags
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ import os
 import subprocess
 import sys
 
-from lockstep.config import Config
-from lockstep.config_checks import resolve
-from lockstep.launch.process import end_with_parent, said_error
+from lockstep.config.checks import resolve
+from lockstep.config.run import Config
+from lockstep.core.process import end_with_parent, said_error
+from lockstep.core.shards import ShardPlan
+from lockstep.core.topology import without_launcher
 from lockstep.launch.rank import engine_module
-from lockstep.shards import ShardPlan
-from lockstep.topology import without_launcher
 
 
 def setup_of(config: Config, ranks: int, processes: int) -> str:

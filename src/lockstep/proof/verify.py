@@ -15,17 +15,17 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from lockstep.command_parser import CommandParser
-from lockstep.config import Config, LogConfig, RunOptions
-from lockstep.config_checks import resolve
-from lockstep.config_sources import parse_arguments, read_request
+from lockstep.commands.parser import CommandParser
+from lockstep.config.checks import resolve
+from lockstep.config.command_line import parse_arguments, read_request
+from lockstep.config.run import Config, LogConfig, RunOptions
+from lockstep.core.process import EXIT_FAILURE, command_that_ends_with_us, said_error
+from lockstep.core.topology import without_launcher
 from lockstep.envs.description import describe
-from lockstep.launch.process import EXIT_FAILURE, command_that_ends_with_us, said_error
 from lockstep.launch.world import world_words
 from lockstep.proof.setup import setup_of
 from lockstep.runs.directory import FINGERPRINTS
 from lockstep.runs.trackers import METRICS_JSONL
-from lockstep.topology import without_launcher
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.core.shards import keyed_generator
 from lockstep.runs.trackers import METRICS_JSONL
-from lockstep.shards import keyed_generator
 
 METRIC = "rollout/episode_return_mean"
 CONFIDENCE, REPETITIONS = 0.95, 2000

@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from lockstep.config import CheckpointConfig, Config, LogConfig
+from lockstep.config.run import CheckpointConfig, Config, LogConfig
+from lockstep.core.topology import Topology
 from lockstep.runs.checkpoint import CheckpointWriter, NullCheckpointWriter, checkpoints_in, step_of
 from lockstep.runs.progress import NullProgress, Progress, make_progress
-from lockstep.runs.tracked_run import TRACKERS_JSON
-from lockstep.runs.tracker_jsonl import JsonlTracker, cut_jsonl
 from lockstep.runs.trackers import (
     METRICS_CSV,
     METRICS_JSONL,
@@ -28,7 +27,8 @@ from lockstep.runs.trackers import (
     cut_trackers,
     wanted_trackers,
 )
-from lockstep.topology import Topology
+from lockstep.runs.trackers.jsonl import JsonlTracker, cut_jsonl
+from lockstep.runs.trackers.service import TRACKERS_JSON
 
 CONFIG, SUMMARY, CHECKPOINTS, FINGERPRINTS = "config.json", "summary.json", "checkpoints", "fingerprints.jsonl"
 TIMING, LOCK, VIDEOS = "timing.jsonl", ".lock", "videos"

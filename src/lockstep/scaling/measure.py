@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lockstep.config import Config
-from lockstep.launch.process import command_that_ends_with_us, said_error
+from lockstep.config.run import Config
+from lockstep.core.process import command_that_ends_with_us, said_error
+from lockstep.core.topology import without_launcher
 from lockstep.launch.world import world_words
 from lockstep.runs.directory import TIMING
 from lockstep.scaling.plan import Job, Plan
-from lockstep.topology import without_launcher
 
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 10.0

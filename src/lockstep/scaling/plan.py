@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import lockstep
-from lockstep.config import Config, LogConfig
-from lockstep.config_checks import resolve
-from lockstep.topology import available_cores
+from lockstep.config.checks import resolve
+from lockstep.config.run import Config, LogConfig
+from lockstep.core.topology import available_cores
 
 Mode = Literal["weak", "strong"]
 MODES = ("weak", "strong")

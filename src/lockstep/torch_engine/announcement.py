@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from lockstep.config import RunOptions
-from lockstep.config_checks import grpo_notes
-from lockstep.proof.fingerprint import sha256_of
+from lockstep.config.checks import grpo_notes
+from lockstep.config.run import RunOptions
+from lockstep.core.fingerprint import sha256_of
 from lockstep.torch_engine.session import Session, check_ranks_in_sync
 from lockstep.torch_engine.state import POLICY, state_arrays
 

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.config import Config
-from lockstep.shards import ShardPlan
-from lockstep.torch_engine import distributions, nets
+from lockstep.config.run import Config
+from lockstep.core.shards import ShardPlan
 from lockstep.torch_engine.advantages import gae, group_advantages
+from lockstep.torch_engine.nets import distributions, nets
 from lockstep.torch_engine.rollout import Rollout, aligned
-from lockstep.torch_engine.self_check import Mode, by_shard
+from lockstep.torch_engine.setup.self_check import Mode, by_shard
 from lockstep.torch_engine.state import TrainState
 
 
@@ -25,7 +25,7 @@ class Batch:
 
     Attributes:
         observations: rows.
-        actions: as :func:`lockstep.torch_engine.distributions.sample` gives them; ``log_probs`` before the update.
+        actions: as :func:`lockstep.torch_engine.nets.distributions.sample` gives them; ``log_probs`` before the update.
         log_probs: see ``actions``.
         advantages: not normalised over minibatches yet.
         values: before the update, and ``returns`` what they should be; None without a critic.

@@ -9,20 +9,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.config import Config
-from lockstep.normalizers import ObservationNormalizer, RunningMoments, shard_moments
-from lockstep.recordings import Recording
-from lockstep.shards import keyed_generator
-from lockstep.spaces import layouts_from_json
-from lockstep.torch_engine import distributions, nets
-from lockstep.torch_engine.nets import PolicyNet
+from lockstep.config.run import Config
+from lockstep.core.normalizers import ObservationNormalizer, RunningMoments, shard_moments
+from lockstep.core.shards import keyed_generator
+from lockstep.core.spaces import layouts_from_json
+from lockstep.policies.recordings import Recording
+from lockstep.torch_engine.nets import distributions, nets
+from lockstep.torch_engine.nets.nets import PolicyNet
 from lockstep.torch_engine.state import NORMALIZERS, POLICY, FlatParameters, initial_parameters, make_net
 
 MAX_GRAD_NORM = 1.0
 
 
 class Settings(Protocol):
-    """See :class:`lockstep.clone_command.CloneSettings`."""
+    """See :class:`lockstep.commands.clone.CloneSettings`."""
 
     epochs: int
     batch: int

@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.evaluation import run_episodes
-from lockstep.torch_engine import distributions, nets
+from lockstep.policies.evaluation import run_episodes
+from lockstep.torch_engine.nets import distributions, nets
 from lockstep.torch_engine.rollout import aligned, normalized
-from lockstep.torch_engine.self_check import by_shard
 from lockstep.torch_engine.session import Session
+from lockstep.torch_engine.setup.self_check import by_shard
 
 
 def evaluate_policy(session: Session) -> np.ndarray:

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from lockstep.config import Config
-from lockstep.torch_engine import distributions, nets
-from lockstep.torch_engine.compiled import LossFunction, compiled
-from lockstep.torch_engine.distributed import Communicator
+from lockstep.config.run import Config
+from lockstep.torch_engine.distributed.communicator import Communicator
 from lockstep.torch_engine.losses import LossSettings, loss_and_terms
-from lockstep.torch_engine.nets import Parameters, PolicyNet
-from lockstep.torch_engine.plain import PlainPolicy
-from lockstep.torch_engine.self_check import Mode, by_shard
+from lockstep.torch_engine.nets import distributions, nets
+from lockstep.torch_engine.nets.compiled import LossFunction, compiled
+from lockstep.torch_engine.nets.nets import Parameters, PolicyNet
+from lockstep.torch_engine.plain.policy import PlainPolicy
+from lockstep.torch_engine.setup.self_check import Mode, by_shard
 from lockstep.torch_engine.state import TrainState, optimizer_options, release_parameters
 
 if TYPE_CHECKING:
-    from lockstep.torch_engine.sharded import ShardedParameters
+    from lockstep.torch_engine.distributed.sharded import ShardedParameters
 
 Columns = Mapping[str, Tensor]
 """A minibatch by name, tensors ``[k, rows, …]``; :class:`lockstep.torch_engine.batch.Batch` says what they are."""

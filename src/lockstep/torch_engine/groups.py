@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from lockstep.config import Config
-from lockstep.envs.vector import HostEnvs
-from lockstep.shards import ShardPlan
+from lockstep.config.run import Config
+from lockstep.core.shards import ShardPlan
+from lockstep.envs.host_envs import HostEnvs
 from lockstep.torch_engine.rollout import Rollout
 from lockstep.torch_engine.state import TrainState
 

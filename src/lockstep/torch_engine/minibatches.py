@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.config import Config
-from lockstep.shards import KeyedDraws, ShardPlan, keyed_seed
+from lockstep.config.run import Config
+from lockstep.core.shards import KeyedDraws, ShardPlan, keyed_seed
 from lockstep.torch_engine.advantages import counted_moments, merge_counts
 from lockstep.torch_engine.batch import Batch
 from lockstep.torch_engine.gradients import DROPOUT_SEED

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.config import Config
-from lockstep.shards import ShardPlan
+from lockstep.config.run import Config
+from lockstep.core.shards import ShardPlan
 from lockstep.torch_engine.batch import Batch
-from lockstep.torch_engine.distributed import Communicator
+from lockstep.torch_engine.distributed.communicator import Communicator
 from lockstep.torch_engine.gradients import GradientSource, loss_settings
-from lockstep.torch_engine.host_adam import MOMENTS
 from lockstep.torch_engine.minibatches import MinibatchStatistics, epoch_minibatches
+from lockstep.torch_engine.plain.adam import MOMENTS
 from lockstep.torch_engine.state import TrainState, moments_of
 from lockstep.torch_engine.update import (
     KL_STOP_FACTOR,

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from lockstep.config import Config
-from lockstep.spaces import layouts_from_json
-from lockstep.torch_engine import distributions, nets
+from lockstep.config.run import Config
+from lockstep.core.spaces import layouts_from_json
+from lockstep.torch_engine.nets import distributions, nets
 from lockstep.torch_engine.state import POLICY, make_net
 
 
@@ -46,7 +46,7 @@ class PolicyFunction:
             carry: float32 ``[rows, carry_size]``.
 
         Returns:
-            Rows of actions as :class:`lockstep.envs.vector.Buffers` takes them, and what is carried on.
+            Rows of actions as :class:`lockstep.envs.host_envs.Buffers` takes them, and what is carried on.
         """
         net, rows = self._net, torch.from_numpy(np.ascontiguousarray(observations)).unsqueeze(0)
         if net.core is None:

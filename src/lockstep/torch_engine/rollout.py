@@ -8,17 +8,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.config import Config
-from lockstep.envs.random_policy import allowed_actions, random_actions
-from lockstep.envs.replay import ReplayLog, row_hashes
+from lockstep.config.run import Config
+from lockstep.core.normalizers import ObservationNormalizer
+from lockstep.core.shards import ShardPlan, keyed_generator
+from lockstep.core.spaces import ObservationLayout
+from lockstep.envs.gymnasium.random_policy import allowed_actions, random_actions
+from lockstep.envs.host_envs import Buffers, HostEnvs
+from lockstep.envs.restore.replay import ReplayLog, row_hashes
 from lockstep.envs.rewards import RewardShaping
-from lockstep.envs.vector import Buffers, HostEnvs
-from lockstep.normalizers import ObservationNormalizer
-from lockstep.shards import ShardPlan, keyed_generator
-from lockstep.spaces import ObservationLayout
-from lockstep.torch_engine import distributions, nets
-from lockstep.torch_engine.nets import PolicyNet
-from lockstep.torch_engine.self_check import Mode, by_shard
+from lockstep.torch_engine.nets import distributions, nets
+from lockstep.torch_engine.nets.nets import PolicyNet
+from lockstep.torch_engine.setup.self_check import Mode, by_shard
 from lockstep.torch_engine.state import TrainState
 
 
@@ -33,7 +33,7 @@ class Rollout:
         native: rows of actions as the environments took them; the same memory but for squashed ones.
         rewards: float64 ``[T, E]``, as the learner gets them.
         terminated: bool ``[T, E]``, for the learner: lost lives too; ``truncated`` likewise.
-        successes: int8 ``[T, E]``, as :class:`lockstep.envs.vector.Buffers` has them.
+        successes: int8 ``[T, E]``, as :class:`lockstep.envs.host_envs.Buffers` has them.
         final: rows that truncated an episode: ``(step, environment) -> [width]``, as the networks see them.
         scores: float64 ``[T, E]``, rewards as the environments gave them; the same memory where nothing is shaped.
         over: bool ``[T, E]``, where an episode of the environment ended; None: wherever one ends for the learner.

@@ -7,25 +7,29 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 import torch
 
-from lockstep.config import Config
+from lockstep.config.run import Config
+from lockstep.core.fingerprint import compare_ranks, fingerprints
+from lockstep.core.process import fail_now
+from lockstep.core.shards import ShardPlan
+from lockstep.core.topology import Topology
+from lockstep.envs.batched.envpool import check_envpool_options
 from lockstep.envs.description import EnvDescription, describe
-from lockstep.envs.envpool_vector import check_envpool_options
+from lockstep.envs.host_envs import HostEnvs
 from lockstep.envs.registry import make_envs
-from lockstep.envs.replay import ReplayLog
-from lockstep.envs.snapshot import load_shards, save_shards
+from lockstep.envs.restore.replay import ReplayLog
+from lockstep.envs.restore.snapshot import load_shards, save_shards
 from lockstep.envs.tensor import check_tensor_options
-from lockstep.envs.vector import HostEnvs
-from lockstep.launch.process import fail_now
-from lockstep.policy import Policy
-from lockstep.proof.fingerprint import compare_ranks, fingerprints
+from lockstep.policies.policy import Policy
 from lockstep.runs.checkpoint import Checkpoint, find_checkpoint, pack, to_files, unpack
 from lockstep.runs.directory import CHECKPOINTS, find_run
-from lockstep.shards import ShardPlan
-from lockstep.topology import Topology
-from lockstep.torch_engine import tensor_rollout
-from lockstep.torch_engine.choose_mode import choose_mode
-from lockstep.torch_engine.devices import set_up_torch
-from lockstep.torch_engine.distributed import Communicator, check_ranks_alike, open_process_group, uses_nccl
+from lockstep.torch_engine.distributed.communicator import (
+    Communicator,
+    check_ranks_alike,
+    open_process_group,
+    uses_nccl,
+)
+from lockstep.torch_engine.envs import tensor_rollout
+from lockstep.torch_engine.envs.tensor_envs import TensorEnvs
 from lockstep.torch_engine.gradients import (
     GradientSource,
     exact_gradient,
@@ -34,7 +38,9 @@ from lockstep.torch_engine.gradients import (
     shard_parameters,
 )
 from lockstep.torch_engine.rollout import Actor, Rollout, action_noise, collect, collect_random
-from lockstep.torch_engine.self_check import Mode
+from lockstep.torch_engine.setup.choose_mode import choose_mode
+from lockstep.torch_engine.setup.devices import set_up_torch
+from lockstep.torch_engine.setup.self_check import Mode
 from lockstep.torch_engine.state import (
     POLICY,
     FlatParameters,
@@ -49,7 +55,6 @@ from lockstep.torch_engine.state import (
     state_arrays,
 )
 from lockstep.torch_engine.statistics import initial_statistics
-from lockstep.torch_engine.tensor_envs import TensorEnvs
 
 
 @dataclass

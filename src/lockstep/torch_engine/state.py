@@ -11,21 +11,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.config import Config
+from lockstep.config.run import Config
+from lockstep.core.episodes import EpisodeCounter, RecentEpisodes
+from lockstep.core.normalizers import ObservationNormalizer, RewardNormalizer, RunningMoments
+from lockstep.core.shards import ShardPlan, keyed_seed
+from lockstep.core.spaces import ActionLayout, ObservationLayout
 from lockstep.envs.description import EnvDescription
-from lockstep.episodes import EpisodeCounter, RecentEpisodes
-from lockstep.initializers import orthogonal_parameters
-from lockstep.net_config import net_options
-from lockstep.normalizers import ObservationNormalizer, RewardNormalizer, RunningMoments
-from lockstep.shards import ShardPlan, keyed_seed
-from lockstep.spaces import ActionLayout, ObservationLayout
-from lockstep.torch_engine.custom import load_custom
-from lockstep.torch_engine.host_adam import MOMENTS, HostAdam
-from lockstep.torch_engine.nets import PolicyNet, expand
-from lockstep.torch_engine.plain import PlainPolicy, derivable
+from lockstep.networks.initial import orthogonal_parameters
+from lockstep.networks.options import net_options
+from lockstep.torch_engine.nets.custom import load_custom
+from lockstep.torch_engine.nets.nets import PolicyNet, expand
+from lockstep.torch_engine.plain.adam import MOMENTS, HostAdam
+from lockstep.torch_engine.plain.policy import PlainPolicy, derivable
 
 if TYPE_CHECKING:
-    from lockstep.torch_engine.sharded import ShardedParameters
+    from lockstep.torch_engine.distributed.sharded import ShardedParameters
 
 POLICY, OPTIMIZER, NORMALIZERS = "policy/", "optimizer/", "normalizers/"
 
@@ -41,7 +41,7 @@ class FlatParameters:
         self._expanded: dict[int, dict[str, Tensor]] = {}
 
     def expanded(self, num_shards: int) -> dict[str, Tensor]:
-        """The views with a leading shard axis (:func:`~lockstep.torch_engine.nets.expand`), made once per number."""
+        """The views with a leading shard axis (:func:`.nets.nets.expand`), made once per number."""
         if num_shards not in self._expanded:
             self._expanded[num_shards] = expand(self.views, num_shards)
         return self._expanded[num_shards]

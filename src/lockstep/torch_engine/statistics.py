@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.config import Config
-from lockstep.episodes import EPISODE_COLUMNS
-from lockstep.normalizers import merge_shards, shard_moments
-from lockstep.shards import ShardPlan
+from lockstep.config.run import Config
+from lockstep.core.episodes import EPISODE_COLUMNS
+from lockstep.core.normalizers import merge_shards, shard_moments
+from lockstep.core.shards import ShardPlan
 from lockstep.torch_engine.advantages import counted_moments, merge_counts
 from lockstep.torch_engine.batch import Batch
-from lockstep.torch_engine.clock import Laps, RankTimes
-from lockstep.torch_engine.distributed import Communicator
+from lockstep.torch_engine.distributed.communicator import Communicator
 from lockstep.torch_engine.rollout import Rollout
+from lockstep.torch_engine.setup.clock import Laps, RankTimes
 from lockstep.torch_engine.state import TrainState
 
 

@@ -8,21 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep import __version__
-from lockstep.config import Config, RunOptions
-from lockstep.episodes import SUCCESS_RATE
-from lockstep.errors import RunError
-from lockstep.evaluation import summarize
-from lockstep.launch.signals import StopRequest, stop_requests
-from lockstep.proof.fingerprint import array_digest, sha256_of
+from lockstep.config.run import Config, RunOptions
+from lockstep.core.episodes import SUCCESS_RATE
+from lockstep.core.errors import RunError
+from lockstep.core.fingerprint import array_digest, sha256_of
+from lockstep.core.topology import Topology
+from lockstep.policies.evaluation import summarize
+from lockstep.policies.videos import EvaluationVideos
 from lockstep.runs.checkpoint import Checkpoint
 from lockstep.runs.directory import RunDirectory
-from lockstep.topology import Topology
 from lockstep.torch_engine.announcement import announcement, notes
 from lockstep.torch_engine.batch import make_batch
-from lockstep.torch_engine.clock import Clock
-from lockstep.torch_engine.devices import check_device, device_memory, machine_facts, name_ranks, visible_gpus
-from lockstep.torch_engine.distributed import close_process_group
-from lockstep.torch_engine.elastic import start_ranks
+from lockstep.torch_engine.distributed.communicator import close_process_group
+from lockstep.torch_engine.distributed.elastic import start_ranks
 from lockstep.torch_engine.evaluation import evaluate_policy
 from lockstep.torch_engine.groups import begin_groups, finished_episodes
 from lockstep.torch_engine.minibatches import advantage_moments, minibatch_indices, minibatch_statistics
@@ -35,10 +33,12 @@ from lockstep.torch_engine.session import (
     current_policy,
     open_session,
 )
+from lockstep.torch_engine.setup.clock import Clock
+from lockstep.torch_engine.setup.devices import check_device, device_memory, machine_facts, name_ranks, visible_gpus
 from lockstep.torch_engine.state import POLICY, check_networks, gather_parameters, release_parameters, state_arrays
 from lockstep.torch_engine.statistics import explained_variance, merge_normalizers, share, share_metrics
 from lockstep.torch_engine.update import update
-from lockstep.videos import EvaluationVideos
+from lockstep.training.stop import StopRequest, stop_requests
 
 __all__ = [
     "TrainResult",

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.config import Config
-from lockstep.errors import NonFiniteError
-from lockstep.shards import ShardPlan
+from lockstep.config.run import Config
+from lockstep.core.errors import NonFiniteError
+from lockstep.core.shards import ShardPlan
 from lockstep.torch_engine.batch import Batch
 from lockstep.torch_engine.gradients import GradientSource, loss_settings
 from lockstep.torch_engine.losses import REFERENCE_KL

@@ -35,7 +35,7 @@ class ArrayEnvironment(ABC):
         step_draws: uniform random numbers that a step takes per environment.
         render_fps: pictures per second of simulated time.
         observation_space: of one environment: float32 of any shape, or an image, uint8 ``[height, width, 3]``
-            (:func:`lockstep.spaces.is_image`).
+            (:func:`lockstep.core.spaces.is_image`).
         action_space: of one environment.
     """
 

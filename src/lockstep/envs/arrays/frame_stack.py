@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.envs.arrays.base import Array, ArrayEnvironment, State
-from lockstep.envs.wrappers import stacked_space
+from lockstep.envs.gymnasium.wrappers import stacked_space
 
 FRAMES = "frames"
 

@@ -10,7 +10,7 @@ from array_api_compat import device
 from gymnasium.spaces import Box, Discrete
 
 from lockstep.envs.arrays.base import Array, ArrayEnvironment, State, host_array
-from lockstep.envs.arrays.grid_picture import draw, write
+from lockstep.envs.arrays.pictures.grid_world import draw, write
 
 SMALLEST, LARGEST = 4, 32
 
@@ -148,7 +148,7 @@ class GridWorld(ArrayEnvironment):
         return write(self._map(state, index))
 
     def _map(self, state: State, index: int) -> np.ndarray:
-        """What stands in each cell as a letter, ``[size, size]``: see :mod:`lockstep.envs.arrays.grid_picture`."""
+        """What stands in each cell as a letter, ``[size, size]``; :mod:`.pictures.grid_world` draws them."""
         row = {name: host_array(values[index]) for name, values in state.items()}
         out = np.where(row["walls"], "#", np.where(row["holes"], "o", "."))
         out[row["goal"]] = "G"

@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS, ArrayEnvironment, State
-from lockstep.envs.arrays.window import Window
+from lockstep.envs.arrays.pictures.window import Window
 
 
 class ArrayGymnasiumEnv(gymnasium.Env):

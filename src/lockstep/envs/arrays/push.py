@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium.spaces import Box
 
 from lockstep.envs.arrays.base import Array, ArrayEnvironment, State, host_array
-from lockstep.envs.arrays.push_picture import draw, write
+from lockstep.envs.arrays.pictures.push import draw, write
 
 REWARDS = ("dense", "sparse")
 

@@ -10,7 +10,7 @@ from array_api_compat import device
 from gymnasium.spaces import Box, Discrete
 
 from lockstep.envs.arrays.base import Array, ArrayEnvironment, State, host_array
-from lockstep.envs.arrays.snake_picture import draw, write
+from lockstep.envs.arrays.pictures.snake import draw, write
 
 SMALLEST, LARGEST = 4, 32
 START_LENGTH = 3

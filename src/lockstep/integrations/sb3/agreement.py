@@ -12,9 +12,9 @@ import torch
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
-from lockstep.errors import RankMismatchError
-from lockstep.machine import first_difference
-from lockstep.shards import keyed_seed
+from lockstep.core.errors import RankMismatchError
+from lockstep.core.machine import first_difference
+from lockstep.core.shards import keyed_seed
 
 SETTINGS = (
     *("n_envs", "n_steps", "batch_size", "n_epochs", "gamma", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm"),

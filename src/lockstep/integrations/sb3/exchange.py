@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
-from lockstep.errors import PeerFailureError, RunError
+from lockstep.core.errors import PeerFailureError, RunError
 from lockstep.integrations.sb3.normalize import MergedStatistics
-from lockstep.torch_engine.distributed import Communicator
+from lockstep.torch_engine.distributed.communicator import Communicator
 
 if TYPE_CHECKING:
     from lockstep.integrations.sb3.callbacks import SynchronizedCallback

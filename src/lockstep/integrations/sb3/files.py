@@ -19,9 +19,9 @@ from typing import Any
 from stable_baselines3.common import logger, monitor
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize, VecVideoRecorder
 
-from lockstep.errors import RunError
-from lockstep.integrations.process_group import is_writer, joined, place
-from lockstep.torch_engine.distributed import count_up, counted
+from lockstep.core.errors import RunError
+from lockstep.integrations.attach.process_group import is_writer, joined, place
+from lockstep.torch_engine.distributed.communicator import count_up, counted
 
 TIMEOUT = 7200.0
 """Seconds that ranks wait for one that evaluates in a callback; one that ended is noticed at once."""

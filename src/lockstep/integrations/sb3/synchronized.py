@@ -14,15 +14,15 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
-from lockstep.integrations.attach import attach
-from lockstep.integrations.process_group import communicator, is_writer, join, place
+from lockstep.integrations.attach.attach import attach
+from lockstep.integrations.attach.process_group import communicator, is_writer, join, place
 from lockstep.integrations.sb3.agreement import agree
 from lockstep.integrations.sb3.callbacks import SynchronizedCallback, of_this_rank
 from lockstep.integrations.sb3.exchange import RolloutExchange
 from lockstep.integrations.sb3.files import TIMEOUT, learning, save_on_one_rank
 from lockstep.integrations.sb3.normalize import MergedStatistics
 from lockstep.integrations.sb3.update import merge_metrics, of_all_ranks
-from lockstep.torch_engine.distributed import use_own_gpu
+from lockstep.torch_engine.distributed.communicator import use_own_gpu
 
 OWN = ("_place", "_attached", "_outermost", "_exchange", "_statistics", "_started")
 """What a saved model doesn't hold."""

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
-from lockstep.integrations.companions import all_mean, normalize
-from lockstep.normalizers import RunningMoments, merge_shards, shard_moments
-from lockstep.torch_engine.distributed import Communicator
+from lockstep.core.normalizers import RunningMoments, merge_shards, shard_moments
+from lockstep.integrations.attach.companions import all_mean, normalize
+from lockstep.torch_engine.distributed.communicator import Communicator
 
 
 class GloballyNormalized:

@@ -1,0 +1,244 @@
+"""``lockstep bench``: how a config scales over ranks, measured in fresh processes, against ideal and the machine."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from lockstep.commands.parser import CommandParser
+from lockstep.config.command_line import parse_arguments, read_request
+from lockstep.config.keys import validate
+from lockstep.config.run import RunOptions
+from lockstep.core.process import EXIT_FAILURE, report_failure
+from lockstep.core.topology import available_cores
+from lockstep.envs.description import describe
+from lockstep.launch.rank import engine_module
+from lockstep.runs.directory import RunDirectory
+from lockstep.scaling.ledger import PLOTS, WORK, Ledger, open_ledger, unfinished, write_tables
+from lockstep.scaling.measure import Outcome, measure
+from lockstep.scaling.plan import MODES, Job, Plan, parse_world_sizes
+from lockstep.scaling.plot import MISSING, can_plot, write_plots
+from lockstep.scaling.summarize import Row, run_row, summary_rows
+
+INTERRUPTED = 130
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        prog="lockstep bench",
+        description="Measure how a config scales over ranks: fresh processes for every run, repeats interleaved over "
+        "world sizes, warm-up left out. The same command continues an interrupted sweep.",
+        allow_abbrev=False,
+        epilog="Every option of lockstep train that describes the run is accepted too, e.g. --num-envs 64. Written to "
+        "RUNS_DIR/NAME: logs/*.jsonl, per_run.csv and .json, summary.csv and .json, plots.png. "
+        "Exit status: 0, 1 (a run failed; its row says why), 2 (bad input).",
+    )
+    parser.add_argument("config", metavar="CONFIG_FILE_OR_ENV_ID")
+    parser.add_argument(
+        "--world-sizes",
+        default="1,2,4",
+        help="numbers of ranks (engine jax: devices of one process); the smallest is the base (default: %(default)s)",
+    )
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each world size (default: %(default)s)")
+    parser.add_argument(
+        "--warmup-iters", type=int, default=5, help="first iterations of each run, left out (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--iters", type=int, default=30, help="iterations of each run that are measured (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--mode",
+        default="weak",
+        help=f"{' or '.join(MODES)}; weak: every rank has the config's num_envs, strong: the ranks share them "
+        "(default: %(default)s)",
+    )
+    parser.add_argument("--no-ceiling", action="store_true", help="don't measure N independent runs at once")
+    parser.add_argument("--name", help="of the sweep's directory (default: bench-, environment, mode and time)")
+    parser.add_argument("--runs-dir", default="runs", help="where that directory is made (default: %(default)s)")
+    return parser
+
+
+def read_plan(argv: Sequence[str]) -> tuple[Plan, argparse.Namespace]:
+    """The sweep that a command line asks for, checked as far as that goes without starting anything.
+
+    Raises:
+        ValueError: one line.
+    """
+    options, rest = _parser().parse_known_args(list(argv))
+    given = parse_arguments(rest)
+    for key in given.settings:
+        if key in RunOptions.model_fields:
+            raise ValueError(f"{key}: bench starts its own runs; give only what describes the run")
+    if given.positional:
+        raise ValueError(f"{given.positional[0]!r}: one config file or environment id is enough, before the options")
+    validate(RunOptions, {"name": options.name, "runs_dir": options.runs_dir}, "command line")
+    config = read_request([options.config, *rest]).config
+    plan = Plan(
+        config,
+        options.mode,
+        parse_world_sizes(options.world_sizes),
+        options.repeats,
+        options.warmup_iters,
+        options.iters,
+        not options.no_ceiling,
+    )
+    plan.check()
+    if config.device != "cpu":
+        engine_module(config.engine).check_device(config.device, plan.world_sizes[-1])
+    describe(config.env)
+    return plan, options
+
+
+def bench_command(argv: Sequence[str]) -> int:
+    """``lockstep bench CONFIG``: exit status 0 if every run ended well, 1 if one failed, 130 if interrupted."""
+    plan, options = read_plan(argv)
+    path = _directory(plan, options)
+    directory = _locked(path)
+    try:
+        ledger = open_ledger(path, plan)
+        _announce(plan, ledger)
+        try:
+            _measure_all(plan, ledger)
+        except KeyboardInterrupt:
+            report_failure("interrupted; the same command continues it")
+            return INTERRUPTED
+        rows, summary = write_results(plan, ledger)
+        print_summary(plan, summary)
+        print(f"bench: {path}")
+    finally:
+        directory.unlock()
+    failed = [row for row in rows if row["status"] != "ok"]
+    if failed:
+        more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
+        report_failure(f"{failed[0]['run']}{more} failed: {failed[0]['error']}; the same command tries again")
+    return EXIT_FAILURE if failed else 0
+
+
+def _directory(plan: Plan, options: argparse.Namespace) -> Path:
+    """The sweep's directory: the one named, the one that this command left unfinished, or a new one."""
+    if options.name is not None:
+        return Path(options.runs_dir) / options.name
+    environment = plan.config.env.id.rpartition(":")[2].replace("/", "-")
+    stem = f"bench-{environment}-{plan.mode}"
+    found = unfinished(Path(options.runs_dir), stem, plan)
+    return found or Path(options.runs_dir) / f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _locked(path: Path) -> RunDirectory:
+    directory = RunDirectory(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        directory.lock()
+    except FileExistsError:
+        raise ValueError(f"name: {path} exists already, as a file; choose another --name") from None
+    except OSError as error:
+        raise ValueError(f"runs_dir: {path} can't be written: {error.strerror or error}") from None
+    return directory
+
+
+# --- the sweep --------------------------------------------------------------------------------------------------
+
+
+def _announce(plan: Plan, ledger: Ledger) -> None:
+    jobs, missing = plan.jobs(), ledger.missing(plan)
+    sizes = ", ".join(map(str, plan.world_sizes))
+    repeats = f"{plan.repeats} repeats" if plan.repeats > 1 else "once"
+    print(
+        f"{plan.config.env.id} · {plan.mode} scaling on {sizes} ranks · {repeats}, {plan.warmup_iters} + "
+        f"{plan.iters} iterations each · {ledger.path}"
+    )
+    if len(missing) < len(jobs):
+        print(f"{len(jobs) - len(missing)} of {len(jobs)} runs are there already")
+    threads, cores = plan.world_sizes[-1] * plan.config.threads, available_cores()
+    if plan.config.device == "cpu" and threads > cores:
+        print(f"note: {plan.world_sizes[-1]} ranks want {threads} cores and there are {cores}; see the ceiling")
+    if not can_plot():
+        print(f"note: {MISSING}")
+    sys.stdout.flush()
+
+
+def _measure_all(plan: Plan, ledger: Ledger) -> None:
+    jobs = plan.jobs()
+    numbers = {job: f"[{number}/{len(jobs)}] {job}" for number, job in enumerate(jobs, 1)}
+    console = Console()
+    for job in ledger.missing(plan):
+        ledger.begin(job)
+        with console.status(numbers[job], refresh_per_second=2) as status:  # seldom: it takes from what is measured
+
+            def show(done: int, wanted: int, text: str = numbers[job], status=status) -> None:
+                status.update(f"{text}: iteration {done}/{wanted}")
+
+            outcome = measure(job, plan, ledger.path / WORK, show)
+        ledger.record(job, outcome)
+        print(f"{numbers[job]}: {_in_short(job, plan, outcome)}", flush=True)
+        write_results(plan, ledger, plots=False)
+
+
+def _in_short(job: Job, plan: Plan, outcome: Outcome) -> str:
+    row = run_row(job, plan, outcome)
+    if row["status"] != "ok":
+        return f"FAILED: {row['error']}"
+    return f"{row['steps_per_second']:,.0f} steps/s, {1000 * row['t_iter']:,.1f} ms an iteration"
+
+
+def write_results(plan: Plan, ledger: Ledger, plots: bool = True) -> tuple[list[Row], list[Row]]:
+    """Write both tables and the plots from what is done of a plan; returns the tables."""
+    outcomes = [(job, ledger.outcome(job)) for job in plan.jobs()]
+    rows = [run_row(job, plan, outcome) for job, outcome in outcomes if outcome is not None]
+    summary = summary_rows(rows, plan)
+    if rows:
+        write_tables(ledger.path, "per_run", rows)
+    write_tables(ledger.path, "summary", summary)
+    if plots and can_plot():
+        title = f"{plan.config.env.id}: {plan.mode} scaling, {plan.repeats} repeats"
+        write_plots(ledger.path / PLOTS, title, rows, summary)
+    return rows, summary
+
+
+# --- the table --------------------------------------------------------------------------------------------------
+
+
+def print_summary(plan: Plan, summary: Sequence[Row]) -> None:
+    """The summary as a table on the terminal; times in milliseconds."""
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    table = Table(
+        title=f"{plan.config.env.id}, {plan.mode} scaling: means over repeats [95 % confidence], ms, MiB, KiB"
+    )
+    columns = ("ranks", "steps/s", "speed-up", "of ideal", "of ceiling", "t_iter", "rollout", "learn", "comm", "wait")
+    failed = ["failed"] if any(row["failed"] for row in summary) else []
+    for name in (*columns, "other", "memory", "calls", "sent", *failed):
+        table.add_column(name, justify="right")
+    for row in summary:
+        times = [
+            _number(row[key], 1000, 1) for key in ("t_iter", "t_rollout", "t_learn", "t_comm", "t_wait", "t_other")
+        ]
+        table.add_row(
+            str(row["world_size"]),
+            _number(row["steps_per_second"]),
+            _number(row["speedup"], 1, 2),
+            _share(row, "efficiency"),
+            _share(row, "ceiling_efficiency"),
+            *times,
+            _number(row["peak_memory_mb"]),
+            _number(row["collectives"]),
+            _number(row["bytes"], 1 / 1024),
+            *(str(row[name]) for name in failed),
+        )
+    console.print(table)
+
+
+def _number(value: float | None, factor: float = 1.0, digits: int = 0) -> str:
+    return "–" if value is None else f"{factor * value:,.{digits}f}"
+
+
+def _share(row: Row, name: str) -> str:
+    value, low, high = row[name], row[f"{name}_low"], row[f"{name}_high"]
+    if value is None:
+        return "–"
+    return f"{value:.0%}" if low is None else f"{value:.0%} [{100 * low:.0f}–{100 * high:.0f}]"

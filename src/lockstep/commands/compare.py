@@ -1,0 +1,47 @@
+"""``lockstep compare``: two or more runs side by side, by the episodes that their policies play."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from lockstep.commands.eval import BATCH, add_policy_options, evaluate, facts_of
+from lockstep.commands.parser import CommandParser, at_least_one
+from lockstep.policies.comparison import Evaluated, comparison, draw, in_words
+from lockstep.policies.policy import load_policy
+from lockstep.policies.results import check_files, read_json, save_figure, written
+
+
+def compare_command(argv: Sequence[str]) -> int:
+    """``lockstep compare RUN RUN …``: distributions, means with intervals, effect sizes, a plot."""
+    parser = CommandParser(prog="lockstep compare", description="Compare the policies of runs by their episodes.")
+    parser.add_argument("runs", nargs="+", help="runs, or files of lockstep eval --json FILE; the first is the measure")
+    add_policy_options(parser)
+    parser.add_argument("--episodes", type=at_least_one, default=100, help="of each run (default: 100)")
+    parser.add_argument("--json", type=Path, help="write everything as JSON")
+    parser.add_argument("--plot", type=Path, help="draw distributions and means into a png, svg or pdf")
+    parser.set_defaults(seed=0)
+    options = parser.parse_args(argv)
+    if len(options.runs) < 2:
+        raise ValueError(f"compare: {options.runs[0]} with what? give two or more runs or evaluations")
+    check_files(options.json, None, options.plot)
+
+    def evaluated(name: str) -> Evaluated:
+        path = Path(name)
+        if path.suffix == ".json":
+            facts, table = read_json(path)
+            return Evaluated(path.stem, facts, table)
+        policy = load_policy(name, options.checkpoint, options.runs_dir)
+        table = evaluate(policy, options.episodes, options.seed, not options.stochastic, BATCH)
+        return Evaluated(path.name, facts_of(policy, table, not options.stochastic), table)
+
+    them = [evaluated(name) for name in options.runs]
+    found = comparison(them)
+    if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    if options.plot is not None:
+        save_figure(draw(them, found), options.plot)
+    print(in_words(found) + written(options.json, options.plot))
+    return 0

@@ -1,0 +1,1 @@
+"""What a run is a function of: its settings, where they come from, and what fits together."""

@@ -1,0 +1,165 @@
+"""Does a config fit together? What doesn't is one line: the key, the value, and what would work."""
+
+from __future__ import annotations
+
+import json
+
+from lockstep.config.devices import check_devices
+from lockstep.config.engines import check_engine
+from lockstep.config.run import Config
+from lockstep.core.shards import check_shards, check_world_size, default_num_shards
+
+
+def resolve(config: Config, world_size: int = 1) -> Config:
+    """Fix ``num_envs`` and ``num_shards`` and check that everything divides.
+
+    Args:
+        config: as the user gave it.
+        world_size: ranks; for the JAX engine devices, of all processes together.
+
+    Raises:
+        ValueError: one line with the key, the value and the nearest values that work.
+    """
+    num_envs, num_shards = config.num_envs, config.num_shards
+    if config.num_envs_per_rank is not None:
+        if isinstance(config.num_envs_per_rank, str):
+            raise ValueError(
+                f"num_envs_per_rank: {config.num_envs_per_rank} is made a number by lockstep train alone; give a number"
+            )
+        if num_envs is not None:
+            raise ValueError(
+                f"num_envs_per_rank: {config.num_envs_per_rank} given together with num_envs {num_envs}; give one"
+            )
+        num_envs = config.num_envs_per_rank * world_size
+        if num_shards is None:
+            _check_power_of_two(config, world_size)
+            num_shards = world_size
+    num_envs = num_envs or 8
+    num_shards = num_shards or default_num_shards(max(1, num_envs // config.group_size))
+    check_shards(num_envs, num_shards)
+    if config.engine == "jax":
+        check_devices(world_size, num_envs, num_shards)
+    else:
+        check_world_size(world_size, num_shards)
+    _check_minibatches(config, num_envs // num_shards)
+    _check_choices(config)
+    return config.model_copy(update={"num_envs": num_envs, "num_envs_per_rank": None, "num_shards": num_shards})
+
+
+def _check_power_of_two(config: Config, world_size: int) -> None:
+    if world_size & (world_size - 1):
+        key, what = ("devices", "devices") if config.engine == "jax" else ("nproc", "ranks")
+        below = 1 << (world_size.bit_length() - 1)
+        raise ValueError(
+            f"{key}: {world_size} {what} with num_envs_per_rank make {world_size} shards, which is no power of two; "
+            f"nearest that work: {below} or {2 * below} {what}"
+        )
+
+
+def _check_minibatches(config: Config, envs_per_shard: int) -> None:
+    length = config.sequence_length
+    if config.num_steps % length:
+        raise ValueError(
+            f"network.sequence_length: {length} doesn't divide num_steps {config.num_steps}; nearest that work: "
+            f"{_nearest_divisors(config.num_steps, length)}"
+        )
+    units, wanted = envs_per_shard * config.num_steps // length, config.ppo.num_minibatches
+    what = f"{config.num_steps} steps = {units} samples" if length == 1 else f"{config.num_steps} steps / {length} = "
+    if length > 1:
+        what += f"{units} sequences"
+    if units % wanted:
+        raise ValueError(
+            f"ppo.num_minibatches: {wanted} doesn't divide a shard's {envs_per_shard} environments x {what}; nearest "
+            f"that work: {_nearest_divisors(units, wanted)}"
+        )
+    part = units // wanted
+    if part % config.ppo.gradient_accumulation:
+        raise ValueError(
+            f"ppo.gradient_accumulation: {config.ppo.gradient_accumulation} doesn't divide a shard's minibatch of "
+            f"{part}; nearest that work: {_nearest_divisors(part, config.ppo.gradient_accumulation)}"
+        )
+    if envs_per_shard % config.group_size:
+        raise ValueError(
+            f"grpo.group_size: {config.group_size} doesn't divide a shard's {envs_per_shard} environments (groups "
+            f"don't cross shards); nearest that work: {_nearest_divisors(envs_per_shard, config.group_size)}"
+        )
+
+
+def _nearest_divisors(number: int, wanted: int) -> str:
+    fits = [n for n in range(1, number + 1) if number % n == 0]
+    return " or ".join(map(str, sorted(sorted(fits, key=lambda n: abs(n - wanted))[:2])))
+
+
+def _check_choices(config: Config) -> None:
+    for name, table in (("env.kwargs", config.env.kwargs), ("network.custom_kwargs", config.network.custom_kwargs)):
+        try:
+            plain = json.loads(json.dumps(table)) == table
+        except (TypeError, ValueError):
+            plain = False
+        if not plain:
+            raise ValueError(f"{name}: {table!r} is more than JSON can hold (text as keys; numbers, text, lists)")
+    check_engine(config)
+    if config.backend == "nccl" and config.device == "cpu":
+        raise ValueError("backend: nccl works on GPUs only and device is cpu; use backend gloo or device cuda")
+    if config.collectives == "shared" and config.device == "cuda" and config.backend != "gloo":
+        raise ValueError(
+            f"collectives: shared, but backend {config.backend} keeps tensors on the GPU; use backend gloo or "
+            "collectives auto"
+        )
+    _check_scale(config)
+    if any(size < 1 for size in config.network.hidden_sizes):
+        raise ValueError(f"network.hidden_sizes: {list(config.network.hidden_sizes)} has a layer below 1 unit")
+    if config.network.custom is not None and config.network.recurrent is not None:
+        raise ValueError(
+            f"network.recurrent: {config.network.recurrent}, but network.custom {config.network.custom} stands in "
+            "place of all networks; leave one of them out"
+        )
+    if config.algorithm == "grpo" and config.normalize.returns:
+        raise ValueError(
+            "normalize.returns: GRPO's advantages are relative to the group and need no scale; leave it out"
+        )
+    _check_log(config)
+    if not all(0 <= beta < 1 for beta in config.ppo.adam_betas):
+        raise ValueError(f"ppo.adam_betas: {list(config.ppo.adam_betas)} must lie in [0, 1)")
+
+
+def _check_scale(config: Config) -> None:
+    if config.fsdp and config.reduction == "exact":
+        raise ValueError(
+            "fsdp: true sums gradients in an order that depends on the ranks, which reduction exact doesn't allow; "
+            "use reduction fast"
+        )
+    if config.sync_period > 1 and config.reduction == "exact":
+        raise ValueError(
+            f"sync_period: {config.sync_period} makes the agent depend on the number of ranks, which reduction exact "
+            "doesn't allow; use reduction fast or sync_period 1"
+        )
+    if config.fsdp and config.sync_period > 1:
+        raise ValueError(
+            f"sync_period: {config.sync_period} needs whole parameters on every rank and fsdp shards them; leave "
+            "one out"
+        )
+    if config.cuda_graphs and not (config.compile and config.device == "cuda"):
+        raise ValueError(
+            f"cuda_graphs: needs compile true and device cuda, and compile is {str(config.compile).lower()}, device "
+            f"{config.device}"
+        )
+
+
+def _check_log(config: Config) -> None:
+    log = config.log
+    if config.eval.record_video and not config.eval.interval:
+        raise ValueError("eval.record_video: there are no evaluations (eval.interval 0); e.g. --eval.interval 10")
+    if log.entity is not None and not log.wandb:
+        raise ValueError(f"log.entity: {log.entity} is for Weights & Biases, which is off; add --log.wandb")
+    given = [key for key in ("project", "group", "tags") if getattr(log, key)]
+    if given and not (log.wandb or log.trackio or log.mlflow):
+        raise ValueError(f"log.{given[0]}: no tracker takes it; add --log.wandb, --log.trackio or --log.mlflow")
+
+
+def grpo_notes(config: Config, limit: int | None) -> list[str]:
+    """What to know of GRPO's episodes, which count for one iteration, where the environment lets them last longer."""
+    if config.algorithm != "grpo" or (limit is not None and limit <= config.num_steps):
+        return []
+    longest = "has no time limit" if limit is None else f"lets them last {limit}"
+    return [f"grpo: episodes count for num_steps ({config.num_steps}) at most; the environment {longest}"]

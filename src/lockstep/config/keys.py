@@ -1,0 +1,128 @@
+"""Every setting by its dotted key, and one validator for all sources: errors name key, value and limit."""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from lockstep.config.run import Config, RunOptions
+
+ALIASES = {
+    "env": "env.id",
+    "env_id": "env.id",
+    "total_timesteps": "total_steps",
+    "timesteps": "total_steps",
+    "n_envs": "num_envs",
+    "n_steps": "num_steps",
+    "n_epochs": "ppo.num_epochs",
+    "learning_rate": "ppo.learning_rate",
+    "lr": "ppo.learning_rate",
+    "gamma": "ppo.gamma",
+    "gae_lambda": "ppo.gae_lambda",
+    "ent_coef": "ppo.entropy_coef",
+    "target_kl": "ppo.target_kl",
+    "max_grad_norm": "ppo.max_grad_norm",
+    "log_jsonl": "log.jsonl",
+    "num_workers": "env.workers",
+    "world_size": "nproc",
+    "nproc_per_node": "nproc",
+}
+"""Keys that users of other libraries know."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One setting: its dotted path and its type."""
+
+    path: str
+    annotation: Any
+
+    @property
+    def kind(self) -> str:
+        """How the command line gives it: ``flag``, ``list``, ``json`` or ``value``."""
+        choices = [a for a in _members(self.annotation) if a is not type(None)]
+        if bool in choices:
+            return "flag"
+        if any(typing.get_origin(a) is tuple for a in choices):
+            return "list"
+        return "json" if any(typing.get_origin(a) is dict for a in choices) else "value"
+
+    @property
+    def optional(self) -> bool:
+        """Whether it may be None."""
+        return type(None) in _members(self.annotation)
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    return typing.get_args(annotation) if union else (annotation,)
+
+
+def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[Leaf]:
+    """Every setting of a config model, depth first."""
+    for name, info in model.model_fields.items():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            yield from leaves(info.annotation, f"{prefix}{name}.")
+        else:
+            yield Leaf(prefix + name, info.annotation)
+
+
+LEAVES = {leaf.path: leaf for model in (Config, RunOptions) for leaf in leaves(model)}
+FREE = {path for path, leaf in LEAVES.items() if leaf.kind == "json"}
+"""Settings whose value is a table of the user's own: ``env.kwargs``, ``network.custom_kwargs``."""
+FREE_NAMES = {path.split(".")[-1] for path in FREE}
+"""Their last words."""
+
+
+def nearest(key: str, known: Sequence[str]) -> str:
+    """``'; did you mean X?'`` for the closest known key, or nothing."""
+    alias = ALIASES.get(key.split(".")[-1])
+    if alias in known:
+        return f"; did you mean {alias}?"
+    lookup = {k.split(".")[-1]: k for k in known} | {k: k for k in known}
+    sections = {k.split(".")[0]: k.split(".")[0] for k in known if "." in k} if "." not in key else {}
+    close = difflib.get_close_matches(key, lookup | sections, 1, 0.6) or difflib.get_close_matches(
+        key.split(".")[-1], lookup, 1, 0.6
+    )
+    return f"; did you mean {(lookup | sections)[close[0]]}?" if close else ""
+
+
+def _path(error: Any) -> str:
+    """The dotted key of an error; pydantic appends which member of a union it tried."""
+    parts = [str(part) for part in error["loc"]]
+    for end in range(len(parts), 0, -1):
+        if ".".join(parts[:end]) in LEAVES:
+            return ".".join(parts[:end])
+    return ".".join(parts)
+
+
+def _describe(error: Any) -> str:
+    kind, value = error["type"], error["input"]
+    path = _path(error)
+    if path == "nproc" and kind != "value_error":
+        return f"nproc: {value!r}: a number of ranks, at least 1, or auto"
+    if path == "coordinator" and kind == "string_pattern_mismatch":
+        return f"coordinator: {value!r}: a host and a port are wanted, e.g. 10.0.0.1:29400"
+    if kind == "extra_forbidden":
+        return f"{path}: unknown key{nearest(path, list(LEAVES))}"
+    if kind in ("value_error", "assertion_error"):
+        text = str(error["ctx"]["error"])
+        return text if text.startswith(path) or not path else f"{path}: {text}"
+    message = error["msg"][0].lower() + error["msg"][1:]
+    return f"{path}: {value!r}: {message}"
+
+
+def validate(model: type[BaseModel], values: Mapping[str, Any], source: str) -> Any:
+    """Build a config model; a ``ValueError`` of one line with key, value and limit if that fails."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        problems = list({_path(e): e for e in reversed(error.errors())}.values())[::-1]
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise ValueError(f"{source}: {_describe(problems[0])}{more}") from None

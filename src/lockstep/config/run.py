@@ -1,0 +1,224 @@
+"""The typed, immutable config: what a run is a function of. Imports no framework.
+
+``Config`` holds what decides the run, ``RunOptions`` how and where it is executed. Files and command line are read
+by :mod:`lockstep.config.command_line`, what doesn't fit together is found by :mod:`lockstep.config.checks`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from lockstep.config.sections import (
+    AtariConfig,
+    CheckpointConfig,
+    EnvConfig,
+    EvalConfig,
+    GRPOConfig,
+    ImageConfig,
+    LogConfig,
+    NetworkConfig,
+    NormalizeConfig,
+    PPOConfig,
+    ProofConfig,
+    Section,
+)
+
+__all__ = [
+    "AtariConfig",
+    "CheckpointConfig",
+    "Config",
+    "EnvConfig",
+    "EvalConfig",
+    "GRPOConfig",
+    "ImageConfig",
+    "LogConfig",
+    "NetworkConfig",
+    "NormalizeConfig",
+    "PPOConfig",
+    "ProofConfig",
+    "RunOptions",
+    "Section",
+]
+
+MAX_SEQUENCE = 32
+COORDINATOR = r"^(\[[0-9a-fA-F:.]+\]|[\w.-]+):[0-9]{1,5}$"
+"""``host:port``, ``[IPv6 address]:port``."""
+
+
+class Config(Section):
+    """What a run is a function of."""
+
+    env: EnvConfig = EnvConfig()
+    algorithm: Literal["ppo", "grpo"] = Field(default="ppo", description="PPO with a critic, or GRPO without")
+    engine: Literal["torch", "jax"] = Field(
+        default="torch", description="framework that trains; for jax a rank is a device, of one process or of several"
+    )
+    device: Literal["cpu", "cuda", "tpu"] = Field(
+        default="cpu", description="where policy and update run; tpu: engine jax"
+    )
+    seed: int = Field(default=0, ge=0, description="of every random number")
+    total_steps: int = Field(default=100_000, ge=1, description="global environment steps; schedules run over them")
+    num_envs: int | None = Field(default=None, ge=1, description="environments of the whole run (default 8)")
+    num_envs_per_rank: Annotated[int, Field(ge=1)] | Literal["auto", "max"] | None = Field(
+        default=None,
+        description="instead of num_envs: environments grow with ranks; auto: sized by memory and cores, max: larger",
+    )
+    num_shards: int | None = Field(
+        default=None,
+        ge=1,
+        description="power of two; the most ranks that can share the run (default: divides num_envs, at most 8)",
+    )
+    num_steps: int = Field(default=128, ge=1, description="steps of each environment in a rollout")
+    reduction: Literal["exact", "fast"] = Field(
+        default="exact", description="exact: bitwise equal for every number of ranks; fast: the framework's own sums"
+    )
+    precision: Literal["fp32", "bf16"] = Field(
+        default="fp32", description="bf16: networks compute in bfloat16 (autocast); parameters and losses stay float32"
+    )
+    fsdp: bool = Field(
+        default=False, description="shard parameters and moments over ranks, for large networks; reduction fast"
+    )
+    sync_period: int = Field(
+        default=1,
+        ge=1,
+        description="optimiser steps that a rank takes by itself before parameters and moments are averaged; above 1: "
+        "reduction fast",
+    )
+    compile: bool = Field(default=False, description="torch.compile the loss of a shard; engine torch")
+    cuda_graphs: bool = Field(
+        default=False, description="with compile on a GPU: replay the loss as CUDA graphs; engine torch"
+    )
+    threads: int = Field(
+        default=1, ge=1, description="CPU threads per rank; results depend on it in the last bits; engine torch"
+    )
+    backend: Literal["auto", "gloo", "nccl"] = Field(
+        default="auto", description="of the collectives: gloo on CPU, NCCL on GPU; jax chooses by itself"
+    )
+    collectives: Literal["auto", "shared", "backend"] = Field(
+        default="auto",
+        description="how CPU tensors travel; shared: memory of one host (jax: of one process); backend: its own (jax: "
+        "XLA's); auto: shared where possible",
+    )
+    ppo: PPOConfig = PPOConfig()
+    grpo: GRPOConfig = GRPOConfig()
+    network: NetworkConfig = NetworkConfig()
+    normalize: NormalizeConfig = NormalizeConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    eval: EvalConfig = EvalConfig()
+    log: LogConfig = LogConfig()
+    proof: ProofConfig = ProofConfig()
+
+    @property
+    def envs(self) -> int:
+        """``num_envs`` of a resolved config."""
+        assert self.num_envs is not None, "the config is not resolved"
+        return self.num_envs
+
+    @property
+    def shards(self) -> int:
+        """``num_shards`` of a resolved config."""
+        assert self.num_shards is not None, "the config is not resolved"
+        return self.num_shards
+
+    @property
+    def sequence_length(self) -> int:
+        """Steps of one training sequence: 1 without a recurrent core."""
+        if self.network.recurrent is None:
+            return 1
+        wanted = self.network.sequence_length
+        return wanted or max(n for n in range(1, MAX_SEQUENCE + 1) if self.num_steps % n == 0)
+
+    @property
+    def group_size(self) -> int:
+        """Environments that share their starts: 1 but for GRPO."""
+        return self.grpo.group_size if self.algorithm == "grpo" else 1
+
+    @property
+    def steps_per_iteration(self) -> int:
+        """Global environment steps of one iteration."""
+        return self.envs * self.num_steps
+
+    @property
+    def num_iterations(self) -> int:
+        """Iterations until ``total_steps`` are done, the last one whole."""
+        return -(-self.total_steps // self.steps_per_iteration)
+
+
+class RunOptions(Section):
+    """How and where a run is executed; nothing here changes the agent."""
+
+    nproc: int | Literal["auto"] = Field(
+        default=1,
+        description="processes on this machine; torch: one a rank, or auto: what cores or GPUs allow; jax: each has "
+        "devices of its own",
+    )
+    devices: int | None = Field(
+        default=None,
+        ge=1,
+        description="jax: devices of each process (default: on a CPU one a core as far as the shards divide, else all)",
+    )
+    simulate_devices: int | None = Field(
+        default=None, ge=1, description="jax on a CPU: make it this many devices, more than it has cores too"
+    )
+    fsdp_devices: int | None = Field(
+        default=None, ge=1, description="jax with fsdp: devices that a copy is sharded over (default: all)"
+    )
+    num_seeds: int = Field(
+        default=1,
+        ge=1,
+        description="jax: independent agents in one program, of seeds seed, seed + 1, …; reduction exact: in turns, "
+        "each the same as its own run; fast: as one batch",
+    )
+    coordinator: str | None = Field(
+        default=None,
+        pattern=COORDINATOR,
+        description="jax: host:port of process 0, where several processes meet that no launcher started",
+    )
+    num_processes: int | None = Field(default=None, ge=1, description="with coordinator: processes of the run")
+    process_id: int | None = Field(default=None, ge=0, description="with coordinator: which of them this is, from 0")
+    name: str | None = Field(
+        default=None, min_length=1, description="of the run directory (default: environment, seed and time)"
+    )
+    runs_dir: str = Field(default="runs", min_length=1, description="where run directories are made")
+    resume: str | None = Field(default=None, description="run (name or path) or checkpoint to continue")
+    stop_at_step: int | None = Field(
+        default=None, ge=1, description="end with a checkpoint once this many global steps are done"
+    )
+    max_hours: float | None = Field(default=None, gt=0, description="end with a checkpoint after this wall time")
+    quiet: bool = Field(default=False, description="print only errors and warnings")
+
+    @model_validator(mode="after")
+    def _positive(self) -> RunOptions:
+        if self.nproc != "auto" and self.nproc < 1:
+            raise ValueError(f"nproc: {self.nproc} ranks; at least 1, or auto")
+        self._check_devices()
+        self._check_coordinator()
+        if self.name is not None and ("/" in self.name or self.name in (".", "..")):
+            raise ValueError(f"name: {self.name!r} is not a plain directory name; --runs-dir says where it is made")
+        return self
+
+    def _check_devices(self) -> None:
+        if self.simulate_devices is not None and (self.devices or 0) > self.simulate_devices:
+            raise ValueError(
+                f"devices: {self.devices} of only {self.simulate_devices} simulated ones; simulate {self.devices}"
+            )
+
+    def _check_coordinator(self) -> None:
+        flags = {name: getattr(self, name) for name in ("coordinator", "num_processes", "process_id")}
+        missing = [name for name, value in flags.items() if value is None]
+        if missing and len(missing) < len(flags):
+            given = next(name for name in flags if name not in missing)
+            raise ValueError(f"{given}: given without {' and '.join(missing)}; give all three or none")
+        if self.num_processes is None or self.process_id is None:
+            return
+        if self.process_id >= self.num_processes:
+            raise ValueError(
+                f"process_id: {self.process_id} of num_processes {self.num_processes}; they count from 0 to "
+                f"{self.num_processes - 1}"
+            )
+        if self.nproc != 1:
+            raise ValueError(
+                f"nproc: {self.nproc} with coordinator, where every process is started by itself; leave one of them out"
+            )

@@ -1,0 +1,72 @@
+"""What the machine says: of its processor, which decides the last bits of a result, and of this process's memory."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import resource
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lockstep.core.errors import RankMismatchError
+
+CPUINFO, STATUS = Path("/proc/cpuinfo"), Path("/proc/self/status")
+INSTRUCTION_SETS = ("avx512f", "avx2", "avx", "sve", "asimd")
+
+
+def _cpuinfo(*keys: str) -> str:
+    """The first value of one of the keys, where the system tells it."""
+    with contextlib.suppress(OSError):
+        for line in CPUINFO.read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() in keys:
+                return value.strip()
+    return ""
+
+
+def cpu_model() -> str:
+    """The processor's name, where the system tells it."""
+    return _cpuinfo("model name") or platform.processor()
+
+
+def cpu_features() -> tuple[str, ...]:
+    """The processor's features by the kernel's names, sorted; empty where the system doesn't tell them."""
+    return tuple(sorted(_cpuinfo("flags", "Features").split()))
+
+
+def instruction_set() -> str:
+    """The widest vector instructions that the processor has, such as ``avx2``; the architecture where none is known."""
+    features = cpu_features()
+    return next((name for name in INSTRUCTION_SETS if name in features), platform.machine())
+
+
+def peak_resident() -> float:
+    """The largest resident set that this process has had so far, in MiB; its children apart."""
+    if STATUS.is_file():  # getrusage would count what the launcher held when it forked this process
+        for line in STATUS.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) / 2**10
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
+
+
+def first_difference(everyone: Sequence[Mapping[str, Any]]) -> tuple[int, str] | None:
+    """The first rank that says something else than rank 0, and of what; None if all say the same."""
+    for rank, theirs in enumerate(everyone):
+        for key, value in everyone[0].items():
+            if theirs[key] != value:
+                return rank, key
+    return None
+
+
+def check_facts_alike(everyone: Sequence[Mapping[str, str]]) -> None:
+    """Raise a ``RankMismatchError`` if what ranks say of their machine, versions and config, in rank order, differs."""
+    found = first_difference(everyone)
+    if found is not None:
+        rank, key = found
+        raise RankMismatchError(
+            f"rank {rank} differs from rank 0 in {key}: {everyone[rank][key]} against {everyone[0][key]}; "
+            "the same agent needs the same kind of machine, versions and config on every rank"
+        )

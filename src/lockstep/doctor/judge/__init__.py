@@ -1,0 +1,1 @@
+"""What the traces of all ranks say."""

@@ -1,0 +1,227 @@
+"""Ranks against one another: pure functions of their traces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lockstep.doctor.judge.traces import Kept, Moment, Part, RankTrace
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One kind of tensors at one moment on all ranks.
+
+    Attributes:
+        kind: ``parameters``, ``gradients``, ``moments``, ``buffers``, ``normalizers`` or ``gathered``.
+        moment: when.
+        compared: number of tensors that ranks should hold wholly and alike.
+        sharded: number of tensors of which each rank rightly holds another part.
+        differing: names of those that differ, in order.
+        ranks: that differ from the first one.
+        relative: largest difference over all differing tensors, each relative to its largest element; NaN if the kept
+            samples are equal and only the digests differ.
+        nonzero: whether any element isn't zero.
+    """
+
+    kind: str
+    moment: Moment
+    compared: int
+    sharded: int
+    differing: tuple[str, ...]
+    ranks: tuple[int, ...]
+    relative: float
+    nonzero: bool
+
+    @property
+    def equal(self) -> bool:
+        """Whether there was something to compare, and it is the same on all ranks."""
+        return self.compared > 0 and not self.differing
+
+
+def same(a: Kept, b: Kept) -> bool:
+    """Whether two ranks hold the same tensor: same numbers (NaN is NaN), and the same bits beyond a sample."""
+    if a.elements != b.elements or a.digest != b.digest or a.numbers.shape != b.numbers.shape:
+        return False
+    return bool(np.array_equal(a.numbers, b.numbers, equal_nan=True))
+
+
+def relative_difference(a: Kept, b: Kept) -> float:
+    """Largest difference of two tensors' elements over the largest element; NaN if what was kept doesn't show any."""
+    if a.numbers.shape != b.numbers.shape:
+        return float("inf")
+    x, y = a.numbers.astype(np.float64), b.numbers.astype(np.float64)
+    finite = np.isfinite(x) & np.isfinite(y)
+    if not np.array_equal(np.isnan(x), np.isnan(y)) or not np.array_equal(x[np.isinf(x)], y[np.isinf(x)]):
+        return float("inf")
+    scale = max(np.abs(x[finite]).max(initial=0.0), np.abs(y[finite]).max(initial=0.0))
+    difference = np.abs(x[finite] - y[finite]).max(initial=0.0)
+    return float(difference / scale) if difference > 0 else float("nan")
+
+
+OPTIMIZED = frozenset({"parameters", "gradients", "moments"})
+"""Kinds of tensors that are known by their places in the optimiser."""
+EVERYWHERE = frozenset({"parameters", "gradients"})
+"""Kinds that every rank has if one has them. Moments may be split over ranks, modules and normalisers be one rank's."""
+
+
+def compare_parts(
+    kind: str, moment: Moment, parts: Mapping[int, Part], names: Mapping[str, str] | None = None
+) -> Comparison:
+    """Compare one kind of tensors, ``parts[rank]``.
+
+    Moments that not every rank has are taken for sharded ones; buffers and normalisers, for one rank's own. A parameter
+    or gradient that not every rank has is a difference.
+
+    Args:
+        kind: of tensors.
+        moment: when they were looked at.
+        parts: tensors by rank.
+        names: to tell the optimiser's tensors by, instead of their places in the optimiser.
+    """
+    ranks = sorted(parts)
+    first, others = parts[ranks[0]], ranks[1:]
+    known = list(dict.fromkeys(name for rank in ranks for name in parts[rank]))
+    shared = [name for name in known if all(name in parts[rank] for rank in ranks)]
+    wanted = known if kind in EVERYWHERE else shared
+    held = [name for name in wanted if not any(parts[r][name].shards for r in ranks if name in parts[r])]
+    unlike = {rank: [n for n in held if not _alike(first.get(n), parts[rank].get(n))] for rank in others}
+    found = {name for names in unlike.values() for name in names}
+    sizes = [_size(first.get(name), parts[rank].get(name)) for rank in others for name in unlike[rank]]
+    places = tuple(name for name in held if name in found)
+    return Comparison(
+        kind,
+        moment,
+        compared=len(held),
+        sharded=len(known if kind in OPTIMIZED else shared) - len(held),
+        differing=places if names is None else tuple(told(place, names) for place in places),
+        ranks=tuple(rank for rank in others if unlike[rank]),
+        relative=max((size for size in sizes if not np.isnan(size)), default=float("nan")),
+        nonzero=any(np.any(part[name].numbers) for part in parts.values() for name in held if name in part),
+    )
+
+
+def _alike(mine: Kept | None, other: Kept | None) -> bool:
+    return mine is other if mine is None or other is None else same(mine, other)
+
+
+def _size(mine: Kept | None, other: Kept | None) -> float:
+    return float("inf") if mine is None or other is None else relative_difference(mine, other)
+
+
+def _split(place: str) -> tuple[str, str]:
+    """A place in the optimiser, ``0.2``, and what follows of a moment: ``exp_avg`` or nothing."""
+    group, number, rest = (*place.split(".", 2), "")[:3]
+    return f"{group}.{number}", rest
+
+
+def told(place: str, names: Mapping[str, str]) -> str:
+    """A tensor's name for its place; a moment's has its own name behind."""
+    key, rest = _split(place)
+    group, number = key.split(".")
+    name = names.get(key, f"parameter {number} of group {group}")
+    return f"{name}.{rest}" if rest else name
+
+
+def named_alike(traces: Sequence[RankTrace], optimizer: int) -> bool:
+    """Whether an optimiser's parameters have the same names on all ranks, each once, wherever they stand there."""
+    names = [trace.names.get(optimizer, {}) for trace in traces]
+    sets = [set(each.values()) for each in names]
+    return all(len(found) == len(each) and found == sets[0] for found, each in zip(sets, names, strict=True))
+
+
+def by_name(part: Part, names: Mapping[str, str]) -> Part | None:
+    """A part with names for places; None if one has no name."""
+    if not all(_split(place)[0] in names for place in part):
+        return None
+    return {told(place, names): kept for place, kept in part.items()}
+
+
+def shared_moments(traces: Sequence[RankTrace]) -> list[Moment]:
+    """Moments at which every rank was looked at, in order of time for each optimiser."""
+    if not traces:
+        return []
+    order = {"before": 0, "after": 1, "end": 2}
+    shared = set(traces[0].checks).intersection(*(trace.checks for trace in traces[1:]))
+    return sorted(shared, key=lambda m: (m.optimizer, m.step, order[m.when]))
+
+
+def comparisons(traces: Sequence[RankTrace]) -> Iterator[Comparison]:
+    """Every kind of tensors at every moment that all ranks share."""
+    alike = {o: named_alike(traces, o) for o in {moment.optimizer for moment in shared_moments(traces)}}
+    for moment in shared_moments(traces):
+        checks = {trace.rank: trace.checks[moment] for trace in traces}
+        names = {trace.rank: trace.names.get(moment.optimizer, {}) for trace in traces}
+        for kind in next(iter(checks.values())).parts:
+            if not all(kind in check.parts for check in checks.values()):
+                continue
+            parts = {rank: check.parts[kind] for rank, check in checks.items()}
+            if kind not in OPTIMIZED:
+                yield compare_parts(kind, moment, parts)
+                continue
+            named = (
+                {rank: by_name(part, names[rank]) for rank, part in parts.items()} if alike[moment.optimizer] else {}
+            )
+            whole = {rank: part for rank, part in named.items() if part is not None}
+            if len(whole) == len(parts):  # the groups' order may be another on every rank
+                yield compare_parts(kind, moment, whole)
+            else:
+                yield compare_parts(kind, moment, parts, names[traces[0].rank])
+
+
+def inputs_at(traces: Sequence[RankTrace], moment: Moment) -> str:
+    """Whether the ranks' data before a step are ``equal``, ``differ``, or were ``unseen``."""
+    digests = {trace.checks[moment].facts.get("inputs", "") for trace in traces}
+    if "" in digests:
+        return "unseen"
+    return "equal" if len(digests) == 1 else "differ"
+
+
+def rate_at(trace: RankTrace, optimizer: int, step: int) -> list[float]:
+    """An optimiser's learning rates when it had taken ``step`` steps."""
+    rates: list[float] = []
+    for since, values in trace.rates.get(optimizer, []):
+        if since <= step:
+            rates = values
+    return rates
+
+
+def first_rate_difference(traces: Sequence[RankTrace], optimizer: int) -> int | None:
+    """The number of steps taken when learning rates first differ between ranks; None if they never do."""
+    taken = min(trace.steps.get(optimizer, 0) for trace in traces)
+    changes = {step for trace in traces for step, _ in trace.rates.get(optimizer, []) if step <= taken}
+    for step in sorted(changes):
+        if len({tuple(rate_at(trace, optimizer, step)) for trace in traces}) > 1:
+            return step
+    return None
+
+
+MOST_EXTRA = 2
+"""One rank's additional phases are evaluations if there are this many times as many shared ones."""
+
+
+def phase_lengths(boundaries: Sequence[int]) -> list[int]:
+    """Steps per phase, from the numbers of steps taken at the phases' beginnings."""
+    return [after - before for before, after in zip([0, *boundaries], boundaries, strict=False)]
+
+
+def uneven_phase(traces: Sequence[RankTrace], optimizer: int) -> int | None:
+    """The first rollout phase (from 0) after which ranks had taken different numbers of steps; None if there is none.
+
+    A rank that evaluates between two steps has phases that others don't have: its boundaries hold all of theirs, and
+    that is no difference, if it happens seldom. A rank that always stops early may have a boundary in each phase of the
+    others, which is one.
+    """
+    lists = [trace.boundaries.get(optimizer, []) for trace in traces]
+    taken = min(trace.steps.get(optimizer, 0) for trace in traces)
+    seen = [{step for step in boundaries if step < taken} for boundaries in lists]
+    widest = max(seen, key=len)
+    if all(other <= widest and MOST_EXTRA * len(widest - other) <= len(other) for other in seen):
+        return None
+    length = min(len(boundaries) for boundaries in lists)
+    for phase in range(length):
+        if len({boundaries[phase] for boundaries in lists}) > 1:
+            return phase
+    return None

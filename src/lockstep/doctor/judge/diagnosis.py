@@ -1,0 +1,174 @@
+"""The verdict: what all findings come to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lockstep.doctor.judge.advice import CAUSES, FIXES
+from lockstep.doctor.judge.compare import OPTIMIZED
+from lockstep.doctor.judge.endings import failure_finding, unheard_finding, waiting_finding
+from lockstep.doctor.judge.findings import (
+    DOUBT,
+    FAULT,
+    NOTE,
+    Evidence,
+    Finding,
+    buffer_finding,
+    data_finding,
+    gather_evidence,
+    gradient_finding,
+    no_evidence_finding,
+    normalizer_finding,
+    parameter_finding,
+    rate_finding,
+    sharded_finding,
+    start_finding,
+    step_finding,
+    step_reduction_finding,
+)
+from lockstep.doctor.judge.traces import RankTrace
+
+IN_SYNC, NOT_IN_SYNC, UNDETERMINED = "IN SYNC", "NOT IN SYNC", "UNDETERMINED"
+STATUS = {IN_SYNC: 0, NOT_IN_SYNC: 1, UNDETERMINED: 2}
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What is to be told.
+
+    Attributes:
+        verdict: ``IN SYNC``, ``NOT IN SYNC`` or ``UNDETERMINED``.
+        reason: of the verdict, one sentence.
+        findings: the worst first; the first one is the verdict's reason unless all is well.
+        coverage: what was compared: ranks, steps, tensors.
+        overhead: the doctor's own seconds on the script's thread, the script's seconds, and their quotient.
+    """
+
+    verdict: str
+    reason: str
+    findings: list[Finding]
+    coverage: dict[str, Any]
+    overhead: dict[str, float]
+
+    @property
+    def status(self) -> int:
+        """The exit status."""
+        return STATUS[self.verdict]
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON types."""
+        findings = [finding.to_json() for finding in self.findings]
+        head = {"verdict": self.verdict, "status": self.status, "reason": self.reason, "findings": findings}
+        return head | {"coverage": self.coverage, "overhead": self.overhead}
+
+
+def diagnose(traces: Sequence[RankTrace], *, deadlock: bool = False, interrupted: bool = False) -> Diagnosis:
+    """Judge what the ranks left.
+
+    Args:
+        traces: of all ranks.
+        deadlock: whether the doctor ended the ranks because they only waited for one another.
+        interrupted: whether somebody stopped the run.
+    """
+    known = [trace for trace in traces if trace.state or trace.checks]
+    evidence = gather_evidence(known) if known else Evidence([RankTrace(0)], [], {})
+    findings = _findings(traces, evidence, deadlock, interrupted)
+    faults = [finding for finding in findings if finding.level == FAULT]
+    doubts = [finding for finding in findings if finding.level == DOUBT]
+    notes = [finding for finding in findings if finding.level == NOTE]
+    verdict = NOT_IN_SYNC if faults else UNDETERMINED if doubts else IN_SYNC
+    reason = (faults or doubts)[0].text if faults or doubts else _well(evidence)
+    return Diagnosis(verdict, reason, [*faults, *doubts, *notes], _coverage(traces, evidence), _overhead(known))
+
+
+def _findings(traces: Sequence[RankTrace], evidence: Evidence, deadlock: bool, interrupted: bool) -> list[Finding]:
+    endings = [waiting_finding(traces, deadlock), failure_finding(traces, interrupted, deadlock)]
+    endings.append(unheard_finding(traces))
+    if len(traces) == 1:
+        text = "there is one rank, and nothing to compare it with; give --nproc 2"
+        return [Finding("one_rank", DOUBT, text), *_there([failure_finding(traces, interrupted, deadlock)])]
+    independent = _independent_finding(evidence)
+    if independent is not None:
+        return [independent, *_there([normalizer_finding(evidence), *endings])]
+    gradients, start, rates = gradient_finding(evidence), start_finding(evidence), rate_finding(evidence)
+    found = [gradients, start, step_finding(evidence), rates]
+    if not _there([gradients, start, rates]):  # they explain what follows
+        found.append(parameter_finding(evidence))
+    found += [normalizer_finding(evidence), buffer_finding(evidence), *endings]
+    found += [data_finding(evidence), no_evidence_finding(evidence)]
+    return _there([*found, step_reduction_finding(evidence), sharded_finding(evidence)])
+
+
+def _there(findings: Sequence[Finding | None]) -> list[Finding]:
+    return [finding for finding in findings if finding is not None]
+
+
+def _independent_finding(evidence: Evidence) -> Finding | None:
+    """Several processes that train, and no process group between them."""
+    if evidence.joined > 1 or not any(evidence.traces[0].steps.values()):
+        return None
+    what = "a process group of one rank each" if evidence.joined == 1 else "no torch.distributed process group"
+    text = f"{len(evidence.traces)} ranks with {what}: each trains an agent of its own"
+    fix = FIXES["bypassed_sb3" if "stable_baselines3" in evidence.libraries else "independent"]
+    return Finding("independent", FAULT, text, CAUSES["independent"], fix)
+
+
+def _steps_compared(evidence: Evidence) -> int:
+    return len({(c.moment.optimizer, c.moment.step) for c in evidence.compared if c.moment.when == "after"})
+
+
+def _well(evidence: Evidence) -> str:
+    ranks, steps = len(evidence.traces), _steps_compared(evidence)
+    if not any(evidence.reduced(optimizer) for optimizer in evidence.optimizers):
+        times = sum(1 for c in evidence.of("gathered") if c.equal)
+        what = "sharded parameters as forward passes gathered them, learning rates and step counts"
+        return f"{what} are equal on {ranks} ranks at {times} compared optimiser steps"
+    equal = (
+        f"parameters, moments and learning rates are equal on {ranks} ranks at the start and after each of {steps} "
+        f"compared optimiser steps"
+    )
+    if any(evidence.reduced_in_step(optimizer) for optimizer in evidence.optimizers):
+        return f"{equal}, though the gradients before them differ: they are reduced in the step"
+    return f"{equal}, and so are the gradients before them, though the data differ: they are reduced"
+
+
+def _coverage(traces: Sequence[RankTrace], evidence: Evidence) -> dict[str, Any]:
+    optimizers = evidence.optimizers
+    tensors = {kind: _most_compared(evidence, kind) for kind in KINDS}
+    taken = {str(o): {str(t.rank): t.steps.get(o, 0) for t in traces} for o in optimizers}
+    seen = sum(1 for word in evidence.inputs.values() if word != "unseen")
+    return {
+        "ranks": len(traces),
+        "optimizer_steps": taken,
+        "compared_steps": _steps_compared(evidence),
+        "tensors": tensors,
+        "steps_with_inputs": seen,
+        "process_group": evidence.joined,
+        "cuda_graphs": any(t.state.get("captured") for t in traces),
+        "torch": any(t.state.get("torch") for t in traces),
+    }
+
+
+def _most_compared(evidence: Evidence, kind: str) -> int:
+    """Tensors of a kind; an optimiser's are its own, buffers and normalisers the same for all."""
+    most: dict[int, int] = {}
+    for c in evidence.of(kind):
+        key = c.moment.optimizer if kind in OPTIMIZED else 0
+        most[key] = max(most.get(key, 0), c.compared)
+    return sum(most.values())
+
+
+KINDS = ("parameters", "gradients", "moments", "buffers", "normalizers")
+
+
+def _overhead(traces: Sequence[RankTrace]) -> dict[str, float]:
+    """Of the rank where it is largest."""
+    worst = {"own_seconds": 0.0, "seconds": 0.0, "share": 0.0}
+    for trace in traces:
+        own, seconds = trace.state.get("own_seconds", 0.0), trace.state.get("seconds", 0.0)
+        share = own / max(seconds - own, 1e-9)
+        if share > worst["share"]:
+            worst = {"own_seconds": own, "seconds": seconds, "share": share}
+    return worst

@@ -1,0 +1,99 @@
+"""How ranks ended, as findings: an error of the script's own, a rank that waited for one that had left."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from typing import Any
+
+from lockstep.doctor.judge.advice import CAUSES, FIXES
+from lockstep.doctor.judge.findings import DOUBT, FAULT, Finding, listed
+from lockstep.doctor.judge.traces import RankTrace
+from lockstep.doctor.watch.stacks import own_lines
+
+STACK_LINES = 12
+
+
+def waited(trace: RankTrace, deadlock: bool) -> bool:
+    """Whether a rank was ended while it waited for others, or failed in a collective, or stood still till the end."""
+    return in_collective(trace) or (deadlock and trace.end is None and trace.state.get("waiting") is not None)
+
+
+def in_collective(trace: RankTrace) -> bool:
+    """Whether a rank was ended in a collective, or failed in one."""
+    if trace.end is not None:
+        return bool(trace.end.get("error_in_collective"))
+    return trace.state.get("waiting") is not None and bool(trace.state.get("certain"))
+
+
+def _place(stack: Sequence[str]) -> str:
+    """Where a stack stands: its innermost frame, and the script's own."""
+    own = own_lines(list(stack))
+    parts = [_short(stack[0])] if stack else []
+    return " ← ".join([*parts, *(_short(line) for line in own[:1] if line != stack[0])])
+
+
+def _short(line: str) -> str:
+    """``/path/to/train.py:41 main`` as ``main (train.py:41)``."""
+    place, _, name = line.rpartition(" ")
+    return f"{name} ({os.path.basename(place)})"
+
+
+def waiting_finding(traces: Sequence[RankTrace], deadlock: bool) -> Finding | None:
+    """Ranks that wait in a collective while another has left, or all for one another.
+
+    Args:
+        traces: of all ranks.
+        deadlock: whether the doctor ended them because nothing moved any more.
+    """
+    waiting = [t for t in traces if waited(t, deadlock)]
+    gone = [t for t in traces if t.finished]
+    if not waiting or not (gone or deadlock):
+        return None
+    places = "; ".join(f"rank {t.rank} in {_place(t.state.get('stack', []))}" for t in waiting)
+    stacks: dict[str, Any] = {str(t.rank): t.state.get("stack", []) for t in waiting}
+    still = [t for t in waiting if not in_collective(t)]
+    if still:
+        seconds = min(t.state["waiting"] for t in still)
+        others = [t.rank for t in waiting if in_collective(t)]
+        what = f", {listed(others)} waited in a collective" if others else ""
+        what += f", {listed([t.rank for t in gone])} had ended" if gone else ""
+        text = f"{listed([t.rank for t in still])} stood still for {seconds:.0f} s{what}: {places}"
+        return Finding("still", DOUBT, text, CAUSES["still"], FIXES["still"], {"stacks": stacks})
+    whom = f"while {listed([t.rank for t in gone])} had ended" if gone else "for one another"
+    text = f"{listed([t.rank for t in waiting])} waited in a collective {whom}: {places}"
+    return Finding("waiting", FAULT, text, CAUSES["waiting"], FIXES["waiting"], {"stacks": stacks})
+
+
+def failure_finding(traces: Sequence[RankTrace], interrupted: bool, deadlock: bool) -> Finding | None:
+    """A rank that failed of itself, the first one."""
+    failed = [t for t in traces if t.exit_code not in (0, None) and t.ended_at is not None]
+    own = [t for t in failed if not waited(t, deadlock)] or failed
+    if interrupted:
+        return Finding("interrupted", DOUBT, "the script was stopped: what is said here was seen until then")
+    if not own or (waiting_finding(traces, deadlock) is not None and all(waited(t, deadlock) for t in own)):
+        return None
+    first = min(own, key=lambda t: t.ended_at or 0.0)
+    return Finding(
+        "failure", DOUBT, f"the script failed: rank {first.rank} {_how(first)}", "", "", {"rank": first.rank}
+    )
+
+
+def _how(trace: RankTrace) -> str:
+    end = trace.end or {}
+    if "error" in end:
+        at = f" ({end['error_at'].partition(' ')[0]})" if end.get("error_at") else ""
+        return f"raised {end['error']}{at}"
+    code = trace.exit_code or 0
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with exit status {code}"
+
+
+def unheard_finding(traces: Sequence[RankTrace]) -> Finding | None:
+    """Ranks of which nothing is known."""
+    silent = [t.rank for t in traces if not t.state and not t.checks]
+    if not silent:
+        return None
+    return Finding("unheard", DOUBT, f"nothing was heard of {listed(silent)}: the process ended before its script ran")

@@ -1,0 +1,70 @@
+"""The report: one screen, the verdict first."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from lockstep.doctor.judge.advice import UNSEEN
+from lockstep.doctor.judge.diagnosis import Diagnosis
+from lockstep.doctor.judge.endings import STACK_LINES
+from lockstep.doctor.judge.findings import Finding
+
+WIDTH = 110
+
+
+def screen(diagnosis: Diagnosis, program: str) -> str:
+    """The report as text.
+
+    Args:
+        diagnosis: what to tell.
+        program: the script, as it was given.
+    """
+    lines = ["", *_wrapped(f"{diagnosis.verdict}: {diagnosis.reason}"), ""]
+    for finding in diagnosis.findings:
+        lines += _finding_lines(finding, headline=finding.text == diagnosis.reason)
+    lines += _wrapped(f"compared   {_coverage(diagnosis)}", 11)
+    own = diagnosis.overhead
+    share = f"{own['own_seconds']:.2f} s of {own['seconds']:.1f} s, {100 * own['share']:.1f} %"
+    lines += [f"overhead   {share}", *_wrapped(f"not seen   {UNSEEN}{_graphs(diagnosis)}", 11)]
+    return "\n".join([f"lockstep doctor: {program} on {_plural(diagnosis.coverage['ranks'], 'rank')}", *lines])
+
+
+def _wrapped(text: str, indent: int = 0) -> list[str]:
+    return textwrap.wrap(text, WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _finding_lines(finding: Finding, *, headline: bool) -> list[str]:
+    lines = [] if headline else _wrapped(f"{finding.level:<10} {finding.text}", 11)
+    if finding.cause:
+        lines += _wrapped(f"cause      {finding.cause}", 11)
+    if finding.fix:
+        lines += _wrapped(f"fix        {finding.fix}", 11)
+    for rank, stack in finding.details.get("stacks", {}).items():
+        lines += _stack_lines(rank, stack)
+    return [*lines, ""] if lines else []
+
+
+def _stack_lines(rank: str, stack: Sequence[str]) -> list[str]:
+    shown = [f"             {line}" for line in stack[:STACK_LINES]]
+    return [f"  stack of rank {rank}, innermost call first", *shown] if shown else []
+
+
+def _coverage(diagnosis: Diagnosis) -> str:
+    seen = diagnosis.coverage
+    taken = [max(ranks.values(), default=0) for ranks in seen["optimizer_steps"].values()]
+    tensors = ", ".join(f"{count} {kind}" for kind, count in seen["tensors"].items())
+    optimizers = f" of {len(taken)} optimisers" if len(taken) > 1 else ""
+    return (
+        f"{seen['compared_steps']} of {sum(taken)} optimiser steps{optimizers}: {tensors}, learning rates, step counts"
+    )
+
+
+def _graphs(diagnosis: Diagnosis) -> str:
+    return (
+        "; this script captures CUDA graphs, so most of its steps weren't" if diagnosis.coverage["cuda_graphs"] else ""
+    )

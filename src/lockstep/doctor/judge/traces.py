@@ -1,0 +1,120 @@
+"""What the ranks left, read back: one trace per rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lockstep.doctor.watch.side_store import SideReader, array_at, rank_directory
+
+
+class Kept(NamedTuple):
+    """What was kept of a tensor: some numbers of its elements (all, or a sample and a digest of all).
+
+    ``shards`` is the number of ranks it is sharded over, 0 for one that every rank holds wholly.
+    """
+
+    numbers: np.ndarray
+    elements: int
+    shards: int
+    digest: str
+
+
+Part = Mapping[str, Kept]
+"""Tensors of one kind at one step of one rank: an optimiser's by place (``0.2``, ``0.2.exp_avg``), others by name."""
+
+
+class Moment(NamedTuple):
+    """When something was looked at: ``when`` is ``before`` or ``after`` a step (from 1), or ``end``."""
+
+    optimizer: int
+    step: int
+    when: str
+
+
+@dataclass(frozen=True)
+class Check:
+    """One rank at one moment: its tensors, and what else was noted."""
+
+    parts: Mapping[str, Part]
+    facts: Mapping[str, Any]
+
+
+@dataclass
+class RankTrace:
+    """One rank's whole story.
+
+    Attributes:
+        rank: it.
+        checks: by moment.
+        rates: learning rates of an optimiser's groups, with the number of steps taken when they came to be.
+        boundaries: numbers of steps an optimiser had taken when each rollout phase began; ``steps`` in the end.
+        names: of an optimiser's parameters in their modules, by their places ``group.number`` in the optimiser.
+        wrappers: DDP, FSDP as found in the process; ``libraries`` that explain some findings.
+        state: how the rank fared when it last said so, or when its script ended.
+        end: what the script's end was: exception, seconds; None if it never came to one.
+        exit_code: of the process, negative for a signal; None if unknown.
+        ended_at: order in which the processes ended; None for one that was ended.
+    """
+
+    rank: int
+    checks: dict[Moment, Check] = field(default_factory=dict)
+    rates: dict[int, list[tuple[int, list[float]]]] = field(default_factory=dict)
+    boundaries: dict[int, list[int]] = field(default_factory=dict)
+    steps: dict[int, int] = field(default_factory=dict)
+    names: dict[int, dict[str, str]] = field(default_factory=dict)
+    wrappers: set[str] = field(default_factory=set)
+    libraries: set[str] = field(default_factory=set)
+    state: dict[str, Any] = field(default_factory=dict)
+    end: dict[str, Any] | None = None
+    exit_code: int | None = None
+    ended_at: float | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the script came to its end by itself and without an error."""
+        return self.end is not None and "error" not in self.end and self.exit_code == 0
+
+
+def read_traces(directory: Path, ranks: Sequence[int]) -> list[RankTrace]:
+    """What each rank left; a rank that left nothing has an empty trace."""
+    return [_read_trace(SideReader(rank_directory(directory, rank)), rank) for rank in ranks]
+
+
+def _read_trace(reader: SideReader, rank: int) -> RankTrace:
+    trace, values = RankTrace(rank, state=reader.state()), reader.values()
+    for event in reader.events():
+        kind, optimizer = event["kind"], event.get("optimizer", 0)
+        if kind == "check":
+            parts = {name: _part(part, values) for name, part in event["parts"].items()}
+            trace.checks[Moment(optimizer, event["step"], event["when"])] = Check(parts, event)
+        elif kind == "rates":
+            trace.rates.setdefault(optimizer, []).append((event["step"], event["rates"]))
+        elif kind == "phases":
+            trace.boundaries[optimizer] = event["boundaries"]
+            trace.steps[optimizer] = event["steps"]
+        elif kind == "optimizer":
+            trace.wrappers |= set(event["wrappers"])
+            trace.libraries |= set(event["libraries"])
+            trace.names[optimizer] = event["names"]
+        elif kind == "end":
+            trace.end = event
+            trace.state |= event
+    for index, counts in enumerate(trace.state.get("optimizers", [])):
+        trace.steps.setdefault(index, counts["steps"])
+        trace.boundaries.setdefault(index, counts["boundaries"])
+    ended = reader.ended() or {}
+    trace.exit_code, trace.ended_at = ended.get("code"), ended.get("at")
+    return trace
+
+
+def _part(part: dict[str, Any], values: np.ndarray) -> Part:
+    numbers, at, out = array_at(part, values), 0, {}
+    for name, kept, elements, shards, digest in part["tensors"]:
+        out[name] = Kept(numbers[at : at + kept], elements, shards, digest)
+        at += kept
+    return out

@@ -1,0 +1,1 @@
+"""What runs inside a script's ranks and watches them."""

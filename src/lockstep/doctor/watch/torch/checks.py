@@ -1,0 +1,159 @@
+"""What is written of an optimiser at the steps that are compared: parameters, gradients, moments, rates, statistics."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lockstep.doctor.judge.compare import OPTIMIZED
+from lockstep.doctor.watch.schedule import Schedule
+from lockstep.doctor.watch.side_store import SideWriter
+from lockstep.doctor.watch.torch.inspection import Inventory, look_around, numbers_of
+from lockstep.doctor.watch.torch.values import DENSE_NUMBERS, SPARSE_NUMBERS, take_part
+
+LIBRARIES = ("stable_baselines3", "deepspeed")
+"""Libraries that explain some findings."""
+Parts = dict[str, dict[str, Tensor]]
+
+
+@dataclass
+class OptimizerWatch:
+    """One optimiser of the script.
+
+    Attributes:
+        index: in the order of first steps.
+        optimizer: itself, kept, so that its ``id`` stays its own.
+        steps: taken so far.
+        boundaries: numbers of steps taken when a phase of forward passes without gradients began.
+        rates: learning rates of all groups as last seen.
+        seen_passes: how many forward passes belong to earlier steps.
+        through: wrappers through whose ``forward`` its gradients were made so far.
+        last_step: steps that all optimisers together had taken when it took its last one.
+    """
+
+    index: int
+    optimizer: Optimizer
+    steps: int = 0
+    boundaries: list[int] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+    seen_passes: int = 0
+    through: set[str] = field(default_factory=set)
+    last_step: int = 0
+
+
+class StepRecorder:
+    """Writes what one rank holds at checked steps.
+
+    Args:
+        writer: where to.
+        schedule: which steps are checked.
+
+    Attributes:
+        inventory: modules and normalisers as last looked up.
+    """
+
+    def __init__(self, writer: SideWriter, schedule: Schedule) -> None:
+        self._writer = writer
+        self._schedule = schedule
+        self.inventory = Inventory()
+
+    def first_seen(self, watch: OptimizerWatch) -> None:
+        """Before an optimiser's first step."""
+        self.inventory = look_around()
+        libraries = [name for name in LIBRARIES if name in sys.modules]
+        facts = {"wrappers": sorted(self.inventory.wrappers), "libraries": libraries, "names": self.names(watch)}
+        self._writer.add({"kind": "optimizer", "optimizer": watch.index} | facts)
+
+    def note_rates(self, watch: OptimizerWatch) -> None:
+        """Write learning rates, before a step, when they changed.
+
+        Ones that are tensors are read only at checked steps: a GPU would have to wait.
+        """
+        rates = [group.get("lr", 0.0) for group in watch.optimizer.param_groups]
+        if rates == watch.rates:
+            return
+        if any(isinstance(rate, Tensor) for rate in rates) and not self._schedule.includes(watch.steps + 1):
+            return
+        rates = [float(rate) for rate in rates]
+        if rates != watch.rates:
+            self._writer.add({"kind": "rates", "optimizer": watch.index, "step": watch.steps, "rates": rates})
+            watch.rates = rates
+
+    def before(self, watch: OptimizerWatch, inputs: str, gathered: dict[str, Tensor]) -> None:
+        """Before a checked step.
+
+        Args:
+            watch: the optimiser's.
+            inputs: digest of what forward passes through its modules were given; empty if none was seen.
+            gathered: parameters of a sharded model as its last forward pass had them.
+        """
+        parameters = _parameters(watch)
+        gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
+        parts: Parts = {"gradients": {n: g.coalesce().values() if g.is_sparse else g for n, g in gradients.items()}}
+        parts["gathered"] = gathered
+        if watch.steps == 0:
+            parts["parameters"] = parameters
+        self._write(watch, watch.steps + 1, "before", parts, {"inputs": inputs, "through": sorted(watch.through)})
+
+    def after(self, watch: OptimizerWatch) -> None:
+        """After a checked step."""
+        buffers = {n: b for n, b in self.inventory.buffers() if b.numel() and not b.is_meta}
+        normalizers: dict[str, Tensor] = {}
+        for name, find in self.inventory.normalizers.items():
+            thing = find()
+            if thing is not None:
+                normalizers |= {f"{name}.{key}": value for key, value in numbers_of(thing).items()}
+        parts = self._state(watch) | {"buffers": buffers, "normalizers": normalizers}
+        sent = sorted(name for name, buffer in buffers.items() if id(buffer) in self.inventory.broadcast)
+        self._write(watch, watch.steps, "after", parts, {"broadcast": sent})
+
+    def last(self, watch: OptimizerWatch) -> None:
+        """When the script has ended: the steps since the last checked one weren't for nothing."""
+        self._write(watch, watch.steps, "end", self._state(watch), {})
+
+    def names(self, watch: OptimizerWatch) -> dict[str, str]:
+        """The names that the optimiser's parameters have in their modules, by their places."""
+        names = self.inventory.names
+        return {place: names[id(p)] for place, p in _parameters(watch).items() if id(p) in names}
+
+    def _state(self, watch: OptimizerWatch) -> Parts:
+        parameters = _parameters(watch)
+        moments = {
+            f"{name}.{key}": value
+            for name, parameter in parameters.items()
+            for key, value in watch.optimizer.state.get(parameter, {}).items()
+            if isinstance(value, Tensor)
+        }
+        return {"parameters": parameters, "moments": moments}
+
+    def _write(self, watch: OptimizerWatch, step: int, when: str, parts: Parts, facts: dict[str, Any]) -> None:
+        most = DENSE_NUMBERS if step <= self._schedule.first else SPARSE_NUMBERS
+        event: dict[str, Any] = {"kind": "check", "optimizer": watch.index, "step": step, "when": when} | facts
+        event["parts"], arrays = {}, []
+        parameters = _parameters(watch)
+        own = {place for place, p in parameters.items() if id(p) in self.inventory.sharded}
+        with torch.no_grad():
+            for name, tensors in parts.items():
+                sharded = {key for key in tensors if name in OPTIMIZED and _place(key) in own}
+                if name == "moments":  # those that are smaller than their parameter
+                    sharded |= {k for k, x in tensors.items() if 1 < x.numel() < parameters[_place(k)].numel()}
+                entries, numbers = take_part(tensors, most, sharded)
+                event["parts"][name] = part = {"tensors": entries}
+                arrays.append((part, numbers))
+        self._writer.add(event, arrays)
+
+
+def _place(key: str) -> str:
+    """The parameter's place of a moment's, ``0.2`` of ``0.2.exp_avg``."""
+    return ".".join(key.split(".")[:2])
+
+
+def _parameters(watch: OptimizerWatch) -> dict[str, Tensor]:
+    """The optimiser's parameters by their places, ``group.number``: the same on every rank, as names may not be."""
+    groups = watch.optimizer.param_groups
+    return {f"{g}.{p}": parameter for g, group in enumerate(groups) for p, parameter in enumerate(group["params"])}

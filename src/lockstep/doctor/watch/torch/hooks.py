@@ -1,0 +1,232 @@
+"""What PyTorch's own global hooks show of a script: optimiser steps, forward passes, and the data that go in.
+
+Between checked steps a step costs two short calls, and a forward pass nothing once the phase it belongs to is known.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from lockstep.doctor.watch.process_group import group_facts
+from lockstep.doctor.watch.schedule import Schedule
+from lockstep.doctor.watch.side_store import SideWriter
+from lockstep.doctor.watch.torch.checks import OptimizerWatch, StepRecorder
+from lockstep.doctor.watch.torch.forward_passes import ForwardPasses
+from lockstep.doctor.watch.torch.values import local
+
+CALIBRATION = 1000
+GIVEN_UP = 1000
+"""An optimiser is waited for no longer, before its next compared step, when others have taken so many steps since."""
+
+
+class TorchWatch:
+    """Watches this process's optimisers and modules.
+
+    Args:
+        writer: where to put what is seen.
+        schedule: at which steps tensors are looked at.
+
+    Attributes:
+        seconds: spent in here so far, without cold calls of forward passes (see :meth:`own_seconds`).
+        signs_of_life: changes with everything that is seen.
+    """
+
+    def __init__(self, writer: SideWriter, schedule: Schedule) -> None:
+        self._writer = writer
+        self._schedule = schedule
+        self._recorder = StepRecorder(writer, schedule)
+        self._optimizers: dict[int, OptimizerWatch] = {}
+        self._passes = ForwardPasses()
+        self._gathered: dict[str, Tensor] = {}
+        self._hot = False  # whether the coming step of an optimiser is a checked one
+        self._stepped = False
+        self._outer: Optimizer | None = None  # in whose step we are
+        self._steps_of_all = 0
+        self._calls = 0
+        self._world: dict[str, Any] = {}
+        self._captured = False
+        self.seconds = 0.0
+        self.signs_of_life = 0
+        self._entry: Any = None
+        self._exit: Any = None
+        self._call_seconds = self._calibrate()
+        self._hot = True
+        self._steps = [register_optimizer_step_pre_hook(self._before), register_optimizer_step_post_hook(self._after)]
+        self._listen()
+
+    # --- what the rest of the doctor asks ---------------------------------------------------------------------
+
+    def tally(self) -> dict[str, Any]:
+        """Counts so far, of JSON types."""
+        watches = list(self._optimizers.values())
+        counts = [{"steps": watch.steps, "boundaries": list(watch.boundaries)} for watch in watches]
+        return {"optimizers": counts, "world": self._world, "captured": self._captured}
+
+    @property
+    def joined(self) -> bool:
+        """Whether the script ever was in a process group of several ranks."""
+        return self._world.get("size", 1) > 1
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the script uses a CUDA device."""
+        return torch.cuda.is_initialized()
+
+    def own_seconds(self) -> float:
+        """Seconds that the doctor took from the script's thread."""
+        return self.seconds + self._calls * self._call_seconds
+
+    def look_at_process_group(self) -> None:
+        """Remember the largest process group that the script ever had."""
+        facts = group_facts()
+        if facts.get("size", 0) >= self._world.get("size", 1):
+            self._world = facts
+
+    def finish(self) -> None:
+        """Write what is only known at the end."""
+        self.remove()
+        self.look_at_process_group()
+        for watch in self._optimizers.values():
+            event = {"kind": "phases", "optimizer": watch.index, "boundaries": watch.boundaries}
+            self._writer.add(event | {"steps": watch.steps})
+            try:
+                self._recorder.last(watch)
+            except RuntimeError:
+                continue  # a device that failed with the script
+
+    def remove(self) -> None:
+        """Take all hooks out."""
+        for handle in (*self._steps, self._entry, self._exit):
+            if handle is not None:
+                handle.remove()
+
+    # --- optimiser steps ----------------------------------------------------------------------------------------
+
+    def _before(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        began = time.perf_counter()
+        self.signs_of_life += 1
+        if self._outer is None:
+            self._outer = optimizer
+        elif self._outer is not optimizer:  # a part of another one's step (ZeRO's: each rank has another part)
+            return
+        watch = self._optimizers.get(id(optimizer))
+        if watch is None:
+            watch = self._optimizers[id(optimizer)] = OptimizerWatch(len(self._optimizers), optimizer)
+            self._recorder.first_seen(watch)
+            self.look_at_process_group()
+        if _capturing():
+            self._captured = True
+            return
+        self._recorder.note_rates(watch)
+        if self._schedule.includes(watch.steps + 1):
+            self._recorder.before(watch, self._passes.before_step(watch), self._gathered_for(watch))
+        self.seconds += time.perf_counter() - began
+
+    def _after(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if torch.compiler.is_compiling() or self._outer is not optimizer:
+            return
+        began = time.perf_counter()
+        self._outer = None
+        watch = self._optimizers[id(optimizer)]
+        watch.steps += 1
+        self._steps_of_all += 1
+        watch.last_step = self._steps_of_all
+        if self._schedule.includes(watch.steps) and not _capturing():
+            self._recorder.after(watch)
+        self._stepped = True
+        live = [w for w in self._optimizers.values() if self._steps_of_all - w.last_step <= GIVEN_UP]
+        self._hot = any(self._schedule.includes(other.steps + 1) for other in live)
+        if not self._hot:
+            self._passes.clear()
+        self._listen()
+        self.seconds += time.perf_counter() - began
+
+    def _gathered_for(self, watch: OptimizerWatch) -> dict[str, Tensor]:
+        """What forward passes gathered of an optimiser's parameters; of all if none has a name that it knows."""
+        mine = set(self._recorder.names(watch).values())
+        names = [name for name in self._gathered if name in mine] or list(self._gathered)
+        return {name: self._gathered.pop(name) for name in names}
+
+    # --- forward passes -----------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        """Hear of forward passes: the next one without gradients begins a phase, and at checked steps of inputs."""
+        if self._entry is None:
+            self._entry = register_module_forward_pre_hook(self._enters)
+        sharded = self._hot and bool({"fsdp1", "fsdp2"} & self._recorder.inventory.wrappers)
+        if sharded and self._exit is None:
+            self._exit = register_module_forward_hook(self._leaves)
+        if not sharded and self._exit is not None:
+            self._exit.remove()
+            self._exit = None
+
+    def _enters(self, module: nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling():  # first: whatever else is done here would be compiled, and guarded
+            return
+        self._calls += 1
+        if not torch.is_grad_enabled():
+            if self._stepped:
+                self._begin_phase()
+            if not self._hot and self._entry is not None:
+                self._entry.remove()
+                self._entry = None
+        elif self._hot:
+            self._note_inputs(module, args)
+
+    def _begin_phase(self) -> None:
+        self._stepped = False
+        self._outer = None  # should a step have failed
+        self.signs_of_life += 1
+        for watch in self._optimizers.values():
+            if not watch.boundaries or watch.boundaries[-1] != watch.steps:
+                watch.boundaries.append(watch.steps)
+
+    def _note_inputs(self, module: nn.Module, args: Any) -> None:
+        began = time.perf_counter()
+        self.signs_of_life += 1
+        if not _capturing():
+            self._passes.note(module, args)
+        self.seconds += time.perf_counter() - began
+
+    def _leaves(self, module: nn.Module, _args: Any, _output: Any) -> None:
+        """Behind a layer of an FSDP model: its parameters are gathered now, and every rank must have the same."""
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        began = time.perf_counter()
+        name = self._recorder.inventory.names.get(id(module))
+        for key, parameter in (*vars(module).items(), *module._parameters.items()):  # FSDP1 leaves plain attributes
+            if name is not None and isinstance(parameter, Tensor) and not hasattr(parameter, "placements"):
+                self._gathered[f"{name}.{key}".lstrip(".")] = local(parameter).clone()
+        self.seconds += time.perf_counter() - began
+
+    def _calibrate(self) -> float:
+        """Seconds of one cold call of the hook of forward passes, with what PyTorch does to call it."""
+        module, calls = nn.Identity(), self._calls
+        without = _time(module, CALIBRATION)
+        handle = register_module_forward_pre_hook(self._enters)
+        with torch.enable_grad():
+            hooked = _time(module, CALIBRATION)
+        handle.remove()
+        self._calls = calls
+        return max(0.0, hooked - without)
+
+
+def _capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def _time(call: Callable[[Any], Any], times: int) -> float:
+    began = time.perf_counter()
+    for _ in range(times):
+        call(None)
+    return (time.perf_counter() - began) / times

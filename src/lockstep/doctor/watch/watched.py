@@ -1,0 +1,134 @@
+"""A rank of the script, with the doctor inside: ``python -m lockstep.doctor.watch.watched ASSIGNMENT SCRIPT ARGS``.
+
+The script runs as ``__main__``, as ``python`` would run it. PyTorch isn't imported before the script does so: what it
+sets up beforehand keeps its meaning.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import json
+import os
+import runpy
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any
+
+from lockstep.core.process import end_with_parent
+from lockstep.core.topology import from_environment
+from lockstep.doctor.watch.schedule import Schedule
+from lockstep.doctor.watch.side_store import SideWriter
+from lockstep.doctor.watch.watcher import Watcher
+
+MODULE = "lockstep.doctor.watch.watched"
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What a watched rank needs to know.
+
+    Attributes:
+        directory: of the side store.
+        first: steps compared at the beginning.
+        interval: of those compared later.
+        parent: the process to end with.
+    """
+
+    directory: str
+    first: int
+    interval: int
+    parent: int
+
+    def to_json(self) -> str:
+        """As one command-line argument."""
+        return json.dumps(asdict(self))
+
+
+class AfterImport:
+    """Finds one module as Python does, and calls back once it was imported."""
+
+    def __init__(self, name: str, then: Callable[[], None]) -> None:
+        self._name = name
+        self._then = then
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """The finder's part of an import; None for every other module."""
+        if name != self._name:
+            return None
+        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_tell(module: ModuleType) -> None:
+                execute(module)
+                self._then()
+
+            spec.loader.exec_module = execute_and_tell  # type: ignore[method-assign]
+        return spec
+
+
+def _own_part(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback from the script's first frame on."""
+    ours = (__file__, runpy.__file__, "<frozen runpy>")
+    while trace is not None and trace.tb_frame.f_code.co_filename in ours:
+        trace = trace.tb_next
+    return trace
+
+
+def run_as_main(words: Sequence[str]) -> dict[str, Any]:
+    """Run a program in this process as ``python WORDS`` would.
+
+    Returns:
+        The ``__main__`` namespace, which keeps the script's objects alive for a last look.
+    """
+    if words[0] == "-m":
+        sys.argv = list(words[1:])
+        sys.path[0] = os.getcwd()
+        return runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    sys.argv = list(words)
+    if not Path(words[0]).is_dir():
+        sys.path[0] = str(Path(words[0]).resolve().parent)
+    return runpy.run_path(words[0], run_name="__main__")
+
+
+def _run(watcher: Watcher, words: Sequence[str]) -> int:
+    """Run the script; returns its exit status, having printed its traceback if it raised."""
+    kept: dict[str, Any] | None = None
+    try:
+        kept = run_as_main(words)
+    except SystemExit as error:
+        watcher.end(None)
+        if error.code is None or isinstance(error.code, int):
+            return error.code or 0
+        print(error.code, file=sys.stderr)
+        return 1
+    except BaseException as error:
+        error.__traceback__ = _own_part(error.__traceback__)
+        watcher.end(error)
+        sys.excepthook(type(error), error, error.__traceback__)  # PyTorch's says which rank it is
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
+    watcher.end(None)
+    del kept
+    return 0
+
+
+def main() -> None:
+    """Entry of a watched rank."""
+    assignment = Assignment(**json.loads(sys.argv[1]))
+    end_with_parent(assignment.parent)
+    writer = SideWriter(Path(assignment.directory), from_environment().rank)
+    watcher = Watcher(writer, Schedule(assignment.first, assignment.interval))
+    sys.meta_path.insert(0, AfterImport("torch", watcher.watch_torch))  # type: ignore[arg-type]
+    watcher.start()
+    sys.exit(_run(watcher, sys.argv[2:]))
+
+
+if __name__ == "__main__":
+    main()

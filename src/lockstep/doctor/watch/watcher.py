@@ -1,0 +1,130 @@
+"""The doctor inside a rank: a thread that writes, and what is watched. The script's own threads never wait for it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from typing import Any
+
+from lockstep.doctor.watch.schedule import Schedule
+from lockstep.doctor.watch.side_store import SideWriter
+from lockstep.doctor.watch.stacks import BACKWARD, COLLECTIVES, StillnessClock, own_lines, stack_lines, stands_in
+
+TICK_SECONDS = 0.25
+
+
+class Watcher:
+    """Watches this process for as long as its script runs.
+
+    Args:
+        writer: where to write.
+        schedule: which steps to compare.
+    """
+
+    def __init__(self, writer: SideWriter, schedule: Schedule) -> None:
+        self._writer = writer
+        self._schedule = schedule
+        self._pid = os.getpid()
+        self._began = time.perf_counter()
+        self._torch: Any = None  # a TorchWatch; its module is loaded after the script has loaded PyTorch
+        self._stillness = StillnessClock()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._write_until_over, name="lockstep-doctor", daemon=True)
+        self._exit = os._exit
+        self._thread_seconds = 0.0
+
+    def start(self) -> None:
+        """Begin to write; a script that ends by ``os._exit`` is seen out, too."""
+        self._writer.add({"kind": "hello", "host": socket.gethostname(), "pid": self._pid})
+        os._exit = self._leave
+        os.register_at_fork(after_in_child=self._forget)
+        self._thread.start()
+
+    def watch_torch(self) -> None:
+        """PyTorch was imported: hang on to its hooks."""
+        if os.getpid() != self._pid:
+            return
+        began = time.perf_counter()
+        hooks = importlib.import_module("lockstep.doctor.watch.torch.hooks")
+        self._torch = hooks.TorchWatch(self._writer, self._schedule)
+        self._torch.seconds += time.perf_counter() - began
+
+    def end(self, error: BaseException | None) -> None:
+        """The script is done: write the last.
+
+        Args:
+            error: what it raised, or None.
+        """
+        if self._over.is_set():
+            return
+        self._over.set()
+        event: dict[str, Any] = {"kind": "end", "seconds": self._elapsed(), "torch": "torch" in sys.modules}
+        if error is not None:
+            event |= described(error)
+        if self._torch is not None:
+            self._torch.finish()
+            event |= self._torch.tally()
+        event["own_seconds"] = self._own_seconds()
+        self._writer.add(event)
+        self._writer.flush()
+        self._writer.state({"over": True})
+
+    def _elapsed(self) -> float:
+        return time.perf_counter() - self._began
+
+    def _own_seconds(self) -> float:
+        return self._thread_seconds + (self._torch.own_seconds() if self._torch is not None else 0.0)
+
+    def _leave(self, status: int) -> None:
+        """``os._exit``, after the last was written; of a forked child only what it was."""
+        if os.getpid() == self._pid:
+            self.end(None)
+        self._exit(status)
+
+    def _forget(self) -> None:
+        """In a forked child (a worker of an environment or a data loader): it is no rank."""
+        os._exit = self._exit
+        self._over.set()
+        if self._torch is not None:
+            self._torch.remove()
+
+    def _write_until_over(self) -> None:
+        while not self._over.wait(TICK_SECONDS):
+            began = time.thread_time()
+            watch = self._torch
+            if watch is not None:
+                watch.look_at_process_group()
+            state: dict[str, Any] = {"seconds": self._elapsed(), "own_seconds": self._own_seconds()}
+            state |= {"torch": "torch" in sys.modules} | (watch.tally() if watch is not None else {})
+            waiting = self._look_for_waiting(watch)
+            if waiting is not None:
+                state |= {"waiting": waiting, "certain": self._stillness.certain, "stack": self._stillness.lines}
+            try:
+                self._writer.flush()
+                self._writer.state(state)
+            except OSError:
+                return  # the store is gone: whoever would read it is, too
+            self._thread_seconds += time.thread_time() - began
+
+    def _look_for_waiting(self, watch: Any) -> float | None:
+        if watch is None:
+            return self._stillness.look(0)
+        return self._stillness.look(watch.signs_of_life, on_gpu=watch.on_gpu, joined=watch.joined)
+
+
+def described(error: BaseException) -> dict[str, Any]:
+    """An exception as an event's entries: its line, and where it came from, innermost first."""
+    line = traceback.format_exception_only(error)[-1].strip()
+    lines = stack_lines(traceback.extract_tb(error.__traceback__))
+    where = own_lines(lines)
+    return {
+        "error": line.splitlines()[0][:300] if line else type(error).__name__,
+        "error_at": where[0] if where else "",
+        "error_in_collective": stands_in(lines, COLLECTIVES + BACKWARD),
+        "stack": lines,
+    }

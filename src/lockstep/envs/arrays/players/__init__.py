@@ -1,0 +1,1 @@
+"""Players of array environments that follow a rule."""

@@ -1,0 +1,127 @@
+"""Array environments stepped all at once with NumPy: keyed resets, time limit, same-step autoreset."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from lockstep.config.run import EnvConfig
+from lockstep.core.shards import KeyedDraws
+from lockstep.envs.batched.counter_draws import stream_keys, uniform
+from lockstep.envs.description import EnvDescription, make_arrays
+from lockstep.envs.gymnasium.keyed import episode_key
+from lockstep.envs.host_envs import Buffers, HostEnvs, buffer_layout
+
+
+class ArrayEnvs(HostEnvs):
+    """One batch of an array environment.
+
+    Args:
+        config: which environment.
+        description: its spaces.
+        seed: the run's seed.
+        env_ids: global ids of the environments.
+        purpose: of the resets' keys.
+        keys: what stands for each environment in them; None: its id.
+    """
+
+    replayed = False
+
+    def __init__(
+        self,
+        config: EnvConfig,
+        description: EnvDescription,
+        seed: int,
+        env_ids: Sequence[int],
+        purpose: str,
+        keys: Sequence[int] | None = None,
+    ) -> None:
+        layout = buffer_layout(description, len(env_ids), 1)
+        super().__init__(description, env_ids, Buffers(**{k: np.zeros(s, d) for k, (s, d) in layout.items()}))
+        self._env = make_arrays(config)
+        self._keys = list(env_ids if keys is None else keys)
+        self._seed, self._purpose, self._keyed = seed, purpose, KeyedDraws()
+        self._step_keys = stream_keys(seed, f"{purpose}/step", self._keys) if self._env.step_draws else None
+        self._limit = description.max_episode_steps or self._env.max_episode_steps
+        self._elapsed = np.zeros(len(env_ids), np.int64)
+        self._state: dict[str, np.ndarray] = {}
+
+    def _draws(self, rows: Sequence[int]) -> np.ndarray:
+        keys = [episode_key(self._purpose, self._keys[r], int(self.buffers.episodes[r])) for r in rows]
+        draw = self._keyed.generator
+        return np.stack([draw(self._seed, self._purpose, *k).random(self._env.reset_draws, np.float32) for k in keys])
+
+    def _step_draws(self) -> np.ndarray | None:
+        """Random numbers of a step, keyed by environment, episode and step; an evaluation repeats the same ones."""
+        if self._step_keys is None:
+            return None
+        episodes = 0 * self.buffers.episodes if self._purpose == "eval" else self.buffers.episodes
+        return uniform(self._step_keys, episodes, self._elapsed, self._env.step_draws)
+
+    def _rows(self, observation: np.ndarray) -> np.ndarray:
+        """Rows ``[n, width]``: one vector or one image each; the bytes of an image are filled up to whole words."""
+        layout = self.description.observation
+        rows = np.asarray(observation, layout.dtype).reshape(len(observation), -1)
+        spare = layout.width - rows.shape[1]
+        return np.pad(rows, ((0, 0), (0, spare))) if spare else rows
+
+    def reset(self) -> None:
+        """See :meth:`HostEnvs.reset`."""
+        state, observation = self._env.reset(np, self._draws(range(self.num_envs)))
+        self._state = {k: np.array(v) for k, v in state.items()}
+        self.buffers.observations[:] = self._rows(observation)
+        self._elapsed[:] = 0
+
+    def step(self) -> None:
+        """See :meth:`HostEnvs.step`."""
+        b = self.buffers
+        actions = self.description.action.natives(b.actions)
+        state, observation, reward, terminated = self._env.step(np, self._state, actions, self._step_draws())
+        self._elapsed += 1
+        b.rewards[:] = reward
+        b.terminated[:] = terminated
+        b.truncated[:] = self._elapsed >= self._limit
+        own = self._env.truncated(np, state)
+        if own is not None:
+            b.truncated |= own
+        b.observations[:] = self._rows(observation)
+        success = self._env.success(np, state)
+        if success is not None:
+            b.successes[:] = np.where(success, 1, -1)
+        score = self._env.score(np, state)
+        if score is not None:
+            b.scores[:] = score
+        self._state = state
+        rows = np.flatnonzero(b.terminated | b.truncated)
+        if rows.size:
+            b.final_observations[rows] = b.observations[rows]
+            b.episodes[rows] += 1
+            self._reset_rows(rows)
+
+    def _reset_rows(self, rows: np.ndarray) -> None:
+        fresh, observation = self._env.reset(np, self._draws(rows.tolist()))
+        state = {k: np.array(v) for k, v in self._state.items()}
+        for key, value in fresh.items():
+            state[key][rows] = value
+        self._state = state
+        self.buffers.observations[rows] = self._rows(observation)
+        self._elapsed[rows] = 0
+
+    def save_states(self) -> list[dict[str, np.ndarray] | None]:
+        """See :meth:`HostEnvs.save_states`."""
+        return [
+            {k: np.asarray(v[row]) for k, v in self._state.items()} | {"elapsed": np.asarray(self._elapsed[row])}
+            for row in range(self.num_envs)
+        ]
+
+    def restore(self, env: int, actions: np.ndarray, hashes: np.ndarray, state: dict[str, np.ndarray]) -> bool:
+        """See :meth:`HostEnvs.restore`; an array environment comes back by its arrays."""
+        if not self._state:
+            observations = self.buffers.observations.copy()
+            self.reset()
+            self.buffers.observations[:] = observations
+        self._elapsed[env] = state["elapsed"]
+        for key, value in self._state.items():
+            value[env] = state[key]
+        return True

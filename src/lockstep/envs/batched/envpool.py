@@ -1,0 +1,198 @@
+"""EnvPool (Weng et al. 2022) as a back end: fast, and resetting one step late.
+
+After an episode's last step EnvPool ignores the next action and answers with the next episode's first observation. That
+step is *dead* (``Buffers.dead``): it counts in no loss, statistic or episode. Each shard has a pool of its own, seeded
+by its key, so a run doesn't depend on the number of ranks; EnvPool seeds environment i of a pool with ``seed + i`` and
+draws all further episodes from that generator, so nothing can bring a live episode back.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from lockstep.config.run import Config, EnvConfig
+from lockstep.core.shards import keyed_seed
+from lockstep.core.spaces import ObservationLayout
+from lockstep.envs.description import EnvDescription
+from lockstep.envs.gymnasium.keyed import environment_failure, episode_key
+from lockstep.envs.host_envs import Buffers, HostEnvs, buffer_layout
+
+
+def envpool_module() -> Any:
+    """EnvPool itself.
+
+    Raises:
+        ValueError: it isn't installed; one line.
+    """
+    if importlib.util.find_spec("envpool") is None:
+        raise ValueError("env.backend: envpool isn't installed; pip install 'lockstep-rl[envpool]'")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return importlib.import_module("envpool")
+
+
+def pool_spaces(config: EnvConfig) -> tuple[gymnasium.Space, gymnasium.Space, int | None]:
+    """Observation space, action space and time limit of EnvPool's environment of this id.
+
+    Raises:
+        ValueError: EnvPool isn't installed or doesn't have it, or takes other arguments; one line.
+    """
+    module = envpool_module()
+    if config.id not in module.list_all_envs():
+        raise ValueError(f"env.id: EnvPool has no {config.id!r}; envpool.list_all_envs() lists what it has")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Gymnasium warns of EnvPool's float64 bounds
+        try:
+            pool = _make(module, config, 1, 0)
+        except Exception as error:
+            text = " ".join(str(error).split())
+            raise ValueError(f"env.id: EnvPool's {config.id} can't be made: {type(error).__name__}: {text}") from error
+        spaces = pool.observation_space, pool.action_space, pool.config.get("max_episode_steps")
+    pool.close()
+    return spaces
+
+
+def _make(module: Any, config: EnvConfig, count: int, seed: int) -> Any:
+    limit = {} if config.max_episode_steps is None else {"max_episode_steps": config.max_episode_steps}
+    threads = {"num_threads": config.workers} if config.workers else {}
+    settings = {**threads, **limit, **config.kwargs}
+    return module.make(config.id, env_type="gymnasium", num_envs=count, seed=seed, **settings)
+
+
+def check_envpool_options(config: Config) -> None:
+    """Raise a one-line ``ValueError`` where EnvPool can't do what the config asks for."""
+    env = config.env
+    if env.backend != "envpool":
+        return
+    if config.algorithm == "grpo":
+        raise ValueError("algorithm: grpo needs groups of environments that start alike, and EnvPool has none; use ppo")
+    for name, given in (
+        ("frame_skip", env.frame_skip > 1),
+        ("frame_stack", env.frame_stack > 1),
+        ("sticky_actions", bool(env.sticky_actions)),
+        ("atari", env.atari.enabled),
+        ("action_mask", env.action_mask in ("info", "method")),
+    ):
+        if given:
+            raise ValueError(f"env.{name}: EnvPool takes no wrappers; give its own option in env.kwargs")
+
+
+def encode_batch(layout: ObservationLayout, observation: Any, rows: np.ndarray) -> None:
+    """Write observations of a batch into rows ``[E, width]``."""
+    (leaf,) = layout.leaves if len(layout.leaves) == 1 else (None,)
+    if leaf is not None and not leaf.name and leaf.kind in ("vector", "image"):
+        rows[:, : leaf.size] = observation.reshape(len(rows), -1)
+        return
+    for row in range(len(rows)):
+        rows[row] = layout.encode(_item(observation, row))
+
+
+def _item(observation: Any, row: int) -> Any:
+    return {k: _item(v, row) for k, v in observation.items()} if isinstance(observation, dict) else observation[row]
+
+
+class EnvPoolEnvs(HostEnvs):
+    """Pools of environments, one a shard.
+
+    Args:
+        config: which environment; ``config.workers`` threads a pool, 0: EnvPool's own choice.
+        description: its spaces.
+        seed: the run's seed.
+        env_ids: global ids of the environments.
+        purpose: of the pools' keys.
+        shard_size: environments of a shard.
+    """
+
+    replayed = False
+    late_reset = True
+
+    def __init__(
+        self,
+        config: EnvConfig,
+        description: EnvDescription,
+        seed: int,
+        env_ids: Sequence[int],
+        purpose: str,
+        shard_size: int,
+    ) -> None:
+        layout = buffer_layout(description, len(env_ids), 1)
+        super().__init__(description, env_ids, Buffers(**{k: np.zeros(s, d) for k, (s, d) in layout.items()}))
+        self._config, self._seed, self._purpose = config, seed, purpose
+        self._module = envpool_module()
+        self._slices = [slice(start, start + shard_size) for start in range(0, len(env_ids), shard_size)]
+        self._pools: list[Any] = [None] * len(self._slices)
+        self._restarted: set[int] = set()
+
+    def _begin(self, number: int) -> None:
+        """A new pool for a shard: EnvPool's generators can't be seeded again."""
+        part = self._slices[number]
+        key = episode_key(self._purpose, self.env_ids[part.start], int(self.buffers.episodes[part.start]))
+        count = part.stop - part.start
+        seed = keyed_seed(self._seed, f"{self._purpose}/envpool", *key) % (2**31 - count)
+        if self._pools[number] is not None:
+            self._pools[number].close()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the bounds' warning comes at the first use
+            self._pools[number] = _make(self._module, self._config, count, seed)
+            observation, _ = self._pools[number].reset()
+        encode_batch(self.description.observation, observation, self.buffers.observations[part])
+        self.buffers.terminated[part] = self.buffers.truncated[part] = False
+
+    def reset(self) -> None:
+        """See :meth:`HostEnvs.reset`."""
+        try:
+            for number in range(len(self._slices)):
+                self._begin(number)
+        except Exception as error:
+            raise environment_failure(f"environments ({self.description.id}, EnvPool)", "reset", error) from error
+
+    def step(self) -> None:
+        """See :meth:`HostEnvs.step`; where an episode has just ended, the step is dead and begins the next one."""
+        b = self.buffers
+        np.logical_or(b.terminated, b.truncated, out=b.dead)
+        b.episodes += b.dead
+        actions = self.description.action.natives(b.actions)
+        if self.description.action.discrete:
+            actions = actions.astype(self.description.action.dtype)
+        try:
+            for pool, part in zip(self._pools, self._slices, strict=True):
+                pool.send(actions[part])
+            for pool, part in zip(self._pools, self._slices, strict=True):
+                self._take(part, *pool.recv())
+        except Exception as error:
+            raise environment_failure(f"environments ({self.description.id}, EnvPool)", "step", error) from error
+
+    def _take(self, part: slice, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any) -> None:
+        b = self.buffers
+        assert np.array_equal(info["env_id"], np.arange(len(reward))), "a pool answers in the order of its environments"
+        encode_batch(self.description.observation, observation, b.observations[part])
+        b.rewards[part], b.terminated[part], b.truncated[part] = reward, terminated, truncated
+
+    def save_states(self) -> list[dict[str, np.ndarray] | None]:
+        """See :meth:`HostEnvs.save_states`: there are none."""
+        return [None] * self.num_envs
+
+    def restore(self, env: int, actions: np.ndarray, hashes: np.ndarray, state: dict[str, np.ndarray]) -> bool:
+        """See :meth:`HostEnvs.restore`; every environment begins its next episode."""
+        number = next(n for n, part in enumerate(self._slices) if part.start <= env < part.stop)
+        self.buffers.episodes[env] += 1
+        if number not in self._restarted:
+            self._restarted.add(number)
+            self._begin(number)
+            self._first = self.buffers.observations[self._slices[number]].copy()
+        part = self._slices[number]
+        self.buffers.observations[env] = self._first[env - part.start]
+        return False
+
+    def close(self) -> None:
+        """See :meth:`HostEnvs.close`."""
+        for pool in self._pools:
+            if pool is not None:
+                pool.close()

@@ -1,0 +1,1 @@
+"""Single Gymnasium environments: keyed seeds, wrappers, worker processes."""

@@ -1,0 +1,205 @@
+"""One Gymnasium environment whose k-th episode is seeded by ``(seed, purpose, global env id, k)`` and nothing else."""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from lockstep.config.run import EnvConfig
+from lockstep.core.errors import EnvironmentFailureError
+from lockstep.core.shards import keyed_seed
+from lockstep.core.spaces import MASK
+from lockstep.envs.description import EnvDescription, make_environment
+from lockstep.envs.gymnasium.wrappers import LIFE_LOST, stateful
+from lockstep.envs.restore.replay import row_hashes
+
+
+def episode_key(purpose: str, env_id: int, episode: int) -> tuple[int, ...]:
+    """The key of an episode's reset: training counts episodes, an evaluation repeats the same ones."""
+    return (env_id,) if purpose == "eval" else (env_id, episode)
+
+
+def environment_failure(name: str, where: str, error: BaseException) -> EnvironmentFailureError:
+    """What an environment raised, as one line that says where."""
+    frames = traceback.extract_tb(error.__traceback__)
+    at = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    text = " ".join(str(error).split())
+    return EnvironmentFailureError(f"{name} raised in {where}: {type(error).__name__}: {text}{at}")
+
+
+def stated_success(info: Mapping[str, Any]) -> int:
+    """What an environment's info says of its task: 1 solved, -1 not solved, 0 nothing.
+
+    ``is_success`` (Gymnasium-Robotics, Stable-Baselines3) goes before ``success`` (Meta-World, ManiSkill). What is no
+    single number or bool says nothing.
+    """
+    for name in ("is_success", "success") if info else ():
+        if name in info:
+            value = np.asarray(info[name])
+            if value.size == 1 and value.dtype.kind in "biuf":
+                return 1 if value.item() > 0.5 else -1
+    return 0
+
+
+def stated_score(info: Mapping[str, Any]) -> float:
+    """Points of a game so far, where an environment's info has a number ``score``; else NaN."""
+    value = np.asarray(info["score"]) if "score" in info else np.asarray(None)
+    return float(value.item()) if value.size == 1 and value.dtype.kind in "iuf" else math.nan
+
+
+def stated_mask(env: gymnasium.Env, info: Mapping[str, Any], source: str) -> np.ndarray | None:
+    """Which actions are allowed, where that comes apart from the observation; for several indices one after another.
+
+    Args:
+        env: asked for its ``action_masks()`` if the source is ``method``.
+        info: of the last step or reset, for the source ``info``.
+        source: see there; ``""``: there is no mask.
+    """
+    if not source:
+        return None
+    if source == "method":
+        mask = env.get_wrapper_attr("action_masks")()
+    elif MASK in info:
+        mask = info[MASK]
+    else:
+        raise ValueError(f"env.action_mask is 'info', but info has no {MASK!r}; it has {sorted(info)}")
+    return np.concatenate([np.ravel(part) for part in mask]) if isinstance(mask, tuple | list) else np.ravel(mask)
+
+
+class KeyedEnv:
+    """A Gymnasium environment with keyed resets, observations as rows and bounded actions.
+
+    Args:
+        config: which environment.
+        description: its spaces.
+        seed: the run's seed.
+        env_id: its global id.
+        purpose: ``"reset"`` for training, ``"eval"`` for evaluation.
+        heartbeat: int64 ``[1]``, counted up at each step and reset: who doesn't count hangs.
+        key: what stands for it in the keys of its resets; None: its id.
+
+    Attributes:
+        lost: whether the last step lost a life that ends an episode for the learner, while the game goes on.
+        success: whether the last step left the task solved, see :func:`stated_success`.
+        score: points of the episode so far, see :func:`stated_score`.
+    """
+
+    def __init__(
+        self,
+        config: EnvConfig,
+        description: EnvDescription,
+        seed: int,
+        env_id: int,
+        purpose: str,
+        heartbeat: np.ndarray | None = None,
+        key: int | None = None,
+    ) -> None:
+        self._heartbeat = np.zeros(1, np.int64) if heartbeat is None else heartbeat
+        self.env_id, self._seed, self._purpose = env_id, seed, purpose
+        self._key = env_id if key is None else key
+        self._description = description
+        self._env = make_environment(config)
+        self._wrapped = stateful(config)
+        self._all_allowed = np.ones(description.action.outputs, np.float32)
+        self.lost = False
+        self.success = 0
+        self.score = math.nan
+
+    def _failure(self, where: str, error: BaseException) -> EnvironmentFailureError:
+        return environment_failure(f"environment {self.env_id} ({self._description.id})", where, error)
+
+    def reset(self, episode: int) -> np.ndarray:
+        """Start the k-th episode; the observation's row."""
+        key = episode_key(self._purpose, self._key, episode)
+        self._heartbeat += 1
+        try:
+            observation, info = self._env.reset(seed=keyed_seed(self._seed, self._purpose, *key))
+            return self._row(observation, info)
+        except (Exception, SystemExit) as error:
+            raise self._failure("reset", error) from error
+
+    def _row(self, observation: Any, info: dict[str, Any], ended: bool = False) -> np.ndarray:
+        """The row of an observation; nobody acts on the one that ends an episode, which needs no mask."""
+        layout = self._description.observation
+        masked = layout.mask is not None and not ended
+        mask = stated_mask(self._env, info, self._description.mask_from) if masked else self._all_allowed
+        return layout.encode(observation, mask)
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool]:
+        """One step.
+
+        Args:
+            action: one row of actions; continuous ones are clipped to the space's bounds.
+
+        Returns:
+            The observation's row, reward, terminated, truncated.
+        """
+        self._heartbeat += 1
+        try:
+            native = self._description.action.native(action)
+            observation, reward, terminated, truncated, info = self._env.step(native)
+            self.lost = bool(info.get(LIFE_LOST))
+            self.success, self.score = stated_success(info), stated_score(info)
+            row = self._row(observation, info, bool(terminated or truncated))
+            return row, float(reward), bool(terminated), bool(truncated)
+        except (Exception, SystemExit) as error:
+            raise self._failure("step", error) from error
+
+    @property
+    def _hooks(self) -> Any:
+        inner = self._env.unwrapped
+        if self._wrapped:
+            return None
+        return inner if hasattr(inner, "get_env_state") and hasattr(inner, "set_env_state") else None
+
+    def save_state(self) -> dict[str, np.ndarray] | None:
+        """The arrays of an environment that offers ``get_env_state()`` and ``set_env_state(arrays)``, else None."""
+        return None if self._hooks is None else {k: np.asarray(v) for k, v in self._hooks.get_env_state().items()}
+
+    def restore(
+        self,
+        episode: int,
+        actions: np.ndarray,
+        hashes: np.ndarray,
+        observation: np.ndarray,
+        state: dict[str, np.ndarray],
+    ) -> bool:
+        """Bring back a live episode: by its state hooks, else by replaying its actions and checking every step.
+
+        Args:
+            episode: its index k.
+            actions: ``[length, …]`` actions since the reset.
+            hashes: ``[length]`` uint64, of each step's observation and reward.
+            observation: the observation's row at the end.
+            state: arrays of the state hooks, empty without.
+
+        Returns:
+            Whether the episode is exactly back; if not the environment is left as the check found it.
+        """
+        current = self.reset(episode)
+        if state and self._hooks is not None:
+            self._hooks.set_env_state(state)
+            self._set_elapsed_steps(len(actions))
+            return True
+        for action, expected in zip(actions, hashes, strict=True):
+            current, reward, terminated, truncated = self.step(action)
+            if terminated or truncated or row_hashes(current[None], np.array([reward]))[0] != expected:
+                return False
+        return bool(np.array_equal(current, observation, equal_nan=True))
+
+    def _set_elapsed_steps(self, steps: int) -> None:
+        env: gymnasium.Env | None = self._env
+        while isinstance(env, gymnasium.Wrapper):
+            if isinstance(env, gymnasium.wrappers.TimeLimit):
+                env._elapsed_steps = steps
+            env = env.env
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._env.close()

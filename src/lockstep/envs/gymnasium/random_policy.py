@@ -1,0 +1,49 @@
+"""A random policy, keyed by shard, for the normalisers' first statistics."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lockstep.config.run import Config
+from lockstep.core.shards import ShardPlan, keyed_generator
+from lockstep.core.spaces import ActionLayout, ObservationLayout
+
+
+def random_actions(config: Config, plan: ShardPlan, action: ActionLayout) -> np.ndarray:
+    """Actions of a random policy keyed by ``(seed, "random", shard)``, rows ``[T, E, …]``.
+
+    Uniform over the choices or within the bounds; standard normal in a component without bounds.
+    """
+    shape = (config.num_steps, plan.envs_per_shard)
+    parts = [draw_actions(keyed_generator(config.seed, "random", shard), action, shape) for shard in plan.shards]
+    return np.concatenate(parts, 1)
+
+
+def draw_actions(generator: np.random.Generator, action: ActionLayout, shape: tuple[int, ...]) -> np.ndarray:
+    """Rows of random actions ``[*shape, …]``, see :func:`random_actions`."""
+    if action.kind == "discrete":
+        return generator.integers(0, action.choices[0], shape)
+    if action.kind == "multi_discrete":
+        return np.stack([generator.integers(0, count, shape) for count in action.choices], -1)
+    low, high = (np.asarray(bound) for bound in (action.low, action.high))
+    uniform, normal = generator.random((*shape, low.size)), generator.standard_normal((*shape, low.size))
+    bounded = np.isfinite(low) & np.isfinite(high)
+    span = np.where(bounded, high, 1.0) - np.where(bounded, low, 0.0)
+    return np.where(bounded, np.where(bounded, low, 0.0) + span * uniform, normal).astype(np.float32)
+
+
+def allowed_actions(
+    observation: ObservationLayout, action: ActionLayout, rows: np.ndarray, drawn: np.ndarray
+) -> np.ndarray:
+    """Drawn actions ``[E, …]``, but where the observation rows ``[E, width]`` forbid one, another that they allow."""
+    if observation.mask is None:
+        return drawn
+    start, indices = observation.mask.start, drawn.reshape(len(drawn), -1).copy()
+    for number, count in enumerate(action.choices):
+        allowed = observation.floats(rows)[:, start : start + count] > 0.5
+        start += count
+        index = indices[:, number]
+        other = index % np.maximum(allowed.sum(1), 1)
+        instead = (np.cumsum(allowed, 1) > other[:, None]).argmax(1)
+        indices[:, number] = np.where(allowed[np.arange(len(index)), index], index, instead)
+    return indices.reshape(drawn.shape)

@@ -1,0 +1,222 @@
+"""Gymnasium environments in worker processes that share their buffers with the rank."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import time
+from collections.abc import Iterable, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from lockstep.config.run import EnvConfig
+from lockstep.core.errors import EnvironmentFailureError
+from lockstep.core.process import end_with_parent
+from lockstep.envs.description import EnvDescription
+from lockstep.envs.gymnasium.keyed import KeyedEnv
+from lockstep.envs.host_envs import Buffers, HostEnvs, buffer_layout, reset_envs, restore_env, step_envs
+from lockstep.training.stop import STOP_SIGNALS
+
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def _views(raw: dict[str, Any], layout: dict[str, tuple[tuple[int, ...], Any]]) -> Buffers:
+    return Buffers(**{k: np.frombuffer(raw[k], d, int(np.prod(s))).reshape(s) for k, (s, d) in layout.items()})
+
+
+def _serve(envs: list[KeyedEnv], buffers: Buffers, first: int, slot: int, command: str, arguments: tuple) -> Any:
+    if command == "step":
+        return step_envs(envs, buffers, first, slot)
+    if command == "reset":
+        return reset_envs(envs, buffers, first, slot)
+    if command == "save":
+        return [env.save_state() for env in envs]
+    assert command == "restore", command
+    row, *rest = arguments
+    buffers.stepping[slot] = row
+    try:
+        return restore_env(envs[row - first], buffers, row, *rest)
+    finally:
+        buffers.stepping[slot] = -1
+
+
+def _work(
+    connection: Connection,
+    raw: dict[str, Any],
+    layout: dict[str, tuple[tuple[int, ...], Any]],
+    make: tuple[EnvConfig, EnvDescription, int, str],
+    env_ids: list[tuple[int, int]],
+    first: int,
+    slot: int,
+) -> None:
+    """A worker's whole life: make its environments, answer commands until the rank closes the pipe."""
+    end_with_parent()
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # the rank decides when to stop
+    config, description, seed, purpose = make
+    try:
+        buffers = _views(raw, layout)
+        buffers.stepping[slot] = first
+        beat = buffers.heartbeats[slot : slot + 1]
+        envs = [KeyedEnv(config, description, seed, env_id, purpose, beat, key) for env_id, key in env_ids]
+        buffers.stepping[slot] = -1
+        connection.send(("ok", None))
+        while True:
+            command, *arguments = connection.recv()
+            connection.send(("ok", _serve(envs, buffers, first, slot, command, tuple(arguments))))
+    except (EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
+        return
+    except Exception as error:
+        known = isinstance(error, EnvironmentFailureError | ValueError)
+        with contextlib.suppress(OSError):  # the rank may have failed for another environment already
+            connection.send(("failed", str(error) if known else f"worker {slot}: {type(error).__name__}: {error}"))
+
+
+class WorkerEnvs(HostEnvs):
+    """Environments spread over worker processes; observations, actions and rewards lie in shared memory.
+
+    Args:
+        config: which environment; ``config.workers`` processes, at most one per environment.
+        description: its spaces.
+        seed: the run's seed.
+        env_ids: global ids of the environments.
+        purpose: of the resets' keys.
+        keys: what stands for each environment in them; None: its id.
+    """
+
+    def __init__(
+        self,
+        config: EnvConfig,
+        description: EnvDescription,
+        seed: int,
+        env_ids: Sequence[int],
+        purpose: str,
+        keys: Sequence[int] | None = None,
+    ) -> None:
+        workers = min(config.workers, len(env_ids))
+        layout = buffer_layout(description, len(env_ids), workers)
+        context = multiprocessing.get_context("spawn")
+        raw = {k: context.RawArray("b", max(1, int(np.prod(s)) * np.dtype(d).itemsize)) for k, (s, d) in layout.items()}
+        super().__init__(description, env_ids, _views(raw, layout))
+        self._timeout = config.timeout
+        self._bounds = [len(env_ids) * w // workers for w in range(workers + 1)]
+        self._processes: list[Any] = []
+        self._connections: list[Connection] = []
+        make = (config, description, seed, purpose)
+        named = list(zip(env_ids, env_ids if keys is None else keys, strict=True))
+        saved = {name: os.environ.get(name) for name in _THREAD_VARIABLES}
+        os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))
+        try:
+            for slot, (first, last) in enumerate(zip(self._bounds, self._bounds[1:], strict=False)):
+                ours, theirs = context.Pipe()
+                arguments = (theirs, raw, layout, make, named[first:last], first, slot)
+                process = context.Process(target=_work, args=arguments, name=f"environments-{slot}", daemon=True)
+                process.start()
+                theirs.close()
+                self._processes.append(process)
+                self._connections.append(ours)
+        finally:
+            for name, value in saved.items():
+                os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+        atexit.register(self.close)
+        self._collect(range(workers))
+
+    def _name(self, slot: int) -> str:
+        row = int(self.buffers.stepping[slot])
+        row = row if row >= 0 else self._bounds[slot]
+        return f"environment {self.env_ids[row]} ({self.description.id}), worker process {slot}"
+
+    def _collect(self, slots: Sequence[int]) -> dict[int, Any]:
+        """One answer of each worker; raises naming the environment that failed, died or hung."""
+        waiting = {self._connections[slot]: slot for slot in slots}
+        answers: dict[int, Any] = {}
+        now = time.monotonic()
+        beats: dict[int, tuple[int, float]] = {slot: (-1, now) for slot in slots}
+        while waiting:
+            ready = multiprocessing.connection.wait(list(waiting), min(1.0, self._timeout / 4))
+            if not ready:
+                self._check_heartbeats(beats, waiting.values())
+            for connection in ready:
+                slot = waiting.pop(connection)  # type: ignore[call-overload]
+                answers[slot] = self._receive(slot)
+        return answers
+
+    def _check_heartbeats(self, beats: dict[int, tuple[int, float]], waiting: Iterable[int]) -> None:
+        """Fail for the first worker whose environment has not moved for longer than the limit."""
+        now = time.monotonic()
+        for slot in sorted(waiting):
+            beat, (seen, since) = int(self.buffers.heartbeats[slot]), beats[slot]
+            if beat != seen:
+                beats[slot] = (beat, now)
+            elif now - since > self._timeout:
+                name = self._name(slot)
+                self.close()
+                raise EnvironmentFailureError(f"{name}, didn't answer within {self._timeout:g} s (env.timeout)")
+
+    def _receive(self, slot: int) -> Any:
+        try:
+            status, value = self._connections[slot].recv()
+        except (EOFError, ConnectionResetError):
+            self._processes[slot].join(1)
+            code = self._processes[slot].exitcode
+            self.close()
+            raise EnvironmentFailureError(f"{self._name(slot)}, died (exit code {code})") from None
+        if status == "failed":
+            self.close()
+            raise EnvironmentFailureError(value)
+        return value
+
+    def _send(self, command: str) -> None:
+        for slot, connection in enumerate(self._connections):
+            try:
+                connection.send((command,))
+            except (BrokenPipeError, ConnectionResetError):
+                self._receive(slot)
+
+    def _command(self, command: str) -> dict[int, Any]:
+        self._send(command)
+        return self._collect(range(len(self._connections)))
+
+    def reset(self) -> None:
+        """See :meth:`HostEnvs.reset`."""
+        self._command("reset")
+
+    def step(self) -> None:
+        """See :meth:`HostEnvs.step`."""
+        self._command("step")
+
+    def begin_step(self) -> None:
+        """See :meth:`HostEnvs.begin_step`."""
+        self._send("step")
+
+    def end_step(self) -> None:
+        """See :meth:`HostEnvs.end_step`."""
+        self._collect(range(len(self._connections)))
+
+    def save_states(self) -> list[dict[str, np.ndarray] | None]:
+        """See :meth:`HostEnvs.save_states`."""
+        answers = self._command("save")
+        return [state for slot in sorted(answers) for state in answers[slot]]
+
+    def restore(self, env: int, actions: np.ndarray, hashes: np.ndarray, state: dict[str, np.ndarray]) -> bool:
+        """See :meth:`HostEnvs.restore`."""
+        slot = next(s for s in range(len(self._processes)) if env < self._bounds[s + 1])
+        self._connections[slot].send(("restore", env, actions, hashes, state))
+        return self._collect([slot])[slot]
+
+    def close(self) -> None:
+        """See :meth:`HostEnvs.close`."""
+        atexit.unregister(self.close)
+        for connection in self._connections:
+            connection.close()
+        for process in self._processes:
+            process.join(0.5)
+            if process.is_alive():
+                process.kill()
+                process.join(5)

@@ -1,0 +1,219 @@
+"""The wrappers that a config asks for, Gymnasium's own where it has them; every random choice follows the reset's seed.
+
+From inside to outside: Atari's preprocessing and lives, or frame skip; sticky actions; frame stack. All of them leave
+rewards as they are: a sum of several steps' rewards at most.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from copy import deepcopy
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces, wrappers
+from gymnasium.vector.utils import batch_space
+
+from lockstep.config.run import EnvConfig
+from lockstep.core.spaces import ImageBox, channels_first, is_image
+
+LIFE_LOST = "lockstep/life_lost"
+"""Entry of ``info``: a life was lost and the game goes on; for the learner that terminates an episode."""
+
+
+class FrameSkip(gymnasium.Wrapper):
+    """Every action is taken ``skip`` times, or until the episode ends; rewards add up, the last observation counts."""
+
+    def __init__(self, env: gymnasium.Env, skip: int) -> None:
+        super().__init__(env)
+        self._skip = skip
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """See ``gymnasium.Env.step``."""
+        total = 0.0
+        for _ in range(self._skip - 1):
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            total += float(reward)
+            if terminated or truncated:
+                return observation, total, terminated, truncated, info
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return observation, total + float(reward), terminated, truncated, info
+
+
+class KeyedStickyAction(wrappers.StickyAction):
+    """Gymnasium's sticky actions, drawn from a generator of their own that each seeded reset sets."""
+
+    _generator = np.random.default_rng(0)
+
+    @property
+    def np_random(self) -> np.random.Generator:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """What decides whether an action sticks."""
+        return self._generator
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """See ``gymnasium.Env.reset``."""
+        if seed is not None:
+            self._generator = np.random.Generator(np.random.Philox(key=seed))
+        return super().reset(seed=seed, options=options)
+
+
+class AtariLives(gymnasium.Wrapper):
+    """Presses FIRE where a game waits for it, and says when a life is lost; the game itself goes on.
+
+    Args:
+        env: around an ALE environment.
+        fire: press FIRE at a reset and after a lost life, in games that have the action.
+        life_loss: report lost lives in ``info``.
+    """
+
+    def __init__(self, env: gymnasium.Env, fire: bool, life_loss: bool) -> None:
+        super().__init__(env)
+        meanings = list(env.get_wrapper_attr("get_action_meanings")())
+        self._fire = 1 if fire and len(meanings) > 1 and meanings[1] == "FIRE" else None
+        self._life_loss = life_loss
+        self._lives = 0
+
+    def _count(self) -> int:
+        return int(self.get_wrapper_attr("ale").lives())
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """See ``gymnasium.Env.reset``."""
+        observation, info = self.env.reset(seed=seed, options=options)
+        if self._fire is not None:
+            observation, _, terminated, truncated, info = self.env.step(self._fire)
+            if terminated or truncated:
+                observation, info = self.env.reset(options=options)
+        self._lives = self._count()
+        return observation, info
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """See ``gymnasium.Env.step``."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        total, lives = float(reward), self._count()
+        lost, self._lives = 0 < lives < self._lives, lives
+        if lost and not (terminated or truncated):
+            if self._fire is not None:
+                observation, reward, terminated, truncated, info = self.env.step(self._fire)
+                total, self._lives = total + float(reward), self._count()
+            info = {**info, LIFE_LOST: self._life_loss}
+        return observation, total, terminated, truncated, info
+
+
+class StackChannels(gymnasium.ObservationWrapper):
+    """Frames ``[k, …]`` of :class:`gymnasium.wrappers.FrameStackObservation` as one observation.
+
+    Images become one image ``[H, W, k·C]``, vectors one vector, oldest first. Of what can't be put side by side (an
+    action mask) the newest stays.
+
+    Args:
+        env: stacked.
+        single: observation space of a single frame.
+        mask: entry of a Dict that is an action mask, or None.
+    """
+
+    def __init__(self, env: gymnasium.Env, single: gymnasium.Space, mask: str | None) -> None:
+        super().__init__(env)
+        self._single, self._mask = single, mask
+        self.observation_space = stacked_space(single, self.get_wrapper_attr("stack_size"), mask)
+
+    def observation(self, observation: Any) -> Any:
+        """One observation of a stack of them."""
+        return join_frames(np, self._single, observation, self._mask)
+
+
+def stacked_space(single: Any, count: int, mask: str | None, name: str = "") -> gymnasium.Space:
+    """The space of :func:`join_frames`.
+
+    Args:
+        single: space of one frame.
+        count: frames.
+        mask: entry of a Dict that is an action mask, or None.
+        name: path of ``single`` in the whole space.
+    """
+    if isinstance(single, spaces.Dict):
+        return spaces.Dict({k: stacked_space(s, count, mask, _inside(name, k)) for k, s in single.spaces.items()})
+    if isinstance(single, spaces.Tuple):
+        return spaces.Tuple([stacked_space(s, count, mask, _inside(name, n)) for n, s in enumerate(single.spaces)])
+    if name and name == mask:
+        return single
+    stacked: Any = batch_space(single, count)
+    if not isinstance(single, spaces.Box):
+        return stacked
+    low, high = (_joined(np, single, bound) for bound in (stacked.low, stacked.high))
+    if is_image(single):
+        return ImageBox(low, high, dtype=np.uint8, channels_first=False)
+    return spaces.Box(low, high, dtype=stacked.dtype.type)
+
+
+def join_frames(xp: Any, single: Any, frames: Any, mask: str | None, name: str = "") -> Any:
+    """Frames ``[k, …]`` as one observation, see :class:`StackChannels`.
+
+    Args:
+        xp: array namespace of the frames.
+        single: space of one frame.
+        frames: array, or (nested) dict or tuple of arrays, oldest first.
+        mask: entry of a Dict that is an action mask, or None.
+        name: path of ``single`` in the whole space.
+    """
+    if isinstance(single, spaces.Dict):
+        return {k: join_frames(xp, s, frames[k], mask, _inside(name, k)) for k, s in single.spaces.items()}
+    if isinstance(single, spaces.Tuple):
+        return tuple(join_frames(xp, s, frames[n], mask, _inside(name, n)) for n, s in enumerate(single.spaces))
+    if name and name == mask:
+        return frames[-1]
+    return _joined(xp, single, frames) if isinstance(single, spaces.Box) else frames
+
+
+def _joined(xp: Any, single: spaces.Box, frames: Any) -> Any:
+    if not is_image(single):
+        return frames.reshape(-1)
+    if len(single.shape) == 2:
+        return xp.moveaxis(frames, 0, -1)
+    if channels_first(single):
+        return xp.moveaxis(frames.reshape(-1, *single.shape[1:]), 0, -1)
+    return xp.moveaxis(frames, 0, 2).reshape(*single.shape[:2], -1)
+
+
+def _inside(name: str, key: Any) -> str:
+    return f"{name}/{key}" if name else str(key)
+
+
+def stateful(config: EnvConfig) -> bool:
+    """Whether wrappers remember anything from step to step: state hooks of the environment alone can't restore it."""
+    return config.frame_stack > 1 or config.frame_skip > 1 or bool(config.sticky_actions) or config.atari.enabled
+
+
+def wrap(config: EnvConfig, env: gymnasium.Env) -> gymnasium.Env:
+    """The environment in the wrappers of its config.
+
+    Raises:
+        ValueError: they don't fit it; one line.
+    """
+    if config.atari.enabled:
+        env = _atari(config, env)
+    elif config.frame_skip > 1:
+        env = FrameSkip(env, config.frame_skip)
+    if config.sticky_actions and not config.atari.enabled:
+        env = KeyedStickyAction(env, config.sticky_actions)
+    if config.frame_stack > 1:
+        single = env.observation_space
+        copied = wrappers.TransformObservation(env, deepcopy, single)  # some environments use their buffers again
+        env = StackChannels(wrappers.FrameStackObservation(copied, config.frame_stack), single, config.action_mask)
+    return env
+
+
+def _atari(config: EnvConfig, env: gymnasium.Env) -> gymnasium.Env:
+    atari = config.atari
+    if not hasattr(env.unwrapped, "ale"):
+        raise ValueError(f"env.atari: {config.id} is no ALE game (their ids begin with ALE/); leave it out")
+    if importlib.util.find_spec("cv2") is None:
+        raise ValueError("env.atari: needs opencv, which isn't installed; pip install 'lockstep-rl[atari]'")
+    env = wrappers.AtariPreprocessing(
+        env,
+        noop_max=atari.noop_max,
+        frame_skip=atari.frame_skip,
+        screen_size=atari.screen_size,
+        grayscale_obs=atari.grayscale,
+    )
+    return AtariLives(env, atari.fire_reset, atari.terminal_on_life_loss)

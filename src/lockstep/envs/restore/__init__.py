@@ -1,0 +1,1 @@
+"""How environments come back after a crash."""

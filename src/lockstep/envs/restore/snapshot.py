@@ -1,0 +1,103 @@
+"""Environments in a checkpoint: one file a shard, restored exactly or named as restarted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from lockstep.core.episodes import EpisodeCounter
+from lockstep.core.shards import ShardPlan
+from lockstep.envs.host_envs import HostEnvs
+from lockstep.envs.restore.replay import ReplayLog
+
+ShardArrays = dict[str, np.ndarray]
+Carried = Mapping[str, np.ndarray]
+
+
+def save_shards(
+    envs: HostEnvs, replay: ReplayLog, counter: EpisodeCounter, carried: Carried, plan: ShardPlan
+) -> dict[int, ShardArrays]:
+    """Arrays of each local shard.
+
+    Args:
+        envs: the environments.
+        replay: actions of their live episodes.
+        counter: returns and lengths of the live episodes.
+        carried: what else each environment carries from step to step, arrays ``[E, …]``.
+        plan: which shards are here.
+    """
+    states = envs.save_states()
+    b, rows = envs.buffers, plan.envs_per_shard
+    out: dict[int, ShardArrays] = {}
+    for local, shard in enumerate(plan.shards):
+        part = slice(local * rows, (local + 1) * rows)
+        arrays: ShardArrays = {
+            "episodes": b.episodes[part].copy(),
+            "observations": b.observations[part].copy(),
+            "returns": counter.returns[part].copy(),
+            "lengths": counter.lengths[part].copy(),
+        }
+        arrays |= {name: values[part].copy() for name, values in carried.items()}
+        for row in range(rows):
+            env, state = local * rows + row, states[local * rows + row]
+            if state is not None:
+                arrays |= {f"state.{row}.{name}": np.asarray(value) for name, value in state.items()}
+            else:
+                arrays[f"replay.{row}.actions"] = replay.actions(env, b.actions)
+                arrays[f"replay.{row}.hashes"] = replay.hashes(env).view(np.int64)
+        out[shard] = arrays
+    return out
+
+
+def _restore_env(
+    envs: HostEnvs, replay: ReplayLog, env: int, row: int, length: int, arrays: Mapping[str, np.ndarray]
+) -> bool:
+    prefix = f"state.{row}."
+    state = {name[len(prefix) :]: value for name, value in arrays.items() if name.startswith(prefix)}
+    no_actions = np.zeros((length if state else 0, *envs.buffers.actions.shape[1:]), envs.buffers.actions.dtype)
+    actions = arrays.get(f"replay.{row}.actions", no_actions)
+    hashes = arrays.get(f"replay.{row}.hashes", np.zeros(0, np.int64)).view(np.uint64)
+    if not state and len(actions) != length:  # longer than the limit: its actions were not kept
+        bits = envs.buffers.observations[env].view(np.uint8)
+        np.invert(bits, out=bits)  # an observation that replaying nothing can't give
+        actions, hashes = no_actions, hashes[:0]
+    if not envs.restore(env, actions, hashes, state):
+        replay.clear(env)
+        return False
+    replay.restore(env, actions if not state else no_actions[:0], hashes, length)
+    return True
+
+
+def load_shards(
+    envs: HostEnvs,
+    replay: ReplayLog,
+    counter: EpisodeCounter,
+    carried: Carried,
+    plan: ShardPlan,
+    shards: Mapping[int, ShardArrays],
+) -> list[int]:
+    """Restore the local environments; the reverse of :func:`save_shards`.
+
+    Returns:
+        Global ids of environments whose live episode couldn't be restored exactly and was restarted.
+    """
+    b, rows, restarted = envs.buffers, plan.envs_per_shard, []
+    for local, shard in enumerate(plan.shards):
+        arrays = shards[shard]
+        part = slice(local * rows, (local + 1) * rows)
+        b.episodes[part] = arrays["episodes"]
+        b.observations[part] = arrays["observations"]
+        counter.returns[part] = arrays["returns"]
+        counter.lengths[part] = arrays["lengths"]
+        for name, values in carried.items():
+            values[part] = arrays[name]
+    for local, shard in enumerate(plan.shards):
+        for row in range(rows):
+            env = local * rows + row
+            if not _restore_env(envs, replay, env, row, int(counter.lengths[env]), shards[shard]):
+                counter.forget(env)
+                for values in carried.values():
+                    values[env] = 0.0
+                restarted.append(envs.env_ids[env])
+    return restarted

@@ -1,0 +1,1 @@
+"""`lockstep.attach`: data parallelism for any PyTorch loop."""

@@ -1,0 +1,285 @@
+"""Data parallelism for any PyTorch loop, in one line: ``lockstep.attach(module, optimizer)``.
+
+Gradients are reduced at the end of every backward pass, whichever method computed the loss: hooks on the parameters
+see what is accumulated, and a callback on the autograd engine reduces it before ``backward`` returns. So the script's
+own clipping, its scaler and its optimiser see the gradient of all ranks' data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+from torch.autograd import Variable
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from lockstep.core.errors import UnreducedGradientError
+from lockstep.integrations.attach.agreement import broadcast_tensors, check_alike
+from lockstep.integrations.attach.increments import Increments
+from lockstep.integrations.attach.phases import Phases
+from lockstep.integrations.attach.process_group import Same, communicator, join, meet
+from lockstep.torch_engine.distributed.communicator import parallel_wrapper
+
+Reduction = Literal["mean", "sum"]
+
+REDUCED = "_lockstep_reduced"
+"""Attribute of a gradient that a reduction has seen: it may be stepped with twice."""
+
+EQUALLY = "every rank must run equally many; decide together, with lockstep.stop_if or from lockstep.all_mean"
+
+_attached: weakref.WeakSet[Attached] = weakref.WeakSet()
+
+
+def attach(
+    module: nn.Module | Sequence[nn.Module],
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    *,
+    broadcast_buffers: bool = True,
+    reduction: Reduction = "mean",
+    check_phases: bool = True,
+) -> Attached:
+    """Make a PyTorch loop data-parallel over the ranks that a launcher started; a collective of all of them.
+
+    Parameters and buffers become those of the first rank. From then on every ``backward`` ends with one reduction, in a
+    fixed order, of what it added to the gradients. With one rank nothing is hooked.
+
+    Args:
+        module: what is trained, or several modules (actor and critic) whose backward passes may be separate.
+        optimizer: what steps the parameters. Before each step it is checked that its gradients were reduced.
+        broadcast_buffers: buffers (running statistics) follow the first rank's at the end of each backward pass.
+        reduction: ``mean``: gradients are averaged over ranks, right for a loss that is a mean over equally many
+            samples on every rank. ``sum``: they are added, right for a loss divided by the count of all ranks' samples.
+        check_phases: raise if between two backward passes one rank ran forward passes without gradients (a rollout)
+            and another none: one of them has stopped its epochs early.
+
+    Returns:
+        A handle with ``no_sync()`` and ``detach()``.
+
+    Raises:
+        ValueError: a module is in the hands of DDP or FSDP, or attached already; an optimiser steps parameters of other
+            modules.
+        RankMismatchError: the ranks' modules or optimisers differ; on every rank.
+    """
+    modules = [module] if isinstance(module, nn.Module) else list(module)
+    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or ())
+    if reduction not in get_args(Reduction):
+        raise ValueError(f"attach: reduction {reduction!r} is unknown; use mean or sum")
+    _check(modules, optimizers)
+    return Attached(modules, optimizers, broadcast_buffers, reduction, check_phases)
+
+
+def _named_parameters(modules: Sequence[nn.Module]) -> dict[str, nn.Parameter]:
+    """Parameters by name, each once; with several modules their number comes first: ``1.weight``."""
+    found: dict[str, nn.Parameter] = {}
+    seen: set[int] = set()
+    for number, module in enumerate(modules):
+        for name, parameter in module.named_parameters():
+            if id(parameter) not in seen:
+                found[f"{number}.{name}" if len(modules) > 1 else name] = parameter
+                seen.add(id(parameter))
+    return found
+
+
+def _check(modules: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
+    named = _named_parameters(modules)
+    if not any(parameter.requires_grad for parameter in named.values()):
+        raise ValueError("attach: no parameter of the module requires gradients; there is nothing to train")
+    for module in modules:
+        wrapper = parallel_wrapper(module)
+        if wrapper is not None:
+            raise ValueError(f"attach: the module is already in the hands of {wrapper}; attach the bare module")
+    for name, parameter in named.items():
+        if parameter.is_complex():
+            raise ValueError(f"attach: parameter {name} is complex; keep its real and imaginary parts as two")
+        if any(id(parameter) in handle.indices for handle in _attached):
+            raise ValueError(f"attach: parameter {name} is attached already; attach it once, or detach() first")
+    known = {id(parameter) for parameter in named.values()}
+    for optimizer in optimizers:
+        others = sum(id(p) not in known for group in optimizer.param_groups for p in group["params"])
+        if others:
+            raise ValueError(
+                f"attach: {type(optimizer).__name__} steps {others} tensors that are no parameters of the module; "
+                "attach every module that it trains: attach([actor, critic], optimizer)"
+            )
+
+
+class Attached:
+    """What :func:`attach` returns.
+
+    Attributes:
+        rank: this process's.
+        world_size: number of ranks.
+        reductions: backward passes that ended with a reduction so far.
+        indices: by identity of the parameter, its place among those that are reduced; empty with one rank.
+    """
+
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        optimizers: Sequence[Optimizer],
+        broadcast_buffers: bool,
+        reduction: Reduction,
+        check_phases: bool,
+    ) -> None:
+        self.rank, self.world_size = join()
+        self.reductions = 0
+        self.indices: dict[int, int] = {}
+        self._modules, self._optimizers, self._reduction = modules, optimizers, reduction
+        self._syncing, self._steps, self._passes = True, 0, 0
+        self._queued: set[int] = set()
+        self._handles: list[RemovableHandle] = []
+        if self.world_size > 1:
+            self._begin(broadcast_buffers, check_phases)
+
+    def _begin(self, broadcast_buffers: bool, check_phases: bool) -> None:
+        named = _named_parameters(self._modules)
+        check_alike(named, self._optimizers)
+        buffers = list({id(b): b for module in self._modules for b in module.buffers()}.values())
+        broadcast_tensors([*named.values(), *(buffers if broadcast_buffers else ())])
+        trained = {name: p for name, p in named.items() if p.requires_grad}
+        self._frozen = {name: p for name, p in named.items() if not p.requires_grad}
+        self._where = f"the end of a backward pass (of {', '.join(type(m).__name__ for m in self._modules)})"
+        self._follow = broadcast_buffers and bool(buffers)
+        self.indices = {id(p): index for index, p in enumerate(trained.values())}
+        self._increments = Increments(list(trained.values()), list(trained), self._queue)
+        self._phases = Phases(self._modules, self.indices, check_phases)
+        self._reduced_for: list[set[int]] = [set() for _ in self._optimizers]
+        for number, optimizer in enumerate(self._optimizers):
+            self._handles.append(optimizer.register_step_pre_hook(self._step_hook(number)))
+        _attached.add(self)
+
+    def detach(self) -> None:
+        """Take every hook away: from here on each rank trains for itself."""
+        if self.indices:
+            self._increments.remove()
+            self._phases.remove()
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self.indices = [], {}
+        _attached.discard(self)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside add to the local gradients only; the first one after reduces everything since."""
+        before, self._syncing = self._syncing, False
+        try:
+            yield
+        finally:
+            self._syncing = before
+
+    def _queue(self) -> None:
+        """Ask the engine to call back at the end of this backward pass, once."""
+        task = torch._C._current_graph_task_id()
+        if task in self._queued:
+            return
+        self._queued.add(task)
+
+        def end() -> None:
+            self._queued.discard(task)
+            self._passes += 1
+            self._increments.pass_ends()
+            if self._syncing:
+                self._reduce()
+
+        Variable._execution_engine.queue_callback(end)  # pyright: ignore[reportAttributeAccessIssue]
+
+    @torch.no_grad()
+    def _reduce(self) -> None:
+        """One reduction of everything that backward passes have added since the last one."""
+        increments = self._increments
+        indices = self._agree(sorted(increments.added))
+        self._check_frozen()
+        reduced: dict[int, Tensor] = {}
+        by_device: dict[torch.device, list[int]] = {}
+        for index in indices:
+            by_device.setdefault(increments.parameters[index].device, []).append(index)
+        for members in by_device.values():
+            reduced.update(self._reduce_together(members))
+        increments.settle(reduced)
+        for index in indices:
+            setattr(increments.parameters[index].grad, REDUCED, True)
+        for optimizer in self._reduced_for:
+            optimizer.update(indices)
+        if self._follow:
+            broadcast_tensors(list({id(b): b for module in self._modules for b in module.buffers()}.values()))
+        self.reductions += 1
+        self._passes = 0
+
+    def _agree(self, used: list[int]) -> list[int]:
+        """Make sure that all ranks do the same; parameters that at least one of them used."""
+        told = meet(
+            self._where,
+            [
+                Same("had run {} backward passes since the last reduction", self._passes, EQUALLY),
+                Same("had taken {} optimiser steps", self._steps, EQUALLY),
+                *self._phases.said(),
+            ],
+            telling=zlib.crc32(repr(used).encode()) << 1 | self._phases.telling(),
+        )
+        self._phases.told([digest & 1 for digest in told])
+        if len({digest >> 1 for digest in told}) == 1:
+            return used
+        bitmap = torch.zeros(len(self.indices), dtype=torch.bool)
+        bitmap[used] = True
+        return communicator().gather_ranks(bitmap).any(0).nonzero().flatten().tolist()
+
+    def _reduce_together(self, indices: list[int]) -> dict[int, Tensor]:
+        """Reduce increments that lie on one device, in one buffer: float32 carries half precision unrounded."""
+        parts = [self._increments.increment(index) for index in indices]
+        dtypes = {part.dtype for part in parts}
+        wire = torch.float64 if torch.float64 in dtypes else torch.float32
+        if dtypes != {wire}:
+            parts = [part.to(wire) for part in parts]
+        total = communicator().sum_ranks(_flatten_dense_tensors(parts))
+        if self._reduction == "mean":
+            total /= self.world_size
+        return dict(zip(indices, _unflatten_dense_tensors(total, parts), strict=True))
+
+    def _check_frozen(self) -> None:
+        for name, parameter in self._frozen.items():
+            if parameter.requires_grad and parameter.grad is not None:
+                raise UnreducedGradientError(
+                    f"parameter {name} began to require gradients after attach, which therefore doesn't reduce them: "
+                    "detach() and attach again, on every rank"
+                )
+
+    def _step_hook(self, number: int) -> Any:
+        def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            self._check_step(number, optimizer)
+            self._reduced_for[number].clear()
+            self._steps += 1
+
+        return before_step
+
+    def _check_step(self, number: int, optimizer: Optimizer) -> None:
+        """Raise unless every gradient that an optimiser is about to use came by a reduction."""
+        self._check_frozen()
+        reduced = self._reduced_for[number]
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                index = self.indices.get(id(parameter))
+                if index is None:
+                    raise UnreducedGradientError(
+                        f"{type(optimizer).__name__} steps a parameter of shape {tuple(parameter.shape)} that wasn't "
+                        "there at attach: detach() and attach again, on every rank"
+                    )
+                name = self._increments.names[index]
+                if self._increments.outstanding(index):
+                    raise UnreducedGradientError(
+                        f"the gradient of {name} holds a backward pass that was not reduced: the last one before a "
+                        "step must be outside of no_sync() and must end"
+                    )
+                if index not in reduced and not hasattr(parameter.grad, REDUCED):
+                    raise UnreducedGradientError(
+                        f"the gradient of {name} did not come by a backward pass since the last step, so it was never "
+                        "reduced (autograd.grad, or p.grad = …): use loss.backward()"
+                    )

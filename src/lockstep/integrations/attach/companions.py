@@ -1,0 +1,133 @@
+"""What a loop needs beside reduced gradients to be one loop on many ranks: means, decisions, seeds.
+
+All but :func:`shard_seed` are collectives: every rank must come to them, equally often. With one rank they are what the
+script would have written without them.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.core.shards import keyed_seed
+from lockstep.integrations.attach.process_group import Same, communicator, join, meet, place
+
+Value = TypeVar("Value", Tensor, np.ndarray, float)
+
+
+def all_mean(x: Value) -> Value:
+    """The mean over ranks, element by element, added up in float64 and rank order; the same bits on every rank.
+
+    Args:
+        x: floating-point tensor or array, of the same shape on every rank, or a number.
+
+    Returns:
+        The same type, dtype and shape; a tensor without a graph.
+
+    Raises:
+        ValueError: ``x`` holds integers, whose mean is none.
+        OutOfStepError: shapes differ between ranks, or another rank is elsewhere; on every rank.
+    """
+    tensor = _floating("all_mean", x)
+    if join()[1] == 1:
+        return _like(x, tensor.detach())
+    meet("all_mean", [Same("brought {} elements", tensor.numel(), "shapes must be the same on every rank")])
+    total = communicator().sum_ranks(tensor.detach().double())
+    return _like(x, total / join()[1])
+
+
+def _floating(name: str, x: Tensor | np.ndarray | float) -> Tensor:
+    if isinstance(x, int):
+        x = float(x)
+    tensor = x if isinstance(x, Tensor) else torch.from_numpy(np.asarray(x))
+    if not tensor.dtype.is_floating_point:
+        raise ValueError(f"{name}: {tensor.dtype} values; make them floating-point first")
+    return tensor
+
+
+def _like(x: Value, result: Tensor) -> Value:
+    """A result in the type of what was given."""
+    if isinstance(x, Tensor):
+        return result.to(x.dtype)
+    if isinstance(x, np.ndarray):
+        return result.numpy().astype(x.dtype)
+    kind = float if isinstance(x, int) else type(x)
+    return kind(result.item())
+
+
+def normalize(adv: Value, eps: float = 1e-8) -> Value:
+    """``(adv - mean) / (std + eps)`` with mean and standard deviation of all ranks' elements.
+
+    Each rank brings count, mean and sum of squared differences; they are combined in rank order in float64 (Chan et al.
+    1979), so every rank uses the same two numbers. As with ``Tensor.std()``, the variance is divided by the count - 1.
+
+    Args:
+        adv: floating-point tensor or array ``[…]``; ranks may have different numbers of elements, also none.
+        eps: added to the standard deviation.
+
+    Returns:
+        The same type, dtype and shape; a tensor without a graph.
+
+    Raises:
+        ValueError: integers, or fewer than two elements over all ranks.
+        OutOfStepError: another rank is elsewhere; on every rank.
+    """
+    tensor = _floating("normalize", adv).detach()
+    if join()[1] == 1:
+        _check_count(tensor.numel())
+        return _like(adv, (tensor - tensor.mean()) / (tensor.std() + eps))
+    meet("normalize")
+    mean, std = _global_moments(tensor)
+    return _like(adv, (tensor - mean) / (std + eps))
+
+
+def _check_count(count: float) -> None:
+    if count < 2:
+        raise ValueError(f"normalize: a standard deviation needs at least 2 elements over all ranks, not {count:g}")
+
+
+def _global_moments(x: Tensor) -> tuple[float, float]:
+    """Mean and standard deviation of all ranks' elements."""
+    values = x.double().flatten()
+    own_mean = values.mean() if len(values) else values.new_zeros(())
+    own = torch.stack([values.new_tensor(float(len(values))), own_mean, (values - own_mean).square().sum()])
+    count = mean = m2 = 0.0
+    for n, other_mean, other_m2 in communicator().gather_ranks(own.cpu()).tolist():
+        if n:
+            delta, both = other_mean - mean, count + n
+            mean, m2, count = mean + delta * n / both, m2 + other_m2 + delta * delta * count * n / both, both
+    _check_count(count)
+    return mean, (m2 / (count - 1)) ** 0.5
+
+
+def stop_if(flag: object) -> bool:
+    """Whether any rank says so: for a decision that every rank must take alike, such as an early stop.
+
+    Args:
+        flag: this rank's opinion; its truth counts.
+
+    Raises:
+        OutOfStepError: another rank is elsewhere; on every rank.
+    """
+    if join()[1] == 1:
+        return bool(flag)
+    return any(meet("stop_if", telling=int(bool(flag))))
+
+
+def shard_seed(seed: int, rank: int | None = None) -> int:
+    """A seed of a rank's own, for its environments and action noise; no collective.
+
+    Args:
+        seed: the run's.
+        rank: whose; None: this process's. With one rank ``seed`` itself comes back then, and the script is unchanged.
+
+    Returns:
+        A 31-bit integer, unrelated to that of another rank or seed.
+    """
+    whose, (own, world_size) = rank, place()
+    if whose is None and world_size == 1:
+        return seed
+    return keyed_seed(seed, "rank", own if whose is None else whose)

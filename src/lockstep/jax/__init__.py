@@ -1,0 +1,112 @@
+"""``lockstep.jax``: training as functions, and meshes, sharding, keys and checkpoints for programs of one's own.
+
+Nothing here loads JAX until it is used: ``import lockstep.jax`` is as cheap as ``import lockstep``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lockstep.jax.checkpoint import load_checkpoint as load_checkpoint
+    from lockstep.jax.checkpoint import save_checkpoint as save_checkpoint
+    from lockstep.jax.config import PPOConfig as PPOConfig
+    from lockstep.jax.config import RunnerConfig as RunnerConfig
+    from lockstep.jax.ppo import PPO as PPO
+    from lockstep.jax.ppo import PPOTrainState as PPOTrainState
+    from lockstep.jax.report import DeviceMetrics as DeviceMetrics
+    from lockstep.jax.report import DistributedSetup as DistributedSetup
+    from lockstep.jax.reward_terms import Transition as Transition
+    from lockstep.jax.task import Task as Task
+    from lockstep.jax.training import train_ppo_multigpu as train_ppo_multigpu
+    from lockstep.jax.wrappers import AutoResetWrapper as AutoResetWrapper
+    from lockstep.jax.wrappers import ClipActionWrapper as ClipActionWrapper
+    from lockstep.jax.wrappers import EpisodeStatisticsWrapper as EpisodeStatisticsWrapper
+    from lockstep.jax.wrappers import FrameStackWrapper as FrameStackWrapper
+    from lockstep.jax.wrappers import ObservationNormalizationWrapper as ObservationNormalizationWrapper
+    from lockstep.jax.wrappers import RescaleActionWrapper as RescaleActionWrapper
+    from lockstep.jax.wrappers import RewardNormalizationWrapper as RewardNormalizationWrapper
+    from lockstep.jax.wrappers import VmapWrapper as VmapWrapper
+    from lockstep.jax_engine.distributed.mesh import activation_sharding_constraint as activation_sharding_constraint
+    from lockstep.jax_engine.distributed.mesh import active_mesh as active_mesh
+    from lockstep.jax_engine.distributed.mesh import data_sharding as data_sharding
+    from lockstep.jax_engine.distributed.mesh import fsdp_sharding as fsdp_sharding
+    from lockstep.jax_engine.distributed.mesh import get_num_devices as get_num_devices
+    from lockstep.jax_engine.distributed.mesh import make_mesh as make_mesh
+    from lockstep.jax_engine.distributed.mesh import replicate_sharding as replicate_sharding
+    from lockstep.jax_engine.distributed.mesh import set_mesh as set_mesh
+    from lockstep.jax_engine.distributed.placement import replicate as replicate
+    from lockstep.jax_engine.distributed.placement import replicate_on_mesh as replicate_on_mesh
+    from lockstep.jax_engine.distributed.placement import shard_pytree as shard_pytree
+    from lockstep.jax_engine.distributed.placement import split_key_across_devices as split_key_across_devices
+    from lockstep.jax_engine.distributed.placement import unreplicate as unreplicate
+    from lockstep.jax_engine.envs.functional import Environment as Environment
+    from lockstep.jax_engine.envs.functional import EnvParams as EnvParams
+    from lockstep.jax_engine.envs.functional import FunctionalAdapter as FunctionalAdapter
+    from lockstep.jax_engine.envs.registry import make as make
+    from lockstep.jax_engine.setup.set_up import prepare_jax as prepare_jax
+
+_MODULES = {
+    "lockstep.jax_engine.distributed.mesh": (
+        "activation_sharding_constraint",
+        "active_mesh",
+        "data_sharding",
+        "fsdp_sharding",
+        "get_num_devices",
+        "make_mesh",
+        "replicate_sharding",
+        "set_mesh",
+    ),
+    "lockstep.jax_engine.distributed.placement": (
+        "replicate",
+        "replicate_on_mesh",
+        "shard_pytree",
+        "split_key_across_devices",
+        "unreplicate",
+    ),
+    "lockstep.jax.checkpoint": ("load_checkpoint", "save_checkpoint"),
+    "lockstep.jax_engine.envs.functional": (
+        "Environment",
+        "EnvParams",
+        "FunctionalAdapter",
+    ),
+    "lockstep.jax_engine.envs.registry": ("make",),
+    "lockstep.jax.training": ("train_ppo_multigpu",),
+    "lockstep.jax.config": ("PPOConfig", "RunnerConfig"),
+    "lockstep.jax.ppo": ("PPO", "PPOTrainState"),
+    "lockstep.jax.task": ("Task",),
+    "lockstep.jax.reward_terms": ("Transition",),
+    "lockstep.jax.report": ("DeviceMetrics", "DistributedSetup"),
+    "lockstep.jax_engine.setup.set_up": ("prepare_jax",),
+    "lockstep.jax.wrappers": (
+        "AutoResetWrapper",
+        "ClipActionWrapper",
+        "EpisodeStatisticsWrapper",
+        "FrameStackWrapper",
+        "ObservationNormalizationWrapper",
+        "RescaleActionWrapper",
+        "RewardNormalizationWrapper",
+        "VmapWrapper",
+    ),
+}
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from the engine on first use."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'lockstep.jax' has no attribute {name!r}")
+    try:
+        value = getattr(importlib.import_module(_HOME[name]), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("jax", "jaxlib"):
+            raise
+        raise ImportError(f"lockstep.jax.{name} needs JAX: pip install 'lockstep-rl[jax]'") from None
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(_HOME)

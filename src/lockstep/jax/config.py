@@ -1,0 +1,234 @@
+"""The settings of the library door, in the names that users of JAX trainers know, and what they are in a config."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lockstep.config.checks import resolve
+from lockstep.config.keys import validate
+from lockstep.config.run import Config
+from lockstep.core.shards import default_num_shards
+
+PPO_NAMES = {
+    "learning_rate": "ppo.learning_rate",
+    "gamma": "ppo.gamma",
+    "gae_lambda": "ppo.gae_lambda",
+    "clip_eps": "ppo.clip_range",
+    "vf_clip_eps": "ppo.value_clip_range",
+    "ent_coef": "ppo.entropy_coef",
+    "vf_coef": "ppo.value_coef",
+    "max_grad_norm": "ppo.max_grad_norm",
+    "target_kl": "ppo.target_kl",
+    "adam_eps": "ppo.adam_eps",
+    "n_steps": "num_steps",
+    "n_epochs": "ppo.num_epochs",
+    "n_minibatches": "ppo.num_minibatches",
+    "hidden_sizes": "network.hidden_sizes",
+    "activation": "network.activation",
+    "shared_layers": "network.shared",
+    "normalize_observations": "normalize.observations",
+    "normalize_rewards": "normalize.returns",
+}
+"""Where each of :class:`PPOConfig`'s settings stands in :class:`lockstep.config.run.Config`, unchanged."""
+
+RUNNER_NAMES = {"seed": "seed", "num_shards": "num_shards", "sync_period": "sync_period"}
+"""The same of :class:`RunnerConfig`."""
+
+PLATFORMS = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
+
+
+@dataclass(frozen=True)
+class PPOConfig:
+    """Proximal policy optimisation (Schulman et al. 2017).
+
+    Attributes:
+        learning_rate: Adam's step size (``ppo.learning_rate``).
+        anneal_lr: it falls to 0 linearly over the run (``ppo.schedule`` linear; else constant).
+        gamma: discount per step (``ppo.gamma``).
+        gae_lambda: lambda of GAE (``ppo.gae_lambda``).
+        clip_eps: clipping of the probability ratio (``ppo.clip_range``).
+        vf_clip_eps: clipping of the value's change, None: off (``ppo.value_clip_range``). PureJaxRL clips it by
+            ``clip_eps``: give the same number for that.
+        ent_coef: weight of the entropy bonus (``ppo.entropy_coef``).
+        vf_coef: weight of the value loss ``0.5 * mean((v - return)^2)`` (``ppo.value_coef``): the convention of CleanRL
+            and PureJaxRL. Stable-Baselines3 and SBX have no 0.5 there: their ``vf_coef`` is half of this one.
+        max_grad_norm: clipping by global norm, None: off (``ppo.max_grad_norm``).
+        target_kl: ends an update above 1.5 times this approx_kl, None: off (``ppo.target_kl``).
+        adam_eps: Adam's epsilon (``ppo.adam_eps``).
+        n_steps: steps of each environment in an update (``num_steps``).
+        n_epochs: passes over them (``ppo.num_epochs``).
+        n_minibatches: optimiser steps of a pass (``ppo.num_minibatches``).
+        hidden_sizes: units of each hidden layer, of actor and critic (``network.hidden_sizes``).
+        activation: tanh, relu, elu, silu or gelu (``network.activation``).
+        shared_layers: actor and critic share all but their heads (``network.shared``).
+        normalize_advantage: over the global minibatch (``ppo.advantage_normalization`` global; else off).
+        normalize_observations: by running statistics of all environments (``normalize.observations``).
+        normalize_rewards: by the running deviation of the discounted return (``normalize.returns``).
+
+    Raises:
+        ValueError: a value is out of its limits; one line.
+    """
+
+    learning_rate: float = 3e-4
+    anneal_lr: bool = False
+    gamma: float = 0.99
+    gae_lambda: float = 0.95
+    clip_eps: float = 0.2
+    vf_clip_eps: float | None = None
+    ent_coef: float = 0.01
+    vf_coef: float = 0.5
+    max_grad_norm: float | None = 0.5
+    target_kl: float | None = None
+    adam_eps: float = 1e-5
+    n_steps: int = 128
+    n_epochs: int = 4
+    n_minibatches: int = 4
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    activation: str = "tanh"
+    shared_layers: bool = False
+    normalize_advantage: bool = True
+    normalize_observations: bool = False
+    normalize_rewards: bool = False
+
+    def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "hidden_sizes", tuple(self.hidden_sizes))
+        except TypeError:
+            raise ValueError(
+                f"hidden_sizes: {self.hidden_sizes!r} must be units of each layer, such as (64, 64)"
+            ) from None
+        engine_config(self)
+
+
+@dataclass(frozen=True)
+class RunnerConfig:
+    """How long, and on what.
+
+    Attributes:
+        total_timesteps: environment steps of all devices together, cut to whole updates.
+        num_devices: of all processes; None: all that JAX sees.
+        num_envs: environments of *each device*: ``num_devices * num_envs`` in all. Runs on different numbers of devices
+            are the same run if that product, the seed and the shards are.
+        fsdp_devices: devices that parameters and moments are cut over; it divides ``num_devices``.
+        seed: of every random number.
+        num_shards: of the run, a power of two that all devices divide (default: the largest that divides the
+            environments, at most 8, and at least one a device).
+        reduction: ``exact`` (bitwise equal for every number of devices) or ``fast`` (shards put together); None:
+            fast where exact isn't possible, which is with ``fsdp_devices`` or ``sync_period`` above 1.
+        sync_period: optimiser steps that a device takes by itself before parameters and moments are averaged.
+
+    Raises:
+        ValueError: a number is below 1, or they contradict one another; one line.
+    """
+
+    total_timesteps: int
+    num_devices: int | None = None
+    num_envs: int = 1
+    fsdp_devices: int = 1
+    seed: int = 0
+    num_shards: int | None = None
+    reduction: str | None = None
+    sync_period: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("total_timesteps", "num_devices", "num_envs", "fsdp_devices", "sync_period"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, whole_number(name, getattr(self, name), 1))
+        object.__setattr__(self, "seed", whole_number("seed", self.seed, 0))
+        if self.reduction not in (None, "exact", "fast"):
+            raise ValueError(f"reduction: {self.reduction!r} is neither 'exact' nor 'fast'")
+        for name in ("fsdp_devices", "sync_period"):
+            if self.reduction == "exact" and getattr(self, name) > 1:
+                raise ValueError(f"{name}: {getattr(self, name)} is not possible with reduction exact; use fast")
+
+
+def whole_number(name: str, value: Any, least: int) -> int:
+    """A number as an int; 1e6 is one too.
+
+    Raises:
+        ValueError: it is none, or smaller than ``least``; one line.
+    """
+    number = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
+    if isinstance(number, bool) or not isinstance(number, int | float) or number % 1 or number < least:
+        raise ValueError(f"{name}: {value!r} must be a whole number, at least {least}")
+    return int(number)
+
+
+def engine_config(ppo: PPOConfig, settings: Mapping[str, Any] | None = None) -> Config:
+    """The engine's config of :class:`PPOConfig`, and of further settings by dotted name; not resolved.
+
+    Raises:
+        ValueError: a value is out of its limits; one line that names it as the user does.
+    """
+    given = asdict(ppo)
+    values = {PPO_NAMES[name]: given[name] for name in PPO_NAMES}
+    values["ppo.schedule"] = "linear" if ppo.anneal_lr else "constant"
+    values["ppo.advantage_normalization"] = "global" if ppo.normalize_advantage else "off"
+    nested: dict[str, Any] = {"engine": "jax"}
+    for name, value in (values | dict(settings or {})).items():
+        section, _, key = name.rpartition(".")
+        (nested.setdefault(section, {}) if section else nested)[key] = value
+    try:
+        return validate(Config, nested, "lockstep.jax")
+    except ValueError as error:
+        raise ValueError(in_users_names(str(error).removeprefix("lockstep.jax: "))) from None
+
+
+def in_users_names(message: str) -> str:
+    """A message about a config in the names of the door."""
+    for mine, theirs in (PPO_NAMES | RUNNER_NAMES).items():
+        message = re.sub(rf"(?<![\w.]){re.escape(theirs)}(?!\w)", mine, message)
+    message = re.sub(r"^devices:", "num_devices:", message)
+    return re.sub(r"(?<!\w)num_envs(?=:| \d)", "num_devices x num_envs", message)
+
+
+def run_config(ppo: PPOConfig, runner: RunnerConfig, name: str, devices: int, platform: str, fast: bool) -> Config:
+    """The engine's config of a run, resolved.
+
+    Args:
+        ppo: the algorithm's settings.
+        runner: how long and on what.
+        name: of the environment.
+        devices: that the run uses.
+        platform: JAX's.
+        fast: something asks for ``reduction: fast``.
+
+    Raises:
+        ValueError: something doesn't divide, or there is no whole update; one line in the user's names.
+    """
+    num_envs = devices * runner.num_envs
+    steps = num_envs * ppo.n_steps
+    updates = runner.total_timesteps // steps
+    if updates == 0:
+        raise ValueError(
+            f"total_timesteps: {runner.total_timesteps} are less than one update of {devices} devices x "
+            f"{runner.num_envs} environments x {ppo.n_steps} steps = {steps}; use at least {steps}"
+        )
+    shards = runner.num_shards
+    if shards is None:
+        shards = default_num_shards(num_envs)
+        if devices & (devices - 1) == 0:
+            shards = max(shards, devices)
+    fast = fast or runner.fsdp_devices > 1 or runner.sync_period > 1
+    settings = {
+        "env.id": name,
+        "env.backend": "jax",
+        "device": PLATFORMS.get(platform, "cuda"),
+        "seed": runner.seed,
+        "total_steps": updates * steps,
+        "num_envs": num_envs,
+        "num_shards": shards,
+        "reduction": runner.reduction or ("fast" if fast else "exact"),
+        "fsdp": runner.fsdp_devices > 1,
+        "sync_period": runner.sync_period,
+    }
+    try:
+        return resolve(engine_config(ppo, settings), devices)
+    except ValueError as error:
+        raise ValueError(in_users_names(str(error))) from None
+
+
+__all__ = ["PPOConfig", "RunnerConfig", "engine_config", "in_users_names", "run_config"]

@@ -1,0 +1,263 @@
+"""A policy in a library user's hands: its training state as a pytree, and what it makes of observations."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import gymnasium
+import jax
+import numpy as np
+import optax
+from jax import Array
+from jax import numpy as jnp
+
+from lockstep.config.run import Config
+from lockstep.config.sections import NormalizeConfig
+from lockstep.core.normalizers import EPSILON
+from lockstep.envs.description import described
+from lockstep.jax.config import PPOConfig, engine_config
+from lockstep.jax_engine.distributed.placement import fetch, gathered, replicate_on_mesh
+from lockstep.jax_engine.envs.functional_checks import space_of
+from lockstep.jax_engine.nets import distributions, nets
+from lockstep.jax_engine.nets.encoders import descend, encode_rows
+from lockstep.jax_engine.nets.nets import PolicyNet
+from lockstep.jax_engine.nets.parameters import ParameterLayout
+from lockstep.jax_engine.program.normalizers import normalized
+from lockstep.jax_engine.rollout import native_actions
+from lockstep.jax_engine.state import Moments, TrainState, check_networks, initial_parameters
+
+CLIP_OBSERVATIONS = NormalizeConfig().clip_observations
+
+
+class Normalizer(NamedTuple):
+    """Running statistics, float32: ``count`` ``[]``, ``mean`` and ``var`` ``[size]``."""
+
+    count: Array
+    mean: Array
+    var: Array
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["params", "opt_state", "step", "observations", "returns"],
+    meta_fields=["net"],
+)
+@dataclass(frozen=True)
+class PPOTrainState:
+    """The state of training without environments: a pytree for ``jax.jit``, ``save_checkpoint``, ``replicate``.
+
+    Attributes:
+        params: float32 arrays by name, such as ``actor.0.weight`` ``[out, in]``.
+        opt_state: Adam's, of optax: ``count``, ``mu`` and ``nu`` (by name).
+        step: updates done, int32 ``[]``.
+        observations: statistics of observations, or None.
+        returns: statistics of discounted returns, or None.
+        net: shapes of the networks; no array.
+    """
+
+    params: dict[str, Array]
+    opt_state: optax.ScaleByAdamState
+    step: Array
+    observations: Normalizer | None
+    returns: Normalizer | None
+    net: PolicyNet
+
+    def replace(self, **changes: Any) -> PPOTrainState:
+        """A copy with some parts changed."""
+        return replace(self, **changes)
+
+
+class PPO:
+    """Functions of a :class:`PPOTrainState`; but for :meth:`init` they may stand inside ``jax.jit``."""
+
+    @staticmethod
+    def init(key: Array, obs_shape: Any, n_actions: Any, config: PPOConfig | None = None) -> PPOTrainState:
+        """A state before training; ``jax.random.key(s)`` gives what a run with seed ``s`` begins with.
+
+        Args:
+            key: of ``jax.random``, typed or raw.
+            obs_shape: of one observation (numbers): a tuple or a whole number; or its space, for anything else.
+            n_actions: how many discrete actions; or the space of actions, for anything else.
+            config: sizes of the networks, and what is normalised.
+
+        Raises:
+            ValueError: the key is being traced, or spaces aren't supported; one line.
+        """
+        settings = {"env.id": "PPO.init", "env.backend": "jax", "seed": _seed_of(key)}
+        settings = engine_config(config or PPOConfig(), settings)
+        description = described(settings.env, _observations(obs_shape), _actions(n_actions), None)
+        net = check_networks(settings, description)
+        params = {
+            name: jnp.asarray(x.reshape(net.shapes()[name])) for name, x in initial_parameters(settings, net).items()
+        }
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return PPOTrainState(
+            params,
+            optax.ScaleByAdamState(jnp.zeros((), jnp.int32), zeros, jax.tree.map(jnp.copy, zeros)),  # type: ignore[arg-type]
+            jnp.zeros((), jnp.int32),
+            nothing_seen(net.observation.vector_size) if settings.normalize.observations else None,
+            nothing_seen(1) if settings.normalize.returns else None,
+            net,
+        )
+
+    @staticmethod
+    def apply(state: PPOTrainState, observations: Any) -> tuple[Array, Array]:
+        """What the networks say of observations, as the environment gives them: one, or ``[…, *obs_shape]``.
+
+        Returns:
+            Logits or means float32 ``[…, outputs]``, and values ``[…]``.
+        """
+        rows, lead = _rows(state, observations)
+        output, values = nets.actor_critic(state.net, state.params, rows)
+        assert values is not None
+        return output.reshape(*lead, -1), values.reshape(lead)
+
+    @staticmethod
+    def act(state: PPOTrainState, observations: Any, key: Array | None = None) -> Array:
+        """Actions ``[…]`` or ``[…, *shape]`` as the environment takes them: sampled with ``key``, else likeliest."""
+        net = state.net
+        rows, lead = _rows(state, observations)
+        output = nets.actor(net, state.params, rows)
+        if key is None:
+            actions = distributions.mode(net, output)
+        else:
+            draw = jax.random.gumbel if net.discrete else jax.random.normal
+            actions = distributions.sample(net, state.params, output, draw(key, (len(rows), net.action.outputs)))
+        actions = native_actions(net, distributions.squash(net, actions))
+        return actions.reshape(*lead, *actions.shape[1:])
+
+
+def _seed_of(key: Array) -> int:
+    """The number that ``jax.random.key`` makes this key of; of a key that was split off, its words as one number."""
+    words = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
+    try:
+        known = np.asarray(words)
+    except jax.errors.TracerArrayConversionError:
+        raise ValueError("PPO.init: key is traced; call it outside of jax.jit") from None
+    return sum(int(word) << (32 * place) for place, word in enumerate(reversed(known.ravel())))
+
+
+def _observations(shape: Any) -> gymnasium.Space:
+    if isinstance(shape, int | np.integer | tuple | list):
+        return gymnasium.spaces.Box(-np.inf, np.inf, _shape(shape), np.float32)
+    return space_of(shape)
+
+
+def _shape(given: Any) -> tuple[int, ...]:
+    """An observation's shape, of a tuple or a whole number."""
+    try:
+        return (int(given),) if isinstance(given, int | np.integer) else tuple(int(n) for n in given)
+    except (TypeError, ValueError):
+        raise ValueError(f"obs_shape: {given!r} must be a whole number or a tuple of them, such as (4,)") from None
+
+
+def _actions(count: Any) -> gymnasium.Space:
+    return gymnasium.spaces.Discrete(int(count)) if isinstance(count, int | np.integer) else space_of(count)
+
+
+def _rows(state: PPOTrainState, observations: Any) -> tuple[Array, tuple[int, ...]]:
+    """Rows ``[n, width]`` as the networks see them, and the axes that came before an observation's own."""
+    layout = state.net.observation
+    first = next(leaf for leaf in layout.leaves if not leaf.apart)
+    shape = np.shape(descend(observations, first.name))
+    lead = shape[: len(shape) - len(first.shape)]
+    if shape[len(lead) :] != first.shape:
+        what = f"{first.name}: " if first.name else ""
+        raise ValueError(f"observations: {what}shape {shape} doesn't end in {first.shape}, the shape of one")
+    count = math.prod(lead)
+    flat = jax.tree.map(lambda x: jnp.asarray(x).reshape(count, *np.shape(x)[len(lead) :]), observations)
+    rows = encode_rows(layout, flat)
+    if state.observations is None:
+        return rows, lead
+    seen = state.observations
+    scale = (seen.mean, 1.0 / jnp.sqrt(jnp.where(seen.count > 0, seen.var, 1.0) + EPSILON))
+    return normalized(layout, rows, scale, CLIP_OBSERVATIONS), lead
+
+
+# --- from and to the engine's state ---------------------------------------------------------------------------------
+
+
+def nothing_seen(size: int) -> Normalizer:
+    """Statistics of nothing."""
+    return Normalizer(jnp.zeros(()), jnp.zeros(size), jnp.zeros(size))
+
+
+def _normalizer(moments: Moments | None, mesh: Any) -> Normalizer | None:
+    if moments is None:
+        return None
+    count, mean, m2 = (fetch(x) for x in moments)
+    parts = (np.asarray(x, np.float32) for x in (count, mean, m2 / max(float(count), 1.0)))
+    return replicate_on_mesh(Normalizer(*parts), mesh)  # type: ignore[arg-type]
+
+
+def _moments(seen: Normalizer) -> Moments:
+    count, mean, var = (np.asarray(gathered(x), np.float64) for x in seen)
+    return Moments(count, mean, var * count)  # type: ignore[arg-type]
+
+
+def of_engine(state: TrainState, layout: ParameterLayout, net: PolicyNet, updates: int, mesh: Any) -> PPOTrainState:
+    """A library user's state of the engine's; arrays stay where they are."""
+    held: tuple[Any, Any, Any] = (state.parameters, state.optimizer.mu, state.optimizer.nu)
+    if layout.axes:
+        params, mu, nu = ({name: each[name] for name in layout.shapes} for each in held)
+    else:
+        params, mu, nu = jax.jit(lambda vectors: tuple(layout.split(vector) for vector in vectors))(held)
+    return PPOTrainState(
+        params,
+        optax.ScaleByAdamState(jnp.copy(state.optimizer.count), mu, nu),  # type: ignore[arg-type]
+        replicate_on_mesh(np.int32(updates), mesh),  # type: ignore[arg-type]
+        _normalizer(state.observations, mesh),
+        _normalizer(state.returns, mesh),
+        net,
+    )
+
+
+def to_engine(given: PPOTrainState, state: TrainState, layout: ParameterLayout) -> TrainState:
+    """The engine's state of host arrays, with parameters, moments and normalisers of a user's.
+
+    Raises:
+        ValueError: they don't fit the networks, or what is normalised; one line.
+    """
+    theirs = {name: tuple(np.shape(x)) for name, x in given.params.items()}
+    for name in [*layout.shapes, *theirs]:
+        if theirs.get(name) != layout.shapes.get(name):
+            raise ValueError(
+                f"train_state: params[{name!r}] is {theirs.get(name, 'missing')} and the networks' is "
+                f"{layout.shapes.get(name, 'missing')}"
+            )
+    for name in ("observations", "returns"):
+        if (getattr(given, name) is None) != (getattr(state, name) is None):
+            has = "no statistics" if getattr(given, name) is None else "statistics"
+            raise ValueError(f"train_state: it has {has} of {name}, unlike what ppo_config normalises")
+
+    def held(named: Any) -> Any:
+        return layout.of_arrays({name: gathered(x) for name, x in named.items()})
+
+    count = np.asarray(gathered(given.opt_state.count), np.int32)
+    return state._replace(
+        parameters=held(given.params),
+        optimizer=optax.ScaleByAdamState(count, held(given.opt_state.mu), held(given.opt_state.nu)),  # type: ignore[arg-type]
+        observations=None if given.observations is None else _moments(given.observations),
+        returns=None if given.returns is None else _moments(given.returns),
+    )
+
+
+def check_spaces(config: Config, net: PolicyNet, obs_shape: Any, n_actions: int | None) -> None:
+    """Compare what a user says of an environment with what it is.
+
+    Raises:
+        ValueError: they contradict one another; one line with both.
+    """
+    name, leaves = config.env.id, net.observation.leaves
+    if obs_shape is not None:
+        said = _shape(obs_shape)
+        shapes = [leaf.shape for leaf in leaves]
+        if shapes != [said]:
+            found = shapes[0] if len(shapes) == 1 else f"a structure of {', '.join(map(str, shapes))}"
+            raise ValueError(f"obs_shape: {said} was given and an observation of {name} is {found}; leave it out")
+    if n_actions is not None and n_actions != net.action.outputs:
+        what = "actions" if net.action.kind == "discrete" else f"{net.action.kind.replace('_', '-')} action outputs"
+        raise ValueError(f"n_actions: {n_actions} was given and {name} has {net.action.outputs} {what}; leave it out")

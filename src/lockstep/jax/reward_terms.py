@@ -1,0 +1,92 @@
+"""Rewards as weighted sums of named terms, each logged on its own as ``reward/<name>``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from lockstep.jax.wrappers.single import Wrapper
+from lockstep.jax_engine.envs.functional import TERMS
+from lockstep.jax_engine.envs.protocol import Tree
+
+
+class Transition(NamedTuple):
+    """One environment's step, as a reward term sees it.
+
+    Attributes:
+        state: before the step.
+        action: that was taken.
+        next_state: after the step.
+        observation: that it led to.
+        reward: the environment's own.
+        terminated: whether it ended the episode.
+        info: the environment's own.
+    """
+
+    state: Tree
+    action: Array
+    next_state: Tree
+    observation: Tree
+    reward: Array
+    terminated: Array
+    info: dict[str, Any]
+
+
+Terms = Mapping[str, tuple[float, Callable[[Transition], Any]]]
+"""A weight and a function, which gives a number, by name."""
+
+
+class RewardTermsWrapper(Wrapper):
+    """The reward is the sum of ``weight * function(transition)`` over named terms.
+
+    ``info["reward_terms"]`` holds the weighted terms, which add up to the reward; the engine logs their means over all
+    steps.
+
+    Args:
+        env: one that doesn't reset by itself (terms see the state that a step led to).
+        terms: at least one.
+
+    Raises:
+        ValueError: the environment resets by itself; a term's name, weight or function is none; one line.
+    """
+
+    def __init__(self, env: Any, terms: Terms) -> None:
+        super().__init__(env)
+        if self.autoreset:
+            raise ValueError(
+                f"reward_terms: {type(env).__name__} resets by itself, and a term must see the state that a step led "
+                "to; leave AutoResetWrapper out, the engine resets"
+            )
+        for name, term in terms.items():
+            _check(name, term)
+        self._terms = dict(terms)
+
+    def step(self, key: Array, state: Tree, action: Array, params: Any = None) -> tuple[Any, ...]:
+        """See :meth:`Wrapper.step`."""
+        result = self._inner(key, state, action, params)
+        seen = Transition(
+            state, action, result.state, result.observation, result.reward, result.terminated, result.info
+        )
+        parts = {name: weight * _number(name, function(seen)) for name, (weight, function) in self._terms.items()}
+        reward = sum(parts.values(), jnp.zeros(()))
+        return result._replace(reward=reward, info=result.info | {TERMS: parts}).values()
+
+
+def _number(name: str, value: Any) -> Array:
+    value = jnp.asarray(value, jnp.float32)
+    if value.shape:
+        raise ValueError(f"reward_terms: {name!r} gave an array of shape {value.shape} and must give one number")
+    return value
+
+
+def _check(name: str, term: Any) -> None:
+    if not name or not isinstance(name, str) or "/" in name or any(c.isspace() for c in name):
+        raise ValueError(f"reward_terms: {name!r} is no name; use letters, digits, _ and .")
+    if not (isinstance(term, tuple) and len(term) == 2 and callable(term[1])):
+        raise ValueError(f"reward_terms: {name!r} must be a tuple of a weight and a function of a Transition")
+    if isinstance(term[0], bool) or not isinstance(term[0], int | float) or not math.isfinite(term[0]):
+        raise ValueError(f"reward_terms: the weight of {name!r} is {term[0]!r} and must be a finite number")

@@ -1,0 +1,258 @@
+"""A task of one's own as a class: environment, reward terms, networks, initial state, gradient synchronisation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array, lax
+from jax import numpy as jnp
+
+from lockstep.core.fingerprint import compare_ranks
+from lockstep.jax.config import PPOConfig, RunnerConfig, in_users_names
+from lockstep.jax.ppo import PPOTrainState
+from lockstep.jax.report import DeviceMetrics, DistributedSetup, device_metrics, distributed_setup
+from lockstep.jax.reward_terms import RewardTermsWrapper, Terms
+from lockstep.jax.training import Customs, Metrics, Training
+from lockstep.jax_engine.distributed.fingerprints import every_fingerprint
+from lockstep.jax_engine.distributed.mesh import REPLICATED, over_mesh
+from lockstep.jax_engine.distributed.placement import fetch
+from lockstep.jax_engine.distributed.reductions import FSDP_AXIS, shard_index
+from lockstep.jax_engine.program.calls import Pending
+from lockstep.jax_engine.program.iterations import Iteration
+
+Gradients = dict[str, Array]
+
+
+class Task:
+    """What to train, on how many devices; a class of one's own overrides hooks, of which only the first is needed.
+
+    It is trained by the same engine as everything else: one compiled program over a mesh.
+
+    Args:
+        ppo_config: the algorithm; ``n_minibatches`` follows from ``batch_size`` or ``num_batches`` if they are given.
+        runner_config: how long and on what devices.
+        axis_name: of the mesh's axis of devices, for collectives in :meth:`sync_gradients`.
+        sync_period: optimiser steps that a device takes by itself before parameters *and moments* are averaged; 1:
+            gradients are reduced at every step (default: the runner's).
+        batch_size: environments of a device whose samples make one minibatch, by number: minibatches are drawn from
+            all samples of the device, ``batch_size * n_steps`` each.
+        num_batches: minibatches of a device; ``batch_size * num_batches`` is the runner's ``num_envs``.
+        log_devices_every: updates between lines about every device: environments, steps/s, memory, return; 0: none.
+            What they say is in ``device_log`` too.
+
+    Attributes:
+        device_log: see ``log_devices_every``.
+
+    Raises:
+        ValueError: settings contradict one another; one line.
+    """
+
+    def __init__(
+        self,
+        ppo_config: PPOConfig,
+        runner_config: RunnerConfig,
+        *,
+        axis_name: str = "devices",
+        sync_period: int | None = None,
+        batch_size: int | None = None,
+        num_batches: int | None = None,
+        log_devices_every: int = 0,
+    ) -> None:
+        if not axis_name.isidentifier() or axis_name == FSDP_AXIS:
+            raise ValueError(f"axis_name: {axis_name!r} must be an identifier, and {FSDP_AXIS!r} is taken")
+        if log_devices_every < 0:
+            raise ValueError(f"log_devices_every: {log_devices_every} must be at least 0")
+        batches = _batches(batch_size, num_batches, runner_config.num_envs)
+        self.ppo_config = ppo_config if batches is None else replace(ppo_config, n_minibatches=batches)
+        self.runner_config = runner_config if sync_period is None else replace(runner_config, sync_period=sync_period)
+        self.axis_name, self.log_devices_every = axis_name, log_devices_every
+        self.device_log: list[DeviceMetrics] = []
+        if self._synchronizes:
+            _check_synchronization(self.runner_config)
+
+    # --- hooks ------------------------------------------------------------------------------------------------------
+
+    def environment(self) -> tuple[Any, Any]:
+        """The environment and its parameters (or None), see :func:`lockstep.jax.train_ppo_multigpu`."""
+        raise TypeError(f"{type(self).__name__} has no environment() -> (env, env_params)")
+
+    def reward_terms(self) -> Terms:
+        """Weights and functions of a :class:`~lockstep.jax.reward_terms.Transition` by name.
+
+        The reward is their weighted sum, in place of the environment's own (which a term may use); each is logged as
+        ``reward/<name>``, weighted, as a mean over steps: they add up. Empty: the environment's own reward.
+        """
+        return {}
+
+    def policy_network(self, observations: Any, num_outputs: int, key: Array) -> Any:
+        """An ``equinox.Module``, as ``network.custom`` takes it; None: the networks of ``ppo_config``.
+
+        Args:
+            observations: a batch of two, for shapes.
+            num_outputs: logits, or components of a continuous action.
+            key: for its parameters.
+
+        Returns:
+            Called with observations ``[n, …]`` and a keyword ``key`` (of dropout, or None), it gives the actor's output
+            ``[n, num_outputs]`` and values ``[n]``.
+        """
+        return None
+
+    def initial_state(self, state: PPOTrainState) -> PPOTrainState:
+        """What training begins with, of a fresh state: itself, or with parameters of a checkpoint."""
+        return state
+
+    def sync_gradients(self, grads: Gradients, axis_name: str) -> Gradients:
+        """Gradients of all devices' samples from those of this device's, inside the compiled program.
+
+        Not overridden, this isn't called: the engine reduces gradients itself, exactly. An override is called at every
+        optimiser step, on every device, and needs ``reduction`` fast (which it is by itself then). Every device must
+        return the same; it is found out at the end of the first call if they don't.
+
+        Args:
+            grads: of the mean loss over this device's samples of the minibatch, by name: ``lax.pmean`` over devices is
+                the gradient of the global minibatch.
+            axis_name: of the devices.
+
+        Returns:
+            Arrays of the same names, shapes and dtypes; clipping by norm and Adam follow.
+        """
+        return lax.pmean(grads, axis_name)
+
+    def on_update(self, update: int, metrics: Metrics) -> None:
+        """Look at an update's metrics (a history's row) on the host; ``update`` counts from 1."""
+
+    # --- what it does -----------------------------------------------------------------------------------------------
+
+    def train(self) -> tuple[PPOTrainState, dict[str, np.ndarray]]:
+        """Train from the beginning; state, history and errors as of :func:`lockstep.jax.train_ppo_multigpu`."""
+        self.device_log = []
+        return self._training.train(self._first_state(), self._look)
+
+    def verify_distributed_setup(self, verbose: bool = True) -> DistributedSetup:
+        """Take one update, and show which devices there are, what each has, and that their copies are equal.
+
+        Args:
+            verbose: print the report.
+
+        Raises:
+            DesyncError: copies of the training state differ between devices.
+            ValueError: settings or hooks don't fit; one line.
+        """
+        training = self._training
+        training.begin(self._first_state())
+        training.run.fetch(training.run.dispatch(0, 1, 0))
+        names, rows = every_fingerprint(training.run.state, training.program.layout)
+        report = distributed_setup(training.program, rows, self._gradient_error())
+        if verbose:
+            print(report)
+        compare_ranks(names, rows, "after an update")
+        return report
+
+    # --- how ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def _synchronizes(self) -> bool:
+        return getattr(self.sync_gradients, "__func__", self.sync_gradients) is not Task.sync_gradients
+
+    @cached_property
+    def _training(self) -> Training:
+        given = self.environment()
+        if not (isinstance(given, tuple) and len(given) == 2):
+            raise ValueError(f"environment: {type(given).__name__} was returned; return (env, env_params)")
+        env, params = given
+        terms = self.reward_terms()
+        wrapped = RewardTermsWrapper(env, terms) if terms else env
+        own = getattr(self.policy_network, "__func__", self.policy_network) is not Task.policy_network
+        customs = Customs(
+            self.policy_network if own else None,
+            self._synchronized if self._synchronizes else None,
+            self.axis_name,
+        )
+        try:
+            return Training(wrapped, params, self.ppo_config, self.runner_config, customs)
+        except ValueError as error:
+            raise ValueError(in_users_names(str(error))) from None
+
+    def _first_state(self) -> PPOTrainState | None:
+        """What :meth:`initial_state` makes of a fresh state; None where it is that."""
+        if getattr(self.initial_state, "__func__", self.initial_state) is Task.initial_state:
+            return None
+        return self.initial_state(self._training.fresh())
+
+    def _synchronized(self, local: Mapping[str, Array]) -> Gradients:
+        """The engine's sum over samples, of which the loss is a mean over all devices', as the hook has it and back."""
+        devices = lax.axis_size(self.axis_name)
+        found = self.sync_gradients({name: g * devices for name, g in local.items()}, self.axis_name)
+        theirs = {name: jnp.shape(x) for name, x in found.items()} if isinstance(found, Mapping) else type(found)
+        mine = {name: g.shape for name, g in local.items()}
+        if theirs != mine:
+            raise ValueError("sync_gradients: it must return arrays of the names and shapes that it was given")
+        return dict(found)
+
+    def _gradient_error(self) -> float:
+        if not self._synchronizes:
+            return 0.0
+        program = self._training.program
+        shapes, devices = program.layout.shapes, program.mesh.size
+
+        def known(index: Any) -> Gradients:
+            return {
+                name: jnp.sin(jnp.arange(int(np.prod(shape)), dtype=jnp.float32).reshape(shape) + 7.0 * index)
+                for name, shape in shapes.items()
+            }
+
+        def of_a_device() -> Gradients:
+            return self.sync_gradients(known(shard_index()), self.axis_name)
+
+        found = jax.jit(over_mesh(of_a_device, program.mesh, (), REPLICATED))()
+        means = jax.tree.map(lambda *each: np.mean([np.asarray(x) for x in each], 0), *map(known, range(devices)))
+        worst = max(float(np.abs(fetch(found[name]) - means[name]).max()) for name in shapes)
+        return worst / max(float(np.abs(x).max()) for x in means.values())
+
+    def _look(self, iteration: Iteration, call: Pending, metrics: Metrics) -> None:
+        every = self.log_devices_every
+        if every and (iteration.number + 1) % every == 0:
+            found = device_metrics(self._training.program, iteration, call)
+            self.device_log += found
+            for line in found:
+                print(line, flush=True)
+        self.on_update(iteration.number + 1, metrics)
+
+
+def _batches(batch_size: int | None, num_batches: int | None, num_envs: int) -> int | None:
+    for name, value in (("batch_size", batch_size), ("num_batches", num_batches)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name}: {value} must be at least 1")
+    if batch_size is None:
+        return num_batches
+    if num_batches is None:
+        if num_envs % batch_size:
+            raise ValueError(f"batch_size: {batch_size} doesn't divide num_envs {num_envs}")
+        return num_envs // batch_size
+    if batch_size * num_batches != num_envs:
+        raise ValueError(
+            f"batch_size x num_batches: {batch_size} x {num_batches} = {batch_size * num_batches} must be num_envs "
+            f"{num_envs} (environments of a device)"
+        )
+    return num_batches
+
+
+def _check_synchronization(runner: RunnerConfig) -> None:
+    if runner.reduction == "exact":
+        raise ValueError("sync_gradients: an override is possible with reduction fast only; leave reduction exact out")
+    if runner.sync_period > 1:
+        raise ValueError(
+            f"sync_period: {runner.sync_period} averages parameters and moments and never calls sync_gradients; leave "
+            "one of them out"
+        )
+    if runner.fsdp_devices > 1:
+        raise ValueError(
+            f"fsdp_devices: {runner.fsdp_devices} cuts gradients over devices, which sync_gradients would get whole; "
+            "leave one of them out"
+        )

@@ -1,0 +1,288 @@
+"""``train_ppo_multigpu``: the engine for an environment in a library user's hands; nothing is written to disk."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from lockstep.config.run import Config
+from lockstep.core.shards import keyed_seed
+from lockstep.envs.description import described
+from lockstep.jax.config import PPOConfig, RunnerConfig, in_users_names, run_config
+from lockstep.jax.ppo import PPOTrainState, check_spaces, of_engine, to_engine
+from lockstep.jax_engine.distributed.fingerprints import Copies, check_copies
+from lockstep.jax_engine.distributed.mesh import device_line, get_num_devices, make_mesh
+from lockstep.jax_engine.distributed.placement import num_local_devices
+from lockstep.jax_engine.distributed.processes import this_process
+from lockstep.jax_engine.distributed.reductions import BATCH_AXIS
+from lockstep.jax_engine.envs.functional import FunctionalAdapter
+from lockstep.jax_engine.nets.custom import custom_net
+from lockstep.jax_engine.nets.nets import PolicyNet
+from lockstep.jax_engine.program.calls import Pending
+from lockstep.jax_engine.program.device_run import DeviceRun, parameter_specs
+from lockstep.jax_engine.program.iterations import Iteration, numbers_of
+from lockstep.jax_engine.program.program import Program
+from lockstep.jax_engine.session import parameter_layout
+from lockstep.jax_engine.setup.set_up import prepare_jax
+from lockstep.jax_engine.state import check_networks, init_state, place_state, state_specs
+from lockstep.runs.directory import is_writer
+
+HISTORY = {
+    "train/loss": "total_loss",
+    "train/policy_loss": "actor_loss",
+    "train/value_loss": "critic_loss",
+}
+"""What users of JAX trainers call them; other ``train/…`` metrics keep the rest of their names."""
+
+Metrics = dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Customs:
+    """What a task has of its own, see :class:`lockstep.jax.task.Task`; all of it may be left out.
+
+    Attributes:
+        policy: makes an Equinox module of observations, number of outputs and ``key``; or returns None.
+        synchronize: see :class:`lockstep.jax_engine.nets.parameters.ParameterLayout`.
+        axis_name: of the mesh's batch axis.
+    """
+
+    policy: Callable[..., Any] | None = None
+    synchronize: Callable[[Any], Any] | None = None
+    axis_name: str = BATCH_AXIS
+
+
+def say(line: str) -> None:
+    """One line on standard error, of one process."""
+    if is_writer(this_process()):
+        print(f"lockstep: {line}", file=sys.stderr, flush=True)
+
+
+class Training:
+    """An environment and settings with everything that is compiled for them; it can train any number of times.
+
+    Args:
+        env: one environment of the functional API, see :class:`lockstep.jax_engine.envs.functional.Environment`.
+        env_params: its parameters; None: its ``default_params``.
+        ppo: the algorithm's settings.
+        runner: how long and on what.
+        customs: of a task.
+
+    Attributes:
+        program: what is compiled, with mesh, networks and config.
+        run: the state on the mesh.
+
+    Raises:
+        ValueError: something doesn't fit; one line.
+    """
+
+    def __init__(
+        self, env: Any, env_params: Any, ppo: PPOConfig, runner: RunnerConfig, customs: Customs | None = None
+    ) -> None:
+        customs = customs or Customs()
+        name = type(env).__name__
+        _check_one(env, name)
+        prepared = prepare_jax()
+        devices, fsdp = devices_of(runner)
+        config = run_config(ppo, runner, name, devices, jax.default_backend(), customs.synchronize is not None)
+        if devices > 1 and not prepared:
+            say(
+                "JAX had started before Lockstep could settle threads and rounding: other numbers of devices may "
+                "differ in last bits, and many CPU devices may wait for one another; call lockstep.jax.prepare_jax() "
+                "first"
+            )
+        mesh = make_mesh(fsdp, devices, customs.axis_name)
+        adapter = FunctionalAdapter(env, env_params, name=name)
+        if adapter.limit_note is not None:
+            say(adapter.limit_note)
+        description = described(config.env, adapter.observation_space, adapter.action_space, adapter.max_episode_steps)
+        net = _with_policy(check_networks(config, description), customs.policy, config)
+        layout = dataclasses.replace(parameter_layout(config, net, mesh), synchronize=customs.synchronize)
+        everywhere = jax.process_count() > 1
+        self.program = Program(config, description, net, layout, mesh, adapter, everywhere)
+        self.run = DeviceRun(self.program, init_state(config, net, layout), num_local_devices(mesh))
+
+    @property
+    def config(self) -> Config:
+        """The engine's."""
+        return self.program.config
+
+    def begin(self, given: PPOTrainState | None = None) -> None:
+        """Begin anew: fresh environments, and the config's initial parameters or a given state's."""
+        program, run = self.program, self.run
+        if given is not None and not isinstance(given, PPOTrainState):
+            raise ValueError(
+                f"train_state: {type(given).__name__} was given; give the PPOTrainState of PPO.init, of a training or "
+                "of load_checkpoint"
+            )
+        run.before = 0 if given is None else int(given.step)
+        fresh = init_state(program.config, program.net, program.layout)
+        state = fresh if given is None else to_engine(given, fresh, program.layout)
+        specs = state_specs(state, parameter_specs(program))
+        run.state = place_state(state, specs, program.mesh)
+        with self._rounding():
+            run.begin()
+        if given is not None:  # normalisers that have seen something, without the random policy's samples
+            kept = place_state(state, specs, program.mesh)
+            for name in ("observations", "returns"):
+                statistics = getattr(given, name)
+                if statistics is not None and float(statistics.count):
+                    run.state = run.state._replace(**{name: getattr(kept, name)})
+
+    def iterations(self) -> Iterator[tuple[Iteration, Pending]]:
+        """Every update in order, with the call that it was part of; the next call is under way meanwhile.
+
+        After the first call and at the end all devices' copies of the state are compared.
+
+        Raises:
+            NonFiniteError: a loss or gradient was not finite.
+            DesyncError: devices hold different bytes.
+        """
+        dispatched, total, pending = 0, self.config.num_iterations, deque[Pending]()
+        while pending or dispatched < total:
+            while dispatched < total and len(pending) < (2 if dispatched > self.run.capacity else 1):
+                count = min(self.run.capacity, total - dispatched)
+                with self._rounding():
+                    pending.append(self.run.dispatch(dispatched, count, 0))
+                dispatched += count
+            call = pending.popleft()
+            iterations = self.run.fetch(call)
+            if call.first == 0 or not (pending or dispatched < total):
+                self.check(f"after update {call.first + call.count}")
+            yield from ((iteration, call) for iteration in iterations)
+
+    def check(self, when: str) -> None:
+        """Compare all devices' copies of the training state; a ``DesyncError`` names what differs."""
+        check_copies(Copies.of(self.run.state, self.program.layout), when)
+
+    def fresh(self) -> PPOTrainState:
+        """The state before training."""
+        program = self.program
+        state = init_state(program.config, program.net, program.layout)
+        placed = place_state(state, state_specs(state, parameter_specs(program)), program.mesh)
+        return of_engine(placed, program.layout, program.net, 0, program.mesh)
+
+    def state(self, updates: int) -> PPOTrainState:
+        """The state as it stands, after that many updates."""
+        return of_engine(self.run.state, self.program.layout, self.program.net, updates, self.program.mesh)
+
+    def train(
+        self, given: PPOTrainState | None = None, look: Callable[[Iteration, Pending, Metrics], None] | None = None
+    ) -> tuple[PPOTrainState, dict[str, np.ndarray]]:
+        """Train from the beginning; ``look`` sees every update as it is fetched."""
+        self.begin(given)
+        rows: list[Metrics] = []
+        for iteration, call in self.iterations():
+            rows.append(metrics_of(iteration, self.config))
+            if look is not None:
+                look(iteration, call, rows[-1])
+        return self.state(self.run.before + len(rows)), {
+            name: np.array([row[name] for row in rows]) for name in rows[0]
+        }
+
+    def _rounding(self) -> contextlib.AbstractContextManager[Any]:
+        """On accelerators products of matrices in float32 (no TF32, no bfloat16)."""
+        if jax.default_backend() == "cpu":
+            return contextlib.nullcontext()
+        return jax.default_matmul_precision("highest")
+
+
+def _check_one(env: Any, name: str) -> None:
+    if getattr(env, "batched", False):
+        raise ValueError(
+            f"env: {name} is a whole batch of environments, and each device makes its own; give the one "
+            "inside, and PPOConfig's normalize_observations and normalize_rewards instead of wrappers"
+        )
+
+
+def devices_of(runner: RunnerConfig) -> tuple[int, int]:
+    """Devices of a run, and of its fsdp axis; one line if many were meant and there is a single one.
+
+    Raises:
+        ValueError: there are fewer than were asked for.
+    """
+    devices = get_num_devices(runner.num_devices)
+    if devices == 1 and runner.num_devices is None:
+        say(f"training runs on a single device [{jax.devices()[0].device_kind}]: JAX sees no other")
+        return 1, 1
+    if devices % runner.fsdp_devices:
+        fits = ", ".join(str(n) for n in range(1, devices + 1) if devices % n == 0)
+        raise ValueError(f"fsdp_devices: {runner.fsdp_devices} doesn't divide {devices} devices; use one of {fits}")
+    return devices, runner.fsdp_devices
+
+
+def _with_policy(net: PolicyNet, policy: Callable[..., Any] | None, config: Config) -> PolicyNet:
+    if policy is None:
+        return net
+    custom = custom_net("policy_network", policy, net, keyed_seed(config.seed, "init/custom"))
+    return dataclasses.replace(net, custom=custom, core=None, shared=False)
+
+
+def metrics_of(iteration: Iteration, config: Config) -> Metrics:
+    """A history's row of an update.
+
+    ``episode_return`` and ``episode_length`` are means over the episodes that ended in it (the newest hundred), NaN
+    where none did; ``episodes`` is their number.
+    """
+    out: Metrics = {}
+    for name, value in numbers_of(iteration, config).items():
+        out[HISTORY.get(name, name.removeprefix("train/"))] = np.nan if value is None else float(value)
+    newest = iteration.episodes.newest
+    returns, lengths = [r for r, _, _ in newest], [n for _, n, _ in newest]
+    out["episode_return"] = float(np.mean(returns)) if newest else np.nan
+    out["episode_length"] = float(np.mean(lengths)) if newest else np.nan
+    out["episodes"] = float(iteration.episodes.count)
+    return out
+
+
+def train_ppo_multigpu(
+    env: Any,
+    env_params: Any,
+    *,
+    ppo_config: PPOConfig,
+    runner_config: RunnerConfig,
+    obs_shape: Any = None,
+    n_actions: int | None = None,
+    train_state: PPOTrainState | None = None,
+) -> tuple[PPOTrainState, dict[str, np.ndarray]]:
+    """Train one agent with PPO on all devices of a mesh; nothing is written to disk.
+
+    Args:
+        env: one environment of the functional API: of :func:`lockstep.jax.make`, of gymnax, in our wrappers, or any
+            class with ``reset``, ``step`` and spaces (:class:`lockstep.jax.Environment`).
+        env_params: its parameters; None: its ``default_params``.
+        ppo_config: the algorithm.
+        runner_config: how long and on what devices.
+        obs_shape: of one observation, checked if given.
+        n_actions: number of discrete actions (or components of continuous ones), checked if given.
+        train_state: to go on from, such as a loaded checkpoint: parameters, Adam's moments and normalisers; the
+            environments begin anew. Random numbers are those of the updates after its ``step``, so that nothing
+            is drawn twice; a falling learning rate (``anneal_lr``) begins anew and is 0 at the end of this call.
+
+    Returns:
+        The state on the mesh, and a history of arrays ``[n_updates]``, where ``n_updates = total_timesteps //
+        (num_devices * num_envs * n_steps)``: ``total_loss``, ``actor_loss``, ``critic_loss`` (``0.5 * (v -
+        return)^2``), ``entropy``, ``approx_kl`` and others, means over an update's minibatches; ``episode_return`` and
+        ``episode_length``, see :func:`metrics_of`; ``reward/<name>`` of named reward terms.
+
+    Raises:
+        ValueError: there is no whole update, something doesn't divide or contradicts the environment; one line.
+        NonFiniteError: a loss or gradient was not finite.
+        DesyncError: devices hold different bytes.
+    """
+    try:
+        training = Training(env, env_params, ppo_config, runner_config)
+        check_spaces(training.config, training.program.net, obs_shape, n_actions)
+    except ValueError as error:
+        raise ValueError(in_users_names(str(error))) from None
+    return training.train(train_state)
+
+
+__all__ = ["Customs", "Training", "device_line", "metrics_of", "say", "train_ppo_multigpu"]

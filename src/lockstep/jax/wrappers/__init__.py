@@ -1,0 +1,38 @@
+"""Wrappers around functional environments, for loops of one's own; the engine needs none of them.
+
+Each takes an environment (:class:`~lockstep.jax_engine.envs.functional.Environment`, gymnax's own, or another wrapper),
+steps it in either form, and returns five values, with ``terminated`` and ``truncated`` in ``info``. They compose::
+
+    env, params = make("CartPole-v1")
+    env = EpisodeStatisticsWrapper(AutoResetWrapper(env))
+    env = RewardNormalizationWrapper(ObservationNormalizationWrapper(VmapWrapper(env)))
+    obs, state = env.reset(jax.random.split(key, num_envs), params)
+"""
+
+from __future__ import annotations
+
+from lockstep.jax.wrappers.batch import (
+    ObservationNormalizationWrapper,
+    RewardNormalizationWrapper,
+    VmapWrapper,
+)
+from lockstep.jax.wrappers.single import (
+    AutoResetWrapper,
+    ClipActionWrapper,
+    EpisodeStatisticsWrapper,
+    FrameStackWrapper,
+    RescaleActionWrapper,
+    Wrapper,
+)
+
+__all__ = [
+    "AutoResetWrapper",
+    "ClipActionWrapper",
+    "EpisodeStatisticsWrapper",
+    "FrameStackWrapper",
+    "ObservationNormalizationWrapper",
+    "RescaleActionWrapper",
+    "RewardNormalizationWrapper",
+    "VmapWrapper",
+    "Wrapper",
+]

@@ -1,0 +1,169 @@
+"""Wrappers around a batch of functional environments, see :mod:`lockstep.jax.wrappers`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnasium import spaces
+from jax import Array
+
+from lockstep.jax.wrappers.running_moments import RunningMoments
+from lockstep.jax.wrappers.single import FINAL_OBS, Wrapper
+from lockstep.jax_engine.envs.functional import FINAL, found, outcome, strong
+from lockstep.jax_engine.envs.protocol import Tree
+
+EPSILON = 1e-8
+
+
+class VmapWrapper(Wrapper):
+    """A batch of environments: keys, states, actions and what comes back ``[n, …]``; one set of parameters.
+
+    Args:
+        env: one environment; one that resets by itself, for more than an episode.
+    """
+
+    batched = True
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        if getattr(self._env, "batched", False):
+            raise ValueError(f"VmapWrapper: {type(env).__name__} is a batch of environments already; leave it out")
+
+    def reset(self, key: Array, params: Any = None) -> tuple[Tree, Tree]:
+        """See :meth:`Wrapper.reset`; ``key`` are ``n`` keys."""
+        return jax.vmap(lambda each: self._env.reset(each, params))(key)
+
+    def step(self, key: Array, state: Tree, action: Array, params: Any = None) -> tuple[Any, ...]:
+        """See :meth:`Wrapper.step`; ``key`` are ``n`` keys."""
+        one = lambda k, s, a: outcome(self._env.step(k, s, a, params)).values()  # noqa: E731
+        return jax.vmap(one)(key, state, action)
+
+
+class _BatchWrapper(Wrapper):
+    """A wrapper that sees the whole batch; one environment is batched first.
+
+    Args:
+        env: a batch of environments, or one.
+        axis_name: of a mesh (``shard_map``) over which the batch is spread as well.
+        clip: greatest absolute value of what is normalised.
+    """
+
+    batched = True
+
+    def __init__(self, env: Any, axis_name: str | tuple[str, ...] | None, clip: float) -> None:
+        super().__init__(env if getattr(env, "batched", False) else VmapWrapper(env))
+        self._axis_name, self._clip = axis_name, clip
+
+
+class ObservationNormalizationWrapper(_BatchWrapper):
+    """Observations to zero mean and unit variance, by running statistics that all environments share.
+
+    Each step's observations of the whole batch, and of all devices along ``axis_name``, go into one mean and variance,
+    by which all of them, and ``final_obs``, are then normalised. Only floating-point observations are. In the state,
+    ``"moments"`` is the same for all environments and has no batch axis.
+
+    Args:
+        env: a batch of environments, or one (which is batched, see :class:`VmapWrapper`).
+        axis_name: of a mesh (``shard_map``) over which the batch is spread as well.
+        clip: greatest absolute value of a component.
+    """
+
+    def __init__(self, env: Any, axis_name: str | tuple[str, ...] | None = None, clip: float = 10.0) -> None:
+        super().__init__(env, axis_name, clip)
+
+    def observation_space(self, params: Any = None) -> gymnasium.Space:
+        """See :meth:`Wrapper.observation_space`."""
+        return _normalised_space(super().observation_space(params), self._clip)
+
+    def reset(self, key: Array, params: Any = None) -> tuple[Tree, Tree]:
+        """See :meth:`Wrapper.reset`; ``key`` are ``n`` keys."""
+        observation, state = self._env.reset(key, params)
+        observation = strong(observation)
+        moments = [RunningMoments.empty(x.shape[1:]) for x in _floats(observation)]
+        moments = self._merged(moments, observation)
+        return self._normalised(moments, observation), {"env": state, "moments": moments}
+
+    def step(self, key: Array, state: Tree, action: Array, params: Any = None) -> tuple[Any, ...]:
+        """See :meth:`Wrapper.step`; ``key`` are ``n`` keys."""
+        result = self._inner(key, state["env"], action, params)
+        moments = self._merged(state["moments"], result.observation)
+        final, info = found(result.info, FINAL), result.info
+        if final is not None:
+            info = info | {FINAL_OBS: self._normalised(moments, final)}
+        following = {"env": result.state, "moments": moments}
+        seen = self._normalised(moments, result.observation)
+        return result._replace(observation=seen, state=following, info=info).values()
+
+    def _merged(self, moments: list[RunningMoments], observation: Tree) -> list[RunningMoments]:
+        return [each.merged(x, self._axis_name) for each, x in zip(moments, _floats(observation), strict=True)]
+
+    def _normalised(self, moments: list[RunningMoments], observation: Tree) -> Tree:
+        following = iter(moments)
+
+        def one(x: Array) -> Array:
+            if not _is_float(x):
+                return x
+            each = next(following)
+            scaled = (x - each.mean) / jnp.sqrt(each.variance + EPSILON)
+            return jnp.clip(scaled, -self._clip, self._clip)
+
+        return jax.tree.map(one, observation)
+
+
+class RewardNormalizationWrapper(_BatchWrapper):
+    """Rewards divided by the standard deviation of the discounted return, which all environments share.
+
+    In the state, ``"moments"`` is the same for all environments and has no batch axis; ``"returns"`` ``[n]`` is each
+    one's discounted return so far, begun anew where an episode ended.
+
+    Args:
+        env: a batch of environments, or one (which is batched, see :class:`VmapWrapper`).
+        gamma: discount.
+        axis_name: of a mesh (``shard_map``) over which the batch is spread as well.
+        clip: greatest absolute value of a reward.
+    """
+
+    def __init__(
+        self, env: Any, gamma: float = 0.99, axis_name: str | tuple[str, ...] | None = None, clip: float = 10.0
+    ) -> None:
+        super().__init__(env, axis_name, clip)
+        self._gamma = gamma
+
+    def reset(self, key: Array, params: Any = None) -> tuple[Tree, Tree]:
+        """See :meth:`Wrapper.reset`; ``key`` are ``n`` keys."""
+        observation, state = self._env.reset(key, params)
+        count = jax.tree.leaves(observation)[0].shape[0]
+        returns = jnp.zeros(count, jnp.float32)
+        return observation, {"env": state, "moments": RunningMoments.empty(()), "returns": returns}
+
+    def step(self, key: Array, state: Tree, action: Array, params: Any = None) -> tuple[Any, ...]:
+        """See :meth:`Wrapper.step`; ``key`` are ``n`` keys."""
+        result = self._inner(key, state["env"], action, params)
+        returns = state["returns"] * self._gamma + result.reward
+        moments = state["moments"].merged(returns, self._axis_name)
+        reward = jnp.clip(result.reward / jnp.sqrt(moments.variance + EPSILON), -self._clip, self._clip)
+        returns = jnp.where(result.done, 0.0, returns)
+        following = {"env": result.state, "moments": moments, "returns": returns}
+        return result._replace(reward=reward, state=following).values()
+
+
+def _is_float(x: Array) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def _floats(observation: Tree) -> list[Array]:
+    return [leaf for leaf in jax.tree.leaves(observation) if _is_float(leaf)]
+
+
+def _normalised_space(space: gymnasium.Space, clip: float) -> gymnasium.Space:
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({name: _normalised_space(part, clip) for name, part in space.spaces.items()})
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple([_normalised_space(part, clip) for part in space.spaces])
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        return spaces.Box(-clip, clip, space.shape, np.float32)
+    return space

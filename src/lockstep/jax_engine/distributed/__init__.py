@@ -1,0 +1,1 @@
+"""The only place that touches meshes, shardings and `jax.distributed`."""

@@ -1,0 +1,119 @@
+"""Fingerprints of every device's own copy of the training state: replicated arrays are believed of nobody."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from lockstep.core.fingerprint import compare_ranks, fingerprints
+from lockstep.jax_engine.distributed.processes import gather_json
+from lockstep.jax_engine.distributed.reductions import FSDP_AXIS
+from lockstep.jax_engine.nets.parameters import ParameterLayout
+from lockstep.jax_engine.state import MOMENTS, NORMALIZERS, OPTIMIZER, POLICY, TrainState
+
+HELD: dict[str, str | None] = {POLICY: None} | {f"{OPTIMIZER}{name}/": moment for name, moment in MOMENTS.items()}
+"""What is held as parameters are, by prefix: parameters, and the optimiser's attributes."""
+
+
+@dataclass(frozen=True)
+class Copies:
+    """What each of this process's devices holds of a training state, on the host.
+
+    Attributes:
+        layout: how parameters are held.
+        arrays: of each device by its id; parameters and moments as they are held.
+        slices: devices that a cut array is cut over; 1 without FSDP.
+    """
+
+    layout: ParameterLayout
+    arrays: dict[str, dict[int, np.ndarray]]
+    slices: int
+
+    @classmethod
+    def of(cls, state: TrainState, layout: ParameterLayout, keep: bool = False) -> Copies:
+        """Of a state; good until a program takes it over, or for ever where they are to be kept.
+
+        With FSDP and a batch axis of one device, what is cut has no second copy to compare with, and is left out.
+        """
+        found: dict[str, Any] = {}
+        slices = 1
+        for prefix, attribute in HELD.items():
+            held = state.parameters if attribute is None else getattr(state.optimizer, attribute)
+            if not layout.axes:
+                found[prefix] = held
+                continue
+            mesh = next(iter(held.values())).sharding.mesh
+            slices = mesh.shape[FSDP_AXIS]
+            copied = mesh.size > slices
+            found |= {prefix + name: x for name, x in held.items() if copied or layout.axes[name] is None}
+        found[OPTIMIZER + "step"] = state.optimizer.count
+        found["learning_rate"] = state.learning_rate
+        for name, moments in (("observations", state.observations), ("returns", state.returns)):
+            if moments is not None:
+                found |= {f"{NORMALIZERS}{name}.{k}": x for k, x in moments._asdict().items()}
+        return cls(layout, {name: _by_device(x, keep) for name, x in found.items()}, slices)
+
+    def alike(self) -> bool:
+        """Whether all of this process's devices hold the same bytes; never, where arrays are cut."""
+        return self.slices == 1 and all(_alike(list(copies.values())) for copies in self.arrays.values())
+
+    def named(self) -> dict[str, dict[int, np.ndarray]]:
+        """The arrays by their names in a checkpoint."""
+        if self.layout.axes:
+            return self.arrays
+        out: dict[str, dict[int, np.ndarray]] = {}
+        for name, copies in self.arrays.items():
+            if name not in HELD:
+                out[name] = copies
+                continue
+            cut = {device: self.layout.split(vector) for device, vector in copies.items()}
+            out |= {name + part: {d: arrays[part] for d, arrays in cut.items()} for part in self.layout.shapes}
+        return out
+
+    def fingerprints(self) -> tuple[list[str], np.ndarray]:
+        """Names of arrays, and the fingerprints of all processes' devices, int64 ``[devices, arrays]``; a collective.
+
+        With FSDP, in the place of a cut array's fingerprint stands what it differs by from that of the first device
+        with the same slice: equal copies are equal rows there too.
+        """
+        copies = self.named()
+        devices = sorted(next(iter(copies.values())))
+        rows = [fingerprints({name: arrays[device] for name, arrays in copies.items()}) for device in devices]
+        gathered = [row for rows in gather_json(np.stack(rows).tolist()) for row in rows]
+        everyone = np.array(gathered, np.int64).reshape(-1, len(copies))
+        cut = [n for n, name in enumerate(copies) if _cut(name, self.layout)]
+        everyone[:, cut] ^= everyone[np.arange(len(everyone)) % self.slices][:, cut]
+        return list(copies), everyone
+
+
+def every_fingerprint(state: TrainState, layout: ParameterLayout) -> tuple[list[str], np.ndarray]:
+    """:meth:`Copies.fingerprints` of a state; a collective."""
+    return Copies.of(state, layout).fingerprints()
+
+
+def check_copies(copies: Copies, when: str) -> None:
+    """Compare every array of the training state over all devices; with several processes a collective.
+
+    Raises:
+        DesyncError: in every process, naming the tensor, the devices and ``when``.
+    """
+    if jax.process_count() > 1 or not copies.alike():
+        compare_ranks(*copies.fingerprints(), when)
+
+
+def _cut(name: str, layout: ParameterLayout) -> bool:
+    """Whether an array of the state is one that FSDP cuts, by its name in a checkpoint."""
+    return any(layout.axes.get(name[len(prefix) :]) is not None for prefix in HELD if name.startswith(prefix))
+
+
+def _by_device(array: Any, keep: bool) -> dict[int, np.ndarray]:
+    found = {shard.device.id: np.asarray(shard.data) for shard in array.addressable_shards}
+    return {device: x.copy() for device, x in found.items()} if keep else found
+
+
+def _alike(copies: list[np.ndarray]) -> bool:
+    first, *others = (np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in copies)
+    return all(np.array_equal(first, other) for other in others)

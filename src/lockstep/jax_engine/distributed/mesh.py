@@ -1,0 +1,255 @@
+"""Meshes and how arrays are cut over them.
+
+A mesh has the axes ``("batch", "fsdp")``; data is cut over both, in the order of the devices: process by process.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import Mesh as Mesh
+
+from lockstep.jax_engine.distributed.reductions import AXES, BATCH_AXIS, FSDP_AXIS, tracing_over
+
+Tree = TypeVar("Tree")
+
+REPLICATED = PartitionSpec()
+SHARDED = PartitionSpec(AXES)
+TIME_SHARDED = PartitionSpec(None, AXES)
+
+_active: ContextVar[Mesh | None] = ContextVar("lockstep_mesh", default=None)
+
+
+# --- devices and the mesh -----------------------------------------------------------------------------------------
+
+
+def get_num_devices(requested: int | None = None) -> int:
+    """How many devices to use, over all processes.
+
+    Args:
+        requested: that many; all there are by default.
+
+    Raises:
+        ValueError: there are fewer, or the processes can't have equal shares.
+    """
+    present, processes = jax.device_count(), jax.process_count()
+    if requested is None:
+        return present
+    if isinstance(requested, bool) or requested != requested // 1 or requested < 1:
+        raise ValueError(f"num_devices: {requested} must be a whole number, at least 1; {present} are present")
+    requested = int(requested)
+    if requested > present:
+        raise ValueError(
+            f"num_devices: {requested} devices were asked for and {present} are present "
+            f"({jax.default_backend()}); use at most {present}, or simulate more on a CPU "
+            "(--simulate-devices, jax_num_cpu_devices)"
+        )
+    if requested % processes:
+        raise ValueError(
+            f"num_devices: {requested} devices don't divide over {processes} processes; {nearest(requested, processes)}"
+        )
+    return requested
+
+
+def make_mesh(num_fsdp_devices: int = 1, num_devices: int | None = None, axis_name: str = BATCH_AXIS) -> Mesh:
+    """A mesh with the axes ``("batch", "fsdp")`` over the devices of all processes, each giving equally many.
+
+    Devices stand in the order of processes, so that each process holds a contiguous part of the data; XLA's own
+    choice of order, which follows the network, would cut the data differently on different machines.
+
+    Args:
+        num_fsdp_devices: length of the ``fsdp`` axis, over which parameters are cut.
+        num_devices: devices to use; all by default.
+        axis_name: another name for the ``batch`` axis.
+
+    Raises:
+        ValueError: more devices than are present, or a number that ``num_fsdp_devices`` doesn't divide.
+    """
+    count = get_num_devices(num_devices)
+    if num_fsdp_devices < 1 or count % num_fsdp_devices:
+        fits = ", ".join(str(n) for n in range(1, count + 1) if count % n == 0)
+        raise ValueError(f"num_fsdp_devices: {num_fsdp_devices} doesn't divide num_devices {count}; use one of {fits}")
+    share = count // jax.process_count()
+    devices = []
+    for process in range(jax.process_count()):
+        own = sorted((d for d in jax.devices() if d.process_index == process), key=lambda d: d.id)
+        if len(own) < share:
+            raise ValueError(f"num_devices: process {process} has {len(own)} devices and {share} of each are needed")
+        devices += own[:share]
+    grid = np.array(devices).reshape(count // num_fsdp_devices, num_fsdp_devices)
+    return Mesh(grid, (axis_name, FSDP_AXIS), axis_types=(AxisType.Auto,) * len(AXES))
+
+
+@contextmanager
+def set_mesh(mesh: Mesh) -> Iterator[Mesh]:
+    """Make a mesh the active one, for Lockstep and for JAX, until the block ends."""
+    token = _active.set(mesh)
+    try:
+        with jax.set_mesh(mesh):
+            yield mesh
+    finally:
+        _active.reset(token)
+
+
+def active_mesh() -> Mesh | None:
+    """The mesh of the innermost :func:`set_mesh` block, or None outside of any."""
+    return _active.get()
+
+
+# --- shardings ----------------------------------------------------------------------------------------------------
+
+
+def stacked(spec: PartitionSpec) -> PartitionSpec:
+    """The spec of arrays with a leading axis (of seeds) that isn't cut, before the axes of ``spec``."""
+    return PartitionSpec(None, *spec)
+
+
+def named_sharding(mesh: Mesh, spec: PartitionSpec) -> NamedSharding:
+    """The sharding of a spec on a mesh, such as ``REPLICATED``, ``SHARDED`` or ``TIME_SHARDED``."""
+    return NamedSharding(mesh, _renamed(spec, mesh))
+
+
+def _renamed(spec: PartitionSpec, mesh: Mesh) -> PartitionSpec:
+    """A spec in the names of a mesh whose batch axis is called otherwise."""
+    if BATCH_AXIS in mesh.axis_names:
+        return spec
+
+    def of(part: Any) -> Any:
+        if isinstance(part, tuple):
+            return tuple(map(of, part))
+        return mesh.axis_names[0] if part == BATCH_AXIS else part
+
+    return PartitionSpec(*map(of, spec))
+
+
+def data_sharding(mesh: Mesh) -> NamedSharding:
+    """The leading axis cut over all devices of the mesh."""
+    return named_sharding(mesh, SHARDED)
+
+
+def replicate_sharding(mesh: Mesh) -> NamedSharding:
+    """The whole array on every device of the mesh."""
+    return named_sharding(mesh, REPLICATED)
+
+
+def fsdp_sharding(pytree: Any, mesh: Mesh, min_size_mbytes: float = 4) -> Any:
+    """How to cut parameters and moments over the ``fsdp`` axis: a sharding for each leaf.
+
+    An array of at least ``min_size_mbytes`` MiB is cut along its largest dimension that the axis divides (the first
+    among equals). Smaller ones, those with fewer than two dimensions, those that nothing divides and keys of random
+    numbers are replicated.
+
+    Args:
+        pytree: arrays, or the shapes that ``jax.eval_shape`` gives.
+        mesh: whose ``fsdp`` axis to use; with length 1 everything is replicated.
+        min_size_mbytes: threshold in MiB (2**20 bytes).
+    """
+    parts = mesh.shape[FSDP_AXIS]
+
+    def of(leaf: Any) -> NamedSharding:
+        shape = np.shape(leaf)
+        if hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return replicate_sharding(mesh)
+        size = math.prod(shape) * _itemsize(leaf)
+        fitting = [(n, -axis) for axis, n in enumerate(shape) if n and n % parts == 0]
+        if parts == 1 or len(shape) < 2 or size < min_size_mbytes * 2**20 or not fitting:
+            return replicate_sharding(mesh)
+        axis = -max(fitting)[1]
+        return NamedSharding(mesh, cut_along(axis))
+
+    return jax.tree.map(of, pytree)
+
+
+def _itemsize(leaf: Any) -> int:
+    return jnp.dtype(getattr(leaf, "dtype", None) or jnp.result_type(leaf)).itemsize
+
+
+def activation_sharding_constraint(x: Tree, mesh: Mesh | None = None) -> Tree:
+    """Keep activations cut along their leading axis over all devices, inside ``jit``.
+
+    Args:
+        x: an array ``[batch, …]`` or a pytree of such.
+        mesh: the active one (:func:`set_mesh`) by default; without any, ``x`` is returned as it is.
+
+    Raises:
+        ValueError: the leading axis doesn't divide over the devices of the mesh.
+    """
+    mesh = mesh or active_mesh()
+    if mesh is None:
+        return x
+    jax.tree.map(lambda leaf: check_rows(leaf, mesh.size, "rows"), x)
+    return jax.lax.with_sharding_constraint(x, data_sharding(mesh))
+
+
+def cut_along(axis: int) -> PartitionSpec:
+    """The spec of an array whose axis is cut over the ``fsdp`` axis."""
+    return PartitionSpec(*[None] * axis, FSDP_AXIS)
+
+
+def cut_axis(sharding: NamedSharding) -> int | None:
+    """Which axis of an array a sharding of :func:`fsdp_sharding` cuts; None: none."""
+    return next((axis for axis, name in enumerate(sharding.spec) if name is not None), None)
+
+
+def nearest(value: int, divisor: int) -> str:
+    """The multiples of ``divisor`` on both sides of a value that is none, as advice."""
+    below = value // divisor * divisor
+    return f"use {below} or {below + divisor}" if below else f"use {divisor}"
+
+
+def check_rows(leaf: Any, parts: int, what: str, where: str = "") -> None:
+    """Raise unless the leading axis of a leaf divides into as many parts as there are devices."""
+    shape = np.shape(leaf)
+    if not shape:
+        raise ValueError(
+            f"{where}a scalar has no leading axis to cut over {parts} devices; use replicate_on_mesh for it"
+        )
+    if shape[0] % parts:
+        raise ValueError(f"{where}{shape[0]} {what} don't divide over {parts} devices; {nearest(shape[0], parts)}")
+
+
+# --- inside a mapped program ----------------------------------------------------------------------------------------
+
+
+def over_mesh(
+    function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any, shared: bool = False
+) -> Callable[..., Any]:
+    """A function of one device's part as a function of global arrays (``jax.shard_map``).
+
+    Args:
+        function: takes and returns the part of one device.
+        mesh: whose devices each run it.
+        in_specs: how the arguments are cut: ``REPLICATED``, ``SHARDED``, ``TIME_SHARDED``, or pytrees of those.
+        out_specs: how the results are put together. ``REPLICATED`` is believed, not checked.
+        shared: see :func:`~lockstep.jax_engine.distributed.reductions.tracing_over`.
+    """
+
+    def part(*arguments: Any) -> Any:
+        with tracing_over(tuple(map(str, mesh.axis_names)), shared):
+            return function(*arguments)
+
+    def specs(tree: Any) -> Any:
+        return jax.tree.map(lambda spec: _renamed(spec, mesh), tree, is_leaf=lambda x: isinstance(x, PartitionSpec))
+
+    return jax.shard_map(part, mesh=mesh, in_specs=specs(in_specs), out_specs=specs(out_specs), check_vma=False)
+
+
+# --- what a run says of itself ------------------------------------------------------------------------------------
+
+
+def device_line(mesh: Mesh) -> str:
+    """The devices of a mesh in words: how many, of what kind, in how many processes."""
+    kinds = sorted({device.device_kind for device in mesh.devices.flat})
+    processes = len({device.process_index for device in mesh.devices.flat})
+    where = f" in {processes} processes" if processes > 1 else ""
+    fsdp = mesh.shape[FSDP_AXIS]
+    cut = f" ({mesh.axis_names[0]} {mesh.size // fsdp}, fsdp {fsdp})" if fsdp > 1 else ""
+    return f"{mesh.size} device{'s' if mesh.size > 1 else ''}{where}{cut} [{', '.join(kinds)}]"

@@ -1,0 +1,221 @@
+"""Placing arrays on a mesh, and fetching them: whole, by rows, or a copy for every device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+
+from lockstep.jax_engine.distributed.mesh import (
+    REPLICATED,
+    SHARDED,
+    Mesh,
+    active_mesh,
+    check_rows,
+    data_sharding,
+    make_mesh,
+    named_sharding,
+    nearest,
+    over_mesh,
+    replicate_sharding,
+)
+from lockstep.jax_engine.distributed.reductions import AXES, axes
+
+Tree = TypeVar("Tree")
+
+
+# --- whole arrays ---------------------------------------------------------------------------------------------------
+
+
+def place(value: Any, sharding: Sharding) -> Array:
+    """A value that every process holds whole, laid out by a sharding over the devices of all processes.
+
+    Args:
+        value: an array of any dtype (JAX's typed keys too), on the host or on devices.
+        sharding: of the result.
+    """
+    if sharding.is_fully_addressable or (isinstance(value, Array) and not value.is_fully_addressable):
+        return jax.device_put(value, sharding)
+    if _is_key(value):
+        data = place(jax.random.key_data(value), sharding)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(value))
+    host = np.asarray(value)
+    host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+
+def _is_key(value: Any) -> bool:
+    return isinstance(value, Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+
+
+def replicate_on_mesh(pytree: Tree, mesh: Mesh) -> Tree:
+    """Every leaf whole on every device of the mesh; every process must give the same values."""
+    return jax.tree.map(lambda leaf: place(leaf, replicate_sharding(mesh)), pytree)
+
+
+def fetch(array: Any) -> np.ndarray:
+    """A replicated or fully addressable array, on the host."""
+    if isinstance(array, Array) and not (array.is_fully_addressable or array.is_fully_replicated):
+        raise ValueError(f"an array {array.shape} cut over processes can't be fetched whole; use fetch_rows")
+    return np.asarray(array)
+
+
+def gathered(array: Any) -> np.ndarray:
+    """An array of any sharding, whole, on the host; a collective if it is cut over processes."""
+    if isinstance(array, Array) and not (array.is_fully_addressable or array.is_fully_replicated):
+        assert isinstance(array.sharding, NamedSharding), array.sharding
+        array = jax.jit(lambda x: x, out_shardings=NamedSharding(array.sharding.mesh, REPLICATED))(array)
+    return np.asarray(array)
+
+
+def connect(mesh: Mesh) -> None:
+    """Have the processes' devices meet in every group that a program of the mesh may use; a collective."""
+
+    def together(x: Array) -> list[Array]:
+        return [jax.lax.all_gather(x, group) for group in (axes(), *axes())]
+
+    rows = shard_rows(np.zeros(num_local_devices(mesh), np.float32), mesh)
+    jax.block_until_ready(jax.jit(over_mesh(together, mesh, SHARDED, REPLICATED))(rows))
+
+
+def first_copy(array: Array) -> Array:
+    """A replicated array on this process's first device alone."""
+    return min(array.addressable_shards, key=lambda shard: shard.device.id).data
+
+
+# --- rows of several processes --------------------------------------------------------------------------------------
+
+
+def num_local_devices(mesh: Mesh) -> int:
+    """Devices of the mesh that this process holds."""
+    return len(mesh.local_devices)
+
+
+def local_rows(mesh: Mesh, n: int) -> slice:
+    """Which of ``n`` global rows this process holds, when they are cut over the mesh.
+
+    Raises:
+        ValueError: ``n`` doesn't divide over the devices.
+    """
+    check_rows(np.empty((n, 0)), mesh.size, "rows")
+    first = [d.process_index for d in mesh.devices.flat].index(jax.process_index())
+    rows = n // mesh.size
+    return slice(first * rows, (first + num_local_devices(mesh)) * rows)
+
+
+def shard_rows(x: Any, mesh: Mesh, axis: int = 0) -> Array:
+    """Make this process's rows its part of a global array that is cut over the mesh.
+
+    Args:
+        x: ``[…, local rows, …]`` on the host.
+        mesh: to cut over, in the order of processes.
+        axis: which axis the rows are: 0, or 1 for time-major arrays.
+    """
+    x, spec = np.asarray(x), SHARDED if axis == 0 else PartitionSpec(*[None] * axis, AXES)
+    parts = num_local_devices(mesh)
+    if x.shape[axis] % parts:
+        raise ValueError(f"{x.shape[axis]} rows don't divide over {parts} devices; {nearest(x.shape[axis], parts)}")
+    shape = list(x.shape)
+    shape[axis] *= mesh.size // parts
+    return jax.make_array_from_process_local_data(named_sharding(mesh, spec), x, tuple(shape))
+
+
+def fetch_rows(array: Any, axis: int = 0) -> np.ndarray:
+    """This process's rows of an array that is cut along one axis, on the host; the reverse of :func:`shard_rows`."""
+    parts = {shard.index[axis].start or 0: shard.data for shard in array.addressable_shards}
+    return np.concatenate([np.asarray(parts[start]) for start in sorted(parts)], axis=axis)
+
+
+def shard_pytree(pytree: Tree, mesh: Mesh) -> Tree:
+    """Every leaf cut along its leading axis (environments, samples) over all devices of the mesh.
+
+    Args:
+        pytree: leaves ``[n, …]``; with several processes each gives its own rows, and the result has those of all.
+        mesh: whose devices to cut over.
+
+    Raises:
+        ValueError: a leaf is a scalar, or its leading axis doesn't divide over the devices; both numbers are named.
+    """
+    parts = num_local_devices(mesh)
+
+    def of(path: Any, leaf: Any) -> Any:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        check_rows(leaf, parts, "environments", f"{name}: " if name else "")
+        if parts == mesh.size:
+            return jax.device_put(leaf, data_sharding(mesh))
+        if _is_key(leaf):
+            return jax.random.wrap_key_data(of(path, jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf))
+        return shard_rows(leaf, mesh)
+
+    return jax.tree_util.tree_map_with_path(of, pytree)
+
+
+# --- a copy for every device ----------------------------------------------------------------------------------------
+
+
+def replicate(pytree: Tree, mesh: Mesh | None = None) -> Tree:
+    """A copy of every leaf for every device, along a new leading axis ``[num_devices, …]`` that is cut over them.
+
+    Args:
+        pytree: the same in every process.
+        mesh: the active one (:func:`set_mesh`) by default, else one of all devices.
+    """
+    mesh = mesh or active_mesh() or make_mesh()
+    return jax.tree.map(lambda leaf: _row_each(lambda _: jnp.asarray(leaf)[None], mesh), pytree)
+
+
+def unreplicate(pytree: Tree) -> Tree:
+    """The reverse of :func:`replicate`: the first row that this process holds of every leaf.
+
+    Raises:
+        ValueError: a leaf has no leading axis, or no process holds a whole row of it.
+    """
+
+    def of(leaf: Any) -> Any:
+        if not np.shape(leaf):
+            raise ValueError("a scalar has no device axis to drop; it was not made by replicate")
+        if not isinstance(leaf, Array) or not leaf.committed:
+            return leaf[0]
+        first = min(leaf.addressable_shards, key=lambda shard: shard.index[0].start or 0).data
+        if first.shape[1:] == leaf.shape[1:]:
+            return first[0]
+        if not leaf.is_fully_addressable:
+            raise ValueError(
+                f"an array {leaf.shape} whose rows are cut over processes has no whole row here; it was not made by "
+                "replicate"
+            )
+        return leaf[0]
+
+    return jax.tree.map(of, pytree)
+
+
+def split_key_across_devices(key: Array, n: int | None = None) -> Array:
+    """A random key for each device: ``jax.random.split(key, n)``, one on each.
+
+    Args:
+        key: typed (``jax.random.key``) or raw (``jax.random.PRNGKey``), the same in every process.
+        n: how many devices; all those of the active mesh by default, else all there are.
+
+    Raises:
+        ValueError: there are fewer devices.
+    """
+    mesh = active_mesh()
+    if mesh is None or n not in (None, mesh.size):
+        mesh = make_mesh(num_devices=n)
+    keys = jax.random.split(key, mesh.size)
+    return _row_each(lambda i: keys[i : i + 1], mesh)
+
+
+def _row_each(row: Callable[[int], Array], mesh: Mesh) -> Array:
+    """``[num_devices, …]`` with row ``i``, given as ``[1, …]``, on device ``i``; each process makes its own rows."""
+    rows = [
+        jax.device_put(row(i), device)
+        for i, device in enumerate(mesh.devices.flat)
+        if device.process_index == jax.process_index()
+    ]
+    return jax.make_array_from_single_device_arrays((mesh.size, *rows[0].shape[1:]), data_sharding(mesh), rows)

@@ -1,0 +1,165 @@
+"""The processes of a run: how JAX is set up in each, how they meet, and what they tell one another."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from lockstep.core.errors import RankMismatchError
+from lockstep.core.machine import check_facts_alike
+from lockstep.core.topology import Topology
+from lockstep.jax_engine.setup.accelerators import on_this_machine
+from lockstep.jax_engine.setup.set_up import check_device, configure, machine_facts
+
+SHUTDOWN_TIMEOUT_SECONDS = 30
+LOOPBACK_ADDRESS = "127.0.0.1"
+
+
+_joined: Topology | None = None
+
+
+def set_up_jax(
+    threads: int,
+    platform: str,
+    simulate_devices: int | None,
+    topology: Topology,
+    pool: int | None = None,
+    accelerators: int | None = None,
+) -> None:
+    """Set JAX up, before anything uses a device, and join the processes of the run; what is done is done once.
+
+    Args:
+        threads: CPU threads per process; 1 keeps XLA's own operations single-threaded.
+        platform: ``cpu``, ``cuda`` or ``tpu``.
+        simulate_devices: how many devices to make of this process's CPU; one by default.
+        topology: this process's place.
+        pool: see :func:`~lockstep.jax_engine.setup.set_up.configure`.
+        accelerators: GPUs of each process where several share a host; an equal share of all by default.
+
+    Raises:
+        ValueError: the machine has no such device or too few, or JAX has started with other settings in this process.
+        RankMismatchError: the processes can't meet.
+    """
+    configure(threads, platform, simulate_devices, pool)
+    if topology.world_size > 1 and not jax.distributed.is_initialized():
+        _join_processes(topology, _own_gpus(topology, accelerators) if platform == "cuda" else None)
+    check_device(platform)
+
+
+def _own_gpus(topology: Topology, each: int | None) -> list[int] | None:
+    """Which of the host's GPUs a process takes: the ``local_rank``-th ``each`` of them; None: all there are."""
+    here = topology.local_world_size
+    if here == 1:
+        return None
+    if each is None:
+        visible = on_this_machine("cuda").count
+        each = visible // here
+        if not each:
+            raise ValueError(
+                f"devices: {here} processes share this machine and each sees {visible} of its GPUs; start at most "
+                f"{visible}, or let every process see all of them"
+            )
+    return list(range(topology.local_rank * each, (topology.local_rank + 1) * each))
+
+
+def processes_here() -> int:
+    """Processes of the run on this machine, of those that :func:`set_up_jax` joined; 1 if it joined none."""
+    return 1 if _joined is None else _joined.local_world_size
+
+
+def _join_processes(topology: Topology, gpus: list[int] | None) -> None:
+    """Meet the other processes at rank 0's coordinator, and hold these of the host's GPUs (None: all)."""
+    global _joined
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.config.update("jax_enable_preemption_service", False)  # SIGTERM is ours: it asks to stop
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, on which a run saves and stops
+    address = topology.coordinator
+    try:
+        jax.distributed.initialize(
+            address,
+            topology.world_size,
+            topology.rank,
+            local_device_ids=gpus,
+            cluster_detection_method="deactivate",
+            coordinator_bind_address=address if topology.loopback else None,
+            shutdown_timeout_seconds=SHUTDOWN_TIMEOUT_SECONDS,
+        )
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise RankMismatchError(f"rank {topology.rank} can't meet the others at {address}: {reason}") from None
+    _joined = topology
+    if topology.loopback:
+        _keep_gloo_on_loopback()
+
+
+def _keep_gloo_on_loopback() -> None:
+    """Have gloo listen on loopback rather than where the host's name leads, which may be the network or nowhere.
+
+    JAX has no public setting for it; a version without these internals listens where the host's name leads.
+    """
+    with contextlib.suppress(ImportError, AttributeError, TypeError):
+        from jax._src import distributed, xla_bridge
+        from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
+
+        collectives = _jax.make_gloo_tcp_collectives(
+            distributed_client=distributed.global_state.client, hostname=LOOPBACK_ADDRESS
+        )
+        make_client = functools.partial(xla_bridge.make_cpu_client, collectives=collectives)
+        xla_bridge.register_backend_factory("cpu", make_client, priority=0, fail_quietly=False)
+
+
+@contextlib.contextmanager
+def quiet_connections() -> Iterator[None]:
+    """Nothing on standard output while processes connect: gloo writes a line there for everyone that it meets."""
+    if jax.process_count() == 1:
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def leave_processes() -> None:
+    """Leave the other processes of the run, if there are any."""
+    if jax.distributed.is_initialized():
+        jax.distributed.shutdown()
+
+
+def this_process() -> Topology:
+    """This process's place among those that ``jax.distributed`` joined."""
+    return Topology(rank=jax.process_index(), world_size=jax.process_count())
+
+
+def gather_bytes(payload: bytes) -> list[bytes]:
+    """Bytes of every process, in order; every process must call it."""
+    if jax.process_count() == 1:
+        return [payload]
+    words = np.frombuffer(payload, np.uint8)
+    sizes = multihost_utils.process_allgather(np.array([words.size], np.int32)).reshape(-1)
+    rows = multihost_utils.process_allgather(np.pad(words, (0, int(sizes.max()) - words.size)))
+    return [bytes(row[:size]) for row, size in zip(rows, sizes, strict=True)]
+
+
+def gather_json(value: Any) -> list[Any]:
+    """A JSON value of every process, in order; every process must call it."""
+    return [json.loads(content) for content in gather_bytes(json.dumps(value).encode())]
+
+
+def check_ranks_alike(config_sha256: str) -> None:
+    """Raise a ``RankMismatchError`` in every process if machines, versions or configs differ between processes."""
+    check_facts_alike(gather_json(machine_facts() | {"config": config_sha256}))

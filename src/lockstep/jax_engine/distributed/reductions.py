@@ -1,0 +1,175 @@
+"""Where shards meet, inside a mapped program: gathers in shard order and a fixed binary tree, by the axes' names."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from lockstep.jax_engine.distributed import shared_memory
+
+Tree = TypeVar("Tree")
+Result = TypeVar("Result")
+
+BATCH_AXIS, FSDP_AXIS = "batch", "fsdp"
+AXES = (BATCH_AXIS, FSDP_AXIS)
+
+_traced: ContextVar[tuple[tuple[str, ...], Iterator[int] | None]] = ContextVar("lockstep_axes", default=(AXES, None))
+"""Names of axes, and numbers of a program's calls where shards meet in memory."""
+
+
+def axes() -> tuple[str, ...]:
+    """Names of the mesh's axes, batch and fsdp, inside the mapped program that is being traced."""
+    return _traced.get()[0]
+
+
+@contextmanager
+def tracing_over(names: tuple[str, ...], shared: bool = False) -> Iterator[None]:
+    """What is traced in this block is mapped over axes of these names, batch and fsdp.
+
+    Args:
+        names: of the axes.
+        shared: whether shards meet in the memory of this process (:mod:`.shared_memory`), which holds every device and
+            has compiled what that takes; else by XLA's collectives.
+    """
+    token = _traced.set((names, itertools.count() if shared else None))
+    try:
+        yield
+    finally:
+        _traced.reset(token)
+
+
+def _number_in_memory(names: Sequence[str] | None) -> int | None:
+    """The number of the program's next call in memory; None: shards meet by XLA's collectives, over these axes."""
+    numbers = _traced.get()[1] if names is None or tuple(names) == axes() else None
+    return None if numbers is None else next(numbers)
+
+
+def tree_sum(x: Array) -> Array:
+    """Sum over the first axis (a power of two long) by a fixed binary tree of neighbours."""
+    while x.shape[0] > 1:
+        x = x[0::2] + x[1::2]
+    return x[0]
+
+
+def materialized(tree: Tree) -> Tree:
+    """The same values, written to memory before anything is made of them (inside ``jit``, on a CPU).
+
+    XLA's CPU compiler fuses across ``optimization_barrier`` and contracts a product and a sum that meet in one loop to
+    a fused multiply-add, so the last bits of ``x * y`` would depend on whether a collective stands between it and the
+    next sum, which the number of devices decides. A branch is what it doesn't fuse across: where an array's first
+    element is NaN, that element is written once more.
+
+    Args:
+        tree: arrays of any shapes; those that aren't floating-point are passed through.
+    """
+    if jax.default_backend() != "cpu":
+        return jax.lax.optimization_barrier(tree)
+    leaves, structure = jax.tree.flatten(tree)
+    floats = [i for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.inexact) and x.size]
+    if not floats:
+        return tree
+    chosen = [leaves[i] for i in floats]
+    first = jnp.stack([jnp.isnan(jnp.ravel(x)[0]) for x in chosen]).any()
+
+    def rewritten(x: Array) -> Array:
+        place = (0,) * x.ndim
+        return x.at[place].set(jnp.where(jnp.isnan(x[place]), jnp.nan, x[place]))
+
+    kept = jax.lax.cond(first, lambda xs: [rewritten(x) for x in xs], lambda xs: xs, chosen)
+    for i, x in zip(floats, kept, strict=True):
+        leaves[i] = x
+    return jax.tree.unflatten(structure, leaves)
+
+
+def map_shards(function: Callable[..., Result], shards: Any, *shared: Any) -> Result:
+    """Call a function shard by shard: the same bits whether a device holds one shard or many.
+
+    With several shards this is ``jax.lax.map``, whose loop keeps the function apart from what comes before and after. A
+    loop of one is unrolled by the compiler and fused with its surroundings, so its ends are written to memory here.
+
+    Args:
+        function: of one shard's arrays and ``shared``.
+        shards: arrays ``[local shards, …]``.
+        shared: what every shard gets whole, such as parameters.
+
+    Returns:
+        What the function returns, ``[local shards, …]``.
+    """
+    if jax.tree.leaves(shards)[0].shape[0] > 1:
+        return jax.lax.map(lambda shard: function(shard, *shared), shards)
+    only, shared = materialized((jax.tree.map(lambda x: x[0], shards), shared))
+    result = materialized(function(only, *shared))
+    return jax.tree.map(lambda x: x[None], result)
+
+
+def shard_index(axis_names: Sequence[str] | None = None) -> Array:
+    """Index of this device along the axes (default: the mesh's), int32; it holds part ``i`` of what is ``SHARDED``."""
+    return jax.lax.axis_index(tuple(axis_names or axes()))
+
+
+def gather_shards(x: Tree, axis_names: Sequence[str] | None = None) -> Tree:
+    """``[local shards, …]`` of every device, in shard order: ``[num_shards, …]``.
+
+    All leaves of one dtype travel in one collective.
+    """
+    names = tuple(axis_names or axes())
+
+    def gathered(rows: Array) -> Array:
+        number = _number_in_memory(axis_names)
+        if number is not None:
+            return shared_memory.gather(rows, shard_index(), jax.lax.axis_size(names), number)
+        return jax.lax.all_gather(rows, names, tiled=True)
+
+    return _together(x, gathered)
+
+
+def gather_tree(x: Tree, axis_names: Sequence[str] | None = None) -> Tree:
+    """Sum over all shards of ``[local shards, …]``; the same bits for every number of devices.
+
+    A device adds its own aligned subtree of the shards' fixed binary tree, the partial sums are gathered in shard order
+    and every device finishes the tree. All leaves of one dtype travel in one collective.
+    """
+    names = tuple(axis_names or axes())
+
+    def summed(rows: Array) -> Array:
+        number = _number_in_memory(axis_names) if rows.dtype == jnp.float32 else None
+        if number is not None:
+            return shared_memory.tree_sum(rows, shard_index(), jax.lax.axis_size(names), number)
+        partial = tree_sum(materialized(rows))
+        return materialized(tree_sum(jax.lax.all_gather(partial, names)))
+
+    return _together(x, summed)
+
+
+def sum_devices(x: Array) -> Array:
+    """Sum of float32 arrays over all devices: on a CPU by the tree, elsewhere by the framework's all-reduce."""
+    if jax.default_backend() != "cpu":
+        return jax.lax.psum(x, axes())
+    return gather_tree(x.reshape(1, -1)).reshape(x.shape)
+
+
+def _together(tree: Tree, function: Callable[[Array], Array]) -> Tree:
+    """A function of rows ``[n, m]``, which may change ``n`` or drop it, of the leaves of each dtype side by side.
+
+    Those of two dtypes would be two collectives without an order: they could hold two threads of a device, see
+    :func:`lockstep.jax_engine.setup.set_up.lean_pool`, and in memory devices would meet in different ones, which ends
+    the program. What the engine sends together is of one.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    out: list[Array] = list(leaves)
+    for dtype in dict.fromkeys(leaf.dtype for leaf in leaves):
+        members = [i for i, leaf in enumerate(leaves) if leaf.dtype == dtype]
+        total = function(jnp.concatenate([leaves[i].reshape(len(leaves[i]), -1) for i in members], axis=1))
+        ends = np.cumsum([math.prod(leaves[i].shape[1:]) for i in members])
+        for i, part in zip(members, jnp.split(total, ends[:-1], axis=-1), strict=True):
+            out[i] = part.reshape(*total.shape[:-1], *leaves[i].shape[1:])
+    return jax.tree.unflatten(structure, out)

@@ -1,0 +1,155 @@
+"""Collectives between the CPU devices of one process, through the memory that they share: ``shared_memory.c``.
+
+XLA's own collectives have every device go to sleep twice, which takes longer than the gradient of a small minibatch.
+The C file is compiled when it is first needed, and kept in the user's cache directory beside compiled programs. Where
+that can't be done, XLA's collectives give the same bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import jaxlib.version
+import numpy as np
+from jax import Array
+
+from lockstep.config.run import Config
+from lockstep.jax_engine.setup.set_up import default_cache_directory
+
+SOURCE = Path(__file__).with_name("shared_memory.c")
+FUNCTIONS = ("lockstep_tree_sum", "lockstep_gather")
+MOST_DEVICES = 64
+COMPILERS = ("cc", "gcc", "clang")
+FLAGS = ("-std=gnu11", "-O3", "-shared", "-fPIC", "-pthread", "-fno-fast-math")
+TIMEOUT = 60.0
+
+
+def tree_sum(rows: Array, index: Array, devices: int, call: int) -> Array:
+    """Sum of the rows of all devices ``[n, m]``, float32 ``[m]``: by a binary tree of each one's, then of those sums.
+
+    Inside a mapped program of which every device is this process's; see :func:`missing`. Devices that are in different
+    calls at the same time, or a device that is in two, end the program with an error.
+
+    Args:
+        rows: of this device.
+        index: of this device, int32.
+        devices: how many there are.
+        call: which of the program's calls this is.
+    """
+    shape = jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype)
+    return _call(FUNCTIONS[0], shape, rows, index, devices, call)
+
+
+def gather(rows: Array, index: Array, devices: int, call: int) -> Array:
+    """Rows of all devices ``[n, m]``, in the devices' order ``[devices * n, m]``; see :func:`tree_sum`."""
+    shape = jax.ShapeDtypeStruct((devices * rows.shape[0], *rows.shape[1:]), rows.dtype)
+    return _call(FUNCTIONS[1], shape, rows, index, devices, call)
+
+
+def _call(name: str, shape: jax.ShapeDtypeStruct, rows: Array, index: Array, devices: int, call: int) -> Array:
+    function = jax.ffi.ffi_call(name, shape, vmap_method="broadcast_all")
+    return function(rows, index, call=np.int64(call), devices=np.int64(devices))
+
+
+def unavailable(config: Config, devices: Sequence[Any]) -> str | None:
+    """Why the devices of a mesh can't meet in memory; None: they can.
+
+    Args:
+        config: with ``collectives`` ``backend`` they are not to.
+        devices: of any kind, of any processes.
+    """
+    if config.collectives == "backend":
+        return "collectives backend"
+    if devices[0].platform != "cpu":
+        return f"they are devices of platform {devices[0].platform}"
+    if len({device.process_index for device in devices}) > 1:
+        return "they belong to several processes"
+    if config.fsdp and len(devices) > 1:
+        return "fsdp's collectives have no order among one another"
+    if len(devices) > MOST_DEVICES:
+        return f"{len(devices)} devices are more than {MOST_DEVICES}"
+    return missing()
+
+
+@cache
+def missing() -> str | None:
+    """Why there are no such collectives here; None: there are, and XLA knows them."""
+    if sys.platform == "win32":
+        return "Windows has no pthreads"
+    try:
+        library = _library()
+        functions = [(name, jax.ffi.pycapsule(getattr(library, name))) for name in FUNCTIONS]
+    except (OSError, ValueError, RuntimeError, AttributeError, subprocess.SubprocessError) as error:
+        return " ".join(str(error).split()) or type(error).__name__
+    for name, function in functions:
+        jax.ffi.register_ffi_target(name, function, platform="cpu")
+    return None
+
+
+def _library() -> ctypes.CDLL:
+    """The loaded file: that which an earlier run kept in the user's cache directory, or one that is compiled now.
+
+    Raises:
+        OSError, ValueError, RuntimeError, subprocess.SubprocessError: it can't be compiled or loaded.
+    """
+    said = f"{jaxlib.version.__version__} {sys.platform} {' '.join(FLAGS)}"
+    digest = hashlib.sha256(SOURCE.read_bytes() + said.encode()).hexdigest()[:16]
+    kept = default_cache_directory() / f"collectives-{digest}.so"
+    if kept.exists():
+        with contextlib.suppress(OSError):  # of another machine, or damaged: it is made again
+            return ctypes.CDLL(str(kept))
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as work:  # once it is loaded, its file isn't needed any more
+        made = Path(work) / kept.name
+        _compile(made)
+        library = ctypes.CDLL(str(made))
+        with contextlib.suppress(OSError):  # no place to keep it
+            _keep(made, kept)
+        return library
+
+
+def _keep(made: Path, kept: Path) -> None:
+    """Copy a file to where it is kept: whole or not at all, whoever else does the same."""
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".collectives-", dir=kept.parent) as work:
+        copy = Path(work) / kept.name
+        shutil.copy(made, copy)
+        copy.replace(kept)
+
+
+def _compiler() -> list[str]:
+    given = shlex.split(os.environ.get("CC", ""))
+    if given:
+        return given
+    found = next((path for name in COMPILERS if (path := shutil.which(name))), None)
+    if found is None:
+        raise OSError(f"there is no C compiler ({', '.join(COMPILERS)}; CC isn't set)")
+    return [found]
+
+
+def _compile(target: Path) -> None:
+    command = [*_compiler(), *FLAGS, f"-I{jax.ffi.include_dir()}", str(SOURCE), "-o", str(target)]
+    result = subprocess.run(
+        command,
+        env=os.environ | {"LC_ALL": "C"},
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=TIMEOUT,
+        check=False,
+    )
+    if result.returncode != 0 or not target.exists():
+        lines = [line for line in result.stderr.splitlines() if "error" in line] or ["no reason given"]
+        raise OSError(f"{command[0]} can't compile {SOURCE.name}: {lines[0]}")

@@ -1,0 +1,1 @@
+"""Environments inside the compiled program."""

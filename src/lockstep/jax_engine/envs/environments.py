@@ -1,0 +1,115 @@
+"""From a config to the environment that the compiled program steps; array environments as such."""
+
+from __future__ import annotations
+
+import functools
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from lockstep.config.run import EnvConfig
+from lockstep.envs.arrays import ArrayEnvironment
+from lockstep.envs.description import array_environment, stepped_as_arrays
+from lockstep.jax_engine.envs.functional import FunctionalAdapter
+from lockstep.jax_engine.envs.functional_checks import one_line
+from lockstep.jax_engine.envs.protocol import JaxEnvironment, Step, Tree
+from lockstep.jax_engine.envs.registry import make
+from lockstep.jax_engine.envs.wrappers import wrap
+
+__all__ = [
+    "ArrayEnvironmentAdapter",
+    "FunctionalAdapter",
+    "JaxEnvironment",
+    "Step",
+    "environment_spaces",
+    "is_jax_environment",
+    "make_environment",
+]
+
+
+class ArrayEnvironmentAdapter:
+    """An array environment on ``jax.numpy``; its random numbers are float32, uniform in [0, 1).
+
+    Args:
+        env: of :mod:`lockstep.envs.arrays`.
+        max_episode_steps: time limit; None: the environment's own.
+    """
+
+    cheap_reset = True
+
+    def __init__(self, env: ArrayEnvironment, max_episode_steps: int | None = None) -> None:
+        self._env = env
+        self.observation_space: gymnasium.Space = env.observation_space
+        self.action_space: gymnasium.Space = env.action_space
+        self.max_episode_steps: int | None = max_episode_steps or env.max_episode_steps
+
+    def reset_random(self, key: Array, shape: tuple[int, ...]) -> Tree:
+        """See :meth:`JaxEnvironment.reset_random`."""
+        return jax.random.uniform(key, (*shape, self._env.reset_draws), jnp.float32)
+
+    def step_random(self, key: Array, shape: tuple[int, ...]) -> Tree:
+        """See :meth:`JaxEnvironment.step_random`."""
+        if not self._env.step_draws:
+            return None
+        return jax.random.uniform(key, (*shape, self._env.step_draws), jnp.float32)
+
+    def reset(self, random: Tree) -> tuple[Tree, Tree]:
+        """See :meth:`JaxEnvironment.reset`."""
+        return self._env.reset(jnp, random)
+
+    def step(self, state: Tree, action: Array, random: Tree) -> Step:
+        """See :meth:`JaxEnvironment.step`."""
+        state, observation, reward, terminated = self._env.step(jnp, state, action, random)
+        truncated = self._env.truncated(jnp, state)
+        if truncated is None:
+            truncated = jnp.zeros_like(terminated)
+        success, score = self._env.success(jnp, state), self._env.score(jnp, state)
+        return Step(state, observation, reward, terminated, truncated, success, score=score)
+
+
+def is_jax_environment(config: EnvConfig) -> bool:
+    """Whether it is stepped inside the compiled program; else the engine steps it on the host."""
+    return config.jax_only or stepped_as_arrays(config)
+
+
+def make_environment(config: EnvConfig) -> JaxEnvironment:
+    """The environment of a config, in the wrappers that it asks for.
+
+    Raises:
+        ValueError: there is none of this id, it can't be made, its functions don't keep to its spaces, a package isn't
+            installed; one line.
+    """
+    return _made(config.model_dump_json())
+
+
+@functools.lru_cache(maxsize=8)
+def _made(settings: str) -> JaxEnvironment:
+    """The environment of a config in JSON; they are pure, and a simulator takes seconds to be traced for the checks."""
+    config = EnvConfig.model_validate_json(settings)
+    kind = array_environment(config.id)
+    if kind is not None:
+        try:
+            array_env = kind(**config.kwargs)
+        except Exception as error:
+            raise ValueError(f"env.id: {config.id} can't be made: {one_line(error)}") from error
+        env: JaxEnvironment = ArrayEnvironmentAdapter(array_env, config.max_episode_steps)
+    elif not config.jax_only:
+        raise ValueError(f"env.id: {config.id} is stepped on the host, not by JAX")
+    elif "/" not in config.id and ":" not in config.id:
+        # a plain id is Gymnasium's environment, which ours of the same name must not replace unasked
+        raise ValueError(
+            f"env.id: {config.id} with env.backend jax: give lockstep/…, gymnax/…, brax/…, playground/… or a class of "
+            "your own as 'module:Class'; without env.backend it is stepped on the host"
+        )
+    else:
+        functional, params = make(config.id, **config.kwargs)
+        env = FunctionalAdapter(functional, params, config.max_episode_steps, config.id)
+    return wrap(config, env)
+
+
+def environment_spaces(config: EnvConfig) -> tuple[gymnasium.Space, gymnasium.Space, int | None]:
+    """Observation space, action space and time limit of :func:`make_environment`'s environment; errors as there."""
+    env = make_environment(config)
+    return env.observation_space, env.action_space, env.max_episode_steps

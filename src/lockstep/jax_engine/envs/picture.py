@@ -1,0 +1,76 @@
+"""One environment that JAX steps, as the loop takes it that draws it: for videos."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import gymnasium
+import jax
+import numpy as np
+
+from lockstep.config.run import EnvConfig
+from lockstep.jax_engine.envs.environments import make_environment
+from lockstep.jax_engine.envs.for_host import reset_draws, step_draws
+
+MUJOCO_FAMILIES = ("brax/", "playground/")
+DEFAULT_FPS = 30
+
+
+class DrawnEnvironment:
+    """One environment as a loop takes it that steps and draws it; its k-th evaluation episode begins as in ``eval``.
+
+    Args:
+        config: which environment.
+        mode: ``rgb_array``.
+
+    Raises:
+        ValueError: it has no picture, or a window is asked for; one line.
+    """
+
+    def __init__(self, config: EnvConfig, mode: str) -> None:
+        if mode != "rgb_array":
+            raise ValueError(
+                f"{config.id} is stepped by JAX and can't be shown in a window; --video out.mp4 records it"
+            )
+        self._env = env = make_environment(config)
+        if not getattr(env, "can_render", False):
+            raise ValueError(
+                f"{config.id} can't be drawn: it has no render(state, params), which gives a picture uint8 "
+                "[height, width, 3]"
+            )
+        self.metadata = {"render_fps": getattr(env, "render_fps", None) or DEFAULT_FPS}
+        entry = "mujoco" if config.id.startswith(MUJOCO_FAMILIES) else ""
+        self.spec = SimpleNamespace(id=config.id, entry_point=entry)
+        self._dtype = np.float32 if isinstance(env.action_space, gymnasium.spaces.Box) else np.int32
+        self._reset = jax.jit(lambda seed: env.reset(reset_draws(env, seed)))
+        self._step = jax.jit(lambda state, action, seed, t: env.step(state, action, step_draws(env, seed, t)))
+        self._seed, self._elapsed, self._state = np.zeros(1, np.uint32), 0, None
+
+    def reset(self, *, seed: int) -> tuple[Any, dict[str, Any]]:
+        """Begin the episode of a seed; its observation and an empty info."""
+        self._seed, self._elapsed = np.array([seed], np.uint32), 0
+        self._state, observation = self._reset(self._seed)
+        return _first(observation), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """One step, as Gymnasium has it."""
+        at = np.array([self._elapsed], np.int32)
+        step = self._step(self._state, np.asarray(action, self._dtype)[None], self._seed, at)
+        self._state, self._elapsed = step.state, self._elapsed + 1
+        limit = self._env.max_episode_steps
+        truncated = bool(step.truncated[0]) or (limit is not None and self._elapsed >= limit)
+        info = {} if step.success is None else {"is_success": bool(step.success[0])}
+        return _first(step.observation), float(step.reward[0]), bool(step.terminated[0]), truncated, info
+
+    def render(self) -> np.ndarray:
+        """The picture of the state, uint8 ``[height, width, 3]``."""
+        env: Any = self._env
+        return np.asarray(env.render(self._state))
+
+    def close(self) -> None:
+        """Nothing to let go."""
+
+
+def _first(tree: Any) -> Any:
+    return jax.tree.map(lambda x: np.asarray(x[0]), tree)

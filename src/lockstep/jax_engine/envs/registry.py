@@ -1,0 +1,141 @@
+"""From an id to a functional environment: ours, gymnax's, Brax's, Playground's, or a class of one's own."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
+from lockstep.envs.tensor import named_object
+from lockstep.jax_engine.envs.functional import Environment, GymnaxEnvironment
+from lockstep.jax_engine.envs.functional_checks import one_line
+from lockstep.jax_engine.envs.simulators import SimulatedEnvironment, SingleArrayEnvironment
+from lockstep.jax_engine.setup.set_up import prepare_jax
+
+BRAX_EPISODE = 1000
+"""Steps of an episode of Brax's own learners."""
+
+
+def make(env_id: str, **kwargs: Any) -> tuple[Any, Any]:
+    """An environment in gymnax's form, and its default parameters.
+
+    ``env.reset(key, params) -> (obs, state)`` and ``env.step(key, state, action, params) -> (obs, state, reward, done,
+    info)``; ``info`` tells ``terminated`` from ``truncated``. It does not reset by itself:
+    :class:`lockstep.jax.wrappers.AutoResetWrapper` adds that.
+
+    Args:
+        env_id: ``lockstep/CartPole-v1`` (or ``CartPole-v1``: the same), ``gymnax/Breakout-MinAtar``, ``brax/ant``,
+            ``playground/HumanoidWalk``, or ``module:Class``.
+        kwargs: arguments of the environment; of Playground, changes of its configuration.
+
+    Raises:
+        ValueError: there is none of this id, it can't be made, or a package isn't installed; one line.
+    """
+    prepare_jax()  # some packages start JAX when they are imported
+    family, _, name = env_id.rpartition("/")
+    makers = {"": _array, "lockstep": _array, "gymnax": _gymnax, "brax": _brax, "playground": _playground}
+    if ":" in env_id:
+        return _own(env_id, kwargs)
+    if family not in makers:
+        raise ValueError(
+            f"env.id: {env_id!r} is none that JAX can step; give lockstep/…, gymnax/…, brax/…, playground/… or "
+            "'module:Class'"
+        )
+    env = makers[family](env_id, name, kwargs)
+    return env, env.default_params
+
+
+def _array(env_id: str, name: str, kwargs: dict[str, Any]) -> Environment:
+    ours = {key.partition("/")[2]: kind for key, kind in ARRAY_ENVIRONMENTS.items()}
+    if name not in ours:
+        raise _unknown(env_id, name, "lockstep", ours)
+    return SingleArrayEnvironment(_constructed(env_id, ours[name], kwargs))
+
+
+def _gymnax(env_id: str, name: str, kwargs: dict[str, Any]) -> Environment:
+    gymnax = _package(env_id, "gymnax", "gymnax")
+    if name not in gymnax.registered_envs:
+        raise _unknown(env_id, name, "gymnax", gymnax.registered_envs)
+    env, _ = _constructed(env_id, lambda **given: gymnax.make(name, **given), kwargs)
+    return GymnaxEnvironment(env, images=name.endswith("-MinAtar"))
+
+
+def _brax(env_id: str, name: str, kwargs: dict[str, Any]) -> Environment:
+    brax = _package(env_id, "brax.envs", "brax")
+    if name not in brax._envs:
+        raise _unknown(env_id, name, "brax", brax._envs)
+    return SimulatedEnvironment(_constructed(env_id, brax._envs[name], kwargs), BRAX_EPISODE)
+
+
+def _playground(env_id: str, name: str, kwargs: dict[str, Any]) -> Environment:
+    playground = _package(env_id, "mujoco_playground", "playground")
+    known = playground.registry.ALL_ENVS
+    if name not in known:
+        raise _unknown(env_id, name, "playground", known)
+    if name not in playground.dm_control_suite.ALL_ENVS:
+        _check_models(env_id)
+    config = playground.registry.get_default_config(name)
+    # MuJoCo's other implementation, warp, is the packaged default and needs a GPU
+    changes = ({"impl": "jax"} if "impl" in config else {}) | _flat(kwargs)
+    env = _constructed(env_id, lambda: playground.registry.load(name, config, changes), {})
+    return SimulatedEnvironment(env, int(env._config.episode_length))
+
+
+def _check_models(env_id: str) -> None:
+    models = importlib.import_module("mujoco_playground._src.mjx_env").MENAGERIE_PATH
+    if not models.exists():
+        raise ValueError(
+            f"env.id: {env_id} needs the robots of mujoco_menagerie, which Playground downloads: python -c 'from "
+            "mujoco_playground._src import mjx_env; mjx_env.ensure_menagerie_exists()'"
+        )
+
+
+def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for name, value in settings.items():
+        out |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return out
+
+
+def _own(env_id: str, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    made = _constructed(env_id, named_object(env_id), kwargs)
+    if isinstance(made, tuple) and len(made) == 2:
+        return made
+    missing = [name for name in ("reset", "step", "observation_space", "action_space") if not hasattr(made, name)]
+    if missing:
+        raise ValueError(
+            f"env.id: {env_id} has no {' and no '.join(missing)}; an environment has reset(key, params), "
+            "step(key, state, action, params), observation_space(params) and action_space(params)"
+        )
+    return made, getattr(made, "default_params", None)
+
+
+def _constructed(env_id: str, kind: Any, kwargs: dict[str, Any]) -> Any:
+    try:
+        return kind(**kwargs)
+    except Exception as error:
+        raise ValueError(f"env.id: {env_id} can't be made: {one_line(error)}") from error
+
+
+def _package(env_id: str, module: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"env.id: {env_id} needs {error.name}, which isn't installed; pip install 'lockstep-rl[{extra}]'"
+        ) from None
+    except Exception as error:  # MuJoCo's, when the graphics library that MUJOCO_GL names isn't there
+        chosen = os.environ.get("MUJOCO_GL")
+        hint = "" if chosen is None else f"; MUJOCO_GL is {chosen}"
+        raise ValueError(f"env.id: {env_id}: {module} can't be imported: {one_line(error)}{hint}") from None
+
+
+def _unknown(env_id: str, name: str, family: str, known: Iterable[str]) -> ValueError:
+    names = list(known)
+    by_case = {each.lower(): each for each in names}
+    close = difflib.get_close_matches(name.lower(), list(by_case), 1, 0.5)
+    hint = f"did you mean {family}/{by_case[close[0]]}?" if close else f"there are {', '.join(names)}"
+    return ValueError(f"env.id: there is no {env_id}; {hint}")

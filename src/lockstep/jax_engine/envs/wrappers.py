@@ -1,0 +1,190 @@
+"""Frame skip, sticky actions and frame stack inside the compiled program; they do what the host's wrappers do.
+
+Each is a batch of environments around another one. From inside to outside: frame skip, sticky actions, frame stack.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from lockstep.config.run import EnvConfig
+from lockstep.envs.gymnasium.wrappers import join_frames, stacked_space
+from lockstep.jax_engine.envs.protocol import JaxEnvironment, Step, Tree
+
+
+class BatchWrapper:
+    """A batch of environments around another one, which changes nothing; in the state that is ``"env"``.
+
+    Args:
+        env: the one inside.
+    """
+
+    def __init__(self, env: JaxEnvironment) -> None:
+        self._env = env
+        self.observation_space: gymnasium.Space = env.observation_space
+        self.action_space: gymnasium.Space = env.action_space
+        self.max_episode_steps: int | None = env.max_episode_steps
+
+    def reset_random(self, key: Array, shape: tuple[int, ...]) -> Tree:
+        """See :meth:`JaxEnvironment.reset_random`."""
+        return self._env.reset_random(key, shape)
+
+    def step_random(self, key: Array, shape: tuple[int, ...]) -> Tree:
+        """See :meth:`JaxEnvironment.step_random`."""
+        return self._env.step_random(key, shape)
+
+    def reset(self, random: Tree) -> tuple[Tree, Tree]:
+        """See :meth:`JaxEnvironment.reset`."""
+        return self._env.reset(random)
+
+    def step(self, state: Tree, action: Array, random: Tree) -> Step:
+        """See :meth:`JaxEnvironment.step`."""
+        return self._env.step(state, action, random)
+
+    @property
+    def can_render(self) -> bool:
+        """Whether the one inside can be drawn."""
+        return getattr(self._env, "can_render", False)
+
+    @property
+    def render_fps(self) -> int | None:
+        """Pictures a second that they are meant for, if it is known."""
+        return getattr(self._env, "render_fps", None)
+
+    def render(self, state: Tree) -> np.ndarray:
+        """The picture of the first environment of a state; every wrapper keeps the one inside as ``"env"``."""
+        env: Any = self._env
+        return env.render(state["env"])
+
+
+class FrameSkip(BatchWrapper):
+    """Every action is taken ``skip`` times, or until the episode ends; rewards add up, the last observation counts.
+
+    The time limit counts the steps inside: it is kept here, and what the engine counts is as many steps outside.
+    """
+
+    def __init__(self, env: JaxEnvironment, skip: int) -> None:
+        super().__init__(env)
+        self._skip, self._limit = skip, env.max_episode_steps
+        self.max_episode_steps = None if self._limit is None else -(-self._limit // skip)
+
+    @property
+    def render_fps(self) -> int | None:
+        """See :attr:`BatchWrapper.render_fps`; a picture is taken every ``skip`` steps."""
+        inside = super().render_fps
+        return None if inside is None else max(1, round(inside / self._skip))
+
+    def step_random(self, key: Array, shape: tuple[int, ...]) -> Tree:
+        """See :meth:`JaxEnvironment.step_random`: ``[*shape, skip, …]``."""
+        return self._env.step_random(key, (*shape, self._skip))
+
+    def reset(self, random: Tree) -> tuple[Tree, Tree]:
+        """See :meth:`JaxEnvironment.reset`."""
+        state, observation = self._env.reset(random)
+        return {"env": state, "elapsed": jnp.zeros(_count(observation), jnp.int32)}, observation
+
+    def step(self, state: Tree, action: Array, random: Tree) -> Step:
+        """See :meth:`JaxEnvironment.step`."""
+        draws = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), random)
+        first = jax.tree.map(lambda x: x[0], draws)
+        shapes = jax.eval_shape(self._env.step, state["env"], action, first)
+        empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)._replace(state=state["env"])
+
+        def once(carry: tuple[Step, Array], draw: Tree) -> tuple[tuple[Step, Array], None]:
+            so_far, elapsed = carry
+            new = self._env.step(so_far.state, action, draw)
+            over = so_far.terminated | so_far.truncated
+            count = elapsed + 1
+            if self._limit is not None:
+                new = new._replace(truncated=new.truncated | (count >= self._limit))
+            total = jax.tree.map(jnp.add, (so_far.reward, so_far.terms), (new.reward, new.terms))
+            new = new._replace(reward=total[0], terms=total[1])
+            kept = jax.tree.map(lambda old, x: jnp.where(_like(over, x), old, x), so_far, new)
+            return (kept, jnp.where(over, elapsed, count)), None
+
+        # one body, compiled once: a simulator's step is large
+        (last, elapsed), _ = jax.lax.scan(once, (empty, state["elapsed"]), draws, self._skip)
+        return last._replace(state={"env": last.state, "elapsed": elapsed})
+
+
+class StickyActions(BatchWrapper):
+    """With a probability the last action is taken again (Machado et al. 2018); an episode's first one never sticks."""
+
+    def __init__(self, env: JaxEnvironment, probability: float) -> None:
+        super().__init__(env)
+        self._probability = probability
+
+    def step_random(self, key: Array, shape: tuple[int, ...]) -> Tree:
+        """See :meth:`JaxEnvironment.step_random`."""
+        inside, own = jax.random.split(key)
+        return {"env": self._env.step_random(inside, shape), "sticks": jax.random.uniform(own, shape, jnp.float32)}
+
+    def reset(self, random: Tree) -> tuple[Tree, Tree]:
+        """See :meth:`JaxEnvironment.reset`."""
+        state, observation = self._env.reset(random)
+        count, space = _count(observation), self.action_space
+        dtype = jnp.float32 if isinstance(space, gymnasium.spaces.Box) else jnp.int32
+        last = jnp.zeros((count, *(space.shape or ())), dtype)
+        return {"env": state, "last_action": last, "started": jnp.zeros(count, bool)}, observation
+
+    def step(self, state: Tree, action: Array, random: Tree) -> Step:
+        """See :meth:`JaxEnvironment.step`."""
+        sticks = state["started"] & (random["sticks"] < self._probability)
+        taken = jnp.where(_like(sticks, action), state["last_action"], action)
+        step = self._env.step(state["env"], taken, random["env"])
+        started = jnp.ones_like(state["started"])
+        return step._replace(state={"env": step.state, "last_action": taken, "started": started})
+
+
+class FrameStack(BatchWrapper):
+    """The newest ``count`` observations in one: an image of as many times the channels, one vector of vectors.
+
+    An episode begins with its first observation ``count`` times. Of the entry ``mask`` the newest stays.
+    """
+
+    def __init__(self, env: JaxEnvironment, count: int, mask: str | None = None) -> None:
+        super().__init__(env)
+        self._single, self._count, self._mask = env.observation_space, count, mask
+        self.observation_space = stacked_space(self._single, count, mask)
+
+    def reset(self, random: Tree) -> tuple[Tree, Tree]:
+        """See :meth:`JaxEnvironment.reset`."""
+        state, observation = self._env.reset(random)
+        frames = jax.tree.map(lambda x: jnp.repeat(x[:, None], self._count, 1), observation)
+        return {"env": state, "frames": frames}, self._join(frames)
+
+    def step(self, state: Tree, action: Array, random: Tree) -> Step:
+        """See :meth:`JaxEnvironment.step`."""
+        step = self._env.step(state["env"], action, random)
+        frames = jax.tree.map(
+            lambda old, new: jnp.concatenate((old[:, 1:], new[:, None]), 1), state["frames"], step.observation
+        )
+        return step._replace(state={"env": step.state, "frames": frames}, observation=self._join(frames))
+
+    def _join(self, frames: Tree) -> Tree:
+        return jax.vmap(lambda each: join_frames(jnp, self._single, each, self._mask))(frames)
+
+
+def wrap(config: EnvConfig, env: JaxEnvironment) -> JaxEnvironment:
+    """The environment in the wrappers of its config."""
+    if config.frame_skip > 1:
+        env = FrameSkip(env, config.frame_skip)
+    if config.sticky_actions:
+        env = StickyActions(env, config.sticky_actions)
+    if config.frame_stack > 1:
+        env = FrameStack(env, config.frame_stack, config.action_mask)
+    return env
+
+
+def _count(observation: Tree) -> int:
+    return jax.tree.leaves(observation)[0].shape[0]
+
+
+def _like(flags: Array, values: Array) -> Array:
+    return flags.reshape(-1, *(1,) * (values.ndim - 1))

@@ -1,0 +1,1 @@
+"""Host environments beside the compiled program."""

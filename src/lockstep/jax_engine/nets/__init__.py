@@ -1,0 +1,1 @@
+"""Networks, distributions and custom modules in JAX."""

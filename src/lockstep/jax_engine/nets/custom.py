@@ -1,0 +1,187 @@
+"""Networks of the user's own: an ``equinox.Module`` named by import path, called as a function of its parameters."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+from jax import Array
+from jax import numpy as jnp
+
+from lockstep.core.spaces import Leaf, ObservationLayout
+from lockstep.jax_engine.nets import encoders
+
+
+def _part(leaf: Leaf, rows: Array, floats: Array) -> Array:
+    """One part of an observation ``[n, *shape]``: images uint8, indices int32, the rest float32."""
+    source = rows if leaf.kind == "image" else floats
+    part = source[..., leaf.start : leaf.start + leaf.size].reshape(len(rows), *leaf.shape)
+    return part.astype(jnp.int32) if leaf.kind == "one_hot" else part
+
+
+def observation_arrays(layout: ObservationLayout, rows: Array) -> Any:
+    """Rows ``[n, width]`` as the environment's own structure: an array, or a flat dict of them by path.
+
+    A mask that comes apart from the observation isn't among them.
+    """
+    floats = encoders.float_columns(layout, rows)
+    parts = {leaf.name: _part(leaf, rows, floats) for leaf in layout.leaves if not leaf.apart}
+    return parts[""] if list(parts) == [""] else parts
+
+
+def _is_parameter(x: Any) -> bool:
+    return eqx.is_array(x) and jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    """``layers.0.weight``."""
+    return ".".join(str(getattr(key, "name", getattr(key, "idx", getattr(key, "key", key)))) for key in path)
+
+
+class CustomNet:
+    """A user's module as a function of parameters by name: its floating-point arrays.
+
+    Args:
+        module: called with observations ``[n, …]`` and a keyword ``key``, gives the actor's output ``[n, outputs]`` and
+            values ``[n]`` or ``[n, 1]``.
+    """
+
+    def __init__(self, module: eqx.Module) -> None:
+        arrays, self._rest = eqx.partition(module, _is_parameter)
+        self._names = jax.tree_util.tree_map_with_path(lambda path, _: _name(path), arrays)
+        self._initial = {
+            name: np.asarray(x, np.float32)
+            for name, x in zip(jax.tree.leaves(self._names), jax.tree.leaves(arrays), strict=True)
+        }
+
+    def initial_parameters(self) -> dict[str, np.ndarray]:
+        """The parameters that the module was made with."""
+        return dict(self._initial)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every parameter by name."""
+        return {name: x.shape for name, x in self._initial.items()}
+
+    def alike(self, other: CustomNet | None) -> bool:
+        """Whether two modules are the same but for the values of their parameters."""
+        if other is None:
+            return False
+        (mine, my_tree), (theirs, their_tree) = jax.tree.flatten(self._rest), jax.tree.flatten(other._rest)
+
+        def same(a: Any, b: Any) -> bool:
+            return bool(np.array_equal(a, b)) if eqx.is_array(a) and eqx.is_array(b) else bool(a == b)
+
+        return (
+            self.shapes() == other.shapes()
+            and my_tree == their_tree
+            and all(same(a, b) for a, b in zip(mine, theirs, strict=True))
+        )
+
+    def __call__(
+        self,
+        parameters: Mapping[str, Array],
+        layout: ObservationLayout,
+        rows: Array,
+        key: Array | None = None,
+        bf16: bool = False,
+    ) -> tuple[Array, Array | None]:
+        """The actor's output ``[n, outputs]`` and the values ``[n]`` (or None) of rows ``[n, width]``, as float32.
+
+        Args:
+            parameters: by name.
+            layout: how observations lie in rows.
+            rows: observations.
+            key: of dropout; None: ``equinox.nn.inference_mode``.
+            bf16: parameters and floating-point observations are bfloat16.
+        """
+
+        def cast(x: Array) -> Array:
+            return x.astype(jnp.bfloat16) if bf16 and jnp.issubdtype(x.dtype, jnp.floating) else x
+
+        module = eqx.combine(jax.tree.map(lambda name: cast(parameters[name]), self._names), self._rest)
+        module = eqx.nn.inference_mode(module, value=key is None)
+        result = module(jax.tree.map(cast, observation_arrays(layout, rows)), key=key)
+        output, values = result if isinstance(result, tuple) else (result, None)
+        if values is not None:
+            values = values.reshape(len(rows)).astype(jnp.float32)
+        return output.astype(jnp.float32), values
+
+
+def load_custom(path: str, kwargs: dict[str, Any], net: Any, seed: int) -> CustomNet:
+    """Make a user's module of an importable class and try it, see :func:`custom_net`.
+
+    Args:
+        path: ``module:Class``.
+        kwargs: further arguments.
+        net: what is asked of it.
+        seed: of the key that it is made with.
+
+    Raises:
+        ValueError: it can't be imported, and as :func:`custom_net`; one line.
+    """
+    kind = _imported(path)
+    return custom_net(f"network.custom: {path}", lambda *given, key: kind(*given, key=key, **kwargs), net, seed)
+
+
+def custom_net(name: str, make: Callable[..., Any], net: Any, seed: int) -> CustomNet:
+    """Make a user's module and try it on a batch of zeros.
+
+    Args:
+        name: of the module in errors.
+        make: called with a batch of two observations, the number of outputs and a keyword ``key``, gives the module.
+        net: what is asked of it: ``observation``, ``outputs``, ``critic``.
+        seed: of the key that it is made with.
+
+    Raises:
+        ValueError: it can't be made, or gives something else than outputs and values; one line.
+    """
+    rows = jnp.asarray(net.observation.zeros(2))
+    try:
+        module = make(observation_arrays(net.observation, rows), net.outputs, key=jax.random.key(seed))
+        _check_state(name, module)
+        custom = CustomNet(module)
+        output, values = jax.eval_shape(
+            lambda parameters, x: custom(parameters, net.observation, x), custom.initial_parameters(), rows
+        )
+    except Exception as error:
+        if str(error).startswith(name):
+            raise
+        text = (str(error).splitlines() or [""])[0]
+        raise ValueError(f"{name}: {type(error).__name__}: {text}") from error
+    shape = None if values is None else values.shape
+    if output.shape != (2, net.outputs) or (net.critic and shape != (2,)):
+        raise ValueError(
+            f"{name} gave outputs of shape {output.shape} and values of shape {shape} for 2 "
+            f"observations; needed are (2, {net.outputs}) and (2,)"
+        )
+    return custom
+
+
+def _imported(path: str) -> Callable[..., eqx.Module]:
+    module_name, _, class_name = path.partition(":")
+    try:
+        kind = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"network.custom: {path} can't be imported: {error}") from None
+    if not (inspect.isclass(kind) and issubclass(kind, eqx.Module)):
+        raise ValueError(f"network.custom: {path} is no equinox.Module class, which the JAX engine's networks are")
+    return kind
+
+
+def _check_state(name: str, module: eqx.Module) -> None:
+    """Refuse layers with running statistics, which Equinox keeps apart from the module."""
+
+    def is_state(x: Any) -> bool:
+        return isinstance(x, eqx.nn.StateIndex)
+
+    for where, leaf in jax.tree_util.tree_flatten_with_path(module, is_leaf=is_state)[0]:
+        if is_state(leaf):
+            raise ValueError(
+                f"{name} keeps running statistics ({_name(where)}), which would differ between devices;"
+                " use LayerNorm or GroupNorm, or normalize.observations"
+            )

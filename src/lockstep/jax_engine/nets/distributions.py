@@ -1,0 +1,116 @@
+"""What an actor's output says about actions: categorical, several categoricals, or a diagonal Gaussian.
+
+Noise is drawn beforehand, so that sampling is a function: the largest of logits plus Gumbel noise samples a
+categorical; mean plus standard deviation times normal noise a Gaussian. A squashed Gaussian keeps the number before
+the tanh as its action; what the environment takes is made of it by :func:`squash`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+
+import jax
+from jax import Array, lax
+from jax import numpy as jnp
+
+from lockstep.jax_engine.nets.nets import PolicyNet
+
+LOG_TWO_PI = math.log(2.0 * math.pi)
+LOG_STD_LIMITS = (-5.0, 2.0)
+"""Of a state-dependent log standard deviation."""
+
+
+def mean_and_log_std(net: PolicyNet, parameters: Mapping[str, Array], output: Array) -> tuple[Array, Array]:
+    """Of a Gaussian: mean ``[…, A]`` and log standard deviation, of a shape that broadcasts with it."""
+    if net.state_dependent_std:
+        mean, log_std = jnp.split(output, 2, -1)
+        return mean, jnp.clip(log_std, *LOG_STD_LIMITS)
+    return output, parameters["log_std"]
+
+
+def sample(net: PolicyNet, parameters: Mapping[str, Array], output: Array, noise: Array) -> Array:
+    """Actions from the actor's output and noise drawn beforehand.
+
+    Args:
+        net: shapes.
+        parameters: by name.
+        output: ``[rows, outputs]``.
+        noise: ``[rows, action outputs]``; Gumbel noise (discrete) or standard normal (continuous).
+
+    Returns:
+        int32 ``[rows]`` or ``[rows, indices]``, or float32 ``[rows, A]``.
+    """
+    if net.discrete:
+        return mode(net, output + noise)
+    mean, log_std = mean_and_log_std(net, parameters, output)
+    return mean + jnp.exp(log_std) * noise
+
+
+def mode(net: PolicyNet, output: Array) -> Array:
+    """The most likely actions, shaped as :func:`sample`'s."""
+    if net.action.kind == "discrete":
+        return lax.argmax(output, output.ndim - 1, jnp.int32)
+    if net.action.kind == "multi_discrete":
+        return jnp.stack([lax.argmax(part, part.ndim - 1, jnp.int32) for part in _parts(net, output)], -1)
+    return output[..., : net.action.outputs]
+
+
+def _parts(net: PolicyNet, output: Array) -> list[Array]:
+    """The logits of each index."""
+    return jnp.split(output, list(itertools.accumulate(net.action.choices))[:-1], -1)
+
+
+def log_prob_and_entropy(
+    net: PolicyNet, parameters: Mapping[str, Array], output: Array, actions: Array
+) -> tuple[Array, Array]:
+    """Log-probability and entropy, each ``[…]``, of actions shaped as :func:`sample`'s.
+
+    A squashed Gaussian has no entropy in closed form: it is the Gaussian's and the mean log slope of the tanh, which is
+    taken at these actions, as a function of mean and standard deviation (minus the log-probability would have the same
+    mean and a gradient that is 0 on average).
+    """
+    if net.action.kind == "discrete":
+        return _categorical(output, actions)
+    if net.action.kind == "multi_discrete":
+        both = [_categorical(part, actions[..., n]) for n, part in enumerate(_parts(net, output))]
+        return sum_in_order([x for x, _ in both]), sum_in_order([x for _, x in both])
+    mean, log_std = mean_and_log_std(net, parameters, output)
+    z = (actions - mean) * jnp.exp(-log_std)
+    log_prob = (-0.5 * z * z - log_std - 0.5 * LOG_TWO_PI).sum(-1)
+    entropy = (log_std + 0.5 * (1.0 + LOG_TWO_PI)).sum(-1)
+    if net.squashed:
+        moved = mean + jnp.exp(log_std) * lax.stop_gradient(z)
+        return log_prob - _log_slope(actions).sum(-1), entropy + _log_slope(moved).sum(-1)
+    return log_prob, jnp.broadcast_to(entropy, log_prob.shape)
+
+
+def _categorical(logits: Array, actions: Array) -> tuple[Array, Array]:
+    log_probs = jax.nn.log_softmax(logits, -1)
+    # A sum with one term that isn't 0 instead of a gather, whose gradient would be a scatter: many times slower.
+    taken = actions[..., None] == jnp.arange(logits.shape[-1], dtype=actions.dtype)
+    chosen = jnp.where(taken, log_probs, 0.0).sum(-1)
+    return chosen, -(jnp.exp(log_probs) * log_probs).sum(-1)
+
+
+def sum_in_order(parts: list[Array]) -> Array:
+    """Their sum, first to last."""
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+def _log_slope(x: Array) -> Array:
+    """Log of tanh's derivative, ``2 (log 2 - |x| - log(1 + exp(-2|x|)))`` (Haarnoja et al. 2018, appendix C)."""
+    size = jnp.abs(x)
+    return 2.0 * (math.log(2.0) - size - jnp.log(1.0 + jnp.exp(-2.0 * size)))
+
+
+def squash(net: PolicyNet, actions: Array) -> Array:
+    """What the environment takes ``[…, A]`` of a squashed Gaussian's actions; others are left as they are."""
+    if not net.squashed:
+        return actions
+    low, high = (jnp.asarray(bound, jnp.float32) for bound in (net.action.low, net.action.high))
+    return low + (high - low) * 0.5 * (jnp.tanh(actions) + 1.0)

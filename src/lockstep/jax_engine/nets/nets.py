@@ -1,0 +1,216 @@
+"""Actor and critic networks as functions of named parameters: Equinox modules on the rows of one shard.
+
+Parameters are a dict by name, as a checkpoint holds them (:mod:`lockstep.networks.spec`); gradients are of that dict.
+For a pass the arrays are put into a skeleton: the tree of modules with names where arrays belong, made once per net.
+Whoever has several shards calls these functions shard by shard (``lax.map``).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import equinox as eqx
+import jax
+from jax import Array
+from jax import numpy as jnp
+
+from lockstep.jax_engine.nets import recurrent
+from lockstep.jax_engine.nets.encoders import Encoder, action_mask, named_encoder
+from lockstep.jax_engine.nets.layers import MLP, named_mlp
+from lockstep.networks import spec as net_shapes
+
+Parameters = Mapping[str, Array]
+
+MASKED_LOGIT = -1e8
+
+
+@dataclass(frozen=True)
+class PolicyNet(net_shapes.PolicyNet):
+    """Shapes of an actor and a critic.
+
+    Attributes:
+        remat: activations are computed again in the backward pass, in place of being stored.
+    """
+
+    remat: bool = False
+
+
+class Body(eqx.Module):
+    """A network up to its head, without the hidden layers unless actor and critic share them.
+
+    Attributes:
+        encoder: of observation rows.
+        core: recurrent core, or None.
+        layers: shared hidden layers, or None.
+    """
+
+    encoder: Encoder
+    core: recurrent.LSTM | recurrent.GRU | None
+    layers: MLP | None
+
+    def __call__(self, rows: Array) -> Array:
+        """Features ``[n, …]`` of observation rows ``[n, width]``; there is no core."""
+        x = self.encoder(rows)
+        return x if self.layers is None else self.layers(x)
+
+
+class Networks(eqx.Module):
+    """Actor and critic.
+
+    Attributes:
+        bodies: of actor and critic, or the one that they share.
+        actor: the actor's layers on its body; ``critic`` the critic's, or None.
+    """
+
+    bodies: tuple[Body, ...]
+    actor: MLP
+    critic: MLP | None
+
+
+@functools.lru_cache(maxsize=64)
+def _skeleton(net: PolicyNet) -> Networks:
+    """The modules with names where arrays belong."""
+
+    def layers(name: str) -> MLP:
+        return named_mlp(name, len(net.sizes(name)) - 1, net.activation, name == "trunk")
+
+    bodies = tuple(
+        Body(
+            named_encoder(net.observation, net.image, trunk),
+            recurrent.named_core(net.core, trunk) if net.core else None,
+            layers(trunk) if net.shared else None,
+        )
+        for trunk in net.trunks
+    )
+    return Networks(bodies, layers("actor"), layers("critic") if net.critic else None)
+
+
+def networks(net: PolicyNet, parameters: Parameters) -> Networks:
+    """The modules that compute, of named arrays; in bfloat16 where the precision asks for it."""
+    assert net.custom is None, "a network of the user's own is one module"
+
+    def array(name: str) -> Array:
+        return parameters[name].astype(jnp.bfloat16) if net.bf16 else parameters[name]
+
+    return jax.tree.map(array, _skeleton(net))
+
+
+def _forward(net: PolicyNet, x: Array, *modules: Any) -> Array:
+    """Modules one after another; with ``remat`` only what goes in is stored for the backward pass."""
+
+    def run(modules: tuple[Any, ...], x: Array) -> Array:
+        for module in modules:
+            x = module(x)
+        return x
+
+    return (jax.checkpoint(run) if net.remat else run)(modules, x)
+
+
+def _masked(net: PolicyNet, observations: Array, output: Array) -> Array:
+    mask = action_mask(net.observation, observations)
+    output = output.astype(jnp.float32)
+    return output if mask is None else jnp.where(mask, output, MASKED_LOGIT)
+
+
+def _value(output: Array) -> Array:
+    return output[..., 0].astype(jnp.float32)
+
+
+def actor(net: PolicyNet, parameters: Parameters, observations: Array, key: Array | None = None) -> Array:
+    """The actor's output float32 ``[n, outputs]`` of observation rows ``[n, width]``; forbidden logits are -1e8.
+
+    Args:
+        net: the networks.
+        parameters: by name.
+        observations: rows.
+        key: of a custom network's dropout; None: none.
+    """
+    if net.custom is not None:
+        return _custom(net, parameters, observations, key)[0]
+    built = networks(net, parameters)
+    return _masked(net, observations, _forward(net, observations, built.bodies[0], built.actor))
+
+
+def critic(net: PolicyNet, parameters: Parameters, observations: Array, key: Array | None = None) -> Array:
+    """Values float32 ``[n]`` of observation rows ``[n, width]``; arguments as :func:`actor`'s."""
+    if net.custom is not None:
+        values = _custom(net, parameters, observations, key)[1]
+        assert values is not None
+        return values
+    built = networks(net, parameters)
+    return _value(_forward(net, observations, built.bodies[-1], built.critic))
+
+
+def actor_critic(
+    net: PolicyNet, parameters: Parameters, observations: Array, key: Array | None = None
+) -> tuple[Array, Array | None]:
+    """The actor's output ``[n, outputs]`` and the values ``[n]`` (None without a critic); as :func:`actor`."""
+    if net.custom is not None:
+        return _custom(net, parameters, observations, key)
+    if not net.shared:
+        return actor(net, parameters, observations), critic(net, parameters, observations) if net.critic else None
+    built = networks(net, parameters)
+    return _heads(net, built, observations, [_forward(net, observations, built.bodies[0])])
+
+
+def _custom(
+    net: PolicyNet, parameters: Parameters, observations: Array, key: Array | None
+) -> tuple[Array, Array | None]:
+    def run(parameters: Parameters, observations: Array) -> tuple[Array, Array | None]:
+        return net.custom(parameters, net.observation, observations, key, net.bf16)
+
+    output, values = (jax.checkpoint(run) if net.remat else run)(parameters, observations)
+    return _masked(net, observations, output), values if net.critic else None
+
+
+def _heads(net: PolicyNet, built: Networks, observations: Array, features: list[Array]) -> tuple[Array, Array | None]:
+    """Both heads on the features of their bodies ``[n, …]``."""
+    output = _masked(net, observations, _forward(net, features[0], built.actor))
+    return output, _value(_forward(net, features[-1], built.critic)) if net.critic else None
+
+
+def unroll(
+    net: PolicyNet,
+    parameters: Parameters,
+    observations: Array,
+    carry: Array,
+    resets: Array,
+    actor_only: bool = False,
+) -> tuple[Array, Array | None, Array]:
+    """Run recurrent networks over sequences.
+
+    Args:
+        net: with a recurrent core.
+        parameters: by name.
+        observations: rows ``[steps, n, width]``.
+        carry: float32 ``[n, carry_size]`` before the first step.
+        resets: true (or 1.0) where an episode begins with this step, ``[steps, n]``: nothing is carried into it.
+        actor_only: leave the critic out, also where it has a core of its own (whose carry stays what it was).
+
+    Returns:
+        The actor's output ``[steps, n, outputs]``, values ``[steps, n]`` or None, and what is carried after each step
+        ``[steps, n, carry_size]``.
+    """
+    steps, n, _ = observations.shape
+    rows, built = observations.reshape(steps * n, -1), networks(net, parameters)
+    features: list[Array] = []
+    carries: list[Array] = []
+    for trunk, body, part in zip(net.trunks, built.bodies, jnp.split(carry, len(net.trunks), -1), strict=True):
+        if actor_only and trunk == "critic":
+            carries.append(jnp.broadcast_to(part, (steps, *part.shape)))
+            continue
+        assert body.core is not None
+        x = _forward(net, rows, body.encoder).reshape(steps, n, -1)
+        outputs, carried = recurrent.unroll(body.core, x, part, resets, net.remat)
+        x = outputs.reshape(steps * n, -1)
+        features.append(x if body.layers is None else _forward(net, x, body.layers))
+        carries.append(carried)
+    if actor_only:
+        output, values = _masked(net, rows, _forward(net, features[0], built.actor)), None
+    else:
+        output, values = _heads(net, built, rows, features)
+    shaped = None if values is None else values.reshape(steps, n)
+    return output.reshape(steps, n, -1), shaped, jnp.concatenate(carries, -1)

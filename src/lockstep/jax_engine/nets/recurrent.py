@@ -1,0 +1,85 @@
+"""Recurrent cores: LSTM (Hochreiter & Schmidhuber 1997) and GRU (Cho et al. 2014), with gates in PyTorch's order."""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+from jax import Array, lax
+from jax import numpy as jnp
+
+from lockstep.jax_engine.nets.layers import Linear, named, product
+
+
+class LSTM(eqx.Module):
+    """Carries hidden and cell state, float32 ``[n, 2 · size]``.
+
+    Attributes:
+        inputs: linear layer of the inputs, ``[4 · size, inputs]``.
+        hidden: weight of the hidden state, ``[4 · size, size]``.
+    """
+
+    inputs: Linear
+    hidden: Array
+
+    def step(self, projected: Array, carry: Array) -> tuple[Array, Array]:
+        """Hidden state ``[n, size]`` and what is carried on, of projected inputs ``[n, 4 · size]``."""
+        hidden, cell = jnp.split(carry, 2, -1)
+        gates = projected + product(hidden, self.hidden)
+        i, f, g, o = jnp.split(gates, 4, -1)
+        cell = lax.logistic(f) * cell + lax.logistic(i) * jnp.tanh(g)
+        hidden = lax.logistic(o) * jnp.tanh(cell)
+        return hidden, jnp.concatenate([hidden, cell], -1)
+
+
+class GRU(eqx.Module):
+    """Carries the hidden state, float32 ``[n, size]``.
+
+    Attributes:
+        inputs: linear layer of the inputs, ``[3 · size, inputs]``.
+        hidden: linear layer of the hidden state, ``[3 · size, size]``; the reset gate multiplies its bias too.
+    """
+
+    inputs: Linear
+    hidden: Linear
+
+    def step(self, projected: Array, carry: Array) -> tuple[Array, Array]:
+        """Hidden state ``[n, size]`` and what is carried on, of projected inputs ``[n, 3 · size]``."""
+        r, z, n = jnp.split(projected, 3, -1)
+        hr, hz, hn = jnp.split(self.hidden(carry), 3, -1)
+        reset, update = lax.logistic(r + hr), lax.logistic(z + hz)
+        new = jnp.tanh(n + reset * hn)
+        hidden = new + update * (carry - new)
+        return hidden, hidden
+
+
+def named_core(core: str, trunk: str) -> LSTM | GRU:
+    """A core with the names of its parameters in place of them."""
+    name = f"{trunk}.core"
+    if core == "gru":
+        return GRU(named(Linear, f"{name}.input"), named(Linear, f"{name}.hidden"))
+    make = LSTM  # names stand where arrays will
+    return make(named(Linear, f"{name}.input"), f"{name}.hidden.weight")  # pyright: ignore[reportArgumentType]
+
+
+def unroll(core: LSTM | GRU, x: Array, carry: Array, resets: Array, remat: bool = False) -> tuple[Array, Array]:
+    """Run a core over sequences.
+
+    Args:
+        core: the core.
+        x: inputs ``[steps, n, inputs]``.
+        carry: ``[n, carry_size]`` before the first step.
+        resets: true (or 1.0) where nothing is carried into a step, ``[steps, n]``.
+        remat: compute each step's inner activations again for its gradient, in place of storing them.
+
+    Returns:
+        Hidden states ``[steps, n, size]`` and what is carried after each step ``[steps, n, carry_size]``.
+    """
+
+    def step(carry: Array, now: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
+        projected, fresh = now
+        hidden, carry = core.step(projected, jnp.where(fresh[:, None], 0.0, carry))
+        return carry, (hidden, carry)
+
+    carry = carry.astype(jnp.float32)  # also of a weak type, which would fall to bfloat16 beside it
+    _, out = lax.scan(jax.checkpoint(step) if remat else step, carry, (core.inputs(x), resets > 0))
+    return out

@@ -1,0 +1,1 @@
+"""The compiled program: iterations, calls, keys and seeds."""

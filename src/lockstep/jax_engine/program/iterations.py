@@ -1,0 +1,137 @@
+"""What an iteration tells the host, and what it is told: learning rates, metrics, episodes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+from jax import Array
+
+from lockstep.config.run import Config
+from lockstep.core.episodes import WINDOW
+from lockstep.core.errors import NonFiniteError
+from lockstep.jax_engine.gradients import loss_settings
+from lockstep.jax_engine.losses import REFERENCE_KL
+
+
+class Inputs(NamedTuple):
+    """What a call is told of its iterations, each ``[n]``.
+
+    Attributes:
+        iteration: iterations done before, int32.
+        learning_rate: float32; not looked at where the schedule is adaptive.
+    """
+
+    iteration: Array
+    learning_rate: Array
+
+
+class Outputs(NamedTuple):
+    """What an iteration tells the host.
+
+    Attributes:
+        metrics: float32 and int32 scalars, on every device the same.
+        returns: of episodes that ended, float32 ``[num_shards, T, rows]``.
+        marks: 0 where none ended, else 4 times its length, plus 1 (failure), 2 (success isn't said) or 3 (success).
+    """
+
+    metrics: dict[str, Array]
+    returns: Array
+    marks: Array
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Episodes that ended in an iteration.
+
+    Attributes:
+        newest: return, length and success of the newest hundred, by (step, environment).
+        count: of all of them.
+    """
+
+    newest: list[tuple[float, int, int]]
+    count: int
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """What an iteration told.
+
+    Attributes:
+        number: iterations done before it.
+        numbers: Python numbers, or lists of them, by name; see :class:`lockstep.jax_engine.update.UpdateResult`.
+        episodes: that ended.
+        seconds: that it took.
+        parts: seconds of its parts, where they can be told apart.
+    """
+
+    number: int
+    numbers: dict[str, Any]
+    episodes: Finished
+    seconds: float
+    parts: dict[str, float] = field(default_factory=dict)
+
+
+def finished(returns: np.ndarray, marks: np.ndarray) -> list[Finished]:
+    """Episodes that ended in each iteration of a call.
+
+    Args:
+        returns: float32 ``[n, num_shards, T, rows]``, see :class:`Outputs`.
+        marks: int32, of the same shape.
+    """
+    by_step, values = (x.transpose(0, 2, 1, 3).reshape(len(x), -1) for x in (marks, returns))
+    at, ends = np.nonzero(by_step)
+    counts = np.bincount(at, minlength=len(marks))
+    newest = counts.cumsum()[at] - np.arange(len(at)) <= WINDOW
+    at, ends = at[newest], ends[newest]
+    chosen = by_step[at, ends]
+    columns = (values[at, ends], chosen // 4, chosen % 4 - 2)
+    episodes = zip(*(column.tolist() for column in columns), strict=True)
+    return [Finished(list(islice(episodes, min(count, WINDOW))), count) for count in counts.tolist()]
+
+
+def learning_rates(config: Config, first: int, count: int) -> np.ndarray:
+    """Of ``count`` iterations, by the schedule over global steps; with ``adaptive`` the first one's, unused."""
+    ppo, steps = config.ppo, config.steps_per_iteration
+    if ppo.schedule != "linear":
+        return np.full(count, ppo.learning_rate, np.float32)
+    done = (first + np.arange(count)) * steps / config.total_steps
+    return (ppo.learning_rate * np.maximum(0.0, 1.0 - done)).astype(np.float32)
+
+
+def numbers_of(iteration: Iteration, config: Config) -> dict[str, float | int | None]:
+    """``train/…`` of the metrics record: means over minibatches.
+
+    Raises:
+        NonFiniteError: a loss or gradient was not finite; nothing was applied from there on.
+    """
+    found, settings = iteration.numbers, loss_settings(config)
+    if found["failed"] >= 0:
+        raise _non_finite(iteration, config)
+    steps, evaluated = max(1, found["steps"]), max(1, found["evaluated"])
+    means = {name: total / evaluated for name, total in zip(settings.terms, found["terms"], strict=True)}
+    total = means["policy_loss"] + settings.value_coef * means["value_loss"]
+    total += settings.kl_coef * means.get(REFERENCE_KL, 0.0) - settings.entropy_coef * means["entropy"]
+    out: dict[str, float | int | None] = {"train/loss": total}
+    out |= {f"train/{name}": value for name, value in means.items()}
+    out["train/grad_norm"] = found["grad_norm"] / steps
+    out["train/learning_rate"] = found["learning_rate"]
+    out["train/optimizer_steps"] = found["steps"]
+    out["train/stopped_by_kl"] = int(found["stopped_by_kl"])
+    if "explained_variance" in found:
+        explained = found["explained_variance"]
+        out["train/explained_variance"] = None if math.isnan(explained) else explained
+    return out | {name: value for name, value in found.items() if name.startswith("reward/")}
+
+
+def _non_finite(iteration: Iteration, config: Config) -> NonFiniteError:
+    found, names = iteration.numbers, loss_settings(config).terms
+    epoch, minibatch = divmod(int(found["failed"]), config.ppo.num_minibatches)
+    named = ", ".join(f"{name} {value:.4g}" for name, value in zip(names, found["failed_terms"], strict=True))
+    return NonFiniteError(
+        f"non-finite loss or gradient in iteration {iteration.number + 1}, epoch {epoch + 1}, minibatch "
+        f"{minibatch + 1} ({named}); a smaller ppo.learning_rate or normalize.observations may help"
+    )

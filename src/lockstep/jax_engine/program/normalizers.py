@@ -1,0 +1,46 @@
+"""Normalises inside the program, by moments frozen during an iteration; twin of lockstep.core.normalizers."""
+
+from __future__ import annotations
+
+import jax
+from jax import Array, lax
+from jax import numpy as jnp
+
+from lockstep.core.normalizers import EPSILON
+from lockstep.core.spaces import ObservationLayout
+from lockstep.jax_engine.state import Moments
+
+
+def scale_of(moments: Moments) -> tuple[Array, Array]:
+    """Mean and inverse standard deviation, float32 ``[size]``; 0 and 1 as long as there is nothing."""
+    with jax.enable_x64(True):
+        variance = jnp.where(moments.count > 0, moments.m2 / jnp.maximum(moments.count, 1.0), 1.0)
+        return moments.mean.astype(jnp.float32), (1.0 / jnp.sqrt(variance + EPSILON)).astype(jnp.float32)
+
+
+def normalized(layout: ObservationLayout, rows: Array, scale: tuple[Array, Array] | None, clip: float) -> Array:
+    """Observation rows ``[…, width]`` as the networks see them: their vectors normalised."""
+    if scale is None:
+        return rows
+    size = layout.vector_size
+    if not layout.image_bytes:
+        vectors = jnp.clip((rows[..., :size] - scale[0]) * scale[1], -clip, clip)
+        return vectors if size == rows.shape[-1] else jnp.concatenate([vectors, rows[..., size:]], -1)
+    words = rows[..., : 4 * size].reshape(*rows.shape[:-1], size, 4)
+    vectors = lax.bitcast_convert_type(words, jnp.float32)
+    vectors = jnp.clip((vectors - scale[0]) * scale[1], -clip, clip)
+    raw = lax.bitcast_convert_type(vectors, jnp.uint8).reshape(*rows.shape[:-1], 4 * size)
+    return jnp.concatenate([raw, rows[..., 4 * size :]], -1)
+
+
+def vectors_of(layout: ObservationLayout, rows: Array) -> Array:
+    """The numbers ``[…, vector_size]`` of observation rows ``[…, width]``."""
+    size = layout.vector_size
+    if not layout.image_bytes:
+        return rows[..., :size]
+    return lax.bitcast_convert_type(rows[..., : 4 * size].reshape(*rows.shape[:-1], size, 4), jnp.float32)
+
+
+def scaled_rewards(rewards: Array, scale: tuple[Array, Array] | None, clip: float) -> Array:
+    """Rewards divided by the standard deviation of the discounted return, within ``±clip``."""
+    return rewards if scale is None else jnp.clip(rewards * scale[1][0], -clip, clip)

@@ -1,0 +1,51 @@
+"""When the host of a run needs the training state, and with it where calls of the compiled program end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lockstep.config.run import Config
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What is due after which iteration.
+
+    Attributes:
+        config: the run's.
+        first: iterations done before this session.
+        stop_at_step: a limit of this session in environment steps, or None.
+        devices: of the mesh, over all ``processes``.
+        processes: see ``devices``.
+        traced: whether fingerprints of every iteration are written.
+    """
+
+    config: Config
+    first: int
+    stop_at_step: int | None
+    devices: int
+    processes: int
+    traced: bool
+
+    @property
+    def last(self) -> int:
+        """The iteration after which the steps asked for are done."""
+        stop_at, last = self.stop_at_step, self.config.num_iterations
+        return last if stop_at is None else min(last, max(-(-stop_at // self.config.steps_per_iteration), self.first))
+
+    def due(self, iteration: int) -> bool:
+        """Whether something is due after this iteration for which the devices wait: evaluation, checkpoint, proof."""
+        config = self.config
+        every = [config.eval.interval, config.checkpoint.interval, 1 if self.traced else 0]
+        if self.processes > 1:  # they compare their copies by collectives of their own
+            every.append(config.proof.interval)
+        return iteration >= self.last or any(n and iteration % n == 0 for n in every)
+
+    def compares(self, iteration: int) -> bool:
+        """Whether the devices' copies of the state after this iteration are to be compared."""
+        interval = self.config.proof.interval if self.devices > 1 else 0
+        return interval > 0 and iteration % interval == 0
+
+    def ends(self, iteration: int) -> bool:
+        """Whether a call of the program ends after this iteration at the latest."""
+        return self.due(iteration) or self.compares(iteration)

@@ -1,0 +1,187 @@
+"""Training several seeds at once: one program under one loop, and for each seed what a run of its own would leave."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import jax
+import numpy as np
+
+from lockstep.config.run import Config, RunOptions
+from lockstep.core.errors import NonFiniteError
+from lockstep.core.shards import ShardPlan
+from lockstep.core.topology import Topology
+from lockstep.jax_engine.announcement import announcement, notes
+from lockstep.jax_engine.distributed.placement import num_local_devices
+from lockstep.jax_engine.program.device_run import DeviceRun
+from lockstep.jax_engine.program.inference import Inference
+from lockstep.jax_engine.program.iterations import Iteration
+from lockstep.jax_engine.program.program import Program
+from lockstep.jax_engine.program.seeds import OneOfSeeds, SeedsRun
+from lockstep.jax_engine.session import Session, first_state, open_program
+from lockstep.jax_engine.state import check_networks
+from lockstep.jax_engine.train import RUNNING, Trainer, TrainResult
+from lockstep.runs.curves import METRIC, MISSING_PLOT, Curve, can_plot, interquartile_mean, write_curves
+from lockstep.runs.directory import RunDirectory, open_seed
+from lockstep.training.stop import StopRequest
+
+EXACT = "num_seeds: seeds take turns in the program, and each seed's agent has the bytes of its own single run"
+BATCHED = "num_seeds: seeds are computed together, and each agrees with its own single run up to rounding"
+
+
+def open_sessions(config: Config, topology: Topology, options: RunOptions) -> tuple[SeedsRun, list[Session]]:
+    """The run of all seeds, begun, and a session for each.
+
+    Raises:
+        ValueError: what the config asks for can't be had here; one line.
+    """
+    program = open_program(config, topology, options)
+    configs = [config.model_copy(update={"seed": config.seed + n}) for n in range(options.num_seeds)]
+    states = [first_state(each, _own_program(each, program)) for each in configs]
+    run = SeedsRun(program, [each.seed for each in configs], states, num_local_devices(program.mesh))
+    run.begin()
+    plan = ShardPlan(config.envs, config.shards)
+    sessions = []
+    for number, each in enumerate(configs):
+        own, view = replace(program, config=each), cast(DeviceRun, OneOfSeeds(run, number))
+        rate = config.ppo.learning_rate
+        sessions.append(
+            Session(each, topology, plan, own, view, Inference(own), program.description, learning_rate=rate)
+        )
+    return run, sessions
+
+
+def _own_program(config: Config, program: Program) -> Program:
+    """The program with networks of a seed's own: a user's are made with its key, and hold what they begin with.
+
+    Raises:
+        ValueError: they draw more than parameters with that key, and one program has the rest once; one line.
+    """
+    net = check_networks(config, program.description)
+    if net.custom is not None and not net.custom.alike(program.net.custom):
+        raise ValueError(
+            f"network.custom: {config.network.custom} makes more than parameters of its key, and seeds of one program "
+            "share all but parameters; start a run for each --seed"
+        )
+    return replace(program, config=config, net=net)
+
+
+class SeedsTrainer:
+    """The loop over iterations of all seeds.
+
+    Args:
+        run: of all seeds.
+        trainers: of each, with its own directory.
+        directory: the run's.
+        started: when the session began, by the monotonic clock.
+    """
+
+    def __init__(self, run: SeedsRun, trainers: Sequence[Trainer], directory: RunDirectory, started: float) -> None:
+        self.run, self.trainers, self.directory, self.started = run, list(trainers), directory, started
+        self.lead = self.trainers[0]
+        self.progress = directory.open_progress(run.config.total_steps * len(self.trainers))
+
+    def loop(self) -> int:
+        """Iterate until the end, a limit, or a signal; returns the stop code; see :meth:`Trainer.loop`."""
+        lead = self.lead
+        while True:
+            stop = lead.asked or lead.reached()
+            if stop == RUNNING:
+                lead.dispatch(self.trainers)
+            due = stop != RUNNING or lead.schedule.due(lead.dispatched)
+            while len(lead.pending) > (0 if due else 1):
+                for iterations in self.run.fetch(lead.pending.popleft()):
+                    self.take(iterations)
+                for trainer in self.trainers:
+                    trainer.prove(last=due and not lead.pending)
+            if due:
+                for trainer in self.trainers:
+                    trainer.save_checkpoint()
+                if stop != RUNNING:
+                    return stop
+
+    def take(self, iterations: Sequence[Iteration]) -> None:
+        """Log an iteration of every seed."""
+        records = []
+        for trainer, iteration in zip(self.trainers, iterations, strict=True):
+            try:
+                records.append(trainer.record(iteration))
+            except NonFiniteError as error:
+                raise NonFiniteError(f"seed {trainer.config.seed}: {error}") from error
+            trainer.log(records[-1])
+        self.progress.update(together(records))
+
+    def finish(self, stop: int) -> TrainResult:
+        """Last checkpoints, every seed's ``summary.json``, curves, and the run's own ``summary.json``."""
+        seconds = time.monotonic() - self.started
+        results = [trainer.finish(stop) for trainer in self.trainers]
+        path = self.directory.path
+        names = {trainer.config.seed: trainer.run.path for trainer in self.trainers}
+        curve = write_curves(path, f"{self.run.config.env.id}, {len(names)} seeds", names)
+        if not can_plot():
+            self.progress.message(MISSING_PLOT)
+        summary = self.summarize([result.summary for result in results], curve, seconds)
+        self.directory.write_summary(summary)
+        return TrainResult(results[0].status, results[0].signal, summary)
+
+    def summarize(self, summaries: Sequence[dict[str, Any]], curve: Curve, seconds: float) -> dict[str, Any]:
+        """``summary.json`` of the run: of all seeds together, and the numbers of each."""
+        first, own = summaries[0], ("seed", "final_return", "episodes", "params_sha256", "state_sha256")
+        listed = [
+            {name: summary[name] for name in own} | {"directory": trainer.run.path.name}
+            for summary, trainer in zip(summaries, self.trainers, strict=True)
+        ]
+        final = [ends[-1].item() if curve.iterations else None for ends in (curve.iqm, curve.low, curve.high)]
+        different = {*own, "final_success_rate", "wall_time", "steps_per_second"}
+        return {
+            **{name: value for name, value in first.items() if name not in different},
+            "num_seeds": len(summaries),
+            "final_return": final[0],
+            "final_return_interval": final[1:] if curve.iterations else None,
+            "wall_time": seconds,
+            "steps_per_second": len(summaries) * first["global_step"] / seconds,
+            "seeds": listed,
+        }
+
+    def close(self) -> None:
+        """Close what is open, whatever happened."""
+        self.progress.close()
+        for trainer in self.trainers:
+            trainer.close()
+            trainer.run.unlock()
+
+
+def together(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What is shown of an iteration: steps of all seeds, and the interquartile mean of their returns."""
+    returns = [record[METRIC] for record in records if record[METRIC] is not None]
+    return {
+        "global_step": sum(record["global_step"] for record in records),
+        METRIC: float(interquartile_mean(np.array(returns))) if returns else None,
+        "time/global_fps": sum(record["time/global_fps"] for record in records),
+    }
+
+
+def train_seeds(
+    config: Config, run: RunDirectory, topology: Topology, options: RunOptions, request: StopRequest, started: float
+) -> TrainResult:
+    """Train ``options.num_seeds`` agents, of seeds ``config.seed`` on, each in a directory of its own inside the run's.
+
+    Arguments and errors are those of :func:`lockstep.jax_engine.train.train`; a loss that isn't finite ends all.
+    """
+    seeds, sessions = open_sessions(config, topology, options)
+    trainers = [Trainer(each, open_seed(run, each.config), options, request, started) for each in sessions]
+    trainer = SeedsTrainer(seeds, trainers, run, started)
+    try:
+        first, last = seeds.seeds[0], seeds.seeds[-1]
+        trainer.progress.message(f"seeds {first} … {last} in one program; of seed {first}: {announcement(sessions[0])}")
+        for note in [EXACT if config.reduction == "exact" else BATCHED, *notes(sessions[0], options)]:
+            trainer.progress.message(note)
+        for each in trainers:
+            each.trackers.text("config", f"```json\n{each.config.model_dump_json(indent=2)}\n```")
+        return trainer.finish(trainer.loop())
+    finally:
+        jax.block_until_ready(seeds.state)
+        trainer.close()

@@ -1,0 +1,1 @@
+"""Devices and settings that are fixed before JAX starts."""

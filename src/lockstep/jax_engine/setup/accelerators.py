@@ -1,0 +1,77 @@
+"""What accelerators this machine has, asked in a process of its own: who starts JAX to count them holds their memory.
+
+JAX also refuses to join processes once it has started, and to join them one must know which GPUs each will hold.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+
+import jax
+
+from lockstep.core.topology import without_launcher
+from lockstep.jax_engine.setup import set_up
+
+
+@dataclass(frozen=True)
+class Accelerators:
+    """Accelerators of one kind.
+
+    Attributes:
+        count: how many JAX sees here.
+        kind: as JAX calls them.
+        memory: bytes of the smallest one that a program can use; 0: it doesn't say.
+    """
+
+    count: int
+    kind: str
+    memory: int
+
+
+def in_this_process() -> Accelerators:
+    """Those that this process holds; starts JAX."""
+    devices = jax.local_devices()
+    memory = min(int((d.memory_stats() or {}).get("bytes_limit", 0)) for d in devices)
+    return Accelerators(len(devices), devices[0].device_kind, memory)
+
+
+@functools.cache
+def on_this_machine(device: str) -> Accelerators:
+    """Those that processes of this machine can share out, found without starting JAX here.
+
+    Args:
+        device: ``cuda`` or ``tpu``.
+
+    Raises:
+        ValueError: there is none; one line.
+    """
+    environment = without_launcher() | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    command = [sys.executable, "-m", "lockstep.jax_engine.setup.accelerators", device]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise ValueError(f"device: {device}: JAX can't look for devices here ({said})")
+    found = json.loads(done.stdout.splitlines()[-1])
+    if "error" in found:
+        raise ValueError(found["error"])
+    return Accelerators(**found)
+
+
+def _main(device: str) -> dict[str, object]:
+    try:
+        set_up.configure(1, device, None)
+        set_up.check_device(device)
+    except ValueError as error:
+        return {"error": str(error)}
+    return asdict(in_this_process())
+
+
+if __name__ == "__main__":
+    report = json.dumps(_main(sys.argv[1]))
+    print(report, flush=True)
+    os._exit(0)  # a back end takes its time to close

@@ -1,0 +1,69 @@
+"""What the command line asks of this machine's devices, before a run starts."""
+
+from __future__ import annotations
+
+import jax
+
+from lockstep.config.run import Config
+from lockstep.core.topology import Topology
+from lockstep.jax_engine.distributed.mesh import device_line, make_mesh
+from lockstep.jax_engine.distributed.processes import processes_here, set_up_jax
+from lockstep.jax_engine.setup import set_up
+from lockstep.jax_engine.setup.accelerators import Accelerators, in_this_process, on_this_machine
+
+
+def check_device(device: str, ranks_here: int) -> None:
+    """Raise a one-line ``ValueError`` if this machine lacks what ``device`` asks for.
+
+    Args:
+        device: ``cpu``, ``cuda`` or ``tpu``.
+        ranks_here: devices that the run uses on this machine.
+    """
+    if device == "cpu":
+        return
+    present = _accelerators(device)
+    if ranks_here > present.count:
+        raise ValueError(
+            f"devices: {ranks_here} asked for and this machine has {present.count} ({present.kind}); use at most "
+            f"{present.count}"
+        )
+
+
+def visible_gpus(device: str) -> int:
+    """Accelerators of this machine that the run's processes can share, 0 without."""
+    try:
+        return _accelerators(device).count
+    except ValueError:
+        return 0
+
+
+def device_memory(device: str) -> int:
+    """Bytes of the smallest accelerator of this machine that a program can use."""
+    return _accelerators(device).memory
+
+
+def name_ranks(config: Config, ranks: int, processes: int) -> tuple[str, list[str]]:
+    """The mesh of a run in words, and its devices in order; starts JAX.
+
+    Args:
+        config: resolved.
+        ranks: devices of the run.
+        processes: that share them equally.
+
+    Raises:
+        ValueError: this machine has fewer; one line.
+    """
+    set_up_jax(config.threads, config.device, ranks if config.device == "cpu" else None, Topology())
+    mesh = make_mesh(ranks if config.fsdp else 1, ranks)
+    shape = " × ".join(f"{name} {length}" for name, length in mesh.shape.items())
+    each = ranks // processes
+    names = [f"process {i // each}, {device}" for i, device in enumerate(mesh.devices.flat)]
+    return f"{device_line(mesh)}, mesh {shape}", names
+
+
+def _accelerators(device: str) -> Accelerators:
+    """Of this machine: by this process's own share if it has begun with them, else asked of another process."""
+    if not set_up.has_started() or jax.default_backend() == "cpu":
+        return on_this_machine(device)
+    own = in_this_process()
+    return Accelerators(own.count * processes_here(), own.kind, own.memory)

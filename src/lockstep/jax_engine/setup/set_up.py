@@ -1,0 +1,210 @@
+"""Setting JAX up before it looks at a device: platform, CPU devices, what decides the last bits, compilation cache."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform as machine
+import re
+import sys
+from pathlib import Path
+
+import jax
+import jaxlib.version
+import numpy as np
+
+from lockstep.core.machine import cpu_features, cpu_model, instruction_set
+from lockstep.core.shards import MAX_DEFAULT_SHARDS
+
+PLATFORMS = {"cpu": "cpu", "cuda": "cuda,cpu", "tpu": "tpu,cpu"}
+
+# XLA's CPU client runs all devices of a process on one pool of threads, as many as the machine has cores or the
+# process has devices, whichever is more, unless this says a number. Where many operations of a device are ready at
+# once, half of them are handed to another thread of the pool, which has to be woken and then takes the core of another
+# device: with two threads a device, small minibatches run at four fifths of the speed that they have with one. But a
+# device that waits in a collective holds a thread, and if it waits in two at once, the device that is waited for may
+# find none to work on.
+POOL_VARIABLE = "PJRT_NPROC"
+LEAST_THREADS, THREADS_PER_DEVICE = 4, 2
+MOST_DEVICES = 64
+
+ONE_THREAD_FLAGS = {"xla_cpu_multi_thread_eigen": "false"}
+GPU_FLAGS = {"xla_gpu_deterministic_ops": "true", "xla_gpu_autotune_level": "0"}
+
+CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
+MIN_COMPILE_SECONDS = 0.2
+
+
+def lean_pool(devices: int) -> int:
+    """Threads of the pool for programs whose collectives follow one another: one for each CPU device of the process.
+
+    The bits of this engine's linear layers, sums and scans don't depend on the size of the pool.
+    """
+    return devices
+
+
+def roomy_pool(devices: int) -> int:
+    """Threads of the pool for any other program.
+
+    The bits of XLA's convolutions depend on it, which cut their inner sums by it, and so may what a user brings: there
+    it is made for :func:`pool_devices`.
+    """
+    return max(LEAST_THREADS, THREADS_PER_DEVICE * devices)
+
+
+def check_pool(wanted: int, what: str) -> None:
+    """Raise a one-line ``ValueError`` if JAX has started in this process with a smaller pool than ``what`` needs."""
+    present = int(os.environ.get(POOL_VARIABLE) or wanted)
+    if present < wanted:
+        raise ValueError(
+            f"{what}: needs a pool of {wanted} threads, but JAX has started with {present} in this process; "
+            "start a fresh process"
+        )
+
+
+def pool_devices(shards: int | None) -> int:
+    """For how many devices the pool is made where bits depend on its size: never for fewer than there may be shards."""
+    return max(MAX_DEFAULT_SHARDS, shards or 1)
+
+
+def add_xla_flags(flags: dict[str, str]) -> None:
+    """Append flags to ``XLA_FLAGS``; what the user set stays as it is."""
+    present = os.environ.get("XLA_FLAGS", "").split()
+    names = {flag.lstrip("-").partition("=")[0] for flag in present}
+    added = [f"--{name}={value}" for name, value in flags.items() if name not in names]
+    os.environ["XLA_FLAGS"] = " ".join(present + added)
+
+
+def configure(threads: int, platform: str, devices: int | None, pool: int | None = None) -> None:
+    """Settings that count only before JAX's first use of a device.
+
+    Args:
+        threads: CPU threads that one operation may use.
+        platform: ``cpu``, ``cuda`` or ``tpu``.
+        devices: how many devices to make of this process's CPU; one by default.
+        pool: threads of the pool that all CPU devices share; by default the :func:`roomy_pool` of as many devices.
+
+    Raises:
+        ValueError: no such platform; CPU devices on another platform; JAX has started with other settings.
+    """
+    if platform not in PLATFORMS:
+        raise ValueError(f"device: {platform} is none of {', '.join(PLATFORMS)}")
+    if devices is not None and platform != "cpu":
+        raise ValueError(f"simulate_devices: {devices} devices can be simulated on device cpu, not on {platform}")
+    if devices is not None and not 1 <= devices <= MOST_DEVICES:
+        raise ValueError(f"simulate_devices: {devices} must be 1 to {MOST_DEVICES}")
+    if platform == "cpu":
+        if not has_started():  # it is looked at once; what it says after that is what JAX has started with
+            os.environ[POOL_VARIABLE] = str(pool or roomy_pool(devices or 1))
+        add_xla_flags(ONE_THREAD_FLAGS if threads == 1 else {})
+    elif platform == "cuda":
+        add_xla_flags(GPU_FLAGS)
+        jax.config.update("jax_default_matmul_precision", "highest")  # no TF32
+    jax.config.update("jax_platforms", PLATFORMS[platform])
+    if platform == "cpu":
+        _set_cpu_devices(devices or 1)
+    use_compilation_cache()
+
+
+def _set_cpu_devices(devices: int) -> None:
+    try:
+        jax.config.update("jax_num_cpu_devices", devices)
+    except RuntimeError:
+        present = jax.local_device_count()
+        if present != devices:
+            raise ValueError(
+                f"simulate_devices: {devices}, but JAX has started with {present} in this process; "
+                "set the number before JAX's first use, or start a fresh process"
+            ) from None
+
+
+def has_started() -> bool:
+    """Whether JAX has looked at its devices, after which settings of :func:`configure` come too late."""
+    name = "jax_num_cpu_devices"
+    given = jax.config.values[name]
+    try:
+        jax.config.update(name, 1 if given != 1 else 2)  # it can't be changed any more then
+    except RuntimeError:
+        return True
+    jax.config.update(name, given)
+    return False
+
+
+def prepare_jax() -> bool:
+    """What :func:`configure` sets for threads, last bits and compiled programs, for a user's own program.
+
+    It counts only before JAX's first use of a device, and after the number of CPU devices was set. The pool of threads
+    is of one size up to eight devices, for what bits may depend on it; compiled programs are kept between runs unless
+    JAX was told otherwise.
+
+    Returns:
+        Whether it counts: JAX hasn't started yet, or had the same settings when it did.
+    """
+    use_compilation_cache()
+    threads = roomy_pool(pool_devices(_wanted_cpu_devices()))
+    if not has_started():
+        os.environ[POOL_VARIABLE] = str(threads)
+        add_xla_flags(ONE_THREAD_FLAGS | GPU_FLAGS)
+        return True
+    platform, present = jax.default_backend(), os.environ.get("XLA_FLAGS", "").split()
+    flags = {"cpu": ONE_THREAD_FLAGS, "gpu": GPU_FLAGS}.get(platform, {})
+    roomy = platform != "cpu" or int(os.environ.get(POOL_VARIABLE, 0)) >= threads
+    return roomy and all(f"--{name}={value}" in present for name, value in flags.items())
+
+
+def _wanted_cpu_devices() -> int:
+    """CPU devices that JAX makes, by its own setting or XLA's flag."""
+    flagged = re.findall(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    return max([1, jax.config.values["jax_num_cpu_devices"], *map(int, flagged)])
+
+
+def default_cache_directory() -> Path:
+    """Where compiled programs are kept: in the user's cache directory, apart by what the processor can execute."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    features = hashlib.sha256(" ".join(cpu_features()).encode()).hexdigest()[:8]
+    return base / "lockstep" / "jax" / f"{machine.machine()}-{features}"
+
+
+def use_compilation_cache() -> None:
+    """Keep compiled programs between runs, where ``JAX_COMPILATION_CACHE_DIR`` says or in the user's cache."""
+    if CACHE_VARIABLE not in os.environ and jax.config.values["jax_compilation_cache_dir"] is None:
+        directory = default_cache_directory()
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            return  # no place to keep them; everything else works
+        jax.config.update("jax_compilation_cache_dir", str(directory))
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_SECONDS)
+
+
+def check_device(platform: str) -> None:
+    """Start JAX's back end; raise a one-line ``ValueError`` if this machine has none of that platform."""
+    try:
+        found = jax.default_backend()
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device: {platform}, but JAX {jax.__version__} finds none here ({reason})") from None
+    expected = "gpu" if platform == "cuda" else platform
+    if found != expected:
+        raise ValueError(f"device: {platform}, but JAX has started on {found} in this process; start a fresh one")
+
+
+def machine_facts() -> dict[str, str]:
+    """What must be the same in every process for the same bits: instruction set, versions, device."""
+    import gymnasium
+
+    return {
+        "machine": machine.machine(),
+        "cpu": cpu_model(),
+        "cpu capability": instruction_set(),
+        "device": jax.devices()[0].device_kind,
+        "platform": jax.default_backend(),
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.version.__version__,
+        "xla flags": os.environ.get("XLA_FLAGS", ""),
+        "numpy": np.__version__,
+        "gymnasium": gymnasium.__version__,
+        "mujoco": str(getattr(sys.modules.get("mujoco"), "__version__", "not loaded")),
+        "python": ".".join(machine.python_version_tuple()[:2]),
+    }

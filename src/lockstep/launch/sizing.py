@@ -1,0 +1,134 @@
+"""``num_envs_per_rank: auto``: how many environments a rank gets on this machine, by one table and the memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lockstep.config.checks import resolve
+from lockstep.config.run import Config
+from lockstep.envs.description import EnvDescription
+
+GB = 10**9
+
+GPU_ENVS = ((80, 48, 64), (40, 32, 48), (24, 24, 32), (12, 16, 24), (0, 8, 16))
+"""From so many GB of a GPU's memory on: environments with ``auto``, and with ``max``, which fills the GPU."""
+CPU_ENVS_PER_CORE = {"auto": 16, "max": 64}
+"""For each core that a rank has; ``max``: longest steps, most samples a second from array environments."""
+ENV_BYTES = 32 * 2**20
+"""Of one environment beside its rollout: a simulator's model and state."""
+MEMORY_SHARE = 0.5
+"""Of the memory that is free; the rest is for networks, minibatches and whoever else runs here."""
+
+CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+CGROUP_USES = (Path("/sys/fs/cgroup/memory.current"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"))
+MEMINFO = Path("/proc/meminfo")
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a rank has.
+
+    Attributes:
+        cores: CPU cores, at least 1.
+        memory: bytes of host memory that are free for it, None: unknown.
+        device_memory: bytes of its GPU, None without one.
+    """
+
+    cores: int
+    memory: int | None
+    device_memory: int | None = None
+
+
+def _number(path: Path) -> int | None:
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def available_memory() -> int | None:
+    """Bytes of memory that this process could still take: the system's, within the container's limit; None: unknown."""
+    found: list[int] = []
+    try:
+        for line in MEMINFO.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                found.append(int(line.split()[1]) * 1024)
+    except OSError:
+        pass
+    for limit, use in zip(map(_number, CGROUP_LIMITS), map(_number, CGROUP_USES), strict=True):
+        if limit is not None:
+            found.append(max(0, limit - (use or 0)))
+    return min(found) if found else None
+
+
+def bytes_per_env(config: Config, description: EnvDescription) -> int:
+    """Memory of one environment and its part of a rollout: observations are there as collected, and by shard."""
+    width = description.observation.width * np.dtype(description.observation.dtype).itemsize
+    return ENV_BYTES + config.num_steps * (3 * width + 64)
+
+
+def wanted(kind: str, resources: Resources, each: int) -> tuple[int, str]:
+    """Environments of a rank by the table, as far as memory goes, and the rule in words.
+
+    Args:
+        kind: ``auto`` or ``max``.
+        resources: what the rank has.
+        each: bytes of host memory that an environment takes.
+    """
+    if resources.device_memory is not None:
+        least, auto, most = next(row for row in GPU_ENVS if resources.device_memory >= row[0] * GB)
+        count = auto if kind == "auto" else most
+        rule = f"{count} on a GPU of {resources.device_memory / GB:.0f} GB (from {least} GB on)"
+    else:
+        count = CPU_ENVS_PER_CORE[kind] * resources.cores
+        rule = f"{CPU_ENVS_PER_CORE[kind]} for each of {resources.cores} core{'s' if resources.cores > 1 else ''}"
+    if resources.memory is not None and count * each > MEMORY_SHARE * resources.memory:
+        count = max(1, int(MEMORY_SHARE * resources.memory / each))
+        rule += f", but {each / 2**20:.0f} MiB each and {resources.memory / 2**30:.1f} GiB free allow {count}"
+    return count, rule
+
+
+def size(
+    config: Config, world_size: int, ranks_here: int, resources: Resources, describe: Callable[[], EnvDescription]
+) -> tuple[Config, str | None]:
+    """Make a number of ``num_envs_per_rank: auto`` or ``max``.
+
+    Args:
+        config: not resolved.
+        world_size: ranks of the run; ``ranks_here`` of them share this machine's cores and memory.
+        ranks_here: see ``world_size``.
+        resources: this machine's cores and memory, and each rank's GPU.
+        describe: gives the environment's description; called only if it is needed.
+
+    Returns:
+        A config with a number that everything else in it allows, at most what the table says; and one line that says
+        so, or None if there was nothing to do.
+
+    Raises:
+        ValueError: no number does; one line.
+    """
+    kind = config.num_envs_per_rank
+    if not isinstance(kind, str):
+        return config, None
+    memory = None if resources.memory is None else resources.memory // ranks_here
+    mine = Resources(max(1, resources.cores // ranks_here), memory, resources.device_memory)
+    count, rule = wanted(kind, mine, bytes_per_env(config, describe()))
+    reason: ValueError | None = None
+    for fitting in range(count, 0, -1):
+        sized = config.model_copy(update={"num_envs_per_rank": fitting})
+        try:
+            resolve(sized, world_size)
+        except ValueError as error:
+            reason = reason or error
+            continue
+        line = f"num_envs_per_rank {kind}: {rule}"
+        if fitting < count:
+            line += f"; {fitting} is the next that shards and minibatches allow"
+        return sized, f"{line}; --num-envs-per-rank N overrides it"
+    assert reason is not None
+    raise reason

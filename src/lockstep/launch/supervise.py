@@ -1,0 +1,136 @@
+"""Watching over the ranks of a run on this machine: signals go to all of them, one failure ends all of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from lockstep.core.process import EXIT_FAILURE, read_failure
+from lockstep.training.stop import STOP_SIGNALS
+
+POLL_SECONDS = 0.05
+GRACE_SECONDS = 3.0
+INTERRUPTED = "interrupted at once; --resume goes on from the last checkpoint, if there is one"
+NOT_BEGUN = "stopped by a signal before training began"
+
+
+class Ranks(Protocol):
+    """Rank processes that an engine's launcher started."""
+
+    def exit_codes(self) -> dict[int, int | None]:
+        """Exit code of each rank, None while it runs."""
+        ...
+
+    def message_file(self, rank: int) -> str:
+        """Where a failing rank leaves its message."""
+        ...
+
+    def send(self, number: int) -> None:
+        """Send a signal to every rank that runs."""
+        ...
+
+    def kill(self) -> None:
+        """End every rank at once."""
+        ...
+
+
+@contextmanager
+def forwarding(ranks: Ranks) -> Iterator[list[int]]:
+    """Pass stop signals on to the ranks; yields the list of those that came. The second Ctrl-C kills."""
+    received: list[int] = []
+
+    def forward(number: int, _frame: object) -> None:
+        if number == signal.SIGINT and signal.SIGINT in received:
+            ranks.kill()
+        received.append(number)
+        ranks.send(number)
+
+    previous = {number: signal.signal(number, forward) for number in STOP_SIGNALS}
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def supervise(start: Callable[[Path], Ranks], interrupted: str = INTERRUPTED, not_begun: str = NOT_BEGUN) -> int:
+    """Start ranks and wait for them.
+
+    Args:
+        start: starts them, given a directory for their messages.
+        interrupted: what to say of ranks that a second Ctrl-C killed.
+        not_begun: what to say of ranks that a stop signal ended as it ends any process.
+
+    Returns:
+        0 if all ended well, ``128 + n`` if signal ``n`` stopped the run, else 1; one rank's own error is shown, once.
+    """
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGHUP,SIGQUIT"
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as directory:
+        ranks = start(Path(directory))
+        try:
+            with forwarding(ranks) as received:
+                codes = _wait(ranks)
+                message = failure_message(ranks, codes) if any(codes.values()) else None
+        finally:
+            ranks.kill()
+        if message is None:
+            return 128 + received[0] if received else 0
+        if received.count(signal.SIGINT) > 1:
+            message = interrupted
+        elif received and all(code in (0, -received[0], 128 + received[0]) for code in codes.values()):
+            message = not_begun
+        stopped = received and message in (interrupted, not_begun)
+        print(f"lockstep: error: {message}", file=sys.stderr, flush=True)
+        return 128 + received[0] if stopped else EXIT_FAILURE
+
+
+def _wait(ranks: Ranks) -> dict[int, int | None]:
+    """Exit codes once all ranks are done, or some seconds after the first failed: a checkpoint may be under way.
+
+    They are in the order in which the ranks ended: of two that failed, the first is the one to speak of.
+    """
+    deadline: float | None = None
+    ended: list[int] = []
+    while True:
+        now = ranks.exit_codes()
+        ended += [rank for rank, code in now.items() if code is not None and rank not in ended]
+        codes = {rank: now[rank] for rank in ended} | now
+        if all(code is not None for code in codes.values()):
+            return codes
+        if deadline is None and any(codes.values()):
+            deadline = time.monotonic() + GRACE_SECONDS
+        if deadline is not None and time.monotonic() > deadline:
+            return codes
+        time.sleep(POLL_SECONDS)
+
+
+def _own_failure(ranks: Ranks, codes: dict[int, int | None]) -> str | None:
+    for rank, code in codes.items():
+        failure = read_failure(ranks.message_file(rank)) if code else None
+        if failure and not failure[1]:
+            return failure[0] if len(codes) == 1 else f"rank {rank}: {failure[0]}"
+    return None
+
+
+def failure_message(ranks: Ranks, codes: dict[int, int | None]) -> str:
+    """The error of the rank that failed of itself: its own message, else how it ended."""
+    own = _own_failure(ranks, codes)
+    if own is not None:
+        return own
+    silent = [rank for rank, code in codes.items() if code and read_failure(ranks.message_file(rank)) is None]
+    for rank in silent:
+        code = codes[rank] or 0
+        if code < 0:
+            name = signal.Signals(-code).name
+            hint = "; out of memory?" if name == "SIGKILL" else ""
+            return f"rank {rank} was killed by {name}{hint}"
+        return f"rank {rank} ended with exit code {code}"
+    secondary = [failure[0] for rank in codes if (failure := read_failure(ranks.message_file(rank)))]
+    return secondary[0] if secondary else "a rank failed without a message"

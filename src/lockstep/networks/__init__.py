@@ -1,0 +1,1 @@
+"""Networks as both engines build them: shapes, options and first parameters."""

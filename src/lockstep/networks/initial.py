@@ -1,0 +1,46 @@
+"""Initial parameters, drawn on the host from keyed generators: the same bytes for both engines and every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from lockstep.core.shards import keyed_generator
+
+
+def orthogonal(generator: np.random.Generator, shape: tuple[int, int], gain: float) -> np.ndarray:
+    """A (semi-)orthogonal matrix times ``gain`` (Saxe et al. 2014), float32 ``[out, in]``.
+
+    One BLAS thread: the last bits of a factorisation depend on their number.
+    """
+    rows, cols = shape
+    normal = generator.standard_normal((max(rows, cols), min(rows, cols)))
+    with threadpool_limits(1):
+        q, r = np.linalg.qr(normal)
+    q *= np.where(np.diag(r) < 0, -1.0, 1.0)
+    return np.ascontiguousarray(gain * (q if rows >= cols else q.T), np.float32)
+
+
+def orthogonal_parameters(
+    seed: int, shapes: Mapping[str, tuple[int, ...]], output_gains: Mapping[str, float]
+) -> dict[str, np.ndarray]:
+    """Orthogonal weights and zero biases, keyed by ``(seed, "init/" and the first part of the name)``.
+
+    Gain sqrt(2) but where ``output_gains`` says otherwise, 1 within recurrent cores, as PPO implementations do (Huang
+    et al. 2022, "The 37 implementation details", detail 2). A convolution ``[out, in, h, w]`` is one matrix
+    ``[out, in·h·w]``.
+    """
+    generators: dict[str, np.random.Generator] = {}
+    out: dict[str, np.ndarray] = {}
+    for name, shape in shapes.items():
+        if len(shape) < 2:
+            out[name] = np.zeros(shape, np.float32)
+            continue
+        network = name.partition(".")[0]
+        generator = generators.setdefault(network, keyed_generator(seed, f"init/{network}"))
+        gain = output_gains.get(name, 1.0 if ".core." in name else float(np.sqrt(2.0)))
+        matrix = (shape[0], int(np.prod(shape[1:], dtype=int)))
+        out[name] = orthogonal(generator, matrix, gain).reshape(shape)
+    return out

@@ -1,0 +1,243 @@
+"""What networks consist of, for both engines: names and shapes of their parameters, in the order they are stored in.
+
+A network is encoder → recurrent core → hidden layers → head; the parts that a config doesn't ask for are left out.
+Actor and critic are two of them, or share all but the head. Weights are ``[out, in]``, convolutions
+``[out, in, h, w]``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from lockstep.core.spaces import ActionLayout, Leaf, ObservationLayout
+
+Shapes = dict[str, tuple[int, ...]]
+
+NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+"""Channels, kernel and stride of each layer (Mnih et al. 2015)."""
+NATURE_SMALLEST = 36
+IMPALA = (16, 32, 32)
+"""Channels of each stage (Espeholt et al. 2018, figure 3, right)."""
+FEATURES = {"nature": 512, "impala": 256, "simple": 256, "residual": 256}
+GRID_CHANNELS = 32
+"""Of the layers at full resolution (simple, residual)."""
+_GATES = {"lstm": 4, "gru": 3}
+
+
+@dataclass(frozen=True)
+class ImageEncoder:
+    """Convolutions for images.
+
+    Attributes:
+        kind: ``nature`` (from 36 x 36 pixels on), ``impala`` (residual), ``simple`` (3 x 3 at full resolution, for
+            small grids), ``residual`` (likewise, in residual blocks: He et al. 2016, "Identity mappings in deep
+            residual networks"), or ``auto``: nature where it fits, else simple.
+        width: channels and features are multiplied by it.
+        depth: residual blocks (residual; impala: per stage) or layers (simple).
+    """
+
+    kind: Literal["auto", "nature", "impala", "simple", "residual"] = "auto"
+    width: float = 1.0
+    depth: int = 2
+
+    def resolved(self, leaf: Leaf) -> str:
+        """The kind for one image."""
+        if self.kind != "auto":
+            return self.kind
+        return "nature" if min(leaf.image_shape[1:]) >= NATURE_SMALLEST else "simple"
+
+    def check(self, layout: ObservationLayout) -> None:
+        """Raise a one-line ``ValueError`` if an image is too small for its encoder."""
+        for leaf in layout.leaves:
+            if leaf.kind == "image" and self.resolved(leaf) == "nature" and min(leaf.image_shape[1:]) < NATURE_SMALLEST:
+                raise ValueError(
+                    f"network.image.kind: nature needs images of {NATURE_SMALLEST} x {NATURE_SMALLEST} pixels or more "
+                    f"and {leaf.name or 'the observation'} has {leaf.image_shape[1]} x {leaf.image_shape[2]}; use "
+                    "simple, residual or impala"
+                )
+
+    def scaled(self, channels: int) -> int:
+        """A number of channels or features at this width."""
+        return max(1, round(channels * self.width))
+
+    def convolutions(self, leaf: Leaf) -> tuple[Shapes, int]:
+        """Shapes of one image's convolutions by name, and how many numbers come out of them."""
+        channels, height, width = leaf.image_shape
+        kind, out = self.resolved(leaf), {}
+        if kind == "nature":
+            for layer, (wanted, kernel, stride) in enumerate(NATURE):
+                out[f"{layer}"] = (self.scaled(wanted), channels, kernel, kernel)
+                channels = self.scaled(wanted)
+                height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
+        elif kind == "simple":
+            for layer in range(self.depth):
+                out[f"{layer}"] = (self.scaled(GRID_CHANNELS), channels, 3, 3)
+                channels = self.scaled(GRID_CHANNELS)
+        elif kind == "residual":
+            out["0"] = (self.scaled(GRID_CHANNELS), channels, 3, 3)
+            channels = self.scaled(GRID_CHANNELS)
+            for block in range(self.depth):
+                out[f"0.{block}.0"] = out[f"0.{block}.1"] = (channels, channels, 3, 3)
+        else:
+            for stage, wanted in enumerate(IMPALA):
+                out[f"{stage}"] = (self.scaled(wanted), channels, 3, 3)
+                channels = self.scaled(wanted)
+                height, width = -(-height // 2), -(-width // 2)
+                for block in range(self.depth):
+                    out[f"{stage}.{block}.0"] = out[f"{stage}.{block}.1"] = (channels, channels, 3, 3)
+        return out, channels * height * width
+
+    def shapes(self, layout: ObservationLayout, trunk: str) -> Shapes:
+        """Parameters of the encoders of a network."""
+        out: Shapes = {}
+        for leaf in layout.leaves:
+            if leaf.kind != "image":
+                continue
+            name, (convolutions, flat) = encoder_name(trunk, leaf), self.convolutions(leaf)
+            for layer, shape in convolutions.items():
+                out[f"{name}.{layer}.weight"], out[f"{name}.{layer}.bias"] = shape, (shape[0],)
+            features = self.scaled(FEATURES[self.resolved(leaf)])
+            out[f"{name}.out.weight"], out[f"{name}.out.bias"] = (features, flat), (features,)
+        return out
+
+    def feature_size(self, layout: ObservationLayout) -> int:
+        """Features of an observation."""
+        images = (self.scaled(FEATURES[self.resolved(x)]) for x in layout.leaves if x.kind == "image")
+        return layout.vector_size + sum(sum(leaf.choices) for leaf in layout.leaves) + sum(images)
+
+
+def encoder_name(trunk: str, leaf: Leaf) -> str:
+    """The prefix of an image encoder's parameters."""
+    return f"{trunk}.encoder.{leaf.name.replace('/', '.') or 'image'}"
+
+
+def carry_size(core: str | None, size: int) -> int:
+    """Numbers carried from one step to the next: hidden state, and the LSTM's cell state after it."""
+    return {None: 0, "gru": size, "lstm": 2 * size}[core]
+
+
+def core_shapes(core: str, name: str, inputs: int, size: int) -> dict[str, tuple[int, ...]]:
+    """Parameters of a core: ``input.weight`` ``[gates·size, inputs]``, ``hidden.weight`` ``[gates·size, size]``."""
+    rows = _GATES[core] * size
+    out: dict[str, tuple[int, ...]] = {f"{name}.core.input.weight": (rows, inputs), f"{name}.core.input.bias": (rows,)}
+    out[f"{name}.core.hidden.weight"] = (rows, size)
+    if core == "gru":  # the reset gate multiplies the hidden product with its bias, so the two biases differ
+        out[f"{name}.core.hidden.bias"] = (rows,)
+    return out
+
+
+DEFAULT_IMAGE_ENCODER = ImageEncoder()
+
+
+@dataclass(frozen=True)
+class PolicyNet:
+    """Shapes of an actor and a critic.
+
+    Attributes:
+        observation: how observations lie in rows.
+        action: what actions are.
+        hidden_sizes: units of the hidden layers.
+        activation: name of the activation.
+        critic: whether there is one.
+        shared: whether actor and critic share all but their heads.
+        squashed: a tanh squashes continuous actions into their bounds, else they are clipped there.
+        state_dependent_std: the actor gives a continuous action's log standard deviation too, else it is a parameter.
+        image: the encoder of images.
+        core: recurrent core, or None; ``core_size`` its units.
+        custom: a network of the user's own in place of all of this (the engine's ``CustomNet``), or None.
+        bf16: matrix products and convolutions are computed in bfloat16; what goes in and comes out is float32.
+    """
+
+    observation: ObservationLayout
+    action: ActionLayout
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    activation: str = "tanh"
+    critic: bool = True
+    shared: bool = False
+    squashed: bool = False
+    state_dependent_std: bool = False
+    image: ImageEncoder = DEFAULT_IMAGE_ENCODER
+    core: Literal["lstm", "gru"] | None = None
+    core_size: int = 128
+    custom: Any = None
+    bf16: bool = False
+
+    @property
+    def discrete(self) -> bool:
+        """Whether actions are indices."""
+        return self.action.discrete
+
+    @property
+    def outputs(self) -> int:
+        """What the actor's head gives: logits, means, or means and log standard deviations."""
+        return self.action.outputs * (2 if not self.discrete and self.state_dependent_std else 1)
+
+    @property
+    def plain(self) -> bool:
+        """Whether these are two multilayer perceptrons on numbers with a categorical or diagonal Gaussian head."""
+        options = (self.shared, self.squashed, self.state_dependent_std, self.core, self.custom)
+        return (
+            self.critic
+            and not any(options)
+            and self.observation.plain
+            and self.action.kind in ("discrete", "continuous")
+        )
+
+    @property
+    def convolutional(self) -> bool:
+        """Whether there are images."""
+        return bool(self.observation.image_bytes)
+
+    @property
+    def trunks(self) -> tuple[str, ...]:
+        """Names of the networks up to their heads."""
+        if self.shared:
+            return ("trunk",)
+        return ("actor", "critic") if self.critic else ("actor",)
+
+    @property
+    def carry_size(self) -> int:
+        """Numbers that the recurrent cores of all trunks carry from step to step."""
+        return len(self.trunks) * carry_size(self.core, self.core_size)
+
+    @property
+    def feature_size(self) -> int:
+        """Inputs of the hidden layers."""
+        return self.core_size if self.core else self.image.feature_size(self.observation)
+
+    def sizes(self, name: str) -> tuple[int, ...]:
+        """Units of the layers of a multilayer perceptron, input and output included."""
+        hidden = (self.feature_size, *self.hidden_sizes)
+        if name == "trunk":
+            return hidden
+        head = self.outputs if name == "actor" else 1
+        return (hidden[-1], head) if self.shared else (*hidden, head)
+
+    def shapes(self) -> Shapes:
+        """Shape of every parameter, in the order in which they are stored."""
+        if self.custom is not None:
+            return self.custom.shapes() | self._log_std_shape()
+        out: Shapes = {}
+        for trunk in self.trunks:
+            out |= self.image.shapes(self.observation, trunk)
+            if self.core:
+                out |= core_shapes(self.core, trunk, self.image.feature_size(self.observation), self.core_size)
+            if self.shared:
+                out |= layer_shapes(trunk, self.sizes(trunk))
+        for name in ("actor", "critic") if self.critic else ("actor",):
+            out |= layer_shapes(name, self.sizes(name))
+        return out | self._log_std_shape()
+
+    def _log_std_shape(self) -> Shapes:
+        return {} if self.discrete or self.state_dependent_std else {"log_std": (self.action.outputs,)}
+
+
+def layer_shapes(name: str, sizes: tuple[int, ...]) -> Shapes:
+    """Weights and biases of a multilayer perceptron."""
+    out: Shapes = {}
+    for layer, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
+        out[f"{name}.{layer}.weight"] = (outputs, inputs)
+        out[f"{name}.{layer}.bias"] = (outputs,)
+    return out

@@ -1,0 +1,1 @@
+"""Trained policies: loaded, played, evaluated, compared, recorded, filmed."""

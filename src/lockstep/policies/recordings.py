@@ -1,0 +1,87 @@
+"""Recorded episodes: what a policy saw and did, as .npz or .safetensors; neither can hold code."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+SUFFIXES = (".npz", ".safetensors")
+ARRAYS = ("observations", "actions", "episodes", "table")
+FACTS = "facts"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Episodes one after the other.
+
+    Attributes:
+        observations: rows ``[steps, width]`` (:class:`lockstep.core.spaces.ObservationLayout`), not normalised.
+        actions: rows ``[steps, …]`` as :class:`lockstep.envs.host_envs.Buffers` has them, taken after each observation.
+        episodes: the episode of each step, int64 ``[steps]``, ascending from 0.
+        table: each episode's return, length, success and score, float64 ``[episodes, 4]``.
+        facts: JSON: ``config`` of the environment and its policy, ``environment`` (spaces), ``policy`` (its name).
+    """
+
+    observations: np.ndarray
+    actions: np.ndarray
+    episodes: np.ndarray
+    table: np.ndarray
+    facts: dict[str, Any]
+
+
+def check_suffix(path: Path) -> None:
+    """Raise a one-line ``ValueError`` where a file's name doesn't say what it is."""
+    if path.suffix not in SUFFIXES:
+        raise ValueError(f"recording: {path} must end in {' or '.join(SUFFIXES)}")
+
+
+def write_recording(path: Path, recording: Recording) -> None:
+    """Write a file of one of the :data:`SUFFIXES`."""
+    check_suffix(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    arrays = {name: np.ascontiguousarray(getattr(recording, name)) for name in ARRAYS}
+    facts = json.dumps({"format": FORMAT, **recording.facts})
+    if path.suffix == ".npz":
+        np.savez_compressed(path, allow_pickle=False, **arrays, facts=np.array(facts))
+    else:
+        save_file(arrays, path, {FACTS: facts})
+
+
+def read_recording(path: Path) -> Recording:
+    """The reverse of :func:`write_recording`.
+
+    Raises:
+        ValueError: there is no such file, or it is no recording; one line.
+    """
+    check_suffix(path)
+    if not path.is_file():
+        raise ValueError(f"recording: there is no file {path}; lockstep record RUN --out {path} makes one")
+    try:
+        arrays, facts = _read(path)
+        found = json.loads(facts)
+        if found.pop("format") != FORMAT or len(arrays["observations"]) != len(arrays["actions"]):
+            raise ValueError("another format")
+        return Recording(**arrays, facts=found)
+    except (KeyError, ValueError, TypeError, OSError, zipfile.BadZipFile, SafetensorError) as error:
+        raise ValueError(f"recording: {path} is none: {' '.join(str(error).split())}") from None
+
+
+def _read(path: Path) -> tuple[dict[str, np.ndarray], str]:
+    if path.suffix == ".npz":
+        with zipfile.ZipFile(path) as file:  # np.load unpickles unless it is told not to
+            return {name: _member(file, name) for name in ARRAYS}, str(_member(file, FACTS))
+    with safe_open(path, framework="numpy") as file:
+        return {name: file.get_tensor(name) for name in ARRAYS}, file.metadata()[FACTS]
+
+
+def _member(file: zipfile.ZipFile, name: str) -> np.ndarray:
+    with file.open(f"{name}.npy") as content:
+        return np.lib.format.read_array(content, allow_pickle=False)

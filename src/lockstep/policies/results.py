@@ -1,0 +1,121 @@
+"""What an evaluation leaves: its episodes as JSON and CSV, and a histogram of their returns."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.policies.evaluation import success_of
+
+COLUMN_NAMES = ("return", "length", "success", "score")
+BAR, MEAN = "#1f5fa8", "#d9822b"
+MOST_BINS = 40
+
+
+def check_files(json_file: Path | None, csv_file: Path | None, histogram: Path | None) -> None:
+    """Raise a one-line ``ValueError`` where a file's name doesn't say what it is, or a histogram can't be drawn."""
+    suffixes = (("json", json_file, (".json",)), ("csv", csv_file, (".csv",)))
+    for option, path, known in (*suffixes, ("histogram", histogram, (".png", ".svg", ".pdf"))):
+        if path is not None and path.suffix not in known:
+            raise ValueError(f"{option}: {path} must end in {' or '.join(known)}")
+    if histogram is not None:
+        check_plot("histogram")
+
+
+def check_plot(option: str) -> None:
+    """Raise a one-line ``ValueError`` where matplotlib isn't installed."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ValueError(f"{option}: needs matplotlib; pip install 'lockstep-rl[plot]'")
+
+
+def written(*paths: Path | None) -> str:
+    """`` → FILE, FILE`` for those that were asked for."""
+    names = [str(path) for path in paths if path is not None]
+    return f" → {', '.join(names)}" if names else ""
+
+
+def columns_of(table: np.ndarray) -> dict[str, list[Any]]:
+    """An evaluation's table ``[n, 4]`` as lists by name; those of which no episode says anything are left out."""
+    success = [success_of(value) for value in table[:, 2].tolist()]
+    scores = [None if math.isnan(value) else value for value in table[:, 3].tolist()]
+    lists = (table[:, 0].tolist(), table[:, 1].astype(int).tolist(), success, scores)
+    named = dict(zip(COLUMN_NAMES, lists, strict=True))
+    return {name: values for name, values in named.items() if any(value is not None for value in values)}
+
+
+def write_json(path: Path, facts: Mapping[str, Any], table: np.ndarray) -> None:
+    """Facts about an evaluation, and under ``per_episode`` a list of each column."""
+    _write(path, json.dumps({**facts, "per_episode": columns_of(table)}, indent=1) + "\n")
+
+
+def read_json(path: Path) -> tuple[dict[str, Any], np.ndarray]:
+    """The reverse of :func:`write_json`.
+
+    Raises:
+        ValueError: the file is none of these; one line.
+    """
+    try:
+        facts = json.loads(path.read_text())
+        columns = facts.pop("per_episode")
+        table = np.full((len(columns["return"]), len(COLUMN_NAMES)), np.nan)
+        for place, name in enumerate(COLUMN_NAMES):
+            values = columns.get(name, [None] * len(table))
+            if name == "success":
+                values = [0 if value is None else 1 if value else -1 for value in values]
+            table[:, place] = [math.nan if value is None else value for value in values]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is no evaluation (lockstep eval RUN --json {path}): {error}") from None
+    return facts, table
+
+
+def write_csv(path: Path, table: np.ndarray) -> None:
+    """One line an episode, with its number."""
+    columns, text = columns_of(table), io.StringIO()
+    rows = zip(range(len(table)), *columns.values(), strict=True)
+    csv.writer(text, lineterminator="\n").writerows([("episode", *columns), *rows])
+    _write(path, text.getvalue())
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def edges_of(values: np.ndarray) -> np.ndarray:
+    """Where a histogram's bins begin and end: a bin a whole number where those are few, else evenly spaced ones."""
+    low, high = float(values.min()), float(values.max())
+    if np.all(values == np.round(values)) and high - low < MOST_BINS:
+        return np.arange(low, high + 2) - 0.5
+    return np.linspace(low, high if high > low else low + 1, MOST_BINS + 1)
+
+
+def draw_histogram(title: str, table: np.ndarray) -> Any:
+    """The figure: how often returns (scores, where there are) and lengths came, with their means."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.0, 3.8), layout="constrained")
+    columns = columns_of(table)
+    first = "score" if None not in columns.get("score", [None]) else "return"
+    for axis, name in zip(figure.subplots(1, 2), (first, "length"), strict=True):
+        values = np.asarray(columns[name], np.float64)
+        axis.hist(values, edges_of(values), color=BAR)
+        axis.axvline(values.mean(), color=MEAN, label=f"mean {values.mean():,.2f}")
+        axis.set_xlabel(name)
+        axis.set_ylabel("episodes")
+        axis.legend(frameon=False)
+    figure.suptitle(title)
+    return figure
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure as its file's name says."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)

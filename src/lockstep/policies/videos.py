@@ -1,0 +1,233 @@
+"""Pictures of a policy: windows, mp4 files, and the video of an evaluation."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lockstep.config.run import EnvConfig
+from lockstep.core.shards import keyed_seed
+from lockstep.envs.description import array_environment, make_environment
+from lockstep.envs.gymnasium.keyed import environment_failure, stated_mask
+from lockstep.envs.gymnasium.wrappers import LIFE_LOST
+from lockstep.policies.policy import Policy
+from lockstep.runs.directory import RunDirectory
+from lockstep.runs.trackers import NullTrackers, RunTrackers
+
+VIDEO_SUFFIXES = (".mp4", ".gif")
+CLEAR = "\x1b[H\x1b[J"
+"""Puts a terminal's cursor into the upper left corner and clears what is below."""
+
+
+def has_screen() -> bool:
+    """Whether windows can be opened here."""
+    return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def prepare_rendering(screen: bool) -> None:
+    """Choose the graphics libraries' back ends; before an environment that they belong to is imported."""
+    os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")  # pygame would swallow SIGTERM
+    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # Gymnasium before 1.4 opens the sound card, to play nothing
+    if not screen:
+        os.environ.setdefault("MUJOCO_GL", "egl")
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+
+
+def video_writer(video: Path, fps: int) -> Any:
+    """An mp4 or gif file to append frames to.
+
+    Raises:
+        ValueError: the name doesn't end in .mp4 or .gif, or what a video needs isn't installed.
+    """
+    check_suffix(video)
+    imageio = _imageio("video")
+    if video.suffix == ".gif":
+        video.parent.mkdir(parents=True, exist_ok=True)
+        return imageio.get_writer(video, mode="I", duration=1000 / fps, loop=0)
+    # ffmpeg replaces the forked process at once, so that JAX's threads, which the fork lacks, can't be missed
+    warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
+    video.parent.mkdir(parents=True, exist_ok=True)
+    return imageio.get_writer(video, fps=fps, macro_block_size=2)
+
+
+def check_suffix(video: Path) -> None:
+    """Raise a one-line ``ValueError`` where a video's name doesn't say what it is."""
+    if video.suffix not in VIDEO_SUFFIXES:
+        raise ValueError(f"video: {video} must end in {' or '.join(VIDEO_SUFFIXES)}")
+
+
+class Terminal:
+    """Shows texts one after the other: on a terminal each in place of the one before, at their pace.
+
+    Args:
+        fps: texts a second.
+    """
+
+    def __init__(self, fps: int) -> None:
+        self._pause = 1 / fps if sys.stdout.isatty() else 0.0
+
+    def append_data(self, text: str) -> None:
+        """Show one text."""
+        print(f"{CLEAR}{text}" if self._pause else text, flush=True)
+        time.sleep(self._pause)
+
+    def close(self) -> None:
+        """Nothing to let go."""
+
+
+def _imageio(key: str) -> Any:
+    try:
+        import imageio
+        import imageio_ffmpeg  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{key}: needs {error.name}; pip install 'lockstep-rl[video]'") from None
+    return imageio
+
+
+def drawn_environment(config: EnvConfig, mode: str) -> Any:
+    """An environment that draws itself in a window (``human``), as arrays (``rgb_array``) or as text (``ansi``).
+
+    Raises:
+        ValueError: it can't; one line.
+    """
+    if config.jax_only and array_environment(config.id) is None:
+        return importlib.import_module("lockstep.jax_engine.envs.picture").DrawnEnvironment(config, mode)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Gymnasium warns of the mode that the error below names
+        try:
+            return make_environment(config, render_mode=mode)
+        except ValueError as error:
+            if "render_mode" not in str(error):
+                raise
+            raise ValueError(f"{config.id} can't be drawn: it takes no render_mode={mode!r}") from None
+        except NotImplementedError:
+            raise ValueError(f"{config.id} can't be drawn: it has no render mode {mode!r}") from None
+
+
+def play_episode(
+    env: Any, policy: Policy, writer: Any, seed: int, deterministic: bool
+) -> tuple[float, int, int | None]:
+    """One episode, drawn before every step: return, length, and score where there is one."""
+    name, where, total, steps, over = policy.config.env.id, "reset", 0.0, 0, False
+    try:
+        observation, info = env.reset(seed=seed)
+        policy.reset()
+        where, masked = "step", policy.environment["mask_from"]
+        while not over and steps < policy.config.eval.max_steps:
+            if writer is not None:
+                writer.append_data(_frame(env))
+            action = policy(observation, deterministic, stated_mask(env, info, masked))
+            observation, reward, terminated, truncated, info = env.step(action)
+            if info.get(LIFE_LOST):
+                policy.reset()
+            total, steps, over = total + float(reward), steps + 1, terminated or truncated
+    except (ValueError, OSError):
+        raise
+    except Exception as error:
+        raise environment_failure(f"environment {name}", where, error) from error
+    return total, steps, info.get("score")
+
+
+def _frame(env: Any) -> Any:
+    try:
+        frame = env.render()
+    except Exception as error:
+        hint = (
+            "; on a machine without a screen MUJOCO_GL=egl or MUJOCO_GL=osmesa may help"
+            if "mujoco" in str(env.spec.entry_point)
+            else ""
+        )
+        why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise ValueError(f"{env.spec.id} can't be rendered here: {why}{hint}") from None
+    if frame is None:
+        raise ValueError(f"{env.spec.id} gives no picture in render mode {env.render_mode}")
+    return frame
+
+
+def frames_per_second(env: Any) -> int:
+    """What an environment's picture is meant for, or 30."""
+    return int(env.metadata.get("render_fps") or 30)
+
+
+def check_video(config: EnvConfig) -> None:
+    """Draw one picture of an environment, so that a run that records videos doesn't start where it can't.
+
+    Raises:
+        ValueError: it can't be drawn here, or what a video needs isn't installed; one line.
+    """
+    _imageio("eval.record_video")
+    prepare_rendering(screen=False)
+    try:
+        env = drawn_environment(config, "rgb_array")
+        try:
+            env.reset(seed=0)
+            _frame(env)
+        finally:
+            env.close()
+    except ValueError as error:
+        raise ValueError(f"eval.record_video: {error}") from None
+
+
+def record_evaluation(policy: Policy, video: Path) -> float:
+    """Record the first episode of a policy's evaluation, with its most likely actions, as an mp4 file.
+
+    The file appears under its name when it is whole.
+
+    Returns:
+        The episode's return.
+
+    Raises:
+        ValueError: the environment can't be drawn here.
+        OSError: the file can't be written.
+        EnvironmentFailureError: the environment raised.
+    """
+    prepare_rendering(screen=False)
+    env = drawn_environment(policy.config.env, "rgb_array")
+    unfinished = video.with_name(f".{video.stem}.unfinished.mp4")
+    try:
+        writer = video_writer(unfinished, frames_per_second(env))
+        try:
+            score, *_ = play_episode(env, policy, writer, keyed_seed(policy.config.seed, "eval", 0), True)
+        finally:
+            writer.close()
+        unfinished.replace(video)
+        return score
+    finally:
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        env.close()
+
+
+class EvaluationVideos:
+    """Videos of a run's evaluations, where a process writes; what fails costs the videos, not the run.
+
+    Args:
+        run: the run's directory.
+        trackers: that are told of each video.
+        wanted: whether there are to be any.
+    """
+
+    def __init__(self, run: RunDirectory, trackers: RunTrackers | NullTrackers, wanted: bool) -> None:
+        self._run, self._trackers, self._wanted = run, trackers, wanted
+
+    def record(self, policy: Callable[[], Policy], step: int) -> None:
+        """Record an episode at this environment step; ``policy`` is called where there is a file to write."""
+        path = self._run.video_path(step) if self._wanted else None
+        if path is None:
+            return
+        try:
+            record_evaluation(policy(), path)
+        except Exception as error:
+            self._wanted = False
+            self._run.warn(
+                f"{path} can't be recorded: {' '.join(str(error).split())}; no more videos, training goes on"
+            )
+        else:
+            self._trackers.video("eval/video", path, step)

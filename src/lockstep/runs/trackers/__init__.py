@@ -1,0 +1,287 @@
+"""Where a run's metrics go: the run's own record (JSON lines, CSV) and the optional trackers beside it.
+
+A metrics record is a flat dict in a fixed order: ``iteration``, ``global_step``, then ``rollout/…``, ``train/…``,
+``time/…`` and now and then ``eval/…``. A value may be ``None`` or NaN: not known this time.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from lockstep.config.run import Config, LogConfig
+from lockstep.runs.trackers.csv import CsvTracker, cut_csv
+from lockstep.runs.trackers.files import PlainRecord
+from lockstep.runs.trackers.jsonl import JsonlTracker, cut_jsonl, last_global_step_of
+from lockstep.runs.trackers.service import TrackedRun, note_logged
+
+METRICS_JSONL = "metrics.jsonl"
+METRICS_CSV = "metrics.csv"
+TENSORBOARD = "tensorboard"
+
+
+class Tracker(Protocol):
+    """Somewhere that metrics records go."""
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        """Take one record."""
+        ...
+
+    def close(self) -> None:
+        """Finish; nothing is logged afterwards."""
+        ...
+
+
+@runtime_checkable
+class TextTracker(Tracker, Protocol):
+    """A tracker that takes text too: the run's config, say."""
+
+    def text(self, tag: str, text: str) -> None:
+        """Keep ``text`` (markdown) under ``tag``."""
+        ...
+
+
+@runtime_checkable
+class VideoTracker(Tracker, Protocol):
+    """A tracker that takes videos too."""
+
+    def video(self, tag: str, path: Path, global_step: int) -> None:
+        """Keep the mp4 file ``path`` under ``tag`` at ``global_step``, before that step's record comes."""
+        ...
+
+
+@runtime_checkable
+class PlacedTracker(Tracker, Protocol):
+    """A tracker that says where to look, in one line."""
+
+    place: str
+
+
+def _tensorboard(run: TrackedRun) -> Tracker:
+    from lockstep.runs.trackers.tensorboard import TensorBoardTracker  # 0.2 s to import: only where it is used
+
+    return TensorBoardTracker(run.directory / TENSORBOARD)
+
+
+def _wandb(run: TrackedRun) -> Tracker:
+    from lockstep.runs.trackers.wandb import WandbTracker
+
+    return WandbTracker(run)
+
+
+def _trackio(run: TrackedRun) -> Tracker:
+    from lockstep.runs.trackers.trackio import TrackioTracker
+
+    return TrackioTracker(run)
+
+
+def _mlflow(run: TrackedRun) -> Tracker:
+    from lockstep.runs.trackers.mlflow import MlflowTracker
+
+    return MlflowTracker(run)
+
+
+OPTIONAL_TRACKERS: Mapping[str, Callable[[TrackedRun], Tracker]] = {
+    "tensorboard": _tensorboard,
+    "wandb": _wandb,
+    "trackio": _trackio,
+    "mlflow": _mlflow,
+}
+"""Name of each optional tracker, also its key in the config's ``log``, and how to open it for a run."""
+
+EXTRAS = {"wandb": ("wandb",), "trackio": ("trackio",), "mlflow": ("mlflow", "sqlalchemy", "alembic")}
+"""Trackers that need an extra of their own name, and the modules that it brings."""
+
+
+def wanted_trackers(log: LogConfig) -> list[str]:
+    """Names of the optional trackers that a config asks for."""
+    return [name for name in OPTIONAL_TRACKERS if getattr(log, name)]
+
+
+def check_trackers(log: LogConfig) -> None:
+    """Make sure that what the trackers need is installed.
+
+    Raises:
+        ValueError: a package is missing; one line with the command that installs it.
+    """
+    for name in wanted_trackers(log):
+        for module in EXTRAS.get(name, ()):
+            spec = importlib.util.find_spec(module)
+            if spec is None or spec.origin is None:  # no origin: a mere folder, such as ./wandb
+                raise ValueError(f"log.{name}: needs the package {module}; pip install 'lockstep-rl[{name}]'")
+
+
+class RunTrackers:
+    """All trackers of one run.
+
+    ``metrics.jsonl`` and ``metrics.csv`` are the run's own record: when one cannot be written, ``log`` raises. The
+    optional trackers and the extra JSON lines are company: one that fails after the start costs a warning line and is
+    dropped. At the start any failure stops the run, while nothing is lost yet.
+
+    Args:
+        directory: the run's directory.
+        names: the optional trackers wanted, keys of ``available``.
+        extra_jsonl: path of a second ``metrics.jsonl``.
+        available: optional trackers by name.
+        config: the run's, for the trackers that keep it.
+
+    Raises:
+        ValueError: a tracker cannot start; one line that names it and says why.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        names: Iterable[str] = ("tensorboard",),
+        extra_jsonl: Path | None = None,
+        available: Mapping[str, Callable[[TrackedRun], Tracker]] = OPTIONAL_TRACKERS,
+        config: Config | None = None,
+    ) -> None:
+        self._directory = directory
+        run = TrackedRun(directory, config or Config())
+        self._required: dict[str, Tracker] = {}
+        self._optional: dict[str, Tracker] = {}
+        jsonl = directory / METRICS_JSONL
+        is_new = not jsonl.is_file() or jsonl.stat().st_size == 0
+        try:
+            self._required["jsonl"] = _start("jsonl", lambda: JsonlTracker(jsonl))
+            self._required["csv"] = _start("csv", lambda: CsvTracker(directory / METRICS_CSV))
+            if extra_jsonl is not None:
+                self._optional["extra jsonl"] = _start("extra jsonl", lambda: _extra_jsonl(extra_jsonl, is_new))
+            for name in names:
+                self._optional[name] = _start(name, lambda name=name: _lookup(name, available)(run))
+        except ValueError:
+            self.close()
+            raise
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        """Hand ``record`` to every tracker.
+
+        Raises:
+            OSError: the run's own record cannot be written.
+        """
+        plain = PlainRecord.of(record)
+        for name, tracker in self._required.items():
+            try:
+                tracker.log(plain)
+            except OSError as error:
+                path = str(self._directory / f"metrics.{name}")
+                raise OSError(error.errno, error.strerror, path) from error
+        self._try_optional(lambda tracker: tracker.log(plain))
+
+    def text(self, tag: str, text: str) -> None:
+        """Hand ``text`` to the trackers that take text; for a new run only, or it stands there twice."""
+        self._try_optional(lambda tracker: tracker.text(tag, text) if isinstance(tracker, TextTracker) else None)
+
+    def video(self, tag: str, path: Path, global_step: int) -> None:
+        """Hand an mp4 file to the trackers that take videos."""
+        self._try_optional(
+            lambda tracker: tracker.video(tag, path, global_step) if isinstance(tracker, VideoTracker) else None
+        )
+
+    def places(self) -> list[str]:
+        """Where to look at the trackers outside the run directory, a line each."""
+        placed = {name: tracker.place for name, tracker in self._optional.items() if isinstance(tracker, PlacedTracker)}
+        return [f"{name}: {place}" for name, place in placed.items()]
+
+    def close(self) -> None:
+        """Close every tracker; a second call does nothing.
+
+        Raises:
+            OSError: the run's own record cannot be finished (the others are closed all the same).
+        """
+        self._try_optional(lambda tracker: tracker.close())
+        self._optional = {}
+        failure = None
+        while self._required:
+            _, tracker = self._required.popitem()
+            try:
+                tracker.close()
+            except OSError as error:
+                failure = error
+        if failure is not None:
+            raise failure
+
+    def _try_optional(self, action: Callable[[Tracker], None]) -> None:
+        """Do ``action`` with each optional tracker; warn of one that fails, and drop it."""
+        for name, tracker in list(self._optional.items()):
+            try:
+                action(tracker)
+            except Exception as error:
+                del self._optional[name]
+                line = f"tracker {name} failed: {_reason(error)}; it is switched off, training goes on"
+                print(line, file=sys.stderr, flush=True)
+                with suppress(Exception):
+                    tracker.close()
+
+
+class NullTrackers:
+    """The trackers of every rank but 0: they do nothing."""
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        """Do nothing."""
+
+    def text(self, tag: str, text: str) -> None:
+        """Do nothing."""
+
+    def video(self, tag: str, path: Path, global_step: int) -> None:
+        """Do nothing."""
+
+    def places(self) -> list[str]:
+        """Nowhere."""
+        return []
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def cut_trackers(directory: Path, last_iteration: int, last_global_step: int, extra_jsonl: Path | None = None) -> None:
+    """Remove what the trackers of a run hold beyond a checkpoint, before they are opened again.
+
+    Args:
+        directory: the run's directory.
+        last_iteration: the last iteration that the checkpoint includes.
+        last_global_step: ``global_step`` of that iteration.
+        extra_jsonl: path of the second ``metrics.jsonl``.
+
+    Raises:
+        ValueError: a file is damaged elsewhere than at its end.
+    """
+    note_logged(directory, last_global_step_of(directory / METRICS_JSONL))
+    cut_jsonl(directory / METRICS_JSONL, last_iteration)
+    cut_csv(directory / METRICS_CSV, last_iteration)
+    if extra_jsonl is not None:
+        cut_jsonl(extra_jsonl, last_iteration)
+    if (directory / TENSORBOARD).is_dir():
+        from lockstep.runs.trackers.tensorboard import cut_tensorboard
+
+        cut_tensorboard(directory / TENSORBOARD, last_global_step)
+
+
+def _start(name: str, open_tracker: Callable[[], Tracker]) -> Tracker:
+    try:
+        return open_tracker()
+    except Exception as error:
+        raise ValueError(f"tracker {name} cannot start: {_reason(error)}") from error
+
+
+def _lookup(name: str, available: Mapping[str, Callable[[TrackedRun], Tracker]]) -> Callable[[TrackedRun], Tracker]:
+    if name not in available:
+        raise ValueError(f"there is no such tracker; choose from {', '.join(sorted(available))}")
+    return available[name]
+
+
+def _extra_jsonl(path: Path, is_new_run: bool) -> JsonlTracker:
+    if is_new_run and path.is_file() and path.stat().st_size:
+        raise ValueError(f"{path} already holds another run's records; give another path or remove it")
+    return JsonlTracker(path)
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, on one line; the class too where the message alone says little (``KeyError: 'loss'``)."""
+    text = " ".join(str(error).split())
+    return text if text and isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {text}"

@@ -1,0 +1,78 @@
+"""Metrics as JSON lines: one object an iteration."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from lockstep.runs.trackers.files import PlainRecord, open_to_append, replacing
+
+_ENCODER = json.JSONEncoder(allow_nan=False)
+
+
+class JsonlTracker:
+    """Appends one JSON object a line and flushes each, with every digit of a float64.
+
+    A value that is ``None``, NaN or infinite is written as ``null``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = open_to_append(path)
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        """Append ``record``, keys in its own order."""
+        self._file.write(_ENCODER.encode(PlainRecord.of(record)) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def cut_jsonl(path: Path, last_iteration: int) -> None:
+    """Remove the lines of iterations after ``last_iteration`` and a torn last line, atomically.
+
+    A file that doesn't exist (or isn't a regular one, such as a pipe) is left alone.
+
+    Raises:
+        ValueError: a line before the last is no metrics record.
+    """
+    if not path.is_file():
+        return
+    broken = 0
+    with path.open("rb") as lines, replacing(path) as kept:
+        for number, line in enumerate(lines, start=1):
+            if broken:
+                raise ValueError(f"{path}: line {broken} is no metrics record; remove that line")
+            iteration = _iteration(line)
+            if iteration is None:
+                broken = number
+            elif iteration <= last_iteration:
+                kept.write(line.rstrip(b"\n") + b"\n")
+
+
+def last_global_step_of(path: Path) -> int | None:
+    """``global_step`` of the last whole record, ``None`` when there is none."""
+    last = None
+    with path.open("rb") if path.is_file() else nullcontext([]) as lines:
+        for line in lines:
+            step = _integer(line, "global_step")
+            last = last if step is None else step
+    return last
+
+
+def _iteration(line: bytes) -> int | None:
+    """The iteration of one line, ``None`` when the line is no whole record (half an object is never valid JSON)."""
+    return _integer(line, "iteration")
+
+
+def _integer(line: bytes, key: str) -> int | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    value = record.get(key) if isinstance(record, dict) else None
+    return value if isinstance(value, int) else None

@@ -1,0 +1,99 @@
+"""Metrics, parameters and videos to MLflow: a database beside the run directories, or the server of its variables."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from lockstep.runs.trackers.service import TrackedRun, flattened, metrics_of
+
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # read on import: nothing goes out unasked
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param, RunTag
+
+SERVICE = "mlflow"
+MAX_PARAMS = 100  # of one request
+
+
+class MlflowTracker:
+    """One MLflow run in the experiment ``log.project``; a resumed run goes on under the same id.
+
+    Without ``MLFLOW_TRACKING_URI`` it goes to the SQLite file ``mlflow.db`` beside the run directory, files to
+    ``mlartifacts/`` there. ``log`` returns when the metrics are stored.
+
+    Attributes:
+        place: where to look, in one line.
+    """
+
+    def __init__(self, run: TrackedRun) -> None:
+        known, runs_dir = run.remembered(SERVICE), run.directory.resolve().parent
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        local = uri is None
+        uri = uri or f"sqlite:///{runs_dir / 'mlflow.db'}"
+        with _quiet_migrations():
+            self._client = MlflowClient(uri)
+            if known:
+                self._id = known["id"]
+                self._client.update_run(self._id, "RUNNING")
+            else:
+                experiment = self._experiment(run.project, str(runs_dir / "mlartifacts") if local else None)
+                self._id = self._client.create_run(experiment, run_name=run.name).info.run_id
+        run.remember(SERVICE, {"id": self._id})
+        self._describe(run)
+        self._until = run.logged_until(SERVICE)
+        self.place = f"mlflow ui --backend-store-uri {uri}" if local else f"run {self._id}"
+
+    def _experiment(self, name: str, artifacts: str | None) -> str:
+        there = self._client.get_experiment_by_name(name)
+        return self._client.create_experiment(name, artifacts) if there is None else there.experiment_id
+
+    def _describe(self, run: TrackedRun) -> None:
+        """Parameters and tags. A parameter never changes: what a resumed run changed becomes a tag."""
+        log, stored = run.config.log, self._client.get_run(self._id).data.params
+        wanted = {key: str(value) for key, value in flattened(run.settings()).items()}
+        new = [Param(key, value) for key, value in wanted.items() if key not in stored]
+        tags = {key: "true" for key in log.tags or ()} | ({"group": log.group} if log.group else {})
+        tags |= {f"resumed.{key}": value for key, value in wanted.items() if stored.get(key, value) != value}
+        for first in range(0, len(new), MAX_PARAMS):
+            self._client.log_batch(self._id, params=new[first : first + MAX_PARAMS])
+        if tags:
+            self._client.log_batch(self._id, tags=[RunTag(key, value) for key, value in tags.items()])
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        """Log the record's numbers at its ``global_step``."""
+        step, now = int(record["global_step"]), int(1000 * time.time())
+        if step > self._until:
+            metrics = [Metric(key, float(value), now, step) for key, value in metrics_of(record).items()]
+            self._client.log_batch(self._id, metrics=metrics)
+
+    def text(self, tag: str, text: str) -> None:
+        """Keep markdown as the artifact ``<tag>.md``."""
+        self._client.log_text(self._id, text, f"{tag}.md")
+
+    def video(self, tag: str, path: Path, global_step: int) -> None:
+        """Keep an mp4 file as an artifact under the tag; its own name says the step."""
+        self._client.log_artifact(self._id, str(path), tag)
+
+    def close(self) -> None:
+        """End the MLflow run."""
+        self._client.set_terminated(self._id)
+
+
+@contextlib.contextmanager
+def _quiet_migrations() -> Iterator[None]:
+    """The first use of a database reports its making line by line."""
+    loggers = [logging.getLogger(name) for name in ("mlflow", "alembic")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,109 @@
+"""What a tracking service is told of a run, and what the run directory remembers of each service."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep.config.run import Config
+from lockstep.runs.trackers.files import PlainRecord
+
+TRACKERS_JSON = "trackers.json"
+DEFAULT_PROJECT = "lockstep"
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """A run as a tracker sees it.
+
+    ``trackers.json`` in the run directory holds what each service calls the run, so that a resumed run goes on there,
+    and how far it had come there.
+
+    Attributes:
+        directory: the run's directory; its name is the run's.
+        config: resolved.
+    """
+
+    directory: Path
+    config: Config
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.directory.resolve().name
+
+    @property
+    def project(self) -> str:
+        """The project (MLflow: experiment) that the run belongs to."""
+        return self.config.log.project or DEFAULT_PROJECT
+
+    def settings(self) -> dict[str, Any]:
+        """The whole config as JSON holds it, nested."""
+        return self.config.model_dump(mode="json")
+
+    def remembered(self, service: str) -> dict[str, Any]:
+        """What :meth:`remember` kept of a service; empty when the run is new to it."""
+        return dict(_read(self.directory).get(service, {}))
+
+    def remember(self, service: str, facts: Mapping[str, Any]) -> None:
+        """Keep what a service calls this run."""
+        memory = _read(self.directory)
+        memory[service] = memory.get(service, {}) | dict(facts)
+        _write(self.directory, memory)
+
+    def logged_until(self, service: str) -> int:
+        """The last global step that the service was sent before a resume, or -1.
+
+        Services can't unwrite. A resumed run repeats the steps after its checkpoint with the same values, so what
+        was sent is not sent again, and nothing stands twice.
+        """
+        return int(self.remembered(service).get("logged_until", -1))
+
+
+def note_logged(directory: Path, last_global_step: int | None) -> None:
+    """Note for every service of a run how far it was sent, before the run's own record is cut."""
+    memory = _read(directory)
+    if last_global_step is None or not memory:
+        return
+    for facts in memory.values():
+        facts["logged_until"] = max(facts.get("logged_until", -1), last_global_step)
+    _write(directory, memory)
+
+
+def flattened(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings with dotted keys; lists and ``env.kwargs`` stay values."""
+    out: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and key != "kwargs":
+            out |= flattened(value, f"{prefix}{key}.")
+        else:
+            out[prefix + key] = value
+    return out
+
+
+def metrics_of(record: Mapping[str, Any]) -> dict[str, int | float]:
+    """The numbers of a metrics record; what is unknown or not finite is left out."""
+    return {key: value for key, value in PlainRecord.of(record).items() if isinstance(value, (int, float))}
+
+
+def _read(directory: Path) -> dict[str, dict[str, Any]]:
+    path = directory / TRACKERS_JSON
+    if not path.is_file():
+        return {}
+    try:
+        memory = json.loads(path.read_text())
+    except ValueError:
+        memory = None
+    if not isinstance(memory, dict) or not all(isinstance(facts, dict) for facts in memory.values()):
+        raise ValueError(f"{path} is damaged; remove it, and the services start this run anew")
+    return memory
+
+
+def _write(directory: Path, memory: Mapping[str, Any]) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    temporary = directory / f".{TRACKERS_JSON}.tmp"
+    temporary.write_text(json.dumps(memory, indent=2) + "\n")
+    temporary.replace(directory / TRACKERS_JSON)

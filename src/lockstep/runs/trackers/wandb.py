@@ -1,0 +1,71 @@
+"""Metrics, config and videos to Weights & Biases, online or (``WANDB_MODE=offline``) as files to be synchronised."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lockstep.runs.trackers.service import TrackedRun, metrics_of
+
+os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read on import: crash reports go nowhere unasked
+
+import wandb
+
+SERVICE = "wandb"
+
+
+class WandbTracker:
+    """One W&B run in the run directory's ``wandb/``; a resumed run goes on under the same id.
+
+    ``WANDB_MODE``, ``WANDB_BASE_URL`` and the other variables of W&B apply.
+
+    Attributes:
+        place: where to look, in one line.
+    """
+
+    def __init__(self, run: TrackedRun) -> None:
+        log, known = run.config.log, run.remembered(SERVICE)
+        self._run = wandb.init(
+            project=run.project,
+            entity=log.entity,
+            group=log.group,
+            tags=list(log.tags or ()),
+            name=run.name,
+            id=known.get("id"),
+            resume="allow",
+            config=run.settings(),
+            allow_val_change=True,
+            dir=str(run.directory),
+            reinit="create_new",
+            settings=wandb.Settings(silent=True, console="off"),  # the terminal is the progress display's
+        )
+        run.remember(SERVICE, {"id": self._run.id, "project": run.project})
+        # Online W&B itself knows how far it came; a killed process may have left the last records unsent.
+        self._until = run.logged_until(SERVICE) if self._run.offline else self._run.starting_step - 1
+        self._run.define_metric("global_step")
+        self._run.define_metric("*", step_metric="global_step")
+        if self._run.offline:
+            self.place = f"wandb sync {run.directory / 'wandb'}/offline-run-*"
+        else:
+            self.place = str(self._run.url)
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        """Log the record's numbers at its ``global_step``."""
+        step = int(record["global_step"])
+        if step > self._until:
+            self._run.log(metrics_of(record), step=step)
+
+    def text(self, tag: str, text: str) -> None:
+        """Keep markdown among the run's files, as ``<tag>.md``."""
+        (Path(self._run.dir) / f"{tag}.md").write_text(text)
+
+    def video(self, tag: str, path: Path, global_step: int) -> None:
+        """Log an mp4 file; it shares its step with the record that follows."""
+        if global_step > self._until:
+            self._run.log({tag: wandb.Video(str(path), format="mp4")}, step=global_step)
+
+    def close(self) -> None:
+        """Finish the W&B run: what is queued is sent first."""
+        self._run.finish()

@@ -1,0 +1,169 @@
+"""FSDP2: parameters, gradients and Adam's moments of a large network sharded over the ranks.
+
+Each rank keeps a slice of every parameter, cut along its first axis, and both moments of that slice. In a training
+step FSDP gathers the parameters for the forward and backward pass and gives each rank its slice of the gradient. A
+rollout calls the networks at every step, so it gathers one whole copy (:meth:`ShardedParameters.gather`) and frees it
+before the update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+
+from lockstep.torch_engine.plain.adam import MOMENTS
+
+Collective = Callable[[Tensor], Tensor]
+
+
+class _Allocating:
+    """Buffers of their own for FSDP's collectives."""
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """An uninitialised tensor."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class _Gathering(_Allocating, AllGather):
+    """FSDP's all-gather by another way than the backend's."""
+
+    def __init__(self, gather: Collective) -> None:
+        self._gather = gather
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False) -> None:
+        output_tensor.copy_(self._gather(input_tensor).view(-1))
+
+
+class _Scattering(_Allocating, ReduceScatter):
+    """FSDP's reduce-scatter by another way than the backend's."""
+
+    def __init__(self, reduce: Collective, rank: int) -> None:
+        self._reduce, self._rank = reduce, rank
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
+    ) -> None:
+        size = output_tensor.numel()
+        output_tensor.copy_(self._reduce(input_tensor)[self._rank * size : (self._rank + 1) * size])
+
+
+class ShardedParameters:
+    """One rank's slices of a module's parameters and of their Adam moments.
+
+    Args:
+        module: its parameters, all of them float32 with one axis or more, are sharded in place.
+        device: where they live.
+        rank: this rank's; ``world_size`` the number of ranks.
+        world_size: see ``rank``.
+        gather: ``[…]`` of every rank as ``[world_size, …]``.
+        reduce: sum over ranks.
+        own_transport: whether FSDP's collectives go through these two as well, else through the backend's own, which
+            overlap with the computation (NCCL).
+
+    Attributes:
+        module: what is called for the loss.
+        slices: this rank's part of each parameter, memory that the optimiser changes.
+        norm: global norm of the last gradient.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        device: torch.device,
+        rank: int,
+        world_size: int,
+        gather: Collective,
+        reduce: Collective,
+        own_transport: bool,
+    ) -> None:
+        self.shapes = [tuple(p.shape) for p in module.parameters()]
+        assert all(self.shapes), "FSDP shards along the first axis"
+        self._rank, self._world_size, self._gather, self._reduce = rank, world_size, gather, reduce
+        mesh = init_device_mesh(device.type, (world_size,))
+        wrapped = fully_shard(module, mesh=mesh)
+        assert isinstance(wrapped, FSDPModule)
+        wrapped.set_gradient_divide_factor(1.0)  # the loss is a part of a global mean already
+        wrapped.set_force_sum_reduction_for_comms(True)
+        if own_transport:
+            wrapped.set_custom_all_gather(_Gathering(gather))
+            wrapped.set_custom_reduce_scatter(_Scattering(reduce, rank))
+        self._wrapped, self.module = wrapped, module
+        with torch.no_grad():
+            self.slices: list[Tensor] = [p.to_local() for p in module.parameters()]  # type: ignore[attr-defined]
+        self.norm = torch.zeros((), device=device)
+
+    def _rows(self, shape: tuple[int, ...]) -> int:
+        """Rows of a parameter that a rank holds at most."""
+        return -(-shape[0] // self._world_size)
+
+    def full(self, slices: Sequence[Tensor]) -> Tensor:
+        """The whole vector ``[P]`` of every rank's slices (of parameters or of a moment); on all ranks the same."""
+        pieces = []
+        for piece, shape in zip(slices, self.shapes, strict=True):
+            padded = piece.new_zeros((self._rows(shape), *shape[1:]))
+            padded[: len(piece)] = piece
+            pieces.append(padded.flatten())
+        everyone = self._gather(torch.cat(pieces))
+        parts = torch.split(everyone, [piece.numel() for piece in pieces], 1)
+        sizes = [torch.Size(shape).numel() for shape in self.shapes]
+        return torch.cat([part.reshape(-1)[:size] for part, size in zip(parts, sizes, strict=True)])
+
+    @torch.no_grad()
+    def take(self, slices: Sequence[Tensor], vector: Tensor) -> None:
+        """The reverse of :meth:`full`: copy this rank's part of a whole vector ``[P]`` into its slices."""
+        sizes = [torch.Size(shape).numel() for shape in self.shapes]
+        for piece, shape, part in zip(slices, self.shapes, torch.split(vector, sizes), strict=True):
+            first = self._rank * self._rows(shape)
+            piece.copy_(part.view(shape)[first : first + len(piece)])
+
+    def gather(self, flat: Tensor) -> None:
+        """Fill a vector ``[P]`` that was released with the whole parameters."""
+        storage = flat.untyped_storage()
+        if not storage.nbytes():
+            storage.resize_(flat.numel() * flat.element_size())
+            flat.copy_(self.full(self.slices))
+
+    @staticmethod
+    def release(flat: Tensor) -> None:
+        """Free a vector's memory; it and its views keep their shapes."""
+        flat.untyped_storage().resize_(0)
+
+    def reduce_after(self, backward: bool) -> None:
+        """Whether the next backward pass reduces the gradients, or keeps them for one that will."""
+        self._wrapped.set_requires_gradient_sync(backward)
+
+    def take_gradient(self) -> Tensor:
+        """This rank's part of the reduced gradient, one vector in the order of ``slices``; it is forgotten there."""
+        parts = []
+        for parameter, piece in zip(self.module.parameters(), self.slices, strict=True):
+            gradient = parameter.grad
+            parts.append(torch.zeros_like(piece) if gradient is None else gradient.to_local())  # type: ignore[attr-defined]
+            parameter.grad = None
+        return torch.cat([part.flatten() for part in parts])
+
+    def combined(self, gradient: Tensor, terms: Tensor) -> Tensor:
+        """Sum loss terms ``[T]`` over ranks, and take the global norm of the gradient in the same collective."""
+        squares = gradient.double().square().sum()
+        total = self._reduce(torch.cat([terms.double(), squares.unsqueeze(0)]))
+        self.norm = total[-1].sqrt().float()
+        return total[:-1].to(terms.dtype)
+
+    def make_optimizer(self, options: dict[str, Any]) -> torch.optim.Adam:
+        """Adam on the slices alone, its moments in place from the start."""
+        for piece in self.slices:
+            piece.grad = torch.zeros_like(piece)
+        optimizer = torch.optim.Adam(self.slices, fused=True, **options)
+        for piece in self.slices:
+            moments = {name: torch.zeros_like(piece) for name in MOMENTS}
+            optimizer.state[piece] = {"step": torch.zeros((), device=piece.device), **moments}
+        return optimizer
+
+    def moments(self, optimizer: torch.optim.Adam, name: str) -> list[Tensor]:
+        """This rank's slices of a moment."""
+        return [optimizer.state[piece][name] for piece in self.slices]

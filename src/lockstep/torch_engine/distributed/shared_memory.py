@@ -1,0 +1,284 @@
+"""Collectives between the ranks of one host: slots in memory that all of them map, and flags that they watch.
+
+The memory has no name (``memfd_create``): ranks open it through ``/proc`` of the rank that offers it, so nothing can be
+left behind, whatever ends them. A rank copies its tensor into its slot and then stores the collective's number in its
+flag; who reads that number finds the tensor. That order needs no fence on x86-64, where stores become visible in
+program order; other processors would need one that Python can't give, so they use the backend's collectives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import platform
+import secrets
+import select
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.core.errors import PeerFailureError
+
+SLOT_BYTES = 1 << 20  # longer messages go in pieces; a piece this long costs its copies, not its flags
+LINE_BYTES = 128  # a flag has two cache lines to itself: processors fetch them in pairs
+SPINS = 4000  # about 200 µs of looking at a flag before sleeping on it, as long as that helps
+FEWEST_SPINS = 200
+SLEEP = 0.005  # then sleep until the peer wakes this rank, at most so many seconds before looking whether it lives
+LEFT, SIZES, AWAITED = 1, 2, 4  # words of a rank's line behind its flag: it has left; bytes of its even and its odd
+# collectives; the collective for which a peer sleeps
+SYSCALL_FUTEX, FUTEX_WAIT, FUTEX_WAKE, ALL = 202, 0, 1, 2**31 - 1
+NAMESPACES = ("ipc", "net", "pid")
+
+GatherJson = Callable[[Any], list[Any]]
+
+
+def obstacle() -> str | None:
+    """Why this machine can't share memory between ranks, or None."""
+    if sys.platform != "linux" or not hasattr(os, "memfd_create") or not hasattr(os, "pidfd_open"):
+        return "it needs Linux"
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return f"it needs x86-64, not {platform.machine()}"
+    return None
+
+
+def host_identity() -> dict[str, str]:
+    """What two ranks have in common if they run on one host: boot, host name, namespaces."""
+    identity = {name: os.readlink(f"/proc/self/ns/{name}") for name in NAMESPACES}
+    identity["boot"] = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return identity | {"host": socket.gethostname()}
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+_LIBC = ctypes.CDLL(None)
+
+
+class SharedSlots:
+    """A double-buffered gather of one slot for each rank.
+
+    Collective ``n`` uses buffer ``n % 2``. A rank writes there again in collective ``n + 2``, which it enters after it
+    has seen every flag at ``n + 1``; a rank raises its flag to ``n + 1`` when it is done with the results of ``n``.
+
+    Args:
+        rank: this rank.
+        world_size: number of ranks, at least 2.
+        memory: what all of them have mapped, :meth:`bytes_needed` long.
+        processes: a pidfd of every rank.
+        timeout: seconds to wait for a peer.
+        slot_bytes: longest message that goes in one piece, a multiple of 64.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        memory: mmap.mmap,
+        processes: list[int],
+        timeout: float,
+        slot_bytes: int = SLOT_BYTES,
+    ) -> None:
+        self._rank, self._world_size, self._timeout, self._slot_bytes = rank, world_size, timeout, slot_bytes
+        words = LINE_BYTES // 8
+        self._words, self._bytes = memoryview(memory).cast("B").cast("q"), memoryview(memory)
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self._sleep = _Timespec(0, int(SLEEP * 1e9))
+        self._line = (1 + rank) * words
+        self._peers = [(r, (1 + r) * words) for r in range(world_size) if r != rank]
+        self._spins = SPINS
+        self._processes, self._watch = processes, select.poll()
+        for r, _ in self._peers:
+            self._watch.register(processes[r], select.POLLIN)
+        self._collective = 0
+        first = (1 + world_size) * LINE_BYTES
+        everything = torch.frombuffer(memory, dtype=torch.uint8)[first:].view(2, world_size, slot_bytes)
+        self._buffers: list[dict[torch.dtype, Tensor]] = [{torch.uint8: everything[0]}, {torch.uint8: everything[1]}]
+        self._mine = [first + (parity * world_size + rank) * slot_bytes for parity in range(2)]
+
+    @staticmethod
+    def bytes_needed(world_size: int, slot_bytes: int = SLOT_BYTES) -> int:
+        """Length of the memory for so many ranks: a line for the token, a line and two slots for each rank."""
+        return LINE_BYTES + world_size * (LINE_BYTES + 2 * slot_bytes)
+
+    def gather(self, x: Tensor) -> Tensor:
+        """``[…]`` of every rank, contiguous and on the CPU: ``[world_size, …]`` in memory of its own.
+
+        Raises:
+            PeerFailureError: a peer ended, left, or didn't come in time; or it brought a tensor of another size.
+        """
+        pieces = self.pieces(x)
+        if len(pieces) == 1:
+            return self.view(x).clone(memory_format=torch.contiguous_format)
+        out = x.new_empty((self._world_size, x.numel()))
+        for part, piece in zip(self.pieces(out, dim=1), pieces, strict=True):
+            part.copy_(self.view(piece))
+        return out.view(self._world_size, *x.shape)
+
+    def pieces(self, x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
+        """A contiguous tensor, flat from ``dim`` on, in as many parts as it takes to fit each into a slot."""
+        return x.flatten(dim).split(self._slot_bytes // x.element_size(), dim)
+
+    def view(self, x: Tensor) -> Tensor:
+        """Like :meth:`gather`, of a tensor that fits into a slot; the result lies there, until the next collective."""
+        size = x.numel() * x.element_size()
+        self._collective += 1
+        number, parity = self._collective, self._collective & 1
+        if size:
+            start = self._mine[parity]
+            self._bytes[start : start + size] = x.detach().view(-1).view(torch.uint8).numpy().data
+        line, words = self._line, self._words
+        words[line + SIZES + parity] = size
+        words[line] = number
+        if words[line + AWAITED] == number:
+            self._futex(line, FUTEX_WAKE, ALL)
+        self._wait(number)
+        for peer, line in self._peers:
+            theirs = words[line + SIZES + parity]
+            if theirs != size:
+                raise PeerFailureError(
+                    f"rank {self._rank} brought {size} bytes to a collective and rank {peer} brought {theirs}"
+                )
+        return self._rows(parity, x)
+
+    def _rows(self, parity: int, x: Tensor) -> Tensor:
+        typed = self._buffers[parity]
+        base = typed.get(x.dtype)
+        if base is None:
+            base = typed[x.dtype] = typed[torch.uint8].view(x.dtype)
+        shape = (self._world_size, *x.shape)
+        return base.as_strided(shape, (base.stride(0), *x.contiguous().stride()))
+
+    def _wait(self, number: int) -> None:
+        """Return when every flag has reached a collective's number."""
+        words = self._words
+        for peer, line in self._peers:
+            spins = self._spins
+            while words[line] < number:
+                spins -= 1
+                if not spins:  # in vain: less next time, for whoever has the core that the peer waits for
+                    self._wait_long(peer, line, number)
+                    self._spins = max(FEWEST_SPINS, self._spins // 2)
+                    break
+            else:
+                self._spins = min(SPINS, self._spins + FEWEST_SPINS)
+
+    def _wait_long(self, peer: int, line: int, number: int) -> None:
+        words, deadline = self._words, time.monotonic() + self._timeout
+        while True:
+            gone = self._gone()  # before the flag: a peer may end as soon as it has raised it
+            reached = words[line]
+            if reached >= number:
+                return
+            if gone is not None:
+                raise PeerFailureError(f"rank {self._rank} lost its peers: {gone}")
+            if time.monotonic() > deadline:
+                raise PeerFailureError(
+                    f"rank {self._rank} lost its peers: rank {peer} didn't come to a collective in {self._timeout:g} s"
+                )
+            words[line + AWAITED] = number
+            self._futex(line, FUTEX_WAIT, reached, ctypes.byref(self._sleep))
+
+    def _futex(self, line: int, operation: int, value: int, limit: Any = None) -> None:
+        """Sleep while a flag's lower half is ``value``, or wake who does. A wake may be missed: sleeps are short."""
+        address = ctypes.c_void_p(self._address + 8 * line)
+        _LIBC.syscall(SYSCALL_FUTEX, address, operation, ctypes.c_uint32(value), limit, None, 0)
+
+    def _gone(self) -> str | None:
+        """How a peer that this rank still waits for ended or left, if one did."""
+        ended = {fd for fd, _ in self._watch.poll(0)}
+        for peer, line in self._peers:
+            left = self._words[line + LEFT]
+            if (left or self._processes[peer] in ended) and self._words[line] < self._collective:
+                return f"rank {peer} has {'left the run' if left else 'ended'}"
+        return None
+
+    def close(self) -> None:
+        """Tell the peers that this rank comes to no further collective; what they still read stays."""
+        self._words[self._line + LEFT] = 1
+        for process in self._processes:
+            with contextlib.suppress(OSError):
+                os.close(process)
+        self._processes = []
+
+
+def open_shared_slots(
+    rank: int, world_size: int, gather_json: GatherJson, timeout: float, slot_bytes: int = SLOT_BYTES
+) -> SharedSlots | str:
+    """Map memory that all ranks share, if they can; every rank comes to the same conclusion.
+
+    Args:
+        rank: this rank.
+        world_size: number of ranks, at least 2.
+        gather_json: a JSON value of every rank in rank order, by other means.
+        timeout: seconds that a rank waits for another.
+        slot_bytes: longest message in one piece.
+
+    Returns:
+        The slots, or in a few words why there are none.
+    """
+    problem, identity = obstacle(), {}
+    try:
+        identity = host_identity() if problem is None else {}
+    except OSError as error:
+        problem = f"this host has no identity ({error.strerror or error})"
+    said = gather_json({"problem": problem, "identity": identity})
+    for problem in (one["problem"] for one in said):
+        if problem is not None:
+            return str(problem)
+    for name, value in said[0]["identity"].items():
+        if any(one["identity"][name] != value for one in said):
+            return f"ranks run on several hosts (they differ in {name})"
+    return _attach(rank, world_size, gather_json, timeout, slot_bytes)
+
+
+def _attach(rank: int, world_size: int, gather_json: GatherJson, timeout: float, slot_bytes: int) -> SharedSlots | str:
+    """Every rank offers memory, all map the first rank's, and tell each other whether that worked."""
+    token, size = secrets.token_bytes(16), SharedSlots.bytes_needed(world_size, slot_bytes)
+    offered, problem = -1, None
+    processes: list[int] = []
+    memory: mmap.mmap | None = None
+    try:
+        try:
+            offered = os.memfd_create("lockstep", os.MFD_CLOEXEC)
+            os.ftruncate(offered, size)
+            os.pwrite(offered, token, 0)
+        except OSError as error:
+            problem = f"no memory to share ({error.strerror or error})"
+        offers = gather_json({"pid": os.getpid(), "fd": offered, "token": token.hex()})
+        if problem is None:
+            try:
+                memory = _map(offers[0], size)
+                processes += [os.pidfd_open(offer["pid"]) for offer in offers]
+            except OSError as error:
+                problem = f"rank {rank} can't map another rank's memory ({error.strerror or error})"
+        problems = [said for said in gather_json(problem) if said is not None]
+    finally:
+        if offered >= 0:
+            os.close(offered)
+    if problems:
+        for process in processes:
+            os.close(process)
+        return str(problems[0])
+    assert memory is not None
+    return SharedSlots(rank, world_size, memory, processes, timeout, slot_bytes)
+
+
+def _map(offer: dict[str, Any], size: int) -> mmap.mmap:
+    """Map the memory that a rank offers, and make sure that it is that rank's."""
+    fd = os.open(f"/proc/{offer['pid']}/fd/{offer['fd']}", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        memory = mmap.mmap(fd, size)
+    finally:
+        os.close(fd)
+    if memory[:16].hex() != offer["token"]:
+        raise OSError("it holds something else")
+    return memory

@@ -1,0 +1,1 @@
+"""Environments whose state is tensors on the device."""

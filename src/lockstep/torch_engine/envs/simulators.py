@@ -1,0 +1,204 @@
+"""A simulator as Isaac Lab and ManiSkill make them, driven: its spaces as rows, its global generators kept apart."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.config.run import EnvConfig
+from lockstep.core.spaces import ActionLayout, ObservationLayout
+from lockstep.envs.tensor import TensorEnvironment, load_factory
+
+FINAL = ("final_observation", "final_obs")
+SUCCESS = ("is_success", "success")
+
+
+def encode(layout: ObservationLayout, observation: Any, count: int) -> Tensor:
+    """Observation rows ``[count, width]`` of tensors; the same rows as :meth:`ObservationLayout.encode` makes.
+
+    Raises:
+        ValueError: a part hasn't the size that its space promises.
+    """
+    floats, images = [], []
+    for leaf in layout.leaves:
+        values = observation
+        for key in leaf.name.split("/") if leaf.name else ():
+            values = values[key] if isinstance(values, Mapping) else values[int(key)]
+        if values.numel() != count * leaf.size:
+            what = f" part {leaf.name!r}" if leaf.name else ""
+            shape = (count, *leaf.shape)
+            raise ValueError(f"observation{what} of shape {tuple(values.shape)}, its space says {shape}")
+        rows = values.reshape(count, -1)
+        if leaf.kind == "image":
+            images.append(rows.to(torch.uint8))
+        else:
+            first = torch.tensor(leaf.first, device=rows.device) if any(leaf.first) else 0
+            floats.append((rows - first).float() if any(leaf.first) else rows.float())
+    joined = torch.cat(floats, 1) if floats else torch.zeros((count, 0), device=images[0].device)
+    if not images:
+        return joined
+    pixels = torch.cat([joined.contiguous().view(torch.uint8), *images], 1)
+    return torch.nn.functional.pad(pixels, (0, layout.width - pixels.shape[1]))
+
+
+class NativeActions:
+    """What a batched environment takes ``[E, …]``, of rows of actions, on the device."""
+
+    def __init__(self, action: ActionLayout, device: torch.device) -> None:
+        self._action = action
+        self._low, self._high = (torch.tensor(x, dtype=torch.float32, device=device) for x in (action.low, action.high))
+        self._first = torch.tensor(action.first, dtype=torch.int64, device=device)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Of rows ``[E, …]``; continuous ones are clipped to their bounds."""
+        if self._action.kind == "discrete":
+            return rows + self._action.first[0]
+        if self._action.kind == "multi_discrete":
+            return (rows + self._first).reshape(len(rows), *self._action.shape)
+        return torch.clamp(rows, self._low, self._high).reshape(len(rows), *self._action.shape)
+
+
+class GlobalGenerators:
+    """Global generators (PyTorch's, NumPy's, Python's) of one simulator: its own stream wherever it draws from them.
+
+    Args:
+        seed: where the streams begin.
+        device: whose generator is kept too.
+    """
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self._cuda = device if device.type == "cuda" else None
+        saved = self._now()
+        torch.manual_seed(seed)
+        np.random.seed(seed & 0xFFFFFFFF)
+        random.seed(seed)
+        self._own = self._now()
+        self._set(saved)
+
+    def _now(self) -> tuple[Any, ...]:
+        cuda = None if self._cuda is None else torch.cuda.get_rng_state(self._cuda)
+        return torch.get_rng_state(), np.random.get_state(), random.getstate(), cuda
+
+    def _set(self, states: tuple[Any, ...]) -> None:
+        torch.set_rng_state(states[0])
+        np.random.set_state(states[1])
+        random.setstate(states[2])
+        if self._cuda is not None:
+            torch.cuda.set_rng_state(states[3], self._cuda)
+
+    def save(self) -> dict[str, np.ndarray]:
+        """The streams as arrays."""
+        cpu, (_, words, position, has_gauss, gauss), (version, internal, following), cuda = self._own
+        out = {
+            "torch": cpu.numpy().copy(),
+            "numpy": np.asarray(words, np.int64),
+            "numpy.rest": np.array([position, has_gauss, gauss], np.float64),
+            "python": np.array([version, *internal], np.int64),
+            "python.rest": np.array([] if following is None else [following], np.float64),
+        }
+        return out if cuda is None else out | {"cuda": cuda.numpy().copy()}
+
+    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """The reverse of :meth:`save`."""
+        position, has_gauss, gauss = arrays["numpy.rest"].tolist()
+        version, *internal = arrays["python"].tolist()
+        rest = arrays["python.rest"].tolist()
+        self._own = (
+            torch.from_numpy(arrays["torch"].copy()),
+            ("MT19937", arrays["numpy"].astype(np.uint32), int(position), int(has_gauss), gauss),
+            (version, tuple(internal), rest[0] if rest else None),
+            torch.from_numpy(arrays["cuda"].copy()) if "cuda" in arrays else None,
+        )
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """While this lasts the global generators are the simulator's."""
+        saved = self._now()
+        self._set(self._own)
+        try:
+            yield
+        finally:
+            self._own = self._now()
+            self._set(saved)
+
+
+class Simulator:
+    """One simulator, of a shard's environments or of all of a rank's.
+
+    Args:
+        config: names the factory.
+        observation: how observations lie in rows.
+        count: environments.
+        device: where they live.
+        seed: of the simulator and of the global generators while it works.
+    """
+
+    def __init__(
+        self, config: EnvConfig, observation: ObservationLayout, count: int, device: torch.device, seed: int
+    ) -> None:
+        self._layout, self._count, self._device = observation, count, device
+        self.generators = GlobalGenerators(seed, device)
+        with self.generators():
+            self.env: TensorEnvironment = load_factory(config)(count, str(device), seed, **config.kwargs)
+        if self.env.num_envs != count:
+            raise ValueError(f"env.id: {config.id} made {self.env.num_envs} environments where {count} were asked for")
+        self._before = torch.zeros(0)
+
+    def reset(self, seed: int) -> Tensor:
+        """Begin every episode anew; observation rows."""
+        self.generators = GlobalGenerators(seed, self._device)
+        with self.generators():
+            observation, _ = self.env.reset(seed=seed)
+        self._before = self._rows(observation)
+        return self._before
+
+    def _rows(self, observation: Any) -> Tensor:
+        return encode(self._layout, observation, self._count).clone()  # simulators use their buffers again
+
+    def step(self, actions: Tensor) -> dict[str, Any]:
+        """One step; observation, reward, terminated, truncated, final and success by name."""
+        with self.generators():
+            observation, reward, terminated, truncated, info = self.env.step(actions)
+        last = next((info[name] for name in FINAL if info.get(name) is not None), None)
+        final = self._before if last is None else self._rows(last)
+        self._before = self._rows(observation)
+        return {
+            "observation": self._before,
+            "reward": reward.reshape(-1),
+            "terminated": terminated.reshape(-1).bool(),
+            "truncated": truncated.reshape(-1).bool(),
+            "final": final,
+            "success": _success(info),
+        }
+
+    def save(self) -> dict[str, np.ndarray] | None:
+        """Its state, arrays ``[count, …]``, if it has hooks for it."""
+        if not hasattr(self.env, "get_env_state"):
+            return None
+        state = self.env.get_env_state()  # pyright: ignore[reportAttributeAccessIssue]
+        return {name: values.detach().cpu().numpy().copy() for name, values in state.items()}
+
+    def load(self, state: dict[str, np.ndarray], rows: Tensor) -> None:
+        """The reverse of :meth:`save`; ``rows`` are the observations then."""
+        tensors = {name: torch.from_numpy(values.copy()).to(self._device) for name, values in state.items()}
+        self.env.set_env_state(tensors)  # pyright: ignore[reportAttributeAccessIssue]
+        self._before = rows.clone()
+
+    def close(self) -> None:
+        """Let it go."""
+        close = getattr(self.env, "close", None)
+        if close is not None:
+            close()
+
+
+def _success(info: Mapping[str, Any]) -> Tensor | None:
+    places = [place for place in (info.get("final_info"), info) if isinstance(place, Mapping)]
+    found = (place.get(name) for place in places for name in SUCCESS)
+    stated = next((values for values in found if isinstance(values, Tensor)), None)
+    return None if stated is None else stated.reshape(-1) > 0.5

@@ -1,0 +1,117 @@
+"""Array environments with tensors: all environments of a group stepped by one call, without a look at their values.
+
+Random numbers are made on the device, by hashing (key, counter), so that nothing waits for the host: SplitMix64 (Steele
+et al. 2014, "Fast splittable pseudorandom number generators"), whose n-th output is a function of n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import array_api_compat.torch as xp
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.core.shards import keyed_generator
+from lockstep.core.spaces import observation_layout
+from lockstep.envs.arrays import ArrayEnvironment
+from lockstep.torch_engine.envs.simulators import encode
+
+_GOLDEN, _FIRST, _SECOND = (
+    int(np.uint64(x).astype(np.int64)) for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+)
+_STEPS = 32
+"""Bits of a counter that count the steps of an episode."""
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """Unsigned shift to the right of int64."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def uniform(keys: Tensor, counters: Tensor, draws: int) -> Tensor:
+    """Uniform in [0, 1), float32 ``[n, draws]``: a function of each key and counter, int64 ``[n]``."""
+    columns = torch.arange(1, draws + 1, device=keys.device)
+    x = keys.unsqueeze(1) + (counters.unsqueeze(1) * draws + columns) * _GOLDEN
+    x = (x ^ _shifted(x, 30)) * _FIRST
+    x = (x ^ _shifted(x, 27)) * _SECOND
+    return _shifted(x ^ _shifted(x, 31), 40).float() * 2.0**-24
+
+
+class TensorArrays:
+    """A group of environments of one array environment; autoreset in the same step.
+
+    Args:
+        env: the array environment.
+        seed: the run's seed.
+        keys: what stands for each environment in the keys of its random numbers.
+        limit: steps after which an episode is truncated.
+        device: where everything lives.
+
+    Attributes:
+        state: arrays ``[n, …]``; ``elapsed`` steps and ``episodes`` index of the live episodes, int64 ``[n]``.
+    """
+
+    def __init__(self, env: ArrayEnvironment, seed: int, keys: Sequence[int], limit: int, device: torch.device) -> None:
+        self._env, self._limit, self._device = env, limit, device
+        self._layout = observation_layout(env.observation_space)
+        self._keys, self._step_keys = (self._hashed(seed, purpose, keys) for purpose in ("tensor", "tensor/step"))
+        self.elapsed = torch.zeros(len(keys), dtype=torch.int64, device=device)
+        self.episodes = torch.zeros_like(self.elapsed)
+        self.state: dict[str, Tensor] = {}
+
+    def _hashed(self, seed: int, purpose: str, keys: Sequence[int]) -> Tensor:
+        drawn = [keyed_generator(seed, purpose, key).integers(-(2**63), 2**63 - 1) for key in keys]
+        return torch.tensor(drawn, dtype=torch.int64, device=self._device)
+
+    def reset(self, episodes: Tensor) -> Tensor:
+        """Start these episodes ``[n]``; the rows ``[n, width]`` of their first observations."""
+        self.episodes = episodes.clone()
+        self.elapsed = torch.zeros_like(self.elapsed)
+        fresh, observation = self._first()
+        self.state = {name: values.clone() for name, values in fresh.items()}
+        return observation
+
+    def _first(self) -> tuple[dict[str, Tensor], Tensor]:
+        state, observation = self._env.reset(xp, uniform(self._keys, self.episodes, self._env.reset_draws))
+        return state, self._rows(observation)
+
+    def _rows(self, observation: Tensor) -> Tensor:
+        return encode(self._layout, observation, len(observation))
+
+    def step(self, actions: Tensor) -> dict[str, Any]:
+        """One step; observation (rows), reward, terminated, truncated, final and success by name."""
+        draws = None
+        if self._env.step_draws:
+            counters = (self.episodes << _STEPS) + self.elapsed
+            draws = uniform(self._step_keys, counters, self._env.step_draws)
+        state, observation, reward, terminated = self._env.step(xp, self.state, actions, draws)
+        success = self._env.success(xp, state)
+        self.elapsed = self.elapsed + 1
+        truncated = self.elapsed >= self._limit
+        own = self._env.truncated(xp, state)
+        if own is not None:
+            truncated = truncated | own
+        final, done = self._rows(observation), terminated | truncated
+        following = final
+        if self._device.type != "cpu" or bool(done.any()):  # to look costs a wait on a GPU and little on a CPU
+            self.episodes = self.episodes + done
+            fresh, first = self._first()
+            state = {name: torch.where(_like(done, old), fresh[name], old) for name, old in state.items()}
+            following = torch.where(done.unsqueeze(1), first, final)
+            self.elapsed = torch.where(done, 0, self.elapsed)
+        self.state = state
+        return {
+            "observation": following,
+            "reward": reward,
+            "terminated": terminated,
+            "truncated": truncated,
+            "final": final,
+            "success": success,
+        }
+
+
+def _like(done: Tensor, values: Tensor) -> Tensor:
+    return done.view(-1, *(1,) * (values.dim() - 1))

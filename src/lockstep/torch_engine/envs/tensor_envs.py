@@ -1,0 +1,250 @@
+"""The environments of one rank as tensors on its device: array environments with PyTorch, or simulators.
+
+They are kept in groups, each a function of its own keys: one a shard, so that a shard's bits don't depend on how many
+shards a rank owns. Only array environments on a GPU, whose kernels compute each environment by itself, and simulators
+that a process can hold but one of, are one group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.config.run import EnvConfig
+from lockstep.core.shards import keyed_seed
+from lockstep.envs.description import EnvDescription, array_environment, make_arrays
+from lockstep.envs.gymnasium.keyed import environment_failure, episode_key
+from lockstep.envs.host_envs import Buffers, HostEnvs, buffer_layout
+from lockstep.envs.tensor import per_shard
+from lockstep.torch_engine.envs.simulators import NativeActions, Simulator
+from lockstep.torch_engine.envs.tensor_arrays import TensorArrays
+
+GENERATORS = "generators."
+
+
+@dataclass
+class Step:
+    """What a step gave, tensors on the device.
+
+    Attributes:
+        rewards: ``[E]``; ``terminated``, ``truncated`` bool ``[E]``.
+        terminated: see ``rewards``.
+        truncated: see ``rewards``.
+        final: what ended episodes saw last, rows ``[E, width]``.
+        successes: int8 ``[E]``, as :class:`lockstep.envs.host_envs.Buffers` has them, or None.
+    """
+
+    rewards: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    final: Tensor
+    successes: Tensor | None
+
+
+class TensorEnvs(HostEnvs):
+    """Environments with tensors; as :class:`HostEnvs` they copy to and from host buffers at every step.
+
+    Args:
+        config: which environment.
+        description: its spaces.
+        seed: the run's seed.
+        env_ids: global ids of the environments.
+        purpose: of the keys.
+        keys: what stands for each environment in them.
+        shard_size: environments of a shard.
+        device: where they live.
+
+    Attributes:
+        observations: the newest rows, ``[E, width]`` on the device.
+    """
+
+    replayed = False
+
+    def __init__(
+        self,
+        config: EnvConfig,
+        description: EnvDescription,
+        seed: int,
+        env_ids: Sequence[int],
+        purpose: str,
+        keys: Sequence[int],
+        shard_size: int,
+        device: torch.device,
+    ) -> None:
+        layout = buffer_layout(description, len(env_ids), 1)
+        super().__init__(description, env_ids, Buffers(**{k: np.zeros(s, d) for k, (s, d) in layout.items()}))
+        self.device, self._seed, self._purpose = device, seed, purpose
+        self._keys = list(keys)
+        self._native = NativeActions(description.action, device)
+        self._groups: list[TensorArrays] | list[Simulator] = []
+        kind = array_environment(config.id)
+        one = device.type != "cpu" if kind is not None else not per_shard(config)
+        size = len(env_ids) if one else shard_size
+        self._slices = [slice(start, start + size) for start in range(0, len(env_ids), size)]
+        if kind is not None:
+            env = make_arrays(config)
+            limit = description.max_episode_steps or env.max_episode_steps
+            self._groups = [TensorArrays(env, seed, self._keys[part], limit, device) for part in self._slices]
+        else:
+            self._groups = [
+                Simulator(config, description.observation, size, device, self._start(part)) for part in self._slices
+            ]
+        dtype = torch.uint8 if description.observation.image_bytes else torch.float32
+        self.observations = torch.zeros((len(env_ids), description.observation.width), dtype=dtype, device=device)
+        self._restarted: set[int] = set()
+
+    def _start(self, part: slice) -> int:
+        """The seed of a simulator's start: that of its first environment's episode."""
+        key = episode_key(self._purpose, self._keys[part.start], int(self.buffers.episodes[part.start]))
+        return keyed_seed(self._seed, f"{self._purpose}/simulator", *key)
+
+    def _begin(self, group: int) -> None:
+        part, env = self._slices[group], self._groups[group]
+        if isinstance(env, TensorArrays):
+            rows = env.reset(torch.from_numpy(self.buffers.episodes[part].copy()).to(self.device))
+        else:
+            rows = env.reset(self._start(part))
+        self.observations[part] = rows
+
+    def begin(self) -> None:
+        """Start the episodes ``buffers.episodes`` in every environment; their observations stay on the device.
+
+        Raises:
+            EnvironmentFailureError: a simulator raised.
+        """
+        try:
+            for group in range(len(self._groups)):
+                self._begin(group)
+        except ValueError:
+            raise
+        except Exception as error:
+            raise environment_failure(f"environments ({self.description.id})", "reset", error) from error
+
+    def advance(self, actions: Tensor) -> Step:
+        """Step every environment with rows of actions ``[E, …]``; nothing is copied to the host.
+
+        Raises:
+            EnvironmentFailureError: a simulator raised.
+        """
+        native, parts = self._native(actions), []
+        try:
+            for part, env in zip(self._slices, self._groups, strict=True):
+                parts.append(env.step(native[part]))
+        except Exception as error:
+            raise environment_failure(f"environments ({self.description.id})", "step", error) from error
+        for part, step in zip(self._slices, parts, strict=True):
+            self.observations[part] = step["observation"]
+        success = None if parts[0]["success"] is None else 2 * _joined(parts, "success").to(torch.int8) - 1
+        return Step(
+            rewards=_joined(parts, "reward"),
+            terminated=_joined(parts, "terminated"),
+            truncated=_joined(parts, "truncated"),
+            final=_joined(parts, "final"),
+            successes=success,
+        )
+
+    def reset(self) -> None:
+        """See :meth:`HostEnvs.reset`."""
+        self.begin()
+        self.buffers.observations[:] = self.observations.cpu().numpy()
+
+    def step(self) -> None:
+        """See :meth:`HostEnvs.step`."""
+        b = self.buffers
+        step = self.advance(torch.from_numpy(b.actions).to(self.device))
+        b.rewards[:] = step.rewards.cpu().numpy()
+        b.terminated[:], b.truncated[:] = step.terminated.cpu().numpy(), step.truncated.cpu().numpy()
+        b.final_observations[:] = step.final.cpu().numpy()
+        b.observations[:] = self.observations.cpu().numpy()
+        b.successes[:] = 0 if step.successes is None else step.successes.cpu().numpy()
+        b.episodes += b.terminated | b.truncated
+
+    def save_states(self) -> list[dict[str, np.ndarray] | None]:
+        """See :meth:`HostEnvs.save_states`; None of a simulator without state hooks: its episodes will be restarted."""
+        self.buffers.observations[:] = self.observations.cpu().numpy()
+        out: list[dict[str, np.ndarray] | None] = []
+        for part, env in zip(self._slices, self._groups, strict=True):
+            if isinstance(env, TensorArrays):
+                self.buffers.episodes[part] = env.episodes.cpu().numpy()
+                arrays: dict[str, np.ndarray] | None = {k: v.cpu().numpy().copy() for k, v in env.state.items()}
+                arrays |= {"elapsed": env.elapsed.cpu().numpy().copy()}
+            else:
+                arrays = env.save()
+            for row in range(part.stop - part.start):
+                out.append(None if arrays is None else {k: np.asarray(v[row]) for k, v in arrays.items()})
+            if arrays is not None and isinstance(env, Simulator):
+                first = out[part.start]
+                assert first is not None
+                first |= {GENERATORS + name: values for name, values in env.generators.save().items()}
+        return out
+
+    def restore(self, env: int, actions: np.ndarray, hashes: np.ndarray, state: dict[str, np.ndarray]) -> bool:
+        """See :meth:`HostEnvs.restore`; a simulator without state hooks begins all its episodes anew."""
+        number = next(n for n, part in enumerate(self._slices) if part.start <= env < part.stop)
+        part, group = self._slices[number], self._groups[number]
+        row = env - part.start
+        if isinstance(group, TensorArrays):
+            return self._restore_arrays(group, part, row, state)
+        if not state:
+            return self._restart(number, env)
+        if row == 0:
+            group.reset(self._start(part))
+            self._pending: dict[str, list[np.ndarray]] = {}
+            group.generators.load({k[len(GENERATORS) :]: v for k, v in state.items() if k.startswith(GENERATORS)})
+        for name, value in state.items():
+            if not name.startswith(GENERATORS):
+                self._pending.setdefault(name, []).append(value)
+        if env == part.stop - 1:
+            self.observations[part] = torch.from_numpy(self.buffers.observations[part]).to(self.device)
+            stacked = {name: np.stack(values) for name, values in self._pending.items()}
+            group.load(stacked, self.observations[part])
+        return True
+
+    def _restore_arrays(self, group: TensorArrays, part: slice, row: int, state: dict[str, np.ndarray]) -> bool:
+        if not group.state:
+            group.reset(torch.from_numpy(self.buffers.episodes[part].copy()).to(self.device))
+        group.elapsed[row], group.episodes[row] = int(state["elapsed"]), int(self.buffers.episodes[part.start + row])
+        for name, values in group.state.items():
+            values[row] = torch.from_numpy(np.asarray(state[name])).to(self.device)
+        env = part.start + row
+        self.observations[env] = torch.from_numpy(self.buffers.observations[env].copy()).to(self.device)
+        return True
+
+    def _restart(self, number: int, env: int) -> bool:
+        part = self._slices[number]
+        self.buffers.episodes[env] += 1
+        if number not in self._restarted:
+            self._restarted.add(number)
+            self._begin(number)
+        self.buffers.observations[part] = self.observations[part].cpu().numpy()
+        return False
+
+    def close(self) -> None:
+        """See :meth:`HostEnvs.close`."""
+        for env in self._groups:
+            if isinstance(env, Simulator):
+                env.close()
+
+
+def _joined(parts: Sequence[dict[str, Any]], name: str) -> Tensor:
+    return parts[0][name] if len(parts) == 1 else torch.cat([part[name] for part in parts])
+
+
+def make_tensor_envs(
+    config: EnvConfig,
+    description: EnvDescription,
+    seed: int,
+    env_ids: Sequence[int],
+    purpose: str,
+    keys: Sequence[int],
+    shard_size: int,
+    device: str,
+) -> TensorEnvs:
+    """:class:`TensorEnvs` on a device given by name."""
+    place = torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else torch.device(device)
+    return TensorEnvs(config, description, seed, env_ids, purpose, keys, shard_size, place)

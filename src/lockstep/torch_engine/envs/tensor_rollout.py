@@ -1,0 +1,164 @@
+"""Collecting a rollout from environments on the device: observations, actions and rewards stay there until it ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.config.run import Config
+from lockstep.core.normalizers import ObservationNormalizer
+from lockstep.core.shards import ShardPlan, keyed_seed
+from lockstep.core.spaces import ObservationLayout
+from lockstep.envs.gymnasium.random_policy import allowed_actions, random_actions
+from lockstep.torch_engine.envs.tensor_envs import Step, TensorEnvs
+from lockstep.torch_engine.nets import distributions
+from lockstep.torch_engine.nets.encoders import float_columns
+from lockstep.torch_engine.nets.nets import PolicyNet
+from lockstep.torch_engine.rollout import Actor, Rollout, action_noise
+from lockstep.torch_engine.state import TrainState
+
+
+@dataclass
+class TensorRollout(Rollout):
+    """A rollout whose observations and actions are tensors on the device.
+
+    Rewards and ends are gathered there too and come to the host in one piece, when the rollout is complete.
+
+    Attributes:
+        last: what each step's ended episodes saw last, rows ``[T, E, width]`` as the environments gave them.
+        device_scores: rewards as the environments gave them, float32 ``[T, E]``.
+        device_ends: int8 ``[3, T, E]``: terminated, truncated, successes.
+    """
+
+    last: Any = field(default=None)
+    device_scores: Any = field(default=None)
+    device_ends: Any = field(default=None)
+
+    @classmethod
+    def on_device(cls, num_steps: int, envs: TensorEnvs, net: PolicyNet, normalized: bool) -> TensorRollout:
+        """Buffers for ``num_steps`` steps."""
+        rows, action, device = envs.observations, envs.description.action, envs.device
+        shape = (num_steps, envs.num_envs)
+        observations: Any = torch.zeros((num_steps + 1, *rows.shape), dtype=rows.dtype, device=device)
+        dtype = torch.int64 if action.discrete else torch.float32
+        actions: Any = torch.zeros((*shape, *action.row_shape), dtype=dtype, device=device)
+        return cls(
+            observations=observations,
+            raw=torch.zeros_like(observations[:-1]) if normalized else observations[:-1],  # pyright: ignore
+            actions=actions,
+            native=torch.zeros_like(actions) if net.squashed else actions,  # pyright: ignore
+            rewards=np.zeros(shape),
+            terminated=np.zeros(shape, np.bool_),
+            truncated=np.zeros(shape, np.bool_),
+            successes=np.zeros(shape, np.int8),
+            final={},
+            scores=np.zeros(0) if envs.description.rewards.identity else np.zeros(shape),
+            last=torch.zeros((*shape, rows.shape[1]), dtype=rows.dtype, device=device),
+            device_scores=torch.zeros(shape, device=device),
+            device_ends=torch.zeros((3, *shape), dtype=torch.int8, device=device),
+        )
+
+    def keep(self, t: int, step: Step) -> None:
+        """Keep what a step gave, on the device."""
+        self.device_scores[t] = step.rewards
+        self.device_ends[0, t] = step.terminated
+        self.device_ends[1, t] = step.truncated
+        if step.successes is not None:
+            self.device_ends[2, t] = step.successes
+        self.last[t] = step.final
+
+    def to_host(self, normalize: Any) -> None:
+        """Bring rewards, ends, and the last rows of truncated episodes to the host."""
+        self.scores[...] = self.device_scores.cpu().numpy()
+        ends = self.device_ends.cpu().numpy()
+        self.terminated[...] = ends[0]
+        np.greater(ends[1], ends[0], out=self.truncated)
+        self.successes[...] = ends[2]
+        self.final.clear()
+        keys = np.argwhere(self.truncated)
+        if len(keys):
+            steps, envs = (torch.from_numpy(column.copy()).to(self.last.device) for column in keys.T)
+            rows = normalize(self.last[steps, envs]).cpu().numpy()
+            self.final.update(((int(t), int(env)), row) for (t, env), row in zip(keys, rows, strict=True))
+
+
+def device_noise(config: Config, plan: ShardPlan, net: PolicyNet, iteration: int, device: torch.device) -> Tensor:
+    """:func:`~lockstep.torch_engine.rollout.action_noise` on the device, ``[T, E, action outputs]``.
+
+    A CPU takes the host's numbers; a GPU draws its own from its counter-based generator (Philox), set to the same keys.
+    """
+    if device.type == "cpu":
+        return torch.from_numpy(action_noise(config, plan, net, iteration))
+    shape, parts = (config.num_steps, plan.envs_per_shard, net.action.outputs), []
+    generator = torch.Generator(device)
+    for shard in plan.shards:
+        generator.manual_seed(keyed_seed(config.seed, "action", iteration, shard))
+        noise = torch.empty(shape, device=device)
+        parts.append(
+            -noise.exponential_(generator=generator).log() if net.discrete else noise.normal_(generator=generator)
+        )
+    return torch.cat(parts, 1)
+
+
+class DeviceNormalizer:
+    """Observation rows as the networks see them, on the device; moments as they are now."""
+
+    def __init__(
+        self, layout: ObservationLayout, normalizer: ObservationNormalizer | None, device: torch.device
+    ) -> None:
+        self._layout, self._on = layout, normalizer is not None
+        if normalizer is not None:
+            mean, scale, self._clip = normalizer.frozen
+            self._mean, self._scale = torch.from_numpy(mean).to(device), torch.from_numpy(scale).to(device)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Rows ``[…, width]`` with their vectors normalised; the same memory where nothing is."""
+        if not self._on:
+            return rows
+        out = rows.clone()
+        vectors = float_columns(self._layout, out)[..., : self._layout.vector_size]
+        vectors.copy_(((vectors - self._mean) * self._scale).clamp(-self._clip, self._clip))
+        return out
+
+
+@torch.no_grad()  # not inference mode: simulators would keep tensors that nothing outside may change
+def collect(state: TrainState, envs: TensorEnvs, actor: Actor, noise: Tensor, out: TensorRollout) -> None:
+    """Step every local environment ``T`` times, filling ``out``."""
+    normalize = DeviceNormalizer(state.net.observation, state.observations, envs.device)
+    separate = state.observations is not None
+    squash = distributions.Squash(state.net, envs.device) if state.net.squashed else None
+    actor.begin(state.carry)
+    out.observations[0] = normalize(envs.observations)
+    for t in range(len(noise)):
+        if separate:
+            out.raw[t] = envs.observations
+        actions = actor.tensors(out.observations[t], noise[t])  # pyright: ignore[reportArgumentType]
+        out.actions[t] = actions
+        native = actions
+        if squash is not None:
+            out.native[t] = native = squash(actions)  # pyright: ignore[reportArgumentType]
+        step = envs.advance(native)
+        out.keep(t, step)
+        actor.forget_where(step.terminated | step.truncated)
+        out.observations[t + 1] = normalize(envs.observations)
+    out.to_host(normalize)
+    out.shape_rewards(envs.description.rewards)
+
+
+@torch.no_grad()
+def collect_random(config: Config, plan: ShardPlan, envs: TensorEnvs, out: TensorRollout) -> None:
+    """A rollout of random actions, for the normalisers' first statistics; afterwards every episode starts anew."""
+    observation, action = envs.description.observation, envs.description.action
+    actions = random_actions(config, plan, action)
+    for t in range(config.num_steps):
+        out.raw[t] = envs.observations
+        allowed = allowed_actions(observation, action, envs.observations.cpu().numpy(), actions[t])
+        out.keep(t, envs.advance(torch.from_numpy(allowed).to(envs.device)))
+    out.to_host(lambda rows: rows)
+    out.shape_rewards(envs.description.rewards)
+    envs.buffers.episodes += config.num_steps + 1  # more than any environment has begun
+    envs.begin()

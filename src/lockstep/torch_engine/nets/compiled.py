@@ -1,0 +1,53 @@
+"""The loss of one shard through ``torch.compile``: one kernel for what autograd does operation by operation.
+
+Only the function of one shard is compiled, at the one shape that a run has: over several shards at once a shard's bits
+would depend on its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.config.run import Config
+from lockstep.torch_engine.losses import LossSettings
+
+LossFunction = Callable[..., tuple[Tensor, Tensor]]
+"""From networks, expanded parameters, a minibatch and settings to the loss ``[k]`` and its terms ``[k, T]``."""
+
+
+def compiled(loss: LossFunction, config: Config) -> LossFunction:
+    """The loss as it is, or compiled where the config says so; what is compiled takes one shard at a time.
+
+    The global count, which changes from minibatch to minibatch with GRPO, stays outside: it would be compiled in.
+    """
+    if not config.compile:
+        return loss
+    import torch._inductor.config as inductor  # takes half a second
+
+    # kernels are never chosen by timing, which could choose others on other ranks
+    inductor.deterministic = True
+    graph_mode = "reduce-overhead" if config.cuda_graphs else None
+    functions: dict[LossSettings, Callable[..., tuple[Tensor, Tensor]]] = {}
+
+    def run(
+        net: Any, weights: Mapping[str, Tensor], columns: Mapping[str, Tensor], settings: LossSettings
+    ) -> tuple[Tensor, Tensor]:
+        assert len(columns["actions"]) == 1, "one shard at a time"
+        whole = replace(settings, count=1)
+        if whole not in functions:
+
+            def of_tensors(weights: Mapping[str, Tensor], columns: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+                return loss(net, weights, columns, whole)
+
+            functions[whole] = torch.compile(of_tensors, dynamic=False, fullgraph=True, mode=graph_mode)
+        if config.cuda_graphs:  # the last step's outputs were copied and may be overwritten
+            torch.compiler.cudagraph_mark_step_begin()
+        total, terms = functions[whole](dict(weights), dict(columns))
+        return total / settings.count, terms / settings.count
+
+    return run

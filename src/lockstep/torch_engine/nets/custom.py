@@ -1,0 +1,116 @@
+"""Networks of the user's own: a ``torch.nn.Module`` named by import path, called as a function of its parameters."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lockstep.core.spaces import Leaf, ObservationLayout
+from lockstep.torch_engine.nets import encoders
+
+
+def _part(leaf: Leaf, rows: Tensor, floats: Tensor) -> Tensor:
+    """One part of an observation ``[n, *shape]``: images uint8, indices int64, the rest float32."""
+    source = rows if leaf.kind == "image" else floats
+    part = source[..., leaf.start : leaf.start + leaf.size].reshape(len(rows), *leaf.shape)
+    return part.long() if leaf.kind == "one_hot" else part
+
+
+def observation_tensors(layout: ObservationLayout, rows: Tensor) -> Any:
+    """Rows ``[n, width]`` as the environment's own structure: a tensor, or a flat dict of them by path.
+
+    A mask that comes apart from the observation isn't among them.
+    """
+    floats = encoders.float_columns(layout, rows)
+    parts = {leaf.name: _part(leaf, rows, floats) for leaf in layout.leaves if not leaf.apart}
+    return parts[""] if list(parts) == [""] else parts
+
+
+class CustomNet:
+    """A user's module as a function of parameters ``[k, …]``.
+
+    Args:
+        module: maps observations ``[n, …]`` to the actor's output ``[n, outputs]`` and values ``[n]`` or ``[n, 1]``.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module.eval()
+        self._shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
+
+    def set_dropout(self, seed: int | None) -> None:
+        """Turn dropout on, keyed by a seed, for the next pass; None: off."""
+        self.module.train(seed is not None)
+        if seed is not None:
+            torch.manual_seed(seed)
+
+    def initial_parameters(self) -> dict[str, np.ndarray]:
+        """The parameters that the module was made with."""
+        return {name: p.detach().numpy().astype(np.float32) for name, p in self.module.named_parameters()}
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every parameter by name."""
+        return dict(self._shapes)
+
+    def forget_parameters(self) -> None:
+        """Free the memory of the module's own parameters, in place of which others are always given."""
+        for parameter in self.module.parameters():
+            parameter.data = torch.empty(0)
+
+    def __call__(
+        self, parameters: Mapping[str, Tensor], layout: ObservationLayout, rows: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The actor's output ``[k, n, outputs]`` and the values ``[k, n]`` of rows ``[k, n, width]``."""
+        names = self.shapes()
+        weights = {name: parameters[name][0] for name in names}
+        assert len(rows) == 1 or not any(w.requires_grad for w in weights.values()), "one shard at a time"
+        flat = observation_tensors(layout, rows.flatten(0, 1))
+        result = torch.func.functional_call(self.module, weights, (flat,))
+        output, values = result if isinstance(result, tuple) else (result, torch.zeros(0))
+        shape = rows.shape[:2]
+        return output.unflatten(0, shape), values.reshape(shape) if values.numel() else values
+
+
+def load_custom(path: str, kwargs: dict[str, Any], net: Any, seed: int) -> CustomNet:
+    """Make a user's module and try it on a batch of zeros.
+
+    Args:
+        path: ``module:Class``.
+        kwargs: further arguments.
+        net: what is asked of it: ``observation``, ``outputs``, ``critic``.
+        seed: of PyTorch's generator while it is made.
+
+    Raises:
+        ValueError: it can't be made, or gives something else than outputs and values; one line.
+    """
+    module_name, _, class_name = path.partition(":")
+    try:
+        kind = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"network.custom: {path} can't be imported: {error}") from None
+    sample = net.observation.zeros(2)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            module = kind(observation_tensors(net.observation, torch.from_numpy(sample)), net.outputs, **kwargs)
+            custom = CustomNet(module)
+            changing = [name for name, _ in module.named_buffers()]
+            parameters = {name: p.detach().unsqueeze(0) for name, p in module.named_parameters()}
+            output, values = custom(parameters, net.observation, torch.from_numpy(sample).unsqueeze(0))
+        except Exception as error:
+            raise ValueError(f"network.custom: {path}: {type(error).__name__}: {error}") from error
+    if tuple(output.shape) != (1, 2, net.outputs) or (net.critic and tuple(values.shape) != (1, 2)):
+        raise ValueError(
+            f"network.custom: {path} gave outputs of shape {tuple(output.shape[1:])} and values of shape "
+            f"{tuple(values.shape[1:])} for 2 observations; needed are (2, {net.outputs}) and (2,)"
+        )
+    if any(name.endswith(("running_mean", "running_var", "num_batches_tracked")) for name in changing):
+        raise ValueError(
+            f"network.custom: {path} keeps running statistics ({changing[0]}), which would differ between ranks; use "
+            "LayerNorm or GroupNorm, or normalize.observations"
+        )
+    return custom

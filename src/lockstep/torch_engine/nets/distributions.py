@@ -1,0 +1,124 @@
+"""What an actor's output says about actions: categorical, several categoricals, or a diagonal Gaussian.
+
+Noise is drawn beforehand, so that sampling is a function: the largest of logits plus Gumbel noise samples a
+categorical; mean plus standard deviation times normal noise a Gaussian. A squashed Gaussian keeps the number before
+the tanh as its action; what the environment takes is made of it by :func:`squash`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.torch_engine.nets.nets import PolicyNet
+
+LOG_TWO_PI = math.log(2.0 * math.pi)
+LOG_STD_LIMITS = (-5.0, 2.0)
+"""Of a state-dependent log standard deviation."""
+
+
+def mean_and_log_std(net: PolicyNet, parameters: Mapping[str, Tensor], output: Tensor) -> tuple[Tensor, Tensor]:
+    """Of a Gaussian: mean ``[k, …, A]`` and log standard deviation, of a shape that broadcasts with it."""
+    if net.state_dependent_std:
+        mean, log_std = output.chunk(2, -1)
+        return mean, log_std.clamp(*LOG_STD_LIMITS)
+    log_std = parameters["log_std"]
+    return output, log_std.view(len(log_std), *(1,) * (output.dim() - 2), -1)
+
+
+def sample(net: PolicyNet, parameters: Mapping[str, Tensor], output: Tensor, noise: Tensor) -> Tensor:
+    """Actions from the actor's output and noise drawn beforehand.
+
+    Args:
+        net: shapes.
+        parameters: expanded parameters.
+        output: ``[k, rows, outputs]``.
+        noise: ``[k, rows, action outputs]``; Gumbel noise (discrete) or standard normal (continuous).
+
+    Returns:
+        int64 ``[k, rows]`` or ``[k, rows, indices]``, or float32 ``[k, rows, A]``.
+    """
+    if net.discrete:
+        return mode(net, output + noise)
+    mean, log_std = mean_and_log_std(net, parameters, output)
+    return mean + log_std.exp() * noise
+
+
+def mode(net: PolicyNet, output: Tensor) -> Tensor:
+    """The most likely actions, shaped as :func:`sample`'s."""
+    if net.action.kind == "discrete":
+        return output.argmax(-1)
+    if net.action.kind == "multi_discrete":
+        return torch.stack([part.argmax(-1) for part in output.split(net.action.choices, -1)], -1)
+    return output[..., : net.action.outputs]
+
+
+def log_prob_and_entropy(
+    net: PolicyNet, parameters: Mapping[str, Tensor], output: Tensor, actions: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Log-probability and entropy, each ``[k, …]``, of actions shaped as :func:`sample`'s.
+
+    A squashed Gaussian has no entropy in closed form: it is the Gaussian's and the mean log slope of the tanh, which is
+    taken at these actions, as a function of mean and standard deviation (minus the log-probability would have the same
+    mean and a gradient that is 0 on average).
+    """
+    if net.action.kind == "discrete":
+        return _categorical(output, actions)
+    if net.action.kind == "multi_discrete":
+        parts = output.split(net.action.choices, -1)
+        both = [_categorical(part, actions[..., n]) for n, part in enumerate(parts)]
+        return sum_in_order([x for x, _ in both]), sum_in_order([x for _, x in both])
+    mean, log_std = mean_and_log_std(net, parameters, output)
+    z = (actions - mean) * torch.exp(-log_std)
+    log_prob = (-0.5 * z * z - log_std - 0.5 * LOG_TWO_PI).sum(-1)
+    entropy = (log_std + 0.5 * (1.0 + LOG_TWO_PI)).sum(-1)
+    if net.squashed:
+        moved = mean + log_std.exp() * z.detach()
+        return log_prob - _log_slope(actions).sum(-1), entropy + _log_slope(moved).sum(-1)
+    return log_prob, entropy.expand_as(log_prob)
+
+
+def _categorical(logits: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+    log_probs = torch.log_softmax(logits, -1)
+    chosen = log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+    return chosen, -(log_probs.exp() * log_probs).sum(-1)
+
+
+def sum_in_order(parts: list[Tensor]) -> Tensor:
+    """Their sum, first to last."""
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+def _log_slope(x: Tensor) -> Tensor:
+    """Log of tanh's derivative, ``2 (log 2 - |x| - log(1 + exp(-2|x|)))`` (Haarnoja et al. 2018, appendix C)."""
+    size = x.abs()
+    return 2.0 * (math.log(2.0) - size - torch.log(1.0 + torch.exp(-2.0 * size)))
+
+
+def squash(net: PolicyNet, actions: np.ndarray) -> np.ndarray:
+    """What the environment takes ``[…, A]`` of a squashed Gaussian's actions; others are left as they are."""
+    if not net.squashed:
+        return actions
+    low, high = (np.asarray(bound, np.float32) for bound in (net.action.low, net.action.high))
+    return (low + (high - low) * np.float32(0.5) * (np.tanh(actions) + np.float32(1.0))).astype(np.float32)
+
+
+class Squash:
+    """:func:`squash` on tensors of a device."""
+
+    def __init__(self, net: PolicyNet, device: torch.device) -> None:
+        self._low, high = (
+            torch.tensor(x, dtype=torch.float32, device=device) for x in (net.action.low, net.action.high)
+        )
+        self._half = (high - self._low) * 0.5
+
+    def __call__(self, actions: Tensor) -> Tensor:
+        """What the environment takes ``[…, A]``."""
+        return self._low + self._half * (torch.tanh(actions) + 1.0)

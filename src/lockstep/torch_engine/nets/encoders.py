@@ -1,0 +1,92 @@
+"""From observation rows to features: numbers as they are, indices as one-hot vectors, images through convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from lockstep.core.spaces import Leaf, ObservationLayout
+from lockstep.networks.spec import IMPALA, NATURE, ImageEncoder, encoder_name
+
+
+def float_columns(layout: ObservationLayout, rows: Tensor) -> Tensor:
+    """The float32 columns ``[…, float_size]`` of observation rows ``[…, width]``, as a view."""
+    return rows[..., : 4 * layout.float_size].view(torch.float32) if layout.image_bytes else rows
+
+
+def action_mask(layout: ObservationLayout, rows: Tensor) -> Tensor | None:
+    """Which actions are allowed, bool ``[…, choices]``; None if all."""
+    leaf = layout.mask
+    return None if leaf is None else float_columns(layout, rows)[..., leaf.start : leaf.start + leaf.size] > 0.5
+
+
+def one_hot(leaf: Leaf, floats: Tensor) -> list[Tensor]:
+    """A Discrete or MultiDiscrete part as one-hot vectors ``[…, choices]``."""
+    columns = floats[..., leaf.start : leaf.start + leaf.size].long()
+    return [functional.one_hot(columns[..., n], count).float() for n, count in enumerate(leaf.choices)]
+
+
+def image(leaf: Leaf, rows: Tensor) -> Tensor:
+    """An image ``[…, C, H, W]`` of rows, float32 between 0 and 1."""
+    shape = leaf.shape if len(leaf.shape) == 3 else (*leaf.shape, 1)
+    pixels = rows[..., leaf.start : leaf.start + leaf.size].unflatten(-1, shape)
+    if not (leaf.channels_first and len(leaf.shape) == 3):
+        pixels = pixels.movedim(-1, -3)
+    return pixels.float() * (1.0 / leaf.high)
+
+
+def convolve(x: Tensor, parameters: Mapping[str, Tensor], name: str, stride: int = 1, padding: int = 0) -> Tensor:
+    """A convolution of ``[k, n, C, H, W]``; with several shards their images are one batch (no gradient by shard)."""
+    weight, bias = parameters[f"{name}.weight"], parameters[f"{name}.bias"]
+    assert len(x) == 1 or not weight.requires_grad, "gradients of convolutions are taken shard by shard"
+    out = functional.conv2d(x.flatten(0, 1), weight[0], bias[0], stride, padding)
+    return out.unflatten(0, x.shape[:2])
+
+
+def _residual(x: Tensor, parameters: Mapping[str, Tensor], name: str) -> Tensor:
+    inner = convolve(torch.relu(x), parameters, f"{name}.0", padding=1)
+    return x + convolve(torch.relu(inner), parameters, f"{name}.1", padding=1)
+
+
+def image_features(encoder: ImageEncoder, leaf: Leaf, parameters: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
+    """Features ``[k, n, features]`` of images ``[k, n, C, H, W]``."""
+    kind = encoder.resolved(leaf)
+    if kind == "nature":
+        for layer, (_, _, stride) in enumerate(NATURE):
+            x = torch.relu(convolve(x, parameters, f"{name}.{layer}", stride))
+    elif kind == "simple":
+        for layer in range(encoder.depth):
+            x = torch.relu(convolve(x, parameters, f"{name}.{layer}", padding=1))
+    elif kind == "residual":
+        x = convolve(x, parameters, f"{name}.0", padding=1)
+        for block in range(encoder.depth):
+            x = _residual(x, parameters, f"{name}.0.{block}")
+        x = torch.relu(x)
+    else:
+        for stage in range(len(IMPALA)):
+            x = convolve(x, parameters, f"{name}.{stage}", padding=1)
+            x = functional.max_pool2d(x.flatten(0, 1), 3, 2, 1).unflatten(0, x.shape[:2])
+            for block in range(encoder.depth):
+                x = _residual(x, parameters, f"{name}.{stage}.{block}")
+        x = torch.relu(x)
+    weight, bias = parameters[f"{name}.out.weight"], parameters[f"{name}.out.bias"]
+    return torch.relu(torch.baddbmm(bias.unsqueeze(1), x.flatten(2), weight.transpose(1, 2)))
+
+
+def encode(
+    layout: ObservationLayout, encoder: ImageEncoder, parameters: Mapping[str, Tensor], trunk: str, rows: Tensor
+) -> Tensor:
+    """Features ``[k, n, features]`` of observation rows ``[k, n, width]``."""
+    if layout.plain:
+        return rows
+    floats = float_columns(layout, rows)
+    parts = [floats[..., : layout.vector_size]] if layout.vector_size else []
+    for leaf in layout.leaves:
+        if leaf.kind == "one_hot":
+            parts += one_hot(leaf, floats)
+        elif leaf.kind == "image":
+            parts.append(image_features(encoder, leaf, parameters, encoder_name(trunk, leaf), image(leaf, rows)))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)

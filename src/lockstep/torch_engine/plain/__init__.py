@@ -1,0 +1,1 @@
+"""Small networks with gradients written by hand in NumPy."""

@@ -1,0 +1,1 @@
+"""Devices, clocks, and what is found out before training."""

@@ -1,0 +1,128 @@
+"""The self-check at start: are shards batched, or called one by one, on this machine, for this run?"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lockstep.config.run import Config
+from lockstep.core.shards import ShardPlan, keyed_generator
+from lockstep.torch_engine.batch import evaluate, to_shards, unroll
+from lockstep.torch_engine.distributed.communicator import Communicator
+from lockstep.torch_engine.gradients import loss_settings, shard_gradients
+from lockstep.torch_engine.nets import nets
+from lockstep.torch_engine.rollout import random_actions
+from lockstep.torch_engine.setup.self_check import Mode, shard_invariant
+from lockstep.torch_engine.state import TrainState
+
+SELF_CHECK_DRAWS = 3
+
+
+def choose_mode(state: TrainState, config: Config, communicator: Communicator) -> Mode:
+    """Batched over shards where that can't change a shard's bits on this machine, else one by one; all ranks alike."""
+    if config.reduction == "fast":
+        return "batched"
+    if state.net.convolutional or state.net.custom is not None:
+        return "loop"  # a convolution's kernel is chosen by the number of images, and so are many others
+    if config.compile:
+        return "loop"  # the function of one shard is what is compiled
+    passed = shards_invariant_here(state, config)
+    everyone = communicator.gather_ranks(torch.tensor([passed]))
+    return "batched" if bool(everyone.all()) else "loop"
+
+
+def shards_invariant_here(state: TrainState, config: Config) -> bool:
+    """Run action, evaluation and gradient of this run, at its shapes on keyed random data, alone and batched."""
+    plan = ShardPlan(config.envs, config.shards)
+    if plan.num_shards == 1:
+        return True
+    return all(_shards_invariant(state, config, plan, draw) for draw in range(SELF_CHECK_DRAWS))
+
+
+class _Draws:
+    """Keyed random data of this run's shapes."""
+
+    def __init__(self, state: TrainState, config: Config, plan: ShardPlan, number: int) -> None:
+        self._generator = keyed_generator(config.seed, "self-check", number)
+        self._shards, self._layout = plan.num_shards, state.net.observation
+        self._device = state.parameters.flat.device
+
+    def normal(self, *shape: int) -> Tensor:
+        """Standard normal ``[num_shards, …]``."""
+        drawn = self._generator.standard_normal((self._shards, *shape)).astype("float32")
+        return torch.from_numpy(drawn).to(self._device)
+
+    def observations(self, count: int) -> Tensor:
+        """Rows ``[num_shards, count, width]``; indices are drawn within their choices."""
+        rows = self.normal(count, self._layout.width)
+        for leaf in self._layout.leaves:
+            for n, choices in enumerate(leaf.choices):
+                rows[..., leaf.start + n] = (rows[..., leaf.start + n].abs() * choices).floor() % choices
+        return rows
+
+
+def _shards_invariant(state: TrainState, config: Config, plan: ShardPlan, number: int) -> bool:
+    """One draw of the self-check: raw outputs are compared, of which actions would hide the last bits."""
+    net, draws = state.net, _Draws(state, config, plan, number)
+    rows, steps = plan.envs_per_shard, config.num_steps
+    observations = draws.observations((steps + 1) * rows)
+    random = torch.from_numpy(random_actions(config, plan, net.action)).to(observations.device)
+    actions = to_shards(random, plan.num_shards)
+    with torch.no_grad():
+        if net.core is None:
+            first = observations[:, :rows].contiguous()
+            passed = shard_invariant(_raw_actions(state), plan.num_shards, first) and shard_invariant(
+                lambda x, a: evaluate(state, "batched", x, a), plan.num_shards, observations, actions
+            )
+        else:
+            sequence = (observations.unflatten(1, (steps + 1, rows)), actions.unflatten(1, (steps, rows)))
+            carry, resets = draws.normal(rows, net.carry_size), (draws.normal(steps + 1, rows) > 1.5).float()
+            passed = shard_invariant(
+                lambda *arguments: unroll(state, "batched", *arguments), plan.num_shards, *sequence, carry, resets
+            ) and shard_invariant(_raw_step(state), plan.num_shards, sequence[0][:, :1].contiguous(), carry)
+        return passed and _gradients_invariant(state, config, plan, draws, observations, actions)
+
+
+def _raw_actions(state: TrainState):
+    def raw(x: Tensor) -> Tensor:
+        if state.plain is not None:
+            return torch.from_numpy(state.plain.output(x.numpy()))
+        return nets.actor(state.net, state.parameters.expanded(len(x)), x)
+
+    return raw
+
+
+def _raw_step(state: TrainState):
+    def raw(x: Tensor, carry: Tensor) -> tuple[Tensor, Tensor]:
+        none = torch.zeros(x.shape[:3], device=x.device)
+        weights = state.parameters.expanded(len(x))
+        output, _, carries = nets.unroll(state.net, weights, x, carry, none, actor_only=True)
+        return output, carries
+
+    return raw
+
+
+def _gradients_invariant(
+    state: TrainState, config: Config, plan: ShardPlan, draws: _Draws, observations: Tensor, actions: Tensor
+) -> bool:
+    """The gradient of one minibatch of random data."""
+    net, length = state.net, config.sequence_length
+    count = config.num_steps * plan.envs_per_shard // length // config.ppo.num_minibatches
+    shape = (count, length) if net.core else (count,)
+
+    def first(x: Tensor) -> Tensor:
+        return x[:, : count * length].reshape(plan.num_shards, *shape, *x.shape[2:]).contiguous()
+
+    columns = {"observations": first(observations), "actions": first(actions)}
+    names = ["log_probs", "advantages", *(("values", "returns") if net.critic else ())]
+    columns |= {name: draws.normal(*shape) for name in names}
+    if not net.critic or config.env.backend == "envpool":
+        columns["valid"] = (draws.normal(*shape) > -1.0).float()
+    if state.reference is not None:
+        columns["reference_log_probs"] = draws.normal(*shape)
+    if net.core:
+        columns["carry"] = draws.normal(count, net.carry_size)
+        columns["resets"] = (draws.normal(*shape) > 1.5).float()
+    settings = loss_settings(config)
+    gradients = shard_gradients(state, settings, config)
+    return shard_invariant(lambda part: gradients(part, settings.count), plan.num_shards, columns)

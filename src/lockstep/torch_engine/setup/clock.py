@@ -1,0 +1,150 @@
+"""Where the wall time of an iteration goes, on every rank: the parts, and the collectives apart from them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+
+from lockstep.core.machine import peak_resident
+from lockstep.torch_engine.distributed.communicator import Communicator
+
+
+@dataclass(frozen=True)
+class Laps:
+    """One iteration on one rank; times in seconds, those of the parts without the collectives in them.
+
+    Attributes:
+        rollout: stepping environments, inference and advantages.
+        learn: statistics and the update.
+        other: what came between the iteration before and this one: metrics, trackers, proof, checkpoint, evaluation.
+        total: from the end of the iteration before to the end of this one.
+        ended: ``time.monotonic()`` of the end.
+        bytes: that this rank contributed to collectives.
+        peak_memory_mb: most memory that the process has held so far, in MiB; 0 where it wasn't asked for.
+        peak_gpu_memory_mb: the same of its GPU's memory.
+    """
+
+    rollout: float = 0.0
+    learn: float = 0.0
+    other: float = 0.0
+    total: float = 0.0
+    ended: float = 0.0
+    bytes: float = 0.0
+    peak_memory_mb: float = 0.0
+    peak_gpu_memory_mb: float = 0.0
+
+    def numbers(self) -> list[float]:
+        """Every attribute, in order."""
+        return [float(getattr(self, field.name)) for field in fields(self)]
+
+
+class Clock:
+    """Measures the iterations of one rank, part by part.
+
+    Args:
+        communicator: whose collectives' time is taken out of the parts.
+        watch_memory: whether peak memory is read at each iteration's end.
+    """
+
+    def __init__(self, communicator: Communicator, watch_memory: bool = False) -> None:
+        self._communicator, self._watch_memory = communicator, watch_memory
+        self.begin()
+
+    def begin(self) -> None:
+        """Start over: what was before, collectives included, belongs to no iteration."""
+        self._communicator.take_durations()
+        self._start(time.perf_counter())
+
+    def _start(self, now: float) -> None:
+        self._parts = {"rollout": 0.0, "learn": 0.0, "other": 0.0}
+        self._durations: list[float] = []
+        self._bytes = self._communicator.bytes_sent
+        self._started = self._mark = now
+
+    def lap(self, part: str) -> None:
+        """Everything since the last lap was ``rollout``, ``learn`` or ``other``, but for the collectives."""
+        now, collectives = time.perf_counter(), self._communicator.take_durations()
+        self._parts[part] += now - self._mark - sum(collectives)
+        self._durations += collectives
+        self._mark = now
+
+    def finish(self) -> tuple[Laps, list[float]]:
+        """The iteration ends and the next one begins; its laps, and the seconds of each of its collectives."""
+        now, ended = time.perf_counter(), time.monotonic()
+        memory = peak_memory(self._communicator.device) if self._watch_memory else {}
+        sent, durations = self._communicator.bytes_sent - self._bytes, self._durations
+        laps = Laps(**self._parts, total=now - self._started, ended=ended, bytes=sent, **memory)
+        self._start(now)
+        return laps, durations
+
+
+@dataclass(frozen=True)
+class RankTimes:
+    """One iteration on all ranks, the same on every rank.
+
+    Attributes:
+        laps: each rank's, in rank order.
+        comm: seconds inside collectives that even the last rank to arrive spent, summed over the collectives.
+        wait: seconds that each rank spent in collectives beyond that: waiting for the last one to arrive.
+        collectives: their number.
+    """
+
+    laps: tuple[Laps, ...]
+    comm: float
+    wait: tuple[float, ...]
+    collectives: int
+
+    @classmethod
+    def of(cls, numbers: np.ndarray, durations: np.ndarray) -> RankTimes:
+        """From every rank's ``Laps.numbers()`` ``[world_size, 8]`` and collectives' seconds ``[world_size, n]``."""
+        comm = durations.min(0).sum()
+        wait = durations.sum(1) - comm
+        return cls(tuple(Laps(*row) for row in numbers.tolist()), float(comm), tuple(wait.tolist()), durations.shape[1])
+
+    def metrics(self, steps: int) -> dict[str, float]:
+        """``time/…`` of the metrics record, means over ranks.
+
+        Args:
+            steps: global environment steps of an iteration.
+        """
+        total = self._mean("total")
+        return {
+            "time/t_rollout": self._mean("rollout"),
+            "time/t_learn": self._mean("learn"),
+            "time/t_comm": self.comm,
+            "time/t_wait": sum(self.wait) / len(self.wait),
+            "time/t_other": self._mean("other"),
+            "time/t_iter": total,
+            "time/global_fps": steps / total if total else 0.0,
+        }
+
+    def by_rank(self, iteration: int, steps: int) -> dict[str, Any]:
+        """One object of ``timing.jsonl``: a list over ranks for everything that ranks differ in; times in seconds."""
+        return {
+            "iteration": iteration,
+            "steps": steps,
+            "ended": max(laps.ended for laps in self.laps),
+            "collectives": self.collectives,
+            "t_iter": [laps.total for laps in self.laps],
+            "t_rollout": [laps.rollout for laps in self.laps],
+            "t_learn": [laps.learn for laps in self.laps],
+            "t_comm": [self.comm for _ in self.laps],
+            "t_wait": list(self.wait),
+            "t_other": [laps.other for laps in self.laps],
+            "bytes": [int(laps.bytes) for laps in self.laps],
+            "peak_memory_mb": [laps.peak_memory_mb for laps in self.laps],
+            "peak_gpu_memory_mb": [laps.peak_gpu_memory_mb for laps in self.laps],
+        }
+
+    def _mean(self, part: str) -> float:
+        return sum(getattr(laps, part) for laps in self.laps) / len(self.laps)
+
+
+def peak_memory(device: torch.device) -> dict[str, float]:
+    """Most memory, in MiB, that this process has held so far: of the host (its worker processes apart), of its GPU."""
+    gpu = torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else 0.0
+    return {"peak_memory_mb": peak_resident(), "peak_gpu_memory_mb": gpu}

@@ -1,0 +1,100 @@
+"""What the command line asks of this machine's devices before a run starts, and how a rank sets its own up."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+
+import gymnasium
+import numpy as np
+import torch
+from threadpoolctl import threadpool_limits
+from torch.optim import Optimizer
+
+from lockstep.config.run import Config
+from lockstep.core.machine import cpu_model
+from lockstep.core.topology import Topology
+
+# Defaults that only apply where the user set nothing.
+NCCL_DEFAULTS = {"NCCL_DEBUG": "WARN", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+DETERMINISTIC_DEFAULTS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+
+
+def check_device(device: str, nproc: int) -> None:
+    """Raise a one-line ``ValueError`` unless this machine has the devices that ``nproc`` ranks need."""
+    if device != "cuda":
+        return
+    visible = torch.cuda.device_count()
+    if not visible:
+        raise ValueError(f"device: cuda, but PyTorch {torch.__version__} sees no CUDA device here; use --device cpu")
+    if nproc > visible:
+        raise ValueError(
+            f"nproc: {nproc} ranks need {nproc} GPUs and {visible} are visible (CUDA_VISIBLE_DEVICES); use {visible}"
+        )
+
+
+def visible_gpus() -> int:
+    """CUDA devices that PyTorch sees."""
+    return torch.cuda.device_count()
+
+
+def device_memory(device: str = "cuda") -> int:
+    """Bytes of the smallest visible GPU (``device`` is ``cuda`` in this engine)."""
+    return min(torch.cuda.get_device_properties(n).total_memory for n in range(torch.cuda.device_count()))
+
+
+def name_ranks(config: Config, ranks: int, processes: int) -> tuple[str, list[str]]:
+    """The processes of a run in words, all together and each; ``processes`` is of the other engine.
+
+    Raises:
+        ValueError: this machine has too few GPUs; one line.
+    """
+    check_device(config.device, ranks)
+    threads = f"{config.threads} thread{'s' if config.threads > 1 else ''}"
+    names = [f"rank {rank}, {f'cuda:{rank}' if config.device == 'cuda' else 'cpu'}" for rank in range(ranks)]
+    return f"{ranks} process{'es' if ranks > 1 else ''} of {threads}", names
+
+
+def set_up_torch(config: Config, topology: Topology) -> torch.device:
+    """Pin down what decides the last bits (threads, TF32, autotuning) and give this rank its device."""
+    torch.set_num_threads(config.threads)
+    threadpool_limits(config.threads, "blas")
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False
+    leave_out_compiler()
+    if config.device == "cpu":
+        return torch.device("cpu")
+    for name, value in (NCCL_DEFAULTS | DETERMINISTIC_DEFAULTS).items():
+        os.environ.setdefault(name, value)
+    torch.use_deterministic_algorithms(True, warn_only=config.reduction == "fast")
+    device = torch.device("cuda", topology.local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def leave_out_compiler() -> None:
+    """Let optimisers be made without loading ``torch.compile``, which takes a second.
+
+    PyTorch loads it at an optimiser's first call, to keep that out of compiled graphs; no graph here has optimisers.
+    """
+    for method in (Optimizer.add_param_group, Optimizer.load_state_dict):
+        inner = getattr(method, "__wrapped__", None)
+        if inner is not None and getattr(inner, "__dynamo_disable", None) is None:
+            inner.__dynamo_disable = inner
+
+
+def machine_facts(device: torch.device) -> dict[str, str]:
+    """What must be the same on every rank for the same bits: instruction set, versions, device."""
+    return {
+        "machine": platform.machine(),
+        "cpu": cpu_model(),
+        "cpu capability": torch.backends.cpu.get_cpu_capability(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "gymnasium": gymnasium.__version__,
+        "mujoco": str(getattr(sys.modules.get("mujoco"), "__version__", "not loaded")),
+        "python": ".".join(platform.python_version_tuple()[:2]),
+    }

@@ -1,0 +1,1 @@
+"""The host's half of training, which both engines share."""
