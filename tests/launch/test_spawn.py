@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.config.run import Config
+from lockstep.core.errors import RunError
 from lockstep.core.topology import Topology
-from lockstep.jax_engine.distributed.elastic import start_ranks
-from lockstep.launch.spawn import SpawnedRanks
+from lockstep.launch.spawn import RankServer, rank_server, threads_of
 from lockstep.launch.supervise import supervise
 
 TELLS = """
@@ -57,10 +58,24 @@ time.sleep(60)
 LEAVES = """
 import subprocess, sys, time
 from pathlib import Path
-worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+where = {"own group": {"process_group": 0}, "own session": {"start_new_session": True}}
+own = where.get(sys.argv[3] if len(sys.argv) > 3 else "", {})
+worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], **own)
 Path(sys.argv[1], "worker").write_text(str(worker.pid))
 time.sleep(60 if sys.argv[2] == "stay" else 0)
 """
+KILLED_LAUNCHER = """
+import time
+from pathlib import Path
+from lockstep.launch.spawn import RankServer
+server = RankServer()
+ranks = server.start(1, Path({directory!r}), arguments=["-c", {leaves!r}, {directory!r}, "stay"])
+print(server._process.pid, *ranks._pids.values(), flush=True)
+while None in ranks.exit_codes().values():
+    time.sleep(0.02)
+print(ranks.exit_codes(), flush=True)
+"""
+needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes through /proc")
 STOPS = """
 import signal, sys, time
 from pathlib import Path
@@ -73,19 +88,32 @@ time.sleep(60)
 """
 
 
+def spawned(script, nproc, log_dir, *arguments, environment=None):
+    """Fresh ranks of a script; their server ends when they are killed."""
+    return RankServer().start(nproc, log_dir, arguments=["-c", script, *arguments], environment=environment)
+
+
 @pytest.fixture
 def spawn(tmp_path):
     """Start ranks of a script; whatever happens they are ended."""
     started = []
 
-    def start(script, nproc, *arguments, start=SpawnedRanks):
-        ranks = start(["-c", script, str(tmp_path), *arguments], nproc, tmp_path)
+    def start(script, nproc, *arguments, environment=None):
+        ranks = spawned(script, nproc, tmp_path, str(tmp_path), *arguments, environment=environment)
         started.append(ranks)
         return ranks
 
     yield start
     for ranks in started:
         ranks.kill()
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """A server of ranks, which finds the tests' modules; it is closed at the end."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "modules"), prepend=os.pathsep)
+    with RankServer() as one:
+        yield one
 
 
 def ended(ranks, seconds=30.0):
@@ -130,29 +158,27 @@ def test_every_rank_is_told_its_place(spawn, tmp_path, monkeypatch):
 def test_the_port_is_kept_for_rank_0(spawn):
     ranks = spawn(LISTENS, 2)
     with socket.socket() as other, pytest.raises(OSError):
-        other.bind(("127.0.0.1", ranks._port.getsockname()[1]))
+        other.bind(("127.0.0.1", ranks.port))
     assert ended(ranks) == {0: 0, 1: 0}
 
 
-def test_the_engines_ranks_are_told_their_threads(spawn, tmp_path, monkeypatch):
+def test_ranks_are_told_their_threads(spawn, tmp_path, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-
-    def three_threads(arguments, nproc, log_dir):
-        return start_ranks(arguments, nproc, 3, log_dir)
-
-    ended(spawn(TELLS, 1, start=three_threads))
+    ended(spawn(TELLS, 1, environment=threads_of(Config(threads=3))))
     assert json.loads((tmp_path / "0.json").read_text())["threads"] == "3"
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    ended(spawn(TELLS, 1, environment=threads_of(Config(threads=3))))
+    assert json.loads((tmp_path / "0.json").read_text())["threads"] == "5"
 
 
-def test_the_engines_launcher_starts_no_framework():
-    module = "lockstep.jax_engine.distributed.elastic"
-    script = f"import sys\nimport {module}\nprint(sorted({{'jax', 'torch', 'numpy'}} & set(sys.modules)))"
+def test_the_launcher_loads_no_framework():
+    script = "import sys\nimport lockstep.launch.spawn\nprint(sorted({'jax', 'torch', 'numpy'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 
 
 def test_one_failure_ends_all_ranks_and_is_told_once(tmp_path, capfd):
-    code = supervise(lambda logs: SpawnedRanks(["-c", FAILS], 2, logs))
+    code = supervise(lambda logs: spawned(FAILS, 2, logs))
     assert code == 1
     assert capfd.readouterr().err == "lockstep: error: rank 1: the cart fell over\n"
 
@@ -161,12 +187,12 @@ def test_a_rank_that_is_killed_is_named(spawn, tmp_path, capfd):
     script = (
         "import os, signal, time\nos.kill(os.getpid(), signal.SIGKILL) if os.environ['RANK'] == '0' else time.sleep(60)"
     )
-    assert supervise(lambda logs: SpawnedRanks(["-c", script], 2, logs)) == 1
+    assert supervise(lambda logs: spawned(script, 2, logs)) == 1
     assert "rank 0 was killed by SIGKILL; out of memory?" in capfd.readouterr().err
 
 
 def test_ranks_that_end_well(capfd):
-    assert supervise(lambda logs: SpawnedRanks(["-c", "pass"], 2, logs)) == 0
+    assert supervise(lambda logs: spawned("pass", 2, logs)) == 0
     assert capfd.readouterr().err == ""
 
 
@@ -179,31 +205,102 @@ def test_a_signal_is_passed_on(spawn, tmp_path):
     ranks.send(signal.SIGTERM)  # nobody is left to get it
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes through /proc")
+@needs_proc
 @pytest.mark.parametrize("how", ["stay", "leave"])
-def test_what_a_rank_started_ends_with_it(spawn, tmp_path, how):
-    ranks = spawn(LEAVES, 1, how)
+@pytest.mark.parametrize("group", ["same group", "own group"])
+def test_what_a_rank_started_ends_with_it(spawn, tmp_path, how, group):
+    ranks = spawn(LEAVES, 1, how, group)
     worker = until(lambda: int((tmp_path / "worker").read_text()))
     if how == "leave":
         assert ended(ranks) == {0: 0}
-    assert alive(worker)
+        until(lambda: not alive(worker))
+    else:
+        assert alive(worker)
+        assert ranks.exit_codes() == {0: None}
     ranks.kill()
-    until(lambda: not alive(worker))
+    assert not alive(worker)
     assert ranks.exit_codes() == {0: 0 if how == "leave" else -signal.SIGKILL}
 
 
-def test_a_rank_that_cannot_be_started_leaves_no_other_behind(tmp_path, monkeypatch):
-    from lockstep.launch import spawn as module
+@needs_proc
+def test_what_a_rank_started_in_a_session_of_its_own_ends_with_the_run(spawn, tmp_path):
+    ranks = spawn(LEAVES, 1, "leave", "own session")
+    worker = until(lambda: int((tmp_path / "worker").read_text()))
+    assert ended(ranks) == {0: 0}
+    assert alive(worker)  # its session isn't the rank's
+    ranks.kill()
+    assert not alive(worker)
 
-    started, really = [], module.subprocess.Popen
 
-    def second_fails(*arguments, **options):
-        if started:
-            raise OSError("no more processes")
-        started.append(really(*arguments, **options))
-        return started[0]
+@needs_proc
+@pytest.mark.parametrize("whom", ["launcher", "server"])
+@pytest.mark.parametrize("moment", ["at once", "later"])
+def test_nobody_outlives_a_launcher_or_a_server_that_is_killed(tmp_path, whom, moment):
+    script = KILLED_LAUNCHER.format(leaves=LEAVES, directory=str(tmp_path))
+    launcher = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert launcher.stdout is not None
+    server, rank = (int(word) for word in launcher.stdout.readline().split())
+    if moment == "later":
+        until(lambda: (tmp_path / "worker").read_text())
+    os.kill(launcher.pid if whom == "launcher" else server, signal.SIGKILL)
+    until(lambda: not alive(rank) and not alive(server))
+    if whom == "server":
+        assert launcher.stdout.read() == "{0: -9}\n"
+    launcher.wait()
+    if moment == "later":
+        worker = int((tmp_path / "worker").read_text())
+        until(lambda: not alive(worker))
 
-    monkeypatch.setattr(module.subprocess, "Popen", second_fails)
-    with pytest.raises(OSError, match="no more processes"):
-        SpawnedRanks(["-c", "import time; time.sleep(60)"], 2, tmp_path)
-    assert started[0].poll() == -signal.SIGKILL
+
+@needs_proc
+def test_a_server_whose_launcher_dies_ends_while_it_still_loads_the_engine():
+    script = (
+        "from lockstep.launch.spawn import RankServer\nprint(RankServer('torch')._process.pid, flush=True)\ninput()"
+    )
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert launcher.stdout is not None
+    server = int(launcher.stdout.readline())
+    launcher.kill()
+    launcher.communicate()
+    until(lambda: not alive(server))
+
+
+def test_a_check_runs_in_a_child_of_the_server_and_says_what_is_wrong(server):
+    server.check("checking", "fine", value=3)
+    with pytest.raises(ValueError, match="value: 4 is above 3; use 3"):
+        server.check("checking", "user_error", value=4)
+    with pytest.raises(RunError, match="the environment hung"):
+        server.check("checking", "run_error", value=4)
+    with pytest.raises(OSError, match="no such thing"):
+        server.check("checking", "os_error", value=4)
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        server.check("checking", "bug", value=0)
+    with pytest.raises(RunError, match="made the environment to look at it was killed by SIGSEGV"):
+        server.check("checking", "crash", value=0)
+    with pytest.raises(RunError, match="made the environment to look at it ended with exit code 0"):
+        server.check("checking", "leaves", value=0)
+    server.check("checking", "leaves_a_child", value=0)  # which holds the pipe open
+    server.check("checking", "fine", value=3)
+
+
+def test_a_server_that_is_gone_is_said_so(server):
+    server._process.kill()
+    with pytest.raises(RunError, match="the process that starts the ranks ended with exit code -9"):
+        server.check("checking", "fine", value=3)
+
+
+def test_only_torch_on_cpus_of_linux_is_forked(monkeypatch):
+    asked = []
+    monkeypatch.setattr("lockstep.launch.spawn.RankServer", lambda *words, **options: asked.append((words, options)))
+    monkeypatch.setattr(sys, "platform", "linux")
+    rank_server(Config())
+    rank_server(Config(device="cuda"))
+    rank_server(Config(engine="jax"))
+    monkeypatch.setattr(sys, "platform", "darwin")
+    rank_server(Config())
+    forked, gpu, jax, mac = asked
+    assert forked == (("torch",), {"forks": True, "store": True})
+    assert gpu == mac == (("torch",), {"forks": False, "store": True})
+    assert jax == ((), {})

@@ -101,7 +101,7 @@ def doctor_command(argv: Sequence[str]) -> int:
 
 
 def _assignment(options: argparse.Namespace, store: Path) -> str:
-    return Assignment(str(store), options.first, options.interval, os.getpid()).to_json()
+    return Assignment(str(store), options.first, options.interval).to_json()
 
 
 def _supervisor(options: argparse.Namespace, ranks: Ranks, store: Path, world_size: int, *, judges: bool) -> Supervisor:

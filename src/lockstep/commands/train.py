@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -22,6 +23,7 @@ from lockstep.launch.jax_start import start_jax
 from lockstep.launch.rank import Assignment, engine_module, run_rank
 from lockstep.launch.seeds import check_seeds, seeds_next_steps
 from lockstep.launch.sizing import Resources, available_memory, size
+from lockstep.launch.spawn import RankServer, rank_server, threads_of
 from lockstep.launch.supervise import supervise
 from lockstep.launch.world import World, topology_of, world_of
 from lockstep.runs.checkpoint import checkpoints_in, find_checkpoint
@@ -102,6 +104,11 @@ def _check_machine(config: Config, ranks_here: int) -> None:
     check_tensor_options(config)
     check_envpool_options(config)
     engine_module(config.engine).check_networks(config, describe(config.env))
+
+
+def check_machine(config: dict[str, Any], ranks_here: int) -> None:
+    """Check in a child of the server of ranks what needs the engine; ``config`` is resolved, as JSON."""
+    _check_machine(Config.model_validate(config), ranks_here)
 
 
 def _with_reference(config: Config, runs_dir: str) -> Config:
@@ -187,7 +194,9 @@ def _open_directory(
     return (open_run(path, config) if writer else RunDirectory(path, is_writer=False)), which
 
 
-def _prepare(request: Request, topology: Topology) -> tuple[Assignment, RunDirectory, World]:
+def _prepare(
+    request: Request, topology: Topology, stack: contextlib.ExitStack
+) -> tuple[Assignment, RunDirectory, World, RankServer | None]:
     """Resolve and check everything; make the run directory if this process is the one to write it."""
     options, writer = request.options, is_writer(topology)
     path, which = (None, None) if options.resume is None else find_run(options.resume, options.runs_dir)
@@ -195,6 +204,9 @@ def _prepare(request: Request, topology: Topology) -> tuple[Assignment, RunDirec
     check_engine_options(options, config)
     start_jax(config.env, config.model_dump(), options)
     world = world_of(options, config, topology)
+    server = None
+    if not topology.launched and world.processes > 1:
+        server = stack.enter_context(rank_server(config))
     config, rule = sized_for_machine(config, world)
     if rule is not None and writer and not options.quiet:
         print(rule)
@@ -213,10 +225,14 @@ def _prepare(request: Request, topology: Topology) -> tuple[Assignment, RunDirec
     check_seeds(options, config, world.processes)
     _check_company(config, writer)
     config = _with_reference(config, options.runs_dir)
-    _check_machine(config, world.ranks_here)
+    if server is not None and config.engine == "torch":
+        settings = config.model_dump(mode="json")
+        server.check("lockstep.commands.train", "check_machine", config=settings, ranks_here=world.ranks_here)
+    else:
+        _check_machine(config, world.ranks_here)
     run, which = _open_directory(request, config, path, which, writer)
     settled = options.model_copy(update={"devices": world.devices})
-    return Assignment(config, run.path, settled, which), run, world
+    return Assignment(config, run.path, settled, which), run, world, server
 
 
 def _command() -> str:
@@ -263,22 +279,19 @@ def start_run(request: Request) -> int:
         ValueError: one line, before any process is started.
     """
     topology = topology_of(request.options)
-    assignment, run, world = _prepare(request, topology)
-    try:
-        code = _train(assignment, topology, world.processes)
-    finally:
-        run.unlock()
+    with contextlib.ExitStack() as stack:
+        assignment, run, world, server = _prepare(request, topology, stack)
+        stack.callback(run.unlock)
+        code = run_rank(assignment, topology) if server is None else _train(assignment, server, run, world.processes)
     if is_writer(topology) and code in (0, *STOPPED_BY_SIGNAL):
         _report(assignment, code)
     return code
 
 
-def _train(assignment: Assignment, topology: Topology, nproc: int) -> int:
-    if topology.launched or nproc == 1:
-        return run_rank(assignment, topology)
-    arguments, config = ["-m", "lockstep.launch.rank", assignment.to_json()], assignment.config
-    engine = engine_module(config.engine)
-    return supervise(lambda logs: engine.start_ranks(arguments, nproc, config.threads, logs))
+def _train(assignment: Assignment, server: RankServer, run: RunDirectory, nproc: int) -> int:
+    words, threads = assignment.to_json(), threads_of(assignment.config)
+    run.hand_over()
+    return supervise(lambda logs: server.start(nproc, logs, assignment=words, environment=threads))
 
 
 def _report(assignment: Assignment, code: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -17,18 +18,64 @@ EXIT_USER_ERROR = 2
 EXIT_FAILURE = 1
 ERROR_PREFIX = "lockstep: error: "
 
+PARENT_VARIABLE = "LOCKSTEP_PARENT"
+"""Tells a process that we start the process id of the one that starts it."""
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PARENT, _SESSION = 1, 3
 
-def end_with_parent(parent: int | None = None) -> None:
-    """Ask the kernel to kill this process when its parent dies (Linux; elsewhere a closed pipe must do).
+
+def end_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> None:
+    """Ask the kernel to signal this process when its parent dies (Linux; elsewhere a closed pipe must do).
 
     Args:
-        parent: its process id, if known: one that died before we could ask is noticed then.
+        parent: its process id, as the parent itself told it: one that died before we could ask is noticed then.
+            None: what ``LOCKSTEP_PARENT`` says, which is for this process alone and is taken from its environment.
+        number: the signal.
     """
+    told = os.environ.pop(PARENT_VARIABLE, None)
+    if parent is None and told is not None:
+        parent = int(told)
     if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
     if parent is not None and os.getppid() != parent:
         os._exit(EXIT_FAILURE)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent dies (Linux), so that none can escape."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _processes(field: int) -> dict[int, int]:
+    """A field of ``/proc/PID/stat`` (1: parent, 3: session) by process id; empty where there is no ``/proc``."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            found[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[field])
+    return found
+
+
+def kill_session(leader: int) -> None:
+    """Kill every process of the session that ``leader`` leads."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
+    for pid, session in _processes(_SESSION).items():
+        if session == leader:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def kill_children() -> None:
+    """Kill this process's children until there are none, those that it adopted in between too."""
+    own = os.getpid()
+    while children := [pid for pid, parent in _processes(_PARENT).items() if parent == own]:
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in children:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
 
 
 def command_that_ends_with_us(*words: str) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep.core.process import PARENT_VARIABLE, kill_session
 from lockstep.doctor.watch.side_store import (
     ENDED,
     LEFT,
@@ -50,7 +50,9 @@ class OneRank:
 
     def __init__(self, command: Sequence[str], rank: int) -> None:
         self._rank = rank
-        self._process = subprocess.Popen(command, start_new_session=True)
+        self._process = subprocess.Popen(
+            command, start_new_session=True, env={**os.environ, PARENT_VARIABLE: str(os.getpid())}
+        )
 
     def exit_codes(self) -> dict[int, int | None]:
         """Its exit code, None while it runs."""
@@ -67,8 +69,7 @@ class OneRank:
 
     def kill(self) -> None:
         """End it and whatever it started."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        kill_session(self._process.pid)
         self._process.wait()
 
 

@@ -19,7 +19,6 @@ from lockstep.core.fingerprint import array_digest, sha256_of
 from lockstep.core.topology import Topology
 from lockstep.jax.report import peak_memory
 from lockstep.jax_engine.announcement import announcement, notes
-from lockstep.jax_engine.distributed.elastic import start_ranks
 from lockstep.jax_engine.distributed.fingerprints import Copies
 from lockstep.jax_engine.distributed.processes import leave_processes
 from lockstep.jax_engine.evaluation import evaluate_policy
@@ -48,7 +47,6 @@ __all__ = [
     "check_networks",
     "device_memory",
     "name_ranks",
-    "start_ranks",
     "train",
     "visible_gpus",
 ]

@@ -62,6 +62,7 @@ def run_rank(assignment: Assignment, topology: Topology) -> int:
         config = assignment.config
         engine = engine_module(config.engine)
         run = RunDirectory(assignment.path, is_writer=is_writer(topology), quiet=assignment.options.quiet)
+        run.take_over()
         checkpoint = None
         if assignment.resume_from is not None:
             checkpoint = find_checkpoint(run.path / CHECKPOINTS, assignment.resume_from, warn=run.is_writer)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import importlib.util
 import os
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path
 from lockstep.commands.parser import CommandParser
 from lockstep.core.process import end_with_parent
 from lockstep.core.topology import from_environment
-from lockstep.launch.spawn import SpawnedRanks
+from lockstep.launch.spawn import RankServer
 from lockstep.launch.supervise import Ranks, supervise
 
 MODULE = "lockstep.launch.script"
@@ -99,18 +98,18 @@ def check_nproc(nproc: int) -> None:
 def start_script(words: Sequence[str], nproc: int, log_dir: Path) -> Ranks:
     """Start ``nproc`` ranks of ``python WORDS``, which meet on loopback and end with this process.
 
-    Where PyTorch is installed, the store in which ranks meet lives here, as it does under torchrun: no rank has to
-    listen, and the store outlives each of them.
+    Where PyTorch is installed, the store in which ranks meet lives in the process that starts them, as it does under
+    torchrun: no rank has to listen, and the store outlives each of them.
     """
+    environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(THREADS))}
     if nproc > 1:
-        for name, value in LOOPBACK_INTERFACE.items():
-            os.environ.setdefault(name, value)
-    arguments = ["-m", MODULE, str(os.getpid()), *words]
-    if importlib.util.find_spec("torch") is None:
-        threads = os.environ.get("OMP_NUM_THREADS", str(THREADS))
-        return SpawnedRanks(arguments, nproc, log_dir, {"OMP_NUM_THREADS": threads})
-    elastic = importlib.import_module("lockstep.torch_engine.distributed.elastic")
-    return elastic.start_ranks(arguments, nproc, THREADS, log_dir)
+        environment |= {name: os.environ.get(name, value) for name, value in LOOPBACK_INTERFACE.items()}
+    server = RankServer(store=importlib.util.find_spec("torch") is not None)
+    try:
+        return server.start(nproc, log_dir, arguments=["-m", MODULE, *words], environment=environment)
+    except BaseException:
+        server.close()
+        raise
 
 
 def run_command(argv: Sequence[str]) -> int:
@@ -131,9 +130,9 @@ def run_command(argv: Sequence[str]) -> int:
 
 
 def main() -> None:
-    """Become the script: ``python -m lockstep.launch.script PARENT WORDS``, in a rank."""
-    end_with_parent(int(sys.argv[1]))  # holds for the program that takes this process over, too
-    os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
+    """Become the script: ``python -m lockstep.launch.script WORDS``, in a rank."""
+    end_with_parent()  # holds for the program that takes this process over, too
+    os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Starting ranks on this machine as plain processes, for an engine whose framework has no launcher of its own."""
+"""The launcher's side of the process that starts ranks (:mod:`lockstep.launch.server`)."""
 
 from __future__ import annotations
 
@@ -10,67 +10,163 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from lockstep.core.topology import LAUNCHER_VARIABLE
+from lockstep.config.run import Config
+from lockstep.core import errors
+from lockstep.core.process import kill_session
+from lockstep.launch.server import ONE_THREAD, Channel, ServerSettings
 
-LOOPBACK = "127.0.0.1"
 KILL_SECONDS = 5.0
+KILLED = -signal.SIGKILL
 
 
-class SpawnedRanks:
-    """The rank processes of one run, which meet on loopback, on a port that the kernel chose.
-
-    The port stays bound here, unheard, until the ranks are ended: rank 0 listens on it beside us (``SO_REUSEPORT``),
-    and nobody else can be given it in between.
+class RankServer:
+    """Starts a server of ranks and asks it things; it loads the engine while this process goes on.
 
     Args:
-        arguments: of ``python``, the same for every rank.
-        nproc: number of ranks.
-        log_dir: where failing ranks leave their messages.
-        environment: more variables for every rank.
+        engine: whose modules the server loads at once, and in children of which checks run; None: none.
+        forks: whether ranks may be forked from the server; they are fresh processes where that turns out unsafe.
+        store: whether PyTorch's store lives in the server; else rank 0 listens on the port that the server keeps free.
     """
 
-    def __init__(
-        self, arguments: Sequence[str], nproc: int, log_dir: Path, environment: Mapping[str, str] | None = None
-    ) -> None:
-        self._log_dir = log_dir
-        self._port = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        if hasattr(socket, "SO_REUSEPORT"):
-            self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        self._port.bind((LOOPBACK, 0))
-        port = self._port.getsockname()[1]
-        if not hasattr(socket, "SO_REUSEPORT"):
-            self._port.close()
-        common = {
-            **os.environ,
-            **(environment or {}),
-            "WORLD_SIZE": str(nproc),
-            "LOCAL_WORLD_SIZE": str(nproc),
-            "MASTER_ADDR": LOOPBACK,
-            "MASTER_PORT": str(port),
-            LAUNCHER_VARIABLE: "1",
-        }
-        common.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # a torchrun around us has a store of its own
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        try:
-            for rank in range(nproc):
-                self._processes[rank] = self._start(arguments, rank, common)
-        except BaseException:
-            self.kill()
-            raise
-
-    def _start(self, arguments: Sequence[str], rank: int, common: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "TORCHELASTIC_ERROR_FILE": self.message_file(rank)}
-        return subprocess.Popen(
-            [sys.executable, *arguments],
-            env={**common, **own},
+    def __init__(self, engine: str | None = None, *, forks: bool = False, store: bool = False) -> None:
+        ours, theirs = socket.socketpair()
+        given = {name: os.environ.get(name) for name in ONE_THREAD}
+        settings = ServerSettings(os.getpid(), engine, forks, store, given)
+        command = [sys.executable, "-m", "lockstep.launch.server", str(theirs.fileno()), settings.to_json()]
+        self._process = subprocess.Popen(
+            command,
+            env={**os.environ, **ONE_THREAD},
             stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is this process's to pass on; and each rank can be ended with its own
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,  # Ctrl-C is this process's to pass on
         )
+        theirs.close()
+        self.channel = Channel(ours)
+        self.closed = False
+
+    def check(self, module: str, function: str, **arguments: Any) -> None:
+        """Call ``module.function(**arguments)`` in a child of the server, where the engine is loaded.
+
+        Args:
+            module: imported in the child.
+            function: raises what is wrong.
+            arguments: JSON values.
+
+        Raises:
+            ValueError: as the function raised it.
+            OSError: likewise.
+            RunError: likewise; or the child or the server died.
+        """
+        self.channel.send({"check": {"module": module, "function": function, "arguments": arguments}})
+        failure = self._answer()["checked"]
+        for kind, message in (failure or {}).items():
+            if kind == "Traceback":
+                raise RuntimeError(message)
+            raise {"ValueError": ValueError, "OSError": OSError}.get(kind, errors.RunError)(message)
+
+    def start(
+        self,
+        nproc: int,
+        log_dir: Path,
+        *,
+        assignment: str | None = None,
+        arguments: Sequence[str] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> ServedRanks:
+        """Start ranks, which meet on loopback on a port that the kernel chose.
+
+        Args:
+            nproc: their number.
+            log_dir: where failing ranks leave their messages.
+            assignment: what each is to train, as JSON; or
+            arguments: of ``python``, the same for every rank.
+            environment: more variables for every rank.
+        """
+        self.channel.send(
+            {
+                "start": {
+                    "nproc": nproc,
+                    "arguments": None if arguments is None else list(arguments),
+                    "assignment": assignment,
+                    "log_dir": str(log_dir),
+                    "environment": dict(environment or {}),
+                }
+            }
+        )
+        answer = self._answer()
+        return ServedRanks(self, {int(rank): pid for rank, pid in answer["started"].items()}, answer["port"], log_dir)
+
+    def _answer(self) -> Any:
+        try:
+            return self.channel.receive()
+        except EOFError:
+            code = self._process.wait()
+            raise errors.RunError(f"the process that starts the ranks ended with exit code {code}") from None
+
+    def close(self) -> None:
+        """End the server, every rank, and whatever ranks have started."""
+        if self.closed:
+            return
+        self.closed = True
+        self.channel.send({"kill": True})
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(KILL_SECONDS)
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        self.channel.close()
+
+    def __enter__(self) -> RankServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def rank_server(config: Config) -> RankServer:
+    """The server for the ranks of a run: it loads the engine at once if it is PyTorch's, and forks where that is safe.
+
+    JAX's processes are fresh ones: they compile for seconds, and JAX must not be forked once it has a client.
+    """
+    if config.engine != "torch":
+        return RankServer()
+    return RankServer("torch", forks=sys.platform == "linux" and config.device == "cpu", store=True)
+
+
+def threads_of(config: Config) -> dict[str, str]:
+    """The variable that keeps a rank's libraries to ``config.threads`` threads, unless the user set it."""
+    return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(config.threads))}
+
+
+class ServedRanks:
+    """The rank processes of one run, children of a server.
+
+    Args:
+        server: it.
+        pids: process id of each rank.
+        port: where they meet.
+        log_dir: where failing ranks leave their messages.
+    """
+
+    def __init__(self, server: RankServer, pids: Mapping[int, int], port: int, log_dir: Path) -> None:
+        self._server, self._pids, self.port, self._log_dir = server, dict(pids), port, log_dir
+        self._codes: dict[int, int] = {}
 
     def exit_codes(self) -> dict[int, int | None]:
         """Exit code of each rank, None while it runs, ``-n`` if signal ``n`` killed it."""
-        return {rank: process.poll() for rank, process in self._processes.items()}
+        try:
+            while len(self._codes) < len(self._pids):
+                if self._server.closed:
+                    raise EOFError
+                told = self._server.channel.receive(0)
+                self._codes[told["ended"]] = told["code"]
+        except TimeoutError:
+            pass
+        except EOFError:
+            self._server_died()
+        return {rank: self._codes.get(rank) for rank in self._pids}
 
     def message_file(self, rank: int) -> str:
         """Where a failing rank leaves its message."""
@@ -78,16 +174,15 @@ class SpawnedRanks:
 
     def send(self, number: int) -> None:
         """Send a signal to every rank that runs."""
-        for process in self._processes.values():
-            if process.poll() is None:
-                process.send_signal(number)
+        self._server.channel.send({"signal": number})
 
     def kill(self) -> None:
         """End every rank, and whatever it started, at once."""
-        for process in self._processes.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # the group outlives a rank that left workers behind
-        for process in self._processes.values():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(KILL_SECONDS)
-        self._port.close()
+        self._server.close()
+
+    def _server_died(self) -> None:
+        """Ranks die with their server; see to what they leave, and count those that had not ended as killed."""
+        for rank, pid in self._pids.items():
+            if rank not in self._codes:
+                kill_session(pid)
+                self._codes[rank] = KILLED

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import fcntl
 import json
-import os
 import shutil
 import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from lockstep.config.run import CheckpointConfig, Config, LogConfig
+from lockstep.core.errors import RunError
 from lockstep.core.topology import Topology
 from lockstep.runs.checkpoint import CheckpointWriter, NullCheckpointWriter, checkpoints_in, step_of
+from lockstep.runs.lock import RunLock
 from lockstep.runs.progress import NullProgress, Progress, make_progress
 from lockstep.runs.trackers import (
     METRICS_CSV,
@@ -51,7 +51,7 @@ class RunDirectory:
     path: Path
     is_writer: bool = True
     quiet: bool = False
-    _lock: IO[str] | None = field(default=None, repr=False)
+    _lock: RunLock | None = field(default=None, repr=False)
 
     @property
     def checkpoints(self) -> Path:
@@ -66,27 +66,29 @@ class RunDirectory:
         """
         if not self.is_writer:
             return
-        path = self.path / LOCK
-        while True:
-            lock = path.open("w")
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                lock.close()
-                raise ValueError(
-                    f"run {self.path} is being written by another process; wait for it or stop it"
-                ) from None
-            if path.exists() and path.stat().st_ino == os.fstat(lock.fileno()).st_ino:
-                self._lock = lock
-                return
-            lock.close()  # its last holder removed it between our opening and locking it
+        lock = RunLock(self.path / LOCK)
+        if not lock.acquire():
+            raise ValueError(f"run {self.path} is being written by another process; wait for it or stop it")
+        self._lock = lock
+
+    def hand_over(self) -> None:
+        """Leave the writing to a rank, which takes it over; the run stays this process's."""
+        if self._lock is not None:
+            self._lock.hand_over()
+
+    def take_over(self) -> None:
+        """Write this run from here on, for the process that holds it, if this rank writes.
+
+        Raises:
+            RunError: another process writes it.
+        """
+        if self.is_writer and not RunLock(self.path / LOCK).take_over():
+            raise RunError(f"run {self.path} is being written by another process; wait for it or stop it")
 
     def unlock(self) -> None:
         """Let others write this run."""
         if self._lock is not None:
-            with contextlib.suppress(OSError):
-                (self.path / LOCK).unlink()
-            self._lock.close()
+            self._lock.release()
             self._lock = None
 
     def open_trackers(self, config: Config) -> RunTrackers | NullTrackers:

@@ -20,7 +20,6 @@ from lockstep.runs.directory import RunDirectory
 from lockstep.torch_engine.announcement import announcement, notes
 from lockstep.torch_engine.batch import make_batch
 from lockstep.torch_engine.distributed.communicator import close_process_group
-from lockstep.torch_engine.distributed.elastic import start_ranks
 from lockstep.torch_engine.evaluation import evaluate_policy
 from lockstep.torch_engine.groups import begin_groups, finished_episodes
 from lockstep.torch_engine.minibatches import advantage_moments, minibatch_indices, minibatch_statistics
@@ -46,7 +45,6 @@ __all__ = [
     "check_networks",
     "device_memory",
     "name_ranks",
-    "start_ranks",
     "train",
     "visible_gpus",
 ]

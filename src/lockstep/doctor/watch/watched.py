@@ -35,13 +35,11 @@ class Assignment:
         directory: of the side store.
         first: steps compared at the beginning.
         interval: of those compared later.
-        parent: the process to end with.
     """
 
     directory: str
     first: int
     interval: int
-    parent: int
 
     def to_json(self) -> str:
         """As one command-line argument."""
@@ -122,7 +120,7 @@ def _run(watcher: Watcher, words: Sequence[str]) -> int:
 def main() -> None:
     """Entry of a watched rank."""
     assignment = Assignment(**json.loads(sys.argv[1]))
-    end_with_parent(assignment.parent)
+    end_with_parent()
     writer = SideWriter(Path(assignment.directory), from_environment().rank)
     watcher = Watcher(writer, Schedule(assignment.first, assignment.interval))
     sys.meta_path.insert(0, AfterImport("torch", watcher.watch_torch))  # type: ignore[arg-type]

@@ -54,9 +54,10 @@ def _work(
     env_ids: list[tuple[int, int]],
     first: int,
     slot: int,
+    parent: int,
 ) -> None:
     """A worker's whole life: make its environments, answer commands until the rank closes the pipe."""
-    end_with_parent()
+    end_with_parent(parent)
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # the rank decides when to stop
     config, description, seed, purpose = make
@@ -115,7 +116,7 @@ class WorkerEnvs(HostEnvs):
         try:
             for slot, (first, last) in enumerate(zip(self._bounds, self._bounds[1:], strict=False)):
                 ours, theirs = context.Pipe()
-                arguments = (theirs, raw, layout, make, named[first:last], first, slot)
+                arguments = (theirs, raw, layout, make, named[first:last], first, slot, os.getpid())
                 process = context.Process(target=_work, args=arguments, name=f"environments-{slot}", daemon=True)
                 process.start()
                 theirs.close()

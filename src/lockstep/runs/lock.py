@@ -1,0 +1,105 @@
+"""Keeps a run to one writer, by the kernel's record locks: they are of one process, not of what it forks."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from pathlib import Path
+from typing import IO
+
+RUN, WRITER = 0, 1
+"""Bytes of the lock file: whoever is responsible for the run holds the first, the process that writes the second."""
+PATIENCE = 10.0
+"""Seconds that a writer whose launcher is gone may take to die."""
+_POLL = 0.02
+
+_held: dict[tuple[int, int, int], RunLock] = {}
+"""Locks of this process (its id comes first: a fork holds none) by device and inode; the kernel refuses it nothing."""
+
+
+class RunLock:
+    """Holds the lock file of a run.
+
+    A launcher takes both bytes, and leaves the second one to the rank that writes once it exists; nobody else can have
+    the run in between, nor while any of the two processes lives.
+
+    Args:
+        path: of the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: IO[bytes] | None = None
+
+    def acquire(self) -> bool:
+        """Take the run for this process, which will write it; False if another one has it."""
+        while True:
+            if self._key() in _held:
+                return False
+            file = self._path.open("ab")
+            if not (_lock(file, RUN, 0.0) and _lock(file, WRITER, PATIENCE)):
+                file.close()
+                return False
+            if self._is(file):
+                self._keep(file)
+                return True
+            file.close()  # its last holder removed it between our opening and locking it
+
+    def hand_over(self) -> None:
+        """Leave the writing to a rank, which calls :meth:`take_over`."""
+        if self._file is not None:
+            fcntl.lockf(self._file, fcntl.LOCK_UN, 1, WRITER)
+
+    def take_over(self) -> bool:
+        """Become the process that writes, for one that holds the run; False if another one writes."""
+        if self._key() in _held:
+            return True
+        file = self._path.open("ab")
+        if not _lock(file, WRITER, PATIENCE):
+            file.close()
+            return False
+        self._keep(file)
+        return True
+
+    def release(self) -> None:
+        """Let others have the run, and remove the file."""
+        if self._file is None:
+            return
+        with contextlib.suppress(OSError):
+            self._path.unlink()
+        _held.pop(_key_of(self._file), None)
+        self._file.close()
+        self._file = None
+
+    def _keep(self, file: IO[bytes]) -> None:
+        self._file = file
+        _held[_key_of(file)] = self
+
+    def _key(self) -> tuple[int, int, int] | None:
+        with contextlib.suppress(FileNotFoundError):
+            status = self._path.stat()
+            return os.getpid(), status.st_dev, status.st_ino
+        return None
+
+    def _is(self, file: IO[bytes]) -> bool:
+        return self._key() == _key_of(file)
+
+
+def _key_of(file: IO[bytes]) -> tuple[int, int, int]:
+    status = os.fstat(file.fileno())
+    return os.getpid(), status.st_dev, status.st_ino
+
+
+def _lock(file: IO[bytes], byte: int, seconds: float) -> bool:
+    """Lock one byte, trying for some seconds."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+            return True
+        except OSError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_POLL)
