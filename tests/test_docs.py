@@ -1,0 +1,194 @@
+"""Documentation names only what is there: linked files and headings, source paths, modules, commands and options."""
+
+import contextlib
+import io
+import re
+import shlex
+from argparse import ArgumentParser
+from pathlib import Path
+
+import pytest
+
+from lockstep import cli
+from lockstep.commands.parser import CommandParser
+from lockstep.config.command_line import parse_arguments
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "lockstep"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
+
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SPAN = re.compile(r"(?<!`)`([^`]+)`(?!`)")
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+FILE = re.compile(r"[\w.-]+(?:/[\w.-]+)+\.(?:py|c|yaml)|[\w.-]+(?:/[\w.-]+)*/")
+"""A file of the repository with its folder, or a folder."""
+DOTTED = re.compile(r"lockstep(?:\.\w+)+")
+ROOTS = (ROOT, SOURCE, SOURCE / "jax_engine", SOURCE / "torch_engine")
+MADE = ("runs/", "tensorboard/", "checkpoints/", "envs/shard", "videos/", "logs/", "seed_", "~", "lockstep/", "build/")
+"""What a run makes, and ids of environments."""
+COMMAND = re.compile(r"(?:^|\s)lockstep ([a-z]+ .+)")
+
+
+def heading_of(line: str) -> str:
+    """The anchor that GitHub gives a heading."""
+    text = re.sub(r"[^\w\- ]", "", line.lstrip("#").strip().lower())
+    return text.replace(" ", "-")
+
+
+def prose(text: str) -> str:
+    return FENCE.sub("", text)
+
+
+def broken_links(text: str, page: Path) -> list[str]:
+    """Relative links of a page that lead to no file or no heading."""
+    out = []
+    for target in LINK.findall(prose(text)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        file = (page.parent / name).resolve() if name else page
+        found = file.exists() and file.is_relative_to(ROOT)
+        if found and anchor:
+            lines = prose(file.read_text()).splitlines()
+            found = anchor in {heading_of(line) for line in lines if line.startswith("#")}
+        if not found:
+            out.append(target)
+    return out
+
+
+def missing_files(text: str) -> list[str]:
+    """Files and folders in code spans that the repository doesn't have."""
+    spans = [span for span in SPAN.findall(prose(text)) if FILE.fullmatch(span) and not span.startswith(MADE)]
+    return [span for span in spans if not any((root / span).exists() for root in ROOTS)]
+
+
+def missing_names(text: str) -> list[str]:
+    """Dotted names such as ``lockstep.runs.checkpoint.CheckpointError`` that no module holds."""
+    out = []
+    for name in DOTTED.findall(text):
+        path, parts = SOURCE, name.split(".")[1:]
+        while parts and (path / parts[0]).is_dir():
+            path /= parts.pop(0)
+        file = path / f"{parts[0]}.py" if parts and (path / f"{parts[0]}.py").is_file() else path / "__init__.py"
+        parts = parts[1:] if file.name != "__init__.py" else parts
+        if parts and not re.search(rf"\b{parts[0]}\b", file.read_text()):
+            out.append(name)
+    return out
+
+
+def commands_in(text: str) -> list[list[str]]:
+    """The words after ``lockstep`` of every command line: in blocks of commands, and in code spans with arguments."""
+    blocks = [body.replace("\\\n", " ") for language, body in FENCE.findall(text) if language in ("", "sh", "bash")]
+    lines = [line.partition(" #")[0] for body in blocks for line in body.splitlines()]
+    lines += [" ".join(span.split()) for span in SPAN.findall(prose(text))]
+    found = [match[1] for line in lines if (match := COMMAND.search(line))]
+    return [shlex.split(words) for words in found]
+
+
+class ParsedError(Exception):
+    """Carries what a command's own parser left for the parser of configs."""
+
+
+def unknown(words: list[str]) -> str | None:
+    """What the command itself says against a command line; None if it knows the command and each of its options."""
+
+    def parse(parser: CommandParser, argv: list[str]) -> None:
+        raise ParsedError(ArgumentParser.parse_known_args(parser, argv)[1])
+
+    def parse_all(parser: CommandParser, argv: list[str]) -> None:
+        rest = ArgumentParser.parse_known_args(parser, argv)[1]
+        if rest:
+            parser.error(f"unknown {rest}")
+        raise ParsedError([])
+
+    said = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+        patch.setattr(CommandParser, "parse_known_args", parse)
+        patch.setattr(CommandParser, "parse_args", parse_all)
+        help_asked = "--help" in words
+        words = [word for word in words if word != "--help"]
+        try:
+            rest = words[1:]
+            if words[0] != "train" and not (help_asked and words[0] in cli.COMMANDS):
+                cli.main(words)  # returns only if it has an objection
+                return said.getvalue()
+        except ParsedError as parsed:
+            rest = parsed.args[0]
+        try:
+            parse_arguments(rest)
+        except ValueError as error:
+            return str(error)
+    return None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_lead_somewhere(name):
+    page = ROOT / name
+    assert broken_links(page.read_text(), page) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_files_and_modules_that_are_named_exist(name):
+    text = (ROOT / name).read_text()
+    assert missing_files(text) == []
+    assert missing_names(text) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_commands_and_their_options_exist(name):
+    for words in commands_in((ROOT / name).read_text()):
+        assert unknown(words) is None, words
+
+
+def test_the_index_names_every_decision():
+    folder = ROOT / "docs" / "decisions"
+    numbered = sorted(path.name for path in folder.glob("[0-9]*.md"))
+    linked = [target for target in LINK.findall((folder / "README.md").read_text()) if re.match(r"\d", target)]
+    assert sorted(linked) == numbered
+    assert len({name[:3] for name in numbered}) == len(numbered)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md")), ids=lambda path: path.stem)
+def test_a_decision_has_its_four_sections(path):
+    headings = re.findall(r"^## (.+)$", path.read_text(), re.MULTILINE)
+    assert headings == ["Context", "Decision", "Figures", "Consequences"]
+
+
+# --- what the checks find ---------------------------------------------------------------------------------------------
+
+
+def test_a_link_to_nothing_is_found():
+    text = "[a](docs/running.md) [b](docs/nothing.md) [c](docs/running.md#gpus) [d](docs/running.md#tpus) [e](https://x.y)"
+    assert broken_links(text, ROOT / "README.md") == ["docs/nothing.md", "docs/running.md#tpus"]
+
+
+def test_a_file_that_has_moved_is_found():
+    text = "`launch/world.py` `launch/worlds.py` `src/lockstep/cli.py` `src/lockstep/door.py` `nets/` `nest/` `my_nets.py`"
+    assert missing_files(text) == ["launch/worlds.py", "src/lockstep/door.py", "nest/"]
+
+
+def test_a_name_that_has_moved_is_found():
+    text = "`lockstep.load_policy` `lockstep.runs.checkpoint.CheckpointError` `lockstep.checkpoint.CheckpointError`"
+    assert missing_names(text) == ["lockstep.checkpoint.CheckpointError"]
+
+
+def test_commands_are_found_in_blocks_and_spans():
+    text = "```\n$ X=1 lockstep train A \\\n  --seed 3  # why\nlockstep doctor: said\n```\nand `lockstep\neval B --json`, `lockstep`"
+    assert commands_in(text) == [["train", "A", "--seed", "3"], ["eval", "B", "--json"]]
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("train CartPole-v1 --nporc 2", "--nporc"),
+        ("train CartPole-v1 --ppo.epochs 2", "--ppo.epochs"),
+        ("evla demo", "evla"),
+        ("eval demo --episods 3", "--episods"),
+        ("verify CartPole-v1 --worlds 1,2", "--worlds"),
+        ("bench CartPole-v1 --num-env 8", "--num-env"),
+        ("doctor --ranks 2 -- script.py", "--ranks"),
+    ],
+)
+def test_an_option_that_does_not_exist_is_found(line, named):
+    assert named in str(unknown(line.split()))
