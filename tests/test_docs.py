@@ -27,6 +27,8 @@ DOTTED = re.compile(r"lockstep(?:\.\w+)+")
 ROOTS = (ROOT, SOURCE, SOURCE / "jax_engine", SOURCE / "torch_engine")
 MADE = ("runs/", "tensorboard/", "checkpoints/", "envs/shard", "videos/", "logs/", "seed_", "~", "lockstep/", "build/")
 """What a run makes, and ids of environments."""
+OUTSIDE = re.compile(r"/work/(?:shared|main)\b|\b(?:DESIGN|STYLE)(?:\.md|:| wants| says)")
+"""Places that the repository doesn't have."""
 COMMAND = re.compile(r"(?:^|\s)lockstep ([a-z]+ .+)")
 
 
@@ -75,6 +77,11 @@ def missing_names(text: str) -> list[str]:
         if parts and not re.search(rf"\b{parts[0]}\b", file.read_text()):
             out.append(name)
     return out
+
+
+def refers_outside(text: str) -> list[str]:
+    """Mentions of what isn't in the repository."""
+    return OUTSIDE.findall(text)
 
 
 def commands_in(text: str) -> list[list[str]]:
@@ -141,6 +148,14 @@ def test_commands_and_their_options_exist(name):
         assert unknown(words) is None, words
 
 
+def test_nothing_refers_to_what_is_not_here():
+    folders = ("src", "tests", "docs", "examples", "benchmarks")
+    files = [file for folder in folders for kind in ("py", "md", "c") for file in (ROOT / folder).rglob(f"*.{kind}")]
+    here = [file for file in files if file != Path(__file__) and ".venv-peers" not in file.parts]
+    assert len(here) > 300
+    assert [file for file in here if refers_outside(file.read_text())] == []
+
+
 def test_the_index_names_every_decision():
     folder = ROOT / "docs" / "decisions"
     numbered = sorted(path.name for path in folder.glob("[0-9]*.md"))
@@ -159,12 +174,16 @@ def test_a_decision_has_its_four_sections(path):
 
 
 def test_a_link_to_nothing_is_found():
-    text = "[a](docs/running.md) [b](docs/nothing.md) [c](docs/running.md#gpus) [d](docs/running.md#tpus) [e](https://x.y)"
+    text = (
+        "[a](docs/running.md) [b](docs/nothing.md) [c](docs/running.md#gpus) [d](docs/running.md#tpus) [e](https://x.y)"
+    )
     assert broken_links(text, ROOT / "README.md") == ["docs/nothing.md", "docs/running.md#tpus"]
 
 
 def test_a_file_that_has_moved_is_found():
-    text = "`launch/world.py` `launch/worlds.py` `src/lockstep/cli.py` `src/lockstep/door.py` `nets/` `nest/` `my_nets.py`"
+    text = (
+        "`launch/world.py` `launch/worlds.py` `src/lockstep/cli.py` `src/lockstep/door.py` `nets/` `nest/` `my_nets.py`"
+    )
     assert missing_files(text) == ["launch/worlds.py", "src/lockstep/door.py", "nest/"]
 
 
@@ -173,8 +192,14 @@ def test_a_name_that_has_moved_is_found():
     assert missing_names(text) == ["lockstep.checkpoint.CheckpointError"]
 
 
+def test_a_reference_to_another_place_is_found():
+    assert len(refers_outside("as DESIGN.md has it, DESIGN wants it, see /work/shared")) == 3
+    assert refers_outside("see docs/design.md; /workers") == []
+
+
 def test_commands_are_found_in_blocks_and_spans():
-    text = "```\n$ X=1 lockstep train A \\\n  --seed 3  # why\nlockstep doctor: said\n```\nand `lockstep\neval B --json`, `lockstep`"
+    block = "```\n$ X=1 lockstep train A \\\n  --seed 3  # why\nlockstep doctor: said\n```\n"
+    text = f"{block}and `lockstep\neval B --json`, `lockstep`"
     assert commands_in(text) == [["train", "A", "--seed", "3"], ["eval", "B", "--json"]]
 
 

@@ -55,7 +55,7 @@ def samples(net: PolicyNet, rows: int, seed: int = 0) -> dict[str, torch.Tensor]
 @pytest.mark.parametrize(("discrete", "actions"), [(True, 2), (False, 1), (False, 6)])
 @pytest.mark.parametrize("activation", ["tanh", "elu"])
 def test_batching_shards_keeps_their_bits_in_the_usual_networks(activation, discrete, actions, rows):
-    """What DESIGN.md measured. Where it does not hold the engine loops over shards, slower and just as right."""
+    """What was measured. Where it does not hold the engine loops over shards, slower and just as right."""
     net = policy_net(4, actions, discrete, (64, 64), activation)
     assert shard_invariant(forward_and_gradient(net), SHARDS, samples(net, rows))
 

@@ -2,7 +2,7 @@
 
 A parameter is ``[out, in]`` or ``[out]`` in a checkpoint. Here each layer is one batched matrix product over shards:
 weights ``[k, out, in]``, inputs ``[k, rows, in]``. With weights expanded over the ``k`` shards that a rank owns,
-autograd returns one gradient per shard, and a shard's numbers don't depend on ``k`` (DESIGN: Reductions; checked at
+autograd returns one gradient per shard, and a shard's numbers don't depend on ``k`` (``docs/design.md``; checked at
 start by :mod:`lockstep.torch_engine.setup.self_check`).
 
 A network is encoder → recurrent core → hidden layers → head; the parts that a config doesn't ask for are left out.
