@@ -1,4 +1,4 @@
-"""Twelve short runs whose bits are written down in ``golden.json``; ``python tests/golden/golden_cases.py`` writes it.
+"""Short runs whose bits are written down in ``golden.json``; ``python tests/golden/golden_cases.py`` writes it.
 
 Only a change that is meant to change bits, and says so in the changelog, may write the file again.
 """
