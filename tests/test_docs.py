@@ -23,6 +23,9 @@ SPAN = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FILE = re.compile(r"[\w.-]+(?:/[\w.-]+)+\.(?:py|c|yaml)|[\w.-]+(?:/[\w.-]+)*/")
 """A file of the repository with its folder, or a folder."""
+PLAIN_FILE = re.compile(r"\w+\.(?:py|c)")
+CLEANRL = ("ppo_atari.py", "ppo_continuous_action.py")
+"""Files of another project that the presets' values come from."""
 DOTTED = re.compile(r"lockstep(?:\.\w+)+")
 ROOTS = (ROOT, SOURCE, SOURCE / "jax_engine", SOURCE / "torch_engine")
 MADE = ("runs/", "tensorboard/", "checkpoints/", "envs/shard", "videos/", "logs/", "seed_", "~", "lockstep/", "build/")
@@ -61,8 +64,13 @@ def broken_links(text: str, page: Path) -> list[str]:
 
 def missing_files(text: str) -> list[str]:
     """Files and folders in code spans that the repository doesn't have."""
-    spans = [span for span in SPAN.findall(prose(text)) if FILE.fullmatch(span) and not span.startswith(MADE)]
-    return [span for span in spans if not any((root / span).exists() for root in ROOTS)]
+    spans = SPAN.findall(prose(text))
+    paths = [span for span in spans if FILE.fullmatch(span) and not span.startswith(MADE)]
+    plain = [span for span in spans if PLAIN_FILE.fullmatch(span) and span not in CLEANRL]
+    found = {path.name for path in (*SOURCE.rglob("*.py"), *SOURCE.rglob("*.c"), *ROOT.glob("examples/**/*.py"))}
+    return [path for path in paths if not any((root / path).exists() for root in ROOTS)] + [
+        name for name in plain if name not in found
+    ]
 
 
 def missing_names(text: str) -> list[str]:
