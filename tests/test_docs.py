@@ -189,7 +189,7 @@ def test_a_link_to_nothing_is_found():
 
 
 def test_a_file_that_has_moved_is_found():
-    text = "`launch/world.py` `launch/worlds.py` `src/lockstep/cli.py` `src/lockstep/door.py` `nets/` `nest/` `cli.py` `door.py`"
+    text = "`launch/world.py` `launch/worlds.py` `src/lockstep/door.py` `nets/` `nest/` `cli.py` `door.py`"
     assert missing_files(text) == ["launch/worlds.py", "src/lockstep/door.py", "nest/", "door.py"]
 
 
