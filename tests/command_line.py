@@ -167,6 +167,16 @@ def marked(mark: str, *variables: str) -> list[int]:
     return found
 
 
+def ranks_of(mark: str, rank: int) -> list[int]:
+    """The process of a rank that a command started, by the name it gives itself."""
+    found = []
+    for pid in marked(mark):
+        with suppress(OSError):
+            if Path(f"/proc/{pid}/comm").read_text() == f"lockstep rank {rank}\n":
+                found.append(pid)
+    return found
+
+
 def assert_no_orphans(ended: Ended) -> None:
     """Nothing that a command started outlives it."""
     wait_until(lambda: not marked(ended.mark), "processes outlive their run", 15.0)

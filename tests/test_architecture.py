@@ -14,7 +14,7 @@ COLLECTIVES = ("torch.distributed", "torch._C._distributed_c10d", "torch.nn.para
 COLLECTIVE_FILES = (
     *(
         "torch_engine/distributed/communicator.py",
-        "torch_engine/distributed/elastic.py",
+        "torch_engine/distributed/store.py",
         "torch_engine/distributed/sharded.py",
     ),
     "doctor/watch/process_group.py",  # looks at a script's

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from command_line import EVALUATED, GATED, NEEDS_PROC, marked, metrics_of, running, wait_until
+from command_line import EVALUATED, GATED, NEEDS_PROC, marked, metrics_of, ranks_of, running, wait_until
 
 LISTENING = "0A"
 LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
@@ -64,15 +64,16 @@ def test_ranks_listen_on_loopback_only_and_die_with_their_parent(tmp_path):
     with running(*words, cwd=tmp_path, GATE=str(gate)) as (process, mark):
         wait_until(lambda: len(metrics_of(path)) == 4, "the run doesn't reach the gate")
         sockets = {pid: sockets_of(pid) for pid in marked(mark)}
-        ranks = [marked(mark, f"RANK={rank}") for rank in range(2)]
+        ranks = [ranks_of(mark, rank) for rank in range(2)]
         process.send_signal(signal.SIGKILL)
         process.wait(10)
         wait_until(lambda: not marked(mark), "ranks or environment workers outlive their parent", 15.0)
-    assert all(len(pids) >= 2 for pids in ranks)  # the rank and its worker
+    assert [len(pids) for pids in ranks] == [1, 1]
+    assert len(sockets) >= 6  # launcher, server, two ranks and their workers
     held = [entry for entries in sockets.values() for entry in entries]
     listening = {pid for pid, entries in sockets.items() for _, _, state in entries if state == LISTENING}
-    assert listening >= {process.pid}  # the store where ranks meet
-    assert all(listening & set(pids) for pids in ranks)
+    assert listening - {process.pid, *ranks[0], *ranks[1]}  # the server holds the store where ranks meet
+    assert all(listening & set(pids) for pids in ranks)  # gloo's own sockets
     assert all(local in LOOPBACK for local, _, _ in held), held
     assert all(remote in LOOPBACK for _, remote, state in held if state != LISTENING), held
 

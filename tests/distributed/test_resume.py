@@ -16,8 +16,8 @@ from command_line import (
     copy_of,
     ending,
     error_line,
-    marked,
     metrics_of,
+    ranks_of,
     resume,
     running,
     same,
@@ -73,7 +73,7 @@ def test_a_killed_rank_ends_the_run_and_the_run_can_go_on(trained, tmp_path):
     with running("train", *GATED, "--nproc", 2, "--name", path.name, cwd=tmp_path, GATE=str(gate)) as (process, mark):
         wait_until(lambda: len(metrics_of(path)) == 4, "the run doesn't reach the gate")
         wait_until((path / "checkpoints" / "step_384").is_dir, "no checkpoint of the third iteration")
-        (rank,) = marked(mark, "RANK=1")
+        (rank,) = ranks_of(mark, 1)
         os.kill(rank, signal.SIGKILL)
         gate.unlink()
         ended = ending(process, mark)

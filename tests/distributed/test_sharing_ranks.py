@@ -12,7 +12,18 @@ from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 import pytest
-from command_line import EVALUATED, GATED, MODULES, marked, metrics_of, running, same, surroundings, wait_until
+from command_line import (
+    EVALUATED,
+    GATED,
+    MODULES,
+    marked,
+    metrics_of,
+    ranks_of,
+    running,
+    same,
+    surroundings,
+    wait_until,
+)
 
 from lockstep.torch_engine.distributed.shared_memory import obstacle
 
@@ -115,7 +126,7 @@ def test_shared_memory_has_no_name_that_could_be_left_behind(tmp_path):
     gate.touch()
     with running("train", *GATED, "--nproc", 2, "--name", "run", cwd=tmp_path, GATE=str(gate)) as (process, mark):
         wait_until(lambda: len(metrics_of(path)) == 4, "the run doesn't reach the gate")
-        ranks = [pid for rank in range(2) for pid in marked(mark, f"RANK={rank}")]
+        ranks = [pid for rank in range(2) for pid in ranks_of(mark, rank)]
         assert len(ranks) == 2
         for pid in ranks:
             assert [name for name in mappings(pid) if "memfd:lockstep" in name] == ["/memfd:lockstep (deleted)"]

@@ -1,5 +1,6 @@
 """``num_envs_per_rank: auto``: the table, what memory leaves of it, and that the config gets a number."""
 
+import contextlib
 import json
 import re
 
@@ -112,13 +113,14 @@ def test_a_run_prints_the_rule_and_keeps_the_number(monkeypatch, tmp_path, capsy
     monkeypatch.setattr(start, "available_cores", lambda: 3)
     monkeypatch.setattr(start, "available_memory", lambda: PLENTY)
     words = ["CartPole-v1", "--num-envs-per-rank", "auto", "--num-steps", "8", "--runs-dir", str(tmp_path)]
-    assignment, run, _ = start._prepare(read_request([*words, "--name", "a"]), Topology())
+    assignment, run, *_ = start._prepare(read_request([*words, "--name", "a"]), Topology(), contextlib.ExitStack())
     run.unlock()
     assert re.match(r"num_envs_per_rank auto: 16 for each of 3 cores; --num-envs-per-rank N", capsys.readouterr().out)
     stored = json.loads((tmp_path / "a" / "config.json").read_text())
     assert (stored["num_envs"], stored["num_envs_per_rank"]) == (48, None)
     assert assignment.config.num_envs == 48
-    _, run, _ = start._prepare(read_request([*words[:2], "5", *words[3:], "--name", "b"]), Topology())
+    again = read_request([*words[:2], "5", *words[3:], "--name", "b"])
+    _, run, *_ = start._prepare(again, Topology(), contextlib.ExitStack())
     run.unlock()
     assert json.loads((tmp_path / "b" / "config.json").read_text())["num_envs"] == 5
 

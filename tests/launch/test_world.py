@@ -129,8 +129,21 @@ class TellingEngine(types.ModuleType):
         (run.path / "summary.json").write_text(json.dumps(summary | {"params_sha256": "0" * 64}))
         return types.SimpleNamespace(signal=None)
 
-    def start_ranks(self, arguments, nproc, threads, log_dir):
-        self.told |= {"arguments": arguments, "nproc": nproc, "threads": threads, "log_dir": log_dir}
+
+class TellingServer:
+    """In place of the server of ranks."""
+
+    def __init__(self, told):
+        self.told = told
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def start(self, nproc, log_dir, *, assignment, environment):
+        self.told |= {"assignment": assignment, "nproc": nproc, "environment": environment, "log_dir": log_dir}
         return self
 
     def exit_codes(self):
@@ -144,6 +157,8 @@ class TellingEngine(types.ModuleType):
 def engine(monkeypatch, tmp_path, cores):
     telling = TellingEngine("lockstep.jax_engine.train")
     monkeypatch.setitem(sys.modules, "lockstep.jax_engine.train", telling)
+    monkeypatch.setattr(start, "rank_server", lambda config: TellingServer(telling.told))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.chdir(tmp_path)
     cores(4)
     return telling
@@ -164,10 +179,8 @@ def test_one_process_trains_here_on_its_devices(engine, capsys):
 
 def test_several_processes_are_started_and_told_their_devices(engine):
     assert train("--nproc", "2", "--simulate-devices", "4") == 0
-    assert (engine.told["nproc"], engine.told["threads"]) == (2, 1)
-    *module, text = engine.told["arguments"]
-    assert module == ["-m", "lockstep.launch.rank"]
-    options = Assignment.from_json(text).options
+    assert (engine.told["nproc"], engine.told["environment"]) == (2, {"OMP_NUM_THREADS": "1"})
+    options = Assignment.from_json(engine.told["assignment"]).options
     assert (options.devices, options.simulate_devices) == (4, 4)
     assert "config" not in engine.told
 

@@ -20,7 +20,7 @@ ERROR_PREFIX = "lockstep: error: "
 
 PARENT_VARIABLE = "LOCKSTEP_PARENT"
 """Tells a process that we start the process id of the one that starts it."""
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _PARENT, _SESSION = 1, 3
 
 
@@ -45,6 +45,12 @@ def adopt_orphans() -> None:
     """Become the parent of every descendant whose own parent dies (Linux), so that none can escape."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def name_process(name: str) -> None:
+    """Set the name, of at most 15 characters, that ``ps`` and ``top`` show of this process (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15])
 
 
 def _processes(field: int) -> dict[int, int]:

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.errors import PeerFailureError, RunError
-from lockstep.core.process import EXIT_FAILURE, EXIT_USER_ERROR, end_with_parent, report_failure
+from lockstep.core.process import EXIT_FAILURE, EXIT_USER_ERROR, end_with_parent, name_process, report_failure
 from lockstep.core.topology import Topology, from_environment
 from lockstep.runs.checkpoint import find_checkpoint
 from lockstep.runs.directory import CHECKPOINTS, RunDirectory, is_writer
@@ -90,8 +90,9 @@ def run_rank(assignment: Assignment, topology: Topology) -> int:
 def main() -> int:
     """Entry of a rank that ``lockstep train --nproc`` started: the assignment is its only argument."""
     end_with_parent()
-    assignment = Assignment.from_json(sys.argv[1])
-    return run_rank(assignment, from_environment())
+    topology = from_environment()
+    name_process(f"lockstep rank {topology.rank}")
+    return run_rank(Assignment.from_json(sys.argv[1]), topology)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -29,6 +30,7 @@ from lockstep.core.process import (
     end_with_parent,
     kill_children,
     kill_session,
+    name_process,
 )
 from lockstep.core.topology import LAUNCHER_VARIABLE
 
@@ -227,11 +229,20 @@ class Server:
                 pid = _spawn(words, common | own)
             self._ranks[pid] = rank
         self._channel.send({"started": {str(rank): pid for pid, rank in self._ranks.items()}, "port": number})
-        if self._settings.store:  # after the forks: it has threads
-            store = importlib.import_module("lockstep.torch_engine.distributed.store")
-            self._kept.append(store.serve_store(LOOPBACK, number, port.detach()))
+        if self._settings.store:  # after the forks: it has threads, and may have PyTorch to import
+            threading.Thread(target=self._serve_store, args=(number, port.detach()), daemon=True).start()
         else:
             self._kept.append(port)
+
+    def _serve_store(self, port: int, listener: int) -> None:
+        """Hold PyTorch's store; ranks that could only wait for one in vain are ended."""
+        try:
+            store = importlib.import_module("lockstep.torch_engine.distributed.store")
+            self._kept.append(store.serve_store(LOOPBACK, port, listener))
+        except Exception:
+            traceback.print_exc()
+            for pid in self._ranks:
+                kill_session(pid)
 
     def _environment(self, nproc: int, port: int) -> dict[str, str]:
         given = {name: value for name, value in self._settings.environment.items() if value is not None}
@@ -257,6 +268,7 @@ class Server:
         port.close()
         os.environ.clear()
         os.environ.update(environment)
+        name_process(f"lockstep rank {environment['RANK']}")
         from lockstep.core.topology import from_environment
         from lockstep.launch.rank import Assignment, run_rank
 
@@ -350,6 +362,7 @@ def main() -> None:
     """Serve the launcher on the other end of the socket ``sys.argv[1]``."""
     settings = ServerSettings(**json.loads(sys.argv[2]))
     end_with_parent(settings.parent, signal.SIGTERM)
+    name_process("lockstep server")
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     os.set_inheritable(channel.fileno(), False)
     adopt_orphans()

@@ -155,7 +155,7 @@ class ServedRanks:
         self._codes: dict[int, int] = {}
 
     def exit_codes(self) -> dict[int, int | None]:
-        """Exit code of each rank, None while it runs, ``-n`` if signal ``n`` killed it."""
+        """Exit code of each rank, None while it runs, ``-n`` if signal ``n`` killed it; first the first to end."""
         try:
             while len(self._codes) < len(self._pids):
                 if self._server.closed:
@@ -166,7 +166,7 @@ class ServedRanks:
             pass
         except EOFError:
             self._server_died()
-        return {rank: self._codes.get(rank) for rank in self._pids}
+        return {**self._codes, **{rank: None for rank in self._pids if rank not in self._codes}}
 
     def message_file(self, rank: int) -> str:
         """Where a failing rank leaves its message."""
