@@ -13,7 +13,7 @@ from lockstep import load_policy
 from lockstep.cli import main
 from lockstep.commands import play as policy_commands
 from lockstep.core.shards import keyed_seed
-from lockstep.envs.description import make_environment
+from lockstep.envs.gymnasium.make import make_environment
 
 PENDULUM = ("Pendulum-v1", *SMALL, "--normalize.observations", "--stop-at-step", 256)
 

@@ -17,7 +17,7 @@ from lockstep.config.keys import validate
 from lockstep.config.run import RunOptions
 from lockstep.core.process import EXIT_FAILURE, report_failure
 from lockstep.core.topology import available_cores
-from lockstep.envs.description import describe
+from lockstep.envs.describe import describe
 from lockstep.launch.rank import engine_module
 from lockstep.runs.directory import RunDirectory
 from lockstep.scaling.ledger import PLOTS, WORK, Ledger, open_ledger, unfinished, write_tables

@@ -14,7 +14,8 @@ import numpy as np
 from lockstep.commands.parser import CommandParser, at_least_one
 from lockstep.config.command_line import read_request
 from lockstep.core.process import fail_now
-from lockstep.envs.description import arguments_of, describe
+from lockstep.envs.describe import describe
+from lockstep.envs.description import arguments_of
 from lockstep.envs.registry import make_envs
 from lockstep.launch.rank import engine_module
 from lockstep.policies.baselines import BASELINES, Actor, Baseline

@@ -10,7 +10,7 @@ import numpy as np
 
 from lockstep.commands.eval import actor_of, add_policy_options, facts_of, in_words, play_batch, start_of
 from lockstep.commands.parser import CommandParser, at_least_one
-from lockstep.envs.description import describe
+from lockstep.envs.describe import describe
 from lockstep.policies.baselines import BASELINES, Actor
 from lockstep.policies.recordings import Recording, check_suffix, write_recording
 

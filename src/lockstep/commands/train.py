@@ -17,7 +17,7 @@ from lockstep.config.run import Config, RunOptions
 from lockstep.core.topology import Topology, available_cores
 from lockstep.envs.batched.envpool import check_envpool_options
 from lockstep.envs.batched.twins import stepped_inside
-from lockstep.envs.description import describe
+from lockstep.envs.describe import describe
 from lockstep.envs.tensor import check_tensor_options
 from lockstep.launch.jax_start import start_jax
 from lockstep.launch.rank import Assignment, engine_module, run_rank

@@ -10,7 +10,8 @@ from lockstep.config.run import Config
 from lockstep.core.shards import keyed_generator
 from lockstep.core.spaces import ActionLayout, ObservationLayout
 from lockstep.envs.arrays.players.snake import greedy_actions
-from lockstep.envs.description import EnvDescription, describe
+from lockstep.envs.describe import describe
+from lockstep.envs.description import EnvDescription
 from lockstep.envs.gymnasium.random_policy import allowed_actions, draw_actions
 
 BASELINES = ("random", "greedy")

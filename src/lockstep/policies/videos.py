@@ -14,8 +14,9 @@ from typing import Any
 
 from lockstep.config.run import EnvConfig
 from lockstep.core.shards import keyed_seed
-from lockstep.envs.description import array_environment, make_environment
+from lockstep.envs.description import array_environment
 from lockstep.envs.gymnasium.keyed import environment_failure, stated_mask
+from lockstep.envs.gymnasium.make import make_environment
 from lockstep.envs.gymnasium.wrappers import LIFE_LOST
 from lockstep.policies.policy import Policy
 from lockstep.runs.directory import RunDirectory

@@ -21,7 +21,7 @@ from lockstep.config.command_line import parse_arguments, read_request
 from lockstep.config.run import Config, LogConfig, RunOptions
 from lockstep.core.process import EXIT_FAILURE, command_that_ends_with_us, said_error
 from lockstep.core.topology import without_launcher
-from lockstep.envs.description import describe
+from lockstep.envs.describe import describe
 from lockstep.launch.world import world_words
 from lockstep.proof.setup import setup_of
 from lockstep.runs.directory import FINGERPRINTS

@@ -1,4 +1,4 @@
-"""One Gymnasium environment whose k-th episode is seeded by ``(seed, purpose, global env id, k)`` and nothing else."""
+"""Steps one Gymnasium environment, whose k-th episode is seeded by ``(seed, purpose, global env id, k)`` alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from lockstep.config.run import EnvConfig
 from lockstep.core.errors import EnvironmentFailureError
 from lockstep.core.shards import keyed_seed
 from lockstep.core.spaces import MASK
-from lockstep.envs.description import EnvDescription, make_environment
+from lockstep.envs.description import EnvDescription
+from lockstep.envs.gymnasium.make import make_environment
 from lockstep.envs.gymnasium.wrappers import LIFE_LOST, stateful
 from lockstep.envs.restore.replay import row_hashes
 
