@@ -1,4 +1,4 @@
-"""Where ranks leave what the doctor compares: files, one directory per rank. No rank ever waits for another here.
+"""Keeps what the doctor compares: files, one directory per rank. No rank ever waits for another here.
 
 A rank's ``events.jsonl`` holds objects, its ``values.bin`` the numbers that they point to; ``state.json`` says how it
 fares now. Whatever a rank wrote stays readable when it dies.
@@ -23,6 +23,8 @@ STATE = "state.json"
 ENDED = "ended.json"
 LEFT = "left"
 VERDICT = "verdict.json"
+OPTIMIZED = frozenset({"parameters", "gradients", "moments"})
+"""Kinds of tensors that are known by their places in the optimiser."""
 
 
 def rank_directory(directory: Path, rank: int) -> Path:

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lockstep.doctor.judge.compare import OPTIMIZED
 from lockstep.doctor.watch.schedule import Schedule
-from lockstep.doctor.watch.side_store import SideWriter
+from lockstep.doctor.watch.side_store import OPTIMIZED, SideWriter
 from lockstep.doctor.watch.torch.inspection import Inventory, look_around, numbers_of
 from lockstep.doctor.watch.torch.values import DENSE_NUMBERS, SPARSE_NUMBERS, take_part
 
