@@ -19,7 +19,7 @@ MASK_SOURCES = ("info", "method")
 
 @dataclass(frozen=True)
 class EnvDescription:
-    """An environment from outside.
+    """Describes an environment from outside.
 
     Attributes:
         id: its Gymnasium id.
@@ -43,12 +43,12 @@ class EnvDescription:
 
 
 def array_environment(env_id: str) -> type | None:
-    """Our array environment of this id, or None."""
+    """Finds our array environment of this id, or None."""
     return ARRAY_ENVIRONMENTS.get(env_id)
 
 
 def make_arrays(config: EnvConfig) -> ArrayEnvironment:
-    """The array environment of a config, in a frame stack if that is asked for."""
+    """Makes the array environment of a config, in a frame stack if that is asked for."""
     kind = array_environment(config.id)
     assert kind is not None, f"{config.id} is no array environment"
     made = kind(**config.kwargs)
@@ -56,7 +56,7 @@ def make_arrays(config: EnvConfig) -> ArrayEnvironment:
 
 
 def arguments_of(config: EnvConfig) -> dict[str, Any]:
-    """An environment's arguments; of ours, those that it takes by itself too."""
+    """Lists an environment's arguments; of ours, those that it takes by itself too."""
     kind = array_environment(config.id)
     taken = {} if kind is None else inspect.signature(kind.__init__).parameters
     own = {name: p.default for name, p in taken.items() if p.default is not inspect.Parameter.empty}
@@ -71,7 +71,7 @@ def stepped_as_arrays(config: EnvConfig) -> bool:
 def described(
     config: EnvConfig, observations: gymnasium.Space, actions: gymnasium.Space, limit: int | None
 ) -> EnvDescription:
-    """The description of an environment of these spaces and time limit.
+    """Describes an environment of these spaces and time limit.
 
     Raises:
         ValueError: a space isn't supported, or has no such mask; one line.

@@ -19,7 +19,7 @@ from lockstep.envs.description import EnvDescription
 
 @dataclass
 class Buffers:
-    """What one step reads and writes, for ``E`` environments.
+    """Holds what one step reads and writes, for ``E`` environments.
 
     ``actions`` int64 ``[E]`` or ``[E, indices]``, or float32 ``[E, components]``; ``observations`` and
     ``final_observations`` rows ``[E, width]`` (:class:`lockstep.core.spaces.ObservationLayout`); ``rewards``

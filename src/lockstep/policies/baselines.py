@@ -1,4 +1,4 @@
-"""Policies that nobody trained, to compare trained ones with: random, and for Snake greedy."""
+"""Plays without training, to compare trained policies with: at random, and Snake greedily."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SNAKE = "lockstep/Snake-v0"
 
 
 class Actor(Protocol):
-    """What whole episodes are played with: a trained policy (:class:`lockstep.policies.policy.Policy`) or a baseline.
+    """Plays whole episodes: a trained policy (:class:`lockstep.policies.policy.Policy`) or a baseline.
 
     Attributes:
         config: environment, and how its episodes are run.

@@ -21,7 +21,7 @@ from lockstep.runs.trackers.jsonl import JsonlTracker
 
 @dataclass(frozen=True)
 class CloneSettings:
-    """How recorded episodes are learnt.
+    """Says how recorded episodes are learnt.
 
     Attributes:
         epochs: passes over the episodes.

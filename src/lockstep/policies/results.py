@@ -121,7 +121,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def edges_of(values: np.ndarray) -> np.ndarray:
-    """Where a histogram's bins begin and end: a bin a whole number where those are few, else evenly spaced ones."""
+    """Places a histogram's bins: one a whole number where those are few, else evenly spaced ones."""
     low, high = float(values.min()), float(values.max())
     if np.all(values == np.round(values)) and high - low < MOST_BINS:
         return np.arange(low, high + 2) - 0.5

@@ -153,7 +153,7 @@ def _frame(env: Any) -> Any:
 
 
 def frames_per_second(env: Any) -> int:
-    """What an environment's picture is meant for, or 30."""
+    """Reads the pace that an environment's pictures are meant for; 30 where it says none."""
     return int(env.metadata.get("render_fps") or 30)
 
 

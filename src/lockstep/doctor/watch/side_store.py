@@ -28,7 +28,7 @@ OPTIMIZED = frozenset({"parameters", "gradients", "moments"})
 
 
 def rank_directory(directory: Path, rank: int) -> Path:
-    """Where a rank writes."""
+    """Names the directory in which a rank writes."""
     return directory / f"rank_{rank}"
 
 
@@ -40,7 +40,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """What :func:`write_json` wrote, or None if there is nothing."""
+    """Reads what :func:`write_json` wrote, or None if there is nothing."""
     with suppress(OSError, ValueError):
         return json.loads(path.read_text())
     return None
@@ -90,7 +90,7 @@ class SideWriter:
 
 @dataclass
 class SideReader:
-    """What a rank left.
+    """Reads what a rank left.
 
     Attributes:
         path: its directory.
@@ -111,11 +111,11 @@ class SideReader:
         return np.memmap(file, np.uint8, "r") if file.is_file() and file.stat().st_size else np.empty(0, np.uint8)
 
     def state(self) -> dict[str, Any]:
-        """How the rank fared when it last said so."""
+        """Reads how the rank fared when it last said so."""
         return read_json(self.path / STATE) or {}
 
     def ended(self) -> dict[str, Any] | None:
-        """How its process ended, None while it runs: written by who watches over it."""
+        """Reads how its process ended, None while it runs: written by who watches over it."""
         return read_json(self.path / ENDED)
 
 

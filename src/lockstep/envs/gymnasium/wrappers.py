@@ -1,7 +1,7 @@
-"""The wrappers that a config asks for, Gymnasium's own where it has them; every random choice follows the reset's seed.
+"""Wraps environments as a config asks, with Gymnasium's own wrappers where it has them.
 
-From inside to outside: Atari's preprocessing and lives, or frame skip; sticky actions; frame stack. All of them leave
-rewards as they are: a sum of several steps' rewards at most.
+From inside to outside: Atari's preprocessing and lives, or frame skip; sticky actions; frame stack. Every random choice
+follows the reset's seed. All of them leave rewards as they are: a sum of several steps' rewards at most.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class KeyedStickyAction(wrappers.StickyAction):
 
     @property
     def np_random(self) -> np.random.Generator:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """What decides whether an action sticks."""
+        """Returns the generator that decides whether an action sticks."""
         return self._generator
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
