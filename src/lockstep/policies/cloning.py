@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.checks import resolve
-from lockstep.config.command_line import read_request
 from lockstep.config.keys import validate
 from lockstep.config.run import Config
+from lockstep.config.sections import NetworkConfig
 from lockstep.core.fingerprint import sha256_of
 from lockstep.policies.recordings import read_recording
 from lockstep.runs.checkpoint import commit, to_files
@@ -38,14 +38,14 @@ class CloneSettings:
     validation: float = 0.1
 
 
-def clone(episodes: Path, out: Path, settings: CloneSettings, like: str | None = None) -> dict[str, Any]:
+def clone(episodes: Path, out: Path, settings: CloneSettings, network: NetworkConfig | None = None) -> dict[str, Any]:
     """Learns a recording, and writes the policy as a run with one checkpoint.
 
     Args:
         episodes: file of :func:`lockstep.policies.recordings.write_recording`.
         out: run directory to make.
         settings: how it is learnt.
-        like: config file, run or environment id whose networks to take; None: those of the recording's config.
+        network: the networks to train; None: those of the recording's config.
 
     Returns:
         The run's summary.
@@ -54,7 +54,7 @@ def clone(episodes: Path, out: Path, settings: CloneSettings, like: str | None =
         ValueError: there is no such recording, the run exists, the networks can't learn so; one line.
     """
     recording = read_recording(episodes)
-    config = _config(recording.facts["config"], settings, like)
+    config = _config(recording.facts["config"], settings, network)
     engine = _engine()
     engine.check(config, recording)
     engine.learnt_episodes(recording, settings.validation)
@@ -87,12 +87,12 @@ def clone(episodes: Path, out: Path, settings: CloneSettings, like: str | None =
     return summary
 
 
-def _config(recorded: dict[str, Any], settings: CloneSettings, like: str | None) -> Config:
+def _config(recorded: dict[str, Any], settings: CloneSettings, network: NetworkConfig | None) -> Config:
     """Takes the recording's config for the torch engine on a CPU, with other networks if that is asked for."""
     config: Config = validate(Config, recorded, "the recording's config")
     changed: dict[str, Any] = {"engine": "torch", "device": "cpu", "seed": settings.seed, "algorithm": "ppo"}
-    if like is not None:
-        changed["network"] = read_request([like]).config.network
+    if network is not None:
+        changed["network"] = network
     if config.env.backend == "tensor":
         changed["env"] = config.env.model_copy(update={"backend": "auto"})
     return resolve(config.model_copy(update=changed))
