@@ -16,7 +16,7 @@ import gymnasium
 import numpy as np
 
 from lockstep.config.run import EnvConfig
-from lockstep.envs.description import describe
+from lockstep.envs.describe import describe
 from lockstep.envs.registry import make_envs
 
 SECONDS, REPEATS, CHUNK = 0.5, 3, 20

@@ -27,7 +27,7 @@ PARTS = (ENVIRONMENT, INFERENCE, ROLLOUT, BATCH, GRADIENT, OPTIMISER, UPDATE, LO
 # What is timed: module, attribute (of a class, where there is a dot), the part that its own time counts for.
 TIMED = (
     ("lockstep.envs.batched.array_envs", "ArrayEnvs.step", ENVIRONMENT),
-    ("lockstep.envs.host_envs", "InProcessEnvs.step", ENVIRONMENT),
+    ("lockstep.envs.gymnasium.in_process", "InProcessEnvs.step", ENVIRONMENT),
     ("lockstep.torch_engine.rollout", "Actor.__call__", INFERENCE),
     ("lockstep.torch_engine.session", "collect", ROLLOUT),
     ("lockstep.torch_engine.session", "action_noise", ROLLOUT),

@@ -1,12 +1,16 @@
-"""The ``lockstep`` command: the door. Each command loads what it needs when it is called."""
+"""The ``lockstep`` command: finds the module of a command, and turns what goes wrong into one line and an exit code."""
 
 from __future__ import annotations
 
+import difflib
+import importlib
 import os
 import sys
 from collections.abc import Sequence
 
 from lockstep import __version__
+from lockstep.core.errors import RunError
+from lockstep.core.process import EXIT_FAILURE, EXIT_USER_ERROR, report_failure
 from lockstep.core.topology import Topology, from_environment
 
 USAGE = """\
@@ -28,73 +32,27 @@ Train one reinforcement-learning agent on many devices: the same bytes on 1 proc
 
 lockstep COMMAND --help lists every option; lockstep --version prints the version."""
 
-
-def _train(argv: Sequence[str]) -> int:
-    from lockstep.config.command_line import read_request
-
-    if "--help" in argv or "-h" in argv:
-        from lockstep.config.help import print_train_help
-
-        print_train_help([word for word in argv if word not in ("--help", "-h")])
-        return 0
-    request = read_request(argv)
-    from lockstep.commands.train import start_run
-
-    return start_run(request)
-
-
-def _eval(argv: Sequence[str]) -> int:
-    from lockstep.commands.eval import eval_command
-
-    return eval_command(argv)
+COMMANDS = {
+    "train": "lockstep.commands.train",
+    "eval": "lockstep.commands.eval",
+    "play": "lockstep.commands.play",
+    "compare": "lockstep.commands.compare",
+    "record": "lockstep.commands.record",
+    "clone": "lockstep.commands.clone",
+    "verify": "lockstep.commands.verify",
+    "bench": "lockstep.commands.bench",
+    "run": "lockstep.commands.run",
+    "doctor": "lockstep.commands.doctor",
+}
+"""The module of each command, whose ``main(argv)`` returns the exit status; loaded when the command is called."""
 
 
-def _play(argv: Sequence[str]) -> int:
-    from lockstep.commands.play import play_command
-
-    return play_command(argv)
-
-
-def _compare(argv: Sequence[str]) -> int:
-    from lockstep.commands.compare import compare_command
-
-    return compare_command(argv)
-
-
-def _record(argv: Sequence[str]) -> int:
-    from lockstep.commands.record import record_command
-
-    return record_command(argv)
-
-
-def _clone(argv: Sequence[str]) -> int:
-    from lockstep.commands.clone import clone_command
-
-    return clone_command(argv)
-
-
-def _verify(argv: Sequence[str]) -> int:
-    from lockstep.proof.verify import verify_command
-
-    return verify_command(argv)
-
-
-def _bench(argv: Sequence[str]) -> int:
-    from lockstep.commands.bench import bench_command
-
-    return bench_command(argv)
-
-
-def _run(argv: Sequence[str]) -> int:
-    from lockstep.launch.script import run_command
-
-    return run_command(argv)
-
-
-def _doctor(argv: Sequence[str]) -> int:
-    from lockstep.commands.doctor import doctor_command
-
-    return doctor_command(argv)
+def _run(name: str, argv: Sequence[str]) -> int:
+    if name not in COMMANDS:
+        close = difflib.get_close_matches(name, COMMANDS, 1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(COMMANDS)}"
+        raise ValueError(f"{name!r} is no command; {hint}")
+    return importlib.import_module(COMMANDS[name]).main(argv)
 
 
 def _topology() -> Topology:
@@ -105,22 +63,8 @@ def _topology() -> Topology:
         return Topology()
 
 
-COMMANDS = {
-    "train": _train,
-    "eval": _eval,
-    "play": _play,
-    "compare": _compare,
-    "record": _record,
-    "clone": _clone,
-    "verify": _verify,
-    "bench": _bench,
-    "run": _run,
-    "doctor": _doctor,
-}
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line; returns the exit status: 0, 1 (failed), 2 (bad input), 128 + n (stopped by signal n)."""
+    """Runs a command line; returns the exit status: 0, 1 (failed), 2 (bad input), 128 + n (stopped by signal n)."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help", "help"):
         print(USAGE)
@@ -130,17 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # `module:Id-v0` finds a module beside the user, as `python -m` does
-    from lockstep.core.errors import RunError
-    from lockstep.core.process import EXIT_FAILURE, EXIT_USER_ERROR, report_failure
-
     try:
-        if words[0] not in COMMANDS:
-            import difflib
-
-            close = difflib.get_close_matches(words[0], COMMANDS, 1)
-            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(COMMANDS)}"
-            raise ValueError(f"{words[0]!r} is no command; {hint}")
-        return COMMANDS[words[0]](words[1:])
+        return _run(words[0], words[1:])
     except ValueError as error:
         report_failure(" ".join(str(error).split()), secondary=_topology().local_rank > 0)
         return EXIT_USER_ERROR

@@ -9,10 +9,10 @@ import pytest
 from command_line import CARTPOLE
 
 from lockstep.cli import main
-from lockstep.commands.eval import evaluate
 from lockstep.config.run import Config
 from lockstep.envs.arrays.players.snake import greedy_actions
 from lockstep.policies.baselines import Baseline
+from lockstep.policies.evaluation import evaluate
 from lockstep.policies.results import edges_of, read_json
 
 SMALL_SNAKE = Config.model_validate({"env": {"id": "Snake-v0", "kwargs": {"size": 5}}})

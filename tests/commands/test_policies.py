@@ -11,9 +11,9 @@ from command_line import CARTPOLE, MODULES, NEEDS_PROC, SMALL, lockstep, marked,
 
 from lockstep import load_policy
 from lockstep.cli import main
-from lockstep.commands import play as policy_commands
 from lockstep.core.shards import keyed_seed
-from lockstep.envs.description import make_environment
+from lockstep.envs.gymnasium.make import make_environment
+from lockstep.policies import videos
 
 PENDULUM = ("Pendulum-v1", *SMALL, "--normalize.observations", "--stop-at-step", 256)
 
@@ -62,7 +62,7 @@ LANTERN = ("small_worlds:Lantern-v0", *SMALL, "--normalize.observations", "--sto
 @pytest.mark.parametrize("words", [LSTM, DOORS, LANTERN], ids=["LSTM", "masked MultiDiscrete", "Dict with an image"])
 def test_evaluating_and_playing_are_what_a_plain_loop_finds(trained, capsys, monkeypatch, words):
     monkeypatch.syspath_prepend(MODULES)
-    monkeypatch.setattr(policy_commands, "drawn_environment", lambda config, _: make_environment(config))
+    monkeypatch.setattr(videos, "drawn_environment", lambda config, _: make_environment(config))
     run, returns = trained(*words), []
     policy, env = load_policy(run.path), gymnasium.make(words[0])
     for episode in range(4):
@@ -76,7 +76,7 @@ def test_evaluating_and_playing_are_what_a_plain_loop_finds(trained, capsys, mon
         returns.append(total)
     env.close()
     assert evaluation(run, capsys, "--episodes", "4")["return_mean"] == pytest.approx(np.mean(returns))
-    assert [r for r, *_ in policy_commands.play(policy, None, 4)] == pytest.approx(returns)
+    assert [r for r, *_ in videos.play(policy, None, 4)] == pytest.approx(returns)
 
 
 def mask_of(info):

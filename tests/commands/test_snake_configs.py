@@ -6,7 +6,7 @@ import pytest
 
 from lockstep.config.checks import resolve
 from lockstep.config.command_line import read_request
-from lockstep.envs.description import describe
+from lockstep.envs.describe import describe
 from lockstep.launch.sizing import GB, Resources, size
 
 FOLDER = Path(__file__).parents[2] / "examples" / "snake"

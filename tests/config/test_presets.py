@@ -11,7 +11,7 @@ from lockstep.config.keys import validate
 from lockstep.config.presets import ATARI_GAMES, GRPO_PRESETS, PRESETS, defaults_for, has_preset, preset_for
 from lockstep.config.run import Config
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
-from lockstep.envs.description import describe
+from lockstep.envs.describe import describe
 
 CLASSIC = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1")
 TOY_TEXT = ("FrozenLake-v1", "FrozenLake8x8-v1", "CliffWalking-v1", "Blackjack-v1")

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.doctor.judge.compare import OPTIMIZED
 from lockstep.doctor.judge.diagnosis import diagnose
 from lockstep.doctor.judge.traces import read_traces
-from lockstep.doctor.watch.side_store import ENDED, SideWriter, write_json
+from lockstep.doctor.watch.side_store import ENDED, OPTIMIZED, SideWriter, write_json
 
 PARTS = ("parameters", "gradients", "moments", "buffers", "normalizers", "gathered")
 PLACES = {"net.weight": "0.0", "net.bias": "0.1"}

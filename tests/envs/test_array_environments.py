@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import subprocess
 import sys
 import warnings
 from typing import Any
@@ -210,11 +211,21 @@ def test_registering_works_both_ways_and_twice_is_silent(context: str, monkeypat
 
 
 @pytest.mark.parametrize("env_id", ARRAY_ENVIRONMENTS)
-def test_make_imports_the_module_and_the_spec_is_json(env_id: str) -> None:
-    env = gymnasium.make(f"lockstep.envs.gymnasium.registration:{env_id}")
+def test_the_spec_is_json(env_id: str) -> None:
+    env = gymnasium.make(f"lockstep.envs:{env_id}")
     assert env.spec is not None
     again = EnvSpec.from_json(env.spec.to_json()).make()
     np.testing.assert_array_equal(env.reset(seed=1)[0], again.reset(seed=1)[0])
+
+
+def test_importing_lockstep_envs_registers_them_and_loads_no_framework() -> None:
+    code = """import sys, gymnasium
+assert not any(name.startswith("lockstep/") for name in gymnasium.registry)
+gymnasium.make("lockstep.envs:lockstep/CartPole-v1")
+print(*(name for name in gymnasium.registry if name.startswith("lockstep/")))
+assert not {"torch", "jax", "pydantic", "lockstep.config.run"} & set(sys.modules)"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == list(ARRAY_ENVIRONMENTS)
 
 
 def test_vector_environments_can_be_made() -> None:

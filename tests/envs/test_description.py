@@ -5,7 +5,9 @@ from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscr
 
 from lockstep.config.run import EnvConfig
 from lockstep.core.spaces import ActionLayout, Leaf, ObservationLayout
-from lockstep.envs.description import EnvDescription, array_environment, describe, make_environment
+from lockstep.envs.describe import describe
+from lockstep.envs.description import EnvDescription, array_environment
+from lockstep.envs.gymnasium.make import make_environment
 
 FAKE = "LockstepTest/Fake-v0"
 VECTOR = Box(-1.0, 1.0, (3,), np.float32)

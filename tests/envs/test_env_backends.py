@@ -15,9 +15,10 @@ from lockstep.config.run import EnvConfig
 from lockstep.core.errors import EnvironmentFailureError
 from lockstep.envs.arrays import GridWorldPixels, Pendulum
 from lockstep.envs.batched.array_envs import ArrayEnvs
-from lockstep.envs.description import describe
+from lockstep.envs.describe import describe
+from lockstep.envs.gymnasium.in_process import InProcessEnvs, Watchdog
 from lockstep.envs.gymnasium.workers import WorkerEnvs
-from lockstep.envs.host_envs import Buffers, HostEnvs, InProcessEnvs, Watchdog
+from lockstep.envs.host_envs import Buffers, HostEnvs
 from lockstep.envs.registry import make_envs
 
 MODULES = Path(__file__).parents[1] / "modules"

@@ -14,7 +14,7 @@ import pytest
 from lockstep.config.run import EnvConfig
 from lockstep.core.episodes import EpisodeCounter
 from lockstep.core.shards import ShardPlan
-from lockstep.envs.description import describe
+from lockstep.envs.describe import describe
 from lockstep.envs.host_envs import HostEnvs
 from lockstep.envs.registry import make_envs
 from lockstep.envs.restore.replay import ReplayLog, row_hashes

@@ -7,7 +7,7 @@ from gymnasium.spaces import Box, Discrete
 
 from lockstep.config.run import EnvConfig
 from lockstep.core.errors import EnvironmentFailureError
-from lockstep.envs.description import describe
+from lockstep.envs.describe import describe
 from lockstep.envs.registry import make_envs
 
 STEPS = 3

@@ -12,8 +12,9 @@ from gymnasium import spaces
 
 from lockstep.config.presets import preset_for
 from lockstep.config.run import EnvConfig
-from lockstep.envs.description import describe, make_environment
+from lockstep.envs.describe import describe
 from lockstep.envs.gymnasium.keyed import KeyedEnv
+from lockstep.envs.gymnasium.make import make_environment
 from lockstep.envs.host_envs import HostEnvs
 from lockstep.envs.registry import make_envs
 from lockstep.envs.restore.replay import row_hashes

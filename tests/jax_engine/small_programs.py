@@ -7,7 +7,7 @@ import numpy as np
 
 from lockstep.config.checks import resolve
 from lockstep.config.run import Config
-from lockstep.envs.description import describe
+from lockstep.envs.describe import describe
 from lockstep.jax_engine.distributed.fingerprints import every_fingerprint
 from lockstep.jax_engine.distributed.mesh import make_mesh
 from lockstep.jax_engine.envs.environments import is_jax_environment, make_environment

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lockstep.config.run import EnvConfig
-from lockstep.envs.description import describe
+from lockstep.envs.describe import describe
 from lockstep.jax.wrappers import VmapWrapper
 from lockstep.jax_engine.envs.environments import make_environment
 from lockstep.jax_engine.envs.functional import Environment, FunctionalAdapter

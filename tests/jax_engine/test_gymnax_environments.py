@@ -9,7 +9,7 @@ import pytest
 from gymnasium import spaces
 
 from lockstep.config.run import EnvConfig
-from lockstep.envs.description import describe
+from lockstep.envs.describe import describe
 from lockstep.jax_engine.envs.environments import make_environment
 from lockstep.jax_engine.envs.functional import FunctionalAdapter
 

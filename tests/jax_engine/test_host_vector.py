@@ -7,7 +7,7 @@ import pytest
 from lockstep.config.run import EnvConfig
 from lockstep.core.errors import EnvironmentFailureError
 from lockstep.core.shards import keyed_seed
-from lockstep.envs.description import describe
+from lockstep.envs.describe import describe
 from lockstep.envs.registry import make_envs
 from lockstep.jax_engine.envs.for_host import JaxEnvs, make_jax_envs
 

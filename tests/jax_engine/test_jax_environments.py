@@ -10,8 +10,8 @@ import pytest
 from lockstep.config.checks import resolve
 from lockstep.config.run import Config, EnvConfig
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
-from lockstep.envs.description import describe
-from lockstep.envs.description import make_environment as make_on_the_host
+from lockstep.envs.describe import describe
+from lockstep.envs.gymnasium.make import make_environment as make_on_the_host
 from lockstep.jax_engine.envs.environments import environment_spaces, is_jax_environment, make_environment
 
 COUNT = 5

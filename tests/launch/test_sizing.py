@@ -10,7 +10,7 @@ from lockstep.commands import train as start
 from lockstep.config.checks import resolve
 from lockstep.config.run import Config, EnvConfig
 from lockstep.core.topology import Topology
-from lockstep.envs.description import describe
+from lockstep.envs.describe import describe
 from lockstep.launch import sizing
 from lockstep.launch.sizing import ENV_BYTES, GB, Resources, available_memory, bytes_per_env, size, wanted
 

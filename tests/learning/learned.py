@@ -11,7 +11,7 @@ import pytest
 
 from lockstep import load_policy
 from lockstep.cli import main
-from lockstep.envs.description import make_environment
+from lockstep.envs.gymnasium.make import make_environment
 from lockstep.policies.policy import Policy
 
 MODULES = Path(__file__).parents[1] / "modules"

@@ -22,7 +22,8 @@ from lockstep.config.run import Config
 from lockstep.core.process import fail_now
 from lockstep.core.shards import KeyedDraws, ShardPlan
 from lockstep.core.topology import Topology
-from lockstep.envs.description import EnvDescription, describe
+from lockstep.envs.describe import describe
+from lockstep.envs.description import EnvDescription
 from lockstep.envs.gymnasium.keyed import episode_key
 from lockstep.envs.registry import make_envs
 from lockstep.jax_engine import batch as jax_batch

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from same_iteration import COLUMNS, config_of, given_by, jax_iteration, reference_iteration, torch_iteration
 
-from lockstep.envs.description import describe
+from lockstep.envs.describe import describe
 from lockstep.runs.checkpoint import commit, to_files
 from lockstep.torch_engine.state import check_networks, initial_parameters
 

@@ -7,7 +7,8 @@ import pytest
 
 from lockstep.config.run import EnvConfig
 from lockstep.core.spaces import ActionLayout, Leaf, ObservationLayout
-from lockstep.envs.description import EnvDescription, describe
+from lockstep.envs.describe import describe
+from lockstep.envs.description import EnvDescription
 from lockstep.envs.host_envs import Buffers, HostEnvs, buffer_layout
 from lockstep.envs.registry import make_envs
 from lockstep.policies.evaluation import run_episodes, summarize

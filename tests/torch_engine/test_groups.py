@@ -10,7 +10,7 @@ from small_runs import described, plan_of, small_config, small_state
 from lockstep import reference
 from lockstep.config.run import Config
 from lockstep.core.shards import ShardPlan
-from lockstep.envs.description import describe
+from lockstep.envs.describe import describe
 from lockstep.envs.host_envs import HostEnvs
 from lockstep.envs.registry import make_envs
 from lockstep.torch_engine.batch import Batch, from_shards, make_batch

@@ -16,7 +16,7 @@ from lockstep.core.normalizers import shard_moments
 from lockstep.core.topology import Topology
 from lockstep.envs.batched import envpool as envpool_vector
 from lockstep.envs.batched.envpool import EnvPoolEnvs, check_envpool_options
-from lockstep.envs.description import describe
+from lockstep.envs.describe import describe
 from lockstep.envs.registry import make_envs
 from lockstep.policies.evaluation import run_episodes
 from lockstep.torch_engine.batch import make_batch

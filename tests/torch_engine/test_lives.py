@@ -13,7 +13,7 @@ from gymnasium.spaces import Box, Discrete
 from lockstep.config.checks import resolve
 from lockstep.config.run import Config
 from lockstep.core.shards import ShardPlan
-from lockstep.envs.description import describe
+from lockstep.envs.describe import describe
 from lockstep.envs.gymnasium.wrappers import LIFE_LOST
 from lockstep.envs.registry import make_envs
 from lockstep.envs.rewards import RewardShaping

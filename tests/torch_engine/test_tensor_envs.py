@@ -16,7 +16,7 @@ from lockstep.config.run import Config, EnvConfig
 from lockstep.core.errors import EnvironmentFailureError
 from lockstep.core.spaces import action_layout, observation_layout
 from lockstep.envs.arrays import CartPole, GridWorldPixels
-from lockstep.envs.description import describe
+from lockstep.envs.describe import describe
 from lockstep.envs.registry import make_envs
 from lockstep.envs.tensor import check_tensor_options
 from lockstep.torch_engine.envs.simulators import GlobalGenerators, NativeActions, Simulator, encode

@@ -1,1 +1,1 @@
-"""The commands of the command line, one file each."""
+"""Runs the commands of the command line, one file each."""

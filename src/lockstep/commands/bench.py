@@ -1,32 +1,56 @@
-"""``lockstep bench``: how a config scales over ranks, measured in fresh processes, against ideal and the machine."""
+"""``lockstep bench`` measures how a config scales over ranks, against the ideal and against the machine."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from lockstep.commands.described import described_run
 from lockstep.commands.parser import CommandParser
-from lockstep.config.command_line import parse_arguments, read_request
 from lockstep.config.keys import validate
 from lockstep.config.run import RunOptions
 from lockstep.core.process import EXIT_FAILURE, report_failure
 from lockstep.core.topology import available_cores
-from lockstep.envs.description import describe
+from lockstep.envs.describe import describe
 from lockstep.launch.rank import engine_module
-from lockstep.runs.directory import RunDirectory
-from lockstep.scaling.ledger import PLOTS, WORK, Ledger, open_ledger, unfinished, write_tables
-from lockstep.scaling.measure import Outcome, measure
+from lockstep.scaling.ledger import Ledger, open_ledger
+from lockstep.scaling.measure import Outcome
 from lockstep.scaling.plan import MODES, Job, Plan, parse_world_sizes
-from lockstep.scaling.plot import MISSING, can_plot, write_plots
-from lockstep.scaling.summarize import Row, run_row, summary_rows
+from lockstep.scaling.plot import MISSING, can_plot
+from lockstep.scaling.summarize import Row, run_row
+from lockstep.scaling.sweep import locked_directory, measure_job, sweep_directory, write_results
 
 INTERRUPTED = 130
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs ``lockstep bench CONFIG``: exit status 0 if every run ended well, 1 if one failed, 130 if interrupted."""
+    plan, options = _read_plan(argv)
+    path = sweep_directory(plan, options.name, Path(options.runs_dir))
+    directory = locked_directory(path)
+    try:
+        ledger = open_ledger(path, plan)
+        _announce(plan, ledger)
+        try:
+            _measure_all(plan, ledger)
+        except KeyboardInterrupt:
+            report_failure("interrupted; the same command continues it")
+            return INTERRUPTED
+        rows, summary = write_results(plan, ledger)
+        _print_summary(plan, summary)
+        print(f"bench: {path}")
+    finally:
+        directory.unlock()
+    failed = [row for row in rows if row["status"] != "ok"]
+    if failed:
+        more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
+        report_failure(f"{failed[0]['run']}{more} failed: {failed[0]['error']}; the same command tries again")
+    return EXIT_FAILURE if failed else 0
 
 
 def _parser() -> CommandParser:
@@ -64,21 +88,15 @@ def _parser() -> CommandParser:
     return parser
 
 
-def read_plan(argv: Sequence[str]) -> tuple[Plan, argparse.Namespace]:
-    """The sweep that a command line asks for, checked as far as that goes without starting anything.
+def _read_plan(argv: Sequence[str]) -> tuple[Plan, argparse.Namespace]:
+    """Reads the sweep that a command line asks for, checked as far as that goes without starting anything.
 
     Raises:
         ValueError: one line.
     """
     options, rest = _parser().parse_known_args(list(argv))
-    given = parse_arguments(rest)
-    for key in given.settings:
-        if key in RunOptions.model_fields:
-            raise ValueError(f"{key}: bench starts its own runs; give only what describes the run")
-    if given.positional:
-        raise ValueError(f"{given.positional[0]!r}: one config file or environment id is enough, before the options")
+    config = described_run("bench", options.config, rest)
     validate(RunOptions, {"name": options.name, "runs_dir": options.runs_dir}, "command line")
-    config = read_request([options.config, *rest]).config
     plan = Plan(
         config,
         options.mode,
@@ -95,57 +113,8 @@ def read_plan(argv: Sequence[str]) -> tuple[Plan, argparse.Namespace]:
     return plan, options
 
 
-def bench_command(argv: Sequence[str]) -> int:
-    """``lockstep bench CONFIG``: exit status 0 if every run ended well, 1 if one failed, 130 if interrupted."""
-    plan, options = read_plan(argv)
-    path = _directory(plan, options)
-    directory = _locked(path)
-    try:
-        ledger = open_ledger(path, plan)
-        _announce(plan, ledger)
-        try:
-            _measure_all(plan, ledger)
-        except KeyboardInterrupt:
-            report_failure("interrupted; the same command continues it")
-            return INTERRUPTED
-        rows, summary = write_results(plan, ledger)
-        print_summary(plan, summary)
-        print(f"bench: {path}")
-    finally:
-        directory.unlock()
-    failed = [row for row in rows if row["status"] != "ok"]
-    if failed:
-        more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
-        report_failure(f"{failed[0]['run']}{more} failed: {failed[0]['error']}; the same command tries again")
-    return EXIT_FAILURE if failed else 0
-
-
-def _directory(plan: Plan, options: argparse.Namespace) -> Path:
-    """The sweep's directory: the one named, the one that this command left unfinished, or a new one."""
-    if options.name is not None:
-        return Path(options.runs_dir) / options.name
-    environment = plan.config.env.id.rpartition(":")[2].replace("/", "-")
-    stem = f"bench-{environment}-{plan.mode}"
-    found = unfinished(Path(options.runs_dir), stem, plan)
-    return found or Path(options.runs_dir) / f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-
-
-def _locked(path: Path) -> RunDirectory:
-    directory = RunDirectory(path)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        directory.lock()
-    except FileExistsError:
-        raise ValueError(f"name: {path} exists already, as a file; choose another --name") from None
-    except OSError as error:
-        raise ValueError(f"runs_dir: {path} can't be written: {error.strerror or error}") from None
-    return directory
-
-
-# --- the sweep --------------------------------------------------------------------------------------------------
-
-
 def _announce(plan: Plan, ledger: Ledger) -> None:
+    """Prints what is to be measured, and what is there already."""
     jobs, missing = plan.jobs(), ledger.missing(plan)
     sizes = ", ".join(map(str, plan.world_sizes))
     repeats = f"{plan.repeats} repeats" if plan.repeats > 1 else "once"
@@ -168,16 +137,13 @@ def _measure_all(plan: Plan, ledger: Ledger) -> None:
     numbers = {job: f"[{number}/{len(jobs)}] {job}" for number, job in enumerate(jobs, 1)}
     console = Console()
     for job in ledger.missing(plan):
-        ledger.begin(job)
         with console.status(numbers[job], refresh_per_second=2) as status:  # seldom: it takes from what is measured
 
             def show(done: int, wanted: int, text: str = numbers[job], status=status) -> None:
                 status.update(f"{text}: iteration {done}/{wanted}")
 
-            outcome = measure(job, plan, ledger.path / WORK, show)
-        ledger.record(job, outcome)
+            outcome = measure_job(job, plan, ledger, show)
         print(f"{numbers[job]}: {_in_short(job, plan, outcome)}", flush=True)
-        write_results(plan, ledger, plots=False)
 
 
 def _in_short(job: Job, plan: Plan, outcome: Outcome) -> str:
@@ -187,25 +153,8 @@ def _in_short(job: Job, plan: Plan, outcome: Outcome) -> str:
     return f"{row['steps_per_second']:,.0f} steps/s, {1000 * row['t_iter']:,.1f} ms an iteration"
 
 
-def write_results(plan: Plan, ledger: Ledger, plots: bool = True) -> tuple[list[Row], list[Row]]:
-    """Write both tables and the plots from what is done of a plan; returns the tables."""
-    outcomes = [(job, ledger.outcome(job)) for job in plan.jobs()]
-    rows = [run_row(job, plan, outcome) for job, outcome in outcomes if outcome is not None]
-    summary = summary_rows(rows, plan)
-    if rows:
-        write_tables(ledger.path, "per_run", rows)
-    write_tables(ledger.path, "summary", summary)
-    if plots and can_plot():
-        title = f"{plan.config.env.id}: {plan.mode} scaling, {plan.repeats} repeats"
-        write_plots(ledger.path / PLOTS, title, rows, summary)
-    return rows, summary
-
-
-# --- the table --------------------------------------------------------------------------------------------------
-
-
-def print_summary(plan: Plan, summary: Sequence[Row]) -> None:
-    """The summary as a table on the terminal; times in milliseconds."""
+def _print_summary(plan: Plan, summary: Sequence[Row]) -> None:
+    """Prints the summary as a table; times in milliseconds."""
     console = Console(width=None if sys.stdout.isatty() else 140)
     table = Table(
         title=f"{plan.config.env.id}, {plan.mode} scaling: means over repeats [95 % confidence], ms, MiB, KiB"

@@ -1,47 +1,17 @@
-"""``lockstep clone``: behaviour cloning, a policy that imitates recorded episodes, as a run like any other."""
+"""``lockstep clone`` trains a policy that imitates recorded episodes, as a run like any other."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lockstep.commands.parser import CommandParser, at_least_one
-from lockstep.config.checks import resolve
 from lockstep.config.command_line import read_request
-from lockstep.config.keys import validate
-from lockstep.config.run import Config
-from lockstep.core.fingerprint import sha256_of
-from lockstep.policies.recordings import read_recording
-from lockstep.runs.checkpoint import commit, to_files
-from lockstep.runs.directory import create_run
-from lockstep.runs.trackers import METRICS_JSONL
-from lockstep.runs.trackers.jsonl import JsonlTracker
+from lockstep.policies.cloning import CloneSettings, clone
 
 
-@dataclass(frozen=True)
-class CloneSettings:
-    """How recorded episodes are learnt.
-
-    Attributes:
-        epochs: passes over the episodes.
-        batch: steps of a minibatch.
-        learning_rate: Adam's, which falls to 0.
-        seed: of the initial parameters and the minibatches.
-        validation: share of the episodes, the last ones, that are not learnt from but only compared with.
-    """
-
-    epochs: int = 10
-    batch: int = 512
-    learning_rate: float = 1e-3
-    seed: int = 0
-    validation: float = 0.1
-
-
-def clone_command(argv: Sequence[str]) -> int:
-    """``lockstep clone EPISODES --out RUN``: supervised training of the networks of a config."""
+def main(argv: Sequence[str]) -> int:
+    """Runs ``lockstep clone EPISODES --out RUN``: supervised training of the networks of a config."""
     default = CloneSettings()
     parser = CommandParser(prog="lockstep clone", description="Train a policy to do what was done in episodes.")
     parser.add_argument("episodes", type=Path, help="file of lockstep record")
@@ -58,76 +28,8 @@ def clone_command(argv: Sequence[str]) -> int:
     if not options.learning_rate > 0:
         raise ValueError(f"learning_rate: {options.learning_rate}; use a number above 0")
     settings = CloneSettings(options.epochs, options.batch, options.learning_rate, options.seed, options.validation)
-    found = clone(options.episodes, options.out, settings, options.like)
+    network = None if options.like is None else read_request([options.like]).config.network
+    found = clone(options.episodes, options.out, settings, network)
     share = f", {found['accuracy']:.1%} of actions alike" if found.get("accuracy") is not None else ""
     print(f"{found['environment']}: {found['recorded_steps']:,} steps of {found['policy']}{share} → {options.out}")
     return 0
-
-
-def clone(episodes: Path, out: Path, settings: CloneSettings, like: str | None = None) -> dict[str, Any]:
-    """Learn a recording, and write the policy as a run with one checkpoint.
-
-    Args:
-        episodes: file of :func:`lockstep.policies.recordings.write_recording`.
-        out: run directory to make.
-        settings: how it is learnt.
-        like: config file, run or environment id whose networks to take; None: those of the recording's config.
-
-    Returns:
-        The run's summary.
-
-    Raises:
-        ValueError: there is no such recording, the run exists, the networks can't learn so; one line.
-    """
-    recording = read_recording(episodes)
-    config = _config(recording.facts["config"], settings, like)
-    engine = _engine()
-    engine.check(config, recording)
-    engine.learnt_episodes(recording, settings.validation)
-    run = create_run(str(out.parent), out.name, config)
-    try:
-        metrics = JsonlTracker(run.path / METRICS_JSONL)
-        arrays, last = engine.clone(config, recording, settings, metrics.log)
-        metrics.close()
-        state = {
-            **{"iteration": 0, "global_step": 0, "optimizer_steps": 0, "wall_time": 0.0, "score": None},
-            **{"learning_rate": settings.learning_rate, "restarted_environments": []},
-            "recent_episodes": {"window": [], "total": 0},
-            "environment": recording.facts["environment"],
-            "cloned": True,
-        }
-        run.checkpoints.mkdir(exist_ok=True)
-        commit(run.checkpoints, 0, to_files(arrays, {}, state), None)
-        summary = {
-            "status": "cloned",
-            "environment": config.env.id,
-            "policy": recording.facts["policy"],
-            "recorded_episodes": len(recording.table),
-            "recorded_steps": len(recording.actions),
-            **last,
-            "params_sha256": sha256_of({name: a for name, a in arrays.items() if name.startswith("policy/")}),
-        }
-        run.write_summary(summary)
-    finally:
-        run.unlock()
-    return summary
-
-
-def _config(recorded: dict[str, Any], settings: CloneSettings, like: str | None) -> Config:
-    """The recording's config, for the torch engine on a CPU, with other networks if that is asked for."""
-    config: Config = validate(Config, recorded, "the recording's config")
-    changed: dict[str, Any] = {"engine": "torch", "device": "cpu", "seed": settings.seed, "algorithm": "ppo"}
-    if like is not None:
-        changed["network"] = read_request([like]).config.network
-    if config.env.backend == "tensor":
-        changed["env"] = config.env.model_copy(update={"backend": "auto"})
-    return resolve(config.model_copy(update=changed))
-
-
-def _engine() -> Any:
-    try:
-        return importlib.import_module("lockstep.torch_engine.cloning")
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("lockstep"):
-            raise
-        raise ValueError(f"clone: needs {error.name}; pip install 'lockstep-rl[torch]'") from None

@@ -1,4 +1,4 @@
-"""``lockstep compare``: two or more runs side by side, by the episodes that their policies play."""
+"""``lockstep compare`` sets runs side by side, by the episodes that their policies play."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from lockstep.commands.eval import BATCH, add_policy_options, evaluate, facts_of
-from lockstep.commands.parser import CommandParser, at_least_one
+from lockstep.commands.eval import check_device
+from lockstep.commands.parser import CommandParser, add_policy_options, at_least_one
 from lockstep.policies.comparison import Evaluated, comparison, draw, in_words
+from lockstep.policies.evaluation import evaluate
 from lockstep.policies.policy import load_policy
-from lockstep.policies.results import check_files, read_json, save_figure, written
+from lockstep.policies.results import check_files, facts_of, read_json, save_figure, written
 
 
-def compare_command(argv: Sequence[str]) -> int:
-    """``lockstep compare RUN RUN …``: distributions, means with intervals, effect sizes, a plot."""
+def main(argv: Sequence[str]) -> int:
+    """Runs ``lockstep compare RUN RUN …``: distributions, means with intervals, effect sizes, a plot."""
     parser = CommandParser(prog="lockstep compare", description="Compare the policies of runs by their episodes.")
     parser.add_argument("runs", nargs="+", help="runs, or files of lockstep eval --json FILE; the first is the measure")
     add_policy_options(parser)
@@ -33,7 +34,8 @@ def compare_command(argv: Sequence[str]) -> int:
             facts, table = read_json(path)
             return Evaluated(path.stem, facts, table)
         policy = load_policy(name, options.checkpoint, options.runs_dir)
-        table = evaluate(policy, options.episodes, options.seed, not options.stochastic, BATCH)
+        check_device(policy)
+        table = evaluate(policy, options.episodes, options.seed, not options.stochastic)
         return Evaluated(path.name, facts_of(policy, table, not options.stochastic), table)
 
     them = [evaluated(name) for name in options.runs]

@@ -1,39 +1,37 @@
-"""``lockstep eval``: a policy over many whole episodes, in numbers, files and a histogram."""
+"""``lockstep eval`` plays many whole episodes of a policy, and tells them in numbers, files and a histogram."""
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from lockstep.commands.parser import CommandParser, at_least_one
+from lockstep.commands.parser import CommandParser, add_policy_options, at_least_one
 from lockstep.config.command_line import read_request
-from lockstep.core.process import fail_now
-from lockstep.envs.description import arguments_of, describe
-from lockstep.envs.registry import make_envs
 from lockstep.launch.rank import engine_module
 from lockstep.policies.baselines import BASELINES, Actor, Baseline
-from lockstep.policies.evaluation import run_episodes, summarize
-from lockstep.policies.policy import Policy, load_policy
-from lockstep.policies.results import check_files, draw_histogram, save_figure, write_csv, write_json, written
+from lockstep.policies.evaluation import BATCH, evaluate, start_of
+from lockstep.policies.policy import load_policy
+from lockstep.policies.results import (
+    check_files,
+    draw_histogram,
+    facts_of,
+    in_words,
+    save_figure,
+    write_csv,
+    write_json,
+    written,
+)
 
-BATCH = 256
-"""Environments of one batch: more episodes than these are played batch after batch."""
-GAME = {"kwargs", "max_episode_steps", "frame_skip", "sticky_actions", "atari"}
-"""Settings of an environment that make it another game."""
 
-
-def eval_command(argv: Sequence[str]) -> int:
-    """``lockstep eval RUN``: returns and lengths over whole episodes with keyed starts."""
+def main(argv: Sequence[str]) -> int:
+    """Runs ``lockstep eval ARGV``: returns and lengths over whole episodes with keyed starts."""
     options = _options(argv)
     prints_json, json_file = options.json == "", Path(options.json) if options.json else None
     check_files(json_file, options.csv, options.histogram)
     actor = actor_of(options)
+    check_device(actor)
     table = evaluate(actor, options.episodes, options.seed, not options.stochastic, options.batch)
     facts = facts_of(actor, table, not options.stochastic)
     if json_file is not None:
@@ -72,16 +70,8 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def add_policy_options(parser: argparse.ArgumentParser) -> None:
-    """Which checkpoint, from where, and how its actions are chosen."""
-    parser.add_argument("--checkpoint", default="latest", help="latest, best or a step number (default: latest)")
-    parser.add_argument("--runs-dir", default="runs", help="where runs given by name lie (default: runs)")
-    parser.add_argument("--seed", type=int, help="of the episodes' starts (default: the run's)")
-    parser.add_argument("--stochastic", action="store_true", help="sample actions instead of taking the most likely")
-
-
 def actor_of(options: argparse.Namespace) -> Actor:
-    """The policy that options name: a run's, or a baseline for the environment of a run, config file or id."""
+    """Loads the policy that options name: a run's, or a baseline for the environment of a run, config file or id."""
     if options.policy is None:
         return load_policy(options.run, options.checkpoint, options.runs_dir)
     inside = Path(options.runs_dir) / options.run
@@ -89,68 +79,8 @@ def actor_of(options: argparse.Namespace) -> Actor:
     return Baseline(options.policy, read_request([target]).config)
 
 
-def start_of(actor: Actor, seed: int | None) -> int:
-    """The seed of the episodes' starts."""
-    return actor.config.seed if seed is None else seed
-
-
-def evaluate(
-    actor: Actor, episodes: int, seed: int | None = None, deterministic: bool = True, batch: int = BATCH
-) -> np.ndarray:
-    """Play whole episodes, batch after batch; the k-th one starts alike whatever the batches are.
-
-    Returns:
-        float64 ``[episodes, 4]``, see :func:`lockstep.policies.evaluation.run_episodes`.
-
-    Raises:
-        EnvironmentFailureError: an environment raised, died or hung.
-    """
-    config, start = actor.config, start_of(actor, seed)
+def check_device(actor: Actor) -> None:
+    """Raise a one-line ``ValueError`` where the device that a policy's config names isn't here."""
+    config = actor.config
     if config.device != "cpu":
         engine_module(config.engine).check_device(config.device, 1)
-    actor.reset(start)
-    bounds = [*range(0, episodes, batch), episodes]
-    parts = [play_batch(actor, start, range(first, last), deterministic) for first, last in itertools.pairwise(bounds)]
-    return np.concatenate(parts)
-
-
-def play_batch(actor: Actor, start: int, numbers: range, deterministic: bool) -> np.ndarray:
-    """One episode in each of as many environments, whose starts have these numbers; ``[n, 4]``."""
-    config = actor.config
-    envs = make_envs(config.env, describe(config.env), start, numbers, fail_now, "eval", device=config.device)
-    actor.reset()
-
-    def act(rows: np.ndarray) -> np.ndarray:
-        actor.forget(envs.buffers.lost)  # a lost life ended an episode in training
-        return actor.native(rows, deterministic)
-
-    try:
-        return run_episodes(envs, act, config.eval.max_steps)
-    finally:
-        envs.close()
-
-
-def facts_of(actor: Actor, table: np.ndarray, deterministic: bool = True) -> dict[str, Any]:
-    """The summary of an evaluation's table, and of what it is."""
-    env = actor.config.env
-    settings = env.model_dump(mode="json", include=GAME) | {"kwargs": arguments_of(env)}
-    facts = {"environment": env.id, "env_settings": settings}
-    return summarize(table) | facts | {"stochastic": not deterministic, "global_step": actor.global_step}
-
-
-def in_words(actor: Actor, facts: dict[str, Any]) -> str:
-    """One line."""
-    more = f", success rate {facts['success_rate']:.0%}" if "success_rate" in facts else ""
-    if "score_mean" in facts:
-        more += f", score {facts['score_mean']:,.2f} (max {facts['score_max']:,.0f})"
-    trained = f"after {actor.global_step:,} training steps"
-    if isinstance(actor, Baseline):
-        trained = actor.name
-    elif isinstance(actor, Policy) and actor.cloned:
-        trained = "by a cloned policy"
-    return (
-        f"{facts['environment']} {trained}, {facts['episodes']} episodes: "
-        f"return {facts['return_mean']:,.2f} ± {facts['return_std']:,.2f} "
-        f"(min {facts['return_min']:,.2f}, max {facts['return_max']:,.2f}), "
-        f"length {facts['length_mean']:,.1f}{more}"
-    )

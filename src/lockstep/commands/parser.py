@@ -1,4 +1,4 @@
-"""The parser of the small commands: what is wrong becomes one line, as everywhere."""
+"""Parses the commands' options, those that several of them have too; what is wrong becomes one line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NoReturn
 
 
 def at_least_one(text: str) -> int:
-    """A count, from 1 on, for ``type=``."""
+    """Reads a count, from 1 on, for ``type=``."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is below 1")
@@ -15,8 +15,22 @@ def at_least_one(text: str) -> int:
 
 
 class CommandParser(argparse.ArgumentParser):
-    """An argument parser whose errors are ``ValueError``."""
+    """Raises errors as ``ValueError``."""
 
     def error(self, message: str) -> NoReturn:
         """Raise what is wrong instead of printing the usage."""
         raise ValueError(f"{message} ({self.prog} --help)")
+
+
+def add_policy_options(parser: argparse.ArgumentParser) -> None:
+    """Lets a command say which checkpoint, from where, and how its actions are chosen."""
+    parser.add_argument("--checkpoint", default="latest", help="latest, best or a step number (default: latest)")
+    parser.add_argument("--runs-dir", default="runs", help="where runs given by name lie (default: runs)")
+    parser.add_argument("--seed", type=int, help="of the episodes' starts (default: the run's)")
+    parser.add_argument("--stochastic", action="store_true", help="sample actions instead of taking the most likely")
+
+
+def add_script_arguments(parser: argparse.ArgumentParser) -> None:
+    """Let a command take ``[-m] SCRIPT ARGS``, with or without ``--`` before."""
+    parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module's name, as with python -m")
+    parser.add_argument("script", nargs=argparse.REMAINDER, metavar="SCRIPT ARGS", help="the program and its arguments")

@@ -1,30 +1,18 @@
-"""``lockstep play``: a trained policy in a window, in the terminal, or in a video."""
+"""``lockstep play`` shows a trained policy in a window, in the terminal, or in a video."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from lockstep.commands.eval import add_policy_options
-from lockstep.commands.parser import CommandParser, at_least_one
+from lockstep.commands.parser import CommandParser, add_policy_options, at_least_one
 from lockstep.core.process import EXIT_FAILURE, report_failure
-from lockstep.core.shards import keyed_seed
-from lockstep.policies.policy import Policy, load_policy
-from lockstep.policies.videos import (
-    Terminal,
-    check_suffix,
-    drawn_environment,
-    frames_per_second,
-    has_screen,
-    play_episode,
-    prepare_rendering,
-    video_writer,
-)
+from lockstep.policies.policy import load_policy
+from lockstep.policies.videos import check_suffix, has_screen, play
 
 
-def play_command(argv: Sequence[str]) -> int:
-    """``lockstep play RUN``: a window; ``--video`` an mp4 or gif file, ``--terminal`` text."""
+def main(argv: Sequence[str]) -> int:
+    """Runs ``lockstep play RUN``: a window; ``--video`` an mp4 or gif file, ``--terminal`` text."""
     parser = CommandParser(prog="lockstep play", description="Watch a trained policy, or record it.")
     parser.add_argument("run", help="name, run directory or checkpoint directory")
     add_policy_options(parser)
@@ -51,48 +39,3 @@ def play_command(argv: Sequence[str]) -> int:
     said = [f"return {r:,.2f}" + (f" (score {s}, {n} steps)" if s is not None else "") for r, n, s in episodes]
     print(f"{policy.config.env.id}: {', '.join(said)}{where}")
     return 0
-
-
-def play(
-    policy: Policy,
-    target: Path | str | None,
-    episodes: int = 1,
-    seed: int | None = None,
-    deterministic: bool = True,
-) -> list[tuple[float, int, int | None]]:
-    """Run episodes in a window, into a video file, or as text.
-
-    Args:
-        policy: that plays.
-        target: a video file, ``"terminal"``, or None for a window.
-        episodes: how many.
-        seed: of their starts; None: the run's.
-        deterministic: the most likely actions, else samples.
-
-    Returns:
-        Of each its return, length, and score (None where the environment has none).
-
-    Raises:
-        ValueError: the environment can't be rendered here, or what a video needs isn't installed.
-    """
-    config = policy.config
-    prepare_rendering(has_screen())
-    mode = "human" if target is None else "ansi" if target == "terminal" else "rgb_array"
-    env = drawn_environment(config.env, mode)
-    writer = _writer(target, frames_per_second(env))
-    played = []
-    try:
-        for episode in range(episodes):
-            start = keyed_seed(config.seed if seed is None else seed, "eval", episode)
-            played.append(play_episode(env, policy, writer, start, deterministic))
-    finally:
-        if writer is not None:
-            writer.close()
-        env.close()
-    return played
-
-
-def _writer(target: Path | str | None, fps: int) -> Any:
-    if target is None:
-        return None
-    return video_writer(target, fps) if isinstance(target, Path) else Terminal(fps)

@@ -6,18 +6,20 @@ import contextlib
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lockstep.config.checks import resolve
-from lockstep.config.command_line import Request, merge, read_file
+from lockstep.config.command_line import Request, merge, read_file, read_request
 from lockstep.config.engines import check_engine_options
+from lockstep.config.help import print_train_help
 from lockstep.config.keys import FREE, validate
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.topology import Topology, available_cores
 from lockstep.envs.batched.envpool import check_envpool_options
 from lockstep.envs.batched.twins import stepped_inside
-from lockstep.envs.description import describe
+from lockstep.envs.describe import describe
 from lockstep.envs.tensor import check_tensor_options
 from lockstep.launch.jax_start import start_jax
 from lockstep.launch.rank import Assignment, engine_module, run_rank
@@ -303,3 +305,11 @@ def _report(assignment: Assignment, code: int) -> None:
         print(next_steps(assignment.path, read_file(path)), flush=True)
     if code in STOPPED_BY_SIGNAL:
         print("lockstep: stopped by a signal, with a checkpoint", file=sys.stderr)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs ``lockstep train ARGV``: exit status 0, 1 (failed), 2 (bad input) or 128 + n (stopped by signal n)."""
+    if "--help" in argv or "-h" in argv:
+        print_train_help([word for word in argv if word not in ("--help", "-h")])
+        return 0
+    return start_run(read_request(argv))

@@ -17,6 +17,7 @@ from lockstep.core.topology import error_file, started_by_lockstep
 EXIT_USER_ERROR = 2
 EXIT_FAILURE = 1
 ERROR_PREFIX = "lockstep: error: "
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 PARENT_VARIABLE = "LOCKSTEP_PARENT"
 """Tells a process that we start the process id of the one that starts it."""

@@ -1,4 +1,4 @@
-"""Is a training script's every rank the same agent? Watches anybody's script and says so, with cause and fix."""
+"""Watches anybody's training script and says whether its ranks are one agent, with cause and fix."""
 
 from __future__ import annotations
 

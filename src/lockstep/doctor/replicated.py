@@ -1,4 +1,4 @@
-"""JAX: do all devices and processes hold the same copies of what should be replicated?"""
+"""Checks that all devices and processes of JAX hold the same copies of what should be replicated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watching over the ranks that the doctor looks at, from outside: they always come to an end, and to a verdict."""
+"""Watches from outside over the ranks that the doctor looks at: they always come to an end, and to a verdict."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STOP = "stop.json"
 
 @dataclass(frozen=True)
 class Outcome:
-    """How it came to the end of a run: whether by a ``deadlock``, or ``interrupted`` by a signal."""
+    """Tells how a run ended: whether by a ``deadlock``, or ``interrupted`` by a signal."""
 
     deadlock: bool = False
     interrupted: bool = False
@@ -150,7 +150,7 @@ class Supervisor:
         return [rank for rank, reader in self._readers.items() if reader.ended() is None]
 
     def _judged(self, received: list[int]) -> Outcome | None:
-        """What the run came to; None while it goes on."""
+        """Decides what the run came to; None while it goes on."""
         ended = {rank: reader.ended() for rank, reader in self._readers.items()}
         running = [rank for rank, how in ended.items() if how is None]
         if not running:
@@ -171,7 +171,7 @@ class Supervisor:
 
 
 def await_verdict(store: Path, rank: int) -> int:
-    """What the judging process decided; where another launcher started every rank.
+    """Waits for what the judging process decides, where another launcher started every rank.
 
     A rank may work on long after this one has ended, at a last evaluation: the limit counts from its last sign of life.
 
@@ -194,7 +194,7 @@ def await_verdict(store: Path, rank: int) -> int:
 
 
 def _last_sign(store: Path) -> int:
-    """When a rank last said how it fares, in nanoseconds of the files' clock; 0 if none has."""
+    """Finds when a rank last said how it fares, in nanoseconds of the files' clock; 0 if none has."""
     newest = 0
     for state in store.glob(f"*/{STATE}"):
         with suppress(OSError):

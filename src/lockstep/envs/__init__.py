@@ -1,6 +1,7 @@
-"""Environments: any Gymnasium environment, in the rank or in worker processes, and pure-array environments.
+"""Steps environments: any Gymnasium environment, in the rank or in worker processes, and pure-array environments.
 
-Importing this package registers the array environments with Gymnasium (``lockstep/CartPole-v1``, …).
+Importing this package registers the array environments with Gymnasium, as is the custom since Gymnasium 1.0, which
+loads no plugins: ``gymnasium.make("lockstep.envs:lockstep/CartPole-v1")`` needs no other line.
 """
 
 from lockstep.envs.gymnasium.registration import register_array_environments

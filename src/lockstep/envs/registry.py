@@ -1,4 +1,4 @@
-"""From a config to the environments of a rank."""
+"""Makes the environments of a rank, of the back end that its config names."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from lockstep.config.run import EnvConfig
 from lockstep.envs.batched.array_envs import ArrayEnvs
 from lockstep.envs.batched.envpool import EnvPoolEnvs
 from lockstep.envs.description import EnvDescription
+from lockstep.envs.gymnasium.in_process import InProcessEnvs
 from lockstep.envs.gymnasium.workers import WorkerEnvs
-from lockstep.envs.host_envs import HostEnvs, InProcessEnvs
+from lockstep.envs.host_envs import HostEnvs
 
 
 def make_envs(
@@ -24,7 +25,7 @@ def make_envs(
     device: str = "cpu",
     shard_size: int | None = None,
 ) -> HostEnvs:
-    """The environments with these global ids.
+    """Makes the environments with these global ids.
 
     Args:
         config: which environment, and in how many worker processes.

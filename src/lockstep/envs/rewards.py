@@ -1,4 +1,4 @@
-"""What the learner gets of rewards: their sign, scaled, clipped; scores stay as the environment gives them."""
+"""Shapes the rewards that the learner gets: their sign, scaled, clipped; scores stay as the environment gives them."""
 
 from __future__ import annotations
 

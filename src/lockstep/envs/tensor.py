@@ -1,4 +1,4 @@
-"""Batched environments whose observations, rewards and actions are tensors on the policy's device: the protocol.
+"""Declares simulators, whose observations, rewards and actions are tensors on the policy's device, and loads them.
 
 It is Gymnasium's vector environment with tensors in place of arrays, which is what Isaac Lab's and ManiSkill's
 environments are. Nothing here imports an engine; :mod:`lockstep.torch_engine.envs.simulators` drives them.
@@ -21,7 +21,7 @@ Tensor = Any
 
 
 class TensorEnvironment(Protocol):
-    """What a simulator offers.
+    """Declares what a simulator offers.
 
     Attributes:
         num_envs: environments in it.
@@ -70,7 +70,7 @@ class TensorFactory(Protocol):
 
 
 def named_object(name: str) -> Any:
-    """What ``module:name`` names, of a module beside the user or installed.
+    """Imports what ``module:name`` names, of a module beside the user or installed.
 
     Raises:
         ValueError: there is none; one line.

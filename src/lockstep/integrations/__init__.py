@@ -1,1 +1,1 @@
-"""Data parallelism for scripts and libraries that know nothing of it."""
+"""Brings data parallelism to scripts and libraries that know nothing of it."""

@@ -14,7 +14,8 @@ from lockstep.core.episodes import RecentEpisodes
 from lockstep.core.process import fail_now
 from lockstep.core.shards import ShardPlan
 from lockstep.core.topology import Topology
-from lockstep.envs.description import EnvDescription, describe
+from lockstep.envs.describe import describe
+from lockstep.envs.description import EnvDescription
 from lockstep.envs.host_envs import HostEnvs
 from lockstep.envs.registry import make_envs
 from lockstep.jax_engine.distributed.fingerprints import Copies, check_copies

@@ -7,7 +7,7 @@ from typing import Any
 
 from lockstep.config.presets import defaults_for, for_grpo
 from lockstep.config.run import EnvConfig, RunOptions
-from lockstep.envs.description import describe
+from lockstep.envs.describe import describe
 from lockstep.launch.jax_start import start_jax
 from lockstep.runs.trackers.service import flattened
 

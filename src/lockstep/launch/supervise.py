@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from lockstep.core.process import EXIT_FAILURE, read_failure
-from lockstep.training.stop import STOP_SIGNALS
+from lockstep.core.process import EXIT_FAILURE, STOP_SIGNALS, read_failure
 
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 3.0

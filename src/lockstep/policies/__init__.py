@@ -1,1 +1,1 @@
-"""Trained policies: loaded, played, evaluated, compared, recorded, filmed."""
+"""Loads, plays, evaluates, compares, records and films policies."""

@@ -1,4 +1,4 @@
-"""Policies that nobody trained, to compare trained ones with: random, and for Snake greedy."""
+"""Plays without training, to compare trained policies with: at random, and Snake greedily."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from lockstep.config.run import Config
 from lockstep.core.shards import keyed_generator
 from lockstep.core.spaces import ActionLayout, ObservationLayout
 from lockstep.envs.arrays.players.snake import greedy_actions
-from lockstep.envs.description import EnvDescription, describe
+from lockstep.envs.describe import describe
+from lockstep.envs.description import EnvDescription
 from lockstep.envs.gymnasium.random_policy import allowed_actions, draw_actions
 
 BASELINES = ("random", "greedy")
@@ -18,7 +19,7 @@ SNAKE = "lockstep/Snake-v0"
 
 
 class Actor(Protocol):
-    """What whole episodes are played with: a trained policy (:class:`lockstep.policies.policy.Policy`) or a baseline.
+    """Plays whole episodes: a trained policy (:class:`lockstep.policies.policy.Policy`) or a baseline.
 
     Attributes:
         config: environment, and how its episodes are run.

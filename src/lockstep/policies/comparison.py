@@ -1,4 +1,4 @@
-"""What separates evaluations: means with confidence intervals, effect sizes, and how often one beats the other."""
+"""Compares evaluations: means with confidence intervals, effect sizes, and how often one beats the other."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def cohens_d(x: np.ndarray, y: np.ndarray) -> float | None:
 
 
 def probability_of_improvement(x: np.ndarray, y: np.ndarray) -> float:
-    """How probable it is that an episode of ``y`` beats one of ``x``, a tie counting half.
+    """Estimates how probable it is that an episode of ``y`` beats one of ``x``, a tie counting half.
 
     Agarwal et al. 2021, "Deep reinforcement learning at the edge of the statistical precipice", section 4.3: the
     Mann-Whitney U statistic over ``n_x n_y``.
@@ -87,7 +87,7 @@ def describe_metric(values: np.ndarray) -> dict[str, float]:
 
 
 def against(x: np.ndarray, y: np.ndarray) -> dict[str, float | None]:
-    """How far ``y`` is above ``x``: difference of means and probability of improvement, with intervals; Cohen's d."""
+    """Measures how far ``y`` is above ``x``: difference of means, probability of improvement, intervals; Cohen's d."""
     low, high = interval(lambda a, b: float(b.mean() - a.mean()), x, y)
     better = interval(probability_of_improvement, x, y)
     return {
@@ -135,7 +135,7 @@ def comparison(all_of_them: Sequence[Evaluated]) -> dict[str, Any]:
 
 
 def unlike(all_of_them: Sequence[Evaluated]) -> list[str]:
-    """What of the evaluations themselves isn't alike, a line each: it may explain a difference of the policies.
+    """Lists what of the evaluations themselves isn't alike, a line each: it may explain a difference of the policies.
 
     What a file doesn't say is left out.
     """

@@ -1,20 +1,27 @@
-"""Evaluation: whole episodes with keyed starts, the same ones every time."""
+"""Plays whole episodes with keyed starts, the same ones every time, and sums them up."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
 
 from lockstep.core.episodes import success_rate
+from lockstep.core.process import fail_now
+from lockstep.envs.describe import describe
 from lockstep.envs.host_envs import HostEnvs
+from lockstep.envs.registry import make_envs
+from lockstep.policies.baselines import Actor
 
 COLUMNS = 4
 """Of an evaluation's table: return, length, success, score."""
+BATCH = 256
+"""Environments of one batch: more episodes than these are played batch after batch."""
 
 
 def run_episodes(envs: HostEnvs, act: Callable[[np.ndarray], np.ndarray], max_steps: int) -> np.ndarray:
-    """One episode in each environment, stepped together in a batch of fixed shape.
+    """Plays one episode in each environment, stepped together in a batch of fixed shape.
 
     Args:
         envs: environments made for evaluation, one an episode.
@@ -42,12 +49,12 @@ def run_episodes(envs: HostEnvs, act: Callable[[np.ndarray], np.ndarray], max_st
 
 
 def success_of(value: float) -> bool | None:
-    """A success as it stands in a table: solved, not solved, or None where nothing was said."""
+    """Reads a success from a table: solved, not solved, or None where nothing was said."""
     return None if value == 0 else value > 0
 
 
 def summarize(episodes: np.ndarray) -> dict[str, float | int]:
-    """Mean, standard deviation, least and greatest return, and mean length, of ``[n, 4]`` episodes in order.
+    """Sums up ``[n, 4]`` episodes: mean, standard deviation, least and greatest return, and mean length.
 
     ``success_rate`` is there if an episode says whether it succeeded, ``score_mean`` and its like if all have a score.
     """
@@ -68,3 +75,42 @@ def summarize(episodes: np.ndarray) -> dict[str, float | int]:
         out |= {"score_mean": float(scores.mean()), "score_std": float(scores.std())}
         out |= {"score_min": float(scores.min()), "score_max": float(scores.max())}
     return out
+
+
+def start_of(actor: Actor, seed: int | None) -> int:
+    """Chooses the seed of the episodes' starts: the one given, else the actor's own."""
+    return actor.config.seed if seed is None else seed
+
+
+def evaluate(
+    actor: Actor, episodes: int, seed: int | None = None, deterministic: bool = True, batch: int = BATCH
+) -> np.ndarray:
+    """Plays whole episodes, batch after batch; the k-th one starts alike whatever the batches are.
+
+    Returns:
+        float64 ``[episodes, 4]``, see :func:`run_episodes`.
+
+    Raises:
+        EnvironmentFailureError: an environment raised, died or hung.
+    """
+    start = start_of(actor, seed)
+    actor.reset(start)
+    bounds = [*range(0, episodes, batch), episodes]
+    parts = [play_batch(actor, start, range(first, last), deterministic) for first, last in itertools.pairwise(bounds)]
+    return np.concatenate(parts)
+
+
+def play_batch(actor: Actor, start: int, numbers: range, deterministic: bool) -> np.ndarray:
+    """Plays one episode in each of as many environments, whose starts have these numbers; ``[n, 4]``."""
+    config = actor.config
+    envs = make_envs(config.env, describe(config.env), start, numbers, fail_now, "eval", device=config.device)
+    actor.reset()
+
+    def act(rows: np.ndarray) -> np.ndarray:
+        actor.forget(envs.buffers.lost)  # a lost life ended an episode in training
+        return actor.native(rows, deterministic)
+
+    try:
+        return run_episodes(envs, act, config.eval.max_steps)
+    finally:
+        envs.close()

@@ -1,4 +1,4 @@
-"""A trained policy for one's own code: ``lockstep.load_policy(run)``."""
+"""Loads a trained policy for one's own code: ``lockstep.load_policy(run)``."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Recorded episodes: what a policy saw and did, as .npz or .safetensors; neither can hold code."""
+"""Records episodes, what a policy saw and did, as .npz or .safetensors; neither can hold code."""
 
 from __future__ import annotations
 
 import json
 import zipfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,16 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from lockstep.envs.describe import describe
+from lockstep.policies.baselines import Actor
+from lockstep.policies.evaluation import play_batch, start_of
+
 SUFFIXES = (".npz", ".safetensors")
 ARRAYS = ("observations", "actions", "episodes", "table")
 FACTS = "facts"
 FORMAT = 1
+BATCH = 64
+"""Episodes that are recorded at once."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,69 @@ class Recording:
     episodes: np.ndarray
     table: np.ndarray
     facts: dict[str, Any]
+
+
+class Recorder:
+    """Keeps what another actor sees and does; see :class:`lockstep.policies.baselines.Actor`."""
+
+    def __init__(self, actor: Actor) -> None:
+        self._actor = actor
+        self.config, self.global_step = actor.config, actor.global_step
+        self.observation, self.action = actor.observation, actor.action
+        self.seen: list[np.ndarray] = []
+        self.done: list[np.ndarray] = []
+
+    def reset(self, seed: int | None = None) -> None:
+        """Begin episodes, and forget those before."""
+        self._actor.reset(seed)
+        self.seen, self.done = [], []
+
+    def forget(self, rows: np.ndarray) -> None:
+        """See :meth:`Actor.forget`."""
+        self._actor.forget(rows)
+
+    def native(self, observations: np.ndarray, deterministic: bool = True) -> np.ndarray:
+        """See :meth:`Actor.native`."""
+        actions = self._actor.native(observations, deterministic)
+        self.seen.append(observations.copy())
+        self.done.append(np.array(actions, self.action.row_dtype))
+        return actions
+
+
+def record(actor: Actor, name: str, episodes: int, seed: int | None = None, deterministic: bool = True) -> Recording:
+    """Plays whole episodes with the starts of an evaluation, and keeps what was seen and done.
+
+    Args:
+        actor: that plays.
+        name: what it is called in the file.
+        episodes: how many.
+        seed: of their starts; None: the actor's own.
+        deterministic: the most likely actions, else samples.
+    """
+    recorder, start = Recorder(actor), start_of(actor, seed)
+    recorder.reset(start)
+    tables, seen, done = [], [], []
+    for first in range(0, episodes, BATCH):
+        table = play_batch(recorder, start, range(first, min(first + BATCH, episodes)), deterministic)
+        for row, length in enumerate(table[:, 1].astype(int).tolist()):
+            seen.append(np.stack([rows[row] for rows in recorder.seen[:length]]))
+            done.append(np.stack([rows[row] for rows in recorder.done[:length]]))
+        tables.append(table)
+    whole = np.concatenate(tables)
+    config = actor.config
+    return Recording(
+        observations=np.concatenate(seen),
+        actions=np.concatenate(done),
+        episodes=np.repeat(np.arange(episodes), whole[:, 1].astype(int)),
+        table=whole,
+        facts={
+            "policy": name,
+            "config": config.model_dump(mode="json"),
+            "environment": asdict(describe(config.env)),
+            "seed": start,
+            "stochastic": not deterministic,
+        },
+    )
 
 
 def check_suffix(path: Path) -> None:

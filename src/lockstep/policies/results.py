@@ -1,4 +1,4 @@
-"""What an evaluation leaves: its episodes as JSON and CSV, and a histogram of their returns."""
+"""Writes what an evaluation found: in words, its episodes as JSON and CSV, and a histogram of their returns."""
 
 from __future__ import annotations
 
@@ -13,11 +13,42 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.policies.evaluation import success_of
+from lockstep.envs.description import arguments_of
+from lockstep.policies.baselines import Actor, Baseline
+from lockstep.policies.evaluation import success_of, summarize
+from lockstep.policies.policy import Policy
 
 COLUMN_NAMES = ("return", "length", "success", "score")
 BAR, MEAN = "#1f5fa8", "#d9822b"
 MOST_BINS = 40
+GAME = {"kwargs", "max_episode_steps", "frame_skip", "sticky_actions", "atari"}
+"""Settings of an environment that make it another game."""
+
+
+def facts_of(actor: Actor, table: np.ndarray, deterministic: bool = True) -> dict[str, Any]:
+    """Sums up an evaluation's table, and says of which environment it is."""
+    env = actor.config.env
+    settings = env.model_dump(mode="json", include=GAME) | {"kwargs": arguments_of(env)}
+    facts = {"environment": env.id, "env_settings": settings}
+    return summarize(table) | facts | {"stochastic": not deterministic, "global_step": actor.global_step}
+
+
+def in_words(actor: Actor, facts: dict[str, Any]) -> str:
+    """Puts the facts of an evaluation into one line."""
+    more = f", success rate {facts['success_rate']:.0%}" if "success_rate" in facts else ""
+    if "score_mean" in facts:
+        more += f", score {facts['score_mean']:,.2f} (max {facts['score_max']:,.0f})"
+    trained = f"after {actor.global_step:,} training steps"
+    if isinstance(actor, Baseline):
+        trained = actor.name
+    elif isinstance(actor, Policy) and actor.cloned:
+        trained = "by a cloned policy"
+    return (
+        f"{facts['environment']} {trained}, {facts['episodes']} episodes: "
+        f"return {facts['return_mean']:,.2f} ± {facts['return_std']:,.2f} "
+        f"(min {facts['return_min']:,.2f}, max {facts['return_max']:,.2f}), "
+        f"length {facts['length_mean']:,.1f}{more}"
+    )
 
 
 def check_files(json_file: Path | None, csv_file: Path | None, histogram: Path | None) -> None:
@@ -90,7 +121,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def edges_of(values: np.ndarray) -> np.ndarray:
-    """Where a histogram's bins begin and end: a bin a whole number where those are few, else evenly spaced ones."""
+    """Places a histogram's bins: one a whole number where those are few, else evenly spaced ones."""
     low, high = float(values.min()), float(values.max())
     if np.all(values == np.round(values)) and high - low < MOST_BINS:
         return np.arange(low, high + 2) - 0.5

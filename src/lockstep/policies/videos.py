@@ -1,4 +1,4 @@
-"""Pictures of a policy: windows, mp4 files, and the video of an evaluation."""
+"""Shows a policy at play: in windows, as text, in video files, and in the videos of a run's evaluations."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from typing import Any
 
 from lockstep.config.run import EnvConfig
 from lockstep.core.shards import keyed_seed
-from lockstep.envs.description import array_environment, make_environment
+from lockstep.envs.description import array_environment
 from lockstep.envs.gymnasium.keyed import environment_failure, stated_mask
+from lockstep.envs.gymnasium.make import make_environment
 from lockstep.envs.gymnasium.wrappers import LIFE_LOST
 from lockstep.policies.policy import Policy
 from lockstep.runs.directory import RunDirectory
@@ -114,7 +115,7 @@ def drawn_environment(config: EnvConfig, mode: str) -> Any:
 def play_episode(
     env: Any, policy: Policy, writer: Any, seed: int, deterministic: bool
 ) -> tuple[float, int, int | None]:
-    """One episode, drawn before every step: return, length, and score where there is one."""
+    """Plays one episode, drawn before every step: return, length, and score where there is one."""
     name, where, total, steps, over = policy.config.env.id, "reset", 0.0, 0, False
     try:
         observation, info = env.reset(seed=seed)
@@ -152,8 +153,53 @@ def _frame(env: Any) -> Any:
 
 
 def frames_per_second(env: Any) -> int:
-    """What an environment's picture is meant for, or 30."""
+    """Reads the pace that an environment's pictures are meant for; 30 where it says none."""
     return int(env.metadata.get("render_fps") or 30)
+
+
+def play(
+    policy: Policy,
+    target: Path | str | None,
+    episodes: int = 1,
+    seed: int | None = None,
+    deterministic: bool = True,
+) -> list[tuple[float, int, int | None]]:
+    """Plays episodes in a window, into a video file, or as text.
+
+    Args:
+        policy: that plays.
+        target: a video file, ``"terminal"``, or None for a window.
+        episodes: how many.
+        seed: of their starts; None: the run's.
+        deterministic: the most likely actions, else samples.
+
+    Returns:
+        Of each its return, length, and score (None where the environment has none).
+
+    Raises:
+        ValueError: the environment can't be rendered here, or what a video needs isn't installed.
+    """
+    config = policy.config
+    prepare_rendering(has_screen())
+    mode = "human" if target is None else "ansi" if target == "terminal" else "rgb_array"
+    env = drawn_environment(config.env, mode)
+    writer = _writer(target, frames_per_second(env))
+    played = []
+    try:
+        for episode in range(episodes):
+            start = keyed_seed(config.seed if seed is None else seed, "eval", episode)
+            played.append(play_episode(env, policy, writer, start, deterministic))
+    finally:
+        if writer is not None:
+            writer.close()
+        env.close()
+    return played
+
+
+def _writer(target: Path | str | None, fps: int) -> Any:
+    if target is None:
+        return None
+    return video_writer(target, fps) if isinstance(target, Path) else Terminal(fps)
 
 
 def check_video(config: EnvConfig) -> None:

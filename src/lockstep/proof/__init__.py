@@ -1,1 +1,1 @@
-"""Proof that the ranks hold the same agent, and that every world size gives it."""
+"""Proves that the ranks hold the same agent, and that every world size gives it."""

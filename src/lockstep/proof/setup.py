@@ -1,4 +1,4 @@
-"""``lockstep verify --setup``: which device or process owns which shards and environments; no training."""
+"""Shows which device or process owns which shards and environments, for ``lockstep verify --setup``."""
 
 from __future__ import annotations
 

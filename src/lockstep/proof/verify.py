@@ -1,36 +1,29 @@
-"""``lockstep verify``: run a config on several world sizes and compare every tensor and metric at each iteration."""
+"""Runs a config on several world sizes and compares every tensor and metric at each iteration."""
 
 from __future__ import annotations
 
 import json
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from lockstep.commands.parser import CommandParser
 from lockstep.config.checks import resolve
-from lockstep.config.command_line import parse_arguments, read_request
-from lockstep.config.run import Config, LogConfig, RunOptions
-from lockstep.core.process import EXIT_FAILURE, command_that_ends_with_us, said_error
+from lockstep.config.run import Config, LogConfig
+from lockstep.core.process import command_that_ends_with_us, said_error
 from lockstep.core.topology import without_launcher
-from lockstep.envs.description import describe
+from lockstep.envs.describe import describe
 from lockstep.launch.world import world_words
-from lockstep.proof.setup import setup_of
 from lockstep.runs.directory import FINGERPRINTS
 from lockstep.runs.trackers import METRICS_JSONL
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What one world size left.
+    """Holds what one world size left.
 
     Attributes:
         world_size: number of ranks; of devices with the JAX engine.
@@ -53,7 +46,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One world size against the first one: equal, or where they first differ."""
+    """Tells of one world size against the first one: equal, or where they first differ."""
 
     trace: Trace
     equal: bool
@@ -65,7 +58,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def run_trace(config: Config, world_size: int, iterations: int, directory: Path, processes: int = 1) -> Trace:
-    """Train ``iterations`` iterations on ``world_size`` ranks in fresh processes, tracing fingerprints."""
+    """Trains ``iterations`` iterations on ``world_size`` ranks in fresh processes, tracing fingerprints."""
     name = f"world_size_{world_size}_processes_{processes}"
     source = directory / f"{name}.json"
     source.write_text(config.model_dump_json())
@@ -90,7 +83,7 @@ _MISSING = object()
 
 
 def compare(reference: Trace, trace: Trace) -> Comparison:
-    """Where a trace first differs from the reference: iteration, tensor, metric."""
+    """Finds where a trace first differs from the reference: iteration, tensor, metric."""
     if trace.error is not None:
         return Comparison(trace, False, trace.error)
     for kind in ("tensors", "metrics"):
@@ -114,7 +107,7 @@ def compare(reference: Trace, trace: Trace) -> Comparison:
 
 
 def verify(config: Config, worlds: Sequence[tuple[int, int]], iterations: int) -> list[Comparison]:
-    """Run every world size and compare each with the first.
+    """Runs every world size and compares each with the first.
 
     Args:
         config: the run; it is resolved for the first world size.
@@ -137,25 +130,8 @@ def verify(config: Config, worlds: Sequence[tuple[int, int]], iterations: int) -
     return [compare(traces[0], trace) for trace in traces]
 
 
-def _print(config: Config, results: Sequence[Comparison], iterations: int) -> None:
-    console = Console(width=None if sys.stdout.isatty() else 140)
-    table = Table(title=f"{config.env.id}, seed {config.seed}, {iterations} iterations, reduction {config.reduction}")
-    table.add_column("world size" if config.engine == "torch" else "devices", justify="right")
-    table.add_column("equal")
-    table.add_column("tensors", justify="right")
-    table.add_column("first difference", overflow="fold")
-    for result in results:
-        tensors = str(len(result.trace.tensors[0]) - 1) if result.trace.tensors else "–"
-        table.add_row(result.trace.label, "yes" if result.equal else "NO", tensors, result.difference)
-    console.print(table)
-    if all(result.equal for result in results):
-        print("verified: every tensor and every metric has the same bytes at every iteration")
-    else:
-        print("NOT VERIFIED: the run depends on its world size, or a rank left the others; see the first difference")
-
-
 def parse_worlds(text: str, engine: str) -> list[tuple[int, int]]:
-    """``"1,2,2x1"`` as numbers of ranks and processes: ``[(1, 1), (2, 1), (2, 2)]``.
+    """Reads ``"1,2,2x1"`` as numbers of ranks and processes: ``[(1, 1), (2, 1), (2, 2)]``.
 
     Raises:
         ValueError: it is no such list, or has processes of several devices where every rank is a process.
@@ -169,51 +145,3 @@ def parse_worlds(text: str, engine: str) -> list[tuple[int, int]]:
         if match[1] and engine == "torch":
             raise ValueError(f"world-sizes: {match[0]}: with engine torch every rank is a process; give a number alone")
     return [(int(match[1] or 1) * int(match[2]), int(match[1] or 1)) for match in matches]
-
-
-def verify_command(argv: Sequence[str]) -> int:
-    """``lockstep verify CONFIG``: exit status 0 if every world size gives the same bytes, 1 if not."""
-    parser = CommandParser(
-        prog="lockstep verify",
-        description="Train a config for some iterations on several world sizes and compare every tensor and metric.",
-        allow_abbrev=False,
-        epilog="Every option of lockstep train that describes the run is accepted too, e.g. --seed 3 --num-envs 64.",
-    )
-    parser.add_argument("config", metavar="CONFIG_FILE_OR_ENV_ID")
-    parser.add_argument(
-        "--world-sizes",
-        default="1,2,4",
-        help="numbers of ranks, the first is the reference (default: 1,2,4); engine jax: of devices, simulated ones on "
-        "a CPU, in one process, or 2x1 for two processes of one device each",
-    )
-    parser.add_argument("--iterations", type=int, default=5, help="iterations of each (default: 5)")
-    parser.add_argument(
-        "--setup",
-        action="store_true",
-        help="train nothing: show each world size's devices, and which shards and environments each owns",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    options, rest = parser.parse_known_args(list(argv))
-    if options.iterations < 1:
-        raise ValueError(f"iterations: {options.iterations} is below 1")
-    given = parse_arguments(rest)
-    for key in given.settings:
-        if key in RunOptions.model_fields:
-            raise ValueError(f"{key}: verify starts its own runs; give only what describes the run")
-    if given.positional:
-        raise ValueError(f"{given.positional[0]!r}: one config file or environment id is enough, before the options")
-    request = read_request([options.config, *rest])
-    worlds = parse_worlds(options.world_sizes, request.config.engine)
-    if options.setup:
-        for ranks, processes in worlds:
-            print(setup_of(resolve(request.config, ranks), ranks, processes))
-        return 0
-    results = verify(request.config, worlds, options.iterations)
-    if options.json:
-        rows = [{"world_size": r.trace.world_size, "equal": r.equal, "difference": r.difference} for r in results]
-        if request.config.engine == "jax":
-            rows = [row | {"processes": r.trace.processes} for row, r in zip(rows, results, strict=True)]
-        print(json.dumps(rows))
-    else:
-        _print(request.config, results, options.iterations)
-    return 0 if all(result.equal for result in results) else EXIT_FAILURE

@@ -1,4 +1,4 @@
-"""Checkpoints: safetensors and JSON, written in the background, committed by a rename, checked by a manifest."""
+"""Writes checkpoints, safetensors and JSON, in the background; commits them by a rename, checks them by a manifest."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _read_manifest(path: Path) -> dict[str, Any] | None:
 
 
 def problem_with(path: Path, required: Iterable[str] = REQUIRED) -> str | None:
-    """Why a directory is not a valid checkpoint, or None if it is: every file of the manifest, byte for byte."""
+    """Finds why a directory is not a valid checkpoint, or None if it is: every file of the manifest, byte for byte."""
     manifest = _read_manifest(path)
     if manifest is None:
         return f"{path} has no valid {MANIFEST}"
@@ -205,7 +205,7 @@ def commit(directory: Path, step: int, files: Mapping[str, bytes], score: float 
 
 
 def aside_of(final: Path) -> Path:
-    """Where a directory waits while its successor takes its place; a crash at that moment leaves it there."""
+    """Names where a directory waits while its successor takes its place; a crash at that moment leaves it there."""
     return final.parent / f".{final.name}.old"
 
 

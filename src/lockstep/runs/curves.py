@@ -1,4 +1,4 @@
-"""The learning curve of several seeds: interquartile mean and its bootstrap confidence band, in numbers and a plot.
+"""Sums up several seeds in a learning curve: interquartile mean and its bootstrap confidence band.
 
 After Agarwal et al. 2021, "Deep reinforcement learning at the edge of the statistical precipice", section 4: the
 interquartile mean is the mean of the middle half of the seeds, and its 95 % interval is what lies between the quantiles

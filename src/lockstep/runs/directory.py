@@ -1,4 +1,4 @@
-"""The run directory: made once, by one writer, whatever the world size."""
+"""Makes and opens the run directory, which has one writer, whatever the world size."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class RunDirectory:
 
     @property
     def checkpoints(self) -> Path:
-        """Where checkpoints lie."""
+        """Names the folder of checkpoints."""
         return self.path / CHECKPOINTS
 
     def lock(self) -> None:
@@ -99,7 +99,7 @@ class RunDirectory:
         return RunTrackers(self.path, wanted_trackers(config.log), extra, config=config)
 
     def video_path(self, global_step: int) -> Path | None:
-        """Where the video of an evaluation belongs; None on the ranks that don't write."""
+        """Names the file of an evaluation's video; None on the ranks that don't write."""
         return self.path / VIDEOS / f"step_{global_step}.mp4" if self.is_writer else None
 
     def open_progress(self, total_steps: int) -> Progress:

@@ -1,4 +1,4 @@
-"""What a run shows while it trains: a live bar on a terminal, a line now and then in a pipe.
+"""Shows how far a run is while it trains: a live bar on a terminal, a line now and then in a pipe.
 
 There is no background thread: the display is drawn in ``update``. A thread could hold a lock at the moment in which an
 environment process is forked, and the child would wait for it forever.

@@ -1,1 +1,1 @@
-"""How a config scales over ranks: measured by ``lockstep bench``. Imports no framework."""
+"""Measures how a config scales over ranks, for ``lockstep bench``; imports no framework."""

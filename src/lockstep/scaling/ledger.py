@@ -1,4 +1,4 @@
-"""A sweep's own directory: which runs are done, their records, and the tables made of them."""
+"""Keeps a sweep's own directory: which runs are done, their records, and the tables made of them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Ledger:
         self.write()
 
     def outcome(self, job: Job) -> Outcome | None:
-        """What came of a job, if it is done and its log is as it was written."""
+        """Reads what came of a job, if it is done and its log is as it was written."""
         entry, log = self.done.get(job.name), self.log(job)
         if entry is None or not log.is_file():
             return None
@@ -75,7 +75,7 @@ class Ledger:
         return Outcome([json.loads(line) for line in text.splitlines()], entry["error"], entry["seconds"])
 
     def missing(self, plan: Plan) -> list[Job]:
-        """What of a plan is still to be measured; what failed is, too."""
+        """Lists what of a plan is still to be measured; what failed is, too."""
         found = [(job, self.outcome(job)) for job in plan.jobs()]
         return [job for job, outcome in found if outcome is None or outcome.error is not None]
 
@@ -90,7 +90,7 @@ def read_ledger(path: Path) -> Ledger | None:
 
 
 def asked_by(plan: Plan) -> dict[str, Any]:
-    """What of a plan may change between the sessions of a sweep."""
+    """Takes of a plan what may change between the sessions of a sweep."""
     return {"world_sizes": list(plan.world_sizes), "repeats": plan.repeats, "ceiling": plan.ceiling}
 
 

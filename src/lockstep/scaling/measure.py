@@ -1,4 +1,4 @@
-"""One measurement: fresh training processes, watched until they have done their iterations."""
+"""Measures one job: fresh training processes, watched until they have done their iterations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass
 class Outcome:
-    """What came of a job.
+    """Holds what came of a job.
 
     Attributes:
         records: one an iteration, as in ``timing.jsonl``, with ``copy`` (which of the runs at once, from 0) and
@@ -65,7 +65,7 @@ class Training:
         return running
 
     def error(self) -> str:
-        """Why it failed."""
+        """Reads why it failed."""
         return said_error(self.stderr.read_text(errors="replace"), self.process.returncode)
 
 
@@ -183,7 +183,7 @@ def _ceiling(copies: int, plan: Plan, directory: Path, progress: Progress) -> Ou
 
 
 def side_by_side(copies: Sequence[Sequence[dict[str, Any]]], warmup_iters: int) -> list[list[bool]]:
-    """Which iterations of runs at once count: those from beginning to end beside a warmed-up iteration of every other.
+    """Marks the iterations of runs at once that count: all of it beside a warmed-up iteration of every other.
 
     Args:
         copies: each run's records, in order; ``ended`` and ``t_iter`` say when an iteration took place.

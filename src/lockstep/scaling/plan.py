@@ -1,4 +1,4 @@
-"""What a sweep measures: world sizes and repeats, in which order, and what two sweeps must share to be one."""
+"""Plans a sweep: world sizes and repeats, in which order, and what two sweeps must share to be one."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class Plan:
         return out
 
     def identity(self) -> dict[str, Any]:
-        """What a number of this sweep depends on, flat: measured under another identity it isn't of this sweep."""
+        """Lists what a number of this sweep depends on, flat: measured otherwise it isn't of this sweep."""
         config = _flat(self.sized(1).model_dump(mode="json"))
         facts = {
             "mode": self.mode,

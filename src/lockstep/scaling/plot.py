@@ -1,4 +1,4 @@
-"""``plots.png``: steps/s, efficiency and where an iteration's time goes, by number of ranks; needs matplotlib."""
+"""Draws ``plots.png``: steps/s, efficiency and where an iteration's time goes, by number of ranks; needs matplotlib."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the records of a sweep's runs to its two tables: one row a run, one row a world size."""
+"""Sums up the records of a sweep's runs in its two tables: one row a run, one row a world size."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def ratio_mean(ratios: Sequence[float]) -> float | None:
 
 
 def run_row(job: Job, plan: Plan, outcome: Outcome) -> Row:
-    """What one job measured; for one that failed, its status and error and nothing else.
+    """Sums up what one job measured; of one that failed, its status and error and nothing else.
 
     ``steps_per_second`` is the sum over runs at once. Times are seconds, means over the measured iterations and over
     ranks (of a ceiling: over its runs); ``bytes`` is what a rank contributes; ``…_by_rank`` are means by rank. What an

@@ -22,7 +22,7 @@ MAX_GRAD_NORM = 1.0
 
 
 class Settings(Protocol):
-    """See :class:`lockstep.commands.clone.CloneSettings`."""
+    """See :class:`lockstep.policies.cloning.CloneSettings`."""
 
     epochs: int
     batch: int

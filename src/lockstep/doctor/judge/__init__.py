@@ -1,1 +1,1 @@
-"""What the traces of all ranks say."""
+"""Judges the ranks by their traces."""

@@ -1,4 +1,4 @@
-"""Causes and fixes of what the doctor finds."""
+"""Names causes and fixes of what the doctor finds."""
 
 from __future__ import annotations
 

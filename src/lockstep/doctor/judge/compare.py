@@ -1,4 +1,4 @@
-"""Ranks against one another: pure functions of their traces."""
+"""Compares ranks with one another, by pure functions of their traces."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lockstep.doctor.judge.traces import Kept, Moment, Part, RankTrace
+from lockstep.doctor.watch.side_store import OPTIMIZED
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,6 @@ def relative_difference(a: Kept, b: Kept) -> float:
     return float(difference / scale) if difference > 0 else float("nan")
 
 
-OPTIMIZED = frozenset({"parameters", "gradients", "moments"})
-"""Kinds of tensors that are known by their places in the optimiser."""
 EVERYWHERE = frozenset({"parameters", "gradients"})
 """Kinds that every rank has if one has them. Moments may be split over ranks, modules and normalisers be one rank's."""
 

@@ -1,4 +1,4 @@
-"""The verdict: what all findings come to."""
+"""Draws the verdict from all findings."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ STATUS = {IN_SYNC: 0, NOT_IN_SYNC: 1, UNDETERMINED: 2}
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What is to be told.
+    """Holds what is to be told.
 
     Attributes:
         verdict: ``IN SYNC``, ``NOT IN SYNC`` or ``UNDETERMINED``.

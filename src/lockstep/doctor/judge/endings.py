@@ -1,4 +1,4 @@
-"""How ranks ended, as findings: an error of the script's own, a rank that waited for one that had left."""
+"""Finds how ranks ended: by an error of the script's own, or waiting for one that had left."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def in_collective(trace: RankTrace) -> bool:
 
 
 def _place(stack: Sequence[str]) -> str:
-    """Where a stack stands: its innermost frame, and the script's own."""
+    """Tells where a stack stands: its innermost frame, and the script's own."""
     own = own_lines(list(stack))
     parts = [_short(stack[0])] if stack else []
     return " ← ".join([*parts, *(_short(line) for line in own[:1] if line != stack[0])])

@@ -1,4 +1,4 @@
-"""From what ranks left to what is wrong with the script, the worst first."""
+"""Finds what is wrong with the script in what ranks left, the worst first."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ def step_finding(evidence: Evidence) -> Finding | None:
 
 
 def _of_optimizer(evidence: Evidence, optimizer: int) -> str:
-    """Which one, in the order of their first steps, from 1; nothing if it is the only one."""
+    """Names an optimiser by the order of their first steps, from 1; nothing if it is the only one."""
     return f" of optimiser {optimizer + 1}" if len(evidence.optimizers) > 1 else ""
 
 
@@ -286,7 +286,7 @@ def data_finding(evidence: Evidence) -> Finding | None:
 
 
 def no_evidence_finding(evidence: Evidence) -> Finding | None:
-    """Why it can't be said that gradients are reduced, where none of the others says it."""
+    """Finds why it can't be said that gradients are reduced, where none of the others says it."""
     if not any(steps for trace in evidence.traces for steps in trace.steps.values()):
         return Finding("no_steps", DOUBT, "no optimiser step was seen", "the script doesn't train with a torch.optim "
                        "optimiser in the ranks' own processes, or ended before its first step")  # fmt: skip
@@ -295,7 +295,7 @@ def no_evidence_finding(evidence: Evidence) -> Finding | None:
 
 
 def _unproved(evidence: Evidence, optimizer: int) -> Finding | None:
-    """Why it can't be said of one optimiser; None if it can, or if gradients differ or data are equal."""
+    """Finds why it can't be said of one optimiser; None if it can, or if gradients differ or data are equal."""
     gradients = [c for c in evidence.of("gradients") if c.moment.optimizer == optimizer]
     whose = _of_optimizer(evidence, optimizer)
     words = {word for moment, word in evidence.inputs.items() if moment.optimizer == optimizer}
@@ -329,7 +329,7 @@ def step_reduction_finding(evidence: Evidence) -> Finding | None:
 
 
 def sharded_finding(evidence: Evidence) -> Finding | None:
-    """What was compared of parameters of which each rank holds another part."""
+    """Tells what was compared of parameters of which each rank holds another part."""
     sharded = [c for c in evidence.of("parameters") if c.sharded]
     if not sharded and "fsdp1" not in evidence.wrappers:
         return None

@@ -1,4 +1,4 @@
-"""The report: one screen, the verdict first."""
+"""Writes the report: one screen, the verdict first."""
 
 from __future__ import annotations
 

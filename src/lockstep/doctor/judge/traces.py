@@ -1,4 +1,4 @@
-"""What the ranks left, read back: one trace per rank."""
+"""Reads back what the ranks left: one trace per rank."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lockstep.doctor.watch.side_store import SideReader, array_at, rank_director
 
 
 class Kept(NamedTuple):
-    """What was kept of a tensor: some numbers of its elements (all, or a sample and a digest of all).
+    """Keeps some numbers of a tensor's elements: all, or a sample and a digest of all.
 
     ``shards`` is the number of ranks it is sharded over, 0 for one that every rank holds wholly.
     """
@@ -29,7 +29,7 @@ Part = Mapping[str, Kept]
 
 
 class Moment(NamedTuple):
-    """When something was looked at: ``when`` is ``before`` or ``after`` a step (from 1), or ``end``."""
+    """Names when something was looked at: ``when`` is ``before`` or ``after`` a step (from 1), or ``end``."""
 
     optimizer: int
     step: int
@@ -46,7 +46,7 @@ class Check:
 
 @dataclass
 class RankTrace:
-    """One rank's whole story.
+    """Tells one rank's whole story.
 
     Attributes:
         rank: it.
@@ -81,7 +81,7 @@ class RankTrace:
 
 
 def read_traces(directory: Path, ranks: Sequence[int]) -> list[RankTrace]:
-    """What each rank left; a rank that left nothing has an empty trace."""
+    """Reads what each rank left; a rank that left nothing has an empty trace."""
     return [_read_trace(SideReader(rank_directory(directory, rank)), rank) for rank in ranks]
 
 

@@ -1,1 +1,1 @@
-"""What runs inside a script's ranks and watches them."""
+"""Watches a script from inside its ranks."""

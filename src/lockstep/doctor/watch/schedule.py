@@ -1,4 +1,4 @@
-"""Which optimiser steps are compared: the same ones on every rank, without a word between them."""
+"""Chooses the optimiser steps that are compared: the same ones on every rank, without a word between them."""
 
 from __future__ import annotations
 

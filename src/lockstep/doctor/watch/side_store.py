@@ -1,4 +1,4 @@
-"""Where ranks leave what the doctor compares: files, one directory per rank. No rank ever waits for another here.
+"""Keeps what the doctor compares: files, one directory per rank. No rank ever waits for another here.
 
 A rank's ``events.jsonl`` holds objects, its ``values.bin`` the numbers that they point to; ``state.json`` says how it
 fares now. Whatever a rank wrote stays readable when it dies.
@@ -23,10 +23,12 @@ STATE = "state.json"
 ENDED = "ended.json"
 LEFT = "left"
 VERDICT = "verdict.json"
+OPTIMIZED = frozenset({"parameters", "gradients", "moments"})
+"""Kinds of tensors that are known by their places in the optimiser."""
 
 
 def rank_directory(directory: Path, rank: int) -> Path:
-    """Where a rank writes."""
+    """Names the directory in which a rank writes."""
     return directory / f"rank_{rank}"
 
 
@@ -38,7 +40,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """What :func:`write_json` wrote, or None if there is nothing."""
+    """Reads what :func:`write_json` wrote, or None if there is nothing."""
     with suppress(OSError, ValueError):
         return json.loads(path.read_text())
     return None
@@ -88,7 +90,7 @@ class SideWriter:
 
 @dataclass
 class SideReader:
-    """What a rank left.
+    """Reads what a rank left.
 
     Attributes:
         path: its directory.
@@ -109,11 +111,11 @@ class SideReader:
         return np.memmap(file, np.uint8, "r") if file.is_file() and file.stat().st_size else np.empty(0, np.uint8)
 
     def state(self) -> dict[str, Any]:
-        """How the rank fared when it last said so."""
+        """Reads how the rank fared when it last said so."""
         return read_json(self.path / STATE) or {}
 
     def ended(self) -> dict[str, Any] | None:
-        """How its process ended, None while it runs: written by who watches over it."""
+        """Reads how its process ended, None while it runs: written by who watches over it."""
         return read_json(self.path / ENDED)
 
 

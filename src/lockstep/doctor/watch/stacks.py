@@ -1,4 +1,4 @@
-"""Is a rank waiting for the others? Looked at from another thread, by where its main thread stands."""
+"""Tells, from another thread, whether a rank waits for the others, by where its main thread stands."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def own_lines(lines: list[str]) -> list[str]:
 
 
 def wakings() -> int:
-    """How often the main thread has gone to sleep of its own will so far; 0 where no kernel tells."""
+    """Counts how often the main thread has gone to sleep of its own will so far; 0 where no kernel tells."""
     try:
         with open(f"/proc/self/task/{os.getpid()}/status") as status:
             return next(int(line.split()[1]) for line in status if line.startswith("voluntary_ctxt_switches"))

@@ -1,4 +1,4 @@
-"""A rank of the script, with the doctor inside: ``python -m lockstep.doctor.watch.watched ASSIGNMENT SCRIPT ARGS``.
+"""Runs a rank of the script with the doctor inside: ``python -m lockstep.doctor.watch.watched ASSIGNMENT SCRIPT ARGS``.
 
 The script runs as ``__main__``, as ``python`` would run it. PyTorch isn't imported before the script does so: what it
 sets up beforehand keeps its meaning.
@@ -29,7 +29,7 @@ MODULE = "lockstep.doctor.watch.watched"
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a watched rank needs to know.
+    """Tells a watched rank what it needs to know.
 
     Attributes:
         directory: of the side store.

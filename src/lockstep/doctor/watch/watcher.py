@@ -1,4 +1,4 @@
-"""The doctor inside a rank: a thread that writes, and what is watched. The script's own threads never wait for it."""
+"""Watches over one rank from inside, by a thread that writes; the script's own threads never wait for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Array environments: pure, batched physics that NumPy, PyTorch and JAX run from the same lines."""
+"""Lists the array environments: pure, batched physics that NumPy, PyTorch and JAX run from the same lines."""
 
 from __future__ import annotations
 

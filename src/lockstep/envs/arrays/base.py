@@ -1,4 +1,4 @@
-"""What an array environment is: physics as two pure functions on arrays, written once for NumPy, PyTorch and JAX.
+"""Declares array environments: physics as two pure functions on arrays, written once for NumPy, PyTorch and JAX.
 
 Nothing here imports an engine. Whoever calls passes the array namespace ``xp`` (``numpy``, ``array_api_compat.torch``
 or ``jax.numpy``), and with it arrays of that namespace, on any device. Constants are Python numbers, which take the

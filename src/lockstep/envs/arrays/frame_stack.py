@@ -1,4 +1,4 @@
-"""Frame stack around an array environment: the newest observations in one."""
+"""Stacks the newest observations of an array environment into one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.envs.arrays.base import Array, ArrayEnvironment, State
-from lockstep.envs.gymnasium.wrappers import stacked_space
+from lockstep.envs.frames import stacked_space
 
 FRAMES = "frames"
 

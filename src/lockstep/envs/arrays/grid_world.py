@@ -62,7 +62,7 @@ class GridWorld(ArrayEnvironment):
 
     @cached_property
     def _moves(self) -> np.ndarray:
-        """How much further a cell is that lies to the left, below, to the right, above: int32 ``[4]``."""
+        """Counts how much further a cell is that lies to the left, below, to the right, above: int32 ``[4]``."""
         return np.array([-1, self.width, 1, -self.width], np.int32)
 
     @cached_property
@@ -74,7 +74,7 @@ class GridWorld(ArrayEnvironment):
 
     @cached_property
     def _lots(self) -> np.ndarray:
-        """Which draw says what a cell is, int32 ``[(size + 2)²]``: one of its own, or "open" or "wall" after those."""
+        """Finds the draw that says what a cell is, int32 ``[(size + 2)²]``: its own, or after those open or wall."""
         half = self.size // 2
         lots = np.full((self.width, self.width), half * half + 1, np.int32)
         lots[1:-1, 1:-1] = half * half
@@ -148,7 +148,7 @@ class GridWorld(ArrayEnvironment):
         return write(self._map(state, index))
 
     def _map(self, state: State, index: int) -> np.ndarray:
-        """What stands in each cell as a letter, ``[size, size]``; :mod:`.pictures.grid_world` draws them."""
+        """Writes what stands in each cell as a letter, ``[size, size]``; :mod:`.pictures.grid_world` draws them."""
         row = {name: host_array(values[index]) for name, values in state.items()}
         out = np.where(row["walls"], "#", np.where(row["holes"], "o", "."))
         out[row["goal"]] = "G"

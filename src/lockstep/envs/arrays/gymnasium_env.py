@@ -1,4 +1,4 @@
-"""One array environment as a ``gymnasium.Env``, so that any library can use it."""
+"""Adapts one array environment to ``gymnasium.Env``, so that any library can use it."""
 
 from __future__ import annotations
 

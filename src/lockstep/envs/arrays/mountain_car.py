@@ -16,7 +16,7 @@ from lockstep.envs.arrays.base import Array, ArrayEnvironment, State
 
 
 class _Hill(ArrayEnvironment):
-    """What both cars share: the valley ``sin(3 position)``, its walls, and the start near its bottom.
+    """Holds what both cars share: the valley ``sin(3 position)``, its walls, and the start near its bottom.
 
     Args:
         goal_velocity: least speed at the goal that counts, under the name that Gymnasium gives it.

@@ -144,7 +144,7 @@ class PushCube(ArrayEnvironment):
         return out
 
     def _peg(self, xp: Any, shoulder: Array, elbow: Array) -> tuple[Array, Array]:
-        """Where the joints hold the peg, m."""
+        """Computes where the joints hold the peg, m."""
         outer = shoulder + elbow
         x = self.base[0] + self.link_length * (xp.cos(shoulder) + xp.cos(outer))
         return x, self.base[1] + self.link_length * (xp.sin(shoulder) + xp.sin(outer))
@@ -200,7 +200,7 @@ class PushCube(ArrayEnvironment):
         return depth, px, py, nx, ny
 
     def _closeness(self, xp: Any, state: State, peg_x: Array, peg_y: Array) -> Array:
-        """What the dense reward pays differences of: 0 at best."""
+        """Computes what the dense reward pays differences of: 0 at best."""
         gx, gy = state["goal_x"] - state["cube_x"], state["goal_y"] - state["cube_y"]
         goal = xp.sqrt(gx * gx + gy * gy)
         back = (self.cube_half_size + self.peg_radius) / xp.maximum(goal, xp.full_like(goal, 1e-3))

@@ -1,1 +1,1 @@
-"""Environments that step many at once."""
+"""Steps many environments at once."""

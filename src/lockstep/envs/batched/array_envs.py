@@ -1,4 +1,4 @@
-"""Array environments stepped all at once with NumPy: keyed resets, time limit, same-step autoreset."""
+"""Steps array environments all at once with NumPy: keyed resets, time limit, same-step autoreset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random numbers of many environments at once, as functions of a key and a counter.
+"""Draws random numbers of many environments at once, as functions of a key and a counter.
 
 SplitMix64 (Steele et al. 2014, "Fast splittable pseudorandom number generators"), whose n-th output is a function of
 n: one hash for all environments, where making a Philox generator for each would take longer than their step.

@@ -1,4 +1,4 @@
-"""EnvPool (Weng et al. 2022) as a back end: fast, and resetting one step late.
+"""Steps environments by EnvPool (Weng et al. 2022): fast, and resetting one step late.
 
 After an episode's last step EnvPool ignores the next action and answers with the next episode's first observation. That
 step is *dead* (``Buffers.dead``): it counts in no loss, statistic or episode. Each shard has a pool of its own, seeded

@@ -1,4 +1,4 @@
-"""Array environments that stand for Gymnasium's own of the same physics."""
+"""Finds the array environments that stand for Gymnasium's own of the same physics."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Single Gymnasium environments: keyed seeds, wrappers, worker processes."""
+"""Steps single Gymnasium environments: keyed seeds, wrappers, worker processes."""

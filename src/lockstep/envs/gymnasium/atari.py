@@ -1,4 +1,4 @@
-"""Atari games under their ids in Gymnasium's registry, once one of them is asked for."""
+"""Registers Atari games with Gymnasium, once one of them is asked for."""
 
 from __future__ import annotations
 

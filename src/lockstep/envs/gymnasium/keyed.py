@@ -1,4 +1,4 @@
-"""One Gymnasium environment whose k-th episode is seeded by ``(seed, purpose, global env id, k)`` and nothing else."""
+"""Steps one Gymnasium environment, whose k-th episode is seeded by ``(seed, purpose, global env id, k)`` alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from lockstep.config.run import EnvConfig
 from lockstep.core.errors import EnvironmentFailureError
 from lockstep.core.shards import keyed_seed
 from lockstep.core.spaces import MASK
-from lockstep.envs.description import EnvDescription, make_environment
+from lockstep.envs.description import EnvDescription
+from lockstep.envs.gymnasium.make import make_environment
 from lockstep.envs.gymnasium.wrappers import LIFE_LOST, stateful
 from lockstep.envs.restore.replay import row_hashes
 
@@ -26,7 +27,7 @@ def episode_key(purpose: str, env_id: int, episode: int) -> tuple[int, ...]:
 
 
 def environment_failure(name: str, where: str, error: BaseException) -> EnvironmentFailureError:
-    """What an environment raised, as one line that says where."""
+    """Puts what an environment raised into one line that says where."""
     frames = traceback.extract_tb(error.__traceback__)
     at = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     text = " ".join(str(error).split())
@@ -34,7 +35,7 @@ def environment_failure(name: str, where: str, error: BaseException) -> Environm
 
 
 def stated_success(info: Mapping[str, Any]) -> int:
-    """What an environment's info says of its task: 1 solved, -1 not solved, 0 nothing.
+    """Reads what an environment's info says of its task: 1 solved, -1 not solved, 0 nothing.
 
     ``is_success`` (Gymnasium-Robotics, Stable-Baselines3) goes before ``success`` (Meta-World, ManiSkill). What is no
     single number or bool says nothing.
@@ -54,7 +55,7 @@ def stated_score(info: Mapping[str, Any]) -> float:
 
 
 def stated_mask(env: gymnasium.Env, info: Mapping[str, Any], source: str) -> np.ndarray | None:
-    """Which actions are allowed, where that comes apart from the observation; for several indices one after another.
+    """Reads which actions are allowed, where that comes apart from the observation; several indices one after another.
 
     Args:
         env: asked for its ``action_masks()`` if the source is ``method``.

@@ -1,4 +1,4 @@
-"""MuJoCo's own warnings: each once on standard error, instead of once an environment and in a file where one stands."""
+"""Shows each of MuJoCo's own warnings once, on standard error, instead of once an environment and in a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A random policy, keyed by shard, for the normalisers' first statistics."""
+"""Draws the actions of a random policy, keyed by shard, for the normalisers' first statistics."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The array environments under their ids in Gymnasium's registry.
-
-Importing this module registers them, as is the custom since Gymnasium 1.0, which loads no plugins any more:
-``gymnasium.make("lockstep.envs.gymnasium.registration:lockstep/CartPole-v1")`` needs no other line.
-"""
+"""Registers the array environments with Gymnasium under their ids."""
 
 from __future__ import annotations
 
@@ -22,6 +18,3 @@ def register_array_environments() -> None:
             max_episode_steps=environment.max_episode_steps,
             kwargs={"array_environment": env_id},
         )
-
-
-register_array_environments()

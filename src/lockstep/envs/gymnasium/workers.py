@@ -1,4 +1,4 @@
-"""Gymnasium environments in worker processes that share their buffers with the rank."""
+"""Steps Gymnasium environments in worker processes that share their buffers with the rank."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ import numpy as np
 
 from lockstep.config.run import EnvConfig
 from lockstep.core.errors import EnvironmentFailureError
-from lockstep.core.process import end_with_parent
+from lockstep.core.process import STOP_SIGNALS, end_with_parent
 from lockstep.envs.description import EnvDescription
+from lockstep.envs.gymnasium.in_process import reset_envs, restore_env, step_envs
 from lockstep.envs.gymnasium.keyed import KeyedEnv
-from lockstep.envs.host_envs import Buffers, HostEnvs, buffer_layout, reset_envs, restore_env, step_envs
-from lockstep.training.stop import STOP_SIGNALS
+from lockstep.envs.host_envs import Buffers, HostEnvs, buffer_layout
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 

@@ -1,7 +1,7 @@
-"""The wrappers that a config asks for, Gymnasium's own where it has them; every random choice follows the reset's seed.
+"""Wraps environments as a config asks, with Gymnasium's own wrappers where it has them.
 
-From inside to outside: Atari's preprocessing and lives, or frame skip; sticky actions; frame stack. All of them leave
-rewards as they are: a sum of several steps' rewards at most.
+From inside to outside: Atari's preprocessing and lives, or frame skip; sticky actions; frame stack. Every random choice
+follows the reset's seed. All of them leave rewards as they are: a sum of several steps' rewards at most.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium import spaces, wrappers
-from gymnasium.vector.utils import batch_space
+from gymnasium import wrappers
 
 from lockstep.config.run import EnvConfig
-from lockstep.core.spaces import ImageBox, channels_first, is_image
+from lockstep.envs.frames import join_frames, stacked_space
 
 LIFE_LOST = "lockstep/life_lost"
 """Entry of ``info``: a life was lost and the game goes on; for the learner that terminates an episode."""
@@ -48,7 +47,7 @@ class KeyedStickyAction(wrappers.StickyAction):
 
     @property
     def np_random(self) -> np.random.Generator:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """What decides whether an action sticks."""
+        """Returns the generator that decides whether an action sticks."""
         return self._generator
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -120,63 +119,6 @@ class StackChannels(gymnasium.ObservationWrapper):
     def observation(self, observation: Any) -> Any:
         """One observation of a stack of them."""
         return join_frames(np, self._single, observation, self._mask)
-
-
-def stacked_space(single: Any, count: int, mask: str | None, name: str = "") -> gymnasium.Space:
-    """The space of :func:`join_frames`.
-
-    Args:
-        single: space of one frame.
-        count: frames.
-        mask: entry of a Dict that is an action mask, or None.
-        name: path of ``single`` in the whole space.
-    """
-    if isinstance(single, spaces.Dict):
-        return spaces.Dict({k: stacked_space(s, count, mask, _inside(name, k)) for k, s in single.spaces.items()})
-    if isinstance(single, spaces.Tuple):
-        return spaces.Tuple([stacked_space(s, count, mask, _inside(name, n)) for n, s in enumerate(single.spaces)])
-    if name and name == mask:
-        return single
-    stacked: Any = batch_space(single, count)
-    if not isinstance(single, spaces.Box):
-        return stacked
-    low, high = (_joined(np, single, bound) for bound in (stacked.low, stacked.high))
-    if is_image(single):
-        return ImageBox(low, high, dtype=np.uint8, channels_first=False)
-    return spaces.Box(low, high, dtype=stacked.dtype.type)
-
-
-def join_frames(xp: Any, single: Any, frames: Any, mask: str | None, name: str = "") -> Any:
-    """Frames ``[k, …]`` as one observation, see :class:`StackChannels`.
-
-    Args:
-        xp: array namespace of the frames.
-        single: space of one frame.
-        frames: array, or (nested) dict or tuple of arrays, oldest first.
-        mask: entry of a Dict that is an action mask, or None.
-        name: path of ``single`` in the whole space.
-    """
-    if isinstance(single, spaces.Dict):
-        return {k: join_frames(xp, s, frames[k], mask, _inside(name, k)) for k, s in single.spaces.items()}
-    if isinstance(single, spaces.Tuple):
-        return tuple(join_frames(xp, s, frames[n], mask, _inside(name, n)) for n, s in enumerate(single.spaces))
-    if name and name == mask:
-        return frames[-1]
-    return _joined(xp, single, frames) if isinstance(single, spaces.Box) else frames
-
-
-def _joined(xp: Any, single: spaces.Box, frames: Any) -> Any:
-    if not is_image(single):
-        return frames.reshape(-1)
-    if len(single.shape) == 2:
-        return xp.moveaxis(frames, 0, -1)
-    if channels_first(single):
-        return xp.moveaxis(frames.reshape(-1, *single.shape[1:]), 0, -1)
-    return xp.moveaxis(frames, 0, 2).reshape(*single.shape[:2], -1)
-
-
-def _inside(name: str, key: Any) -> str:
-    return f"{name}/{key}" if name else str(key)
 
 
 def stateful(config: EnvConfig) -> bool:

@@ -1,1 +1,1 @@
-"""How environments come back after a crash."""
+"""Brings environments back after a crash."""

@@ -1,4 +1,4 @@
-"""The actions of live episodes, kept so that a seeded environment can be brought back by replaying them."""
+"""Keeps the actions of live episodes, so that a seeded environment can be brought back by replaying them."""
 
 from __future__ import annotations
 

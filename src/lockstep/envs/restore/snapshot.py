@@ -1,4 +1,4 @@
-"""Environments in a checkpoint: one file a shard, restored exactly or named as restarted."""
+"""Saves environments into a checkpoint, one file a shard, and restores them exactly or names them as restarted."""
 
 from __future__ import annotations
 

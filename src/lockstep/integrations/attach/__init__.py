@@ -1,1 +1,1 @@
-"""`lockstep.attach`: data parallelism for any PyTorch loop."""
+"""Brings data parallelism to any PyTorch loop: ``lockstep.attach``."""

@@ -1,4 +1,4 @@
-"""How ranks come to hold the same: a comparison of what they are about to train, and the first rank's values."""
+"""Makes ranks hold the same: compares what they are about to train, and sends the first rank's values."""
 
 from __future__ import annotations
 

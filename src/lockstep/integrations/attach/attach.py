@@ -1,4 +1,4 @@
-"""Data parallelism for any PyTorch loop, in one line: ``lockstep.attach(module, optimizer)``.
+"""Makes any PyTorch loop data-parallel in one line: ``lockstep.attach(module, optimizer)``.
 
 Gradients are reduced at the end of every backward pass, whichever method computed the loss: hooks on the parameters
 see what is accumulated, and a callback on the autograd engine reduces it before ``backward`` returns. So the script's
@@ -111,7 +111,7 @@ def _check(modules: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Non
 
 
 class Attached:
-    """What :func:`attach` returns.
+    """Keeps attached modules and optimisers one on all ranks; :func:`attach` makes it.
 
     Attributes:
         rank: this process's.

@@ -1,4 +1,4 @@
-"""What a loop needs beside reduced gradients to be one loop on many ranks: means, decisions, seeds.
+"""Gives a loop on many ranks what it needs beside reduced gradients: means, decisions, seeds.
 
 All but :func:`shard_seed` are collectives: every rank must come to them, equally often. With one rank they are what the
 script would have written without them.

@@ -1,4 +1,4 @@
-"""What backward passes have added to gradients since these were last the same on every rank.
+"""Accounts for what backward passes have added to gradients since these were last the same on every rank.
 
 Only that part is reduced: what a gradient held before is the same everywhere, be it zeros, or the reduced gradient of
 an earlier pass, clipped or not.
@@ -112,7 +112,7 @@ class Increments:
         self._in_this_pass.clear()
 
     def increment(self, index: int) -> Tensor:
-        """What was added to a gradient; zeros if nothing was."""
+        """Returns what was added to a gradient; zeros if nothing was."""
         parameter, known = self.parameters[index], self.added.get(index)
         if known is None or parameter.grad is None:
             return torch.zeros_like(parameter)

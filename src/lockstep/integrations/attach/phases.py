@@ -1,4 +1,4 @@
-"""What happens to a module between its backward passes: rollouts, and parts that are replaced."""
+"""Notices what happens to a module between its backward passes: rollouts, and parts that are replaced."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Phases:
         self._watch.training = self._watch.evaluating = False
 
     def said(self) -> list[Same]:
-        """What ranks must agree on at the end of a backward pass."""
+        """Returns what ranks must agree on at the end of a backward pass."""
         if not self._check:
             return []
         seen = self._watch.training or (self._watch.evaluating and bool(self._under_eval))

@@ -1,4 +1,4 @@
-"""Who a script's process is among its ranks, and the one way by which everything here exchanges tensors.
+"""Finds a process's place among its ranks, and exchanges tensors between them.
 
 Without a launcher, or with one rank, nothing happens: no process group, no collective.
 """

@@ -1,4 +1,4 @@
-"""Stable-Baselines3's PPO and A2C on many ranks: only the import changes.
+"""Trains Stable-Baselines3's PPO and A2C on many ranks: only the import changes.
 
 Start the script with ``lockstep run --nproc 4 script.py`` or with torchrun; without a launcher these classes are
 Stable-Baselines3's own, bit for bit. Importing this makes ranks other than the first write no files.

@@ -1,4 +1,4 @@
-"""Stable-Baselines3's A2C, one agent on all ranks."""
+"""Trains Stable-Baselines3's A2C as one agent on all ranks."""
 
 import stable_baselines3
 

@@ -1,4 +1,4 @@
-"""Before ranks learn together: do they mean the same, and do they see different environments and random numbers?"""
+"""Checks, before ranks learn together, that they mean the same and see different environments and random numbers."""
 
 from __future__ import annotations
 

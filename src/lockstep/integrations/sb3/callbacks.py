@@ -1,4 +1,4 @@
-"""Callbacks on many ranks: which run where, and how the one that Stable-Baselines3 calls keeps the ranks together."""
+"""Runs callbacks on many ranks: each where it belongs, and one that keeps the ranks together."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ONE_RANK = (OneRankCallback, CheckpointCallback, EvalCallback, ProgressBarCallba
 
 
 class Elsewhere(BaseCallback):
-    """What stands on the other ranks for a callback that runs on one rank only; it counts the calls."""
+    """Stands on the other ranks for a callback that runs on one rank only; it counts the calls."""
 
     def __init__(self, callback: BaseCallback) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class SynchronizedCallback(BaseCallback):
 
     @property
     def evaluations(self) -> list[dict[str, float]]:
-        """What every evaluation found last and best."""
+        """Lists what every evaluation found last and best."""
         return [{name: float(getattr(one, name)) for name in EVALUATION} for one in _evaluations(self.callback)]
 
     @evaluations.setter

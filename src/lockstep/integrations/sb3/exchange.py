@@ -1,4 +1,4 @@
-"""The end of a rollout on many ranks: episodes, statistics, the decision to stop, and failures are everybody's."""
+"""Exchanges, at the end of a rollout, episodes, statistics, the decision to stop, and failures between ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class RolloutExchange:
-    """What one rollout's ranks tell each other, once.
+    """Exchanges what one rollout's ranks tell each other, once.
 
     A rank whose callback says stop comes here at once, the others when their rollout is over; so does a rank that
     fails. Which of them it was, and when, is known to all ranks before any goes on.
@@ -103,5 +103,5 @@ class RolloutExchange:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can carry of an entry of an episode's information."""
+    """Takes what JSON can carry of an entry of an episode's information."""
     return value.tolist() if hasattr(value, "tolist") else str(value)

@@ -1,4 +1,4 @@
-"""One set of files: what Stable-Baselines3 writes by itself, or a script saves, is written by one rank.
+"""Keeps one set of files: what Stable-Baselines3 writes by itself, or a script saves, is written by one rank.
 
 Environments are made before any model, in the script's processes and in those of ``SubprocVecEnv``; so this works at
 import, on ranks other than the first.

@@ -1,4 +1,4 @@
-"""``VecNormalize`` on many ranks: each rank's statistics run on during a rollout, and are merged after it."""
+"""Merges ``VecNormalize`` over ranks: each rank's statistics run on during a rollout, and are merged after it."""
 
 from __future__ import annotations
 

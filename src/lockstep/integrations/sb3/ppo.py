@@ -1,4 +1,4 @@
-"""Stable-Baselines3's PPO, one agent on all ranks."""
+"""Trains Stable-Baselines3's PPO as one agent on all ranks."""
 
 import stable_baselines3
 

@@ -1,4 +1,4 @@
-"""What makes an on-policy algorithm of Stable-Baselines3 one agent on all ranks, by its own code wherever it can."""
+"""Makes an on-policy algorithm of Stable-Baselines3 one agent on all ranks, by its own code wherever it can."""
 
 from __future__ import annotations
 

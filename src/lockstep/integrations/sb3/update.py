@@ -1,4 +1,4 @@
-"""An update on many ranks, by Stable-Baselines3's own code: what it takes for one rank's is all ranks'."""
+"""Makes an update of Stable-Baselines3's own code all ranks': global advantages, one gradient, one decision."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def of_all_ranks(model: Any) -> Iterator[None]:
 
 
 def merge_metrics(model: OnPolicyAlgorithm, communicator: Communicator) -> None:
-    """What the update has logged of this rank becomes what it means for all of them: means over ranks."""
+    """Replaces what the update has logged of this rank by means over ranks."""
     values = model.logger.name_to_value
     mine = {name: float(value) for name, value in values.items() if name.startswith("train/")}
     everyone = communicator.gather_json(mine)

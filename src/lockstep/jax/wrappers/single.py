@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 from jax import Array
 
-from lockstep.envs.gymnasium.wrappers import join_frames, stacked_space
+from lockstep.envs.frames import join_frames, stacked_space
 from lockstep.jax_engine.envs.functional import FINAL, Outcome, found, outcome, resets_itself, without_autoreset
 from lockstep.jax_engine.envs.functional_checks import space_of
 from lockstep.jax_engine.envs.protocol import Tree

@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array
 
 from lockstep.config.run import EnvConfig
-from lockstep.envs.gymnasium.wrappers import join_frames, stacked_space
+from lockstep.envs.frames import join_frames, stacked_space
 from lockstep.jax_engine.envs.protocol import JaxEnvironment, Step, Tree
 
 

@@ -1,4 +1,4 @@
-"""Where a run's metrics go: the run's own record (JSON lines, CSV) and the optional trackers beside it.
+"""Sends a run's metrics to its own record (JSON lines, CSV) and to the optional trackers beside it.
 
 A metrics record is a flat dict in a fixed order: ``iteration``, ``global_step``, then ``rollout/…``, ``train/…``,
 ``time/…`` and now and then ``eval/…``. A value may be ``None`` or NaN: not known this time.
@@ -25,7 +25,7 @@ TENSORBOARD = "tensorboard"
 
 
 class Tracker(Protocol):
-    """Somewhere that metrics records go."""
+    """Takes metrics records."""
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Take one record."""
@@ -62,7 +62,7 @@ class PlacedTracker(Tracker, Protocol):
 
 
 def _tensorboard(run: TrackedRun) -> Tracker:
-    from lockstep.runs.trackers.tensorboard import TensorBoardTracker  # 0.2 s to import: only where it is used
+    from lockstep.runs.trackers.tensorboard import TensorBoardTracker  # slow to import: only where it is used
 
     return TensorBoardTracker(run.directory / TENSORBOARD)
 
@@ -184,7 +184,7 @@ class RunTrackers:
         )
 
     def places(self) -> list[str]:
-        """Where to look at the trackers outside the run directory, a line each."""
+        """Tells where to look at the trackers outside the run directory, a line each."""
         placed = {name: tracker.place for name, tracker in self._optional.items() if isinstance(tracker, PlacedTracker)}
         return [f"{name}: {place}" for name, place in placed.items()]
 
@@ -282,6 +282,6 @@ def _extra_jsonl(path: Path, is_new_run: bool) -> JsonlTracker:
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong, on one line; the class too where the message alone says little (``KeyError: 'loss'``)."""
+    """Puts what went wrong on one line; the class too where the message alone says little (``KeyError: 'loss'``)."""
     text = " ".join(str(error).split())
     return text if text and isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {text}"

@@ -1,4 +1,4 @@
-"""Metrics as a CSV table: one row an iteration, one column a metric."""
+"""Writes metrics as a CSV table: one row an iteration, one column a metric."""
 
 from __future__ import annotations
 

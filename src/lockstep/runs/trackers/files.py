@@ -1,4 +1,4 @@
-"""What the trackers that write files share: plain values, opening to continue, atomic replacement."""
+"""Serves the trackers that write files: plain values, opening to continue, atomic replacement."""
 
 from __future__ import annotations
 

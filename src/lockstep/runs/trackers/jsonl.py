@@ -1,4 +1,4 @@
-"""Metrics as JSON lines: one object an iteration."""
+"""Writes metrics as JSON lines: one object an iteration."""
 
 from __future__ import annotations
 

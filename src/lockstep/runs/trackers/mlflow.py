@@ -1,4 +1,4 @@
-"""Metrics, parameters and videos to MLflow: a database beside the run directories, or the server of its variables."""
+"""Sends metrics, parameters and videos to MLflow: a database beside the runs, or the server of its variables."""
 
 from __future__ import annotations
 

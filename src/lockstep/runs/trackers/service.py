@@ -1,4 +1,4 @@
-"""What a tracking service is told of a run, and what the run directory remembers of each service."""
+"""Describes a run to a tracking service, and remembers in the run directory under which id."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TrackedRun:
         return self.config.model_dump(mode="json")
 
     def remembered(self, service: str) -> dict[str, Any]:
-        """What :meth:`remember` kept of a service; empty when the run is new to it."""
+        """Reads what :meth:`remember` kept of a service; empty when the run is new to it."""
         return dict(_read(self.directory).get(service, {}))
 
     def remember(self, service: str, facts: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Metrics as TensorBoard event files, written synchronously and cut for real.
+"""Writes metrics as TensorBoard event files, synchronously, and cuts them for real.
 
 TensorBoard's own writers hand events to a background thread: what it hasn't written when a process is killed is lost,
 and a thread is one more thing that a fork can hang on. Here an event is in the file when ``log`` returns.
@@ -73,7 +73,7 @@ class TensorBoardTracker:
 def framed(data: bytes) -> bytes:
     """A record as event files hold it: its length, and itself, each followed by a checksum.
 
-    TensorBoard's own writer computes CRC-32C in Python: 64 us for a record of 514 bytes, against 1 us.
+    TensorBoard's own writer computes CRC-32C in Python, which takes most of a record's time.
     """
     length = struct.pack("<Q", len(data))
     return b"".join((length, _checksum(length), data, _checksum(data)))

@@ -1,4 +1,4 @@
-"""Metrics, config and videos to Trackio: a local dashboard (``trackio show``), or a Space that its variables name."""
+"""Sends metrics, config and videos to Trackio: a local dashboard (``trackio show``), or a Space of its variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics, config and videos to Weights & Biases, online or (``WANDB_MODE=offline``) as files to be synchronised."""
+"""Sends metrics, config and videos to Weights & Biases, online or (``WANDB_MODE=offline``) as files."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What is seen of a PyTorch script."""
+"""Looks at a PyTorch script."""

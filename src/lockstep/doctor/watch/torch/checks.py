@@ -1,4 +1,4 @@
-"""What is written of an optimiser at the steps that are compared: parameters, gradients, moments, rates, statistics."""
+"""Writes an optimiser's state at the steps that are compared: parameters, gradients, moments, rates, statistics."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lockstep.doctor.judge.compare import OPTIMIZED
 from lockstep.doctor.watch.schedule import Schedule
-from lockstep.doctor.watch.side_store import SideWriter
+from lockstep.doctor.watch.side_store import OPTIMIZED, SideWriter
 from lockstep.doctor.watch.torch.inspection import Inventory, look_around, numbers_of
 from lockstep.doctor.watch.torch.values import DENSE_NUMBERS, SPARSE_NUMBERS, take_part
 
@@ -113,7 +112,7 @@ class StepRecorder:
         self._write(watch, watch.steps, "after", parts, {"broadcast": sent})
 
     def last(self, watch: OptimizerWatch) -> None:
-        """When the script has ended: the steps since the last checked one weren't for nothing."""
+        """Writes the state in which the script ended, so that the steps since the last checked one count."""
         self._write(watch, watch.steps, "end", self._state(watch), {})
 
     def names(self, watch: OptimizerWatch) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The data that forward passes were given, and whose parameters they went through."""
+"""Remembers the data that forward passes were given, and whose parameters they went through."""
 
 from __future__ import annotations
 

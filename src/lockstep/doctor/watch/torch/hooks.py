@@ -1,4 +1,4 @@
-"""What PyTorch's own global hooks show of a script: optimiser steps, forward passes, and the data that go in.
+"""Hooks a script's optimiser steps, forward passes and the data that go in, by PyTorch's own global hooks.
 
 Between checked steps a step costs two short calls, and a forward pass nothing once the phase it belongs to is known.
 """
@@ -15,11 +15,11 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from lockstep.doctor.watch.process_group import group_facts
 from lockstep.doctor.watch.schedule import Schedule
 from lockstep.doctor.watch.side_store import SideWriter
 from lockstep.doctor.watch.torch.checks import OptimizerWatch, StepRecorder
 from lockstep.doctor.watch.torch.forward_passes import ForwardPasses
+from lockstep.doctor.watch.torch.process_group import group_facts
 from lockstep.doctor.watch.torch.values import local
 
 CALIBRATION = 1000
@@ -152,7 +152,7 @@ class TorchWatch:
         self.seconds += time.perf_counter() - began
 
     def _gathered_for(self, watch: OptimizerWatch) -> dict[str, Tensor]:
-        """What forward passes gathered of an optimiser's parameters; of all if none has a name that it knows."""
+        """Returns what forward passes gathered of an optimiser's parameters; of all if it knows none of their names."""
         mine = set(self._recorder.names(watch).values())
         names = [name for name in self._gathered if name in mine] or list(self._gathered)
         return {name: self._gathered.pop(name) for name in names}

@@ -1,4 +1,4 @@
-"""What a running script holds: its models and their names, DDP and FSDP, normalisers. Looked at, never patched."""
+"""Finds a running script's models and their names, DDP and FSDP, and normalisers; it never patches them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SKIPPED = frozenset({"torch", "numpy", "builtins", "importlib", "collections", "
 
 @dataclass
 class Inventory:
-    """What one look found.
+    """Holds what one look found.
 
     Attributes:
         names: of parameters, buffers and modules by ``id``.
@@ -106,7 +106,7 @@ def _held(thing: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 
 def _at(owner: Any, path: Sequence[str]) -> Any:
-    """What an object holds now at a path of :func:`_held`; None if nothing."""
+    """Reads what an object holds now at a path of :func:`_held`; None if nothing."""
     value = _attributes(owner).get(path[0])
     return value if len(path) == 1 else value.get(path[1]) if isinstance(value, dict) else None
 

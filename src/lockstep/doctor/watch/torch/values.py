@@ -1,4 +1,4 @@
-"""Tensors as what can be compared out of band: the whole of small ones, a sample and a digest of large ones."""
+"""Takes of tensors what can be compared out of band: the whole of small ones, a sample and a digest of large ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ODD = 0x9E3779B97F4A7C15 - (1 << 64)
 
 
 def shards_of(tensor: Tensor) -> int:
-    """Over how many ranks a tensor is sharded; 0 if every rank holds the whole."""
+    """Counts the ranks over which a tensor is sharded; 0 if every rank holds the whole."""
     placements = getattr(tensor, "placements", None)
     if placements is None:
         return 0
@@ -32,7 +32,7 @@ def shards_of(tensor: Tensor) -> int:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor, detached."""
+    """Takes what this rank holds of a tensor, detached."""
     to_local: Any = getattr(tensor, "to_local", None)
     return (tensor if to_local is None else to_local()).detach()
 
@@ -70,7 +70,7 @@ def sampled(tensor: Tensor, most: int) -> Tensor:
 def take_part(
     tensors: Mapping[str, Tensor], most: int, sharded: Container[str] = ()
 ) -> tuple[list[list[Any]], np.ndarray]:
-    """What to keep of tensors.
+    """Chooses what to keep of tensors.
 
     Args:
         tensors: by name; of shards only this rank's.

@@ -1,1 +1,1 @@
-"""Pictures of array environments."""
+"""Draws array environments."""

@@ -1,4 +1,4 @@
-"""An RGB picture drawn with NumPy alone, from signed distances."""
+"""Draws shapes into an RGB picture with NumPy alone, by signed distances."""
 
 from __future__ import annotations
 
@@ -59,5 +59,5 @@ class Canvas:
         return np.hypot(np.maximum(qx, 0), np.maximum(qy, 0)) + np.minimum(np.maximum(qx, qy), 0) - rounding
 
     def picture(self) -> np.ndarray:
-        """What was drawn, uint8 ``[size, size, 3]``."""
+        """Returns what was drawn, uint8 ``[size, size, 3]``."""
         return np.rint(self.pixels).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Pictures of a grid world and the same as text, both from a map of letters.
+"""Draws a grid world, and writes it as text, both from a map of letters.
 
 ``A`` is the agent, ``G`` the goal, ``#`` a wall, ``o`` a hole and ``.`` an open cell; ``*`` is the agent at the goal,
 ``x`` the agent in a hole.

@@ -1,4 +1,4 @@
-"""Pictures of PushCube drawn from above; and the same as text."""
+"""Draws PushCube from above, and writes it as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of a game of Snake and the same as text, both from a board of ages.
+"""Draws a game of Snake, and writes it as text, both from a board of ages.
 
 The age of a cell is in how many steps it becomes free: the head's is the greatest, the tail's 1, 0 is a free cell and
 -1 food.

@@ -1,4 +1,4 @@
-"""A window that shows pictures one after the other; needs pygame, which is loaded when the first one comes."""
+"""Shows pictures one after the other in a window; needs pygame, which is loaded when the first one comes."""
 
 from __future__ import annotations
 

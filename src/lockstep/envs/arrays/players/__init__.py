@@ -1,1 +1,1 @@
-"""Players of array environments that follow a rule."""
+"""Plays array environments by a rule."""

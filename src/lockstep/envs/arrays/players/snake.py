@@ -1,4 +1,4 @@
-"""A greedy player of Snake: straight to the food, but never into what it would run into at once, if it can help it."""
+"""Plays Snake greedily: straight to the food, but not into what it would run into at once, if it can help it."""
 
 from __future__ import annotations
 

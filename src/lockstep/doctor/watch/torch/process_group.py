@@ -1,4 +1,4 @@
-"""What process group the script has. Only looks: the doctor never communicates through it."""
+"""Looks at the process group that the script has; the doctor never communicates through it."""
 
 from __future__ import annotations
 

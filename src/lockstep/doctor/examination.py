@@ -1,0 +1,118 @@
+"""Examines a script: runs its ranks with the doctor inside, waits for their end, and diagnoses what they left."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.core.topology import Topology
+from lockstep.doctor.judge.diagnosis import Diagnosis, diagnose
+from lockstep.doctor.judge.traces import read_traces
+from lockstep.doctor.supervisor import OneRank, Supervisor, await_leaving, await_verdict
+from lockstep.doctor.watch.side_store import VERDICT, write_json
+from lockstep.doctor.watch.watched import MODULE, Assignment
+from lockstep.launch.script import Script, start_script
+from lockstep.launch.supervise import Ranks
+from lockstep.runs.directory import is_writer
+
+
+@dataclass(frozen=True)
+class Examination:
+    """Says what is examined, and how closely.
+
+    Attributes:
+        script: the program that every rank runs.
+        directory: where ranks leave what is compared; None: among temporary files.
+        first: compare after each of the first so many optimiser steps.
+        interval: and after every such step later.
+        wait_limit: seconds that ranks may wait for others.
+        run_limit: seconds after which the script is ended; None: when it ends.
+    """
+
+    script: Script
+    directory: Path | None
+    first: int
+    interval: int
+    wait_limit: float
+    run_limit: float | None
+
+    def words(self, store: Path) -> list[str]:
+        """What follows ``python`` in a rank that leaves its traces in ``store``."""
+        assignment = Assignment(str(store), self.first, self.interval)
+        return ["-m", MODULE, assignment.to_json(), *self.script.words]
+
+    def supervisor(self, ranks: Ranks, store: Path, world_size: int, *, judges: bool) -> Supervisor:
+        """Makes who waits for the ranks that this process started."""
+        limits = {"wait_limit": self.wait_limit, "run_limit": self.run_limit}
+        return Supervisor(ranks, store, world_size, judges=judges, **limits)
+
+
+def examine(wanted: Examination, nproc: int) -> Diagnosis:
+    """Starts ``nproc`` ranks on this machine and diagnoses them when they have ended."""
+    with tempfile.TemporaryDirectory(prefix="lockstep-doctor-", dir=wanted.directory) as directory:
+        store, logs = Path(directory, "store"), Path(directory, "logs")
+        logs.mkdir()
+        ranks = start_script(wanted.words(store), nproc, logs)
+        outcome = wanted.supervisor(ranks, store, nproc, judges=True).wait()
+        return diagnose(read_traces(store, range(nproc)), deadlock=outcome.deadlock, interrupted=outcome.interrupted)
+
+
+def examine_as_rank(wanted: Examination, topology: Topology, tell: Callable[[Diagnosis], int]) -> int:
+    """Does this rank's part, where another launcher started every rank; rank 0's process judges.
+
+    Args:
+        wanted: see there.
+        topology: this rank's place.
+        tell: reports a diagnosis and returns the exit status; called by the process that judges.
+
+    Returns:
+        The exit status, the same on every rank.
+
+    Raises:
+        ValueError: ranks on several hosts share no directory; one line.
+    """
+    if wanted.directory is None and not topology.on_one_host:
+        raise ValueError(
+            f"directory: {topology.world_size} ranks are on several hosts; give --directory DIR on a file system that "
+            "all of them share"
+        )
+    store = _common_store(wanted.directory, topology)
+    judges = is_writer(topology)
+    ranks = OneRank([sys.executable, *wanted.words(store)], topology.rank)
+    outcome = wanted.supervisor(ranks, store, topology.world_size, judges=judges).wait()
+    if not judges:
+        return await_verdict(store, topology.rank)
+    traces = read_traces(store, range(topology.world_size))
+    status = tell(diagnose(traces, deadlock=outcome.deadlock, interrupted=outcome.interrupted))
+    write_json(store / VERDICT, {"status": status})
+    await_leaving(store, range(1, topology.world_size))
+    shutil.rmtree(store, ignore_errors=True)
+    return status
+
+
+def _common_store(directory: Path | None, topology: Topology) -> Path:
+    """Makes the directory that every rank of this run finds by itself, and no other run does."""
+    run = [os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_STEP_ID")]
+    run += [topology.master]
+    if topology.on_one_host:
+        run += [str(os.getppid()), _start_of(os.getppid())]
+    name = hashlib.blake2b("|".join(run).encode(), digest_size=8).hexdigest()
+    store = Path(directory or tempfile.gettempdir(), f"lockstep-doctor-{os.getuid()}-{name}")
+    store.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if store.is_symlink() or store.stat().st_uid != os.getuid():
+        raise ValueError(f"directory: {store} belongs to somebody else; give another --directory DIR")
+    return store
+
+
+def _start_of(pid: int) -> str:
+    """Reads when a process started, where the system says so: ids are used again."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""

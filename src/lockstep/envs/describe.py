@@ -1,0 +1,90 @@
+"""Describes an environment by making it once and reading its spaces."""
+
+from __future__ import annotations
+
+import importlib
+
+import gymnasium
+
+from lockstep.config.run import EnvConfig
+from lockstep.envs.batched.envpool import pool_spaces
+from lockstep.envs.description import MASK_SOURCES, EnvDescription, described, stepped_as_arrays
+from lockstep.envs.gymnasium.make import make_environment
+from lockstep.envs.tensor import simulator_spaces
+
+
+def describe(config: EnvConfig) -> EnvDescription:
+    """Makes the environment once and reads its spaces.
+
+    Raises:
+        ValueError: it can't be made, or a space isn't supported; the line names the space that was met.
+    """
+    _check_array_options(config)
+    if config.jax_only:
+        return described(config, *_jax_spaces(config))
+    if config.backend == "tensor" and not stepped_as_arrays(config):
+        return described(config, *simulator_spaces(config), None)
+    if config.backend == "envpool":
+        return described(config, *pool_spaces(config))
+    env = make_environment(config)
+    try:
+        limit = env.spec.max_episode_steps if env.spec else None
+        return described(config, env.observation_space, env.action_space, limit)
+    finally:
+        env.close()
+
+
+def _jax_spaces(config: EnvConfig) -> tuple[gymnasium.Space, gymnasium.Space, int | None]:
+    try:
+        engine = importlib.import_module("lockstep.jax_engine.envs.environments")
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"env.id: {config.id} is stepped by JAX and {error.name} isn't installed; pip install 'lockstep-rl[jax]'"
+        ) from None
+    return engine.environment_spaces(config)
+
+
+def _check_array_options(config: EnvConfig) -> None:
+    """Raise a one-line ``ValueError`` for options that environments in arrays don't have."""
+    if config.jax_only:
+        _check_jax_options(config)
+        return
+    if config.backend != "tensor" and not stepped_as_arrays(config):
+        return
+    what = "as tensors" if config.backend == "tensor" else "as arrays"
+    if config.workers:
+        raise ValueError(f"env.workers: {config.workers}, but {config.id} is stepped {what}; use 0")
+    if not stepped_as_arrays(config):
+        _check_simulator_options(config)
+    for name, given in (
+        ("frame_skip", config.frame_skip > 1),
+        ("frame_stack", config.frame_stack > 1 and not stepped_as_arrays(config)),
+        ("sticky_actions", bool(config.sticky_actions)),
+        ("atari", config.atari.enabled),
+    ):
+        if given:
+            way_out = "use --env.backend gymnasium" if stepped_as_arrays(config) else "let the simulator do it"
+            if stepped_as_arrays(config) and name != "atari":
+                way_out += " (or jax, with --engine jax)"
+            raise ValueError(f"env.{name}: {config.id} is stepped {what}, which takes no wrappers; {way_out}")
+
+
+def _check_simulator_options(config: EnvConfig) -> None:
+    if config.action_mask in MASK_SOURCES:
+        raise ValueError(
+            f"env.action_mask: {config.action_mask!r}: a simulator's mask must be an entry of its Dict observation"
+        )
+    if config.max_episode_steps is not None:
+        raise ValueError("env.max_episode_steps: a simulator's time limit is its own; give it through env.kwargs")
+
+
+def _check_jax_options(config: EnvConfig) -> None:
+    if config.workers:
+        raise ValueError(f"env.workers: {config.workers}, but {config.id} is stepped in the compiled program; use 0")
+    if config.atari.enabled:
+        raise ValueError(f"env.atari: {config.id} is stepped by JAX and no ALE game; leave it out")
+    if config.action_mask in MASK_SOURCES:
+        raise ValueError(
+            f"env.action_mask: {config.action_mask!r}: the mask of an environment that JAX steps must be an entry of "
+            "its Dict observation"
+        )

@@ -1,0 +1,157 @@
+"""Steps Gymnasium environments one after the other in the rank's own process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from lockstep.config.run import EnvConfig
+from lockstep.envs.description import EnvDescription
+from lockstep.envs.gymnasium.keyed import KeyedEnv
+from lockstep.envs.host_envs import Buffers, HostEnvs, buffer_layout
+
+
+def reset_envs(envs: Sequence[KeyedEnv], buffers: Buffers, first: int, slot: int) -> None:
+    """Reset the environments whose rows begin at ``first``."""
+    for row, env in enumerate(envs, first):
+        buffers.stepping[slot] = row
+        buffers.observations[row] = env.reset(int(buffers.episodes[row]))
+    buffers.stepping[slot] = -1
+
+
+def step_envs(envs: Sequence[KeyedEnv], buffers: Buffers, first: int, slot: int) -> None:
+    """Step the environments whose rows begin at ``first``, resetting those that end."""
+    for row, env in enumerate(envs, first):
+        buffers.stepping[slot] = row
+        observation, reward, terminated, truncated = env.step(buffers.actions[row])
+        buffers.rewards[row] = reward
+        buffers.terminated[row] = terminated
+        buffers.truncated[row] = truncated
+        buffers.lost[row] = env.lost
+        buffers.successes[row] = env.success
+        buffers.scores[row] = env.score
+        if terminated or truncated:
+            buffers.final_observations[row] = observation
+            buffers.episodes[row] += 1
+            observation = env.reset(int(buffers.episodes[row]))
+        buffers.observations[row] = observation
+    buffers.stepping[slot] = -1
+
+
+def restore_env(
+    env: KeyedEnv, buffers: Buffers, row: int, actions: np.ndarray, hashes: np.ndarray, state: dict[str, np.ndarray]
+) -> bool:
+    """Restore one environment's live episode; restart it as the next one where that fails."""
+    if env.restore(int(buffers.episodes[row]), actions, hashes, buffers.observations[row], state):
+        return True
+    buffers.episodes[row] += 1
+    buffers.observations[row] = env.reset(int(buffers.episodes[row]))
+    return False
+
+
+class Watchdog:
+    """Ends the process with one line when an environment in it takes longer than its limit.
+
+    Args:
+        limit: seconds.
+        heartbeat: int64 ``[1]`` that every step and reset counts up.
+        message: names the environment that hangs.
+        fail: called with the message; must end the process.
+    """
+
+    def __init__(
+        self, limit: float, heartbeat: np.ndarray, message: Callable[[], str], fail: Callable[[str], None]
+    ) -> None:
+        self._limit, self._heartbeat, self._message, self._fail = limit, heartbeat, message, fail
+        self._busy = False
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="environment-watchdog", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> None:
+        self._busy = True
+
+    def __exit__(self, *exc: object) -> None:
+        self._busy = False
+
+    def _watch(self) -> None:
+        seen, since = -1, time.monotonic()
+        while not self._closed.wait(min(1.0, self._limit / 4)):
+            beat = int(self._heartbeat[0])
+            if beat != seen or not self._busy:
+                seen, since = beat, time.monotonic()
+            elif time.monotonic() - since > self._limit:
+                self._fail(self._message())
+                return
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._closed.set()
+
+
+class InProcessEnvs(HostEnvs):
+    """Gymnasium environments stepped one after the other in this process.
+
+    Args:
+        config: which environment.
+        description: its spaces.
+        seed: the run's seed.
+        env_ids: global ids of the environments.
+        purpose: of the resets' keys.
+        fail: ends the process with a message, for an environment that hangs.
+        keys: what stands for each environment in them; None: its id.
+    """
+
+    def __init__(
+        self,
+        config: EnvConfig,
+        description: EnvDescription,
+        seed: int,
+        env_ids: Sequence[int],
+        purpose: str,
+        fail: Callable[[str], None],
+        keys: Sequence[int] | None = None,
+    ) -> None:
+        layout = buffer_layout(description, len(env_ids), 1)
+        super().__init__(description, env_ids, Buffers(**{k: np.zeros(s, d) for k, (s, d) in layout.items()}))
+        self._limit = config.timeout
+        beats = self.buffers.heartbeats
+        named = zip(env_ids, env_ids if keys is None else keys, strict=True)
+        self._envs = [KeyedEnv(config, description, seed, env_id, purpose, beats, key) for env_id, key in named]
+        self._watchdog = Watchdog(config.timeout, beats, self._hang, fail)
+
+    def _hang(self) -> str:
+        row = int(self.buffers.stepping[0])
+        return (
+            f"environment {self.env_ids[max(row, 0)]} ({self.description.id}) didn't answer within "
+            f"{self._limit:g} s (env.timeout)"
+        )
+
+    def reset(self) -> None:
+        """See :meth:`HostEnvs.reset`."""
+        with self._watchdog:
+            reset_envs(self._envs, self.buffers, 0, 0)
+
+    def step(self) -> None:
+        """See :meth:`HostEnvs.step`."""
+        with self._watchdog:
+            step_envs(self._envs, self.buffers, 0, 0)
+
+    def save_states(self) -> list[dict[str, np.ndarray] | None]:
+        """See :meth:`HostEnvs.save_states`."""
+        return [env.save_state() for env in self._envs]
+
+    def restore(self, env: int, actions: np.ndarray, hashes: np.ndarray, state: dict[str, np.ndarray]) -> bool:
+        """See :meth:`HostEnvs.restore`."""
+        self.buffers.stepping[0] = env
+        with self._watchdog:
+            return restore_env(self._envs[env], self.buffers, env, actions, hashes, state)
+
+    def close(self) -> None:
+        """See :meth:`HostEnvs.close`."""
+        self._watchdog.close()
+        for env in self._envs:
+            env.close()

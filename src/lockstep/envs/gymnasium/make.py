@@ -1,0 +1,69 @@
+"""Makes the Gymnasium environment of a config, in the wrappers that it asks for."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+import gymnasium
+
+from lockstep.config.run import EnvConfig
+from lockstep.envs.description import array_environment, stepped_as_arrays
+from lockstep.envs.gymnasium.atari import register_atari
+from lockstep.envs.gymnasium.mujoco_warnings import calm_mujoco
+from lockstep.envs.gymnasium.wrappers import wrap
+
+
+def make_environment(config: EnvConfig, **kwargs: Any) -> gymnasium.Env:
+    """Calls ``gymnasium.make`` for a config, and wraps what it made as the config asks.
+
+    Raises:
+        ValueError: the id is unknown, or what it needs isn't installed; one line that says so.
+    """
+    if config.backend == "tensor" and not stepped_as_arrays(config):
+        raise ValueError(
+            f"env.id: {config.id} is a simulator on tensors, no Gymnasium environment: it can't be drawn here"
+        )
+    if config.jax_only and array_environment(config.id) is None:
+        raise ValueError(f"env.id: {config.id} is stepped by JAX, no Gymnasium environment: it can't be drawn here")
+    calm_mujoco(gymnasium.registry.get(config.id))
+    register_atari(config.id)
+    extra: dict[str, Any] = {} if config.max_episode_steps is None else {"max_episode_steps": config.max_episode_steps}
+    if config.atari.enabled:
+        extra |= {"frameskip": 1}
+        extra |= {} if config.sticky_actions is None else {"repeat_action_probability": config.sticky_actions}
+    try:
+        made = gymnasium.make(config.id, disable_env_checker=True, **{**extra, **config.kwargs, **kwargs})
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise ValueError(f"env.id: {config.id} needs a package that isn't installed: {error}") from None
+    except ModuleNotFoundError as error:
+        raise ValueError(f"env.id: {config.id}: {error}") from None
+    except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
+        raise ValueError(f"env.id: {_unknown(config.id, error)}") from None
+    except Exception as error:
+        text = " ".join(str(error).split()).partition(" was raised from the environment creator for ")[0]
+        if config.atari.enabled and "frameskip" in text:
+            raise ValueError(
+                f"env.atari: {config.id} is no ALE game (their ids begin with ALE/); leave it out"
+            ) from None
+        raise ValueError(f"env.id: {config.id} can't be made: {type(error).__name__}: {text}") from error
+    try:
+        return wrap(config, made)
+    except Exception as error:
+        made.close()
+        text = " ".join(str(error).split())
+        raise ValueError(
+            text if text.startswith("env.") else f"env.id: {config.id} can't be wrapped: {text}"
+        ) from error
+
+
+def _unknown(env_id: str, error: Exception) -> str:
+    close = difflib.get_close_matches(env_id, gymnasium.registry.keys(), 1, 0.5)
+    if isinstance(error, gymnasium.error.UnregisteredEnv):
+        hint = (
+            f"did you mean {close[0]}?"
+            if close
+            else ("gymnasium.registry lists them, 'module:Id-v0' imports one; a class for JAX needs --env.backend jax")
+        )
+        return f"no environment {env_id!r} is registered; {hint}"
+    return f"{env_id!r}: {error}"
