@@ -5,13 +5,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: train test lint bench clean
+.PHONY: train test test-all lint bench clean
 
 train: $(VENV)/.train
 	$(BIN)/lockstep train CartPole-v1
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-all: test
 
 lint: $(VENV)/.test
 	$(BIN)/ruff format --check .

@@ -70,6 +70,8 @@ def test_time_counts_though_a_function_raises():
 
 @pytest.mark.parametrize(("module", "name"), [(module, name) for module, name, _ in TIMED])
 def test_every_timed_function_is_there(module, name, monkeypatch):
+    if "torch_engine" in module:
+        pytest.importorskip("torch")
     owner = importlib.import_module(module)
     *classes, attribute = name.split(".")
     for part in classes:
@@ -80,6 +82,7 @@ def test_every_timed_function_is_there(module, name, monkeypatch):
 
 
 def test_a_function_that_is_gone_is_an_error():
+    pytest.importorskip("torch")
     with pytest.raises(ValueError, match=r"lockstep.torch_engine.train has no collect_faster of its own"):
         replace_function("lockstep.torch_engine.train", "collect_faster", lambda function: function)
     with pytest.raises(ValueError, match=r"has no Trainer.no_such of its own"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +20,8 @@ from lockstep.envs.host_envs import HostEnvs
 from lockstep.envs.registry import make_envs
 from lockstep.envs.restore.replay import row_hashes
 from lockstep.envs.rewards import RewardShaping
+
+NEEDS_ALE = pytest.mark.skipif(importlib.util.find_spec("ale_py") is None, reason="needs ale-py")
 
 
 class Counting(gymnasium.Env):
@@ -204,6 +207,8 @@ def test_options_that_contradict_each_other_are_refused(settings, says):
 
 @pytest.mark.parametrize("backend", ["auto", "tensor"])
 def test_a_frame_stack_is_the_only_wrapper_of_array_environments(backend):
+    if backend == "tensor":
+        pytest.importorskip("torch")
     config = EnvConfig.model_validate({"id": "lockstep/CartPole-v1", "backend": backend, "frame_stack": 3})
     assert describe(config).is_array
     envs = make_envs(config, describe(config), 0, range(2), pytest.fail)
@@ -232,6 +237,7 @@ def test_the_array_environment_in_its_single_form_takes_wrappers():
 @pytest.fixture
 def atari() -> Iterator[Callable[..., HostEnvs]]:
     """Makes one game of Breakout in the wrappers of its preset, but for these settings."""
+    pytest.importorskip("ale_py")
     made: list[HostEnvs] = []
 
     def make(**settings: Any) -> HostEnvs:
@@ -281,11 +287,13 @@ def test_without_fire_nobody_serves(atari):
         assert not envs.buffers.lost[0]
 
 
+@NEEDS_ALE
 def test_a_frame_skip_that_would_come_on_top_is_refused():
     with pytest.raises(ValueError, match="ALE/Pong-v5 can't be wrapped"):
         describe(EnvConfig.model_validate({"id": "ALE/Pong-v5", "atari": True, "kwargs": {"frameskip": 4}}))
 
 
+@NEEDS_ALE
 def test_sticky_actions_of_a_game_are_the_emulators_own():
     for probability, expected in ((None, 0.25), (0.0, 0.0), (0.5, 0.5)):
         config = EnvConfig.model_validate({"id": "ALE/Pong-v5", "atari": True, "sticky_actions": probability})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import signal
 import socket
@@ -129,9 +130,14 @@ def rank_server(config: Config) -> RankServer:
     """The server for the ranks of a run: it loads the engine at once if it is PyTorch's, and forks where that is safe.
 
     JAX's processes are fresh ones: they compile for seconds, and JAX must not be forked once it has a client.
+
+    Raises:
+        ValueError: PyTorch isn't installed; one line.
     """
     if config.engine != "torch":
         return RankServer()
+    if importlib.util.find_spec("torch") is None:
+        raise ValueError("engine: torch needs torch; pip install 'lockstep-rl[torch]'")
     return RankServer("torch", forks=sys.platform == "linux" and config.device == "cpu", store=True)
 
 

@@ -1,0 +1,227 @@
+"""Runs every check that needs a GPU, where there is one: ``python -m benchmarks.on_gpu [--list] [--only NAME …]``.
+
+Prints a line a check and writes the table with date, commit, versions and devices to ``gpu.md``. Exit status: 0 if
+every check passed or was skipped, 1 if one failed, 2 without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.util
+import itertools
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import peer_environment
+from benchmarks.gpu_checks import CHECKS, Check, Outcome, Verdict, verdict
+from benchmarks.report import table
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("lockstep-rl", "torch", "jax", "jaxlib", "numpy", "gymnasium", "mujoco", "ale-py", "stable-baselines3")
+NO_GPU = "no GPU: neither PyTorch nor JAX sees one here; --list shows what would be run"
+PROGRAMS = {
+    "lockstep": [sys.executable, "-m", "lockstep"],
+    "python": [sys.executable],
+    "torchrun": [sys.executable, "-m", "torch.distributed.run"],
+}
+SEEN_BY = {
+    "torch": "import torch, json; n = torch.cuda.device_count(); "
+    "print(json.dumps([torch.cuda.get_device_name(i) for i in range(n)]))",
+    "jax": "import jax, json; print(json.dumps([d.device_kind for d in jax.devices('cuda')]))",
+}
+
+Run = Callable[[str, Check, Path], Outcome]
+"""Runs a check's command in a directory."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A check with what came of it; ``verdict`` is None where it was skipped, and ``figures`` says why."""
+
+    check: Check
+    verdict: Verdict | None
+    figures: str
+    seconds: float = 0.0
+
+    @property
+    def word(self) -> str:
+        """In one word."""
+        if self.verdict is None:
+            return "skipped"
+        return "passed" if self.verdict.passed else "FAILED"
+
+
+def devices_of(engine: str) -> list[str]:
+    """Names of the GPUs that a framework sees, none where it isn't installed; asked for in a process of its own."""
+    result = subprocess.run([sys.executable, "-c", SEEN_BY[engine]], capture_output=True, text=True)
+    return json.loads(result.stdout.splitlines()[-1]) if result.returncode == 0 else []
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a JSON lines file, none where there is no file."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+def outcome_of(code: int, stdout: str, stderr: str, run: Path | None) -> Outcome:
+    """What a command left; of one that ended well the last line printed is the last of its output, else of its errors.
+
+    Args:
+        code: exit status.
+        stdout: its output.
+        stderr: its errors.
+        run: the directory of the run that it names, or None.
+    """
+    output = f"{stderr}\n{stdout}" if code == 0 else f"{stdout}\n{stderr}"
+    if run is None:
+        return Outcome(code, output)
+    path = run / "summary.json"
+    summary = json.loads(path.read_text()) if path.is_file() else {}
+    summary = {"world_sizes": summary} if isinstance(summary, list) else summary
+    return Outcome(code, output, summary, read_lines(run / "metrics.jsonl"), read_lines(run / "timing.jsonl"))
+
+
+def run_directory(words: Sequence[str], directory: Path) -> Path | None:
+    """The directory of the run that a command line names."""
+    for before, name in itertools.pairwise(words):
+        if before in ("--name", "--resume"):
+            return directory / "runs" / name
+    return None
+
+
+def command_runner(timeout: float) -> Run:
+    """Runs commands as processes, each of them for ``timeout`` seconds at most."""
+
+    def run(command: str, check: Check, directory: Path) -> Outcome:
+        program, *words = shlex.split(command.format(root=ROOT))
+        paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | check.environment
+        line = [*PROGRAMS[program], *words]
+        try:
+            done = subprocess.run(
+                line, cwd=directory, env=environment, capture_output=True, text=True, timeout=timeout, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return Outcome(124, f"killed after {timeout:.0f} s")
+        return outcome_of(done.returncode, done.stdout, done.stderr, run_directory(words, directory))
+
+    return run
+
+
+def reason_to_skip(check: Check, gpus: dict[str, list[str]]) -> str | None:
+    """Why a check can't be run here, or None."""
+    seen = len(gpus[check.engine])
+    if seen < check.gpus:
+        framework = {"torch": "PyTorch", "jax": "JAX"}[check.engine]
+        return f"needs {check.gpus} GPU{'s' if check.gpus > 1 else ''}, {framework} sees {seen}"
+    missing = [name for name in check.modules if importlib.util.find_spec(name) is None]
+    return f"needs the package {missing[0]}" if missing else None
+
+
+def run_check(check: Check, gpus: dict[str, list[str]], run: Run) -> Result:
+    """Runs one check's commands, up to the first that ends otherwise than it must, and judges them."""
+    if (reason := reason_to_skip(check, gpus)) is not None:
+        return Result(check, None, reason)
+    started, outcomes = time.perf_counter(), []
+    with tempfile.TemporaryDirectory(prefix="lockstep-gpu-") as directory:
+        for command in check.commands:
+            outcomes.append(run(command, check, Path(directory)))
+            if (outcomes[-1].code != 0) != check.fails:
+                break
+    judged = verdict(check, outcomes)
+    return Result(check, judged, judged.figures, time.perf_counter() - started)
+
+
+def commit() -> str:
+    """The commit that is checked out, and whether files differ from it."""
+    done = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=ROOT, capture_output=True, text=True
+    )
+    return done.stdout.strip() if done.returncode == 0 else "unknown"
+
+
+def facts(gpus: dict[str, list[str]]) -> dict[str, str]:
+    """What a reader has to know to judge the figures."""
+    found = peer_environment.versions(Path(sys.executable), PACKAGES)
+    return {
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "commit": commit(),
+        "versions": ", ".join(f"{name} {version}" for name, version in found.items()),
+        "GPUs that PyTorch sees": ", ".join(gpus["torch"]) or "none",
+        "GPUs that JAX sees": ", ".join(gpus["jax"]) or "none",
+    }
+
+
+def shown(check: Check) -> str:
+    """A check's command lines, as one types them in the repository."""
+    variables = " ".join(f"{name}={value}" for name, value in check.environment.items())
+    lines = [command.replace("{root}/", "") for command in check.commands]
+    return "; ".join(f"{variables} {line}".strip() for line in lines)
+
+
+def markdown(results: Sequence[Result], said: dict[str, str]) -> str:
+    """The report."""
+    rows = [
+        [r.check.name, r.word, r.figures, f"{r.seconds:.0f}" if r.verdict else "", r.check.seen, f"`{shown(r.check)}`"]
+        for r in results
+    ]
+    counts = ", ".join(f"{sum(r.word == word for r in results)} {word}" for word in ("passed", "FAILED", "skipped"))
+    lines = "\n".join(f"- {name}: {text}" for name, text in said.items())
+    head = ["check", "result", "figures", "seconds", "what must be seen", "commands"]
+    return (
+        "\n\n".join(["# Checks on GPUs", f"By `python -m benchmarks.on_gpu`: {counts}.", lines, table(head, rows)])
+        + "\n"
+    )
+
+
+def read_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.on_gpu", description="The checks that need a GPU.")
+    parser.add_argument("--list", action="store_true", help="show the checks and run none")
+    parser.add_argument("--only", action="append", metavar="NAME", help="run this check; may be given several times")
+    parser.add_argument("--timeout", type=float, default=1800.0, help="seconds after which a command is given up")
+    parser.add_argument(
+        "--out", type=Path, help="file (benchmarks/results/gpu.md; build/benchmarks/gpu.md with --only)"
+    )
+    arguments = parser.parse_args(argv)
+    known = {check.name: check for check in CHECKS}
+    if unknown := [name for name in arguments.only or () if name not in known]:
+        parser.error(f"--only: {unknown[0]!r} is no check; there are {', '.join(known)}")
+    arguments.checks = [known[name] for name in arguments.only or known]
+    arguments.out = arguments.out or ROOT / ("build/benchmarks" if arguments.only else "benchmarks/results") / "gpu.md"
+    return arguments
+
+
+def main(argv: Sequence[str] | None = None, run: Run | None = None, gpus: dict[str, list[str]] | None = None) -> int:
+    """Runs the checks; ``run`` and ``gpus`` stand in for the processes and for what the frameworks see."""
+    arguments = read_arguments(argv)
+    if arguments.list:
+        for check in arguments.checks:
+            print(f"{check.name} ({check.gpus} GPU{'s' if check.gpus > 1 else ''}): {check.seen}\n    {shown(check)}")
+        return 0
+    gpus = gpus or {engine: devices_of(engine) for engine in SEEN_BY}
+    if not any(gpus.values()):
+        print(NO_GPU)
+        return 2
+    results = []
+    for check in arguments.checks:
+        print(f"{check.name}: ", end="", flush=True)
+        results.append(run_check(check, gpus, run or command_runner(arguments.timeout)))
+        print(f"{results[-1].word} ({results[-1].figures})", flush=True)
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(markdown(results, facts(gpus)))
+    print(f"written: {arguments.out}")
+    return 1 if any(result.word == "FAILED" for result in results) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,242 @@
+import json
+import shlex
+from dataclasses import replace
+
+import pytest
+
+from benchmarks import gpu_checks, on_gpu
+from benchmarks.gpu_checks import CHECKS, Check, Outcome, Verdict, verdict
+from lockstep.config.command_line import read_request
+
+BY_NAME = {check.name: check for check in CHECKS}
+TWO = {"torch": ["Some GPU"] * 2, "jax": ["Some GPU"] * 2}
+
+
+def ended(output="", code=0, metrics=(), timing=(), **summary):
+    return Outcome(code, output, {"steps_per_second": 100.0} | summary, metrics, timing)
+
+
+def returns(first, final, **rest):
+    rows = [{"rollout/episode_return_mean": None}, {"rollout/episode_return_mean": first}]
+    return ended(metrics=rows, final_return=final, **rest)
+
+
+def equal(*flags):
+    rows = [
+        {"world_size": n + 1, "equal": flag, "difference": "" if flag else "log_std"} for n, flag in enumerate(flags)
+    ]
+    return ended(f"Warning\n{json.dumps(rows)}\n")
+
+
+def peak(mib):
+    return ended(timing=[{"peak_gpu_memory_mb": [mib / 2]}, {"peak_gpu_memory_mb": [mib]}])
+
+
+def sweep(t_comm):
+    rows = [{"world_size": n, "t_comm": t_comm, "peak_gpu_memory_mb": 9.0, "steps_per_second": 10.0} for n in (1, 2)]
+    return ended(world_sizes=rows)
+
+
+STATE_A, STATE_B = ended(global_step=8, state_sha256="a" * 64), ended(global_step=8, state_sha256="b" * 64)
+STOPPED = ended(global_step=4)
+REFUSED = "lockstep: error: nproc: 2 ranks need 2 GPUs and 1 are visible (CUDA_VISIBLE_DEVICES); use 1\n"
+GRADIENT = "backend nccl difference {}\n"
+
+JUDGED = {
+    "trains": [
+        ([ended("… · cuda:0 · …", final_return=480.0)], True),
+        ([ended("… · cuda:0 · …", final_return=60.0)], False),
+        ([ended("… · cpu · …", final_return=480.0)], False),
+    ],
+    "too-few-gpus": [
+        ([Outcome(2, REFUSED)], True),
+        ([Outcome(1, REFUSED)], False),
+        ([Outcome(2, REFUSED * 2)], False),
+        ([Outcome(2, REFUSED, metrics=[{}])], False),
+        ([Outcome(0, REFUSED)], False),
+    ],
+    "verify": [
+        ([equal(True, True), ended(collectives="nccl")], True),
+        ([equal(True, True), ended(collectives="gloo")], False),
+        ([equal(True, False), ended(collectives="nccl")], False),
+        ([equal(True), ended(collectives="nccl")], False),
+    ],
+    "resume": [
+        ([STOPPED, STATE_A, STATE_A], True),
+        ([STOPPED, STATE_A, STATE_B], False),
+        ([STATE_A, STATE_A, STATE_A], False),
+    ],
+    "tensor-environments": [
+        ([ended("copies 300")], True),
+        ([ended("copies 5120")], False),
+        ([ended("copies 0")], False),
+    ],
+    "bf16": [
+        ([ended(params_sha256="a"), ended(params_sha256="b")], True),
+        ([ended(params_sha256="a"), ended(params_sha256="a")], False),
+    ],
+    "images": [([ended(), ended()], True), ([ended(), ended(code=1)], False)],
+    "fsdp": [([peak(50), peak(100)], True), ([peak(100), peak(100)], False), ([peak(0), peak(100)], False)],
+    "envs-per-rank": [
+        ([ended("num_envs_per_rank auto: 48 on a GPU of 150 GB (from 80 GB on); …")], True),
+        ([ended("num_envs_per_rank auto: 16 for each of 2 cores; …")], False),
+    ],
+    "bench": [([sweep(0.1)], True), ([sweep(0.0)], False)],
+    "attach": [
+        ([ended(GRADIENT.format("1e-07") * 2)], True),
+        ([ended((GRADIENT.format("1e-07") * 2).replace("07\n", "07", 1))], True),
+        ([ended(GRADIENT.format("0.5") * 2)], False),
+        ([ended(GRADIENT.format("nan") * 2)], False),
+        ([ended(GRADIENT.format("1e-07"))], False),
+        ([ended((GRADIENT.format("1e-07") * 2).replace("nccl", "gloo"))], False),
+    ],
+    "sb3": [
+        ([ended("mean return over 20 episodes: 500.0 +/- 0.0\n")], True),
+        ([ended("mean return over 20 episodes: 50.0 +/- 0.0\n")], False),
+        ([ended("")], False),
+    ],
+    "jax-trains": [
+        ([returns(20.0, 300.0, platform="gpu")], True),
+        ([returns(20.0, 21.0, platform="gpu")], False),
+        ([returns(20.0, 300.0, platform="cpu")], False),
+    ],
+    "jax-verify": [([equal(True, True)], True), ([equal(True, False)], False)],
+    "walking": [([returns(1.0, 2.0)], True), ([returns(2.0, 2.0)], False)],
+}
+ALIKE = {"compile": "images", "jax-bf16": "bf16", "jax-fsdp": "fsdp", "jax-images": "walking"}
+CASES = [(name, *case) for name, cases in JUDGED.items() for case in cases]
+
+
+@pytest.mark.parametrize(("name", "outcomes", "passes"), CASES)
+def test_checks_are_judged_by_what_their_commands_left(name, outcomes, passes):
+    assert verdict(BY_NAME[name], outcomes).passed is passes
+
+
+def test_every_judge_is_shown_what_it_passes_and_what_it_fails():
+    assert set(JUDGED) | set(ALIKE) == set(BY_NAME)
+    assert all({passes for _, passes in cases} == {True, False} for cases in JUDGED.values())
+    assert all(BY_NAME[name].judge is BY_NAME[other].judge for name, other in ALIKE.items())
+
+
+def test_a_failed_command_is_told_by_its_last_line():
+    outcome = Outcome(1, "training\nlockstep: error: out of memory\n\n")
+    assert verdict(BY_NAME["trains"], [outcome]) == Verdict(False, "exit status 1: lockstep: error: out of memory")
+
+
+def test_a_summary_that_lacks_what_is_judged_fails():
+    assert verdict(BY_NAME["trains"], [Outcome(0)]).figures == "what is judged can't be read: KeyError: 'final_return'"
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+def test_commands_are_ones_that_can_be_given(check):
+    for command in check.commands:
+        program, *words = shlex.split(command.format(root=on_gpu.ROOT))
+        assert program in on_gpu.PROGRAMS
+        scripts = [word for word in words if word.startswith("/")]
+        assert all(on_gpu.Path(script).is_file() for script in scripts)
+        if words[:1] == ["train"] and "--resume" not in words:
+            assert read_request(words[1:]).config.device == "cuda"
+
+
+TOY = Check("toy", ("lockstep one --name run", "lockstep two"), "it | runs", lambda one, two: Verdict(True, "1 ×"))
+
+
+def run_main(monkeypatch, tmp_path, outcome=None, gpus=None, checks=(TOY,)):
+    """What ``main`` gives with a runner that gives ``outcome``, the commands that it ran, and the report."""
+    monkeypatch.setattr(on_gpu, "CHECKS", checks)
+    ran, out = [], tmp_path / "gpu.md"
+
+    def run(command, check, directory):
+        ran.append(command)
+        return outcome or Outcome(0)
+
+    code = on_gpu.main(["--out", str(out)], run=run, gpus=TWO if gpus is None else gpus)
+    return code, ran, out.read_text() if out.exists() else None
+
+
+def test_report_says_when_where_and_what_was_seen(monkeypatch, tmp_path):
+    large = replace(TOY, name="large", gpus=4)
+    code, ran, text = run_main(monkeypatch, tmp_path, checks=(TOY, large))
+    assert code == 0
+    assert ran == list(TOY.commands)
+    assert text is not None
+    assert "1 passed, 0 FAILED, 1 skipped" in text
+    assert "| toy | passed | 1 × | 0 | it / runs | `lockstep one --name run; lockstep two` |" in text
+    assert "| large | skipped | needs 4 GPUs, PyTorch sees 2 |" in text
+    for fact in ("- date: 20", "- commit: ", "- versions: ", "- GPUs that PyTorch sees: Some GPU, Some GPU"):
+        assert fact in text
+
+
+def test_commands_after_a_failed_one_are_not_run(monkeypatch, tmp_path):
+    code, ran, text = run_main(monkeypatch, tmp_path, outcome=Outcome(1, "broken"))
+    assert code == 1
+    assert ran == [TOY.commands[0]]
+    assert text is not None
+    assert "| toy | FAILED | exit status 1: broken |" in text
+
+
+def test_a_missing_package_skips_with_a_reason(monkeypatch, tmp_path):
+    _, ran, text = run_main(monkeypatch, tmp_path, checks=(replace(TOY, modules=("no_such_package",)),))
+    assert ran == []
+    assert text is not None
+    assert "| toy | skipped | needs the package no_such_package |" in text
+
+
+def test_without_a_gpu_one_line_and_no_report(monkeypatch, tmp_path, capsys):
+    code, ran, text = run_main(monkeypatch, tmp_path, gpus={"torch": [], "jax": []})
+    assert (code, ran, text) == (2, [], None)
+    assert capsys.readouterr().out == on_gpu.NO_GPU + "\n"
+
+
+def test_list_needs_no_gpu(capsys):
+    assert on_gpu.main(["--list"], gpus={"torch": [], "jax": []}) == 0
+    said = capsys.readouterr().out
+    assert all(f"{check.name} (" in said for check in CHECKS)
+
+
+def test_only_runs_what_it_names_and_leaves_the_kept_results_alone(capsys):
+    arguments = on_gpu.read_arguments(["--only", "bf16", "--only", "fsdp"])
+    assert [check.name for check in arguments.checks] == ["bf16", "fsdp"]
+    assert arguments.out == on_gpu.ROOT / "build/benchmarks/gpu.md"
+    assert on_gpu.read_arguments([]).out == on_gpu.ROOT / "benchmarks/results/gpu.md"
+    with pytest.raises(SystemExit):
+        on_gpu.read_arguments(["--only", "bf17"])
+    assert "'bf17' is no check; there are trains," in capsys.readouterr().err
+
+
+def test_the_runner_reads_the_run_that_a_command_names(tmp_path):
+    run = tmp_path / "runs" / "a"
+    run.mkdir(parents=True)
+    (run / "summary.json").write_text('{"final_return": 3.0}')
+    (run / "metrics.jsonl").write_text('{"iteration": 1}\n{"iteration": 2}\n')
+    assert on_gpu.run_directory(["train", "X", "--name", "a"], tmp_path) == run
+    assert on_gpu.run_directory(["train", "--resume", "a"], tmp_path) == run
+    assert on_gpu.run_directory(["verify", "X"], tmp_path) is None
+    outcome = on_gpu.outcome_of(0, "out", "err", run)
+    assert (outcome.summary["final_return"], len(outcome.metrics), outcome.last_line) == (3.0, 2, "out")
+    assert on_gpu.outcome_of(1, "out", "err", None).last_line == "err"
+    (run / "summary.json").write_text('[{"world_size": 1}]')
+    assert on_gpu.outcome_of(0, "", "", run).summary == {"world_sizes": [{"world_size": 1}]}
+
+
+def test_the_runner_runs_commands_of_this_tree(tmp_path):
+    run = on_gpu.command_runner(100.0)
+    assert run("lockstep --version", TOY, tmp_path).output.strip().startswith("lockstep ")
+    refused = run("lockstep train CartPole-v1 --ppo.gamma 2 --name a", TOY, tmp_path)
+    assert refused.code == 2
+    assert "gamma" in refused.last_line
+
+
+def test_a_command_that_hangs_is_given_up(tmp_path):
+    assert on_gpu.command_runner(0.05)("python -c 'import time; time.sleep(60)'", TOY, tmp_path).code == 124
+
+
+def test_tensor_environments_are_judged_by_the_steps_that_they_take():
+    (command,) = BY_NAME["tensor-environments"].commands
+    assert f"--num-steps {gpu_checks.TENSOR_STEPS} --total-steps {4096 * 128 * 20}" in command
+
+
+def test_the_documented_checks_are_those_there_are():
+    page = (on_gpu.ROOT / "docs" / "gpu.md").read_text()
+    rows = [line.split("|") for line in page.splitlines() if line.startswith("| `")]
+    assert {row[1].strip(" `"): int(row[2]) for row in rows} == {check.name: check.gpus for check in CHECKS}

@@ -1,0 +1,152 @@
+"""What stands beside the source: one version everywhere, the licence's text, and workflows that run what there is."""
+
+import hashlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lockstep import __version__
+
+ROOT = Path(__file__).parents[1]
+APACHE_2 = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
+RELEASE = re.compile(r"^## \[(\d+\.\d+\.\d+)\] - (\d{4}-\d\d-\d\d)$", re.MULTILINE)
+METADATA = (
+    "import sys; from setuptools import build_meta; "
+    "print(build_meta.prepare_metadata_for_build_wheel(sys.argv[1]))"
+)  # fmt: skip
+FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    """What says the version, in a project of its own that holds nothing else."""
+    for name in ("pyproject.toml", "README.md", "LICENSE", "CITATION.cff", "CHANGELOG.md"):
+        shutil.copy(ROOT / name, tmp_path)
+    for name in (
+        "__init__.py",
+        "__main__.py",
+        "cli.py",
+        "core/__init__.py",
+        "core/topology.py",
+        "commands/__init__.py",
+    ):
+        (tmp_path / "src" / "lockstep" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / "src" / "lockstep" / name, tmp_path / "src" / "lockstep" / name)
+    return tmp_path
+
+
+def python(root: Path, *words: str) -> str:
+    """What Python prints at last, with the source of this project on its path and no other."""
+    environment = {"PYTHONPATH": str(root / "src"), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(
+        [sys.executable, *words], cwd=root, env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+def versions(root: Path) -> dict[str, str]:
+    """The version by who says it."""
+    pytest.importorskip("setuptools", minversion="77")
+    built = root / "built"
+    built.mkdir()
+    metadata = (built / python(root, "-c", METADATA, str(built)) / "METADATA").read_text()
+    release = RELEASE.search((root / "CHANGELOG.md").read_text())
+    return {
+        "lockstep --version": python(root, "-m", "lockstep", "--version").removeprefix("lockstep "),
+        "CITATION.cff": yaml.safe_load((root / "CITATION.cff").read_text())["version"],
+        "CHANGELOG.md": release[1] if release else "none",
+        "package": next(
+            line.removeprefix("Version: ") for line in metadata.splitlines() if line.startswith("Version: ")
+        ),
+    }
+
+
+def test_one_version_is_said_everywhere(copied):
+    assert set(versions(copied).values()) == {__version__}
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "said_by"),
+    [
+        ("src/lockstep/__init__.py", '__version__ = "', '__version__ = "9', {"lockstep --version", "package"}),
+        ("CITATION.cff", "\nversion: ", "\nversion: 9", {"CITATION.cff"}),
+        ("CHANGELOG.md", "## [Unreleased]", "## [9.0.0] - 2030-01-01", {"CHANGELOG.md"}),
+    ],
+)
+def test_a_version_that_is_changed_in_one_place_is_found(copied, file, old, new, said_by):
+    text = (copied / file).read_text()
+    assert text.count(old) == 1
+    (copied / file).write_text(text.replace(old, new))
+    assert {name for name, version in versions(copied).items() if version != __version__} == said_by
+
+
+def test_the_release_has_one_date():
+    released = RELEASE.search((ROOT / "CHANGELOG.md").read_text())
+    assert released is not None
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["date-released"] == released[2]
+
+
+def test_the_licence_is_apaches_to_the_letter():
+    assert hashlib.sha256((ROOT / "LICENSE").read_bytes()).hexdigest() == APACHE_2
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (project["license"], project["license-files"]) == ("Apache-2.0", ["LICENSE"])
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form.name != "config.yml"], ids=lambda form: form.stem)
+def test_issue_forms_have_what_they_need(form):
+    content = yaml.safe_load(form.read_text())
+    assert {"name", "description", "body"} <= set(content)
+    fields = [field for field in content["body"] if field["type"] != "markdown"]
+    assert all(field["attributes"]["label"] for field in fields)
+    assert len({field["id"] for field in fields}) == len(fields)
+
+
+def missing_words(workflow: dict[Any, Any], root: Path = ROOT) -> list[str]:
+    """Targets of ``make``, files, folders and extras that a workflow names and that there aren't."""
+    targets = set(re.findall(r"^([\w-]+):", (root / "Makefile").read_text(), re.MULTILINE))
+    extras = set(tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    lines = [*map(str, workflow.get("env", {}).values())]
+    lines += [step.get("run", "") for job in workflow["jobs"].values() for step in job["steps"]]
+    out = []
+    for line in "\n".join(lines).splitlines():
+        words = shlex.split(line)
+        out += [word for word in words[1:] if words[0] == "make" and "=" not in word and word not in targets]
+        out += [word for word in words if word.startswith("tests/") and not (root / word).exists()]
+        asked = re.findall(r"\.\[([\w,-]+)\]", line)
+        out += [extra for each in asked for extra in each.split(",") if extra not in extras]
+    return out
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflows_run_what_there_is(path):
+    workflow = yaml.safe_load(path.read_text())
+    assert all(job["runs-on"] and job["timeout-minutes"] for job in workflow["jobs"].values())
+    uses = [step["uses"] for job in workflow["jobs"].values() for step in job["steps"] if "uses" in step]
+    assert all(re.fullmatch(r"[\w-]+/[\w-]+@v\d+", name) for name in uses)
+    assert missing_words(workflow) == []
+
+
+def test_a_workflow_that_runs_what_there_is_not_is_found():
+    steps = [{"run": "make test\nmake dinner PYTHON=python"}, {"run": "pip install -e '.[torch,teapot]'"}]
+    workflow = {"env": {"WHERE": "tests/core tests/nowhere"}, "jobs": {"all": {"steps": steps}}}
+    assert missing_words(workflow) == ["tests/nowhere", "dinner", "teapot"]
+
+
+def test_hooks_run_the_linters_of_the_tests():
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    ruff = next(repository for repository in hooks if repository["repo"].endswith("ruff-pre-commit"))
+    assert f"ruff=={ruff['rev'].removeprefix('v')}\n" in (ROOT / "constraints.txt").read_text()
+    lint = (ROOT / "Makefile").read_text()
+    ids = {hook["id"] for repository in hooks for hook in repository["hooks"]}
+    assert ids == {"ruff-check", "ruff-format", "lint-imports", "pyright"}
+    assert all(name.partition("-")[0] in lint for name in ids)
