@@ -31,16 +31,7 @@ def copied(tmp_path: Path) -> Path:
     """What says the version, in a project of its own that holds nothing else."""
     for name in ("pyproject.toml", "README.md", "LICENSE", "CITATION.cff", "CHANGELOG.md"):
         shutil.copy(ROOT / name, tmp_path)
-    for name in (
-        "__init__.py",
-        "__main__.py",
-        "cli.py",
-        "core/__init__.py",
-        "core/topology.py",
-        "commands/__init__.py",
-    ):
-        (tmp_path / "src" / "lockstep" / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / "src" / "lockstep" / name, tmp_path / "src" / "lockstep" / name)
+    shutil.copytree(ROOT / "src" / "lockstep", tmp_path / "src" / "lockstep", ignore=shutil.ignore_patterns("__py*"))
     return tmp_path
 
 
