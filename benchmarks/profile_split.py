@@ -39,8 +39,8 @@ TIMED = (
     ("lockstep.torch_engine.train", "update", UPDATE),
     ("lockstep.torch_engine.train", "merge_normalizers", UPDATE),
     ("lockstep.torch_engine.update", "clip_and_step", OPTIMISER),
-    ("lockstep.torch_engine.train", "Trainer.log", LOGGING),
-    ("lockstep.torch_engine.train", "Trainer.save_checkpoint", LOGGING),
+    ("lockstep.training.recorder", "Recorder.log", LOGGING),
+    ("lockstep.training.recorder", "Recorder.save_checkpoint", LOGGING),
 )
 
 

@@ -86,7 +86,7 @@ def test_fast_reduction_repeats_itself_and_says_what_it_gives_up(trained):
     fast = (*EVALUATED, "--reduction", "fast", "--nproc", 2)
     one, again = trained(*fast), trained(*fast, "--proof.interval", 1)
     same(one, again)
-    warning = "reduction fast: repeatable at this world size; other world sizes agree up to summation order only"
+    warning = "reduction fast: repeatable at this number of ranks; others agree up to summation order only"
     assert warning in one.ended.stdout
     assert one.summary["reduction"] == "fast"
-    assert "repeatable at this world size" not in trained(*EVALUATED, "--nproc", 2).ended.stdout
+    assert "repeatable at this number" not in trained(*EVALUATED, "--nproc", 2).ended.stdout

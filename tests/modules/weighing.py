@@ -22,6 +22,7 @@ from lockstep.torch_engine.distributed.communicator import close_process_group
 from lockstep.torch_engine.session import open_session
 from lockstep.torch_engine.state import MOMENTS, POLICY, state_arrays
 from lockstep.torch_engine.train import Trainer
+from lockstep.training.recorder import Recorder
 from lockstep.training.stop import StopRequest
 
 
@@ -53,7 +54,8 @@ def train():
     topology = from_environment()
     session = open_session(config, topology, None)
     run = RunDirectory(Path(tempfile.mkdtemp()), is_writer=False)
-    trainer = Trainer(session, run, RunOptions(), StopRequest(), time.monotonic())
+    recorder = Recorder(session, run, time.monotonic())
+    trainer = Trainer(session, recorder, RunOptions(), StopRequest())
     seen = []
     collect = session.envs.step
     session.envs.step = lambda: (seen.append(session.state.parameters.flat.untyped_storage().nbytes()), collect())[1]

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from jax import numpy as jnp
 
 from lockstep import reference
-from lockstep.jax_engine.losses import REFERENCE_KL, TERMS, LossSettings, loss_and_terms
+from lockstep.jax_engine.losses import loss_and_terms
+from lockstep.training.losses import REFERENCE_KL, TERMS, LossSettings
 
 ROWS = 6
 ARGUMENTS: tuple[str, ...] = ("log_prob", "entropy", "values", "old_log_prob", "old_values", "advantages", "returns")

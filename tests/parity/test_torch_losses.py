@@ -9,7 +9,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lockstep import reference
-from lockstep.torch_engine.losses import TERMS, LossSettings, loss_and_terms
+from lockstep.torch_engine.losses import loss_and_terms
+from lockstep.training.losses import TERMS, LossSettings
 
 TRAINED = ("log_prob", "entropy", "values")
 STEP = 1e-6

@@ -22,7 +22,8 @@ from lockstep.torch_engine.minibatches import (
 )
 from lockstep.torch_engine.plain.adam import HostAdam
 from lockstep.torch_engine.state import FlatParameters, make_optimizer
-from lockstep.torch_engine.update import LEARNING_RATE_LIMITS, adapted_learning_rate, clip_and_step
+from lockstep.torch_engine.update import adapted_learning_rate, clip_and_step
+from lockstep.training.limits import LEARNING_RATE_LIMITS
 
 SHAPES = {"weight": (3, 2), "bias": (3,)}
 SIZE = 9

@@ -21,7 +21,6 @@ from lockstep.envs.description import EnvDescription
 from lockstep.envs.host_envs import Buffers, HostEnvs, buffer_layout
 from lockstep.torch_engine.batch import Batch
 from lockstep.torch_engine.distributed.communicator import Communicator
-from lockstep.torch_engine.losses import LossSettings
 from lockstep.torch_engine.minibatches import (
     MinibatchStatistics,
     advantage_moments,
@@ -30,6 +29,7 @@ from lockstep.torch_engine.minibatches import (
 )
 from lockstep.torch_engine.nets.nets import PolicyNet
 from lockstep.torch_engine.state import TrainState, init_state
+from lockstep.training.losses import LossSettings
 
 T = TypeVar("T")
 CPU = torch.device("cpu")

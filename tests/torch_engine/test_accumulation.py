@@ -9,10 +9,10 @@ from lockstep.torch_engine.gradients import (
     exact_gradient,
     fast_gradient,
     in_pieces,
-    loss_settings,
     shard_gradients,
 )
 from lockstep.torch_engine.setup.self_check import Mode
+from lockstep.training.losses import loss_settings
 
 COUNT = 32
 NETS = pytest.mark.parametrize("activation", ["tanh", "silu"], ids=["by hand", "autograd"])

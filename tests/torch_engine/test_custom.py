@@ -13,11 +13,12 @@ from lockstep.config.run import Config
 from lockstep.core.shards import ShardPlan
 from lockstep.core.spaces import action_layout, observation_layout
 from lockstep.envs.description import EnvDescription
-from lockstep.torch_engine.gradients import loss_settings, shard_gradients
+from lockstep.torch_engine.gradients import shard_gradients
 from lockstep.torch_engine.minibatches import epoch_minibatches, minibatch_indices
 from lockstep.torch_engine.nets import nets
 from lockstep.torch_engine.setup.self_check import by_shard
 from lockstep.torch_engine.state import initial_parameters, make_net, state_arrays
+from lockstep.training.losses import loss_settings
 
 LANTERN = EnvDescription(
     "small_worlds:Lantern-v0", observation_layout(Lantern.observation_space), action_layout(Lantern.action_space)

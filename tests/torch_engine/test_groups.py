@@ -14,12 +14,13 @@ from lockstep.envs.describe import describe
 from lockstep.envs.host_envs import HostEnvs
 from lockstep.envs.registry import make_envs
 from lockstep.torch_engine.batch import Batch, from_shards, make_batch
-from lockstep.torch_engine.gradients import loss_settings, minibatch_loss
+from lockstep.torch_engine.gradients import minibatch_loss
 from lockstep.torch_engine.groups import begin_groups, finished_episodes
 from lockstep.torch_engine.nets import distributions, nets
 from lockstep.torch_engine.rollout import Rollout
 from lockstep.torch_engine.session import set_reference
 from lockstep.torch_engine.state import TrainState
+from lockstep.training.losses import loss_settings
 
 GROUP, ENVS, STEPS = 4, 16, 6
 

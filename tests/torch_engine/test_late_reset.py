@@ -20,11 +20,12 @@ from lockstep.envs.describe import describe
 from lockstep.envs.registry import make_envs
 from lockstep.policies.evaluation import run_episodes
 from lockstep.torch_engine.batch import make_batch
-from lockstep.torch_engine.gradients import autograd_gradients, loss_settings, plain_gradients
+from lockstep.torch_engine.gradients import autograd_gradients, plain_gradients
 from lockstep.torch_engine.groups import finished_episodes
 from lockstep.torch_engine.minibatches import advantage_moments, minibatch_indices
 from lockstep.torch_engine.session import Session, open_session
 from lockstep.torch_engine.statistics import explained_variance, fit_moments, normalizer_moments, sample_counts
+from lockstep.training.losses import loss_settings
 
 LATE: dict[str, Any] = {"id": "Late-v0", "backend": "envpool"}
 

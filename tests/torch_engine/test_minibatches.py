@@ -26,8 +26,7 @@ from lockstep.core.shards import ShardPlan
 from lockstep.torch_engine.advantages import counted_moments, merge_counts
 from lockstep.torch_engine.batch import Batch, make_batch, to_sequences, to_shards
 from lockstep.torch_engine.distributed.communicator import Communicator
-from lockstep.torch_engine.gradients import loss_settings, minibatch_loss
-from lockstep.torch_engine.losses import TERMS
+from lockstep.torch_engine.gradients import minibatch_loss
 from lockstep.torch_engine.minibatches import (
     advantage_moments,
     epoch_minibatches,
@@ -37,6 +36,7 @@ from lockstep.torch_engine.minibatches import (
 from lockstep.torch_engine.nets import nets
 from lockstep.torch_engine.rollout import Rollout
 from lockstep.torch_engine.state import TrainState
+from lockstep.training.losses import TERMS, loss_settings
 
 RECURRENT = {"recurrent": "lstm", "recurrent_size": 6, "sequence_length": 4}
 

@@ -15,11 +15,12 @@ from small_runs import (
 )
 
 from lockstep.core.shards import ShardPlan
-from lockstep.torch_engine.gradients import PolicyModule, loss_settings, minibatch_loss
+from lockstep.torch_engine.gradients import PolicyModule, minibatch_loss
 from lockstep.torch_engine.nets import distributions, nets
 from lockstep.torch_engine.nets.nets import PolicyNet
 from lockstep.torch_engine.rollout import action_noise
 from lockstep.torch_engine.state import make_net
+from lockstep.training.losses import loss_settings
 
 SHARDS, ROWS = 4, 5
 

@@ -10,12 +10,13 @@ from torch import nn
 
 from lockstep.core.shards import ShardPlan
 from lockstep.torch_engine.batch import evaluate
-from lockstep.torch_engine.gradients import exact_gradient, fast_gradient, loss_settings, shard_gradients
+from lockstep.torch_engine.gradients import exact_gradient, fast_gradient, shard_gradients
 from lockstep.torch_engine.nets import nets
 from lockstep.torch_engine.policy import PolicyFunction
 from lockstep.torch_engine.rollout import Actor
 from lockstep.torch_engine.setup.choose_mode import choose_mode
 from lockstep.torch_engine.state import POLICY, TrainState, state_arrays
+from lockstep.training.losses import loss_settings
 
 MODULES = str(Path(__file__).parents[1] / "modules")
 LOW, FULL = torch.bfloat16, torch.float32

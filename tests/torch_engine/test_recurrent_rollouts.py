@@ -9,10 +9,10 @@ from test_batch import made_rollout
 from lockstep import reference
 from lockstep.networks.spec import core_shapes
 from lockstep.torch_engine.batch import from_shards, make_batch
-from lockstep.torch_engine.gradients import loss_settings, minibatch_loss
-from lockstep.torch_engine.losses import TERMS
+from lockstep.torch_engine.gradients import minibatch_loss
 from lockstep.torch_engine.minibatches import epoch_minibatches, minibatch_indices, minibatch_statistics
 from lockstep.torch_engine.nets import nets, recurrent
+from lockstep.training.losses import TERMS, loss_settings
 
 CORES = pytest.mark.parametrize("core", ["lstm", "gru"])
 SHARED = pytest.mark.parametrize("shared", [True, False], ids=["shared", "separate"])

@@ -15,12 +15,12 @@ from small_runs import (
 
 from lockstep.torch_engine import gradients
 from lockstep.torch_engine.gradients import shard_gradients
-from lockstep.torch_engine.losses import LossSettings
 from lockstep.torch_engine.nets import distributions, nets
 from lockstep.torch_engine.nets.nets import PolicyNet
 from lockstep.torch_engine.plain.policy import PlainPolicy
 from lockstep.torch_engine.setup import choose_mode
 from lockstep.torch_engine.setup.self_check import by_shard, shard_invariant
+from lockstep.training.losses import LossSettings
 
 SHARDS = 8
 

@@ -13,16 +13,15 @@ from lockstep.core.shards import ShardPlan
 from lockstep.core.spaces import Leaf, ObservationLayout
 from lockstep.torch_engine.state import (
     TrainState,
-    counters,
     init_state,
     initial_parameters,
-    load_counters,
     load_state_arrays,
     make_net,
     moments_of,
     state_arrays,
 )
 from lockstep.torch_engine.update import clip_and_step
+from lockstep.training.session import counters, load_counters
 
 NORMALIZED = {"observations": True, "returns": True}
 PARAMETERS = [f"{net}.{layer}.{kind}" for net in ("actor", "critic") for layer in (0, 1) for kind in ("weight", "bias")]

@@ -22,8 +22,7 @@ from lockstep.config.run import Config
 from lockstep.core.shards import ShardPlan
 from lockstep.torch_engine.batch import Batch
 from lockstep.torch_engine.distributed.communicator import Communicator
-from lockstep.torch_engine.gradients import exact_gradient, fast_gradient, loss_settings
-from lockstep.torch_engine.losses import TERMS
+from lockstep.torch_engine.gradients import exact_gradient, fast_gradient
 from lockstep.torch_engine.minibatches import (
     advantage_moments,
     epoch_minibatches,
@@ -33,6 +32,7 @@ from lockstep.torch_engine.minibatches import (
 from lockstep.torch_engine.setup.self_check import Mode
 from lockstep.torch_engine.state import TrainState
 from lockstep.torch_engine.update import UpdateResult, update
+from lockstep.training.losses import TERMS, loss_settings
 
 HEADS = pytest.mark.parametrize("discrete", [True, False], ids=["discrete", "continuous"])
 

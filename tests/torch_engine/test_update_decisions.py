@@ -24,10 +24,11 @@ from lockstep.config.run import Config
 from lockstep.core.errors import NonFiniteError
 from lockstep.torch_engine.batch import evaluate
 from lockstep.torch_engine.gradients import GradientSource, exact_gradient
-from lockstep.torch_engine.losses import TERMS
 from lockstep.torch_engine.minibatches import minibatch_indices
 from lockstep.torch_engine.state import TrainState, moments_of, state_arrays
-from lockstep.torch_engine.update import LEARNING_RATE_LIMITS, UpdateResult, update
+from lockstep.torch_engine.update import UpdateResult, update
+from lockstep.training.limits import LEARNING_RATE_LIMITS
+from lockstep.training.losses import TERMS
 
 
 class ScriptedSource:

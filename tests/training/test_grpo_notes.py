@@ -2,8 +2,8 @@
 
 import pytest
 
-from lockstep.config.checks import grpo_notes
 from lockstep.config.run import Config
+from lockstep.training.announcement import grpo_notes
 
 
 @pytest.mark.parametrize(

@@ -155,11 +155,3 @@ def _check_log(config: Config) -> None:
     given = [key for key in ("project", "group", "tags") if getattr(log, key)]
     if given and not (log.wandb or log.trackio or log.mlflow):
         raise ValueError(f"log.{given[0]}: no tracker takes it; add --log.wandb, --log.trackio or --log.mlflow")
-
-
-def grpo_notes(config: Config, limit: int | None) -> list[str]:
-    """What to know of GRPO's episodes, which count for one iteration, where the environment lets them last longer."""
-    if config.algorithm != "grpo" or (limit is not None and limit <= config.num_steps):
-        return []
-    longest = "has no time limit" if limit is None else f"lets them last {limit}"
-    return [f"grpo: episodes count for num_steps ({config.num_steps}) at most; the environment {longest}"]

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import numpy as np
 
-from lockstep.core.machine import peak_resident
 from lockstep.jax_engine.distributed.mesh import device_line
 from lockstep.jax_engine.distributed.placement import fetch_rows
 from lockstep.jax_engine.program.calls import Pending
 from lockstep.jax_engine.program.iterations import Iteration
 from lockstep.jax_engine.program.program import Program
-
-MIB = 2**20
+from lockstep.jax_engine.setup.memory import MIB, memory_in_use
 
 WRONG = 0.1
 """Gradients that are this far off the mean over devices weren't only made smaller."""
@@ -139,23 +136,3 @@ def device_metrics(program: Program, iteration: Iteration, call: Pending) -> lis
         rate = each * program.config.num_steps / iteration.seconds if iteration.seconds else 0.0
         out.append(DeviceMetrics(iteration.number + 1, str(device), each, rate, memory[device], mean))
     return out
-
-
-def memory_in_use(devices: list[Any]) -> dict[Any, int]:
-    """Bytes in use on each device."""
-    stats = {device: (device.memory_stats() or {}).get("bytes_in_use") for device in devices}
-    if None not in stats.values():
-        return {device: int(used or 0) for device, used in stats.items()}
-    out = dict.fromkeys(devices, 0)
-    for array in jax.live_arrays():
-        for shard in array.addressable_shards:
-            if shard.device in out:
-                out[shard.device] += shard.data.nbytes
-    return out
-
-
-def peak_memory() -> dict[str, list[float]]:
-    """Most memory, in MiB, that this process has held so far: of the host (its workers apart), of its accelerators."""
-    stats = [device.memory_stats() or {} for device in jax.local_devices() if device.platform != "cpu"]
-    most = max((int(each.get("peak_bytes_in_use", 0)) for each in stats), default=0)
-    return {"peak_memory_mb": [peak_resident()], "peak_gpu_memory_mb": [most / MIB]}

@@ -1,53 +1,43 @@
-"""What a run says before it trains: its set-up in one line, and what leaves the promise."""
+"""What a run of this engine says before it trains."""
 
 from __future__ import annotations
 
-from lockstep.config.checks import grpo_notes
 from lockstep.config.run import RunOptions
-from lockstep.core.fingerprint import sha256_of
 from lockstep.jax_engine.distributed.mesh import device_line
-from lockstep.jax_engine.session import Session, check_ranks_in_sync
-from lockstep.jax_engine.state import POLICY
+from lockstep.jax_engine.session import Session
+from lockstep.training import announcement
+from lockstep.training.announcement import counted
 
 
-def announcement(session: Session) -> str:
-    """One line that confirms the set-up: devices, shards, environments, parameters in sync."""
-    config, mesh = session.config, session.program.mesh
-    check_ranks_in_sync(session, "at the start")
-    digest = sha256_of({k: v for k, v in session.arrays().items() if k.startswith(POLICY)})[:8]
-    shards, rows = session.program.blocks.shards, session.program.blocks.rows
-    where = "in the program" if session.program.env is not None else "on the host"
-    return (
-        f"{config.env.id} · jax · {device_line(mesh)} × {shards} shard{'s' if shards > 1 else ''} × {rows} "
-        f"environment{'s' if rows > 1 else ''} ({where}) · {config.reduction} · parameters in sync ({digest})"
-    )
+def start_lines(session: Session, options: RunOptions) -> list[str]:
+    """Confirms the set-up in one line, and lists what leaves the promise; a collective."""
+    limit = session.description.max_episode_steps
+    return [
+        announcement.announcement(session, _set_up(session)),
+        *announcement.notes(session.config, options, limit, "devices", _own_notes(session)),
+    ]
 
 
-def notes(session: Session, options: RunOptions) -> list[str]:
-    """What the user should know before training starts: what leaves the promise."""
-    config, out, mesh = session.config, [], session.program.mesh
+def _set_up(session: Session) -> list[str]:
+    program = session.program
+    shards, environments = counted(program.blocks.shards, "shard"), counted(program.blocks.rows, "environment")
+    where = "in the program" if program.env is not None else "on the host"
+    return ["jax", f"{device_line(program.mesh)} × {shards} × {environments} ({where})", session.config.reduction]
+
+
+def _own_notes(session: Session) -> list[str]:
+    config, program, out = session.config, session.program, []
     alone = session.topology.world_size == 1 and not config.fsdp
-    if config.reduction == "fast":
-        out.append("reduction fast: repeatable at this number of devices; others agree up to summation order only")
-    out += grpo_notes(config, session.description.max_episode_steps)
-    if session.program.layout.axes:
-        cut = sum(axis is not None for axis in session.program.layout.axes.values())
-        out.append(
-            f"fsdp: {cut} of {len(session.program.layout.axes)} parameters are cut over {mesh.shape['fsdp']} devices"
-        )
+    if program.layout.axes:
+        cut = sum(axis is not None for axis in program.layout.axes.values())
+        devices = program.mesh.shape["fsdp"]
+        out.append(f"fsdp: {cut} of {len(program.layout.axes)} parameters are cut over {devices} devices")
     elif config.fsdp:
         out.append("fsdp: training goes on with a single device, which has nobody to share its parameters with")
-    if config.sync_period > 1:
-        out.append(
-            f"sync_period {config.sync_period}: devices train apart between synchronisations; the agent depends on "
-            "their number"
-        )
-    reason = session.program.apart
-    if reason is not None and mesh.size > 1 and config.collectives == "auto" and config.device == "cpu" and alone:
-        out.append(f"collectives go through XLA, which is slower, and not through memory: {reason}")
-    unclear = getattr(session.program.env, "limit_note", None)
+    many = program.mesh.size > 1 and config.collectives == "auto" and config.device == "cpu"
+    if program.apart is not None and many and alone:
+        out.append(f"collectives go through XLA, which is slower, and not through memory: {program.apart}")
+    unclear = getattr(program.env, "limit_note", None)
     if unclear is not None:
         out.append(unclear)
-    if options.max_hours is not None:
-        out.append("max-hours: where the run ends depends on the speed of this machine")
     return out

@@ -9,24 +9,13 @@ from jax import Array
 from jax import numpy as jnp
 
 from lockstep.config.run import Config
-from lockstep.jax_engine.losses import LossSettings, loss_and_terms
+from lockstep.jax_engine.losses import loss_and_terms
 from lockstep.jax_engine.nets import distributions, nets
 from lockstep.jax_engine.nets.nets import Parameters, PolicyNet
 from lockstep.jax_engine.nets.parameters import Named
+from lockstep.training.losses import LossSettings, loss_settings
 
 CHUNK_ROWS = 256
-
-
-def loss_settings(config: Config, count: int | Array = 1) -> LossSettings:
-    """The loss's coefficients; ``count`` samples of the global minibatch."""
-    return LossSettings(
-        clip_range=config.ppo.clip_range,
-        value_clip_range=config.ppo.value_clip_range,
-        entropy_coef=config.ppo.entropy_coef,
-        value_coef=config.ppo.value_coef,
-        count=count,
-        kl_coef=config.grpo.kl_coef if config.algorithm == "grpo" else 0.0,
-    )
 
 
 def minibatch_loss(

@@ -2,30 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from jax import Array, lax
 from jax import numpy as jnp
 
-TERMS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
-REFERENCE_KL = "reference_kl"
-
-
-@dataclass(frozen=True)
-class LossSettings:
-    """Coefficients of the loss; ``count`` is the number of valid samples of the global minibatch (it may be traced)."""
-
-    clip_range: float
-    value_clip_range: float | None
-    entropy_coef: float
-    value_coef: float
-    count: int | Array
-    kl_coef: float = 0.0
-
-    @property
-    def terms(self) -> tuple[str, ...]:
-        """Names of the loss terms, in order."""
-        return (*TERMS, REFERENCE_KL) if self.kl_coef else TERMS
+from lockstep.training.losses import LossSettings
 
 
 def value_loss(values: Array, old_values: Array, returns: Array, clip_range: float | None) -> Array:

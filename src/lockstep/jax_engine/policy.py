@@ -13,8 +13,7 @@ from lockstep.config.run import Config
 from lockstep.core.spaces import layouts_from_json
 from lockstep.jax_engine.nets import distributions, nets
 from lockstep.jax_engine.nets.make_net import make_net
-
-POLICY = "policy/"
+from lockstep.runs.checkpoint import POLICY
 
 
 class PolicyFunction:

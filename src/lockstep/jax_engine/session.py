@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -11,13 +11,11 @@ import numpy as np
 
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.episodes import RecentEpisodes
-from lockstep.core.process import fail_now
 from lockstep.core.shards import ShardPlan
 from lockstep.core.topology import Topology
 from lockstep.envs.describe import describe
 from lockstep.envs.description import EnvDescription
 from lockstep.envs.host_envs import HostEnvs
-from lockstep.envs.registry import make_envs
 from lockstep.jax_engine.distributed.fingerprints import Copies, check_copies
 from lockstep.jax_engine.distributed.mesh import cut_axis, fsdp_sharding, make_mesh
 from lockstep.jax_engine.distributed.placement import connect, num_local_devices
@@ -29,9 +27,8 @@ from lockstep.jax_engine.nets.parameters import ParameterLayout
 from lockstep.jax_engine.program.device_run import DeviceRun
 from lockstep.jax_engine.program.inference import Inference
 from lockstep.jax_engine.program.program import Program
-from lockstep.jax_engine.setup.set_up import check_pool, lean_pool, pool_devices, roomy_pool
+from lockstep.jax_engine.setup.set_up import check_pool, lean_pool, machine_facts, pool_devices, roomy_pool
 from lockstep.jax_engine.state import (
-    POLICY,
     TrainState,
     check_networks,
     init_state,
@@ -41,8 +38,9 @@ from lockstep.jax_engine.state import (
     state_arrays,
 )
 from lockstep.policies.policy import Policy
-from lockstep.runs.checkpoint import Checkpoint, find_checkpoint, pack, to_files
-from lockstep.runs.directory import CHECKPOINTS, find_run
+from lockstep.runs.checkpoint import Checkpoint, pack, to_files
+from lockstep.training.reference_policy import reference_arrays
+from lockstep.training.session import checkpoint_facts, load_facts, make_eval_envs, policy_of
 
 
 @dataclass
@@ -91,36 +89,48 @@ class Session:
         return "loop" if self.program.blocks.loops else "batched"
 
     def eval_envs(self) -> HostEnvs:
-        """The environments of evaluations, made at the first one: an equal number for each local shard."""
+        """Returns the environments of evaluations, made at the first one: an equal number for each local shard."""
         if self._eval_envs is None:
-            config, each = self.config, eval_episodes_per_shard(self.config)
-            ids = [e for shard in self.plan.shards for e in range(shard * each, (shard + 1) * each)]
-            self._eval_envs = make_envs(
-                config.env,
-                self.description,
-                config.seed,
-                ids,
-                fail_now,
-                "eval",
-                device=config.device,
-                shard_size=each,
-            )
+            self._eval_envs = make_eval_envs(self.config, self.description, self.plan)
         return self._eval_envs
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Every array of the training state by name; with FSDP a collective."""
+        """Returns every array of the training state by name; with FSDP a collective."""
         return state_arrays(self.state, self.program.layout)
+
+    def check_in_sync(self, when: str, copies: Copies | None = None) -> None:
+        """Compares every array of the training state over all devices, each device's own copy.
+
+        Args:
+            when: what is said of it.
+            copies: of the state of that time, if it has been taken over since.
+
+        Raises:
+            DesyncError: in every process, naming the tensor, the devices and ``when``.
+        """
+        check_copies(copies or device_copies(self), when)
+
+    def checkpoint_files(self, wall_time: float, score: float | None) -> dict[str, bytes]:
+        """Returns the files of a checkpoint; a collective that gathers the environments of all processes."""
+        shards = {shard: pack(arrays) for shard, arrays in sorted(self.run.env_arrays().items())}
+        return to_files(self.arrays(), shards, checkpoint_facts(self, self, wall_time, score))
+
+    def facts(self) -> dict[str, Any]:
+        """Returns what ``summary.json`` says of engine, devices and machine."""
+        return {
+            "engine": "jax",
+            "world_size": self.program.mesh.size,
+            "processes": self.topology.world_size,
+            "collectives": self.program.transport,
+            "shards_on_a_rank": self.mode,
+            **machine_facts(),
+        }
 
     def close(self) -> None:
         """Let the environments go."""
         self.run.close()
         if self._eval_envs is not None:
             self._eval_envs.close()
-
-
-def eval_episodes_per_shard(config: Config) -> int:
-    """Episodes of an evaluation that fall to one shard; rounded up so that every shard has as many."""
-    return -(-config.eval.episodes // config.shards)
 
 
 def parameter_layout(config: Config, net: PolicyNet, mesh: Any) -> ParameterLayout:
@@ -221,17 +231,8 @@ def reference_parameters(config: Config, net: PolicyNet, layout: ParameterLayout
     Raises:
         ValueError: there is no such run, or its networks have other shapes; one line.
     """
-    if config.algorithm != "grpo" or not config.grpo.kl_coef:
-        return None
-    if config.grpo.reference is None:
-        return layout.of_arrays(initial_parameters(config, net))
-    path, which = find_run(config.grpo.reference, "runs")
-    found = find_checkpoint(path / CHECKPOINTS, which).arrays
-    arrays = {name: found[POLICY + name] for name in layout.shapes if POLICY + name in found}
-    for name, shape in layout.shapes.items():
-        if name not in arrays or arrays[name].shape != shape:
-            raise ValueError(f"grpo.reference: {config.grpo.reference} has no parameter {name} of shape {shape}")
-    return layout.of_arrays(arrays)
+    arrays = reference_arrays(config, layout.shapes, lambda: initial_parameters(config, net))
+    return None if arrays is None else layout.of_arrays(arrays)
 
 
 def current_policy(session: Session) -> Policy:
@@ -239,8 +240,8 @@ def current_policy(session: Session) -> Policy:
 
     With FSDP a collective: every process calls it.
     """
-    facts = {"environment": asdict(session.description), "global_step": session.global_step}
-    return Policy(session.config, Checkpoint(policy_arrays(session.state, session.program.layout), {}, facts))
+    arrays = policy_arrays(session.state, session.program.layout)
+    return policy_of(session.config, session.description, arrays, session.global_step)
 
 
 def device_copies(session: Session, keep: bool = False) -> Copies:
@@ -248,46 +249,9 @@ def device_copies(session: Session, keep: bool = False) -> Copies:
     return Copies.of(session.state, session.program.layout, keep)
 
 
-def check_ranks_in_sync(session: Session, when: str, copies: Copies | None = None) -> None:
-    """Compare every array of the training state over all devices, each device's own copy.
-
-    Args:
-        session: whose.
-        when: what is said of it.
-        copies: of the state of that time, if it has been taken over since.
-
-    Raises:
-        DesyncError: in every process, naming the tensor, the devices and ``when``.
-    """
-    check_copies(copies or device_copies(session), when)
-
-
-def checkpoint_files(session: Session, wall_time: float, score: float | None) -> dict[str, bytes]:
-    """The files of a checkpoint; environments of all processes are gathered."""
-    shards = {shard: pack(arrays) for shard, arrays in sorted(session.run.env_arrays().items())}
-    facts = {
-        "iteration": session.iteration,
-        "global_step": session.global_step,
-        "optimizer_steps": session.optimizer_steps,
-        "learning_rate": session.learning_rate,
-        "recent_episodes": session.recent.to_json(),
-        "wall_time": wall_time,
-        "score": score,
-        "restarted_environments": session.restarted_before + session.restarted,
-        "environment": asdict(session.description),
-    }
-    return to_files(session.arrays(), shards, facts)
-
-
 def resume(session: Session, state: TrainState, checkpoint: Checkpoint) -> None:
     """Restore state and environments; ``session.restarted`` names environments that began a new episode instead."""
-    facts = checkpoint.state
-    session.iteration, session.global_step = int(facts["iteration"]), int(facts["global_step"])
-    session.optimizer_steps = int(facts["optimizer_steps"])
-    session.learning_rate = float(facts["learning_rate"])
-    session.recent = RecentEpisodes.from_json(facts["recent_episodes"])
-    session.wall_time_before = float(facts.get("wall_time", 0.0))
-    session.restarted_before = list(facts.get("restarted_environments", []))
+    load_facts(session, session, checkpoint.state)
     state = load_state_arrays(state, checkpoint.arrays, session.program.layout)
     state = state._replace(learning_rate=np.float32(session.learning_rate))  # type: ignore[arg-type]
     session.restarted = session.run.restore(state, checkpoint.env_shards, session.iteration)

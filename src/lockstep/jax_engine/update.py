@@ -11,7 +11,7 @@ from jax import numpy as jnp
 
 from lockstep.config.run import Config
 from lockstep.jax_engine.distributed.reductions import sum_devices
-from lockstep.jax_engine.gradients import gradient_parts, loss_settings, part_gradient
+from lockstep.jax_engine.gradients import gradient_parts, part_gradient
 from lockstep.jax_engine.minibatches import MinibatchStatistics
 from lockstep.jax_engine.nets.nets import PolicyNet
 from lockstep.jax_engine.nets.parameters import ParameterLayout
@@ -19,10 +19,9 @@ from lockstep.jax_engine.program.blocks import Blocks
 from lockstep.jax_engine.program.keys import keyed
 from lockstep.jax_engine.program.words import Words
 from lockstep.jax_engine.state import TrainState, adam
+from lockstep.training.limits import CLIP_EPSILON, KL_STOP_FACTOR, LEARNING_RATE_FACTOR, LEARNING_RATE_LIMITS
+from lockstep.training.losses import loss_settings
 
-KL_STOP_FACTOR = 1.5
-LEARNING_RATE_LIMITS = (1e-5, 1e-2)
-CLIP_EPSILON = 1e-6
 NOTHING_FAILED = -1
 
 
@@ -66,8 +65,8 @@ class Learner(NamedTuple):
 def adapted_learning_rate(learning_rate: Array, kl: Array, desired_kl: float) -> Array:
     """Down by 1.5 above twice the desired KL, up by 1.5 below half of it (rsl_rl; Schwarke et al. 2025)."""
     low, high = LEARNING_RATE_LIMITS
-    down = jnp.maximum(low, learning_rate / 1.5)
-    up = jnp.minimum(high, learning_rate * 1.5)
+    down = jnp.maximum(low, learning_rate / LEARNING_RATE_FACTOR)
+    up = jnp.minimum(high, learning_rate * LEARNING_RATE_FACTOR)
     small = (kl > 0.0) & (kl < 0.5 * desired_kl)
     return jnp.where(kl > 2.0 * desired_kl, down, jnp.where(small, up, learning_rate))
 

@@ -22,6 +22,8 @@ from safetensors.numpy import save as save_safetensors
 
 MANIFEST = "manifest.json"
 GROUPS = ("policy", "optimizer", "normalizers")
+POLICY = "policy/"
+"""Begins the names of parameters; what follows is the name that the network gives them."""
 REQUIRED = (*(f"{group}.safetensors" for group in GROUPS), "state.json")
 FORMAT = 1
 _NAME = re.compile(r"step_(\d+)$")

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from lockstep.config.run import Config
 from lockstep.torch_engine.distributed.communicator import Communicator
-from lockstep.torch_engine.losses import LossSettings, loss_and_terms
+from lockstep.torch_engine.losses import loss_and_terms
 from lockstep.torch_engine.nets import distributions, nets
 from lockstep.torch_engine.nets.compiled import LossFunction, compiled
 from lockstep.torch_engine.nets.nets import Parameters, PolicyNet
 from lockstep.torch_engine.plain.policy import PlainPolicy
 from lockstep.torch_engine.setup.self_check import Mode, by_shard
 from lockstep.torch_engine.state import TrainState, optimizer_options, release_parameters
+from lockstep.training.losses import LossSettings, loss_settings
 
 if TYPE_CHECKING:
     from lockstep.torch_engine.distributed.sharded import ShardedParameters
@@ -31,14 +32,6 @@ GradientSource = Callable[[Columns, int], Tensor]
 ``[P + T]`` combined."""
 
 DROPOUT_SEED = "dropout_seed"
-
-
-def loss_settings(config: Config) -> LossSettings:
-    """The loss's coefficients, with the count of a global minibatch whose samples are all valid."""
-    ppo = config.ppo
-    count = config.steps_per_iteration // ppo.num_minibatches
-    kl_coef = config.grpo.kl_coef if config.algorithm == "grpo" else 0.0
-    return LossSettings(ppo.clip_range, ppo.value_clip_range, ppo.entropy_coef, ppo.value_coef, count, kl_coef)
 
 
 def minibatch_loss(

@@ -2,30 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-TERMS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
-REFERENCE_KL = "reference_kl"
-
-
-@dataclass(frozen=True)
-class LossSettings:
-    """Coefficients of the loss; ``count`` is the number of valid samples of the global minibatch."""
-
-    clip_range: float
-    value_clip_range: float | None
-    entropy_coef: float
-    value_coef: float
-    count: int
-    kl_coef: float = 0.0
-
-    @property
-    def terms(self) -> tuple[str, ...]:
-        """Names of the loss terms, in order."""
-        return (*TERMS, REFERENCE_KL) if self.kl_coef else TERMS
+from lockstep.training.losses import LossSettings
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_range: float | None) -> Tensor:

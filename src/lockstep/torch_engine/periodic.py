@@ -17,18 +17,13 @@ from lockstep.config.run import Config
 from lockstep.core.shards import ShardPlan
 from lockstep.torch_engine.batch import Batch
 from lockstep.torch_engine.distributed.communicator import Communicator
-from lockstep.torch_engine.gradients import GradientSource, loss_settings
+from lockstep.torch_engine.gradients import GradientSource
 from lockstep.torch_engine.minibatches import MinibatchStatistics, epoch_minibatches
 from lockstep.torch_engine.plain.adam import MOMENTS
 from lockstep.torch_engine.state import TrainState, moments_of
-from lockstep.torch_engine.update import (
-    KL_STOP_FACTOR,
-    UpdateResult,
-    adapted_learning_rate,
-    clip_and_step,
-    non_finite,
-    scheduled_learning_rate,
-)
+from lockstep.torch_engine.update import UpdateResult, adapted_learning_rate, clip_and_step
+from lockstep.training.limits import KL_STOP_FACTOR, non_finite, scheduled_learning_rate
+from lockstep.training.losses import loss_settings
 
 
 @dataclass
@@ -90,7 +85,7 @@ def update_periodically(
         NonFiniteError: on every rank at the same synchronisation.
     """
     ppo, names = config.ppo, loss_settings(config).terms
-    state.learning_rate = scheduled_learning_rate(state, config)
+    state.learning_rate = scheduled_learning_rate(config, state.global_step, state.learning_rate)
     result, total = UpdateResult(terms=np.zeros(len(names))), ppo.num_epochs * ppo.num_minibatches
     fresh = torch.zeros(len(names))
     period, done = _Period(fresh), 0
@@ -120,7 +115,7 @@ def take(
     """Add a period of all ranks to the result, and decide what is to be decided; on every rank the same."""
     ppo, terms = config.ppo, together.terms.double().cpu().numpy()
     if together.broken or not np.isfinite(terms).all():
-        raise non_finite(state, names, terms, where)
+        raise non_finite(state.iteration + 1, where, names, terms)
     result.terms += terms
     result.evaluated += together.steps
     result.steps += together.steps

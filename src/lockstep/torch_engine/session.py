@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 
 from lockstep.config.run import Config
+from lockstep.core.episodes import RecentEpisodes
 from lockstep.core.fingerprint import compare_ranks, fingerprints
 from lockstep.core.process import fail_now
 from lockstep.core.shards import ShardPlan
@@ -21,8 +23,7 @@ from lockstep.envs.restore.replay import ReplayLog
 from lockstep.envs.restore.snapshot import load_shards, save_shards
 from lockstep.envs.tensor import check_tensor_options
 from lockstep.policies.policy import Policy
-from lockstep.runs.checkpoint import Checkpoint, find_checkpoint, pack, to_files, unpack
-from lockstep.runs.directory import CHECKPOINTS, find_run
+from lockstep.runs.checkpoint import Checkpoint, pack, to_files
 from lockstep.torch_engine.distributed.communicator import (
     Communicator,
     check_ranks_alike,
@@ -40,22 +41,21 @@ from lockstep.torch_engine.gradients import (
 )
 from lockstep.torch_engine.rollout import Actor, Rollout, action_noise, collect, collect_random
 from lockstep.torch_engine.setup.choose_mode import choose_mode
-from lockstep.torch_engine.setup.devices import set_up_torch
+from lockstep.torch_engine.setup.devices import machine_facts, set_up_torch
 from lockstep.torch_engine.setup.self_check import Mode
 from lockstep.torch_engine.state import (
-    POLICY,
     FlatParameters,
     TrainState,
     carried,
-    counters,
     init_state,
     initial_parameters,
-    load_counters,
     load_state_arrays,
     policy_arrays,
     state_arrays,
 )
 from lockstep.torch_engine.statistics import initial_statistics
+from lockstep.training.reference_policy import reference_arrays
+from lockstep.training.session import checkpoint_facts, gather_shards, load_facts, make_eval_envs, policy_of
 
 
 @dataclass
@@ -89,15 +89,58 @@ class Session:
     wall_time_before: float = 0.0
     _eval_envs: HostEnvs | None = None
 
+    @property
+    def iteration(self) -> int:
+        """Iterations done."""
+        return self.state.iteration
+
+    @property
+    def global_step(self) -> int:
+        """Environment steps done."""
+        return self.state.global_step
+
+    @property
+    def recent(self) -> RecentEpisodes:
+        """The last hundred episodes."""
+        return self.state.recent
+
     def eval_envs(self) -> HostEnvs:
-        """The environments of evaluations, made at the first one: an equal number for each local shard."""
+        """Returns the environments of evaluations, made at the first one: an equal number for each local shard."""
         if self._eval_envs is None:
-            each = eval_episodes_per_shard(self.config)
-            ids = [e for shard in self.plan.shards for e in range(shard * each, (shard + 1) * each)]
-            config = self.config
-            where = {"device": config.device, "shard_size": each}
-            self._eval_envs = make_envs(config.env, self.description, config.seed, ids, fail_now, "eval", **where)
+            self._eval_envs = make_eval_envs(self.config, self.description, self.plan)
         return self._eval_envs
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Returns every array of the training state by name; with FSDP a collective."""
+        return state_arrays(self.state)
+
+    def check_in_sync(self, when: str) -> None:
+        """Compares every array across ranks by fingerprint, in one small collective.
+
+        Raises:
+            DesyncError: on every rank, naming the tensor, the ranks and ``when``.
+        """
+        arrays = self.arrays()
+        rows = self.communicator.gather_ranks(torch.from_numpy(fingerprints(arrays).copy()))
+        compare_ranks(list(arrays), rows.numpy(), when)
+
+    def checkpoint_files(self, wall_time: float, score: float | None) -> dict[str, bytes]:
+        """Returns the files of a checkpoint; a collective that gathers the environments of all ranks."""
+        state = self.state
+        local = save_shards(self.envs, self.replay, state.counter, carried(state), self.plan)
+        shards = gather_shards(local, self.communicator.gather_bytes)
+        facts = checkpoint_facts(self, state, wall_time, score)
+        return to_files(self.arrays(), {s: pack(a) for s, a in sorted(shards.items())}, facts)
+
+    def facts(self) -> dict[str, Any]:
+        """Returns what ``summary.json`` says of engine, ranks and machine."""
+        return {
+            "engine": "torch",
+            "world_size": self.topology.world_size,
+            "collectives": self.communicator.transport,
+            "shards_on_a_rank": self.mode,
+            **machine_facts(self.state.parameters.flat.device),
+        }
 
     def collect(self) -> None:
         """Fill the rollout with this iteration's steps."""
@@ -116,11 +159,6 @@ class Session:
         if self._eval_envs is not None:
             self._eval_envs.close()
         self.communicator.close()
-
-
-def eval_episodes_per_shard(config: Config) -> int:
-    """Episodes of an evaluation that fall to one shard; rounded up so that every shard has as many."""
-    return -(-config.eval.episodes // config.shards)
 
 
 def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | None) -> Session:
@@ -192,25 +230,16 @@ def gradient_source(state: TrainState, config: Config, communicator: Communicato
 
 
 def set_reference(state: TrainState, config: Config) -> None:
-    """GRPO's reference policy: that of a run, or the initial one.
+    """Gives the state GRPO's reference policy, if the config has a use for one.
 
     Raises:
         ValueError: there is no such run, or its networks have other shapes; one line.
     """
-    if config.algorithm != "grpo" or not config.grpo.kl_coef:
-        return
-    reference = FlatParameters(state.net.shapes(), state.parameters.flat.device)
-    if config.grpo.reference is None:
-        arrays = initial_parameters(config, state.net)
-    else:
-        path, which = find_run(config.grpo.reference, "runs")
-        found = find_checkpoint(path / CHECKPOINTS, which).arrays
-        arrays = {name: found[POLICY + name] for name in reference.shapes if POLICY + name in found}
-        for name, shape in reference.shapes.items():
-            if name not in arrays or arrays[name].shape != shape:
-                raise ValueError(f"grpo.reference: {config.grpo.reference} has no parameter {name} of shape {shape}")
-    reference.load(reference.flat, arrays)
-    state.reference = reference
+    shapes = state.net.shapes()
+    arrays = reference_arrays(config, shapes, lambda: initial_parameters(config, state.net))
+    if arrays is not None:
+        state.reference = FlatParameters(shapes, state.parameters.flat.device)
+        state.reference.load(state.reference.flat, arrays)
 
 
 def begin(session: Session) -> None:
@@ -230,47 +259,15 @@ def current_policy(session: Session) -> Policy:
 
     With FSDP only while the whole parameters are gathered.
     """
-    facts = {"environment": asdict(session.description), "global_step": session.state.global_step}
-    return Policy(session.config, Checkpoint(policy_arrays(session.state), {}, facts))
-
-
-def check_ranks_in_sync(session: Session, when: str) -> None:
-    """Compare every array of the training state across ranks by fingerprint, in one small collective.
-
-    Raises:
-        DesyncError: on every rank, naming the tensor, the ranks and ``when``.
-    """
-    arrays = state_arrays(session.state)
-    rows = session.communicator.gather_ranks(torch.from_numpy(fingerprints(arrays).copy()))
-    compare_ranks(list(arrays), rows.numpy(), when)
-
-
-def checkpoint_files(session: Session, wall_time: float, score: float | None) -> dict[str, bytes]:
-    """The files of a checkpoint; environments of all ranks are gathered."""
     state = session.state
-    shards = save_shards(session.envs, session.replay, state.counter, carried(state), session.plan)
-    merged = {f"{shard}/{name}": array for shard, arrays in shards.items() for name, array in arrays.items()}
-    gathered: dict[int, dict[str, np.ndarray]] = {}
-    for content in session.communicator.gather_bytes(pack(merged)):
-        for key, array in unpack(content).items():
-            shard, _, name = key.partition("/")
-            gathered.setdefault(int(shard), {})[name] = array
-    facts = counters(state) | {
-        "wall_time": wall_time,
-        "score": score,
-        "restarted_environments": session.restarted_before + session.restarted,
-        "environment": asdict(session.description),
-    }
-    return to_files(state_arrays(state), {s: pack(a) for s, a in sorted(gathered.items())}, facts)
+    return policy_of(session.config, session.description, policy_arrays(state), state.global_step)
 
 
 def resume(session: Session, checkpoint: Checkpoint) -> None:
     """Restore state and environments; ``session.restarted`` names environments that began a new episode instead."""
     state = session.state
     load_state_arrays(state, checkpoint.arrays)
-    load_counters(state, checkpoint.state)
-    session.wall_time_before = float(checkpoint.state.get("wall_time", 0.0))
-    session.restarted_before = list(checkpoint.state.get("restarted_environments", []))
+    load_facts(session, state, checkpoint.state)
     if session.config.algorithm == "grpo":
         session.envs.reset()  # every iteration begins with episodes of its own: there are none to go on with
         return

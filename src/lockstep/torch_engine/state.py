@@ -306,23 +306,3 @@ def _load_vectors(state: TrainState, arrays: dict[str, np.ndarray], step: float)
     for piece in sharded.slices:
         state.optimizer.state[piece]["step"].fill_(step)
     release_parameters(state)
-
-
-def counters(state: TrainState) -> dict[str, Any]:
-    """The counters that ``state.json`` holds."""
-    return {
-        "iteration": state.iteration,
-        "global_step": state.global_step,
-        "optimizer_steps": state.optimizer_steps,
-        "learning_rate": state.learning_rate,
-        "recent_episodes": state.recent.to_json(),
-    }
-
-
-def load_counters(state: TrainState, values: dict[str, Any]) -> None:
-    """The reverse of :func:`counters`."""
-    state.iteration = int(values["iteration"])
-    state.global_step = int(values["global_step"])
-    state.optimizer_steps = int(values["optimizer_steps"])
-    state.learning_rate = float(values["learning_rate"])
-    state.recent = RecentEpisodes.from_json(values["recent_episodes"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,17 +10,21 @@ import torch
 from torch import Tensor
 
 from lockstep.config.run import Config
-from lockstep.core.errors import NonFiniteError
 from lockstep.core.shards import ShardPlan
 from lockstep.torch_engine.batch import Batch
-from lockstep.torch_engine.gradients import GradientSource, loss_settings
-from lockstep.torch_engine.losses import REFERENCE_KL
+from lockstep.torch_engine.gradients import GradientSource
 from lockstep.torch_engine.minibatches import MinibatchStatistics, epoch_minibatches
 from lockstep.torch_engine.state import TrainState
-
-KL_STOP_FACTOR = 1.5
-LEARNING_RATE_LIMITS = (1e-5, 1e-2)
-CLIP_EPSILON = 1e-6
+from lockstep.training.limits import (
+    CLIP_EPSILON,
+    KL_STOP_FACTOR,
+    LEARNING_RATE_FACTOR,
+    LEARNING_RATE_LIMITS,
+    non_finite,
+    scheduled_learning_rate,
+)
+from lockstep.training.losses import loss_settings
+from lockstep.training.metrics import Record, update_metrics
 
 
 @dataclass
@@ -41,36 +44,26 @@ class UpdateResult:
     steps: int = 0
     stopped_by_kl: bool = False
 
-    def metrics(self, config: Config, learning_rate: float) -> dict[str, float | int]:
-        """Means over the minibatches."""
-        steps = max(1, self.steps)
-        settings = loss_settings(config)
-        means = dict(zip(settings.terms, (self.terms / max(1, self.evaluated)).tolist(), strict=True))
-        total = means["policy_loss"] + settings.value_coef * means["value_loss"]
-        total += settings.kl_coef * means.get(REFERENCE_KL, 0.0) - settings.entropy_coef * means["entropy"]
-        out: dict[str, float | int] = {"train/loss": total}
-        out |= {f"train/{name}": value for name, value in means.items()}
-        out["train/grad_norm"] = self.grad_norm / steps
-        out["train/learning_rate"] = learning_rate
-        out["train/optimizer_steps"] = self.steps
-        out["train/stopped_by_kl"] = int(self.stopped_by_kl)
-        return out
-
-
-def scheduled_learning_rate(state: TrainState, config: Config) -> float:
-    """The learning rate of this iteration, from global steps done."""
-    if config.ppo.schedule == "linear":
-        return config.ppo.learning_rate * max(0.0, 1.0 - state.global_step / config.total_steps)
-    return state.learning_rate
+    def metrics(self, config: Config, learning_rate: float) -> Record:
+        """Returns ``train/…`` of the metrics record, means over the minibatches."""
+        return update_metrics(
+            loss_settings(config),
+            self.terms.tolist(),
+            self.evaluated,
+            self.grad_norm,
+            self.steps,
+            self.stopped_by_kl,
+            learning_rate,
+        )
 
 
 def adapted_learning_rate(learning_rate: float, kl: float, desired_kl: float) -> float:
     """Down by 1.5 above twice the desired KL, up by 1.5 below half of it (rsl_rl; Schwarke et al. 2025)."""
     low, high = LEARNING_RATE_LIMITS
     if kl > 2.0 * desired_kl:
-        return max(low, learning_rate / 1.5)
+        return max(low, learning_rate / LEARNING_RATE_FACTOR)
     if 0.0 < kl < 0.5 * desired_kl:
-        return min(high, learning_rate * 1.5)
+        return min(high, learning_rate * LEARNING_RATE_FACTOR)
     return learning_rate
 
 
@@ -109,15 +102,6 @@ def clip_and_step(
     return norm
 
 
-def non_finite(state: TrainState, names: Sequence[str], terms: np.ndarray, where: str) -> NonFiniteError:
-    """The error of a loss or gradient that is not finite, with the loss terms that show it."""
-    named = ", ".join(f"{name} {value:.4g}" for name, value in zip(names, terms, strict=True))
-    return NonFiniteError(
-        f"non-finite loss or gradient in iteration {state.iteration + 1}, {where} ({named}); a smaller "
-        "ppo.learning_rate or normalize.observations may help"
-    )
-
-
 def update(
     state: TrainState,
     batch: Batch,
@@ -142,7 +126,7 @@ def update(
         NonFiniteError: on every rank at the same step, before the optimiser has seen it.
     """
     ppo, names = config.ppo, loss_settings(config).terms
-    state.learning_rate = scheduled_learning_rate(state, config)
+    state.learning_rate = scheduled_learning_rate(config, state.global_step, state.learning_rate)
     result = UpdateResult(terms=np.zeros(len(names)))
     for epoch in range(ppo.num_epochs):
         for number, columns in enumerate(epoch_minibatches(state, batch, indices, statistics, epoch, config, plan)):
@@ -151,7 +135,8 @@ def update(
             # with FSDP a rank sees a part of the gradient only; its norm is everyone's
             norm = norm_of(gradient) if state.sharded is None else float(state.sharded.norm)
             if not (math.isfinite(norm) and np.isfinite(terms).all()):
-                raise non_finite(state, names, terms, f"epoch {epoch + 1}, minibatch {number + 1}")
+                where = f"epoch {epoch + 1}, minibatch {number + 1}"
+                raise non_finite(state.iteration + 1, where, names, terms)
             result.terms += terms
             result.evaluated += 1
             kl = float(terms[names.index("approx_kl")])

@@ -1,14 +1,39 @@
-"""Stopping a run from outside: the first SIGTERM or Ctrl-C asks for an end at the next iteration boundary."""
+"""When a run ends: stop codes, limits of a session, and signals that ask for an end at the next iteration."""
 
 from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
+from typing import Any
+
+from lockstep.config.run import Config, RunOptions
 
 from lockstep.core.process import STOP_SIGNALS
+
+RUNNING, TIME_LIMIT, STEP_LIMIT, FINISHED = 0, 1, -1, -2
+"""Stop codes; ranks agree on the highest that any of them asks for. A signal's is ``128 + n``."""
+STATUS = {FINISHED: "finished", STEP_LIMIT: "stopped at step", TIME_LIMIT: "stopped at time limit"}
+SIGNALLED = 128
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """How a training run ended.
+
+    Attributes:
+        status: ``finished``, ``stopped at step``, ``stopped at time limit`` or ``stopped by signal N``.
+        signal: the signal that stopped it, or None.
+        summary: what ``summary.json`` holds.
+    """
+
+    status: str
+    signal: int | None
+    summary: dict[str, Any]
 
 
 class StopRequest:
@@ -21,7 +46,7 @@ class StopRequest:
         self.signal: int | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """The signal handler."""
+        """Notes the signal: this is its handler."""
         if number == signal.SIGINT and self.signal == signal.SIGINT:
             raise KeyboardInterrupt
         self.signal = number
@@ -29,7 +54,7 @@ class StopRequest:
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """Turn SIGTERM and SIGINT into a request for as long as the block runs (in the main thread; else never)."""
+    """Turns SIGTERM and SIGINT into a request for as long as the block runs (in the main thread; else never)."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request
@@ -40,3 +65,32 @@ def stop_requests() -> Iterator[StopRequest]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def stop_code(request: StopRequest, options: RunOptions, started: float) -> int:
+    """Returns the code that this rank asks for: of a signal, of the time limit, or ``RUNNING``.
+
+    Args:
+        request: signals received.
+        options: limits of this session.
+        started: when the session began, by the monotonic clock.
+    """
+    if request.signal is not None:
+        return SIGNALLED + request.signal
+    limit = options.max_hours
+    return TIME_LIMIT if limit is not None and time.monotonic() - started > 3600 * limit else RUNNING
+
+
+def reached(config: Config, options: RunOptions, iteration: int, global_step: int) -> int:
+    """Returns the code of the limit in steps that these counters reach, or ``RUNNING``; the same on all ranks."""
+    if iteration >= config.num_iterations:
+        return FINISHED
+    stop_at = options.stop_at_step
+    return STEP_LIMIT if stop_at is not None and global_step >= stop_at else RUNNING
+
+
+def status_of(stop: int) -> tuple[str, int | None]:
+    """Returns a stop code in words, and the signal that it stands for."""
+    if stop > SIGNALLED:
+        return f"stopped by signal {stop - SIGNALLED}", stop - SIGNALLED
+    return STATUS[stop], None

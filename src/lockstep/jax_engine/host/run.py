@@ -30,7 +30,7 @@ from lockstep.jax_engine.program.iterations import Finished, Inputs, Iteration, 
 from lockstep.jax_engine.program.program import Program
 from lockstep.jax_engine.rollout import Rollout
 from lockstep.jax_engine.state import TrainState, place_state, state_specs
-from lockstep.runs.checkpoint import pack, unpack
+from lockstep.training.session import gather_shards
 
 EPISODES_PER_ITERATION = 1 << 20
 """More than an environment can finish in one iteration: the key of an iteration's first episode is a multiple."""
@@ -250,16 +250,10 @@ class HostRun:
     def env_arrays(self) -> dict[int, dict[str, np.ndarray]]:
         """What a checkpoint holds of environments, by shard; with several processes a collective."""
         self._take_carried()
-        merged: dict[str, np.ndarray] = {}
+        local: dict[int, dict[str, np.ndarray]] = {}
         for envs, replay, counter, group, part in self._per_group():
-            shards = save_shards(envs, replay, counter, self._carries(part), _GroupPlan(group, self.plan))  # type: ignore
-            merged |= {f"{shard}/{name}": x for shard, arrays in shards.items() for name, x in arrays.items()}
-        out: dict[int, dict[str, np.ndarray]] = {}
-        for content in gather_bytes(pack(merged)):
-            for key, array in unpack(content).items():
-                shard, _, name = key.partition("/")
-                out.setdefault(int(shard), {})[name] = array
-        return out
+            local |= save_shards(envs, replay, counter, self._carries(part), _GroupPlan(group, self.plan))  # type: ignore
+        return gather_shards(local, gather_bytes)
 
     def restore(self, state: TrainState, shards: Mapping[int, Mapping[str, np.ndarray]], iteration: int) -> list[int]:
         """Go on from a checkpoint; returns environments (of all processes) that couldn't be restored exactly."""

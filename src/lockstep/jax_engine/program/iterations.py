@@ -12,9 +12,9 @@ from jax import Array
 
 from lockstep.config.run import Config
 from lockstep.core.episodes import WINDOW
-from lockstep.core.errors import NonFiniteError
-from lockstep.jax_engine.gradients import loss_settings
-from lockstep.jax_engine.losses import REFERENCE_KL
+from lockstep.training.limits import non_finite, scheduled_learning_rate
+from lockstep.training.losses import loss_settings
+from lockstep.training.metrics import Record, update_metrics
 
 
 class Inputs(NamedTuple):
@@ -94,44 +94,25 @@ def finished(returns: np.ndarray, marks: np.ndarray) -> list[Finished]:
 
 
 def learning_rates(config: Config, first: int, count: int) -> np.ndarray:
-    """Of ``count`` iterations, by the schedule over global steps; with ``adaptive`` the first one's, unused."""
-    ppo, steps = config.ppo, config.steps_per_iteration
-    if ppo.schedule != "linear":
-        return np.full(count, ppo.learning_rate, np.float32)
-    done = (first + np.arange(count)) * steps / config.total_steps
-    return (ppo.learning_rate * np.maximum(0.0, 1.0 - done)).astype(np.float32)
+    """Returns those of ``count`` iterations, float32; with the adaptive schedule the first one's, unused."""
+    done = [(first + n) * config.steps_per_iteration for n in range(count)]
+    return np.array([scheduled_learning_rate(config, steps, config.ppo.learning_rate) for steps in done], np.float32)
 
 
-def numbers_of(iteration: Iteration, config: Config) -> dict[str, float | int | None]:
-    """``train/…`` of the metrics record: means over minibatches.
+def numbers_of(iteration: Iteration, config: Config) -> Record:
+    """Returns ``train/…`` of the metrics record: means over minibatches.
 
     Raises:
         NonFiniteError: a loss or gradient was not finite; nothing was applied from there on.
     """
     found, settings = iteration.numbers, loss_settings(config)
     if found["failed"] >= 0:
-        raise _non_finite(iteration, config)
-    steps, evaluated = max(1, found["steps"]), max(1, found["evaluated"])
-    means = {name: total / evaluated for name, total in zip(settings.terms, found["terms"], strict=True)}
-    total = means["policy_loss"] + settings.value_coef * means["value_loss"]
-    total += settings.kl_coef * means.get(REFERENCE_KL, 0.0) - settings.entropy_coef * means["entropy"]
-    out: dict[str, float | int | None] = {"train/loss": total}
-    out |= {f"train/{name}": value for name, value in means.items()}
-    out["train/grad_norm"] = found["grad_norm"] / steps
-    out["train/learning_rate"] = found["learning_rate"]
-    out["train/optimizer_steps"] = found["steps"]
-    out["train/stopped_by_kl"] = int(found["stopped_by_kl"])
+        epoch, minibatch = divmod(int(found["failed"]), config.ppo.num_minibatches)
+        where = f"epoch {epoch + 1}, minibatch {minibatch + 1}"
+        raise non_finite(iteration.number + 1, where, settings.terms, found["failed_terms"])
+    totals = ("terms", "evaluated", "grad_norm", "steps", "stopped_by_kl", "learning_rate")
+    out = update_metrics(settings, **{name: found[name] for name in totals})
     if "explained_variance" in found:
         explained = found["explained_variance"]
         out["train/explained_variance"] = None if math.isnan(explained) else explained
     return out | {name: value for name, value in found.items() if name.startswith("reward/")}
-
-
-def _non_finite(iteration: Iteration, config: Config) -> NonFiniteError:
-    found, names = iteration.numbers, loss_settings(config).terms
-    epoch, minibatch = divmod(int(found["failed"]), config.ppo.num_minibatches)
-    named = ", ".join(f"{name} {value:.4g}" for name, value in zip(names, found["failed_terms"], strict=True))
-    return NonFiniteError(
-        f"non-finite loss or gradient in iteration {iteration.number + 1}, epoch {epoch + 1}, minibatch "
-        f"{minibatch + 1} ({named}); a smaller ppo.learning_rate or normalize.observations may help"
-    )

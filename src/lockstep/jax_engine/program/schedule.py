@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lockstep.config.run import Config
+from lockstep.training.schedule import comes_due
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,11 @@ class Schedule:
         every = [config.eval.interval, config.checkpoint.interval, 1 if self.traced else 0]
         if self.processes > 1:  # they compare their copies by collectives of their own
             every.append(config.proof.interval)
-        return iteration >= self.last or any(n and iteration % n == 0 for n in every)
+        return iteration >= self.last or any(comes_due(interval, iteration) for interval in every)
 
     def compares(self, iteration: int) -> bool:
         """Whether the devices' copies of the state after this iteration are to be compared."""
-        interval = self.config.proof.interval if self.devices > 1 else 0
-        return interval > 0 and iteration % interval == 0
+        return self.devices > 1 and comes_due(self.config.proof.interval, iteration)
 
     def ends(self, iteration: int) -> bool:
         """Whether a call of the program ends after this iteration at the latest."""

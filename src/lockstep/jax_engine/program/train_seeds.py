@@ -14,7 +14,7 @@ from lockstep.config.run import Config, RunOptions
 from lockstep.core.errors import NonFiniteError
 from lockstep.core.shards import ShardPlan
 from lockstep.core.topology import Topology
-from lockstep.jax_engine.announcement import announcement, notes
+from lockstep.jax_engine.announcement import start_lines
 from lockstep.jax_engine.distributed.placement import num_local_devices
 from lockstep.jax_engine.program.device_run import DeviceRun
 from lockstep.jax_engine.program.inference import Inference
@@ -23,10 +23,11 @@ from lockstep.jax_engine.program.program import Program
 from lockstep.jax_engine.program.seeds import OneOfSeeds, SeedsRun
 from lockstep.jax_engine.session import Session, first_state, open_program
 from lockstep.jax_engine.state import check_networks
-from lockstep.jax_engine.train import RUNNING, Trainer, TrainResult
+from lockstep.jax_engine.train import Trainer
 from lockstep.runs.curves import METRIC, MISSING_PLOT, Curve, can_plot, interquartile_mean, write_curves
 from lockstep.runs.directory import RunDirectory, open_seed
-from lockstep.training.stop import StopRequest
+from lockstep.training.recorder import Recorder
+from lockstep.training.stop import RUNNING, StopRequest, TrainResult
 
 EXACT = "num_seeds: seeds take turns in the program, and each seed's agent has the bytes of its own single run"
 BATCHED = "num_seeds: seeds are computed together, and each agrees with its own single run up to rounding"
@@ -99,7 +100,7 @@ class SeedsTrainer:
                     trainer.prove(last=due and not lead.pending)
             if due:
                 for trainer in self.trainers:
-                    trainer.save_checkpoint()
+                    trainer.recorder.save_checkpoint()
                 if stop != RUNNING:
                     return stop
 
@@ -111,15 +112,15 @@ class SeedsTrainer:
                 records.append(trainer.record(iteration))
             except NonFiniteError as error:
                 raise NonFiniteError(f"seed {trainer.config.seed}: {error}") from error
-            trainer.log(records[-1])
+            trainer.recorder.log(records[-1])
         self.progress.update(together(records))
 
     def finish(self, stop: int) -> TrainResult:
         """Last checkpoints, every seed's ``summary.json``, curves, and the run's own ``summary.json``."""
         seconds = time.monotonic() - self.started
-        results = [trainer.finish(stop) for trainer in self.trainers]
+        results = [trainer.recorder.finish(stop) for trainer in self.trainers]
         path = self.directory.path
-        names = {trainer.config.seed: trainer.run.path for trainer in self.trainers}
+        names = {trainer.config.seed: trainer.recorder.run.path for trainer in self.trainers}
         curve = write_curves(path, f"{self.run.config.env.id}, {len(names)} seeds", names)
         if not can_plot():
             self.progress.message(MISSING_PLOT)
@@ -131,7 +132,7 @@ class SeedsTrainer:
         """``summary.json`` of the run: of all seeds together, and the numbers of each."""
         first, own = summaries[0], ("seed", "final_return", "episodes", "params_sha256", "state_sha256")
         listed = [
-            {name: summary[name] for name in own} | {"directory": trainer.run.path.name}
+            {name: summary[name] for name in own} | {"directory": trainer.recorder.run.path.name}
             for summary, trainer in zip(summaries, self.trainers, strict=True)
         ]
         final = [ends[-1].item() if curve.iterations else None for ends in (curve.iqm, curve.low, curve.high)]
@@ -150,8 +151,8 @@ class SeedsTrainer:
         """Close what is open, whatever happened."""
         self.progress.close()
         for trainer in self.trainers:
-            trainer.close()
-            trainer.run.unlock()
+            trainer.recorder.close()
+            trainer.recorder.run.unlock()
 
 
 def together(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -172,15 +173,17 @@ def train_seeds(
     Arguments and errors are those of :func:`lockstep.jax_engine.train.train`; a loss that isn't finite ends all.
     """
     seeds, sessions = open_sessions(config, topology, options)
-    trainers = [Trainer(each, open_seed(run, each.config), options, request, started) for each in sessions]
+    recorders = [Recorder(each, open_seed(run, each.config), started) for each in sessions]
+    trainers = [Trainer(*each, options, request) for each in zip(sessions, recorders, strict=True)]
     trainer = SeedsTrainer(seeds, trainers, run, started)
     try:
         first, last = seeds.seeds[0], seeds.seeds[-1]
-        trainer.progress.message(f"seeds {first} … {last} in one program; of seed {first}: {announcement(sessions[0])}")
-        for note in [EXACT if config.reduction == "exact" else BATCHED, *notes(sessions[0], options)]:
+        line, *notes = start_lines(sessions[0], options)
+        trainer.progress.message(f"seeds {first} … {last} in one program; of seed {first}: {line}")
+        for note in [EXACT if config.reduction == "exact" else BATCHED, *notes]:
             trainer.progress.message(note)
-        for each in trainers:
-            each.trackers.text("config", f"```json\n{each.config.model_dump_json(indent=2)}\n```")
+        for recorder in recorders:
+            recorder.begin([])
         return trainer.finish(trainer.loop())
     finally:
         jax.block_until_ready(seeds.state)

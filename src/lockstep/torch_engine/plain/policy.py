@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from lockstep.torch_engine.losses import LossSettings
 from lockstep.torch_engine.nets.nets import PolicyNet
+from lockstep.training.losses import LossSettings
 
 Layers = list[tuple[np.ndarray, np.ndarray]]
 

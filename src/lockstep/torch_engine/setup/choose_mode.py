@@ -9,11 +9,12 @@ from lockstep.config.run import Config
 from lockstep.core.shards import ShardPlan, keyed_generator
 from lockstep.torch_engine.batch import evaluate, to_shards, unroll
 from lockstep.torch_engine.distributed.communicator import Communicator
-from lockstep.torch_engine.gradients import loss_settings, shard_gradients
+from lockstep.torch_engine.gradients import shard_gradients
 from lockstep.torch_engine.nets import nets
 from lockstep.torch_engine.rollout import random_actions
 from lockstep.torch_engine.setup.self_check import Mode, shard_invariant
 from lockstep.torch_engine.state import TrainState
+from lockstep.training.losses import loss_settings
 
 SELF_CHECK_DRAWS = 3
 

@@ -1,0 +1,62 @@
+"""What a run says before it trains: its set-up in one line, and what leaves the promise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lockstep.config.run import Config, RunOptions
+from lockstep.core.fingerprint import sha256_of
+from lockstep.runs.checkpoint import POLICY
+from lockstep.training.recorder import TrainingSession
+
+
+def counted(number: int, noun: str) -> str:
+    """Writes ``1 shard``, ``2 shards``."""
+    return f"{number} {noun}{'s' if number > 1 else ''}"
+
+
+def announcement(session: TrainingSession, set_up: Sequence[str]) -> str:
+    """Writes one line that confirms the set-up, once parameters have been seen to be in sync; a collective.
+
+    Args:
+        session: about to train.
+        set_up: the engine's part of the line: its name, devices, shards and environments, reduction.
+
+    Raises:
+        DesyncError: ranks hold different bytes; on all ranks.
+    """
+    session.check_in_sync("at the start")
+    digest = sha256_of({k: v for k, v in session.arrays().items() if k.startswith(POLICY)})[:8]
+    return " · ".join([session.config.env.id, *set_up, f"parameters in sync ({digest})"])
+
+
+def notes(config: Config, options: RunOptions, limit: int | None, unit: str, own: Sequence[str]) -> list[str]:
+    """Lists what the user should know before training starts: what leaves the promise.
+
+    Args:
+        config: resolved.
+        options: limits of this session.
+        limit: longest episode of the environment, None: it has no limit.
+        unit: what the run is spread over: ``ranks`` or ``devices``.
+        own: the engine's own lines.
+    """
+    out = []
+    if config.reduction == "fast":
+        out.append(f"reduction fast: repeatable at this number of {unit}; others agree up to summation order only")
+    out += [*grpo_notes(config, limit), *own]
+    if config.sync_period > 1:
+        out.append(
+            f"sync_period {config.sync_period}: {unit} train apart between synchronisations; the agent depends on "
+            "their number"
+        )
+    if options.max_hours is not None:
+        out.append("max-hours: where the run ends depends on the speed of this machine")
+    return out
+
+
+def grpo_notes(config: Config, limit: int | None) -> list[str]:
+    """Says that GRPO's episodes count for one iteration, where the environment lets them last longer."""
+    if config.algorithm != "grpo" or (limit is not None and limit <= config.num_steps):
+        return []
+    longest = "has no time limit" if limit is None else f"lets them last {limit}"
+    return [f"grpo: episodes count for num_steps ({config.num_steps}) at most; the environment {longest}"]

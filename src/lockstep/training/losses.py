@@ -1,0 +1,51 @@
+"""Coefficients and terms of the losses of PPO and GRPO; each engine has the mathematics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # the engines' mathematics stands on this module, and on no config
+    from lockstep.config.run import Config
+
+TERMS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
+REFERENCE_KL = "reference_kl"
+
+
+@dataclass(frozen=True)
+class LossSettings:
+    """Coefficients of the loss.
+
+    Attributes:
+        clip_range: of the probability ratio.
+        value_clip_range: of values around those before the update; None: none.
+        entropy_coef: weight of the entropy.
+        value_coef: weight of the value loss.
+        count: valid samples of the global minibatch, by which sums are divided: an int, or a scalar that is traced.
+        kl_coef: weight of the divergence from GRPO's reference policy.
+    """
+
+    clip_range: float
+    value_clip_range: float | None
+    entropy_coef: float
+    value_coef: float
+    count: Any
+    kl_coef: float = 0.0
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """Names of the loss terms, in order."""
+        return (*TERMS, REFERENCE_KL) if self.kl_coef else TERMS
+
+
+def loss_settings(config: Config, count: Any = None) -> LossSettings:
+    """Reads the coefficients from a config; ``count`` is by default that of a minibatch whose samples are all valid."""
+    ppo = config.ppo
+    return LossSettings(
+        clip_range=ppo.clip_range,
+        value_clip_range=ppo.value_clip_range,
+        entropy_coef=ppo.entropy_coef,
+        value_coef=ppo.value_coef,
+        count=config.steps_per_iteration // ppo.num_minibatches if count is None else count,
+        kl_coef=config.grpo.kl_coef if config.algorithm == "grpo" else 0.0,
+    )

@@ -1,0 +1,49 @@
+"""The metrics record of an iteration, as far as both engines compute it alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lockstep.core.episodes import RecentEpisodes
+from lockstep.training.losses import REFERENCE_KL, LossSettings
+
+Record = dict[str, float | int | None]
+"""A metrics record: name to number, in a fixed order; None where nothing is known this time."""
+
+
+def episode_metrics(iteration: int, global_step: int, recent: RecentEpisodes) -> Record:
+    """Begins a record with the counters after an iteration, and ``rollout/…`` of the last episodes."""
+    return {"iteration": iteration, "global_step": global_step, **recent.metrics()}
+
+
+def update_metrics(
+    settings: LossSettings,
+    terms: Sequence[float],
+    evaluated: int,
+    grad_norm: float,
+    steps: int,
+    stopped_by_kl: bool,
+    learning_rate: float,
+) -> Record:
+    """Computes ``train/…`` of an iteration, from numbers that are the same on every rank.
+
+    Args:
+        settings: coefficients and names of the terms.
+        terms: sums of the loss terms over the minibatches that were evaluated.
+        evaluated: number of those minibatches.
+        grad_norm: sum of gradient norms over optimiser steps.
+        steps: number of those steps.
+        stopped_by_kl: whether the KL stop ended the update.
+        learning_rate: after it.
+    """
+    means = {name: total / max(1, evaluated) for name, total in zip(settings.terms, terms, strict=True)}
+    loss = means["policy_loss"] + settings.value_coef * means["value_loss"]
+    loss += settings.kl_coef * means.get(REFERENCE_KL, 0.0) - settings.entropy_coef * means["entropy"]
+    return {
+        "train/loss": loss,
+        **{f"train/{name}": value for name, value in means.items()},
+        "train/grad_norm": grad_norm / max(1, steps),
+        "train/learning_rate": learning_rate,
+        "train/optimizer_steps": steps,
+        "train/stopped_by_kl": int(stopped_by_kl),
+    }

@@ -1,0 +1,237 @@
+"""Writing down what a run does: metrics, fingerprints, checkpoints, videos, progress and the summary."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import numpy as np
+
+from lockstep import __version__
+from lockstep.config.run import Config
+from lockstep.core.episodes import SUCCESS_RATE, RecentEpisodes
+from lockstep.core.errors import RunError
+from lockstep.core.fingerprint import array_digest, sha256_of
+from lockstep.policies.evaluation import summarize
+from lockstep.policies.policy import Policy
+from lockstep.policies.videos import EvaluationVideos
+from lockstep.runs.checkpoint import POLICY, Checkpoint
+from lockstep.runs.directory import RunDirectory
+from lockstep.training.metrics import Record
+from lockstep.training.schedule import comes_due, evaluation_due
+from lockstep.training.stop import TrainResult, status_of
+
+
+class TrainingSession(Protocol):
+    """What is asked of an engine's session while its training is recorded; the same on every rank.
+
+    Attributes:
+        config: resolved.
+        iteration: iterations done; ``global_step`` environment steps.
+        recent: the last hundred episodes.
+        restarted: environments that this resume couldn't restore exactly; ``restarted_before`` those of earlier ones.
+        wall_time_before: seconds of training in earlier sessions.
+    """
+
+    config: Config
+    restarted: list[int]
+    restarted_before: list[int]
+    wall_time_before: float
+
+    @property
+    def iteration(self) -> int: ...  # noqa: D102
+    @property
+    def global_step(self) -> int: ...  # noqa: D102
+    @property
+    def recent(self) -> RecentEpisodes: ...  # noqa: D102
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Returns every array of the training state by name; it may be a collective."""
+        ...
+
+    def check_in_sync(self, when: str) -> None:
+        """Compares the arrays across ranks; a collective that raises ``DesyncError`` on all of them."""
+        ...
+
+    def checkpoint_files(self, wall_time: float, score: float | None) -> dict[str, bytes]:
+        """Returns the files of a checkpoint; a collective."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """Returns what ``summary.json`` says of engine, devices and machine."""
+        ...
+
+
+class Recorder:
+    """Writes one run's directory, as one rank sees it: where this rank isn't the writer, nothing but collectives.
+
+    Args:
+        session: that is recorded.
+        run: its directory.
+        started: when the session began, by the monotonic clock.
+        checkpoint: from which it goes on, or None.
+
+    Attributes:
+        score: by which the best checkpoint is kept: of the last evaluation, or without any of the last episodes.
+        saved_iteration: of the last checkpoint of this session.
+        timing: ``timing.jsonl``, or None.
+        fingerprints: ``fingerprints.jsonl``, or None.
+    """
+
+    def __init__(
+        self, session: TrainingSession, run: RunDirectory, started: float, checkpoint: Checkpoint | None = None
+    ) -> None:
+        config = session.config
+        self.session = session
+        self.config = config
+        self.run = run
+        self.started = started
+        self.is_new = checkpoint is None
+        self.steps_before = session.global_step
+        self.score: float | None = None if checkpoint is None else checkpoint.state.get("score")
+        self.saved_iteration: int | None = None
+        self.trackers = run.open_trackers(config)
+        self.fingerprints = run.open_fingerprints() if config.proof.trace else None
+        self.checkpoints = run.open_checkpoints(config.checkpoint)
+        self.progress = run.open_progress(config.total_steps)
+        self.timing = run.open_timing() if config.log.timing else None
+        self.videos = EvaluationVideos(run, self.trackers, config.eval.record_video)
+
+    def begin(self, lines: Iterable[str]) -> None:
+        """Shows lines and the trackers' places, warns of environments that began anew, keeps a new run's config."""
+        for line in [*lines, *self.trackers.places()]:
+            self.progress.message(line)
+        restarted = self.session.restarted
+        if restarted:
+            self.run.warn(f"environments {restarted} couldn't be restored exactly and began a new episode")
+        if self.is_new:
+            self.trackers.text("config", f"```json\n{self.config.model_dump_json(indent=2)}\n```")
+
+    def log(self, record: Record) -> None:
+        """Hands a record to trackers and progress.
+
+        Raises:
+            RunError: the run's own record can't be written; one line.
+        """
+        if not self.config.eval.interval:
+            self.score = record["rollout/episode_return_mean"]
+        try:
+            self.trackers.log(record)
+        except OSError as error:
+            raise RunError(f"{error.filename} can't be written: {error.strerror or error}") from error
+        self.progress.update(record)
+
+    def evaluation_due(self) -> bool:
+        """Tells whether the policy is to be evaluated now."""
+        return evaluation_due(self.config, self.session.iteration)
+
+    def evaluated(self, episodes: np.ndarray, policy: Callable[[], Policy]) -> Record:
+        """Takes an evaluation in: as the score, as a video if one is wanted, and as ``eval/…`` of the record.
+
+        Args:
+            episodes: see :func:`lockstep.policies.evaluation.run_episodes`.
+            policy: returns what was evaluated; called where a video is recorded.
+        """
+        summary = summarize(episodes)
+        self.videos.record(policy, self.session.global_step)
+        self.score = summary["return_mean"]
+        return {f"eval/{name}": value for name, value in summary.items()}
+
+    def trace(self) -> None:
+        """Writes the fingerprints of all arrays, if they are traced."""
+        if self.fingerprints is not None:
+            digests = {name: array_digest(array).hex() for name, array in self.session.arrays().items()}
+            self.fingerprints.log({"iteration": self.session.iteration, **digests})
+
+    def save_checkpoint(self, force: bool = False) -> None:
+        """Saves a checkpoint, once, if one is due or forced; it is written in the background."""
+        iteration = self.session.iteration
+        if self.saved_iteration == iteration:
+            return
+        if not (force or comes_due(self.config.checkpoint.interval, iteration)):
+            return
+        files = self.session.checkpoint_files(self.wall_time(), self.score)
+        self.checkpoints.save(self.session.global_step, files, self.score)
+        self.saved_iteration = iteration
+
+    def wall_time(self) -> float:
+        """Returns the seconds of training so far, earlier sessions included."""
+        return self.session.wall_time_before + time.monotonic() - self.started
+
+    def summarize(self, status: str) -> dict[str, Any]:
+        """Returns ``summary.json``."""
+        session, config = self.session, self.config
+        arrays, episodes = session.arrays(), session.recent.metrics()
+        seconds = time.monotonic() - self.started
+        return {
+            "status": status,
+            "environment": config.env.id,
+            "seed": config.seed,
+            "iteration": session.iteration,
+            "global_step": session.global_step,
+            "final_return": episodes["rollout/episode_return_mean"],
+            **({"final_success_rate": episodes[SUCCESS_RATE]} if SUCCESS_RATE in episodes else {}),
+            "episodes": session.recent.total,
+            "params_sha256": sha256_of({k: v for k, v in arrays.items() if k.startswith(POLICY)}),
+            "state_sha256": sha256_of(arrays),
+            "wall_time": self.wall_time(),
+            "steps_per_second": (session.global_step - self.steps_before) / seconds,
+            "num_shards": config.shards,
+            "reduction": config.reduction,
+            "restarted_environments": session.restarted_before + session.restarted,
+            "lockstep": __version__,
+            **session.facts(),
+        }
+
+    def finish(self, stop: int) -> TrainResult:
+        """Compares the ranks for the last time, waits for the last checkpoint and writes ``summary.json``.
+
+        Args:
+            stop: the code with which the loop ended, see :mod:`lockstep.training.stop`.
+        """
+        self.session.check_in_sync("at the end")
+        self.save_checkpoint(force=True)
+        self.checkpoints.wait()
+        status, signal = status_of(stop)
+        summary = self.summarize(status)
+        self.run.write_summary(summary)
+        return TrainResult(status, signal, summary)
+
+    def close(self) -> None:
+        """Closes what is open, whatever happened; never raises what would hide the run's own failure."""
+        self.progress.close()
+        with contextlib.suppress(Exception):  # a checkpoint under way is finished even if the run failed
+            self.checkpoints.wait()
+        for writer in (self.trackers, self.fingerprints, self.timing):
+            if writer is not None:
+                with contextlib.suppress(OSError):  # every line was written when it was logged
+                    writer.close()
+
+
+def record_training(
+    session: TrainingSession,
+    run: RunDirectory,
+    started: float,
+    checkpoint: Checkpoint | None,
+    lines: Iterable[str],
+    loop: Callable[[Recorder], int],
+) -> TrainResult:
+    """Trains and writes down what happens, from the first line that is shown to the summary.
+
+    Args:
+        session: begun or restored.
+        run: its directory, from which is removed what lies after the session's beginning.
+        started: when the session began, by the monotonic clock.
+        checkpoint: from which it goes on, or None.
+        lines: shown first.
+        loop: trains until the end, a limit or a signal, and returns the stop code.
+    """
+    run.cut_after(session.iteration, session.global_step, session.config.log)
+    recorder = Recorder(session, run, started, checkpoint)
+    try:
+        recorder.begin(lines)
+        return recorder.finish(loop(recorder))
+    finally:
+        recorder.close()

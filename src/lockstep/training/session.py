@@ -1,0 +1,128 @@
+"""What the sessions of both engines do on the host: counters, evaluation environments, resuming, a policy to play."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Protocol
+
+import numpy as np
+
+from lockstep.config.run import Config
+from lockstep.core.episodes import RecentEpisodes
+from lockstep.core.process import fail_now
+from lockstep.core.shards import ShardPlan
+from lockstep.envs.description import EnvDescription
+from lockstep.envs.host_envs import HostEnvs
+from lockstep.envs.registry import make_envs
+from lockstep.policies.policy import Policy
+from lockstep.runs.checkpoint import Checkpoint, pack, unpack
+
+
+class Counted(Protocol):
+    """Holds the counters of a run.
+
+    Attributes:
+        iteration: iterations done; ``global_step`` environment steps, ``optimizer_steps`` optimiser steps.
+        learning_rate: of the last optimiser step.
+        recent: the last hundred episodes.
+    """
+
+    iteration: int
+    global_step: int
+    optimizer_steps: int
+    learning_rate: float
+    recent: RecentEpisodes
+
+
+class Resumable(Protocol):
+    """Holds what a session knows of itself and of those that it goes on from.
+
+    Attributes:
+        description: the environment's spaces.
+        restarted: environments that this resume couldn't restore exactly; ``restarted_before`` those of earlier ones.
+        wall_time_before: seconds of training in earlier sessions.
+    """
+
+    description: EnvDescription
+    restarted: list[int]
+    restarted_before: list[int]
+    wall_time_before: float
+
+
+def counters(counted: Counted) -> dict[str, Any]:
+    """Returns the counters as ``state.json`` holds them."""
+    return {
+        "iteration": counted.iteration,
+        "global_step": counted.global_step,
+        "optimizer_steps": counted.optimizer_steps,
+        "learning_rate": counted.learning_rate,
+        "recent_episodes": counted.recent.to_json(),
+    }
+
+
+def load_counters(counted: Counted, values: Mapping[str, Any]) -> None:
+    """Sets the counters to those of a ``state.json``: the reverse of :func:`counters`."""
+    counted.iteration = int(values["iteration"])
+    counted.global_step = int(values["global_step"])
+    counted.optimizer_steps = int(values["optimizer_steps"])
+    counted.learning_rate = float(values["learning_rate"])
+    counted.recent = RecentEpisodes.from_json(values["recent_episodes"])
+
+
+def checkpoint_facts(session: Resumable, counted: Counted, wall_time: float, score: float | None) -> dict[str, Any]:
+    """Returns what a checkpoint's ``state.json`` holds.
+
+    Args:
+        session: that is saved.
+        counted: its counters.
+        wall_time: seconds of training so far, earlier sessions included.
+        score: by which the best checkpoint is kept.
+    """
+    return counters(counted) | {
+        "wall_time": wall_time,
+        "score": score,
+        "restarted_environments": session.restarted_before + session.restarted,
+        "environment": asdict(session.description),
+    }
+
+
+def load_facts(session: Resumable, counted: Counted, facts: Mapping[str, Any]) -> None:
+    """Sets counters and history to those of a checkpoint: the reverse of :func:`checkpoint_facts`."""
+    load_counters(counted, facts)
+    session.wall_time_before = float(facts.get("wall_time", 0.0))
+    session.restarted_before = list(facts.get("restarted_environments", []))
+
+
+def gather_shards(
+    local: Mapping[int, Mapping[str, np.ndarray]], gather_bytes: Callable[[bytes], Sequence[bytes]]
+) -> dict[int, dict[str, np.ndarray]]:
+    """Gathers the arrays of every rank's shards; a collective.
+
+    Args:
+        local: arrays by name, by shard.
+        gather_bytes: from this rank's bytes to those of all ranks.
+    """
+    merged = {f"{shard}/{name}": array for shard, arrays in local.items() for name, array in arrays.items()}
+    gathered: dict[int, dict[str, np.ndarray]] = {}
+    for content in gather_bytes(pack(merged)):
+        for key, array in unpack(content).items():
+            shard, _, name = key.partition("/")
+            gathered.setdefault(int(shard), {})[name] = array
+    return gathered
+
+
+def make_eval_envs(config: Config, description: EnvDescription, plan: ShardPlan) -> HostEnvs:
+    """Makes the environments of evaluations: for each local shard as many, so that all batches have one shape.
+
+    The episodes asked for are rounded up to a multiple of the shards.
+    """
+    each = -(-config.eval.episodes // config.shards)
+    ids = [env_id for shard in plan.shards for env_id in range(shard * each, (shard + 1) * each)]
+    where = {"device": config.device, "shard_size": each}
+    return make_envs(config.env, description, config.seed, ids, fail_now, "eval", **where)
+
+
+def policy_of(config: Config, description: EnvDescription, arrays: dict[str, np.ndarray], global_step: int) -> Policy:
+    """Makes a policy of parameters and normalisers by name, as ``load_policy`` would of a checkpoint."""
+    return Policy(config, Checkpoint(arrays, {}, {"environment": asdict(description), "global_step": global_step}))
