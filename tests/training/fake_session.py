@@ -1,0 +1,52 @@
+"""A session without an engine, as far as the recorder asks for one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from lockstep.config.run import Config
+from lockstep.core.episodes import RecentEpisodes
+from lockstep.core.errors import DesyncError
+from lockstep.runs.checkpoint import to_files
+
+
+class FakeSession:
+    """Trains nothing; ``calls`` are the collectives in order, ``desync`` makes the comparison fail."""
+
+    def __init__(self, **config: Any) -> None:
+        values: dict[str, Any] = {"env": {"id": "lockstep/CartPole-v1"}, "num_envs": 8, "num_steps": 16}
+        values |= {"num_shards": 4, "total_steps": 1280, "eval": {"interval": 0}, "log": {"tensorboard": False}}
+        self.config = Config.model_validate(values | config)
+        self.iteration, self.global_step = 0, 0
+        self.recent = RecentEpisodes()
+        self.restarted: list[int] = []
+        self.restarted_before: list[int] = []
+        self.wall_time_before = 0.0
+        self.weights = np.zeros(3, np.float32)
+        self.calls: list[str] = []
+        self.desync = False
+
+    def advance(self, returns: float = 1.0) -> dict[str, Any]:
+        """One iteration with one episode; its record."""
+        self.iteration, self.global_step = self.iteration + 1, self.global_step + 128
+        self.weights = self.weights + 1
+        self.recent.extend_newest([(returns, 5, 0)], 1)
+        return {"iteration": self.iteration, "global_step": self.global_step, **self.recent.metrics()}
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        self.calls.append("arrays")
+        return {"policy/w": self.weights, "optimizer/step": np.float32([self.iteration])}
+
+    def check_in_sync(self, when: str) -> None:
+        self.calls.append(when)
+        if self.desync:
+            raise DesyncError(f"ranks are out of sync {when}")
+
+    def checkpoint_files(self, wall_time: float, score: float | None) -> dict[str, bytes]:
+        self.calls.append("files")
+        return to_files(self.arrays(), {}, {"score": score, "wall_time": wall_time, "iteration": self.iteration})
+
+    def facts(self) -> dict[str, Any]:
+        return {"engine": "none", "world_size": 1}

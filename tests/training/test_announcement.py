@@ -1,0 +1,53 @@
+"""What a run says before it trains."""
+
+import pytest
+from fake_session import FakeSession
+
+from lockstep.config.run import Config, RunOptions
+from lockstep.core.errors import DesyncError
+from lockstep.core.fingerprint import sha256_of
+from lockstep.training.announcement import announcement, counted, grpo_notes, notes
+
+
+def test_the_line_names_the_set_up_and_the_parameters_that_all_ranks_hold():
+    session = FakeSession()
+    digest = sha256_of({"policy/w": session.weights})[:8]
+    set_up = ["torch", f"{counted(2, 'rank')} × {counted(1, 'shard')}"]
+    expected = f"lockstep/CartPole-v1 · torch · 2 ranks × 1 shard · parameters in sync ({digest})"
+    assert announcement(session, set_up) == expected
+    session.weights = session.weights + 1
+    assert announcement(session, set_up) != expected
+    assert session.calls[0] == "at the start"
+
+
+def test_ranks_that_differ_are_never_announced():
+    session = FakeSession()
+    session.desync = True
+    with pytest.raises(DesyncError, match="at the start"):
+        announcement(session, [])
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "said"),
+    [
+        ({}, {}, []),
+        ({"reduction": "fast"}, {}, ["reduction fast: repeatable at this number of ranks"]),
+        ({"reduction": "fast", "sync_period": 4}, {}, ["reduction fast", "own", "sync_period 4: ranks train apart"]),
+        ({}, {"max_hours": 2.0}, ["own", "max-hours: where the run ends depends"]),
+    ],
+)
+def test_what_leaves_the_promise_is_said_and_nothing_else(config, options, said):
+    found = notes(Config.model_validate(config), RunOptions(**options), None, "ranks", ["own"] if "own" in said else [])
+    assert len(found) == len(said)
+    assert all(line.startswith(start) for line, start in zip(found, said, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "limit", "said"),
+    [("grpo", 500, "lets them last 500"), ("grpo", None, "has no time limit"), ("grpo", 64, None), ("ppo", 500, None)],
+)
+def test_episodes_that_may_last_longer_than_an_iteration_are_told(algorithm, limit, said):
+    notes = grpo_notes(Config.model_validate({"algorithm": algorithm, "num_steps": 64}), limit)
+    assert notes == (
+        [] if said is None else [f"grpo: episodes count for num_steps (64) at most; the environment {said}"]
+    )

@@ -1,0 +1,31 @@
+"""Learning rates by schedule, and the error of numbers that aren't finite."""
+
+import numpy as np
+import pytest
+
+from lockstep.config.run import Config
+from lockstep.training.limits import non_finite, scheduled_learning_rate
+
+
+def config_of(schedule):
+    values = {"num_envs": 8, "num_steps": 16, "total_steps": 1000}
+    return Config.model_validate(values | {"ppo": {"schedule": schedule, "learning_rate": 1e-3}})
+
+
+def test_a_linear_schedule_falls_to_zero_and_never_below():
+    rates = [scheduled_learning_rate(config_of("linear"), step, 7.0) for step in (0, 250, 1000, 1024)]
+    assert rates == [1e-3, 0.75e-3, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("schedule", ["constant", "adaptive"])
+def test_other_schedules_leave_the_rate_where_it_is(schedule):
+    assert scheduled_learning_rate(config_of(schedule), 500, 7e-4) == 7e-4
+
+
+def test_a_loss_that_isnt_finite_names_place_and_terms():
+    error = non_finite(3, "epoch 1, minibatch 2", ("policy_loss", "value_loss"), np.float64([0.5, np.nan]))
+    assert str(error).startswith(
+        "non-finite loss or gradient in iteration 3, epoch 1, minibatch 2 (policy_loss 0.5, value_loss nan); a smaller"
+    )
+    with pytest.raises(ValueError, match="shorter"):
+        non_finite(3, "there", ("policy_loss", "value_loss"), [0.5])

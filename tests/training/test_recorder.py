@@ -1,0 +1,273 @@
+"""What the recorder decides: when checkpoints are saved, by what score, what a summary says, what an end leaves."""
+
+import errno
+import json
+
+import numpy as np
+import pytest
+from fake_session import FakeSession
+
+from lockstep.core.errors import DesyncError, RunError
+from lockstep.core.fingerprint import sha256_of
+from lockstep.runs.checkpoint import Checkpoint, checkpoints_in, find_checkpoint
+from lockstep.runs.directory import RunDirectory
+from lockstep.training.recorder import Recorder, record_training
+from lockstep.training.stop import FINISHED, TIME_LIMIT
+
+
+@pytest.fixture
+def recorder_of(tmp_path):
+    """Makes a recorder of a session in a run directory of its own; closes it."""
+    opened = []
+
+    def make(session, **options):
+        recorder = Recorder(session, RunDirectory(tmp_path, quiet=True), 0.0, **options)
+        opened.append(recorder)
+        return recorder
+
+    yield make
+    for recorder in opened:
+        recorder.close()
+
+
+def episodes(*returns):
+    return np.array([[r, 5.0, 0.0, np.nan] for r in returns])
+
+
+def saved(path):
+    return [int(p.name.removeprefix("step_")) for p in sorted(checkpoints_in(path / "checkpoints"))]
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def test_checkpoints_are_saved_at_their_dates_and_once(recorder_of, tmp_path):
+    session = FakeSession(checkpoint={"interval": 3, "keep_last": 10})
+    recorder = recorder_of(session)
+    for _ in range(7):
+        recorder.log(session.advance())
+        recorder.save_checkpoint()
+        recorder.save_checkpoint()
+    recorder.checkpoints.wait()
+    assert saved(tmp_path) == [3 * 128, 6 * 128]
+    assert session.calls.count("files") == 2
+
+
+@pytest.mark.parametrize(("iterations", "files"), [(7, 3), (6, 2)])
+def test_the_last_checkpoint_is_saved_whatever_its_date_and_not_twice(recorder_of, tmp_path, iterations, files):
+    session = FakeSession(checkpoint={"interval": 3, "keep_last": 10})
+    recorder = recorder_of(session)
+    for _ in range(iterations):
+        session.advance()
+        recorder.save_checkpoint()
+    recorder.finish(FINISHED)
+    assert saved(tmp_path)[-1] == iterations * 128
+    assert session.calls.count("files") == files
+
+
+def test_without_an_interval_only_the_end_is_saved(recorder_of, tmp_path):
+    session = FakeSession(checkpoint={"interval": 0})
+    recorder = recorder_of(session)
+    for _ in range(3):
+        session.advance()
+        recorder.save_checkpoint()
+    assert "files" not in session.calls
+    recorder.finish(FINISHED)
+    assert saved(tmp_path) == [384]
+
+
+# --- the score --------------------------------------------------------------------------------------------------------
+
+
+def test_without_evaluations_the_last_episodes_are_the_score(recorder_of):
+    session = FakeSession()
+    recorder = recorder_of(session)
+    assert recorder.score is None
+    recorder.log(session.advance(returns=4.0))
+    recorder.log(session.advance(returns=8.0))
+    assert recorder.score == 6.0
+    assert not recorder.evaluation_due()
+
+
+def test_an_evaluation_is_the_score_until_the_next_one(recorder_of):
+    session = FakeSession(eval={"interval": 2, "episodes": 2})
+    recorder = recorder_of(session)
+    recorder.log(session.advance(returns=100.0))
+    assert (recorder.score, recorder.evaluation_due()) == (None, False)
+    session.advance()
+    assert recorder.evaluation_due()
+    record = recorder.evaluated(episodes(1.0, 3.0), lambda: pytest.fail("no video is wanted"))
+    assert record["eval/return_mean"] == recorder.score == 2.0
+    recorder.log(session.advance(returns=100.0))
+    assert recorder.score == 2.0
+
+
+def test_a_resumed_run_begins_with_its_checkpoints_score_and_says_its_config_once(recorder_of, monkeypatch):
+    session = FakeSession(eval={"interval": 5})
+    resumed = recorder_of(session, checkpoint=Checkpoint({}, {}, {"score": 7.5}))
+    assert resumed.score == 7.5
+    new = recorder_of(session)
+    for recorder, texts in ((resumed, []), (new, ["config"])):
+        said = []
+        monkeypatch.setattr(recorder.trackers, "text", lambda tag, text, said=said: said.append(tag))
+        recorder.begin([])
+        assert said == texts
+
+
+def test_the_score_stands_in_the_checkpoint(recorder_of, tmp_path):
+    session = FakeSession()
+    recorder = recorder_of(session)
+    recorder.log(session.advance(returns=4.0))
+    recorder.finish(FINISHED)
+    assert find_checkpoint(tmp_path / "checkpoints").state["score"] == 4.0
+
+
+# --- what is said -----------------------------------------------------------------------------------------------------
+
+
+def test_environments_that_began_anew_are_warned_of(recorder_of, capsys):
+    session = FakeSession()
+    recorder_of(session).begin(["a line"])
+    assert "warning" not in capsys.readouterr().err
+    session.restarted = [3, 5]
+    recorder_of(session).begin(["a line"])
+    assert "environments [3, 5] couldn't be restored exactly and began a new episode" in capsys.readouterr().err
+
+
+def test_a_record_that_cannot_be_written_ends_the_run_with_one_line(recorder_of, monkeypatch):
+    session = FakeSession()
+    recorder = recorder_of(session)
+
+    def full(record):
+        raise OSError(errno.ENOSPC, "No space left on device", "runs/x/metrics.jsonl")
+
+    recorder.log(session.advance())
+    monkeypatch.setattr(recorder.trackers, "log", full)
+    with pytest.raises(RunError, match=r"^runs/x/metrics\.jsonl can't be written: No space left on device$"):
+        recorder.log(session.advance())
+
+
+def test_fingerprints_are_written_where_they_are_traced(recorder_of, tmp_path):
+    silent, traced = FakeSession(), FakeSession(proof={"trace": True})
+    recorder_of(silent).trace()
+    assert silent.calls == []
+    assert not (tmp_path / "fingerprints.jsonl").exists()
+    recorder = recorder_of(traced)
+    for _ in range(2):
+        traced.advance()
+        recorder.trace()
+    rows = [json.loads(line) for line in (tmp_path / "fingerprints.jsonl").read_text().splitlines()]
+    assert [row["iteration"] for row in rows] == [1, 2]
+    assert rows[0]["policy/w"] != rows[1]["policy/w"]
+
+
+# --- the end ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_summary_says_what_the_run_is_and_how_it_ended(recorder_of, tmp_path):
+    session = FakeSession(seed=3)
+    session.wall_time_before = 1000.0
+    session.restarted_before, session.restarted = [1], [4]
+    recorder = recorder_of(session)
+    recorder.log(session.advance(returns=4.0))
+    result = recorder.finish(TIME_LIMIT)
+    assert (result.status, result.signal) == ("stopped at time limit", None)
+    assert json.loads((tmp_path / "summary.json").read_text()) == result.summary
+    arrays = session.arrays()
+    expected = {
+        "status": "stopped at time limit",
+        "environment": "lockstep/CartPole-v1",
+        "seed": 3,
+        "iteration": 1,
+        "global_step": 128,
+        "final_return": 4.0,
+        "episodes": 1,
+        "params_sha256": sha256_of({"policy/w": arrays["policy/w"]}),
+        "state_sha256": sha256_of(arrays),
+        "num_shards": 4,
+        "reduction": "exact",
+        "restarted_environments": [1, 4],
+        "engine": "none",
+        "world_size": 1,
+    }
+    assert {name: result.summary[name] for name in expected} == expected
+    assert set(result.summary) == {*expected, "wall_time", "steps_per_second", "lockstep"}
+    assert result.summary["wall_time"] > 1000.0
+
+
+def test_a_success_rate_is_in_the_summary_where_episodes_say_it(recorder_of):
+    session = FakeSession()
+    session.recent.extend_newest([(1.0, 5, 1), (1.0, 5, -1)], 2)
+    assert recorder_of(session).summarize("finished")["final_success_rate"] == 0.5
+
+
+def test_ranks_that_differ_at_the_end_leave_no_summary(recorder_of, tmp_path):
+    session = FakeSession()
+    session.desync = True
+    with pytest.raises(DesyncError, match="at the end"):
+        recorder_of(session).finish(FINISHED)
+    assert not (tmp_path / "summary.json").exists()
+    assert "files" not in session.calls
+
+
+def test_closing_never_hides_what_the_run_failed_of(recorder_of, monkeypatch):
+    recorder = recorder_of(FakeSession(proof={"trace": True}, log={"tensorboard": False, "timing": True}))
+
+    def fails(*args):
+        raise OSError(errno.EIO, "broken")
+
+    closed = []
+    monkeypatch.setattr(recorder.checkpoints, "wait", fails)
+    monkeypatch.setattr(recorder.trackers, "close", fails)
+    monkeypatch.setattr(recorder.fingerprints, "close", fails)
+    monkeypatch.setattr(recorder.timing, "close", lambda: closed.append("timing"))
+    recorder.close()
+    assert closed == ["timing"]
+
+
+def test_a_loop_that_fails_closes_the_files_and_leaves_no_summary(tmp_path, monkeypatch):
+    session, closed = FakeSession(), []
+    monkeypatch.setattr(Recorder, "close", lambda recorder: closed.append(recorder))
+
+    def loop(recorder):
+        recorder.log(session.advance())
+        raise RunError("the ranks are tired")
+
+    with pytest.raises(RunError, match="tired"):
+        record_training(session, RunDirectory(tmp_path, quiet=True), 0.0, None, ["begun"], loop)
+    assert len(closed) == 1
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1
+    assert not (tmp_path / "summary.json").exists()
+
+
+def test_what_lies_after_the_beginning_is_cut_before_anything_is_written(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"iteration": 1, "global_step": 128}\n{"iteration": 2, "global_step": 256}\n'
+    )
+    session = FakeSession()
+    session.advance()
+
+    def loop(recorder):
+        recorder.log(session.advance())
+        return FINISHED
+
+    result = record_training(session, RunDirectory(tmp_path, quiet=True), 0.0, Checkpoint({}, {}, {}), [], loop)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["iteration"] for row in rows] == [1, 2]
+    assert "rollout/episodes" in rows[1]
+    assert result.summary["steps_per_second"] > 0
+
+
+def test_a_rank_that_doesnt_write_takes_part_and_leaves_nothing(tmp_path):
+    session = FakeSession(checkpoint={"interval": 1}, proof={"trace": True})
+
+    def loop(recorder):
+        recorder.log(session.advance())
+        recorder.trace()
+        recorder.save_checkpoint()
+        return FINISHED
+
+    run = RunDirectory(tmp_path / "nothing", is_writer=False)
+    assert record_training(session, run, 0.0, None, ["begun"], loop).status == "finished"
+    assert session.calls == ["arrays", "files", "arrays", "at the end", "arrays"]
+    assert not (tmp_path / "nothing").exists()

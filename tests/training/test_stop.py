@@ -1,0 +1,84 @@
+"""When a session ends, and in what words."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from lockstep.config.run import Config, RunOptions
+from lockstep.training.stop import (
+    FINISHED,
+    RUNNING,
+    STEP_LIMIT,
+    TIME_LIMIT,
+    StopRequest,
+    reached,
+    status_of,
+    stop_code,
+    stop_requests,
+)
+
+CONFIG = Config.model_validate({"num_envs": 8, "num_steps": 16, "total_steps": 1280})
+
+
+@pytest.mark.parametrize(
+    ("stop", "expected"),
+    [
+        (FINISHED, ("finished", None)),
+        (STEP_LIMIT, ("stopped at step", None)),
+        (TIME_LIMIT, ("stopped at time limit", None)),
+        (128 + signal.SIGTERM, ("stopped by signal 15", 15)),
+        (128 + signal.SIGINT, ("stopped by signal 2", 2)),
+    ],
+)
+def test_each_code_has_its_words(stop, expected):
+    assert status_of(stop) == expected
+
+
+def test_a_run_that_goes_on_has_no_status():
+    with pytest.raises(KeyError):
+        status_of(RUNNING)
+
+
+@pytest.mark.parametrize(
+    ("stop_at_step", "iteration", "expected"),
+    [
+        (None, 9, RUNNING),
+        (None, 10, FINISHED),
+        (1000, 7, RUNNING),  # 896 steps
+        (1000, 8, STEP_LIMIT),
+        (1280, 10, FINISHED),  # the end of the run goes before a limit of the session
+    ],
+)
+def test_limits_in_steps(stop_at_step, iteration, expected):
+    assert reached(CONFIG, RunOptions(stop_at_step=stop_at_step), iteration, 128 * iteration) == expected
+
+
+@pytest.mark.parametrize(("hours", "expected"), [(None, RUNNING), (1.0, RUNNING), (0.5, TIME_LIMIT)])
+def test_the_time_limit_counts_from_the_sessions_start(monkeypatch, hours, expected):
+    monkeypatch.setattr(time, "monotonic", lambda: 10_000.0 + 2700.0)
+    assert stop_code(StopRequest(), RunOptions(max_hours=hours), 10_000.0) == expected
+
+
+def test_a_signal_goes_before_the_time_limit_and_is_the_higher_code():
+    with stop_requests() as request:
+        assert stop_code(request, RunOptions(max_hours=1e-9), -1.0) == TIME_LIMIT
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop_code(request, RunOptions(max_hours=1e-9), -1.0) == 128 + signal.SIGTERM
+    assert max(RUNNING, TIME_LIMIT, 128 + signal.SIGTERM) == 128 + signal.SIGTERM
+
+
+def test_the_second_interrupt_ends_at_once():
+    with stop_requests() as request:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert request.signal == signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_handlers_are_given_back():
+    before = signal.getsignal(signal.SIGTERM)
+    with stop_requests():
+        assert signal.getsignal(signal.SIGTERM) != before
+    assert signal.getsignal(signal.SIGTERM) == before
