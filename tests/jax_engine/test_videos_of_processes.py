@@ -27,6 +27,7 @@ def evaluated(monkeypatch, tmp_path, path, fails=False):
     monkeypatch.setattr(videos, "record_evaluation", record)
     config = Config.model_validate({"eval": {"interval": 1, "record_video": True}})
     session: Any = types.SimpleNamespace(iteration=1, global_step=8, config=config)
+    session.counted = session
     run = RunDirectory(tmp_path, is_writer=False, quiet=True)
     monkeypatch.setattr(run, "video_path", lambda step: path)
     trainer: Any = object.__new__(Trainer)

@@ -9,6 +9,7 @@ import numpy as np
 from lockstep.config.run import Config
 from lockstep.core.episodes import RecentEpisodes
 from lockstep.core.errors import DesyncError
+from lockstep.envs.description import describe
 from lockstep.runs.checkpoint import to_files
 
 
@@ -19,7 +20,8 @@ class FakeSession:
         values: dict[str, Any] = {"env": {"id": "lockstep/CartPole-v1"}, "num_envs": 8, "num_steps": 16}
         values |= {"num_shards": 4, "total_steps": 1280, "eval": {"interval": 0}, "log": {"tensorboard": False}}
         self.config = Config.model_validate(values | config)
-        self.iteration, self.global_step = 0, 0
+        self.description = describe(self.config.env)
+        self.iteration, self.global_step, self.optimizer_steps, self.learning_rate = 0, 0, 0, 1e-3
         self.recent = RecentEpisodes()
         self.restarted: list[int] = []
         self.restarted_before: list[int] = []
@@ -27,6 +29,10 @@ class FakeSession:
         self.weights = np.zeros(3, np.float32)
         self.calls: list[str] = []
         self.desync = False
+
+    @property
+    def counted(self) -> FakeSession:
+        return self
 
     def advance(self, returns: float = 1.0) -> dict[str, Any]:
         """One iteration with one episode; its record."""
@@ -37,7 +43,7 @@ class FakeSession:
 
     def arrays(self) -> dict[str, np.ndarray]:
         self.calls.append("arrays")
-        return {"policy/w": self.weights, "optimizer/step": np.float32([self.iteration])}
+        return {"policy/w": self.weights, "optimizer/step": np.array([self.iteration], np.float32)}
 
     def check_in_sync(self, when: str) -> None:
         self.calls.append(when)
@@ -47,6 +53,9 @@ class FakeSession:
     def checkpoint_files(self, wall_time: float, score: float | None) -> dict[str, bytes]:
         self.calls.append("files")
         return to_files(self.arrays(), {}, {"score": score, "wall_time": wall_time, "iteration": self.iteration})
+
+    def close(self) -> None:
+        self.calls.append("close")
 
     def facts(self) -> dict[str, Any]:
         return {"engine": "none", "world_size": 1}

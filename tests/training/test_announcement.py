@@ -6,17 +6,21 @@ from fake_session import FakeSession
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.errors import DesyncError
 from lockstep.core.fingerprint import sha256_of
-from lockstep.training.announcement import announcement, counted, grpo_notes, notes
+from lockstep.training.announcement import counted, grpo_notes, start_lines
+
+
+def said_of(session, set_up=(), own=(), **options):
+    return start_lines(session, RunOptions(**options), "ranks", set_up, own)
 
 
 def test_the_line_names_the_set_up_and_the_parameters_that_all_ranks_hold():
     session = FakeSession()
     digest = sha256_of({"policy/w": session.weights})[:8]
     set_up = ["torch", f"{counted(2, 'rank')} × {counted(1, 'shard')}"]
-    expected = f"lockstep/CartPole-v1 · torch · 2 ranks × 1 shard · parameters in sync ({digest})"
-    assert announcement(session, set_up) == expected
+    expected = [f"lockstep/CartPole-v1 · torch · 2 ranks × 1 shard · parameters in sync ({digest})"]
+    assert said_of(session, set_up) == expected
     session.weights = session.weights + 1
-    assert announcement(session, set_up) != expected
+    assert said_of(session, set_up) != expected
     assert session.calls[0] == "at the start"
 
 
@@ -24,7 +28,7 @@ def test_ranks_that_differ_are_never_announced():
     session = FakeSession()
     session.desync = True
     with pytest.raises(DesyncError, match="at the start"):
-        announcement(session, [])
+        said_of(session)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +41,7 @@ def test_ranks_that_differ_are_never_announced():
     ],
 )
 def test_what_leaves_the_promise_is_said_and_nothing_else(config, options, said):
-    found = notes(Config.model_validate(config), RunOptions(**options), None, "ranks", ["own"] if "own" in said else [])
+    found = said_of(FakeSession(**config), own=["own"] if "own" in said else [], **options)[1:]
     assert len(found) == len(said)
     assert all(line.startswith(start) for line, start in zip(found, said, strict=True))
 

@@ -1,6 +1,7 @@
 """Learning rates by schedule, and the error of numbers that aren't finite."""
 
-import numpy as np
+import math
+
 import pytest
 
 from lockstep.config.run import Config
@@ -23,7 +24,7 @@ def test_other_schedules_leave_the_rate_where_it_is(schedule):
 
 
 def test_a_loss_that_isnt_finite_names_place_and_terms():
-    error = non_finite(3, "epoch 1, minibatch 2", ("policy_loss", "value_loss"), np.float64([0.5, np.nan]))
+    error = non_finite(3, "epoch 1, minibatch 2", ("policy_loss", "value_loss"), [0.5, math.nan])
     assert str(error).startswith(
         "non-finite loss or gradient in iteration 3, epoch 1, minibatch 2 (policy_loss 0.5, value_loss nan); a smaller"
     )

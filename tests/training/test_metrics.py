@@ -41,7 +41,7 @@ def test_a_reference_policy_has_its_part_of_the_loss():
 
 def test_an_update_that_was_stopped_at_once_divides_by_one():
     record = update(LossSettings(0.2, None, 0.0, 0.5, 8), terms=[0.0] * 5, evaluated=0, steps=0, grad_norm=0.0)
-    assert all(math.isfinite(value) for value in record.values())
+    assert all(value is not None and math.isfinite(value) for value in record.values())
 
 
 def test_a_record_begins_with_its_counters():

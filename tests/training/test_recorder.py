@@ -38,6 +38,10 @@ def saved(path):
     return [int(p.name.removeprefix("step_")) for p in sorted(checkpoints_in(path / "checkpoints"))]
 
 
+def recorded(session, run, loop, checkpoint=None):
+    return record_training(run, 0.0, checkpoint, lambda: session, lambda session: ["begun"], loop)
+
+
 # --- checkpoints ------------------------------------------------------------------------------------------------------
 
 
@@ -229,15 +233,30 @@ def test_a_loop_that_fails_closes_the_files_and_leaves_no_summary(tmp_path, monk
     session, closed = FakeSession(), []
     monkeypatch.setattr(Recorder, "close", lambda recorder: closed.append(recorder))
 
-    def loop(recorder):
+    def loop(session, recorder):
         recorder.log(session.advance())
         raise RunError("the ranks are tired")
 
     with pytest.raises(RunError, match="tired"):
-        record_training(session, RunDirectory(tmp_path, quiet=True), 0.0, None, ["begun"], loop)
+        recorded(session, RunDirectory(tmp_path, quiet=True), loop)
     assert len(closed) == 1
+    assert session.calls == ["close"]
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1
     assert not (tmp_path / "summary.json").exists()
+
+
+def test_a_start_that_fails_touches_nothing_of_the_run(tmp_path):
+    session = FakeSession()
+    (tmp_path / "metrics.jsonl").write_text('{"iteration": 9, "global_step": 1152}\n')
+
+    def out_of_sync(session):
+        raise DesyncError("ranks are out of sync at the start")
+
+    with pytest.raises(DesyncError, match="at the start"):
+        record_training(RunDirectory(tmp_path), 0.0, None, lambda: session, out_of_sync, lambda *args: FINISHED)
+    assert session.calls == ["close"]
+    assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
+    assert (tmp_path / "metrics.jsonl").read_text()
 
 
 def test_what_lies_after_the_beginning_is_cut_before_anything_is_written(tmp_path):
@@ -247,11 +266,11 @@ def test_what_lies_after_the_beginning_is_cut_before_anything_is_written(tmp_pat
     session = FakeSession()
     session.advance()
 
-    def loop(recorder):
+    def loop(session, recorder):
         recorder.log(session.advance())
         return FINISHED
 
-    result = record_training(session, RunDirectory(tmp_path, quiet=True), 0.0, Checkpoint({}, {}, {}), [], loop)
+    result = recorded(session, RunDirectory(tmp_path, quiet=True), loop, Checkpoint({}, {}, {}))
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [row["iteration"] for row in rows] == [1, 2]
     assert "rollout/episodes" in rows[1]
@@ -261,13 +280,13 @@ def test_what_lies_after_the_beginning_is_cut_before_anything_is_written(tmp_pat
 def test_a_rank_that_doesnt_write_takes_part_and_leaves_nothing(tmp_path):
     session = FakeSession(checkpoint={"interval": 1}, proof={"trace": True})
 
-    def loop(recorder):
+    def loop(session, recorder):
         recorder.log(session.advance())
         recorder.trace()
         recorder.save_checkpoint()
         return FINISHED
 
     run = RunDirectory(tmp_path / "nothing", is_writer=False)
-    assert record_training(session, run, 0.0, None, ["begun"], loop).status == "finished"
-    assert session.calls == ["arrays", "files", "arrays", "at the end", "arrays"]
+    assert recorded(session, run, loop).status == "finished"
+    assert session.calls == ["arrays", "files", "arrays", "at the end", "arrays", "close"]
     assert not (tmp_path / "nothing").exists()

@@ -1,51 +1,42 @@
 """What sessions of both engines do on the host."""
 
 import json
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
+from fake_session import FakeSession
 
 from lockstep.config.run import Config
-from lockstep.core.episodes import RecentEpisodes
 from lockstep.core.shards import ShardPlan
 from lockstep.envs.description import describe
 from lockstep.runs.checkpoint import pack
-from lockstep.training.session import checkpoint_facts, gather_shards, load_facts, make_eval_envs
+from lockstep.training.session import checkpoint_facts, counters, gather_shards, load_facts, make_eval_envs
 
 CONFIG = Config.model_validate({"env": {"id": "lockstep/CartPole-v1"}, "num_envs": 8, "num_shards": 4})
 
 
-def counted(iteration=0) -> Any:
-    recent = RecentEpisodes()
-    recent.extend_newest([(1.5, 5, 1)] * iteration, iteration)
-    return SimpleNamespace(
-        iteration=iteration, global_step=8 * iteration, optimizer_steps=iteration, learning_rate=1e-3, recent=recent
-    )
-
-
-def session(restarted=(), before=()) -> Any:
-    return SimpleNamespace(
-        description=describe(CONFIG.env),
-        restarted=list(restarted),
-        restarted_before=list(before),
-        wall_time_before=0.0,
-    )
+def session(iteration=0, restarted=(), before=()):
+    out = FakeSession()
+    for _ in range(iteration):
+        out.advance()
+    out.restarted, out.restarted_before = list(restarted), list(before)
+    return out
 
 
 def test_a_session_goes_on_where_the_one_before_stopped():
-    facts = json.loads(json.dumps(checkpoint_facts(session([4], [1]), counted(3), wall_time=7.0, score=0.5)))
-    resumed, counters = session(), counted()
-    load_facts(resumed, counters, facts)
-    assert counters == counted(3)
+    before = session(3, [4], [1])
+    facts = json.loads(json.dumps(checkpoint_facts(before, wall_time=7.0, score=0.5)))
+    resumed = session()
+    load_facts(resumed, facts)
+    assert counters(resumed) == counters(before)
+    assert counters(resumed) != counters(session())
     assert (resumed.wall_time_before, resumed.restarted_before, resumed.restarted) == (7.0, [1, 4], [])
     assert facts["score"] == 0.5
 
 
 def test_a_checkpoint_without_counters_is_refused():
     with pytest.raises(KeyError, match="iteration"):
-        load_facts(session(), counted(), {})
+        load_facts(session(), {})
 
 
 def test_shards_of_all_ranks_come_together():

@@ -11,6 +11,8 @@ import numpy as np
 WINDOW = 100
 EPISODE_COLUMNS = 5
 SUCCESS_RATE = "rollout/success_rate"
+EPISODES_PER_ITERATION = 1 << 20
+"""More than an environment can finish in one iteration: the key of an iteration's first episode is a multiple."""
 
 
 class EpisodeCounter:
@@ -59,6 +61,25 @@ class EpisodeCounter:
     def forget(self, env: int) -> None:
         """Start an environment's count anew: it was reset."""
         self.returns[env], self.lengths[env] = 0.0, 0
+
+
+def first_episodes(valid: np.ndarray, scores: np.ndarray, successes: np.ndarray, env_ids: range) -> np.ndarray:
+    """Lists each environment's first episode of a rollout, also where the rollout's end cut it.
+
+    Args:
+        valid: where no episode had ended before, bool ``[T, E]``.
+        scores: rewards as they are counted, float64 ``[T, E]``.
+        successes: int8 ``[T, E]``.
+        env_ids: global ids of the environments.
+
+    Returns:
+        See :meth:`EpisodeCounter.finished`.
+    """
+    lengths = valid.sum(0)
+    returns = np.where(valid, scores, 0.0).sum(0)
+    said = successes[lengths - 1, np.arange(len(lengths))]
+    table = np.stack([lengths - 1, np.asarray(env_ids), returns, lengths, said], 1).astype(np.float64)
+    return table[np.lexsort((table[:, 1], table[:, 0]))]
 
 
 @dataclass

@@ -11,11 +11,7 @@ from lockstep.training.announcement import counted
 
 def start_lines(session: Session, options: RunOptions) -> list[str]:
     """Confirms the set-up in one line, and lists what leaves the promise; a collective."""
-    limit = session.description.max_episode_steps
-    return [
-        announcement.announcement(session, _set_up(session)),
-        *announcement.notes(session.config, options, limit, "devices", _own_notes(session)),
-    ]
+    return announcement.start_lines(session, options, "devices", _set_up(session), _own_notes(session))
 
 
 def _set_up(session: Session) -> list[str]:

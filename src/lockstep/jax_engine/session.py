@@ -84,6 +84,11 @@ class Session:
         return self.run.state
 
     @property
+    def counted(self) -> Session:
+        """Holds the counters."""
+        return self
+
+    @property
     def mode(self) -> str:
         """How the shards of a device are called."""
         return "loop" if self.program.blocks.loops else "batched"
@@ -113,7 +118,7 @@ class Session:
     def checkpoint_files(self, wall_time: float, score: float | None) -> dict[str, bytes]:
         """Returns the files of a checkpoint; a collective that gathers the environments of all processes."""
         shards = {shard: pack(arrays) for shard, arrays in sorted(self.run.env_arrays().items())}
-        return to_files(self.arrays(), shards, checkpoint_facts(self, self, wall_time, score))
+        return to_files(self.arrays(), shards, checkpoint_facts(self, wall_time, score))
 
     def facts(self) -> dict[str, Any]:
         """Returns what ``summary.json`` says of engine, devices and machine."""
@@ -127,7 +132,8 @@ class Session:
         }
 
     def close(self) -> None:
-        """Let the environments go."""
+        """Lets the environments go, once nothing is under way."""
+        self.run.wait()
         self.run.close()
         if self._eval_envs is not None:
             self._eval_envs.close()
@@ -251,7 +257,7 @@ def device_copies(session: Session, keep: bool = False) -> Copies:
 
 def resume(session: Session, state: TrainState, checkpoint: Checkpoint) -> None:
     """Restore state and environments; ``session.restarted`` names environments that began a new episode instead."""
-    load_facts(session, session, checkpoint.state)
+    load_facts(session, checkpoint.state)
     state = load_state_arrays(state, checkpoint.arrays, session.program.layout)
     state = state._replace(learning_rate=np.float32(session.learning_rate))  # type: ignore[arg-type]
     session.restarted = session.run.restore(state, checkpoint.env_shards, session.iteration)

@@ -7,8 +7,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.topology import Topology
 from lockstep.jax_engine.announcement import start_lines
@@ -205,28 +203,13 @@ def train(
                 from lockstep.jax_engine.program.train_seeds import train_seeds  # stands on this module
 
                 return train_seeds(config, run, topology, options, request, started)
-            return _train(config, run, topology, options, checkpoint, request, started)
+            return record_training(
+                run,
+                started,
+                checkpoint,
+                lambda: open_session(config, topology, options, checkpoint),
+                lambda session: start_lines(session, options),
+                lambda session, recorder: Trainer(session, recorder, options, request).loop(),
+            )
         finally:
             leave_processes()
-
-
-def _train(
-    config: Config,
-    run: RunDirectory,
-    topology: Topology,
-    options: RunOptions,
-    checkpoint: Checkpoint | None,
-    request: StopRequest,
-    started: float,
-) -> TrainResult:
-    session = open_session(config, topology, options, checkpoint)
-
-    def loop(recorder: Recorder) -> int:
-        return Trainer(session, recorder, options, request).loop()
-
-    try:
-        lines = start_lines(session, options)
-        return record_training(session, run, started, checkpoint, lines, loop)
-    finally:
-        jax.block_until_ready(session.state)
-        session.close()

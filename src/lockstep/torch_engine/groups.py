@@ -5,13 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from lockstep.config.run import Config
+from lockstep.core.episodes import EPISODES_PER_ITERATION, first_episodes
 from lockstep.core.shards import ShardPlan
 from lockstep.envs.host_envs import HostEnvs
 from lockstep.torch_engine.rollout import Rollout
 from lockstep.torch_engine.state import TrainState
-
-EPISODES_PER_ITERATION = 1 << 20
-"""More than an environment can finish in one iteration: the key of an iteration's first episode is a multiple."""
 
 
 def begin_groups(state: TrainState, envs: HostEnvs) -> None:
@@ -29,9 +27,4 @@ def finished_episodes(state: TrainState, rollout: Rollout, config: Config, plan:
     """
     if config.algorithm == "ppo":
         return state.counter.finished(rollout.scores, rollout.ended, plan.env_ids, rollout.successes, rollout.dead)
-    valid = rollout.first_episodes
-    lengths = valid.sum(0)
-    returns = np.where(valid, rollout.scores, 0.0).sum(0)
-    successes = rollout.successes[lengths - 1, np.arange(len(lengths))]
-    table = np.stack([lengths - 1, np.asarray(plan.env_ids), returns, lengths, successes], 1).astype(np.float64)
-    return table[np.lexsort((table[:, 1], table[:, 0]))]
+    return first_episodes(rollout.first_episodes, rollout.scores, rollout.successes, plan.env_ids)

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from lockstep.config.run import Config
-from lockstep.core.episodes import RecentEpisodes
 from lockstep.core.fingerprint import compare_ranks, fingerprints
 from lockstep.core.process import fail_now
 from lockstep.core.shards import ShardPlan
@@ -90,19 +89,9 @@ class Session:
     _eval_envs: HostEnvs | None = None
 
     @property
-    def iteration(self) -> int:
-        """Iterations done."""
-        return self.state.iteration
-
-    @property
-    def global_step(self) -> int:
-        """Environment steps done."""
-        return self.state.global_step
-
-    @property
-    def recent(self) -> RecentEpisodes:
-        """The last hundred episodes."""
-        return self.state.recent
+    def counted(self) -> TrainState:
+        """Holds the counters."""
+        return self.state
 
     def eval_envs(self) -> HostEnvs:
         """Returns the environments of evaluations, made at the first one: an equal number for each local shard."""
@@ -129,7 +118,7 @@ class Session:
         state = self.state
         local = save_shards(self.envs, self.replay, state.counter, carried(state), self.plan)
         shards = gather_shards(local, self.communicator.gather_bytes)
-        facts = checkpoint_facts(self, state, wall_time, score)
+        facts = checkpoint_facts(self, wall_time, score)
         return to_files(self.arrays(), {s: pack(a) for s, a in sorted(shards.items())}, facts)
 
     def facts(self) -> dict[str, Any]:
@@ -267,7 +256,7 @@ def resume(session: Session, checkpoint: Checkpoint) -> None:
     """Restore state and environments; ``session.restarted`` names environments that began a new episode instead."""
     state = session.state
     load_state_arrays(state, checkpoint.arrays)
-    load_facts(session, state, checkpoint.state)
+    load_facts(session, checkpoint.state)
     if session.config.algorithm == "grpo":
         session.envs.reset()  # every iteration begins with episodes of its own: there are none to go on with
         return

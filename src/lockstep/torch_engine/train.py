@@ -191,27 +191,13 @@ def train(
     run.remove_summary()
     with stop_requests() as request:
         try:
-            return _train(config, run, topology, options, checkpoint, request, started)
+            return record_training(
+                run,
+                started,
+                checkpoint,
+                lambda: open_session(config, topology, checkpoint),
+                lambda session: start_lines(session, options),
+                lambda session, recorder: Trainer(session, recorder, options, request).loop(),
+            )
         finally:  # the session is gone by now: with FSDP it holds process groups
             close_process_group()
-
-
-def _train(
-    config: Config,
-    run: RunDirectory,
-    topology: Topology,
-    options: RunOptions,
-    checkpoint: Checkpoint | None,
-    request: StopRequest,
-    started: float,
-) -> TrainResult:
-    session = open_session(config, topology, checkpoint)
-
-    def loop(recorder: Recorder) -> int:
-        return Trainer(session, recorder, options, request).loop()
-
-    try:
-        lines = start_lines(session, options)
-        return record_training(session, run, started, checkpoint, lines, loop)
-    finally:
-        session.close()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.fingerprint import sha256_of
 from lockstep.runs.checkpoint import POLICY
-from lockstep.training.recorder import TrainingSession
+from lockstep.training.session import TrainingSession
 
 
 def counted(number: int, noun: str) -> str:
@@ -15,35 +15,28 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' if number > 1 else ''}"
 
 
-def announcement(session: TrainingSession, set_up: Sequence[str]) -> str:
-    """Writes one line that confirms the set-up, once parameters have been seen to be in sync; a collective.
+def start_lines(
+    session: TrainingSession, options: RunOptions, unit: str, set_up: Sequence[str], own: Sequence[str]
+) -> list[str]:
+    """Writes a line that confirms the set-up, once parameters are seen to be in sync, and what leaves the promise.
 
     Args:
         session: about to train.
-        set_up: the engine's part of the line: its name, devices, shards and environments, reduction.
+        options: limits of this session.
+        unit: what the run is spread over: ``ranks`` or ``devices``.
+        set_up: the engine's part of the first line: its name, devices, shards and environments, reduction.
+        own: the engine's own lines of what leaves the promise.
 
     Raises:
         DesyncError: ranks hold different bytes; on all ranks.
     """
+    config = session.config
     session.check_in_sync("at the start")
     digest = sha256_of({k: v for k, v in session.arrays().items() if k.startswith(POLICY)})[:8]
-    return " · ".join([session.config.env.id, *set_up, f"parameters in sync ({digest})"])
-
-
-def notes(config: Config, options: RunOptions, limit: int | None, unit: str, own: Sequence[str]) -> list[str]:
-    """Lists what the user should know before training starts: what leaves the promise.
-
-    Args:
-        config: resolved.
-        options: limits of this session.
-        limit: longest episode of the environment, None: it has no limit.
-        unit: what the run is spread over: ``ranks`` or ``devices``.
-        own: the engine's own lines.
-    """
-    out = []
+    out = [" · ".join([config.env.id, *set_up, f"parameters in sync ({digest})"])]
     if config.reduction == "fast":
         out.append(f"reduction fast: repeatable at this number of {unit}; others agree up to summation order only")
-    out += [*grpo_notes(config, limit), *own]
+    out += [*grpo_notes(config, session.description.max_episode_steps), *own]
     if config.sync_period > 1:
         out.append(
             f"sync_period {config.sync_period}: {unit} train apart between synchronisations; the agent depends on "

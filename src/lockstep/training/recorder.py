@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
 import numpy as np
 
 from lockstep import __version__
-from lockstep.config.run import Config
-from lockstep.core.episodes import SUCCESS_RATE, RecentEpisodes
+from lockstep.core.episodes import SUCCESS_RATE
 from lockstep.core.errors import RunError
 from lockstep.core.fingerprint import array_digest, sha256_of
 from lockstep.policies.evaluation import summarize
@@ -21,47 +20,8 @@ from lockstep.runs.checkpoint import POLICY, Checkpoint
 from lockstep.runs.directory import RunDirectory
 from lockstep.training.metrics import Record
 from lockstep.training.schedule import comes_due, evaluation_due
+from lockstep.training.session import TrainingSession
 from lockstep.training.stop import TrainResult, status_of
-
-
-class TrainingSession(Protocol):
-    """What is asked of an engine's session while its training is recorded; the same on every rank.
-
-    Attributes:
-        config: resolved.
-        iteration: iterations done; ``global_step`` environment steps.
-        recent: the last hundred episodes.
-        restarted: environments that this resume couldn't restore exactly; ``restarted_before`` those of earlier ones.
-        wall_time_before: seconds of training in earlier sessions.
-    """
-
-    config: Config
-    restarted: list[int]
-    restarted_before: list[int]
-    wall_time_before: float
-
-    @property
-    def iteration(self) -> int: ...  # noqa: D102
-    @property
-    def global_step(self) -> int: ...  # noqa: D102
-    @property
-    def recent(self) -> RecentEpisodes: ...  # noqa: D102
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Returns every array of the training state by name; it may be a collective."""
-        ...
-
-    def check_in_sync(self, when: str) -> None:
-        """Compares the arrays across ranks; a collective that raises ``DesyncError`` on all of them."""
-        ...
-
-    def checkpoint_files(self, wall_time: float, score: float | None) -> dict[str, bytes]:
-        """Returns the files of a checkpoint; a collective."""
-        ...
-
-    def facts(self) -> dict[str, Any]:
-        """Returns what ``summary.json`` says of engine, devices and machine."""
-        ...
 
 
 class Recorder:
@@ -85,11 +45,12 @@ class Recorder:
     ) -> None:
         config = session.config
         self.session = session
+        self.counted = session.counted
         self.config = config
         self.run = run
         self.started = started
         self.is_new = checkpoint is None
-        self.steps_before = session.global_step
+        self.steps_before = session.counted.global_step
         self.score: float | None = None if checkpoint is None else checkpoint.state.get("score")
         self.saved_iteration: int | None = None
         self.trackers = run.open_trackers(config)
@@ -125,7 +86,7 @@ class Recorder:
 
     def evaluation_due(self) -> bool:
         """Tells whether the policy is to be evaluated now."""
-        return evaluation_due(self.config, self.session.iteration)
+        return evaluation_due(self.config, self.counted.iteration)
 
     def evaluated(self, episodes: np.ndarray, policy: Callable[[], Policy]) -> Record:
         """Takes an evaluation in: as the score, as a video if one is wanted, and as ``eval/…`` of the record.
@@ -135,7 +96,7 @@ class Recorder:
             policy: returns what was evaluated; called where a video is recorded.
         """
         summary = summarize(episodes)
-        self.videos.record(policy, self.session.global_step)
+        self.videos.record(policy, self.counted.global_step)
         self.score = summary["return_mean"]
         return {f"eval/{name}": value for name, value in summary.items()}
 
@@ -143,17 +104,17 @@ class Recorder:
         """Writes the fingerprints of all arrays, if they are traced."""
         if self.fingerprints is not None:
             digests = {name: array_digest(array).hex() for name, array in self.session.arrays().items()}
-            self.fingerprints.log({"iteration": self.session.iteration, **digests})
+            self.fingerprints.log({"iteration": self.counted.iteration, **digests})
 
     def save_checkpoint(self, force: bool = False) -> None:
         """Saves a checkpoint, once, if one is due or forced; it is written in the background."""
-        iteration = self.session.iteration
+        iteration = self.counted.iteration
         if self.saved_iteration == iteration:
             return
         if not (force or comes_due(self.config.checkpoint.interval, iteration)):
             return
         files = self.session.checkpoint_files(self.wall_time(), self.score)
-        self.checkpoints.save(self.session.global_step, files, self.score)
+        self.checkpoints.save(self.counted.global_step, files, self.score)
         self.saved_iteration = iteration
 
     def wall_time(self) -> float:
@@ -162,22 +123,22 @@ class Recorder:
 
     def summarize(self, status: str) -> dict[str, Any]:
         """Returns ``summary.json``."""
-        session, config = self.session, self.config
-        arrays, episodes = session.arrays(), session.recent.metrics()
+        session, counted, config = self.session, self.counted, self.config
+        arrays, episodes = session.arrays(), counted.recent.metrics()
         seconds = time.monotonic() - self.started
         return {
             "status": status,
             "environment": config.env.id,
             "seed": config.seed,
-            "iteration": session.iteration,
-            "global_step": session.global_step,
+            "iteration": counted.iteration,
+            "global_step": counted.global_step,
             "final_return": episodes["rollout/episode_return_mean"],
             **({"final_success_rate": episodes[SUCCESS_RATE]} if SUCCESS_RATE in episodes else {}),
-            "episodes": session.recent.total,
+            "episodes": counted.recent.total,
             "params_sha256": sha256_of({k: v for k, v in arrays.items() if k.startswith(POLICY)}),
             "state_sha256": sha256_of(arrays),
             "wall_time": self.wall_time(),
-            "steps_per_second": (session.global_step - self.steps_before) / seconds,
+            "steps_per_second": (counted.global_step - self.steps_before) / seconds,
             "num_shards": config.shards,
             "reduction": config.reduction,
             "restarted_environments": session.restarted_before + session.restarted,
@@ -210,28 +171,36 @@ class Recorder:
                     writer.close()
 
 
+Session = TypeVar("Session", bound=TrainingSession)
+
+
 def record_training(
-    session: TrainingSession,
     run: RunDirectory,
     started: float,
     checkpoint: Checkpoint | None,
-    lines: Iterable[str],
-    loop: Callable[[Recorder], int],
+    open_session: Callable[[], Session],
+    start_lines: Callable[[Session], Iterable[str]],
+    loop: Callable[[Session, Recorder], int],
 ) -> TrainResult:
     """Trains and writes down what happens, from the first line that is shown to the summary.
 
     Args:
-        session: begun or restored.
-        run: its directory, from which is removed what lies after the session's beginning.
-        started: when the session began, by the monotonic clock.
-        checkpoint: from which it goes on, or None.
-        lines: shown first.
+        run: the directory, from which is removed what lies after the session's beginning.
+        started: when this began, by the monotonic clock.
+        checkpoint: from which the session goes on, or None.
+        open_session: begins or restores it; it is closed at the end, whatever happens.
+        start_lines: shown first.
         loop: trains until the end, a limit or a signal, and returns the stop code.
     """
-    run.cut_after(session.iteration, session.global_step, session.config.log)
-    recorder = Recorder(session, run, started, checkpoint)
+    session = open_session()
     try:
-        recorder.begin(lines)
-        return recorder.finish(loop(recorder))
+        lines = start_lines(session)
+        run.cut_after(session.counted.iteration, session.counted.global_step, session.config.log)
+        recorder = Recorder(session, run, started, checkpoint)
+        try:
+            recorder.begin(lines)
+            return recorder.finish(loop(session, recorder))
+        finally:
+            recorder.close()
     finally:
-        recorder.close()
+        session.close()

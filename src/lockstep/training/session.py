@@ -35,19 +35,46 @@ class Counted(Protocol):
     recent: RecentEpisodes
 
 
-class Resumable(Protocol):
-    """Holds what a session knows of itself and of those that it goes on from.
+class TrainingSession(Protocol):
+    """What is asked of an engine's session by those who record it; the same on every rank.
 
     Attributes:
+        config: resolved.
         description: the environment's spaces.
         restarted: environments that this resume couldn't restore exactly; ``restarted_before`` those of earlier ones.
         wall_time_before: seconds of training in earlier sessions.
     """
 
+    config: Config
     description: EnvDescription
     restarted: list[int]
     restarted_before: list[int]
     wall_time_before: float
+
+    @property
+    def counted(self) -> Counted:
+        """Returns the counters."""
+        ...
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Returns every array of the training state by name; it may be a collective."""
+        ...
+
+    def check_in_sync(self, when: str) -> None:
+        """Compares the arrays across ranks; a collective that raises ``DesyncError`` on all of them."""
+        ...
+
+    def checkpoint_files(self, wall_time: float, score: float | None) -> dict[str, bytes]:
+        """Returns the files of a checkpoint; a collective."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """Returns what ``summary.json`` says of engine, devices and machine."""
+        ...
+
+    def close(self) -> None:
+        """Lets the environments and the other ranks go."""
+        ...
 
 
 def counters(counted: Counted) -> dict[str, Any]:
@@ -70,16 +97,15 @@ def load_counters(counted: Counted, values: Mapping[str, Any]) -> None:
     counted.recent = RecentEpisodes.from_json(values["recent_episodes"])
 
 
-def checkpoint_facts(session: Resumable, counted: Counted, wall_time: float, score: float | None) -> dict[str, Any]:
+def checkpoint_facts(session: TrainingSession, wall_time: float, score: float | None) -> dict[str, Any]:
     """Returns what a checkpoint's ``state.json`` holds.
 
     Args:
         session: that is saved.
-        counted: its counters.
         wall_time: seconds of training so far, earlier sessions included.
         score: by which the best checkpoint is kept.
     """
-    return counters(counted) | {
+    return counters(session.counted) | {
         "wall_time": wall_time,
         "score": score,
         "restarted_environments": session.restarted_before + session.restarted,
@@ -87,9 +113,9 @@ def checkpoint_facts(session: Resumable, counted: Counted, wall_time: float, sco
     }
 
 
-def load_facts(session: Resumable, counted: Counted, facts: Mapping[str, Any]) -> None:
+def load_facts(session: TrainingSession, facts: Mapping[str, Any]) -> None:
     """Sets counters and history to those of a checkpoint: the reverse of :func:`checkpoint_facts`."""
-    load_counters(counted, facts)
+    load_counters(session.counted, facts)
     session.wall_time_before = float(facts.get("wall_time", 0.0))
     session.restarted_before = list(facts.get("restarted_environments", []))
 

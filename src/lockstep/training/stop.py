@@ -12,7 +12,6 @@ from types import FrameType
 from typing import Any
 
 from lockstep.config.run import Config, RunOptions
-
 from lockstep.core.process import STOP_SIGNALS
 
 RUNNING, TIME_LIMIT, STEP_LIMIT, FINISHED = 0, 1, -1, -2

@@ -11,7 +11,7 @@ import numpy as np
 from jax import numpy as jnp
 
 from lockstep.config.run import Config
-from lockstep.core.episodes import WINDOW, EpisodeCounter
+from lockstep.core.episodes import EPISODES_PER_ITERATION, WINDOW, EpisodeCounter, first_episodes
 from lockstep.core.process import fail_now
 from lockstep.core.shards import ShardPlan
 from lockstep.envs.host_envs import HostEnvs
@@ -31,9 +31,6 @@ from lockstep.jax_engine.program.program import Program
 from lockstep.jax_engine.rollout import Rollout
 from lockstep.jax_engine.state import TrainState, place_state, state_specs
 from lockstep.training.session import gather_shards
-
-EPISODES_PER_ITERATION = 1 << 20
-"""More than an environment can finish in one iteration: the key of an iteration's first episode is a multiple."""
 
 
 class HostPending:
@@ -189,20 +186,12 @@ class HostRun:
         """Episodes that ended here, float64 ``[n, 5]``: step, global env id, return, length, success."""
         out, rollout = [], self.rollout
         if self.config.algorithm == "grpo":
-            return self._first_episodes()
+            return first_episodes(rollout.first_episodes, rollout.scores, rollout.successes, self.plan.env_ids)
         for counter, group, part in zip(self.counters, self.envs, parts_of(self.envs), strict=True):
             ids = range(group.env_ids[0], group.env_ids[0] + group.num_envs)
             over, successes = rollout.over[:, part], rollout.successes[:, part]
             out.append(counter.finished(rollout.scores[:, part], over, ids, successes))
         return np.concatenate(out)
-
-    def _first_episodes(self) -> np.ndarray:
-        rollout, valid = self.rollout, self.rollout.first_episodes
-        lengths = valid.sum(0)
-        returns = np.where(valid, rollout.scores, 0.0).sum(0)
-        successes = rollout.successes[lengths - 1, np.arange(len(lengths))]
-        ids = np.asarray(self.plan.env_ids)
-        return np.stack([lengths - 1, ids, returns, lengths, successes], 1).astype(np.float64)
 
     def _placed(self) -> tuple[Rollout, Any]:
         """The rollout as global arrays by shard, and discounted returns before it."""
