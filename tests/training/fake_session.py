@@ -9,7 +9,7 @@ import numpy as np
 from lockstep.config.run import Config
 from lockstep.core.episodes import RecentEpisodes
 from lockstep.core.errors import DesyncError
-from lockstep.envs.description import describe
+from lockstep.envs.describe import describe
 from lockstep.runs.checkpoint import to_files
 
 

@@ -8,7 +8,7 @@ from fake_session import FakeSession
 
 from lockstep.config.run import Config
 from lockstep.core.shards import ShardPlan
-from lockstep.envs.description import describe
+from lockstep.envs.describe import describe
 from lockstep.runs.checkpoint import pack
 from lockstep.training.session import checkpoint_facts, counters, gather_shards, load_facts, make_eval_envs
 
