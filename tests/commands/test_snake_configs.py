@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from lockstep.config.checks import resolve
-from lockstep.config.command_line import read_request
 from lockstep.envs.describe import describe
+from lockstep.launch.defaults import request_of
 from lockstep.launch.sizing import GB, Resources, size
 
 FOLDER = Path(__file__).parents[2] / "examples" / "snake"
@@ -33,7 +33,7 @@ def test_there_are_three_sizes_and_three_ablations():
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_every_file_is_a_run_for_1_2_and_4_ranks(name, world_size):
-    config = read_request([str(FOLDER / name)]).config
+    config = request_of([str(FOLDER / name)]).config
     described = describe(config.env)
     config, _ = size(config, world_size, world_size, Resources(2, None), lambda: described)
     assert resolve(config, world_size).envs % world_size == 0
@@ -42,7 +42,7 @@ def test_every_file_is_a_run_for_1_2_and_4_ranks(name, world_size):
 
 
 def test_the_base_file_is_the_preset_spelled_out():
-    file, preset = (resolve(read_request([word]).config) for word in (str(FOLDER / "snake-base.yaml"), "Snake-v0"))
+    file, preset = (resolve(request_of([word]).config) for word in (str(FOLDER / "snake-base.yaml"), "Snake-v0"))
     assert differences(file.model_dump(), preset.model_dump()) == {"env.kwargs"}
     assert file.env.kwargs == {"size": 10}  # which is the environment's own default
 
@@ -50,31 +50,31 @@ def test_the_base_file_is_the_preset_spelled_out():
 @pytest.mark.parametrize("ablation", ABLATIONS)
 def test_an_ablation_differs_in_one_setting(ablation):
     names = ("snake-base.yaml", f"snake-base-{ablation}.yaml")
-    base, other = (read_request([str(FOLDER / name)]).config for name in names)
+    base, other = (request_of([str(FOLDER / name)]).config for name in names)
     assert differences(base.model_dump(), other.model_dump()) == {ABLATIONS[ablation]}
     if ablation == "shaping":
         assert other.env.kwargs["gamma"] == other.ppo.gamma
 
 
 def test_the_short_name_is_ours():
-    request = read_request(["Snake-v0"])
+    request = request_of(["Snake-v0"])
     assert request.config.env.id == "lockstep/Snake-v0"
     assert request.note is None
-    assert request.config == read_request(["lockstep/Snake-v0"]).config
-    assert read_request(["CartPole-v1", "--env.id", "Snake-v0"]).config.env.id == "lockstep/Snake-v0"
+    assert request.config == request_of(["lockstep/Snake-v0"]).config
+    assert request_of(["CartPole-v1", "--env.id", "Snake-v0"]).config.env.id == "lockstep/Snake-v0"
     with pytest.raises(ValueError, match="Snake-v1"):
-        describe(read_request(["Snake-v1"]).config.env)
+        describe(request_of(["Snake-v1"]).config.env)
 
 
 LARGE = ("--total-steps", "100000000", "--seed", "42", "--nproc", "4", "--amp")
 
 
 def test_the_command_line_of_the_large_one():
-    request = read_request([str(FOLDER / "snake-large.yaml"), *LARGE])
+    request = request_of([str(FOLDER / "snake-large.yaml"), *LARGE])
     assert (request.config.total_steps, request.config.seed, request.options.nproc) == (100_000_000, 42, 4)
     assert request.config.precision == "bf16"
     for kind, count in (("auto", 48), ("max", 64)):
-        config = read_request([str(FOLDER / "snake-large.yaml"), *LARGE, "--num-envs-per-rank", kind]).config
+        config = request_of([str(FOLDER / "snake-large.yaml"), *LARGE, "--num-envs-per-rank", kind]).config
         resources = Resources(16, None, 85 * GB)
         config, line = size(config, 4, 4, resources, lambda: describe(request.config.env))
         assert resolve(config, 4).envs == 4 * count
@@ -82,10 +82,10 @@ def test_the_command_line_of_the_large_one():
 
 
 def test_amp_is_bf16_and_takes_no_value():
-    assert read_request(["Snake-v0", "--amp", "--seed", "3"]).config.precision == "bf16"
-    assert read_request(["Snake-v0", "--amp", "--no-amp"]).config.precision == "fp32"
-    assert read_request(["Snake-v0"]).config.precision == "fp32"
+    assert request_of(["Snake-v0", "--amp", "--seed", "3"]).config.precision == "bf16"
+    assert request_of(["Snake-v0", "--amp", "--no-amp"]).config.precision == "fp32"
+    assert request_of(["Snake-v0"]).config.precision == "fp32"
     with pytest.raises(ValueError, match=r"^'true': one config file or environment id is enough"):
-        read_request(["Snake-v0", "--amp", "true"])
+        request_of(["Snake-v0", "--amp", "true"])
     with pytest.raises(ValueError, match="--amp=true"):
-        read_request(["Snake-v0", "--amp=true"])
+        request_of(["Snake-v0", "--amp=true"])

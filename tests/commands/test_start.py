@@ -1,13 +1,22 @@
 """What is found before anything starts: changed configs on resume, reference policies, networks that don't fit."""
 
+import contextlib
 import json
+import sys
 
 import pytest
 
-from lockstep.commands.train import resumed_config, start_run
+from lockstep.commands.train import prepare, start_run
 from lockstep.config.checks import resolve
-from lockstep.config.command_line import read_request
+from lockstep.config.engines import check_engine_options
+from lockstep.config.keys import validate
+from lockstep.config.presets import PRESETS
 from lockstep.config.run import Config
+from lockstep.core.topology import Topology
+from lockstep.envs.describe import describe
+from lockstep.launch.checks import check_machine
+from lockstep.launch.defaults import request_of
+from lockstep.launch.resume import resumed_config
 
 
 @pytest.fixture
@@ -35,7 +44,7 @@ GROUPS = ("--algorithm", "grpo", "--num-shards", "2", "--grpo.group-size", "4")
 
 
 def train(words):
-    return start_run(read_request(words))
+    return start_run(request_of(words))
 
 
 def trained(folder, name, *words):
@@ -83,4 +92,45 @@ def test_networks_that_do_not_fit_leave_no_run_behind(tmp_path, words, line):
 
 def test_a_config_that_fits_is_read():
     """The negative of the above: nothing is said."""
-    assert read_request(["CartPole-v1", *GROUPS]).config.grpo.group_size == 4
+    assert request_of(["CartPole-v1", *GROUPS]).config.grpo.group_size == 4
+
+
+def calls_of(functions, act):
+    """How often each of these functions is called while ``act`` runs."""
+    names = {function.__code__: function.__name__ for function in functions}
+    found = dict.fromkeys(names.values(), 0)
+
+    def count(frame, event, _):
+        if event == "call" and frame.f_code in names:
+            found[names[frame.f_code]] += 1
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        act()
+    finally:
+        sys.setprofile(before)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("words", "more"),
+    [
+        (("CartPole-v1",), {}),
+        (("CartPole-v1", "--num-envs-per-rank", "4"), {}),
+        (("CartPole-v1", "--num-envs-per-rank", "auto"), {"resolve": 1}),  # the first number tried fits
+        (("CartPole-v1", "--engine", "jax"), {}),
+        (("lockstep/GridWorld-v0",), {"validate": 1}),  # again with the defaults that its spaces have chosen
+    ],
+)
+def test_each_check_runs_once(tmp_path, monkeypatch, words, more):
+    monkeypatch.delitem(PRESETS, "lockstep/GridWorld-v0")
+    request = [*words, "--runs-dir", str(tmp_path), "--name", "run"]
+
+    def checked():
+        _, run, *_ = prepare(request_of(request), Topology(), contextlib.ExitStack())
+        run.unlock()
+
+    once = dict.fromkeys(("check_engine_options", "check_machine", "describe", "resolve"), 1)
+    expected = once | {"validate": 2 + more.get("validate", 0)} | {"resolve": 1 + more.get("resolve", 0)}
+    assert calls_of([validate, check_engine_options, check_machine, describe, resolve], checked) == expected

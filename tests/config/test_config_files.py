@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.config.command_line import read_file, read_request
+from lockstep.config.command_line import read_request
+from lockstep.config.files import read_file
 from lockstep.config.run import Config
 
 SETTINGS = {

@@ -2,7 +2,6 @@ import copy
 import math
 
 import gymnasium
-import numpy as np
 import pytest
 
 from lockstep.config.checks import resolve
@@ -99,109 +98,6 @@ def test_hopper_walker_and_half_cheetah_train_by_cleanrls_values():
         assert config.normalize.returns
         assert config.normalize.clip_observations == config.normalize.clip_rewards == 10
         assert config.total_steps == 1_000_000
-
-
-# ---- environments without a preset
-
-
-@pytest.fixture
-def unknown():
-    """Registers an environment under an id that has no preset."""
-    made = []
-
-    def register(entry_point):
-        env_id = f"Unknown{len(made)}-v0"
-        gymnasium.register(env_id, entry_point, max_episode_steps=100)
-        made.append(env_id)
-        return env_id
-
-    yield register
-    for env_id in made:
-        del gymnasium.registry[env_id]
-
-
-CARTPOLE = "gymnasium.envs.classic_control.cartpole:CartPoleEnv"
-PENDULUM = "gymnasium.envs.classic_control.pendulum:PendulumEnv"
-
-
-def images(**_):
-    env = gymnasium.make("CartPole-v1")
-    env.observation_space = gymnasium.spaces.Box(0, 255, (8, 8, 3), np.uint8)
-    return env
-
-
-def test_continuous_actions_are_normalised_and_the_line_says_so(unknown):
-    env_id = unknown(PENDULUM)
-    request = read_request([env_id, "--num-steps", "64"])
-    assert request.config.normalize.observations
-    assert request.config.normalize.returns
-    assert (request.config.num_steps, request.config.ppo.num_minibatches) == (64, 32)
-    assert request.note == (
-        f"no preset for {env_id}: defaults for continuous actions (as for MuJoCo): total_steps 1000000, num_envs 8, "
-        "normalize.observations True, normalize.returns True, ppo.learning_rate 0.0003, ppo.num_epochs 10, "
-        "ppo.num_minibatches 32, ppo.value_clip_range 0.2"
-    )
-    assert resolve(request.config, 8).shards == 8
-
-
-def test_discrete_actions_have_the_configs_own_defaults(unknown):
-    env_id = unknown(CARTPOLE)
-    request = read_request([env_id])
-    plain = Config.model_validate({"env": env_id, "num_envs": 8})
-    assert request.config == plain
-    assert request.note is not None
-    assert request.note.startswith(f"no preset for {env_id}: defaults for discrete actions: num_envs 8, num_steps 128")
-
-
-def test_images_have_ataris_values(unknown):
-    request = read_request([unknown(images)])
-    assert request.config.ppo == config_of(preset_for("ALE/Pong-v5")).ppo
-    assert request.note is not None
-    assert "image observations" in request.note
-
-
-def blind(**_):
-    env = gymnasium.make("Pendulum-v1")
-    env.observation_space = gymnasium.spaces.Tuple(
-        [gymnasium.spaces.Discrete(3), gymnasium.spaces.MultiDiscrete([2, 4])]
-    )
-    return env
-
-
-def test_observations_without_numbers_are_not_normalised(unknown):
-    request = read_request([unknown(blind)])
-    assert not request.config.normalize.observations
-    assert request.config.normalize.returns
-    assert "normalize.observations False, normalize.returns True" in str(request.note)
-
-
-def test_grpo_takes_its_sizes_and_no_normalised_returns(unknown):
-    request = read_request([unknown(PENDULUM), "--algorithm", "grpo"])
-    assert (request.config.num_envs, request.config.ppo.num_minibatches) == (64, 4)
-    assert (request.config.normalize.observations, request.config.normalize.returns) == (True, False)
-    assert "num_envs 64" in str(request.note)
-    assert "normalize.returns" not in str(request.note)
-
-
-def test_nothing_is_said_where_nothing_was_chosen(unknown, tmp_path):
-    assert read_request(["CartPole-v1"]).note is None
-    assert read_request(["NeverRegistered-v0"]).note is None
-    first = read_request([unknown(PENDULUM)])
-    assert first.note is not None
-    path = tmp_path / "config.json"
-    path.write_text(resolve(first.config).model_dump_json())
-    again = read_request([str(path)])
-    assert again.note is None
-    assert again.config == resolve(first.config)
-
-
-def test_the_environment_is_looked_at_with_its_own_arguments(unknown):
-    def either(continuous=False, **_):
-        return gymnasium.make("Pendulum-v1" if continuous else "CartPole-v1")
-
-    env_id = unknown(either)
-    assert not read_request([env_id]).config.normalize.returns
-    assert read_request([env_id, "--env.kwargs", '{"continuous": true}']).config.normalize.returns
 
 
 @pytest.mark.parametrize("env_id", [*sorted(set(PRESETS) - set(ATARI_IDS)), "ALE/Pong-v5"])

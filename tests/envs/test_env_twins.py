@@ -2,17 +2,17 @@
 
 import pytest
 
-from lockstep.commands.train import resumed_config
 from lockstep.config.checks import resolve
-from lockstep.config.command_line import read_request
 from lockstep.config.run import Config
+from lockstep.launch.defaults import request_of
+from lockstep.launch.resume import resumed_config
 
 TWINS = ("CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0")
 JAX = ("--engine", "jax")
 
 
 def asked(*words):
-    request = read_request([*words])
+    request = request_of([*words])
     return request.config.env.id, request.note
 
 
@@ -27,9 +27,9 @@ def test_an_id_with_a_twin_is_stepped_inside_the_program(env_id):
 
 
 def test_its_settings_are_those_of_the_id_that_was_given():
-    plain, inside = read_request(["Pendulum-v1"]).config, read_request(["Pendulum-v1", *JAX]).config
+    plain, inside = request_of(["Pendulum-v1"]).config, request_of(["Pendulum-v1", *JAX]).config
     assert inside.model_copy(update={"env": plain.env, "engine": "torch"}) == plain
-    limited = read_request(["Pendulum-v1", *JAX, "--env.max-episode-steps", "50"]).config.env
+    limited = request_of(["Pendulum-v1", *JAX, "--env.max-episode-steps", "50"]).config.env
     assert (limited.id, limited.max_episode_steps) == ("lockstep/Pendulum-v1", 50)
 
 

@@ -4,12 +4,12 @@ import types
 
 import pytest
 
-from lockstep.config.command_line import read_request
 from lockstep.core.topology import Topology
 from lockstep.jax_engine.distributed import processes
 from lockstep.jax_engine.setup import accelerators, devices, set_up
 from lockstep.jax_engine.setup.accelerators import Accelerators, on_this_machine
 from lockstep.launch import jax_start
+from lockstep.launch.defaults import request_of
 
 
 @pytest.fixture
@@ -60,15 +60,11 @@ def told(monkeypatch):
 
     def of(*words, launched=False):
         calls = []
-        fake = types.SimpleNamespace(set_up_jax=lambda *args: calls.append(args))
-        real = jax_start.importlib.import_module
-        monkeypatch.setattr(
-            jax_start.importlib, "import_module", lambda name: fake if name.endswith(".processes") else real(name)
-        )
+        monkeypatch.setattr(processes, "set_up_jax", lambda *args: calls.append(args))
         if launched:
             monkeypatch.setattr(jax_start, "topology_of", lambda options: place(0, 2, 0, 2))
-        request = read_request(["CartPole-v1", "--engine", "jax", *words])
-        jax_start.start_jax(request.config.env, request.config.model_dump(), request.options)
+        request = request_of(["CartPole-v1", "--engine", "jax", *words])
+        jax_start.start_jax(request.config, request.options)
         return [(platform, number) for _, platform, number, _, _, _ in calls]
 
     return of

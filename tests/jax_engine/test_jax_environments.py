@@ -1,6 +1,7 @@
 """The engine's environments: array environments against their own NumPy physics, ids, options and their errors."""
 
 import importlib
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -163,14 +164,7 @@ def test_a_package_that_isnt_installed_is_named(env_id, package, monkeypatch):
 
 
 def test_without_jax_a_description_names_the_extra(monkeypatch):
-    real = importlib.import_module
-
-    def absent(name, *arguments):
-        if name == "lockstep.jax_engine.envs.environments":
-            raise ModuleNotFoundError("No module named 'jax'", name="jax")
-        return real(name, *arguments)
-
-    monkeypatch.setattr(importlib, "import_module", absent)
+    monkeypatch.setitem(sys.modules, "jax", None)
     with pytest.raises(ValueError, match=r"jax isn't installed; pip install 'lockstep-rl\[jax\]'"):
         describe(EnvConfig(id="gymnax/CartPole-v1"))
 

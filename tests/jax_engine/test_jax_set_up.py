@@ -10,6 +10,7 @@ import pytest
 
 from lockstep.config.run import Config
 from lockstep.core.topology import Topology
+from lockstep.envs.describe import describe
 from lockstep.jax_engine.session import pool_of
 from lockstep.jax_engine.setup import set_up
 
@@ -115,7 +116,9 @@ def test_a_pool_that_is_too_small_for_what_comes_later_is_one_line(monkeypatch):
 )
 def test_the_pool_is_lean_only_where_neither_bits_nor_waiting_devices_need_more(changes, topology, threads):
     values = {"engine": "jax", "env": {"id": "lockstep/CartPole-v1"}, "num_envs": 16, "num_shards": 8, **changes}
-    assert pool_of(Config.model_validate(values), 2, topology) == threads
+    config = Config.model_validate(values)
+    description = None if config.env.jax_only else describe(config.env)
+    assert pool_of(config, 2, topology, description) == threads
 
 
 def test_a_platform_that_isnt_there_is_one_line(tmp_path):

@@ -177,9 +177,9 @@ def lowered(program, *arguments):
 def test_programs_whose_collectives_have_no_order_get_more_threads(cut_everything):
     run = begun("fsdp", 2, 2)
     assert unordered(compiled_text(run))
-    alone = Topology()
-    assert session.pool_of(run.program.config, 2, alone) == 4
-    assert session.pool_of(begun("exact").program.config, 2, alone) == 2
+    alone, exact = Topology(), begun("exact").program
+    assert session.pool_of(run.program.config, 2, alone, run.program.description) == 4
+    assert session.pool_of(exact.config, 2, alone, exact.description) == 2
 
 
 # --- the same agent --------------------------------------------------------------------------------------------------

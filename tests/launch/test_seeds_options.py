@@ -3,8 +3,8 @@
 import pytest
 
 from lockstep.commands.train import start_run
-from lockstep.config.command_line import read_request
 from lockstep.config.run import Config, RunOptions
+from lockstep.launch.defaults import request_of
 from lockstep.launch.seeds import check_seeds, seeds_next_steps
 from lockstep.runs.directory import default_name, find_run
 
@@ -13,7 +13,7 @@ SEEDS = ("--engine", "jax", "--num-seeds", "3")
 
 def refused(folder, *words):
     with pytest.raises(ValueError) as caught:
-        start_run(read_request([*words, "--runs-dir", str(folder / "out"), "--quiet"]))
+        start_run(request_of([*words, "--runs-dir", str(folder / "out"), "--quiet"]))
     assert not (folder / "out").exists()
     assert "\n" not in str(caught.value)
     return str(caught.value)

@@ -108,19 +108,19 @@ def test_available_memory_is_the_least_of_system_and_container(monkeypatch, tmp_
 
 
 def test_a_run_prints_the_rule_and_keeps_the_number(monkeypatch, tmp_path, capsys):
-    from lockstep.config.command_line import read_request
+    from lockstep.launch.defaults import request_of
 
-    monkeypatch.setattr(start, "available_cores", lambda: 3)
-    monkeypatch.setattr(start, "available_memory", lambda: PLENTY)
+    monkeypatch.setattr(sizing, "available_cores", lambda: 3)
+    monkeypatch.setattr(sizing, "available_memory", lambda: PLENTY)
     words = ["CartPole-v1", "--num-envs-per-rank", "auto", "--num-steps", "8", "--runs-dir", str(tmp_path)]
-    assignment, run, *_ = start._prepare(read_request([*words, "--name", "a"]), Topology(), contextlib.ExitStack())
+    prepared = lambda *words: start.prepare(request_of(words), Topology(), contextlib.ExitStack())  # noqa: E731
+    assignment, run, *_ = prepared(*words, "--name", "a")
     run.unlock()
     assert re.match(r"num_envs_per_rank auto: 16 for each of 3 cores; --num-envs-per-rank N", capsys.readouterr().out)
     stored = json.loads((tmp_path / "a" / "config.json").read_text())
     assert (stored["num_envs"], stored["num_envs_per_rank"]) == (48, None)
     assert assignment.config.num_envs == 48
-    again = read_request([*words[:2], "5", *words[3:], "--name", "b"])
-    _, run, *_ = start._prepare(again, Topology(), contextlib.ExitStack())
+    _, run, *_ = prepared(*words[:2], "5", *words[3:], "--name", "b")
     run.unlock()
     assert json.loads((tmp_path / "b" / "config.json").read_text())["num_envs"] == 5
 

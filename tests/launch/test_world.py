@@ -9,9 +9,9 @@ import pytest
 
 from lockstep.cli import main
 from lockstep.commands import train as start
-from lockstep.config.command_line import read_request
 from lockstep.core.topology import Topology
 from lockstep.launch import world
+from lockstep.launch.defaults import request_of
 from lockstep.launch.rank import Assignment
 from lockstep.launch.world import World, topology_of, world_of, world_words
 
@@ -27,7 +27,7 @@ def cores(monkeypatch):
 
 
 def asked(*words, topology=None):
-    request = read_request(["CartPole-v1", "--num-envs", "8", *words])
+    request = request_of(["CartPole-v1", "--num-envs", "8", *words])
     return world_of(request.options, request.config, topology or Topology())
 
 
@@ -66,7 +66,7 @@ def test_devices_follow_what_shards_there_are(cores):
     assert asked(*JAX, "--num-envs", "2") == World(1, 1, 2)
     assert asked(*JAX, "--num-shards", "1") == World(1, 1, 1)
     per_rank = ("--engine", "jax", "--num-envs-per-rank", "3")
-    request = read_request(["CartPole-v1", *per_rank])
+    request = request_of(["CartPole-v1", *per_rank])
     assert world_of(request.options, request.config, Topology()) == World(1, 1, 4)
 
 
@@ -93,14 +93,14 @@ def test_accelerators_are_counted_by_the_engine(monkeypatch):
 
 def test_a_process_that_is_told_its_place():
     flags = ("--coordinator", "127.0.0.1:4000", "--num-processes", "2", "--process-id", "1")
-    topology = topology_of(read_request(["CartPole-v1", *JAX, *flags]).options)
+    topology = topology_of(request_of(["CartPole-v1", *JAX, *flags]).options)
     assert (topology.rank, topology.world_size, topology.coordinator) == (1, 2, "127.0.0.1:4000")
     assert asked(*JAX, *flags, "--simulate-devices", "2", topology=topology) == World(2, 2, 2)
-    assert topology_of(read_request(["CartPole-v1"]).options) == Topology()
+    assert topology_of(request_of(["CartPole-v1"]).options) == Topology()
 
 
 def test_the_words_that_make_a_world():
-    torch, jax = (read_request(["CartPole-v1", "--engine", name]).config for name in ("torch", "jax"))
+    torch, jax = (request_of(["CartPole-v1", "--engine", name]).config for name in ("torch", "jax"))
     assert world_words(torch, 4) == ["--nproc", "4"]
     assert world_words(jax, 4) == ["--nproc", "1", "--simulate-devices", "4"]
     assert world_words(jax, 4, 2) == ["--nproc", "2", "--simulate-devices", "2"]
@@ -111,7 +111,9 @@ def test_the_words_that_make_a_world():
 
 
 class TellingEngine(types.ModuleType):
-    """Stands in for the JAX engine's training module."""
+    """Stands in for the JAX engine's door."""
+
+    PACKAGES = ()
 
     def __init__(self, name):
         super().__init__(name)
@@ -155,8 +157,8 @@ class TellingServer:
 
 @pytest.fixture
 def engine(monkeypatch, tmp_path, cores):
-    telling = TellingEngine("lockstep.jax_engine.train")
-    monkeypatch.setitem(sys.modules, "lockstep.jax_engine.train", telling)
+    telling = TellingEngine("lockstep.jax_engine.engine")
+    monkeypatch.setitem(sys.modules, "lockstep.jax_engine.engine", telling)
     monkeypatch.setattr(start, "rank_server", lambda config: TellingServer(telling.told))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.chdir(tmp_path)
@@ -186,7 +188,7 @@ def test_several_processes_are_started_and_told_their_devices(engine):
 
 
 def test_devices_of_an_accelerator_are_checked_before_the_run_is_made(engine, capsys, monkeypatch):
-    monkeypatch.setattr(start, "start_jax", lambda env, settings, options: None)
+    monkeypatch.setattr(start, "start_jax", lambda config, options: None)
 
     def none(device, number):
         raise ValueError(f"devices: {number} asked for and there is no {device}")

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from lockstep.config.checks import resolve
-from lockstep.config.command_line import read_request
 from lockstep.config.run import CheckpointConfig, Config, EnvConfig, LogConfig
 from lockstep.core.topology import Topology
+from lockstep.launch.defaults import request_of
 from lockstep.runs.checkpoint import CheckpointWriter, pack, to_files
 from lockstep.runs.directory import RunDirectory, create_run, default_name, find_run, is_writer
 
@@ -52,7 +52,7 @@ def test_a_new_run_holds_its_config_and_nothing_else(tmp_path):
     path = create(tmp_path)
     assert path == tmp_path / "runs" / "a"
     assert everything_in(path) == ["config.json"]
-    assert read_request([str(path)]).config == CONFIG
+    assert request_of([str(path)]).config == CONFIG
 
 
 def test_a_run_without_a_name_is_named_after_environment_and_seed(tmp_path):
@@ -286,7 +286,7 @@ def test_summary_and_config_replace_the_ones_before(tmp_path):
     run.write_summary({"final_return": None})
     assert json.loads((run.path / "summary.json").read_text()) == {"final_return": None}
     run.write_config(resolve(Config(seed=9)))
-    assert read_request([str(run.path)]).config.seed == 9
+    assert request_of([str(run.path)]).config.seed == 9
     assert everything_in(run.path) == ["config.json", "summary.json"]
 
 

@@ -12,12 +12,12 @@ from rich.table import Table
 
 from lockstep.commands.described import described_run
 from lockstep.commands.parser import CommandParser
+from lockstep.config.engines import engine_module
 from lockstep.config.keys import validate
 from lockstep.config.run import RunOptions
 from lockstep.core.process import EXIT_FAILURE, report_failure
 from lockstep.core.topology import available_cores
 from lockstep.envs.describe import describe
-from lockstep.launch.rank import engine_module
 from lockstep.scaling.ledger import Ledger, open_ledger
 from lockstep.scaling.measure import Outcome
 from lockstep.scaling.plan import MODES, Job, Plan, parse_world_sizes

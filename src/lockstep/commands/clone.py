@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.commands.parser import CommandParser, at_least_one
-from lockstep.config.command_line import read_request
+from lockstep.launch.defaults import request_of
 from lockstep.policies.cloning import CloneSettings, clone
 
 
@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
     if not options.learning_rate > 0:
         raise ValueError(f"learning_rate: {options.learning_rate}; use a number above 0")
     settings = CloneSettings(options.epochs, options.batch, options.learning_rate, options.seed, options.validation)
-    network = None if options.like is None else read_request([options.like]).config.network
+    network = None if options.like is None else request_of([options.like]).config.network
     found = clone(options.episodes, options.out, settings, network)
     share = f", {found['accuracy']:.1%} of actions alike" if found.get("accuracy") is not None else ""
     print(f"{found['environment']}: {found['recorded_steps']:,} steps of {found['policy']}{share} → {options.out}")

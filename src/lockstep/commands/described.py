@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lockstep.config.command_line import parse_arguments, read_request
+from lockstep.config.command_line import parse_arguments
 from lockstep.config.run import Config, RunOptions
+from lockstep.launch.defaults import request_of
 
 
 def described_run(command: str, target: str, rest: Sequence[str]) -> Config:
@@ -25,4 +26,4 @@ def described_run(command: str, target: str, rest: Sequence[str]) -> Config:
             raise ValueError(f"{key}: {command} starts its own runs; give only what describes the run")
     if given.positional:
         raise ValueError(f"{given.positional[0]!r}: one config file or environment id is enough, before the options")
-    return read_request([target, *rest]).config
+    return request_of([target, *rest]).config

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.commands.parser import CommandParser, add_policy_options, at_least_one
-from lockstep.config.command_line import read_request
-from lockstep.launch.rank import engine_module
+from lockstep.config.engines import engine_module
+from lockstep.launch.defaults import request_of
 from lockstep.policies.baselines import BASELINES, Actor, Baseline
 from lockstep.policies.evaluation import BATCH, evaluate, start_of
 from lockstep.policies.policy import load_policy
@@ -76,7 +76,7 @@ def actor_of(options: argparse.Namespace) -> Actor:
         return load_policy(options.run, options.checkpoint, options.runs_dir)
     inside = Path(options.runs_dir) / options.run
     target = str(inside) if (inside / "config.json").is_file() else options.run
-    return Baseline(options.policy, read_request([target]).config)
+    return Baseline(options.policy, request_of([target]).config)
 
 
 def check_device(actor: Actor) -> None:

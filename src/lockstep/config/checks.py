@@ -1,17 +1,16 @@
-"""Does a config fit together? What doesn't is one line: the key, the value, and what would work."""
+"""Checks that a config fits together; what doesn't is one line: the key, the value, and what would work."""
 
 from __future__ import annotations
 
 import json
 
-from lockstep.config.devices import check_devices
-from lockstep.config.engines import check_engine
+from lockstep.config.engines import check_devices, check_engine
 from lockstep.config.run import Config
 from lockstep.core.shards import check_shards, check_world_size, default_num_shards
 
 
 def resolve(config: Config, world_size: int = 1) -> Config:
-    """Fix ``num_envs`` and ``num_shards`` and check that everything divides.
+    """Fixes ``num_envs`` and ``num_shards`` and checks that everything divides.
 
     Args:
         config: as the user gave it.
@@ -20,6 +19,18 @@ def resolve(config: Config, world_size: int = 1) -> Config:
     Raises:
         ValueError: one line with the key, the value and the nearest values that work.
     """
+    num_envs, num_shards = envs_and_shards(config, world_size)
+    if config.engine == "jax":
+        check_devices(world_size, num_envs, num_shards)
+    else:
+        check_world_size(world_size, num_shards)
+    _check_minibatches(config, num_envs // num_shards)
+    _check_choices(config)
+    return config.model_copy(update={"num_envs": num_envs, "num_envs_per_rank": None, "num_shards": num_shards})
+
+
+def envs_and_shards(config: Config, world_size: int) -> tuple[int, int]:
+    """Finds the numbers of environments and of shards of a run on ``world_size`` ranks; errors as :func:`resolve`."""
     num_envs, num_shards = config.num_envs, config.num_shards
     if config.num_envs_per_rank is not None:
         if isinstance(config.num_envs_per_rank, str):
@@ -37,13 +48,7 @@ def resolve(config: Config, world_size: int = 1) -> Config:
     num_envs = num_envs or 8
     num_shards = num_shards or default_num_shards(max(1, num_envs // config.group_size))
     check_shards(num_envs, num_shards)
-    if config.engine == "jax":
-        check_devices(world_size, num_envs, num_shards)
-    else:
-        check_world_size(world_size, num_shards)
-    _check_minibatches(config, num_envs // num_shards)
-    _check_choices(config)
-    return config.model_copy(update={"num_envs": num_envs, "num_envs_per_rank": None, "num_shards": num_shards})
+    return num_envs, num_shards
 
 
 def _check_power_of_two(config: Config, world_size: int) -> None:

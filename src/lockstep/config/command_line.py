@@ -1,101 +1,55 @@
-"""Where a config comes from: presets, YAML/JSON/TOML files and the command line, one validator for all.
+"""The command line of ``lockstep train``: what it says, with presets and config files below it, and its ``--help``.
 
-Later sources override earlier ones: defaults, the preset of the environment, the file, the command line.
+Later sources override earlier ones: defaults, the preset of the environment, the file, the command line. Reading them
+makes no environment; what depends on one is added by :mod:`lockstep.launch.defaults`.
 """
 
 from __future__ import annotations
 
+import copy
 import difflib
+import functools
 import json
-import tomllib
+import shutil
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.keys import ALIASES, FREE, FREE_NAMES, LEAVES, Leaf, validate
-from lockstep.config.presets import for_grpo, has_preset, preset_for
+from lockstep.config.files import FILE_SUFFIXES, merge, nest, read_file
+from lockstep.config.keys import ALIASES, FREE, LEAVES, Leaf, validate
+from lockstep.config.presets import for_grpo, preset_for
 from lockstep.config.run import Config, RunOptions
-
-FILE_SUFFIXES = (".yaml", ".yml", ".json", ".toml")
 
 SWITCHES = {"--amp": ("precision", "bf16"), "--no-amp": ("precision", "fp32")}
 """Options without a value that stand for a value of another."""
 
+USAGE = """\
+usage: lockstep train CONFIG_FILE_OR_ENV_ID [OPTIONS]
 
-def _yaml(text: str) -> Any:
-    import yaml
+Train an agent.
 
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(" ".join(str(error).split())) from None
+CONFIG_FILE_OR_ENV_ID is a YAML, JSON or TOML file, a run directory, or an environment id whose preset is the start.
+--env.kwargs '{"g": 9.8}' gives the environment arguments, as JSON; --network.custom-kwargs the custom network's.
+--amp is --precision bf16.
+Aliases: --total-timesteps, --n-envs, --n-steps, --n-epochs, --learning-rate, --lr, --gamma, --gae-lambda, --ent-coef,
+--target-kl, --max-grad-norm, --log-jsonl, --env-id, --world-size.
 
-
-def read_file(path: Path) -> dict[str, Any]:
-    """Read a YAML, JSON or TOML config file; keys may be nested or dotted.
-
-    Raises:
-        ValueError: the file is missing, of another kind, or doesn't parse; one line that says so.
-    """
-    if not path.is_file():
-        siblings = [p.name for p in path.parent.glob("*") if p.suffix in FILE_SUFFIXES] if path.parent.is_dir() else []
-        close = difflib.get_close_matches(path.name, siblings, 1, 0.6)
-        raise ValueError(
-            f"{path}: no such config file" + (f"; did you mean {path.parent / close[0]}?" if close else "")
-        )
-    readers = {".toml": tomllib.loads, ".json": json.loads, ".yaml": _yaml, ".yml": _yaml}
-    if path.suffix not in readers:
-        raise ValueError(f"{path}: a config file ends in {', '.join(FILE_SUFFIXES)}")
-    try:
-        values = readers[path.suffix](path.read_text())
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{path}: can't be read: {error}") from None
-    if not isinstance(values, dict):
-        raise ValueError(f"{path}: a config is a mapping of keys to values, not {type(values).__name__}")
-    return nested(values)
-
-
-def nested(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted keys as nested dicts; at the top, aliases as the names they stand for."""
-    out: dict[str, Any] = {}
-    for key, value in values.items():
-        name = str(key).replace("-", "_")
-        path = name if prefix or isinstance(value, dict) else ALIASES.get(name, name)
-        inner = isinstance(value, dict) and prefix + path not in FREE
-        merge(out, _nest(path.split("."), nested(value, f"{prefix}{path}.") if inner else value))
-    return out
-
-
-def _nest(path: Sequence[str], value: Any) -> dict[str, Any]:
-    for part in reversed(path):
-        value = {part: value}
-    return value
-
-
-def merge(base: dict[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
-    """Overlay nested dicts in place; ``env.kwargs`` and its like are replaced whole; returns ``base``."""
-    for key, value in overlay.items():
-        if isinstance(value, Mapping) and isinstance(base.get(key), dict) and key not in FREE_NAMES:
-            merge(base[key], value)
-        else:
-            base[key] = value
-    return base
-
-
-# --- command line -----------------------------------------------------------------------------------------------
+  -h, --help
+        show this help message and exit"""
 
 
 @dataclass
 class Arguments:
-    """What a command line says: positional words, and settings as nested dicts."""
+    """Holds what a command line says: positional words, and settings as nested dicts."""
 
     positional: list[str] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
 
 
 def _leaf_of(flag: str) -> tuple[Leaf, bool]:
-    """The setting that ``--flag`` names, and whether it is negated (``--no-quiet``, ``--log.no-tensorboard``)."""
+    """Finds the setting that ``--flag`` names, and whether it is negated (``--no-quiet``, ``--log.no-tensorboard``)."""
     name = flag[2:].replace("-", "_")
     name = ALIASES.get(name, name)
     if name in LEAVES:
@@ -128,7 +82,7 @@ def _value(leaf: Leaf, flag: str, words: list[str]) -> Any:
 
 
 def parse_arguments(argv: Sequence[str]) -> Arguments:
-    """Split a command line into positional words and settings; values are checked later, by the config itself.
+    """Splits a command line into positional words and settings; values are checked later, by the config itself.
 
     Raises:
         ValueError: an unknown option or a missing value, in one line with the nearest option.
@@ -160,7 +114,7 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
             if not given:
                 raise ValueError(f"{flag}: needs a value")
             value = _value(leaf, flag, given)
-        merge(out.settings, _nest(leaf.path.split("."), value))
+        merge(out.settings, nest(leaf.path.split("."), value))
     return out
 
 
@@ -169,26 +123,40 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asked for.
+    """Holds what the user asked for, before anybody has looked at the environment.
 
     Attributes:
         config: the settings of all sources.
         options: how and where it is run.
-        overrides: the settings that were given explicitly.
-        note: what was decided for the user, a line each: defaults for an environment without a preset, an array
-            environment in place of Gymnasium's; else None.
+        preset: nested settings of the environment's preset.
+        file: those of the config file or run directory, or just the environment id.
+        given: those of the command line.
     """
 
     config: Config
     options: RunOptions
-    overrides: dict[str, Any]
-    note: str | None = None
+    preset: dict[str, Any]
+    file: dict[str, Any]
+    given: dict[str, Any]
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """The settings that were given explicitly."""
+        return merge(copy.deepcopy(self.file), self.given)
+
+    def config_over(self, defaults: Mapping[str, Any]) -> Config:
+        """Reads the config again, with these settings below all others."""
+        return validate(Config, layered(defaults, self.preset, self.file, self.given), "command line")
 
 
-def base_settings(target: str | None) -> tuple[dict[str, Any], str]:
-    """The settings of a config file, a run directory or an environment id, and what to call their source."""
+def base_settings(target: str | None) -> tuple[dict[str, Any], str | None]:
+    """Reads the settings of a config file, a run directory or an environment id.
+
+    Returns:
+        Nested settings, and the file that they stand in, if they do.
+    """
     if target is None:
-        return {}, "command line"
+        return {}, None
     path = Path(target)
     if path.suffix in FILE_SUFFIXES:
         return read_file(path), target
@@ -196,11 +164,11 @@ def base_settings(target: str | None) -> tuple[dict[str, Any], str]:
         return read_file(path / "config.json"), str(path / "config.json")
     if path.is_dir() and path.parent.name == "checkpoints":
         raise ValueError(f"{target} is a checkpoint; --resume {target} continues from it")
-    return {"env": {"id": target}}, target
+    return {"env": {"id": target}}, None
 
 
 def _no_booleans(values: Any, path: str = "") -> None:
-    """A YAML ``true`` where a number is wanted would quietly be 1."""
+    """Refuses a YAML ``true`` where a number is wanted: it would quietly be 1."""
     for key, value in values.items() if isinstance(values, Mapping) else ():
         inner = f"{path}{key}"
         if isinstance(value, bool) and inner in LEAVES and LEAVES[inner].kind != "flag":
@@ -209,12 +177,21 @@ def _no_booleans(values: Any, path: str = "") -> None:
             _no_booleans(value, f"{inner}.")
 
 
-def _layer(base: dict[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
-    if overlay.get("num_envs_per_rank") is not None and "num_envs" not in overlay:
-        base = {k: v for k, v in base.items() if k != "num_envs"}
-    if overlay.get("num_envs") is not None and "num_envs_per_rank" not in overlay:
-        base = {k: v for k, v in base.items() if k != "num_envs_per_rank"}
-    return merge(base, overlay)
+def layered(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Lays nested settings over one another, the last on top; ``num_envs`` and ``num_envs_per_rank`` take turns."""
+    out: dict[str, Any] = {}
+    for layer in layers:
+        for number, other in (("num_envs_per_rank", "num_envs"), ("num_envs", "num_envs_per_rank")):
+            if layer.get(number) is not None and other not in layer:
+                out.pop(other, None)
+        merge(out, copy.deepcopy(layer))
+    return out
+
+
+def _validated(model: Any, below: dict[str, Any], given: dict[str, Any], file: str | None) -> Any:
+    """Validates what a file says, if there is one, and what the command line makes of it, if that says anything."""
+    found = None if file is None else validate(model, below, file)
+    return found if found is not None and not given else validate(model, layered(below, given), "command line")
 
 
 def _env_id(*layers: Mapping[str, Any]) -> str | None:
@@ -226,7 +203,7 @@ def _env_id(*layers: Mapping[str, Any]) -> str | None:
 
 
 def read_request(argv: Sequence[str], needs_env: bool = True) -> Request:
-    """The config and options of ``lockstep train ARGV``; without an environment if that is not needed.
+    """Reads the config and options of ``lockstep train ARGV``; without an environment if that is not needed.
 
     Raises:
         ValueError: one line that names the key, the value and what would work.
@@ -234,41 +211,57 @@ def read_request(argv: Sequence[str], needs_env: bool = True) -> Request:
     arguments = parse_arguments(argv)
     if len(arguments.positional) > 1:
         raise ValueError(f"{arguments.positional[1]!r}: one config file or environment id is enough")
-    target = arguments.positional[0] if arguments.positional else None
-    file_settings, source = base_settings(target)
-    if isinstance(file_settings.get("env"), str):
-        file_settings["env"] = {"id": file_settings["env"]}
-    options_given = {k: v for k, v in arguments.settings.items() if k in RunOptions.model_fields}
-    config_given = {k: v for k, v in arguments.settings.items() if k in Config.model_fields}
-    options_in_file = {k: file_settings.pop(k) for k in list(file_settings) if k in RunOptions.model_fields}
+    settings, file = base_settings(arguments.positional[0] if arguments.positional else None)
+    if isinstance(settings.get("env"), str):
+        settings["env"] = {"id": settings["env"]}
     try:
-        _no_booleans(file_settings | options_in_file)
+        _no_booleans(settings)
     except ValueError as error:
-        raise ValueError(f"{source}: {error}") from None
-    validate(RunOptions, options_in_file, source)
-    options = validate(RunOptions, options_in_file | options_given, "command line")
-    if needs_env and target is None and options.resume is None and _env_id(config_given) is None:
+        raise ValueError(f"{file}: {error}") from None
+    options_in_file = {k: settings.pop(k) for k in list(settings) if k in RunOptions.model_fields}
+    options_given = {k: v for k, v in arguments.settings.items() if k in RunOptions.model_fields}
+    given = {k: v for k, v in arguments.settings.items() if k in Config.model_fields}
+    options = _validated(RunOptions, options_in_file, options_given, file if options_in_file else None)
+    env_id = _env_id(settings, given)
+    if needs_env and not arguments.positional and options.resume is None and env_id is None:
         raise ValueError("a config file or an environment id is needed, e.g. lockstep train CartPole-v1")
-    env_id = _env_id(file_settings, config_given)
-    base, note = preset_for(env_id) if isinstance(env_id, str) else {}, None
-    if isinstance(env_id, str) and not has_preset(env_id) and options.resume is None:
-        from lockstep.launch.defaults import defaults_by_spaces  # makes the environment: only where it is needed
-
-        given = merge(json.loads(json.dumps(file_settings)), config_given)
-        defaults, note = defaults_by_spaces(env_id, given, options)
-        base = merge(defaults, base)
-    elif isinstance(env_id, str) and config_given.get("algorithm", file_settings.get("algorithm")) == "grpo":
-        base = for_grpo(env_id, base)
-    validate(Config, _layer(json.loads(json.dumps(base)), file_settings), source)
-    settings = _layer(_layer(base, file_settings), config_given)
-    config, line = _stepped_inside(validate(Config, settings, "command line"))
-    lines = [text for text in (note, line) if text is not None]
-    return Request(config, options, merge(dict(file_settings), config_given), "\n".join(lines) or None)
+    preset = preset_for(env_id) if isinstance(env_id, str) else {}
+    if isinstance(env_id, str) and given.get("algorithm", settings.get("algorithm")) == "grpo":
+        preset = for_grpo(env_id, preset)
+    config = _validated(Config, layered(preset, settings), given, file)
+    return Request(config, options, preset, settings, given)
 
 
-def _stepped_inside(config: Config) -> tuple[Config, str | None]:
-    if config.engine != "jax":
-        return config, None
-    from lockstep.envs.batched.twins import stepped_inside  # imports Gymnasium: only where it is needed
+# --- help -------------------------------------------------------------------------------------------------------
 
-    return stepped_inside(config)
+
+def train_help(config: Config, options: RunOptions) -> str:
+    """Lists every option of ``lockstep train`` by section, with its type, its meaning and these values as defaults."""
+    sections: dict[str, list[Leaf]] = {"": []}
+    for leaf in LEAVES.values():
+        sections.setdefault(leaf.path.rpartition(".")[0], []).append(leaf)
+    width, lines = shutil.get_terminal_size().columns, [USAGE]
+    for name, leaves in sections.items():
+        lines += ["", *textwrap.wrap(f"{name} options: {leaves[0].about}" if name else "options:", width)]
+        for leaf in leaves:
+            owner = options if leaf.path in RunOptions.model_fields else config
+            value = functools.reduce(getattr, leaf.path.split("."), owner)
+            meaning = f"{leaf.description} (default: {_spelled(value)})"
+            lines += [
+                f"  {_spellings(leaf)}",
+                *textwrap.wrap(meaning, width, initial_indent=" " * 8, subsequent_indent=" " * 8),
+            ]
+    return "\n".join(lines)
+
+
+def _spellings(leaf: Leaf) -> str:
+    """Writes an option as the command line takes it, with its type."""
+    flag = "--" + leaf.path.replace("_", "-")
+    group, _, last = flag.rpartition(".")
+    negated = f"{group}.no-{last}" if group else f"--no-{flag[2:]}"
+    return f"{flag}, {negated}" if leaf.kind == "flag" else f"{flag} {leaf.type}"
+
+
+def _spelled(value: Any) -> str:
+    """Writes a value as the command line takes it."""
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -1,8 +1,37 @@
-"""What only one of the engines has: settings of the other one are refused in one line, never ignored."""
+"""The two engines: how one is loaded, which settings each has, how many devices a process of the JAX engine uses.
+
+Settings that only the other engine has are refused in one line, never ignored. Nothing here starts a framework.
+"""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+from typing import Any
+
 from lockstep.config.run import Config, RunOptions
+from lockstep.core.shards import world_sizes
+
+
+class MissingPackageError(ValueError):
+    """An engine needs a package that isn't installed; ``package`` names it."""
+
+    def __init__(self, engine: str, package: str) -> None:
+        super().__init__(f"engine: {engine} needs {package}; pip install 'lockstep-rl[{engine}]'")
+        self.package = package
+
+
+def engine_module(engine: str) -> Any:
+    """Loads an engine's door, ``lockstep.<engine>_engine.engine``, which imports its framework only when it is asked.
+
+    Raises:
+        MissingPackageError: a package of the engine isn't installed.
+    """
+    door = importlib.import_module(f"lockstep.{engine}_engine.engine")
+    for package in door.PACKAGES:
+        if importlib.util.find_spec(package) is None:
+            raise MissingPackageError(engine, package)
+    return door
 
 
 def check_engine(config: Config) -> None:
@@ -105,3 +134,51 @@ def check_fsdp_devices(options: RunOptions, devices: int) -> None:
             f"fsdp_devices: {wanted} doesn't divide the run's {devices} devices; nearest that work: "
             f"{' or '.join(map(str, nearest))}"
         )
+
+
+def default_devices(num_shards: int | None, processes_here: int, cores: int, processes: int | None = None) -> int:
+    """CPU devices of each process where the user gives none: one a core, as far as the shards divide.
+
+    XLA's CPU backend uses two cores better as two devices than as one, and the number can't change the result.
+
+    Args:
+        num_shards: of the run; None: they follow the devices, which must then be a power of two.
+        processes_here: processes that share this machine's cores.
+        cores: CPU cores of this machine that the run may use.
+        processes: of the whole run, on all machines (default: ``processes_here``).
+
+    Returns:
+        The largest number for which ``processes * number`` devices can own the shards equally; at least 1.
+    """
+    processes = processes or processes_here
+    most = max(1, cores // processes_here)
+    if num_shards is None:
+        return 1 << (most.bit_length() - 1)
+    return max((n for n in range(1, most + 1) if num_shards % (processes * n) == 0), default=1)
+
+
+def check_devices(devices: int, num_envs: int, num_shards: int) -> None:
+    """Raise a one-line ``ValueError`` unless ``devices`` of all processes can share the environments equally."""
+    if devices >= 1 and num_shards % devices == 0:
+        return
+    sizes = world_sizes(num_shards)
+    below, above = [n for n in sizes if n < devices], [n for n in sizes if n > devices]
+    fits = " or ".join(map(str, [*below[-1:], *above[:1]]))
+    raise ValueError(
+        f"devices: {devices} can't share {num_envs} environments in {num_shards} shards equally; nearest that work: "
+        f"{fits} devices (num_shards is a power of two that the devices of all processes must divide)"
+    )
+
+
+def check_existing(devices: int, cores: int, processes: int = 1, num_shards: int | None = None) -> None:
+    """Raise a one-line ``ValueError`` if a CPU is asked for more devices than it has cores and simulates none.
+
+    It names as many simulated ones if those of all ``processes`` can own the shards equally.
+    """
+    if devices <= cores:
+        return
+    simulated = "" if num_shards and num_shards % (processes * devices) else f", or --simulate-devices {devices}"
+    raise ValueError(
+        f"devices: {devices} asked for and this machine's CPU has {cores} (one a core); use --devices {cores}"
+        f"{simulated}"
+    )

@@ -38,10 +38,19 @@ ALIASES = {
 
 @dataclass(frozen=True)
 class Leaf:
-    """One setting: its dotted path and its type."""
+    """One setting.
+
+    Attributes:
+        path: dotted.
+        annotation: its type.
+        description: its meaning.
+        about: what its section is.
+    """
 
     path: str
     annotation: Any
+    description: str = ""
+    about: str = ""
 
     @property
     def kind(self) -> str:
@@ -58,19 +67,36 @@ class Leaf:
         """Whether it may be None."""
         return type(None) in _members(self.annotation)
 
+    @property
+    def type(self) -> str:
+        """Its type in words: ``INT``, ``{exact,fast}``, ``{None}|FLOAT FLOAT``."""
+        return "|".join(sorted(map(_type_words, _members(self.annotation)), key=lambda words: words != "{None}"))
+
 
 def _members(annotation: Any) -> tuple[Any, ...]:
     union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     return typing.get_args(annotation) if union else (annotation,)
 
 
+def _type_words(kind: Any) -> str:
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        return _type_words(inner[0])
+    if origin is typing.Literal:
+        return f"{{{','.join(map(str, inner))}}}"
+    if origin is tuple:
+        return f"[{_type_words(inner[0])} ...]" if inner[-1] is ... else " ".join(map(_type_words, inner))
+    return {type(None): "{None}", dict: "JSON"}.get(origin or kind) or kind.__name__.upper()
+
+
 def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[Leaf]:
-    """Every setting of a config model, depth first."""
+    """Yields every setting of a config model, depth first."""
     for name, info in model.model_fields.items():
         if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
             yield from leaves(info.annotation, f"{prefix}{name}.")
         else:
-            yield Leaf(prefix + name, info.annotation)
+            about = (model.__doc__ or "").partition("\n")[0]
+            yield Leaf(prefix + name, info.annotation, info.description or "", about)
 
 
 LEAVES = {leaf.path: leaf for model in (Config, RunOptions) for leaf in leaves(model)}

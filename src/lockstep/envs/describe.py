@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-
 import gymnasium
 
+from lockstep.config.engines import MissingPackageError, engine_module
 from lockstep.config.run import EnvConfig
 from lockstep.envs.batched.envpool import pool_spaces
 from lockstep.envs.description import MASK_SOURCES, EnvDescription, described, stepped_as_arrays
@@ -36,10 +35,10 @@ def describe(config: EnvConfig) -> EnvDescription:
 
 def _jax_spaces(config: EnvConfig) -> tuple[gymnasium.Space, gymnasium.Space, int | None]:
     try:
-        engine = importlib.import_module("lockstep.jax_engine.envs.environments")
-    except ModuleNotFoundError as error:
+        engine = engine_module("jax")
+    except MissingPackageError as error:
         raise ValueError(
-            f"env.id: {config.id} is stepped by JAX and {error.name} isn't installed; pip install 'lockstep-rl[jax]'"
+            f"env.id: {config.id} is stepped by JAX and {error.package} isn't installed; pip install 'lockstep-rl[jax]'"
         ) from None
     return engine.environment_spaces(config)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 
+from lockstep.config.engines import engine_module
 from lockstep.config.run import EnvConfig
 from lockstep.envs.batched.array_envs import ArrayEnvs
 from lockstep.envs.batched.envpool import EnvPoolEnvs
@@ -40,14 +40,11 @@ def make_envs(
     """
     keys = [env_id // group_size for env_id in env_ids]
     if config.jax_only:
-        engine = importlib.import_module("lockstep.jax_engine.envs.for_host")
-        return engine.make_jax_envs(
-            config, description, seed, env_ids, purpose, keys, shard_size or len(env_ids), device
-        )
+        make = engine_module("jax").make_jax_envs
+        return make(config, description, seed, env_ids, purpose, keys, shard_size or len(env_ids), device)
     if config.backend == "tensor" and not (description.is_array and purpose == "eval"):
-        engine = importlib.import_module("lockstep.torch_engine.envs.tensor_envs")
-        size = shard_size or len(env_ids)
-        return engine.make_tensor_envs(config, description, seed, env_ids, purpose, keys, size, device)
+        make = engine_module("torch").make_tensor_envs
+        return make(config, description, seed, env_ids, purpose, keys, shard_size or len(env_ids), device)
     if config.backend == "envpool":
         return EnvPoolEnvs(config, description, seed, env_ids, purpose, shard_size or len(env_ids))
     if description.is_array:

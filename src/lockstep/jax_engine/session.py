@@ -157,7 +157,8 @@ def open_program(config: Config, topology: Topology, options: RunOptions) -> Pro
     """
     on_cpu = config.device == "cpu"
     simulated = options.simulate_devices or options.devices if on_cpu else None
-    pool = pool_of(config, simulated or 1, topology) if on_cpu else None
+    description = None if config.env.jax_only else describe(config.env)
+    pool = pool_of(config, simulated or 1, topology, description) if on_cpu else None
     set_up_jax(config.threads, config.device, simulated, topology, pool, None if on_cpu else options.devices)
     if pool and config.fsdp:
         check_pool(pool, "fsdp")
@@ -167,7 +168,7 @@ def open_program(config: Config, topology: Topology, options: RunOptions) -> Pro
         mesh = make_mesh(fsdp_devices(config, options, devices or jax.device_count()), devices)
         if topology.world_size > 1:
             connect(mesh)
-    description = describe(config.env)
+    description = description or describe(config.env)
     net = check_networks(config, description)
     layout = parameter_layout(config, net, mesh)
     env = make_environment(config.env) if is_jax_environment(config.env) else None
@@ -211,15 +212,14 @@ def open_session(config: Config, topology: Topology, options: RunOptions, checkp
     return session
 
 
-def pool_of(config: Config, devices: int, topology: Topology) -> int:
-    """Threads of the pool that the CPU devices of a process share.
+def pool_of(config: Config, devices: int, topology: Topology, description: EnvDescription | None) -> int:
+    """Threads of the pool that the CPU devices of a process share; no description: JAX steps the environment.
 
     With room where bits may depend on it, as convolutions' do and nobody knows what users bring, and then of one size
     up to eight devices; with room where a device may wait in two collectives at once (FSDP's, those of several
     processes); else lean.
     """
-    foreign = config.network.custom is not None or config.env.jax_only
-    if foreign or describe(config.env).observation.image_bytes > 0:
+    if config.network.custom is not None or description is None or description.observation.image_bytes > 0:
         return roomy_pool(max(devices, pool_devices(config.shards)))
     if config.fsdp or topology.world_size > 1:
         return roomy_pool(devices)

@@ -19,7 +19,7 @@ from lockstep.jax_engine.distributed.placement import gathered, place
 from lockstep.jax_engine.nets.make_net import make_net
 from lockstep.jax_engine.nets.nets import PolicyNet
 from lockstep.jax_engine.nets.parameters import ParameterLayout
-from lockstep.networks.initial import orthogonal_parameters
+from lockstep.networks.initial import initial_parameters
 
 POLICY, OPTIMIZER, NORMALIZERS = "policy/", "optimizer/", "normalizers/"
 MOMENTS = {"exp_avg": "mu", "exp_avg_sq": "nu"}
@@ -108,21 +108,6 @@ def check_networks(config: Config, description: EnvDescription) -> PolicyNet:
             "become one-hot vectors anyway); leave it out"
         )
     return net
-
-
-def initial_parameters(config: Config, net: PolicyNet) -> dict[str, np.ndarray]:
-    """Parameters keyed by ``(seed, "init")``: orthogonal, gain 0.01 for the actor's output and 1 for the critic's."""
-    if net.custom is not None:
-        arrays = dict(net.custom.initial_parameters())
-    else:
-        last = {name: f"{name}.{len(net.sizes(name)) - 2}.weight" for name in ("actor", "critic")}
-        arrays = orthogonal_parameters(config.seed, net.shapes(), {last["actor"]: 0.01, last["critic"]: 1.0})
-        if net.state_dependent_std:
-            bias = last["actor"].replace("weight", "bias")
-            arrays[bias][net.action.outputs :] = config.network.log_std_init
-    if "log_std" in net.shapes():
-        arrays["log_std"] = np.full(net.action.outputs, config.network.log_std_init, np.float32)
-    return arrays
 
 
 def empty_moments(size: int) -> Moments:

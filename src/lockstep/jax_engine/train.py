@@ -16,24 +16,12 @@ from lockstep.jax_engine.evaluation import evaluate_policy
 from lockstep.jax_engine.program.iterations import Iteration, numbers_of
 from lockstep.jax_engine.program.schedule import Schedule
 from lockstep.jax_engine.session import Session, current_policy, device_copies, open_session
-from lockstep.jax_engine.setup.devices import check_device, device_memory, name_ranks, visible_gpus
 from lockstep.jax_engine.setup.memory import peak_memory
-from lockstep.jax_engine.state import check_networks
 from lockstep.runs.checkpoint import Checkpoint
 from lockstep.runs.directory import RunDirectory
 from lockstep.training.metrics import Record, episode_metrics
 from lockstep.training.recorder import Recorder, record_training
 from lockstep.training.stop import RUNNING, StopRequest, TrainResult, reached, stop_code, stop_requests
-
-__all__ = [
-    "TrainResult",
-    "check_device",
-    "check_networks",
-    "device_memory",
-    "name_ranks",
-    "train",
-    "visible_gpus",
-]
 
 
 class Trainer:

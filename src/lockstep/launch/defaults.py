@@ -1,42 +1,76 @@
-"""Settings to start from for an environment without a preset, by its spaces."""
+"""What a request gets beyond what it says: defaults by the environment's spaces, and its twin in arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from lockstep.config.presets import defaults_for, for_grpo
-from lockstep.config.run import EnvConfig, RunOptions
+from lockstep.config.command_line import Request, read_request
+from lockstep.config.presets import defaults_for, for_grpo, has_preset
+from lockstep.config.run import Config, RunOptions
+from lockstep.envs.batched.twins import stepped_inside
 from lockstep.envs.describe import describe
+from lockstep.envs.description import EnvDescription
 from lockstep.launch.jax_start import start_jax
 from lockstep.runs.trackers.service import flattened
 
 
-def defaults_by_spaces(env_id: str, given: Mapping[str, Any], options: RunOptions) -> tuple[dict[str, Any], str | None]:
-    """Make the environment once, and choose defaults by its spaces.
+@dataclass(frozen=True)
+class RunRequest:
+    """Holds a request whose config is whole.
 
-    Args:
-        env_id: of an environment without a preset.
-        given: the settings that were given explicitly, nested.
-        options: how the run is executed; JAX is set up for that if it has to look at the environment.
-
-    Returns:
-        Nested settings, and a line that says which of them stand because nobody gave others. Both are empty for an
-        environment that can't be made: whoever makes it for the run says why.
+    Attributes:
+        config: not resolved.
+        options: how and where it is run.
+        overrides: the settings that were given explicitly, nested.
+        note: what was decided for the user, a line each: defaults for an environment without a preset, an array
+            environment in place of Gymnasium's; else None.
+        description: of the environment, where it had to be looked at.
     """
-    env = {key: value for key, value in given.get("env", {}).items() if key != "id"}
+
+    config: Config
+    options: RunOptions
+    overrides: dict[str, Any]
+    note: str | None = None
+    description: EnvDescription | None = None
+
+
+def request_of(argv: Sequence[str], needs_env: bool = True) -> RunRequest:
+    """Reads a command line, and completes its config by what its environment is; arguments and errors as below it.
+
+    An environment without a preset is made once for that, but not for a run that is resumed.
+    """
+    request = read_request(argv, needs_env)
+    config, lines, description = request.config, [], None
+    if not has_preset(config.env.id) and request.options.resume is None:
+        description = _description(config, request.options)
+        if description is not None:
+            defaults, lines = defaults_by_spaces(description, request)
+            config = request.config_over(defaults)
+    config, line = stepped_inside(config)
+    lines += [] if line is None else [line]
+    return RunRequest(config, request.options, request.overrides, "\n".join(lines) or None, description)
+
+
+def _description(config: Config, options: RunOptions) -> EnvDescription | None:
+    """Makes the environment once; None if it can't be made: whoever makes it for the run says why."""
     try:
-        config = EnvConfig.model_validate(env | {"id": env_id})
-        start_jax(config, given, options)
-        description = describe(config)
+        start_jax(config, options)
+        return describe(config.env)
     except ValueError:
-        return {}, None
+        return None
+
+
+def defaults_by_spaces(description: EnvDescription, request: Request) -> tuple[dict[str, Any], list[str]]:
+    """Chooses nested settings by an environment's spaces, with a line that says which of them nobody has given."""
     images = bool(description.observation.image_bytes)
     settings, kind = defaults_for(continuous=not description.action.discrete, images=images)
     if not description.observation.vector_size and "observations" in settings.get("normalize", {}):
         settings["normalize"]["observations"] = False
-    if given.get("algorithm") == "grpo":
-        settings = for_grpo(env_id, settings)
-    taken = {key: value for key, value in flattened(settings).items() if key not in flattened(given)}
+    if request.config.algorithm == "grpo":
+        settings = for_grpo(description.id, settings)
+    given: Mapping[str, Any] = flattened(request.overrides)
+    taken = {key: value for key, value in flattened(settings).items() if key not in given}
     listed = ", ".join(f"{key} {value}" for key, value in taken.items())
-    return settings, f"no preset for {env_id}: defaults for {kind}: {listed}" if taken else None
+    return settings, [f"no preset for {description.id}: defaults for {kind}: {listed}"] if taken else []

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter
 
+from lockstep.config.engines import engine_module
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.errors import PeerFailureError, RunError
 from lockstep.core.process import EXIT_FAILURE, EXIT_USER_ERROR, end_with_parent, name_process, report_failure
@@ -44,16 +43,6 @@ class Assignment:
     def from_json(cls, text: str) -> Assignment:
         """The reverse of :meth:`to_json`."""
         return TypeAdapter(Assignment).validate_json(text)
-
-
-def engine_module(engine: str) -> Any:
-    """The training module of an engine, imported now."""
-    try:
-        return importlib.import_module(f"lockstep.{engine}_engine.train")
-    except ModuleNotFoundError as error:
-        if error.name and error.name.startswith("lockstep"):
-            raise
-        raise ValueError(f"engine: {engine} needs {error.name}; pip install 'lockstep-rl[{engine}]'") from None
 
 
 def run_rank(assignment: Assignment, topology: Topology) -> int:

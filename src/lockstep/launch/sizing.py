@@ -9,8 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from lockstep.config.checks import resolve
+from lockstep.config.engines import engine_module
 from lockstep.config.run import Config
+from lockstep.core.topology import available_cores
 from lockstep.envs.description import EnvDescription
+from lockstep.launch.world import World
 
 GB = 10**9
 
@@ -132,3 +135,39 @@ def size(
         return sized, f"{line}; --num-envs-per-rank N overrides it"
     assert reason is not None
     raise reason
+
+
+def resolved_here(config: Config, world: World, describe: Callable[[], EnvDescription]) -> tuple[Config, list[str]]:
+    """Resolves a config for this machine and these ranks, ``num_envs_per_rank: auto`` too.
+
+    Args:
+        config: as the user gave it.
+        world: the run's ranks.
+        describe: gives the environment's description; called only if it is needed.
+
+    Returns:
+        The resolved config, and what the user should know of how ``num_envs`` was found, a line each.
+
+    Raises:
+        ValueError: something doesn't fit; one line.
+    """
+    lines: list[str] = []
+    if isinstance(config.num_envs_per_rank, str):
+        device_memory = None
+        if config.device != "cpu":
+            engine = engine_module(config.engine)
+            engine.check_device(config.device, world.ranks_here)
+            device_memory = engine.device_memory(config.device)
+        resources = Resources(available_cores(), available_memory(), device_memory)
+        config, rule = size(config, world.ranks, world.ranks_here, resources, describe)
+        lines += [rule or ""]
+    per_rank = config.num_envs_per_rank
+    config = resolve(config, world.ranks)
+    if per_rank is not None:
+        one = "rank" if world.devices is None else "device"
+        ranks = f"{world.ranks} {one}{'s' if world.ranks > 1 else ''}"
+        lines.append(
+            f"num_envs_per_rank {per_rank} on {ranks}: num_envs {config.num_envs}; on another number of {one}s it is "
+            "another run"
+        )
+    return config, lines

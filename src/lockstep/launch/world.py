@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lockstep.config.checks import resolve
-from lockstep.config.devices import check_existing, default_devices
-from lockstep.config.engines import check_engine_options, check_fsdp_devices
+from lockstep.config.checks import envs_and_shards
+from lockstep.config.engines import check_existing, check_fsdp_devices, default_devices, engine_module
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.shards import world_sizes
 from lockstep.core.topology import Topology, available_cores, from_environment, from_flags
-from lockstep.launch.rank import engine_module
 
 
 @dataclass(frozen=True)
@@ -58,9 +56,8 @@ def world_of(options: RunOptions, config: Config, topology: Topology) -> World:
         topology: this process's place.
 
     Raises:
-        ValueError: options contradict the engine, the launcher or one another; one line.
+        ValueError: options contradict the launcher or one another; one line.
     """
-    check_engine_options(options, config)
     processes = number_of_processes(options, config, topology)
     here = topology.local_world_size if topology.launched else processes
     if config.engine == "torch":
@@ -104,7 +101,7 @@ def world_words(config: Config, ranks: int, processes: int = 1) -> list[str]:
 def _num_shards(config: Config) -> int | None:
     """Shards of a config that is not resolved; None if they follow the world size."""
     if config.num_envs_per_rank is None:
-        return resolve(config).shards
+        return envs_and_shards(config, 1)[1]
     return config.num_shards
 
 

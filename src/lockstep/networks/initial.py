@@ -7,7 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from lockstep.config.run import Config
 from lockstep.core.shards import keyed_generator
+from lockstep.networks.spec import PolicyNet
 
 
 def orthogonal(generator: np.random.Generator, shape: tuple[int, int], gain: float) -> np.ndarray:
@@ -44,3 +46,21 @@ def orthogonal_parameters(
         matrix = (shape[0], int(np.prod(shape[1:], dtype=int)))
         out[name] = orthogonal(generator, matrix, gain).reshape(shape)
     return out
+
+
+def initial_parameters(config: Config, net: PolicyNet) -> dict[str, np.ndarray]:
+    """Draws parameters keyed by ``(seed, "init")``: orthogonal, gain 0.01 for the actor's output, 1 for the critic's.
+
+    A network of the user's own draws its parameters itself.
+    """
+    if net.custom is not None:
+        arrays = dict(net.custom.initial_parameters())
+    else:
+        last = {name: f"{name}.{len(net.sizes(name)) - 2}.weight" for name in ("actor", "critic")}
+        arrays = orthogonal_parameters(config.seed, net.shapes(), {last["actor"]: 0.01, last["critic"]: 1.0})
+        if net.state_dependent_std:
+            bias = last["actor"].replace("weight", "bias")
+            arrays[bias][net.action.outputs :] = config.network.log_std_init
+    if "log_std" in net.shapes():
+        arrays["log_std"] = np.full(net.action.outputs, config.network.log_std_init, np.float32)
+    return arrays

@@ -1,4 +1,4 @@
-"""What networks consist of, for both engines: names and shapes of their parameters, in the order they are stored in.
+"""The parts of networks, for both engines: names and shapes of their parameters, in the order they are stored in.
 
 A network is encoder → recurrent core → hidden layers → head; the parts that a config doesn't ask for are left out.
 Actor and critic are two of them, or share all but the head. Weights are ``[out, in]``, convolutions
@@ -11,6 +11,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from lockstep.config.run import Config
 from lockstep.core.spaces import ActionLayout, Leaf, ObservationLayout
 
 Shapes = dict[str, tuple[int, ...]]
@@ -241,3 +242,31 @@ def layer_shapes(name: str, sizes: tuple[int, ...]) -> Shapes:
         out[f"{name}.{layer}.weight"] = (outputs, inputs)
         out[f"{name}.{layer}.bias"] = (outputs,)
     return out
+
+
+def net_options(config: Config, observation: ObservationLayout, action: ActionLayout) -> dict[str, Any]:
+    """Reads from a config the arguments of :class:`PolicyNet`, but for ``custom``.
+
+    Raises:
+        ValueError: the networks don't fit the spaces; one line.
+    """
+    network = config.network
+    if network.squash and not (action.kind == "continuous" and action.bounded):
+        what = "discrete" if action.discrete else f"continuous within {list(action.low)} and {list(action.high)}"
+        raise ValueError(f"network.squash: needs continuous actions with finite bounds and they are {what}")
+    encoder = ImageEncoder(network.image.kind, network.image.width, network.image.depth)
+    encoder.check(observation)
+    return {
+        "observation": observation,
+        "action": action,
+        "hidden_sizes": network.hidden_sizes,
+        "activation": network.activation,
+        "critic": config.algorithm == "ppo",
+        "shared": network.shared and config.algorithm == "ppo",
+        "squashed": network.squash,
+        "state_dependent_std": network.state_dependent_std and not action.discrete,
+        "image": encoder,
+        "core": network.recurrent,
+        "core_size": network.recurrent_size,
+        "bf16": config.precision == "bf16",
+    }

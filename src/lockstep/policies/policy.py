@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lockstep.config.command_line import read_file
+from lockstep.config.engines import MissingPackageError, engine_module
+from lockstep.config.files import read_file
 from lockstep.config.keys import validate
 from lockstep.config.run import Config
 from lockstep.core.normalizers import ObservationNormalizer, RunningMoments
@@ -49,7 +49,7 @@ class Policy:
         self.environment: dict[str, Any] = checkpoint.state["environment"]
         self.global_step = int(checkpoint.state["global_step"])
         self.cloned = bool(checkpoint.state.get("cloned"))
-        module = _engine_module(config, engine or config.engine)
+        module = _engine_of(config, engine or config.engine)
         self._function = module.PolicyFunction(config, self.environment, checkpoint.arrays)
         self.observation: ObservationLayout = self._function.observation
         self.action: ActionLayout = self._function.action
@@ -137,8 +137,8 @@ def _item(observation: Any, index: int) -> Any:
     return observation[index]
 
 
-def _engine_module(config: Config, engine: str) -> Any:
-    """The module with an engine's ``PolicyFunction``."""
+def _engine_of(config: Config, engine: str) -> Any:
+    """Loads the engine that computes a policy."""
     if engine not in ENGINES:
         raise ValueError(f"engine: {engine!r} is none of {', '.join(ENGINES)}")
     if config.network.custom is not None and engine != config.engine:
@@ -146,12 +146,10 @@ def _engine_module(config: Config, engine: str) -> Any:
             f"engine: {config.network.custom} is a network of the {config.engine} engine; {engine} can't compute it"
         )
     try:
-        return importlib.import_module(f"lockstep.{engine}_engine.policy")
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("lockstep"):
-            raise
+        return engine_module(engine)
+    except MissingPackageError as error:
         raise ValueError(
-            f"engine: {engine} needs {error.name}, which isn't installed: pip install 'lockstep-rl[{engine}]'"
+            f"engine: {engine} needs {error.package}, which isn't installed: pip install 'lockstep-rl[{engine}]'"
         ) from None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import sys
 import time
@@ -12,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lockstep.config.engines import engine_module
 from lockstep.config.run import EnvConfig
 from lockstep.core.shards import keyed_seed
 from lockstep.envs.description import array_environment
@@ -99,7 +99,7 @@ def drawn_environment(config: EnvConfig, mode: str) -> Any:
         ValueError: it can't; one line.
     """
     if config.jax_only and array_environment(config.id) is None:
-        return importlib.import_module("lockstep.jax_engine.envs.picture").DrawnEnvironment(config, mode)
+        return engine_module("jax").DrawnEnvironment(config, mode)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Gymnasium warns of the mode that the error below names
         try:

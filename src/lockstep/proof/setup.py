@@ -7,11 +7,11 @@ import subprocess
 import sys
 
 from lockstep.config.checks import resolve
+from lockstep.config.engines import engine_module
 from lockstep.config.run import Config
 from lockstep.core.process import end_with_parent, said_error
 from lockstep.core.shards import ShardPlan
 from lockstep.core.topology import without_launcher
-from lockstep.launch.rank import engine_module
 
 
 def setup_of(config: Config, ranks: int, processes: int) -> str:

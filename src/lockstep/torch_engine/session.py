@@ -13,14 +13,12 @@ from lockstep.core.fingerprint import compare_ranks, fingerprints
 from lockstep.core.process import fail_now
 from lockstep.core.shards import ShardPlan
 from lockstep.core.topology import Topology
-from lockstep.envs.batched.envpool import check_envpool_options
 from lockstep.envs.describe import describe
 from lockstep.envs.description import EnvDescription
 from lockstep.envs.host_envs import HostEnvs
 from lockstep.envs.registry import make_envs
 from lockstep.envs.restore.replay import ReplayLog
 from lockstep.envs.restore.snapshot import load_shards, save_shards
-from lockstep.envs.tensor import check_tensor_options
 from lockstep.policies.policy import Policy
 from lockstep.runs.checkpoint import Checkpoint, pack, to_files
 from lockstep.torch_engine.distributed.communicator import (
@@ -162,8 +160,6 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
     communicator = Communicator(topology, plan, device, uses_nccl(config))
     check_ranks_alike(communicator, config)
     communicator.share_memory(config)
-    check_tensor_options(config)
-    check_envpool_options(config)
     description = describe(config.env)
     envs = make_envs(
         config.env,

@@ -17,8 +17,8 @@ from lockstep.core.normalizers import ObservationNormalizer, RewardNormalizer, R
 from lockstep.core.shards import ShardPlan, keyed_seed
 from lockstep.core.spaces import ActionLayout, ObservationLayout
 from lockstep.envs.description import EnvDescription
-from lockstep.networks.initial import orthogonal_parameters
-from lockstep.networks.options import net_options
+from lockstep.networks.initial import initial_parameters
+from lockstep.networks.spec import net_options
 from lockstep.torch_engine.nets.custom import load_custom
 from lockstep.torch_engine.nets.nets import PolicyNet, expand
 from lockstep.torch_engine.plain.adam import MOMENTS, HostAdam
@@ -114,22 +114,6 @@ def make_net(config: Config, observation: ObservationLayout, action: ActionLayou
         return net
     custom = load_custom(network.custom, network.custom_kwargs, net, keyed_seed(config.seed, "init/custom"))
     return replace(net, custom=custom, core=None, shared=False)
-
-
-def initial_parameters(config: Config, net: PolicyNet) -> dict[str, np.ndarray]:
-    """Parameters keyed by ``(seed, "init")``: orthogonal, gain 0.01 for the actor's output and 1 for the critic's."""
-    if net.custom is not None:
-        arrays = net.custom.initial_parameters()
-    else:
-        last = {name: f"{name}.{len(net.sizes(name)) - 2}.weight" for name in ("actor", "critic")}
-        gains = {last["actor"]: 0.01, last["critic"]: 1.0}
-        arrays = orthogonal_parameters(config.seed, net.shapes(), gains)
-        if net.state_dependent_std:
-            bias = last["actor"].replace("weight", "bias")
-            arrays[bias][net.action.outputs :] = config.network.log_std_init
-    if "log_std" in net.shapes():
-        arrays["log_std"] = np.full(net.action.outputs, config.network.log_std_init, np.float32)
-    return arrays
 
 
 def optimizer_options(config: Config) -> dict[str, Any]:

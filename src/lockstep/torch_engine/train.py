@@ -25,24 +25,13 @@ from lockstep.torch_engine.periodic import update_periodically
 from lockstep.torch_engine.rollout import record_replay
 from lockstep.torch_engine.session import Session, current_policy, open_session
 from lockstep.torch_engine.setup.clock import Clock, RankTimes
-from lockstep.torch_engine.setup.devices import check_device, device_memory, name_ranks, visible_gpus
-from lockstep.torch_engine.state import check_networks, gather_parameters, release_parameters
+from lockstep.torch_engine.state import gather_parameters, release_parameters
 from lockstep.torch_engine.statistics import Shared, explained_variance, merge_normalizers, share, share_metrics
 from lockstep.torch_engine.update import UpdateResult, update
 from lockstep.training.metrics import Record, episode_metrics
 from lockstep.training.recorder import Recorder, record_training
 from lockstep.training.schedule import comes_due
 from lockstep.training.stop import RUNNING, StopRequest, TrainResult, reached, stop_code, stop_requests
-
-__all__ = [
-    "TrainResult",
-    "check_device",
-    "check_networks",
-    "device_memory",
-    "name_ranks",
-    "train",
-    "visible_gpus",
-]
 
 
 class Trainer:

@@ -9,7 +9,7 @@ from lockstep.core.shards import keyed_seed
 from lockstep.core.spaces import ActionLayout, ObservationLayout
 from lockstep.jax_engine.nets.custom import load_custom
 from lockstep.jax_engine.nets.nets import PolicyNet
-from lockstep.networks.options import net_options
+from lockstep.networks.spec import net_options
 
 
 def make_net(config: Config, observation: ObservationLayout, action: ActionLayout) -> PolicyNet:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.config.devices import check_devices, check_existing, default_devices
+from lockstep.config.engines import check_devices, check_existing, default_devices
 
 SHARDS = st.sampled_from([1, 2, 4, 8, 16, 64])
 

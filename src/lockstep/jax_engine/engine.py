@@ -1,0 +1,34 @@
+"""The door of the JAX engine: what everybody outside asks of it, by name and home; the other engine's has the same.
+
+Loading it imports no framework: a name's module is imported when the name is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+PACKAGES = ("jax", "equinox", "optax")
+"""Packages that the engine needs."""
+_HOME = {
+    "set_up_jax": "distributed.processes",
+    "MOST_DEVICES": "setup.set_up",
+    "pool_devices": "setup.set_up",
+    "roomy_pool": "setup.set_up",
+    "check_device": "setup.devices",
+    "visible_gpus": "setup.devices",
+    "device_memory": "setup.devices",
+    "name_ranks": "setup.devices",
+    "check_networks": "state",
+    "train": "train",
+    "PolicyFunction": "policy",
+    "environment_spaces": "envs.environments",
+    "make_jax_envs": "envs.for_host",
+    "DrawnEnvironment": "envs.picture",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"lockstep.jax_engine.{_HOME[name]}"), name)

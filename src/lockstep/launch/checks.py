@@ -1,0 +1,84 @@
+"""What is checked before a run makes its directory or starts a process, and is nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from lockstep.config.engines import engine_module
+from lockstep.config.files import read_file
+from lockstep.config.keys import validate
+from lockstep.config.run import Config, RunOptions
+from lockstep.envs.batched.envpool import check_envpool_options
+from lockstep.envs.describe import describe
+from lockstep.envs.description import EnvDescription
+from lockstep.envs.tensor import check_tensor_options
+from lockstep.runs.checkpoint import find_checkpoint
+from lockstep.runs.directory import CHECKPOINTS, CONFIG, find_run
+from lockstep.runs.trackers import check_trackers
+
+
+def check_limits(options: RunOptions, config: Config) -> None:
+    """Raises a one-line ``ValueError`` if the run's name or its end contradict the rest."""
+    if options.resume is not None and options.name is not None:
+        raise ValueError(f"name: {options.name} with --resume {options.resume}; a resumed run keeps its name")
+    stop = options.stop_at_step
+    if options.resume is None and stop is not None and stop > config.total_steps:
+        raise ValueError(f"stop_at_step: {stop} is beyond total_steps {config.total_steps}")
+
+
+def check_company(config: Config) -> None:
+    """Checks what the rank that writes needs beside the run itself: trackers' packages, pictures of the environment."""
+    check_trackers(config.log)
+    if config.eval.record_video:
+        from lockstep.policies.videos import check_video
+
+        check_video(config.env)
+
+
+def with_reference(config: Config, runs_dir: str) -> Config:
+    """Replaces the name of GRPO's reference policy by the path of one checkpoint, of which the run is a function.
+
+    Raises:
+        ValueError: there is no such run or checkpoint, or observations are normalised; one line.
+    """
+    if config.algorithm != "grpo" or config.grpo.reference is None:
+        return config
+    name = config.grpo.reference
+    if not config.grpo.kl_coef:
+        raise ValueError(f"grpo.reference: {name}, but grpo.kl_coef is 0; give it a weight, e.g. 0.05")
+    path, which = find_run(name, runs_dir)
+    theirs: Config = validate(Config, read_file(path / CONFIG), str(path / CONFIG))
+    for whose, normalize in (("it", theirs.normalize), ("this run", config.normalize)):
+        if normalize.observations:
+            raise ValueError(
+                f"grpo.reference: {name}, but {whose} normalises observations by statistics of its own, so the two "
+                "policies would see different ones; use runs without normalize.observations"
+            )
+    found = find_checkpoint(path / CHECKPOINTS, which)
+    return config.model_copy(update={"grpo": config.grpo.model_copy(update={"reference": str(found.path)})})
+
+
+def check_machine(config: Config, ranks_here: int, describe: Callable[[], EnvDescription]) -> None:
+    """Checks that this machine can run a resolved config: devices, back end of the environments, networks.
+
+    Args:
+        config: resolved.
+        ranks_here: ranks on this machine.
+        describe: gives the environment's description.
+
+    Raises:
+        ValueError: one line.
+    """
+    engine = engine_module(config.engine)
+    if config.device != "cpu":
+        engine.check_device(config.device, ranks_here)
+    check_tensor_options(config)
+    check_envpool_options(config)
+    engine.check_networks(config, describe())
+
+
+def check_settings(settings: dict[str, Any], ranks_here: int) -> None:
+    """Checks as :func:`check_machine` a config that was dumped as JSON, for a process in which the engine is loaded."""
+    config = Config.model_validate(settings)
+    check_machine(config, ranks_here, lambda: describe(config.env))

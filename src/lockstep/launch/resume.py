@@ -1,0 +1,109 @@
+"""Continuing a run: which of its settings may change, and its directory, opened again or made."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from lockstep.config.files import merge, read_file
+from lockstep.config.keys import FREE, validate
+from lockstep.config.run import Config, RunOptions
+from lockstep.envs.batched.twins import stepped_inside
+from lockstep.runs.checkpoint import checkpoints_in, find_checkpoint
+from lockstep.runs.directory import CHECKPOINTS, CONFIG, RunDirectory, create_run, open_run
+
+# Settings that a resumed run may change: they don't decide the agent's bytes up to total_steps.
+CHANGEABLE = (
+    "total_steps",
+    "checkpoint.",
+    "eval.",
+    "log.",
+    "proof.",
+    "env.workers",
+    "env.timeout",
+    "collectives",
+    "fsdp",
+)
+
+
+def resumed_config(path: Path, overrides: dict[str, Any]) -> Config:
+    """Reads a run's own config, and lays the overrides over it that a resumed run may have.
+
+    Raises:
+        ValueError: an override would change what the run is a function of.
+    """
+    stored: Config = validate(Config, read_file(path / CONFIG), str(path / CONFIG))
+    if not overrides:
+        return stored
+    settings = stored.model_dump(mode="json")
+    changed: Config = validate(Config, merge(stored.model_dump(mode="json"), overrides), "command line")
+    if changed.env.id != stored.env.id:  # the id that the run was asked for with
+        changed, _ = stepped_inside(changed)
+    for key, old, new in _differences(settings, changed.model_dump(mode="json")):
+        if not key.startswith(CHANGEABLE):
+            raise ValueError(
+                f"{key}: run {path} was started with {old} and can't be resumed with {new}; start a new run"
+            )
+    return changed
+
+
+def _differences(a: dict[str, Any], b: dict[str, Any], prefix: str = "") -> list[tuple[str, Any, Any]]:
+    out: list[tuple[str, Any, Any]] = []
+    for key in a:
+        whole = f"{prefix}{key}" in FREE  # a table of the user's own
+        if isinstance(a[key], dict) and isinstance(b[key], dict) and not whole:
+            out += _differences(a[key], b[key], f"{prefix}{key}.")
+        elif a[key] != b[key]:
+            out.append((prefix + key, a[key], b[key]))
+    return out
+
+
+def open_directory(
+    config: Config, options: RunOptions, path: Path | None, which: str | None, writer: bool
+) -> tuple[RunDirectory, str | None]:
+    """Makes a run's directory, or opens it again.
+
+    Args:
+        config: resolved.
+        options: the user's.
+        path: of the run that is resumed, or None.
+        which: checkpoint that was asked for.
+        writer: whether this process writes the run, and so locks it.
+
+    Returns:
+        The directory, and the checkpoint to resume from.
+    """
+    if path is None:
+        if not writer:
+            return RunDirectory(Path(options.runs_dir), is_writer=False), None
+        return create_run(options.runs_dir, options.name, config, options.num_seeds), None
+    if not checkpoints_in(path / CHECKPOINTS):
+        which = None  # it ended before its first checkpoint: it begins again
+        if writer and not options.quiet:
+            print(f"run {path} has no checkpoint yet; it begins again")
+    else:
+        found = find_checkpoint(path / CHECKPOINTS, which or "latest", warn=False)
+        if found.state.get("cloned"):
+            raise ValueError(
+                f"resume: {path} is a cloned policy, which has no environments to go on with; eval, play, compare and "
+                "record read it"
+            )
+    stored = read_file(path / CONFIG)
+    _check_second_log(stored.get("log", {}).get("jsonl"), config.log.jsonl)
+    if writer:
+        _warn_of_new_length(stored.get("total_steps"), config.total_steps)
+    return (open_run(path, config) if writer else RunDirectory(path, is_writer=False)), which
+
+
+def _check_second_log(stored: str | None, second: str | None) -> None:
+    """Refuses a second metrics.jsonl that this run didn't write, unless it is new: it would be cut and appended to."""
+    if second is not None and second != stored and Path(second).is_file() and Path(second).stat().st_size:
+        raise ValueError(f"log.jsonl: {second} already holds another run's records; give another path or remove it")
+
+
+def _warn_of_new_length(before: int | None, steps: int) -> None:
+    if before != steps:
+        change = f"total_steps was {before} and is {steps} from here on"
+        note = "schedules follow it, so a new run of this config.json is another run"
+        print(f"lockstep: warning: {change}; {note}", file=sys.stderr)

@@ -1,0 +1,28 @@
+"""The door of the PyTorch engine: what everybody outside asks of it, by name and home; the other engine's has the same.
+
+Loading it imports no framework: a name's module is imported when the name is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+PACKAGES = ("torch",)
+"""Packages that the engine needs."""
+_HOME = {
+    "check_device": "setup.devices",
+    "visible_gpus": "setup.devices",
+    "device_memory": "setup.devices",
+    "name_ranks": "setup.devices",
+    "check_networks": "state",
+    "train": "train",
+    "PolicyFunction": "policy",
+    "make_tensor_envs": "envs.tensor_envs",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"lockstep.torch_engine.{_HOME[name]}"), name)
