@@ -28,9 +28,10 @@ PARTS = (ENVIRONMENT, INFERENCE, ROLLOUT, BATCH, GRADIENT, OPTIMISER, UPDATE, LO
 TIMED = (
     ("lockstep.envs.batched.array_envs", "ArrayEnvs.step", ENVIRONMENT),
     ("lockstep.envs.gymnasium.in_process", "InProcessEnvs.step", ENVIRONMENT),
-    ("lockstep.torch_engine.rollout", "Actor.__call__", INFERENCE),
-    ("lockstep.torch_engine.session", "collect", ROLLOUT),
-    ("lockstep.torch_engine.session", "action_noise", ROLLOUT),
+    ("lockstep.torch_engine.plain.functions", "PlainActor.__call__", INFERENCE),
+    ("lockstep.torch_engine.nets.autograd", "NetActor.__call__", INFERENCE),
+    ("lockstep.torch_engine.rollout", "collect", ROLLOUT),
+    ("lockstep.torch_engine.rollout", "action_noise", ROLLOUT),
     ("lockstep.torch_engine.train", "record_replay", ROLLOUT),
     ("lockstep.torch_engine.train", "make_batch", BATCH),
     ("lockstep.torch_engine.train", "minibatch_indices", UPDATE),

@@ -1,8 +1,8 @@
 """The mistake of dividing the loss by the valid steps of the rank itself, and averaging over ranks."""
 
-from lockstep.torch_engine import session
+from lockstep.torch_engine import gradients
 
-_exact_gradient = session.exact_gradient
+_exact_gradient = gradients.exact_gradient
 
 
 def exact_gradient(state, config, communicator, mode):
@@ -15,4 +15,4 @@ def exact_gradient(state, config, communicator, mode):
     return reduced
 
 
-session.exact_gradient = exact_gradient
+gradients.exact_gradient = exact_gradient

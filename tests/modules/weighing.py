@@ -19,8 +19,9 @@ from lockstep.config.run import Config, RunOptions
 from lockstep.core.topology import from_environment
 from lockstep.runs.directory import RunDirectory
 from lockstep.torch_engine.distributed.communicator import close_process_group
+from lockstep.torch_engine.nets.parameters import MOMENTS
 from lockstep.torch_engine.session import open_session
-from lockstep.torch_engine.state import MOMENTS, POLICY, state_arrays
+from lockstep.torch_engine.state import POLICY, state_arrays
 from lockstep.torch_engine.train import Trainer
 from lockstep.training.recorder import Recorder
 from lockstep.training.stop import StopRequest
@@ -40,8 +41,10 @@ def weigh(state):
     gc.collect()
     live = [x for x in gc.get_objects() if type(x) is torch.Tensor or type(x) is torch.nn.Parameter]
     optimizer = state.optimizer
-    parameters = optimizer.param_groups[0]["params"]
-    moments = [optimizer.state[p][name] for p in parameters for name in MOMENTS]
+    if hasattr(optimizer, "slices"):
+        parameters, moments = optimizer._sharded.slices, [x for name in MOMENTS for x in optimizer.slices(name)]
+    else:
+        parameters, moments = [optimizer.parameters()], [optimizer.moments()[name] for name in MOMENTS]
     return {
         "all": storage_bytes(live),
         "parameters and moments": storage_bytes([*parameters, *moments, state.parameters.flat]),

@@ -41,7 +41,7 @@ from lockstep.torch_engine import batch as torch_batch
 from lockstep.torch_engine import minibatches, state
 from lockstep.torch_engine import rollout as torch_rollout
 from lockstep.torch_engine.distributed.communicator import Communicator
-from lockstep.torch_engine.gradients import exact_gradient
+from lockstep.torch_engine.gradients import Gradient, exact_gradient
 from lockstep.torch_engine.update import update
 
 CPU = torch.device("cpu")
@@ -133,7 +133,7 @@ def torch_rollout_of(given: Given, current: state.TrainState) -> torch_rollout.R
 class TakesNoise:
     """The actor of a rollout whose noise is its actions."""
 
-    def begin(self, carry: Any) -> None:
+    def begin(self, recurrent_state: Any) -> None:
         """Nothing is carried."""
 
     def __call__(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
@@ -151,10 +151,10 @@ def torch_iteration(given: Given) -> tuple[Iteration, torch_rollout.Rollout]:
     statistics = minibatches.minibatch_statistics(config, local, local)
     source, seen = exact_gradient(current, config, Communicator(Topology(), plan, CPU), "batched"), []
 
-    def recorded(columns: Any, count: int) -> torch.Tensor:
-        combined = source(columns, count)
-        seen.append(combined.numpy().copy())
-        return combined
+    def recorded(columns: Any, count: int) -> Gradient:
+        gradient = source(columns, count)
+        seen.append(torch.cat([gradient.vector, gradient.terms]).numpy())
+        return gradient
 
     columns = {name: getattr(batch, name).numpy().copy() for name in COLUMNS}
     update(current, batch, given.indices, statistics, config, plan, recorded)

@@ -1,5 +1,6 @@
 """The PyTorch engine's optimiser step, learning rate and advantage normalisation against the float64 reference."""
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,14 +15,15 @@ from lockstep.config.checks import resolve
 from lockstep.config.run import Config
 from lockstep.core.shards import ShardPlan
 from lockstep.torch_engine.batch import Batch
+from lockstep.torch_engine.gradients import Gradient, norm_of
 from lockstep.torch_engine.minibatches import (
     advantage_moments,
     epoch_minibatches,
     minibatch_indices,
     minibatch_statistics,
 )
+from lockstep.torch_engine.nets.parameters import FlatParameters, WholeAdam, fused_adam
 from lockstep.torch_engine.plain.adam import HostAdam
-from lockstep.torch_engine.state import FlatParameters, make_optimizer
 from lockstep.torch_engine.update import adapted_learning_rate, clip_and_step
 from lockstep.training.limits import LEARNING_RATE_LIMITS
 
@@ -36,9 +38,17 @@ def optimised(parameters: np.ndarray, config: Config, on_host: bool = False) -> 
     """As much of a training state as an optimiser step needs, holding these parameters."""
     flat = FlatParameters(SHAPES, torch.device("cpu"))
     flat.flat.copy_(torch.from_numpy(parameters))
-    optimizer = make_optimizer(flat.flat, config)
-    host_adam = HostAdam(optimizer) if on_host else None
-    return SimpleNamespace(parameters=flat, optimizer=optimizer, host_adam=host_adam, optimizer_steps=0)
+    betas, eps = config.ppo.adam_betas, config.ppo.adam_eps
+    rule = partial(HostAdam, betas=betas, epsilon=eps)
+    if not on_host:
+        rule = partial(fused_adam, options={"betas": betas, "eps": eps})
+    return SimpleNamespace(parameters=flat, optimizer=WholeAdam(flat, rule), optimizer_steps=0)
+
+
+def of(gradient: np.ndarray) -> Gradient:
+    """A reduced gradient without loss terms, in memory of its own."""
+    vector = torch.from_numpy(gradient.copy())
+    return Gradient(vector, torch.zeros(0), norm_of(vector))
 
 
 def config_of(**ppo: Any) -> Config:
@@ -68,13 +78,14 @@ def test_clipped_adam_steps_are_the_references(on_host, sequence, max_norm, beta
     moved = 0.0
     for number, (gradient, lr) in enumerate(zip(gradients, learning_rates, strict=True), 1):
         single = gradient.astype(np.float32)
-        norm = clip_and_step(state, torch.from_numpy(single.copy()), max_norm, lr)
+        norm = of(single).norm
+        clip_and_step(state, of(single), max_norm, lr)
         (clipped,), expected_norm = reference.clip_by_global_norm([single], np.inf if max_norm is None else max_norm)
         expected, m, v = reference.adam_step(expected, clipped, m, v, number, lr, betas[0], betas[1], eps)
         moved += lr
         assert norm == pytest.approx(expected_norm, rel=1e-6)
         np.testing.assert_allclose(state.parameters.flat.numpy(), expected, rtol=1e-6, atol=1e-4 * moved)
-    adam = state.optimizer.state[state.parameters.flat]
+    adam = state.optimizer.moments()
     np.testing.assert_allclose(adam["exp_avg"].numpy(), m, rtol=1e-4, atol=1e-6 * np.abs(m).max())
     np.testing.assert_allclose(adam["exp_avg_sq"].numpy(), v, rtol=1e-4)
     assert state.optimizer_steps == len(gradients) == int(adam["step"])
@@ -88,15 +99,16 @@ def test_a_first_step_by_hand_with_and_without_clipping(on_host):
     gradient[:2] = 3.0, 4.0
     for max_norm, expected in ((None, [0.3, 0.4]), (1.0, [0.06, 0.08]), (10.0, [0.3, 0.4])):
         state = optimised(np.zeros(SIZE), config_of(), on_host)
-        assert clip_and_step(state, torch.from_numpy(gradient.copy()), max_norm, 0.01) == 5.0
+        assert of(gradient).norm == 5.0
+        clip_and_step(state, of(gradient), max_norm, 0.01)
         assert state.parameters.flat[:3].tolist() == pytest.approx([-0.01, -0.01, 0.0], rel=1e-3)
-        assert state.optimizer.state[state.parameters.flat]["exp_avg"][:2].tolist() == pytest.approx(expected)
+        assert state.optimizer.moments()["exp_avg"][:2].tolist() == pytest.approx(expected)
 
 
 @BOTH
 def test_a_step_reaches_the_named_views_and_takes_the_learning_rate_it_is_given(on_host):
     state = optimised(np.zeros(SIZE), config_of(learning_rate=0.5), on_host)
-    clip_and_step(state, torch.ones(SIZE), None, 0.01)
+    clip_and_step(state, of(np.ones(SIZE, np.float32)), None, 0.01)
     assert state.parameters.views["bias"].tolist() == pytest.approx([-0.01] * 3, rel=1e-3)
 
 

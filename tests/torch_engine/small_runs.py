@@ -21,15 +21,17 @@ from lockstep.envs.description import EnvDescription
 from lockstep.envs.host_envs import Buffers, HostEnvs, buffer_layout
 from lockstep.torch_engine.batch import Batch
 from lockstep.torch_engine.distributed.communicator import Communicator
+from lockstep.torch_engine.gradients import Gradient, norm_of
 from lockstep.torch_engine.minibatches import (
     MinibatchStatistics,
     advantage_moments,
     minibatch_indices,
     minibatch_statistics,
 )
+from lockstep.torch_engine.nets.functions import ShardGradients, shard_gradients
 from lockstep.torch_engine.nets.nets import PolicyNet
 from lockstep.torch_engine.state import TrainState, init_state
-from lockstep.training.losses import LossSettings
+from lockstep.training.losses import TERMS, LossSettings, loss_settings
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
@@ -119,6 +121,21 @@ def small_state(config: Config, description: EnvDescription, plan: ShardPlan | N
     with torch.no_grad():
         state.parameters.flat.add_(torch.randn(state.parameters.flat.shape, generator=seeded(1)), alpha=0.3)
     return state
+
+
+def shards_gradients(state: TrainState, config: Config) -> ShardGradients:
+    """Each shard's gradient and loss terms, as the state's policy computes them."""
+    return shard_gradients(state.policy, loss_settings(config), config.ppo.gradient_accumulation)
+
+
+def joined(gradient: Gradient) -> Tensor:
+    """A reduced gradient and its loss terms as one vector ``[P + T]``."""
+    return torch.cat([gradient.vector, gradient.terms])
+
+
+def reduced(vector: Tensor, terms: Tensor | None = None) -> Gradient:
+    """A gradient that an update could be given."""
+    return Gradient(vector, torch.zeros(len(TERMS)) if terms is None else terms, norm_of(vector))
 
 
 def seeded(seed: int) -> torch.Generator:

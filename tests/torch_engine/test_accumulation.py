@@ -2,17 +2,25 @@
 
 import pytest
 import torch
-from small_runs import alone, described, of_rank, plan_of, random_batch, run_ranks, small_config, small_state
+from small_runs import (
+    alone,
+    described,
+    joined,
+    of_rank,
+    plan_of,
+    random_batch,
+    run_ranks,
+    shards_gradients,
+    small_config,
+    small_state,
+)
 
 from lockstep.torch_engine.gradients import (
-    autograd_gradients,
     exact_gradient,
     fast_gradient,
-    in_pieces,
-    shard_gradients,
 )
-from lockstep.torch_engine.setup.self_check import Mode
-from lockstep.training.losses import loss_settings
+from lockstep.torch_engine.nets.functions import in_pieces
+from lockstep.torch_engine.nets.shards import Mode
 
 COUNT = 32
 NETS = pytest.mark.parametrize("activation", ["tanh", "silu"], ids=["by hand", "autograd"])
@@ -30,7 +38,7 @@ def gradient_of(pieces, activation, world_size=1, mode: Mode = "loop"):
     def rank(plan, communicator):
         state = small_state(config, described(), plan)
         columns = of_rank(random_batch(config, state.net), plan).columns()
-        return exact_gradient(state, config, communicator, mode)(columns, COUNT)
+        return joined(exact_gradient(state, config, communicator, mode)(columns, COUNT))
 
     return run_ranks(config, world_size, rank) if world_size > 1 else [rank(plan_of(config), alone(config))]
 
@@ -56,26 +64,16 @@ def test_accumulated_gradients_have_the_same_bits_on_more_ranks(activation, worl
 @NETS
 def test_the_networks_see_one_piece_at_a_time(monkeypatch, activation):
     rows = []
-    monkeypatch.setattr("lockstep.torch_engine.gradients.plain_gradients", lambda *a: watched(seen_by_hand, *a))
-    monkeypatch.setattr(
-        "lockstep.torch_engine.gradients.autograd_gradients", lambda *a: watched(autograd_gradients, *a)
-    )
     config = config_of(4, activation)
     state = small_state(config, described())
+    right = state.policy.gradients
 
-    def seen_by_hand(*_):
-        return lambda columns, count: torch.zeros(len(columns["actions"]), 3)
+    def watched(columns, settings):
+        rows.append({x.shape[1] for x in columns.values()})
+        return right(columns, settings)
 
-    def watched(make, *arguments):
-        source = make(*arguments)
-
-        def call(columns, count):
-            rows.append({x.shape[1] for x in columns.values()})
-            return source(columns, count)
-
-        return call
-
-    shard_gradients(state, loss_settings(config), config)(random_batch(config, state.net).columns(), COUNT)
+    monkeypatch.setattr(state.policy, "gradients", watched)
+    shards_gradients(state, config)(random_batch(config, state.net).columns(), COUNT)
     assert rows == [{2}] * 4
 
 
@@ -84,8 +82,8 @@ def test_ddp_accumulates_too(monkeypatch, pieces):
     config, whole = config_of(pieces, "silu", "fast"), config_of(1, "silu", "fast")
     state = small_state(config, described())
     columns = random_batch(config, state.net).columns()
-    parts = fast_gradient(state, config, alone(config))(columns, COUNT)
-    torch.testing.assert_close(parts, fast_gradient(state, whole, alone(whole))(columns, COUNT), rtol=1e-5, atol=1e-6)
+    parts, at_once = (joined(fast_gradient(state, c, alone(c))(columns, COUNT)) for c in (config, whole))
+    torch.testing.assert_close(parts, at_once, rtol=1e-5, atol=1e-6)
     calls = []
     from lockstep.torch_engine import gradients
 

@@ -7,14 +7,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from small_runs import CPU, described, linear_stack, plan_of, small_config, small_state
+from small_runs import described, linear_stack, plan_of, small_config, small_state
 
 from lockstep import reference
 from lockstep.config.run import Config
 from lockstep.core.normalizers import RunningMoments
 from lockstep.core.shards import ShardPlan
-from lockstep.torch_engine.batch import Evaluation, final_values, from_shards, make_batch, to_shards
+from lockstep.torch_engine.batch import bootstrap_values, make_batch
 from lockstep.torch_engine.nets import nets
+from lockstep.torch_engine.nets.functions import PolicyOutputs
+from lockstep.torch_engine.nets.shards import from_shards, to_shards
+from lockstep.torch_engine.plain.functions import PlainFunctions
 from lockstep.torch_engine.rollout import Rollout
 from lockstep.torch_engine.state import TrainState
 
@@ -93,13 +96,13 @@ def value(state: TrainState, observations: np.ndarray) -> np.ndarray:
 
 
 def expected_advantages(state: TrainState, rollout: Rollout, config: Config, rewards=None):
-    next_values = value(state, rollout.observations[1:])
+    bootstrapped = value(state, rollout.observations[1:])
     for where, observation in rollout.final.items():
-        next_values[where] = value(state, observation)
+        bootstrapped[where] = value(state, observation)
     rewards = rollout.rewards if rewards is None else rewards
     values = value(state, rollout.observations[:-1])
     flags = rollout.terminated, rollout.truncated
-    return reference.gae(rewards, values, next_values, *flags, config.ppo.gamma, config.ppo.gae_lambda)
+    return reference.gae(rewards, values, bootstrapped, *flags, config.ppo.gamma, config.ppo.gae_lambda)
 
 
 COLUMNS = ("observations", "actions", "log_probs", "advantages", "values", "returns")
@@ -157,8 +160,8 @@ def test_the_columns_of_a_batch_belong_together(config):
 def test_normalised_rewards_go_into_the_advantages(config):
     config = config.model_copy(update={"normalize": config.normalize.model_copy(update={"returns": True})})
     plan, state = plan_of(config), small_state(config, described())
-    assert state.rewards is not None
-    state.rewards.moments = RunningMoments(4.0, np.array([0.0]), np.array([36.0]))  # a standard deviation of 3
+    assert state.return_normalizer is not None
+    state.return_normalizer.moments = RunningMoments(4.0, np.array([0.0]), np.array([36.0]))  # deviates by 3
     rollout = made_rollout(config, plan, ENDS)
     ours = from_shards(make_batch(state, rollout, plan, config, "batched").advantages, config.num_steps).numpy()
     np.testing.assert_allclose(ours, expected_advantages(state, rollout, config, rollout.rewards / 3)[0], atol=1e-5)
@@ -183,9 +186,19 @@ def test_a_rank_makes_its_part_of_the_batch_bit_for_bit(mode, size):
             assert torch.equal(joined, column), (world_size, name)
 
 
-# --- final_values -----------------------------------------------------------------------------------------------------
+# --- bootstrap_values -------------------------------------------------------------------------------------------------
 
-EVALUATION = Evaluation(torch.empty(0), None)  # only a recurrent policy's final values need what it carried
+
+def seen_values(config: Config) -> PolicyOutputs:
+    """What the policy would say of a rollout: a value of its own for every observation, all of them above 100."""
+    shape = (config.shards, config.num_steps + 1, config.envs // config.shards)
+    return PolicyOutputs(torch.empty(0), 100.0 + torch.arange(int(np.prod(shape)), dtype=torch.float32).view(shape))
+
+
+def of_next_observations(config: Config) -> np.ndarray:
+    values = seen_values(config).values
+    assert values is not None
+    return from_shards(values.flatten(1), config.num_steps + 1)[1:].numpy()
 
 
 @pytest.mark.parametrize(("activation", "plain"), [("tanh", True), ("silu", False)])
@@ -195,8 +208,9 @@ def test_more_truncations_than_rows_are_valued_in_blocks_of_one_shape(monkeypatc
     config = small_config(num_shards=4, network={"activation": activation})
     plan, state = plan_of(config), small_state(config, described())
     rollout = made_rollout(config, plan, ends)
-    place, name = (state.plain, "values") if plain else (nets, "critic")
-    assert (state.plain is not None) == plain
+    by_hand = state.policy.plain if isinstance(state.policy, PlainFunctions) else None
+    place, name = (by_hand, "values") if plain else (nets, "critic")
+    assert (by_hand is not None) == plain
     shapes, values = [], getattr(place, name)
 
     def recorded(*arguments):
@@ -205,15 +219,17 @@ def test_more_truncations_than_rows_are_valued_in_blocks_of_one_shape(monkeypatc
 
     monkeypatch.setattr(place, name, recorded)
     with torch.no_grad():
-        ours = final_values(state, rollout, EVALUATION, plan, CPU)
+        ours = bootstrap_values(state, rollout, seen_values(config), plan).numpy()
     assert shapes == [(1, 2, 4)] * 4
-    assert set(ours) == set(ends)
+    following = of_next_observations(config)
+    assert {tuple(where) for where in np.argwhere(ours != following).tolist()} == set(ends)
     for where, observation in rollout.final.items():
         assert ours[where] == pytest.approx(float(value(state, observation)), abs=1e-5)
-    assert len({round(v, 4) for v in ours.values()}) == len(ends)
+    assert len({round(float(ours[where]), 4) for where in ends}) == len(ends)
 
 
 def test_nothing_truncated_is_nothing_valued(config):
     plan = plan_of(config)
     rollout = made_rollout(config, plan, {(0, 0): "terminated"})
-    assert final_values(small_state(config, described()), rollout, EVALUATION, plan, CPU) == {}
+    ours = bootstrap_values(small_state(config, described()), rollout, seen_values(config), plan)
+    np.testing.assert_array_equal(ours.numpy(), of_next_observations(config))

@@ -13,10 +13,11 @@ from lockstep.core.shards import ShardPlan
 from lockstep.envs.describe import describe
 from lockstep.envs.host_envs import HostEnvs
 from lockstep.envs.registry import make_envs
-from lockstep.torch_engine.batch import Batch, from_shards, make_batch
-from lockstep.torch_engine.gradients import minibatch_loss
+from lockstep.torch_engine.batch import Batch, make_batch
 from lockstep.torch_engine.groups import begin_groups, finished_episodes
 from lockstep.torch_engine.nets import distributions, nets
+from lockstep.torch_engine.nets.autograd import minibatch_loss
+from lockstep.torch_engine.nets.shards import from_shards
 from lockstep.torch_engine.rollout import Rollout
 from lockstep.torch_engine.session import set_reference
 from lockstep.torch_engine.state import TrainState
@@ -92,10 +93,10 @@ def test_a_rank_starts_its_groups_as_one_rank_does(world_size):
 def test_a_recurrent_policy_forgets_between_iterations():
     config = grpo_config(env="lockstep/CartPole-v1", network={"recurrent": "gru", "recurrent_size": 4})
     state = small_state(config, describe(config.env))
-    assert state.carry is not None
-    state.carry[:] = 1.0
+    assert state.recurrent_state is not None
+    state.recurrent_state[:] = 1.0
     begin_groups(state, envs_of(config, plan_of(config)))
-    assert not state.carry.any()
+    assert not state.recurrent_state.any()
 
 
 # --- Episodes ---------------------------------------------------------------------------------------------------------
@@ -220,12 +221,12 @@ def test_the_kl_is_to_the_first_parameters():
     batch = batch_of(config, state)
     assert state.parameters is flat
     assert batch.reference_log_probs is not None
-    weights = state.reference.expanded(config.shards)
+    weights = state.reference.weights.expanded(config.shards)
     output = nets.actor(state.net, weights, batch.observations)
     expected, _ = distributions.log_prob_and_entropy(state.net, weights, output, batch.actions)
     torch.testing.assert_close(batch.reference_log_probs, expected)
     assert not torch.allclose(batch.reference_log_probs, batch.log_probs, atol=1e-2)
-    state.parameters.flat.copy_(state.reference.flat)
+    state.parameters.flat.copy_(state.reference.weights.flat)
     again = batch_of(config, state)
     assert again.reference_log_probs is not None
     assert torch.equal(again.reference_log_probs, again.log_probs)

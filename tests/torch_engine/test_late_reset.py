@@ -20,9 +20,10 @@ from lockstep.envs.describe import describe
 from lockstep.envs.registry import make_envs
 from lockstep.policies.evaluation import run_episodes
 from lockstep.torch_engine.batch import make_batch
-from lockstep.torch_engine.gradients import autograd_gradients, plain_gradients
 from lockstep.torch_engine.groups import finished_episodes
 from lockstep.torch_engine.minibatches import advantage_moments, minibatch_indices
+from lockstep.torch_engine.nets.autograd import AutogradFunctions
+from lockstep.torch_engine.plain.functions import PlainFunctions
 from lockstep.torch_engine.session import Session, open_session
 from lockstep.torch_engine.statistics import explained_variance, fit_moments, normalizer_moments, sample_counts
 from lockstep.training.losses import loss_settings
@@ -172,14 +173,14 @@ def test_the_gradient_by_hand_leaves_out_what_does_not_count(continuous):
     valid = torch.ones(2, 8)
     valid[0, 2] = valid[1, 5:] = 0.0
     columns = {**batch.columns(), "valid": valid}
-    settings, plain = loss_settings(config), session.state.plain
-    assert plain is not None
-    by_hand = plain_gradients(plain, settings)(columns, 12).clone()  # its memory is used again
-    expected = autograd_gradients(session.state, settings, config)(columns, 12)
+    settings, state = loss_settings(config).counting(12), session.state
+    assert isinstance(state.policy, PlainFunctions)
+    by_hand = state.policy.gradients(columns, settings).clone()  # its memory is used again
+    expected = AutogradFunctions(state.net, state.parameters, config).gradients(columns, settings)
     torch.testing.assert_close(by_hand, expected, atol=1e-6, rtol=1e-4)
     spoiled = {**columns, "advantages": torch.where(valid > 0, columns["advantages"], 1e3)}
-    torch.testing.assert_close(plain_gradients(plain, settings)(spoiled, 12), by_hand, atol=0, rtol=0)
-    assert not torch.allclose(plain_gradients(plain, settings)({**spoiled, "valid": torch.ones(2, 8)}, 12), by_hand)
+    torch.testing.assert_close(state.policy.gradients(spoiled, settings), by_hand, atol=0, rtol=0)
+    assert not torch.allclose(state.policy.gradients({**spoiled, "valid": torch.ones(2, 8)}, settings), by_hand)
     session.close()
 
 

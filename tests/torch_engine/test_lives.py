@@ -19,7 +19,7 @@ from lockstep.envs.registry import make_envs
 from lockstep.envs.rewards import RewardShaping
 from lockstep.torch_engine.batch import make_batch
 from lockstep.torch_engine.groups import finished_episodes
-from lockstep.torch_engine.rollout import Actor, Rollout, action_noise, collect
+from lockstep.torch_engine.rollout import Rollout, action_noise, collect
 from lockstep.torch_engine.state import init_state
 
 
@@ -50,7 +50,7 @@ def played(lives: bool, **env):
     envs.reset()
     state = init_state(config, description, plan, torch.device("cpu"))
     rollout = Rollout.empty(10, envs, state.net, False)
-    actor = Actor(state, plan, "batched", state.parameters.flat.device)
+    actor = state.policy.actor(plan, "batched")
     collect(state, envs, actor, action_noise(config, plan, state.net, 0), rollout)
     return config, plan, state, rollout
 

@@ -24,9 +24,8 @@ from lockstep import reference
 from lockstep.config.run import Config
 from lockstep.core.shards import ShardPlan
 from lockstep.torch_engine.advantages import counted_moments, merge_counts
-from lockstep.torch_engine.batch import Batch, make_batch, to_sequences, to_shards
+from lockstep.torch_engine.batch import Batch, make_batch
 from lockstep.torch_engine.distributed.communicator import Communicator
-from lockstep.torch_engine.gradients import minibatch_loss
 from lockstep.torch_engine.minibatches import (
     advantage_moments,
     epoch_minibatches,
@@ -34,6 +33,8 @@ from lockstep.torch_engine.minibatches import (
     minibatch_statistics,
 )
 from lockstep.torch_engine.nets import nets
+from lockstep.torch_engine.nets.autograd import minibatch_loss
+from lockstep.torch_engine.nets.shards import to_sequences, to_shards
 from lockstep.torch_engine.rollout import Rollout
 from lockstep.torch_engine.state import TrainState
 from lockstep.training.losses import TERMS, loss_settings
@@ -138,8 +139,8 @@ def recurrent_batch(core: str = "lstm", shared: bool = False) -> tuple[Config, T
     """A batch of eight steps in which episodes end within sequences, at their borders, and at the last step."""
     config = small_config(num_steps=8, num_shards=4, network={**RECURRENT, "recurrent": core, "shared": shared})
     state, rng = small_state(config, described()), np.random.default_rng(0)
-    assert state.carry is not None
-    state.carry[:] = rng.normal(size=state.carry.shape)
+    assert state.recurrent_state is not None
+    state.recurrent_state[:] = rng.normal(size=state.recurrent_state.shape)
     kinds = np.full((8, 8), "", object)
     for where, kind in ENDS.items():
         kinds[where] = kind
@@ -170,7 +171,7 @@ def approx_kl(config: Config, state: TrainState, columns: dict[str, torch.Tensor
 def test_sequences_with_their_carries_reproduce_the_rollout(core, shared):
     """Before the first step the policy is the one that acted: every log-probability and value comes out again."""
     config, state, _, batch = recurrent_batch(core, shared)
-    assert batch.carry is not None
+    assert batch.recurrent_state is not None
     assert batch.resets is not None
     assert batch.log_probs.shape == batch.resets.shape == (4, 4, 4)
     columns = batch.columns()
@@ -179,18 +180,18 @@ def test_sequences_with_their_carries_reproduce_the_rollout(core, shared):
     for minibatch in epoch_minibatches(state, batch, indices, not_normalised(config), 0, config, plan):
         assert minibatch["observations"].shape == (4, 2, 4, 4)
         assert approx_kl(config, state, minibatch) < 1e-10
-    assert approx_kl(config, state, columns | {"carry": torch.zeros_like(batch.carry)}) > 1e-5
-    assert approx_kl(config, state, columns | {"carry": batch.carry.flip(1)}) > 1e-5
+    assert approx_kl(config, state, columns | {"recurrent_state": torch.zeros_like(batch.recurrent_state)}) > 1e-5
+    assert approx_kl(config, state, columns | {"recurrent_state": batch.recurrent_state.flip(1)}) > 1e-5
     assert approx_kl(config, state, columns | {"resets": torch.zeros_like(batch.resets)}) > 1e-5
 
 
 def test_an_episode_that_ends_hands_nothing_on_and_the_others_do():
     _, state, rollout, _ = recurrent_batch()
-    assert state.carry is not None
+    assert state.recurrent_state is not None
     ended = rollout.done[-1]
     assert ended.tolist() == [False] * 5 + [True] + [False] * 2
-    assert not state.carry[ended].any()
-    assert np.abs(state.carry[~ended]).max(1).min() > 1e-3
+    assert not state.recurrent_state[ended].any()
+    assert np.abs(state.recurrent_state[~ended]).max(1).min() > 1e-3
 
 
 def test_a_truncated_episode_bootstraps_from_what_was_carried_to_its_end():
@@ -198,7 +199,7 @@ def test_a_truncated_episode_bootstraps_from_what_was_carried_to_its_end():
     assert batch.values is not None
     assert batch.returns is not None
     # Environment 1 is the second of shard 0; step 3 is the last of its first sequence, the shard's second one.
-    carried = batch.carry
+    carried = batch.recurrent_state
     assert carried is not None
     sequence = batch.observations[0, 1]
     weights = nets.expand(state.parameters.views, 1)
@@ -254,7 +255,7 @@ def test_a_ranks_part_of_a_recurrent_batch_is_its_slice_of_the_worlds(core):
             )
             own = small_state(config, described(), plan)
             carry = np.random.default_rng(0).normal(size=(8, state.net.carry_size))
-            own.carry = carry[ids].astype(np.float32)
+            own.recurrent_state = carry[ids].astype(np.float32)
             parts.append(make_batch(own, mine, plan, config, "batched").columns())
         for name, column in whole.columns().items():
             assert torch.equal(torch.cat([part[name] for part in parts]), column), (world_size, name)

@@ -6,6 +6,7 @@ import torch
 from small_runs import (
     alone,
     described,
+    joined,
     of_rank,
     plan_of,
     random_batch,
@@ -136,7 +137,7 @@ def test_the_mean_of_local_gradients_is_the_global_gradient():
     def rank(plan, communicator):
         state = small_state(config, described(), plan)
         columns = of_rank(random_batch(config, state.net), plan).columns()
-        return local_gradient(state, config, communicator)(columns, 64)
+        return joined(local_gradient(state, config, communicator)(columns, 64))
 
     halves, (whole,) = run_ranks(config, 2, rank), [rank(plan_of(config), alone(config))]
     size = whole.numel() - 5

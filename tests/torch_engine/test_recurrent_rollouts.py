@@ -8,10 +8,11 @@ from test_batch import made_rollout
 
 from lockstep import reference
 from lockstep.networks.spec import core_shapes
-from lockstep.torch_engine.batch import from_shards, make_batch
-from lockstep.torch_engine.gradients import minibatch_loss
+from lockstep.torch_engine.batch import make_batch
 from lockstep.torch_engine.minibatches import epoch_minibatches, minibatch_indices, minibatch_statistics
 from lockstep.torch_engine.nets import nets, recurrent
+from lockstep.torch_engine.nets.autograd import minibatch_loss
+from lockstep.torch_engine.nets.shards import from_shards
 from lockstep.training.losses import TERMS, loss_settings
 
 CORES = pytest.mark.parametrize("core", ["lstm", "gru"])
@@ -59,8 +60,8 @@ def made(core, shared):
     config = small_config(num_steps=8, num_shards=4, network=network, ppo={"num_minibatches": 2, "gae_lambda": 0.8})
     plan = plan_of(config)
     state = small_state(config, described(), plan)
-    assert state.carry is not None
-    state.carry[:] = drawn(*state.carry.shape, seed=3).numpy()
+    assert state.recurrent_state is not None
+    state.recurrent_state[:] = drawn(*state.recurrent_state.shape, seed=3).numpy()
     rollout = made_rollout(config, plan, ENDS)
     return config, plan, state, rollout
 
@@ -70,7 +71,7 @@ def one_by_one(state, rollout):
     """Each environment alone and step by step: values ``[T+1, E]``, of final observations, and what is carried."""
     net, weights = state.net, state.parameters.expanded(1)
     steps, envs = rollout.rewards.shape
-    values, finals, carries = np.zeros((steps + 1, envs)), {}, np.zeros((steps + 1, *state.carry.shape))
+    values, finals, carries = np.zeros((steps + 1, envs)), {}, np.zeros((steps + 1, *state.recurrent_state.shape))
 
     def seen(observation, carry):
         row = torch.from_numpy(np.array(observation)).view(1, 1, 1, -1)
@@ -79,7 +80,7 @@ def one_by_one(state, rollout):
         return value.item(), carried[0, 0, 0].numpy()
 
     for env in range(envs):
-        carry = state.carry[env].copy()
+        carry = state.recurrent_state[env].copy()
         for t in range(steps + 1):
             carries[t, env] = carry
             values[t, env], carry = seen(rollout.observations[t, env], carry)
@@ -97,13 +98,13 @@ def test_a_rollout_is_valued_as_if_seen_step_by_step(core, shared):
     values, finals, carries = one_by_one(state, rollout)
     assert len(finals) == 5
     batch = make_batch(state, rollout, plan, config, "batched")
-    next_values = values[1:].copy()
+    bootstrap_values = values[1:].copy()
     for where, value in finals.items():
-        next_values[where] = value
+        bootstrap_values[where] = value
     expected = reference.gae(
         rollout.rewards,
         values[:-1],
-        next_values,
+        bootstrap_values,
         rollout.terminated,
         rollout.truncated,
         gamma=config.ppo.gamma,
@@ -112,16 +113,16 @@ def test_a_rollout_is_valued_as_if_seen_step_by_step(core, shared):
     shape = (config.shards, config.num_steps // 4, 2, 4)  # shards, sequences of an environment, environments, steps
     advantages = batch.advantages.view(shape).transpose(2, 3).reshape(config.shards, -1)
     np.testing.assert_allclose(from_shards(advantages, config.num_steps), expected[0], atol=1e-4)
-    assert np.abs(next_values - values[1:]).max() > 1e-2
-    assert batch.carry is not None
-    assert state.carry is not None
-    into = batch.carry.view(config.shards, 2, 2, -1).transpose(0, 1).flatten(1, 2)
+    assert np.abs(bootstrap_values - values[1:]).max() > 1e-2
+    assert batch.recurrent_state is not None
+    assert state.recurrent_state is not None
+    into = batch.recurrent_state.view(config.shards, 2, 2, -1).transpose(0, 1).flatten(1, 2)
     begun = np.zeros((2, config.envs, 1))
     begun[1, :, 0] = rollout.done[3]
     np.testing.assert_allclose(into * (1 - begun), carries[[0, 4]], atol=1e-5)
-    np.testing.assert_allclose(state.carry, carries[-1], atol=1e-5)
-    assert not state.carry[[4, 5]].any()
-    assert state.carry[[0, 1, 2, 3, 6, 7]].any(1).all()
+    np.testing.assert_allclose(state.recurrent_state, carries[-1], atol=1e-5)
+    assert not state.recurrent_state[[4, 5]].any()
+    assert state.recurrent_state[[0, 1, 2, 3, 6, 7]].any(1).all()
 
 
 @CORES
@@ -132,7 +133,7 @@ def test_a_policy_that_has_not_changed_gives_its_sequences_the_probabilities_tha
     indices = minibatch_indices(config, plan, 0)
     local = torch.ones((plan.local_num_shards, *indices.shape[:2], 3), dtype=torch.float64)
     minibatches = epoch_minibatches(state, batch, indices, minibatch_statistics(config, local, local), 0, config, plan)
-    weights, without = state.parameters.expanded(plan.local_num_shards), {"carry": 0.0, "resets": 0.0}
+    weights, without = state.parameters.expanded(plan.local_num_shards), {"recurrent_state": 0.0, "resets": 0.0}
 
     def approx_kl(columns):
         terms = minibatch_loss(state.net, weights, columns, loss_settings(config))[1]

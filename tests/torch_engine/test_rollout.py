@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box
-from small_runs import CPU, ScriptedEnvs, actions_of, described, plan_of, small_config, small_state, vectors
+from small_runs import ScriptedEnvs, actions_of, described, plan_of, small_config, small_state, vectors
 
 from lockstep.config.run import Config
 from lockstep.core.normalizers import RunningMoments
@@ -15,7 +15,6 @@ from lockstep.core.spaces import ActionLayout, observation_layout
 from lockstep.envs.registry import make_envs
 from lockstep.envs.restore.replay import ReplayLog, row_hashes
 from lockstep.torch_engine.rollout import (
-    Actor,
     Rollout,
     action_noise,
     allowed_actions,
@@ -120,13 +119,13 @@ def collected(config: Config, normalised: bool = False) -> tuple[TrainState, Scr
     plan, envs = plan_of(config), ScriptedEnvs(range(8), ENDS)
     state = small_state(config, envs.description)
     if normalised:
-        assert state.observations is not None
-        state.observations.moments = RunningMoments(1.0, np.array([1.0, 2.0]), np.array([4.0, 0.25]))
-        state.observations.freeze()
+        assert state.observation_normalizer is not None
+        state.observation_normalizer.moments = RunningMoments(1.0, np.array([1.0, 2.0]), np.array([4.0, 0.25]))
+        state.observation_normalizer.freeze()
     rollout = Rollout.empty(config.num_steps, envs, state.net, normalised)
     envs.reset()
     noise = action_noise(config, plan, state.net, 0)
-    collect(state, envs, Actor(state, plan, "batched", CPU), noise, rollout)
+    collect(state, envs, state.policy.actor(plan, "batched"), noise, rollout)
     return state, envs, rollout
 
 
@@ -189,7 +188,7 @@ def test_a_second_rollout_forgets_the_first_ones_final_observations():
     config = small_config()
     state, envs, rollout = collected(config)
     noise = action_noise(config, plan_of(config), state.net, 1)
-    collect(state, envs, Actor(state, plan_of(config), "batched", CPU), noise, rollout)
+    collect(state, envs, state.policy.actor(plan_of(config), "batched"), noise, rollout)
     assert rollout.final == {}
     np.testing.assert_array_equal(rollout.observations[0], expected_observations()[-1])
 
@@ -205,7 +204,7 @@ def test_actions_of_a_rank_are_its_slice_of_the_worlds_bit_for_bit(mode, size, d
 
     def actions(plan: ShardPlan) -> np.ndarray:
         ids = slice(plan.env_ids.start, plan.env_ids.stop)
-        actor, mine, drawn = Actor(state, plan, mode, CPU), observations[:, ids].copy(), noise[:, ids].copy()
+        actor, mine, drawn = state.policy.actor(plan, mode), observations[:, ids].copy(), noise[:, ids].copy()
         with torch.inference_mode():
             return np.stack([actor(mine[t], drawn[t]) for t in range(6)])
 
@@ -219,7 +218,7 @@ def test_actions_of_a_rank_are_its_slice_of_the_worlds_bit_for_bit(mode, size, d
 def test_the_noise_decides_the_action_and_each_environment_has_its_own():
     config = small_config()
     state = small_state(config, described())
-    actor, x = Actor(state, plan_of(config), "batched", CPU), np.zeros((8, 4), np.float32)
+    actor, x = state.policy.actor(plan_of(config), "batched"), np.zeros((8, 4), np.float32)
     noise = np.zeros((8, 3), np.float32)
     noise[np.arange(8), np.arange(8) % 3] = 100.0
     assert actor(x, noise).tolist() == [0, 1, 2, 0, 1, 2, 0, 1]

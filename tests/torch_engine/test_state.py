@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from small_runs import CPU, actions_of, described, plan_of, small_config, small_state, vectors
+from small_runs import CPU, actions_of, described, plan_of, reduced, small_config, small_state, vectors
 
 from lockstep.config.run import Config
 from lockstep.core.shards import ShardPlan
@@ -17,7 +17,6 @@ from lockstep.torch_engine.state import (
     initial_parameters,
     load_state_arrays,
     make_net,
-    moments_of,
     state_arrays,
 )
 from lockstep.torch_engine.update import clip_and_step
@@ -33,13 +32,13 @@ def stepped(config: Config, discrete: bool = True, steps: int = 3) -> TrainState
     generator = torch.Generator().manual_seed(3)
     for _ in range(steps):
         gradient = torch.randn(state.parameters.flat.shape, generator=generator)
-        clip_and_step(state, gradient, 0.5, 0.01)
+        clip_and_step(state, reduced(gradient), 0.5, 0.01)
     rng = np.random.default_rng(0)
-    for normalizer in (state.observations, state.rewards):
+    for normalizer in (state.observation_normalizer, state.return_normalizer):
         if normalizer is not None:
             normalizer.moments.merge(7, *rng.random((2, len(normalizer.moments.mean))))
-    if state.observations is not None:
-        state.observations.freeze()
+    if state.observation_normalizer is not None:
+        state.observation_normalizer.freeze()
     return state
 
 
@@ -83,22 +82,23 @@ def test_arrays_come_back_bit_for_bit_and_training_goes_on_from_them(discrete, n
     load_state_arrays(fresh, saved)
     assert_same(state_arrays(fresh), state_arrays(state))
     for one in (state, fresh):
-        clip_and_step(one, torch.ones_like(one.parameters.flat), 0.5, 0.01)
+        clip_and_step(one, reduced(torch.ones_like(one.parameters.flat)), 0.5, 0.01)
     assert_same(state_arrays(fresh), state_arrays(state))
     if normalize:
-        assert state.observations is not None
-        assert fresh.observations is not None
+        assert state.observation_normalizer is not None
+        assert fresh.observation_normalizer is not None
         observation = np.ones((1, 4), np.float32)
-        np.testing.assert_array_equal(fresh.observations(observation), state.observations(observation))
+        ours, theirs = fresh.observation_normalizer(observation), state.observation_normalizer(observation)
+        np.testing.assert_array_equal(ours, theirs)
 
 
 def test_without_the_moments_training_would_go_elsewhere():
     """The negative of going on: the optimiser's part of the arrays matters."""
     config = small_config()
     state, other = stepped(config), stepped(config)
-    moments_of(other)["exp_avg"].zero_()
+    other.optimizer.moments()["exp_avg"].zero_()
     for one in (state, other):
-        clip_and_step(one, torch.ones_like(one.parameters.flat), 0.5, 0.01)
+        clip_and_step(one, reduced(torch.ones_like(one.parameters.flat)), 0.5, 0.01)
     assert not torch.equal(state.parameters.flat, other.parameters.flat)
 
 
@@ -106,8 +106,8 @@ def test_arrays_are_copies_in_both_directions():
     state = stepped(small_config(normalize=NORMALIZED))
     arrays = state_arrays(state)
     before = as_saved(arrays)
-    clip_and_step(state, torch.ones_like(state.parameters.flat), 0.5, 0.01)
-    for normalizer in (state.observations, state.rewards):
+    clip_and_step(state, reduced(torch.ones_like(state.parameters.flat)), 0.5, 0.01)
+    for normalizer in (state.observation_normalizer, state.return_normalizer):
         assert normalizer is not None
         normalizer.moments.merge(1, normalizer.moments.mean + 1, normalizer.moments.m2)
     assert_same(arrays, {name: before[name] for name in arrays})
@@ -213,4 +213,4 @@ def test_normalisers_are_there_where_the_config_wants_them():
         (NORMALIZED, (True, True)),
     ):
         state = small_state(small_config(normalize=normalize), described())
-        assert (state.observations is not None, state.rewards is not None) == present
+        assert (state.observation_normalizer is not None, state.return_normalizer is not None) == present

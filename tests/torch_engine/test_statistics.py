@@ -56,8 +56,8 @@ def test_every_shard_has_the_moments_of_its_own_samples():
     state, plan = small_state(config, described(size=2)), plan_of(config)
     rollout = random_rollout(config, plan)
     observations, returns = split_normalizer_moments(state, normalizer_moments(state, rollout, plan))
-    state.rewards.running[:] = 0.0  # pyright: ignore[reportOptionalMemberAccess]
-    running = state.rewards.discounted_returns(rollout.rewards, rollout.done)  # pyright: ignore[reportOptionalMemberAccess]
+    state.return_normalizer.running[:] = 0.0  # pyright: ignore[reportOptionalMemberAccess]
+    running = state.return_normalizer.discounted_returns(rollout.rewards, rollout.done)  # pyright: ignore[reportOptionalMemberAccess]
     assert (observations.shape, returns.shape) == ((4, 2, 2), (4, 2, 1))
     for shard in range(4):
         ids = slice(2 * shard, 2 * shard + 2)
@@ -75,7 +75,7 @@ def test_only_what_is_normalised_is_measured_and_merged(normalize):
     assert observations.shape == (4, 2, 2 if "observations" in normalize else 0)
     assert returns.shape == (4, 2, 1 if "returns" in normalize else 0)
     merge_normalizers(state, observations, returns, 8)
-    for name, normalizer in (("observations", state.observations), ("returns", state.rewards)):
+    for name, normalizer in (("observations", state.observation_normalizer), ("returns", state.return_normalizer)):
         assert (normalizer is not None) == (name in normalize)
         assert normalizer is None or normalizer.moments.count == 32
 
@@ -87,14 +87,14 @@ def test_first_statistics_are_those_of_all_random_steps_and_leave_no_return_runn
     def rank(plan: ShardPlan, communicator: Communicator) -> tuple[bytes, ...]:
         state = small_state(config, described(size=2), plan)
         initial_statistics(state, random_rollout(config, plan), plan, config, communicator)
-        assert state.observations is not None
-        assert state.rewards is not None
-        moments = state.observations.moments
+        assert state.observation_normalizer is not None
+        assert state.return_normalizer is not None
+        moments = state.observation_normalizer.moments
         np.testing.assert_allclose(moments.mean, whole.mean(0), rtol=1e-12)
         np.testing.assert_allclose(moments.variance, whole.var(0), rtol=1e-12)
-        np.testing.assert_allclose(state.observations(whole.astype(np.float32)).std(0), 1.0, rtol=1e-4)
-        assert not state.rewards.running.any()
-        return moments.mean.tobytes(), moments.m2.tobytes(), state.rewards.moments.m2.tobytes()
+        np.testing.assert_allclose(state.observation_normalizer(whole.astype(np.float32)).std(0), 1.0, rtol=1e-4)
+        assert not state.return_normalizer.running.any()
+        return moments.mean.tobytes(), moments.m2.tobytes(), state.return_normalizer.moments.m2.tobytes()
 
     assert len({result for world_size in (1, 2, 4) for result in run_ranks(config, world_size, rank)}) == 1
 
@@ -121,7 +121,7 @@ def test_what_is_shared_is_the_same_for_every_number_of_ranks(normalize):
 
     (expected,) = run_ranks(config, 1, rank)
     assert (expected.episodes, expected.stop) == (3, 15)  # environments 0 and 1 are one shard, with three episodes
-    assert expected.advantages.shape == (4, 2, 2, 3)
+    assert expected.advantage_moments.shape == (4, 2, 2, 3)
     for world_size in (2, 4):
         for ours in run_ranks(config, world_size, rank):
             for field in dataclasses.fields(Shared):

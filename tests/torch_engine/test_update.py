@@ -6,6 +6,7 @@ import torch
 from small_runs import (
     alone,
     described,
+    joined,
     naive_gradient,
     not_normalised,
     of_rank,
@@ -29,7 +30,7 @@ from lockstep.torch_engine.minibatches import (
     minibatch_indices,
     minibatch_statistics,
 )
-from lockstep.torch_engine.setup.self_check import Mode
+from lockstep.torch_engine.nets.shards import Mode
 from lockstep.torch_engine.state import TrainState
 from lockstep.torch_engine.update import UpdateResult, update
 from lockstep.training.losses import TERMS, loss_settings
@@ -100,7 +101,7 @@ def test_the_sum_over_shards_is_the_gradient_of_the_whole_minibatch(mode, activa
     state = small_state(config, described(discrete))
     minibatch = minibatch_of(config, state)
     size = state.parameters.flat.numel()
-    ours = exact_gradient(state, config, alone(config), mode)(*minibatch)
+    ours = joined(exact_gradient(state, config, alone(config), mode)(*minibatch))
     expected = naive_gradient(state.net, state.parameters.views, loss_settings(config), minibatch[0])
     assert ours.shape == (size + len(TERMS),)
     torch.testing.assert_close(ours[:size].double(), expected, rtol=1e-4, atol=1e-5)
@@ -115,7 +116,7 @@ def test_the_fast_gradient_is_the_exact_one_up_to_summation_order(discrete):
     fast, exact = fast_gradient(state, config, alone(config)), exact_gradient(state, config, alone(config), "batched")
     for seed in (0, 1):  # twice: nothing of the first pass is left in the second
         minibatch = minibatch_of(config, state, seed)
-        torch.testing.assert_close(fast(*minibatch), exact(*minibatch), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(joined(fast(*minibatch)), joined(exact(*minibatch)), rtol=1e-5, atol=1e-5)
 
 
 def test_the_fast_gradient_follows_the_parameters_that_the_optimiser_moves():
@@ -123,10 +124,10 @@ def test_the_fast_gradient_follows_the_parameters_that_the_optimiser_moves():
     state = small_state(config, described())
     fast, exact = fast_gradient(state, config, alone(config)), exact_gradient(state, config, alone(config), "batched")
     minibatch = minibatch_of(config, state)
-    before = fast(*minibatch)
+    before = joined(fast(*minibatch))
     state.parameters.flat.add_(0.1)
-    torch.testing.assert_close(fast(*minibatch), exact(*minibatch), rtol=1e-5, atol=1e-5)
-    assert (fast(*minibatch) - before).abs().max() > 1e-2
+    torch.testing.assert_close(joined(fast(*minibatch)), joined(exact(*minibatch)), rtol=1e-5, atol=1e-5)
+    assert (joined(fast(*minibatch)) - before).abs().max() > 1e-2
 
 
 @HEADS
@@ -137,12 +138,12 @@ def test_a_minibatch_in_parts_has_the_gradient_of_the_whole(mode, activation, di
     parts = small_config(num_shards=4, network={"activation": activation}, ppo={"gradient_accumulation": 2})
     state = small_state(config, described(discrete))
     minibatch = minibatch_of(config, state)
-    whole = exact_gradient(state, config, alone(config), mode)(*minibatch)
+    whole = joined(exact_gradient(state, config, alone(config), mode)(*minibatch))
     torch.testing.assert_close(
-        exact_gradient(state, parts, alone(parts), mode)(*minibatch), whole, rtol=1e-5, atol=1e-5
+        joined(exact_gradient(state, parts, alone(parts), mode)(*minibatch)), whole, rtol=1e-5, atol=1e-5
     )
     half = {name: x[:, : x.shape[1] // 2].contiguous() for name, x in minibatch[0].items()}
-    assert (exact_gradient(state, config, alone(config), mode)(half, minibatch[1]) - whole).abs().max() > 1e-2
+    assert (joined(exact_gradient(state, config, alone(config), mode)(half, minibatch[1])) - whole).abs().max() > 1e-2
 
 
 def test_the_loss_is_divided_by_the_global_count():
@@ -217,7 +218,7 @@ def test_the_reported_terms_are_those_of_the_minibatches(normalization):
     indices, statistics = minibatch_indices(config, plan, 0), statistics_of(config, batch)
     source = exact_gradient(state, config, alone(config), "batched")
     minibatches = epoch_minibatches(state, batch, indices, statistics, 0, config, plan)
-    expected = sum(source(minibatch, 16)[-len(TERMS) :].double().numpy() for minibatch in minibatches)
+    expected = sum(source(minibatch, 16).terms.double().numpy() for minibatch in minibatches)
     result = update(state, batch, indices, statistics, config, plan, source)
     assert result.steps == 2
     np.testing.assert_allclose(result.terms, expected, rtol=1e-4, atol=1e-6)

@@ -12,6 +12,7 @@ from small_runs import (
     of_rank,
     plan_of,
     random_batch,
+    reduced,
     run_ranks,
     small_config,
     small_state,
@@ -22,10 +23,9 @@ from torch import Tensor
 from lockstep import reference
 from lockstep.config.run import Config
 from lockstep.core.errors import NonFiniteError
-from lockstep.torch_engine.batch import evaluate
-from lockstep.torch_engine.gradients import GradientSource, exact_gradient
+from lockstep.torch_engine.gradients import Gradient, GradientSource, exact_gradient
 from lockstep.torch_engine.minibatches import minibatch_indices
-from lockstep.torch_engine.state import TrainState, moments_of, state_arrays
+from lockstep.torch_engine.state import TrainState, state_arrays
 from lockstep.torch_engine.update import UpdateResult, update
 from lockstep.training.limits import LEARNING_RATE_LIMITS
 from lockstep.training.losses import TERMS
@@ -39,17 +39,22 @@ class ScriptedSource:
     """
 
     def __init__(self, state: TrainState, kls: list[float]) -> None:
-        self._state, self._kls = state, kls
+        self._state, self._kls, self._step, self._rate = state, kls, state.optimizer.step, 0.0
+        state.optimizer.step = self._watched
         self.parameters: list[Tensor] = []
         self.learning_rates: list[float] = []
 
-    def __call__(self, columns: Mapping[str, Tensor], count: int) -> Tensor:
+    def _watched(self, gradient: Tensor, learning_rate: float) -> None:
+        self._rate = learning_rate
+        self._step(gradient, learning_rate)
+
+    def __call__(self, columns: Mapping[str, Tensor], count: int) -> Gradient:
         kl = self._kls[len(self.parameters)]
         self.parameters.append(self._state.parameters.flat.clone())
-        self.learning_rates.append(self._state.optimizer.param_groups[0]["lr"])
+        self.learning_rates.append(self._rate)
         terms = torch.zeros(len(TERMS))
         terms[TERMS.index("approx_kl")] = kl
-        return torch.cat([torch.ones_like(self._state.parameters.flat), terms])
+        return reduced(torch.ones_like(self._state.parameters.flat), terms)
 
 
 def run_script(
@@ -77,7 +82,7 @@ def updated(config: Config, state: TrainState, source: GradientSource) -> Update
 def test_an_update_stops_at_the_first_minibatch_beyond_the_target_without_applying_it(kls, steps):
     state, source, result = run_script(small_config(ppo={"target_kl": 0.01}), kls)
     assert result.stopped_by_kl
-    assert result.steps == state.optimizer_steps == int(moments_of(state)["step"]) == steps
+    assert result.steps == state.optimizer_steps == int(state.optimizer.moments()["step"]) == steps
     assert len(source.parameters) == steps + 1  # none is evaluated after the one that stopped it, in no epoch
     assert torch.equal(state.parameters.flat, source.parameters[-1])
     assert result.evaluated == steps + 1
@@ -111,7 +116,7 @@ def test_all_ranks_stop_at_the_same_step_by_the_global_kl():
         batch, indices = of_rank(random_batch(config, state.net), plan), minibatch_indices(config, plan, 0)
         source = exact_gradient(state, config, communicator, "loop")
         with torch.no_grad():
-            batch.log_probs[:] = evaluate(state, "batched", batch.observations, batch.actions)[0]
+            batch.log_probs[:] = state.policy.evaluate(batch.observations, batch.actions)[0]
             batch.log_probs[0] -= 0.0 if plan.rank else 1.0
         result = update(state, batch, indices, not_normalised(config), config, plan, source)
         return result.steps, result.stopped_by_kl
@@ -199,7 +204,7 @@ def test_what_came_before_the_bad_minibatch_stays_applied():
     with pytest.raises(NonFiniteError, match="epoch 1, minibatch 2"):
         run()
     run_good()
-    assert state.optimizer_steps == int(moments_of(state)["step"]) == 1
+    assert state.optimizer_steps == int(state.optimizer.moments()["step"]) == 1
     assert torch.isfinite(state.parameters.flat).all()
     assert good.optimizer_steps == 4
 
@@ -210,8 +215,9 @@ def test_a_gradient_or_any_term_that_is_not_finite_is_enough(place):
     state = small_state(config, described())
     combined = torch.ones(state.parameters.flat.numel() + len(TERMS))
     combined[place] = float("inf")
+    size = state.parameters.flat.numel()
     with pytest.raises(NonFiniteError):
-        updated(config, state, lambda *_: combined)
+        updated(config, state, lambda *_: reduced(combined[:size], combined[size:]))
     assert state.optimizer_steps == 0
 
 

@@ -12,24 +12,24 @@ GROUP_EPSILON = 1e-8
 def gae(
     rewards: Tensor,
     values: Tensor,
-    next_values: Tensor,
+    bootstrap_values: Tensor,
     terminated: Tensor,
     done: Tensor,
     gamma: float,
     gae_lambda: float,
 ) -> tuple[Tensor, Tensor]:
-    """Advantages and returns (Schulman et al. 2016, eq. 16), all ``[num_steps, num_envs]`` float32.
+    """Computes advantages and returns (Schulman et al. 2016, eq. 16), all ``[num_steps, num_envs]`` float32.
 
     Args:
         rewards: rewards.
         values: V of the observation acted on.
-        next_values: V of what followed: of the final observation where an episode was truncated.
+        bootstrap_values: V of what followed: of the final observation where an episode was truncated.
         terminated: 1.0 where the episode terminated: nothing is bootstrapped.
         done: 1.0 where it terminated or was truncated: nothing flows back across.
         gamma: discount.
         gae_lambda: lambda.
     """
-    deltas = rewards + gamma * torch.where(terminated > 0, 0.0, next_values) - values
+    deltas = rewards + gamma * torch.where(terminated > 0, 0.0, bootstrap_values) - values
     advantages = torch.zeros_like(deltas)
     carried = torch.where(done > 0, torch.zeros_like(deltas), gamma * gae_lambda)
     if deltas.device.type == "cpu":
@@ -43,7 +43,7 @@ def gae(
 
 
 def _accumulate(deltas: np.ndarray, carried: np.ndarray, out: np.ndarray) -> None:
-    """``out[t] = deltas[t] + carried[t] * out[t + 1]``, step by step; calling NumPy costs a fraction of PyTorch."""
+    """Computes ``out[t] = deltas[t] + carried[t] * out[t + 1]`` in NumPy, whose calls are cheap."""
     if not len(deltas):
         return
     out[-1] = deltas[-1]
@@ -54,11 +54,11 @@ def _accumulate(deltas: np.ndarray, carried: np.ndarray, out: np.ndarray) -> Non
 
 
 def group_advantages(returns: Tensor, normalize_std: bool) -> Tensor:
-    """Group-relative advantages (Shao et al. 2024, section 4.1.2; without the division: Liu et al. 2025, section 3.2).
+    """Computes group-relative advantages (Shao et al. 2024, section 4.1.2).
 
     Args:
         returns: float64 ``[groups, group_size]``.
-        normalize_std: divide by the group's (population) standard deviation.
+        normalize_std: divide by the group's (population) standard deviation; not to: Liu et al. 2025, section 3.2.
     """
     centred = returns - returns.mean(1, keepdim=True)
     if not normalize_std:
@@ -67,14 +67,14 @@ def group_advantages(returns: Tensor, normalize_std: bool) -> Tensor:
 
 
 def moments(x: Tensor) -> Tensor:
-    """Mean and sum of squared deviations over the last axis in float64: ``[…, n]`` to ``[…, 2]``."""
+    """Computes mean and sum of squared deviations over the last axis in float64: ``[…, n]`` to ``[…, 2]``."""
     x = x.double()
     mean = x.mean(-1, keepdim=True)
     return torch.cat([mean, (x - mean).square().sum(-1, keepdim=True)], -1)
 
 
 def counted_moments(x: Tensor, valid: Tensor | None) -> Tensor:
-    """Count, mean and M2 over the last axis in float64 of what is valid (1.0; None: all): ``[…, n]`` to ``[…, 3]``."""
+    """Computes float64 count, mean and M2 of what is valid (None: all) on the last axis: ``[…, n]`` to ``[…, 3]``."""
     if valid is None:
         both = moments(x)
         return torch.cat([torch.full_like(both[..., :1], x.shape[-1]), both], -1)
@@ -85,7 +85,7 @@ def counted_moments(x: Tensor, valid: Tensor | None) -> Tensor:
 
 
 def merge_counts(parts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Count, mean and standard deviation of the union of shards, combined in shard order (Chan et al. 1983).
+    """Merges shards to count, mean and standard deviation of their union, combined in shard order (Chan et al. 1983).
 
     Args:
         parts: float64 ``[num_shards, …, 3]``: count, mean and M2 of each shard.

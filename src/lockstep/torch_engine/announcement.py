@@ -35,7 +35,7 @@ def _own_notes(session: Session) -> list[str]:
         out.append(
             "self-check: batching changes a shard's bits on this machine, so shards run one after the other (slower)"
         )
-    if session.state.sharded is not None:
+    if config.fsdp and not session.communicator.alone:
         out.append("fsdp: each rank keeps a slice of parameters and moments; a whole copy is gathered for each rollout")
     elif config.fsdp:
         out.append("fsdp: a single rank has nobody to share its parameters with")

@@ -16,7 +16,8 @@ from lockstep.core.spaces import layouts_from_json
 from lockstep.policies.recordings import Recording
 from lockstep.torch_engine.nets import distributions, nets
 from lockstep.torch_engine.nets.nets import PolicyNet
-from lockstep.torch_engine.state import NORMALIZERS, POLICY, FlatParameters, initial_parameters, make_net
+from lockstep.torch_engine.nets.parameters import FlatParameters
+from lockstep.torch_engine.state import NORMALIZERS, POLICY, initial_parameters, make_net
 
 MAX_GRAD_NORM = 1.0
 
@@ -32,7 +33,7 @@ class Settings(Protocol):
 
 
 def learnt_episodes(recording: Recording, validation: float) -> int:
-    """How many episodes, the first ones, are learnt from; the others are held out.
+    """Counts the episodes, the first ones, that are learnt from; the others are held out.
 
     Raises:
         ValueError: none; one line.
@@ -45,7 +46,7 @@ def learnt_episodes(recording: Recording, validation: float) -> int:
 
 
 def check(config: Config, recording: Recording) -> PolicyNet:
-    """The networks that are to learn a recording.
+    """Makes the networks that are to learn a recording.
 
     Raises:
         ValueError: they can't; one line.
@@ -61,7 +62,7 @@ def check(config: Config, recording: Recording) -> PolicyNet:
 def clone(
     config: Config, recording: Recording, settings: Settings, log: Callable[[dict[str, Any]], None]
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Learn a recording on this process's CPU.
+    """Learns a recording on this process's CPU.
 
     Args:
         config: resolved.
@@ -104,7 +105,7 @@ def clone(
 def _normalized(
     config: Config, net: PolicyNet, rows: np.ndarray, learnt: np.ndarray
 ) -> tuple[Tensor, dict[str, np.ndarray]]:
-    """Rows as the networks take them, and the normaliser's arrays if there is one, made from those to learn from."""
+    """Normalises rows; returns them and the arrays of the normaliser, of those learnt from, if there is one."""
     if not config.normalize.observations:
         return torch.from_numpy(rows), {}
     rows, size = rows.copy(), net.observation.vector_size
@@ -117,7 +118,7 @@ def _normalized(
 
 
 def _loss(net: PolicyNet, parameters: FlatParameters, rows: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean negative log-probability of actions, and which of them are the most likely ones, bool ``[n]``."""
+    """Computes the mean negative log-probability of actions, and which of them are most likely, bool ``[n]``."""
     weights = nets.expand(parameters.split(parameters.flat), 1)
     output = nets.actor(net, weights, rows.unsqueeze(0)).float()
     log_prob, _ = distributions.log_prob_and_entropy(net, weights, output, actions.unsqueeze(0))
@@ -129,7 +130,7 @@ def _loss(net: PolicyNet, parameters: FlatParameters, rows: Tensor, actions: Ten
 def _tested(
     net: PolicyNet, parameters: FlatParameters, rows: Tensor, actions: Tensor, which: np.ndarray, batch: int
 ) -> dict[str, float | None]:
-    """Loss and, of indices, share of most likely actions among the held out steps; None without any."""
+    """Computes loss and, of indices, share of most likely actions among the held out steps; None without any."""
     if not len(which):
         return {"validation_loss": None, "accuracy": None}
     parts = [

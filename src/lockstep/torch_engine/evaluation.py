@@ -8,9 +8,9 @@ from torch import Tensor
 
 from lockstep.policies.evaluation import run_episodes
 from lockstep.torch_engine.nets import distributions, nets
-from lockstep.torch_engine.rollout import aligned, normalized
+from lockstep.torch_engine.nets.shards import aligned, by_shard
+from lockstep.torch_engine.rollout import normalized
 from lockstep.torch_engine.session import Session
-from lockstep.torch_engine.setup.self_check import by_shard
 
 
 def evaluate_policy(session: Session) -> np.ndarray:
@@ -34,7 +34,7 @@ def evaluate_policy(session: Session) -> np.ndarray:
         nonlocal carry
         lost = torch.from_numpy(envs.buffers.lost).to(device)  # a lost life ends an episode for the learner
         carry = torch.where(lost.view(shards, -1, 1), 0.0, carry)
-        x = aligned(normalized(net.observation, observations, state.observations), device)
+        x = aligned(normalized(net.observation, observations, state.observation_normalizer), device)
         actions, carry = by_shard("loop", mode_actions, x.view(shards, -1, x.shape[-1]), carry)
         return distributions.squash(net, actions.flatten(0, 1).cpu().numpy())
 

@@ -13,15 +13,15 @@ from lockstep.torch_engine.state import TrainState
 
 
 def begin_groups(state: TrainState, envs: HostEnvs) -> None:
-    """Start every environment anew: a group's members in the same state, keyed by (group, iteration)."""
+    """Starts every environment anew: a group's members in the same state, keyed by (group, iteration)."""
     envs.buffers.episodes[:] = state.iteration * EPISODES_PER_ITERATION
     envs.reset()
-    if state.carry is not None:
-        state.carry[:] = 0.0
+    if state.recurrent_state is not None:
+        state.recurrent_state[:] = 0.0
 
 
 def finished_episodes(state: TrainState, rollout: Rollout, config: Config, plan: ShardPlan) -> np.ndarray:
-    """Episodes that ended in a rollout, float64 ``[n, 5]``: step, global env id, return, length, success.
+    """Lists the episodes that ended in a rollout, float64 ``[n, 5]``: step, global env id, return, length, success.
 
     With GRPO each environment's first episode counts, also where the end of the rollout cut it.
     """

@@ -9,7 +9,7 @@ from lockstep.training.losses import LossSettings
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_range: float | None) -> Tensor:
-    """Half the squared error; with a clip range the larger of it and the clipped one (Huang et al. 2022, detail 9)."""
+    """Computes half the squared error, or the larger of it and the clipped one (Huang et al. 2022, detail 9)."""
     error = (values - returns).square()
     if clip_range is not None:
         clipped = old_values + (values - old_values).clamp(-clip_range, clip_range)
@@ -18,12 +18,12 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_range: 
 
 
 def k3(log_ratio: Tensor) -> Tensor:
-    """The k3 estimator ``exp(x) - 1 - x`` of a KL divergence (Schulman 2020; Shao et al. 2024, eq. 4)."""
+    """Computes the k3 estimator ``exp(x) - 1 - x`` of a KL divergence (Schulman 2020; Shao et al. 2024, eq. 4)."""
     return torch.expm1(log_ratio) - log_ratio
 
 
 def surrogate(ratio: Tensor, advantages: Tensor, clip_range: float) -> Tensor:
-    """The clipped surrogate objective, negated (Schulman et al. 2017, eq. 7)."""
+    """Computes the clipped surrogate objective, negated (Schulman et al. 2017, eq. 7)."""
     clipped = ratio.clamp(1.0 - clip_range, 1.0 + clip_range)
     return torch.maximum(-advantages * ratio, -advantages * clipped)
 
@@ -40,7 +40,7 @@ def loss_and_terms(
     valid: Tensor | None = None,
     reference_log_prob: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The loss of PPO (Schulman et al. 2017, eq. 9), or of GRPO (Shao et al. 2024, eq. 3), summed over the last axis.
+    """Computes the loss of PPO (Schulman et al. 2017, eq. 9) or GRPO (Shao et al. 2024, eq. 3), summed over rows.
 
     All tensors are ``[k, rows]`` (or ``[rows]``); advantages are normalised already.
 

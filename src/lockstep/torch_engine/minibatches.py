@@ -13,7 +13,7 @@ from lockstep.config.run import Config
 from lockstep.core.shards import KeyedDraws, ShardPlan, keyed_seed
 from lockstep.torch_engine.advantages import counted_moments, merge_counts
 from lockstep.torch_engine.batch import Batch
-from lockstep.torch_engine.gradients import DROPOUT_SEED
+from lockstep.torch_engine.nets.functions import DROPOUT_SEED
 from lockstep.torch_engine.state import TrainState
 
 ADVANTAGE_EPSILON = 1e-8
@@ -21,7 +21,7 @@ ADVANTAGE_EPSILON = 1e-8
 
 @dataclass
 class MinibatchStatistics:
-    """What is known of every minibatch of every epoch before the update.
+    """Holds what is known of every minibatch of every epoch before the update.
 
     Attributes:
         counts: valid samples of the global minibatch, at least 1: ``[num_epochs, num_minibatches]``.
@@ -35,7 +35,7 @@ class MinibatchStatistics:
 
 
 def minibatch_indices(config: Config, plan: ShardPlan, iteration: int) -> np.ndarray:
-    """Indices of every minibatch, ``[num_epochs, num_minibatches, k, rows]``: of samples, or of sequences.
+    """Draws the indices of every minibatch, ``[num_epochs, num_minibatches, k, rows]``: of samples, or of sequences.
 
     The permutations are keyed by ``(seed, "minibatch", iteration, epoch, shard)``. Global minibatch ``m`` is the union
     of every shard's slice ``m``: no sample crosses the network.
@@ -50,7 +50,11 @@ def minibatch_indices(config: Config, plan: ShardPlan, iteration: int) -> np.nda
 
 
 def advantage_moments(batch: Batch, indices: np.ndarray) -> Tensor:
-    """Count, mean and M2 of every minibatch by shard: float64 ``[k, num_epochs, num_minibatches, 3]``."""
+    """Computes count, mean and M2 of every minibatch's advantages by shard.
+
+    Returns:
+        float64 ``[k, num_epochs, num_minibatches, 3]``.
+    """
     device, per_shard = batch.advantages.device, []
     for shard, advantages in enumerate(batch.advantages):
         index = torch.from_numpy(np.ascontiguousarray(indices[:, :, shard])).to(device)
@@ -60,7 +64,7 @@ def advantage_moments(batch: Batch, indices: np.ndarray) -> Tensor:
 
 
 def minibatch_statistics(config: Config, local: Tensor, everyone: Tensor) -> MinibatchStatistics:
-    """Counts and scales of the global minibatches.
+    """Computes counts and scales of the global minibatches.
 
     Args:
         config: says over what advantages are normalised.
@@ -89,7 +93,7 @@ def epoch_minibatches(
     config: Config,
     plan: ShardPlan,
 ) -> Iterator[dict[str, Tensor]]:
-    """The minibatches of one epoch by name, tensors ``[k, rows, …]``.
+    """Yields the minibatches of one epoch by name, tensors ``[k, rows, …]``.
 
     Observations are taken out when they are needed, each minibatch's in memory of its own; the rest, which meets no
     matrix product, for the whole epoch at once.

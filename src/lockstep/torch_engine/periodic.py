@@ -19,8 +19,8 @@ from lockstep.torch_engine.batch import Batch
 from lockstep.torch_engine.distributed.communicator import Communicator
 from lockstep.torch_engine.gradients import GradientSource
 from lockstep.torch_engine.minibatches import MinibatchStatistics, epoch_minibatches
-from lockstep.torch_engine.plain.adam import MOMENTS
-from lockstep.torch_engine.state import TrainState, moments_of
+from lockstep.torch_engine.nets.parameters import MOMENTS
+from lockstep.torch_engine.state import TrainState
 from lockstep.torch_engine.update import UpdateResult, adapted_learning_rate, clip_and_step
 from lockstep.training.limits import KL_STOP_FACTOR, non_finite, scheduled_learning_rate
 from lockstep.training.losses import loss_settings
@@ -28,7 +28,7 @@ from lockstep.training.losses import loss_settings
 
 @dataclass
 class _Period:
-    """What this rank has seen since the last synchronisation.
+    """Counts what this rank has seen since the last synchronisation.
 
     Attributes:
         terms: sums of its parts of the loss terms ``[T]``.
@@ -44,8 +44,8 @@ class _Period:
 
 
 def synchronize(state: TrainState, period: _Period, communicator: Communicator) -> _Period:
-    """Average parameters and moments over ranks, and sum what they saw, in one collective; bitwise equal afterwards."""
-    adam, flat = moments_of(state), state.parameters.flat
+    """Averages parameters and moments over ranks, and sums what they saw, in one collective; ranks are equal then."""
+    adam, flat = state.optimizer.moments(), state.parameters.flat
     vectors = [flat, *(adam[name] for name in MOMENTS)]
     seen = torch.tensor([period.norm, float(period.broken)], device=flat.device)
     total = communicator.all_reduce(torch.cat([*vectors, period.terms.to(flat.device), seen]))
@@ -66,7 +66,7 @@ def update_periodically(
     source: GradientSource,
     communicator: Communicator,
 ) -> UpdateResult:
-    """Train on one rollout as :func:`lockstep.torch_engine.update.update` does, apart for ``sync_period`` steps.
+    """Trains on one rollout as :func:`lockstep.torch_engine.update.update` does, apart for ``sync_period`` steps.
 
     KL stop and adaptive learning rate look at the mean KL of a whole period, once it is over; a stop comes after the
     period's steps were taken.
@@ -92,10 +92,10 @@ def update_periodically(
     for epoch in range(ppo.num_epochs):
         for number, columns in enumerate(epoch_minibatches(state, batch, indices, statistics, epoch, config, plan)):
             local = source(columns, int(statistics.counts[epoch, number]))
-            gradient, terms = local[: -len(names)], local[-len(names) :]
-            period.terms = period.terms + terms.cpu()
-            period.broken += not bool(torch.isfinite(local).all())
-            period.norm += clip_and_step(state, gradient, ppo.max_grad_norm, state.learning_rate)
+            period.terms = period.terms + local.terms.cpu()
+            period.broken += not bool(torch.isfinite(local.vector).all() and torch.isfinite(local.terms).all())
+            period.norm += local.norm
+            clip_and_step(state, local, ppo.max_grad_norm, state.learning_rate)
             period.steps += 1
             done += 1
             if done % config.sync_period and done < total:
@@ -112,7 +112,7 @@ def update_periodically(
 def take(
     state: TrainState, together: _Period, result: UpdateResult, config: Config, names: tuple[str, ...], where: str
 ) -> None:
-    """Add a period of all ranks to the result, and decide what is to be decided; on every rank the same."""
+    """Adds a period of all ranks to the result, and decides on KL stop and learning rate, on every rank alike."""
     ppo, terms = config.ppo, together.terms.double().cpu().numpy()
     if together.broken or not np.isfinite(terms).all():
         raise non_finite(state.iteration + 1, where, names, terms)

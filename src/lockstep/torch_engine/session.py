@@ -27,21 +27,16 @@ from lockstep.torch_engine.distributed.communicator import (
     open_process_group,
     uses_nccl,
 )
-from lockstep.torch_engine.envs import tensor_rollout
 from lockstep.torch_engine.envs.tensor_envs import TensorEnvs
-from lockstep.torch_engine.gradients import (
-    GradientSource,
-    exact_gradient,
-    fast_gradient,
-    local_gradient,
-    shard_parameters,
-)
-from lockstep.torch_engine.rollout import Actor, Rollout, action_noise, collect, collect_random
+from lockstep.torch_engine.envs.tensor_rollout import TensorCollector
+from lockstep.torch_engine.gradients import GradientSource, choose_source
+from lockstep.torch_engine.nets.autograd import AutogradFunctions
+from lockstep.torch_engine.nets.parameters import FlatParameters
+from lockstep.torch_engine.nets.shards import Mode
+from lockstep.torch_engine.rollout import Collector, HostCollector, Rollout
 from lockstep.torch_engine.setup.choose_mode import choose_mode
 from lockstep.torch_engine.setup.devices import machine_facts, set_up_torch
-from lockstep.torch_engine.setup.self_check import Mode
 from lockstep.torch_engine.state import (
-    FlatParameters,
     TrainState,
     carried,
     init_state,
@@ -57,16 +52,23 @@ from lockstep.training.session import checkpoint_facts, gather_shards, load_fact
 
 @dataclass
 class Session:
-    """What one rank trains with.
+    """Holds what one rank trains with.
 
     Attributes:
         config: resolved.
-        topology: this rank's place; ``plan`` its shards; ``communicator`` its collectives.
-        description: the environment's spaces; ``envs`` its environments; ``replay`` their live episodes' actions.
+        topology: this rank's place.
+        plan: its shards.
+        communicator: its collectives.
+        description: the environment's spaces.
+        envs: this rank's environments.
+        replay: their live episodes' actions.
         state: what training changes.
         mode: whether shards are batched or looped over.
-        actor: the policy for rollouts; ``source`` gives reduced gradients; ``rollout`` are the buffers.
-        restarted: environments that this resume couldn't restore exactly; ``restarted_before`` those of earlier ones.
+        collector: fills the rollout.
+        source: gives reduced gradients.
+        restarted: environments that this resume couldn't restore exactly.
+        restarted_before: those of earlier resumes.
+        wall_time_before: seconds of training before this resume.
     """
 
     config: Config
@@ -78,9 +80,8 @@ class Session:
     replay: ReplayLog
     state: TrainState
     mode: Mode
-    actor: Actor
+    collector: Collector
     source: GradientSource
-    rollout: Rollout
     restarted: list[int] = field(default_factory=list)
     restarted_before: list[int] = field(default_factory=list)
     wall_time_before: float = 0.0
@@ -129,19 +130,17 @@ class Session:
             **machine_facts(self.state.parameters.flat.device),
         }
 
+    @property
+    def rollout(self) -> Rollout:
+        """The buffers of the last rollout."""
+        return self.collector.rollout
+
     def collect(self) -> None:
-        """Fill the rollout with this iteration's steps."""
-        state, config, plan = self.state, self.config, self.plan
-        if isinstance(self.envs, TensorEnvs):
-            noise = tensor_rollout.device_noise(config, plan, state.net, state.iteration, self.envs.device)
-            assert isinstance(self.rollout, tensor_rollout.TensorRollout)
-            tensor_rollout.collect(state, self.envs, self.actor, noise, self.rollout)
-        else:
-            noise = action_noise(config, plan, state.net, state.iteration)
-            collect(state, self.envs, self.actor, noise, self.rollout)
+        """Fills the rollout with this iteration's steps."""
+        self.collector.collect()
 
     def close(self) -> None:
-        """Let the environments and the other ranks go."""
+        """Closes the environments, and tells the other ranks."""
         self.envs.close()
         if self._eval_envs is not None:
             self._eval_envs.close()
@@ -149,7 +148,7 @@ class Session:
 
 
 def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | None) -> Session:
-    """Join the ranks, make the environments, and build or restore the state.
+    """Joins the ranks, makes the environments, and builds or restores the state.
 
     Raises:
         ValueError: what the config asks for can't be had here, or ranks differ; one line.
@@ -174,8 +173,6 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
     state = init_state(config, description, plan, device)
     set_reference(state, config)
     mode = choose_mode(state, config, communicator)
-    if config.fsdp and not communicator.alone:
-        shard_parameters(state, config, communicator)
     session = Session(
         config=config,
         topology=topology,
@@ -186,9 +183,8 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
         replay=ReplayLog(plan.local_num_envs, config.checkpoint.replay_limit),
         state=state,
         mode=mode,
-        actor=Actor(state, plan, mode, device),
-        source=gradient_source(state, config, communicator, mode),
-        rollout=make_rollout(config, envs, state),
+        collector=make_collector(config, plan, state, envs, mode),
+        source=choose_source(state, config, communicator, mode),
     )
     if checkpoint is None:
         begin(session)
@@ -197,21 +193,12 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
     return session
 
 
-def make_rollout(config: Config, envs: HostEnvs, state: TrainState) -> Rollout:
-    """The rollout's buffers, on the device if the environments are there."""
-    normalized = state.observations is not None
+def make_collector(config: Config, plan: ShardPlan, state: TrainState, envs: HostEnvs, mode: Mode) -> Collector:
+    """Chooses where a rollout is collected: on the device if the environments are there, else on the host."""
+    actor = state.policy.actor(plan, mode)
     if isinstance(envs, TensorEnvs):
-        return tensor_rollout.TensorRollout.on_device(config.num_steps, envs, state.net, normalized)
-    return Rollout.empty(config.num_steps, envs, state.net, normalized)
-
-
-def gradient_source(state: TrainState, config: Config, communicator: Communicator, mode: Mode) -> GradientSource:
-    """Where the update's gradients come from: combined exactly, fast, or not at each step."""
-    if config.reduction == "exact":
-        return exact_gradient(state, config, communicator, mode)
-    if config.sync_period > 1:
-        return local_gradient(state, config, communicator)
-    return fast_gradient(state, config, communicator)
+        return TensorCollector(config, plan, state, envs, actor)
+    return HostCollector(config, plan, state, envs, actor)
 
 
 def set_reference(state: TrainState, config: Config) -> None:
@@ -223,24 +210,22 @@ def set_reference(state: TrainState, config: Config) -> None:
     shapes = state.net.shapes()
     arrays = reference_arrays(config, shapes, lambda: initial_parameters(config, state.net))
     if arrays is not None:
-        state.reference = FlatParameters(shapes, state.parameters.flat.device)
-        state.reference.load(state.reference.flat, arrays)
+        reference = FlatParameters(shapes, state.parameters.flat.device)
+        reference.load(reference.flat, arrays)
+        state.reference = AutogradFunctions(state.net, reference, config)
 
 
 def begin(session: Session) -> None:
-    """First episodes, and first statistics where something is normalised."""
+    """Starts the first episodes, and takes first statistics where something is normalised."""
+    state = session.state
     session.envs.reset()
-    if session.state.observations is not None or session.state.rewards is not None:
-        if isinstance(session.envs, TensorEnvs):
-            assert isinstance(session.rollout, tensor_rollout.TensorRollout)
-            tensor_rollout.collect_random(session.config, session.plan, session.envs, session.rollout)
-        else:
-            collect_random(session.config, session.plan, session.envs, session.rollout)
-        initial_statistics(session.state, session.rollout, session.plan, session.config, session.communicator)
+    if state.observation_normalizer is not None or state.return_normalizer is not None:
+        session.collector.collect_random()
+        initial_statistics(state, session.rollout, session.plan, session.config, session.communicator)
 
 
 def current_policy(session: Session) -> Policy:
-    """The policy as it stands, as a function of one observation: what ``load_policy`` would give of a checkpoint.
+    """Returns the policy as it stands, as a function of one observation: as ``load_policy`` would of a checkpoint.
 
     With FSDP only while the whole parameters are gathered.
     """
@@ -249,7 +234,7 @@ def current_policy(session: Session) -> Policy:
 
 
 def resume(session: Session, checkpoint: Checkpoint) -> None:
-    """Restore state and environments; ``session.restarted`` names environments that began a new episode instead."""
+    """Restores state and environments; ``session.restarted`` names environments that began a new episode instead."""
     state = session.state
     load_state_arrays(state, checkpoint.arrays)
     load_facts(session, checkpoint.state)

@@ -1,9 +1,9 @@
-"""What the shards tell each other once an iteration: moments, counts, stop flags; and the metrics made of them."""
+"""Statistics that the shards gather once an iteration, moments, counts, stop flags, and metrics made of them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,18 +15,20 @@ from lockstep.core.normalizers import merge_shards, shard_moments
 from lockstep.core.shards import ShardPlan
 from lockstep.torch_engine.advantages import counted_moments, merge_counts
 from lockstep.torch_engine.batch import Batch
-from lockstep.torch_engine.distributed.communicator import Communicator
 from lockstep.torch_engine.rollout import Rollout
 from lockstep.torch_engine.setup.clock import Laps, RankTimes
 from lockstep.torch_engine.state import TrainState
 
+if TYPE_CHECKING:
+    from lockstep.torch_engine.distributed.communicator import Communicator
+
 
 @dataclass
 class Shared:
-    """Every shard's statistics of one iteration, the same on all ranks.
+    """Holds every shard's statistics of one iteration, the same on all ranks.
 
     Attributes:
-        advantages: float64 ``[num_shards, num_epochs, num_minibatches, 3]``, count, mean and M2.
+        advantage_moments: float64 ``[num_shards, num_epochs, num_minibatches, 3]``, count, mean and M2.
         fit: float64 ``[num_shards, 2, 2]``, mean and M2 of returns and of returns minus values.
         observations: float64 ``[num_shards, 2, size]``, mean and M2, or empty.
         returns: float64 ``[num_shards, 2, 1]`` of discounted returns, or empty.
@@ -35,7 +37,7 @@ class Shared:
         samples: that counted, by shard: int64 ``[num_shards]``.
     """
 
-    advantages: Tensor
+    advantage_moments: Tensor
     fit: Tensor
     observations: np.ndarray
     returns: np.ndarray
@@ -45,13 +47,13 @@ class Shared:
 
 
 def sample_counts(rollout: Rollout, plan: ShardPlan) -> np.ndarray:
-    """Steps of each local shard that count, float64 ``[k]``: all but dead ones."""
+    """Counts the steps of each local shard that count, float64 ``[k]``: all but dead ones."""
     counted = np.ones(rollout.done.shape) if rollout.dead is None else (~rollout.dead).astype(np.float64)
     return counted.sum(0).reshape(plan.local_num_shards, -1).sum(1)
 
 
 def _counting_columns(array: np.ndarray, rollout: Rollout, plan: ShardPlan) -> list[np.ndarray]:
-    """:func:`_shard_columns` without dead steps."""
+    """Does what :func:`_shard_columns` does, without dead steps."""
     columns = _shard_columns(array, plan)
     if rollout.dead is None:
         return columns
@@ -59,36 +61,34 @@ def _counting_columns(array: np.ndarray, rollout: Rollout, plan: ShardPlan) -> l
 
 
 def _shard_columns(array: np.ndarray, plan: ShardPlan) -> list[np.ndarray]:
-    """Each local shard's samples ``[T·rows, …]`` of a host array ``[T, E, …]``."""
+    """Takes each local shard's samples ``[T·rows, …]`` of a host array ``[T, E, …]``."""
     rows = plan.envs_per_shard
     parts = [array[:, s * rows : (s + 1) * rows] for s in range(plan.local_num_shards)]
     return [part.reshape(-1, *array.shape[2:]) for part in parts]
 
 
 def normalizer_moments(state: TrainState, rollout: Rollout, plan: ShardPlan) -> np.ndarray:
-    """Mean and M2 of the rollout's observations and discounted returns by shard: float64 ``[k, 2·size + 2]``."""
+    """Computes mean and M2 of observations and discounted returns by shard: float64 ``[k, 2·size + 2]``."""
     parts = [np.zeros((plan.local_num_shards, 0))]
-    if state.observations is not None:
+    if state.observation_normalizer is not None:
         layout = state.net.observation
-        raw: Any = rollout.raw.cpu().numpy() if isinstance(rollout.raw, Tensor) else rollout.raw
-        vectors = layout.floats(raw)[..., : layout.vector_size]
+        vectors = layout.floats(rollout.raw_rows())[..., : layout.vector_size]
         parts.append(np.stack([shard_moments(x).ravel() for x in _counting_columns(vectors, rollout, plan)]))
-    if state.rewards is not None:
-        running = state.rewards.discounted_returns(rollout.rewards, rollout.done)[..., None]
+    if state.return_normalizer is not None:
+        running = state.return_normalizer.discounted_returns(rollout.rewards, rollout.done)[..., None]
         parts.append(np.stack([shard_moments(x).ravel() for x in _counting_columns(running, rollout, plan)]))
     return np.concatenate(parts, 1)
 
 
 def split_normalizer_moments(state: TrainState, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The reverse: ``[num_shards, …]`` to observations ``[num_shards, 2, size]`` and returns ``[num_shards, 2, 1]``."""
-    width = 2 * state.net.observation.vector_size if state.observations is not None else 0
-    return rows[:, :width].reshape(len(rows), 2, -1 if width else 0), rows[:, width:].reshape(
-        len(rows), 2, -1 if rows.shape[1] > width else 0
-    )
+    """Splits ``[num_shards, …]`` into observations ``[num_shards, 2, size]`` and returns ``[num_shards, 2, 1]``."""
+    width = 2 * state.net.observation.vector_size if state.observation_normalizer is not None else 0
+    observations, returns = (part.reshape(len(rows), 2, part.shape[1] // 2) for part in np.split(rows, [width], 1))
+    return observations, returns
 
 
 def fit_moments(batch: Batch) -> Tensor:
-    """Mean and M2 of returns and of returns minus values by shard: float64 ``[k, 2, 2]``; zeros without a critic."""
+    """Computes mean and M2 of returns and of returns minus values by shard: float64 ``[k, 2, 2]``; 0: no critic."""
     if batch.returns is None or batch.values is None:
         return torch.zeros((len(batch.advantages), 2, 2), dtype=torch.float64)
     per_shard = []
@@ -103,19 +103,19 @@ def share(
     state: TrainState,
     rollout: Rollout,
     batch: Batch,
-    advantages: Tensor,
+    advantage_moments: Tensor,
     finished: np.ndarray,
     stop: int,
     plan: ShardPlan,
     communicator: Communicator,
 ) -> Shared:
-    """Gather every shard's statistics, once, in shard order.
+    """Gathers every shard's statistics, once, in shard order.
 
     Args:
         state: normalisers that are on decide what is shared.
         rollout: observations and rewards as the environments gave them.
         batch: returns and values.
-        advantages: ``[k, num_epochs, num_minibatches, 3]``.
+        advantage_moments: of the local shards, ``[k, num_epochs, num_minibatches, 3]``.
         finished: episodes that ended here, see :meth:`EpisodeCounter.finished`.
         stop: this rank's stop code.
         plan: the shards here.
@@ -127,13 +127,15 @@ def share(
     flags = np.stack([counts, np.full(k, float(stop)), sample_counts(rollout, plan)], 1)
     normal = normalizer_moments(state, rollout, plan)
     fit = fit_moments(batch).cpu().reshape(k, -1)
-    local = torch.cat([advantages.cpu().reshape(k, -1), fit, torch.from_numpy(np.concatenate([flags, normal], 1))], 1)
+    local = torch.cat(
+        [advantage_moments.cpu().reshape(k, -1), fit, torch.from_numpy(np.concatenate([flags, normal], 1))], 1
+    )
     rows_of_all = communicator.gather_shards(local)
-    widths = [advantages[0].numel(), fit.shape[1], flags.shape[1], normal.shape[1]]
+    widths = [advantage_moments[0].numel(), fit.shape[1], flags.shape[1], normal.shape[1]]
     adv, fits, flag, norm = torch.split(rows_of_all, widths, 1)
     observations, returns = split_normalizer_moments(state, norm.numpy())
     return Shared(
-        advantages=adv.reshape(-1, *advantages.shape[1:]).to(advantages.device),
+        advantage_moments=adv.reshape(-1, *advantage_moments.shape[1:]).to(advantage_moments.device),
         fit=fits.reshape(-1, 2, 2),
         observations=observations,
         returns=returns,
@@ -144,7 +146,7 @@ def share(
 
 
 def explained_variance(fit: Tensor, count: int | np.ndarray) -> float | None:
-    """1 - Var(returns - values) / Var(returns) over all samples (``count`` a shard, or by shard).
+    """Computes 1 - Var(returns - values) / Var(returns) over all samples (``count`` a shard, or by shard).
 
     None where returns don't vary.
     """
@@ -157,26 +159,26 @@ def explained_variance(fit: Tensor, count: int | np.ndarray) -> float | None:
 def merge_normalizers(
     state: TrainState, observations: np.ndarray, returns: np.ndarray, count: int | np.ndarray
 ) -> None:
-    """Take the shards' deltas into the normalisers: after the iteration that they were measured in."""
-    if state.observations is not None:
-        merge_shards(state.observations.moments, observations, count)
-        state.observations.freeze()
-    if state.rewards is not None:
-        merge_shards(state.rewards.moments, returns, count)
+    """Takes the shards' deltas into the normalisers: after the iteration that they were measured in."""
+    if state.observation_normalizer is not None:
+        merge_shards(state.observation_normalizer.moments, observations, count)
+        state.observation_normalizer.freeze()
+    if state.return_normalizer is not None:
+        merge_shards(state.return_normalizer.moments, returns, count)
 
 
 def initial_statistics(
     state: TrainState, rollout: Rollout, plan: ShardPlan, config: Config, communicator: Communicator
 ) -> None:
-    """First statistics of the normalisers, from a rollout of random actions."""
-    if state.observations is None and state.rewards is None:
+    """Gives the normalisers their first statistics, from a rollout of random actions."""
+    if state.observation_normalizer is None and state.return_normalizer is None:
         return
     measured = normalizer_moments(state, rollout, plan)
     local = torch.from_numpy(np.concatenate([sample_counts(rollout, plan)[:, None], measured], 1))
     rows = communicator.gather_shards(local).numpy()
     merge_normalizers(state, *split_normalizer_moments(state, rows[:, 1:]), rows[:, 0].astype(np.int64))
-    if state.rewards is not None:
-        state.rewards.running = np.zeros(plan.local_num_envs)
+    if state.return_normalizer is not None:
+        state.return_normalizer.running = np.zeros(plan.local_num_envs)
 
 
 def share_metrics(
@@ -187,7 +189,7 @@ def share_metrics(
     plan: ShardPlan,
     communicator: Communicator,
 ) -> tuple[np.ndarray, RankTimes]:
-    """Gather the episodes and times of all ranks in one collective.
+    """Gathers the episodes and times of all ranks in one collective.
 
     Args:
         finished: episodes that ended here, see :meth:`EpisodeCounter.finished`.

@@ -107,7 +107,7 @@ class Trainer:
         local = advantage_moments(batch, indices)
         asked = stop_code(self.request, self.options, self.recorder.started)
         shared = share(self.state, self.session.rollout, batch, local, finished, asked, self.plan, self.communicator)
-        return shared, minibatch_statistics(self.config, local, shared.advantages)
+        return shared, minibatch_statistics(self.config, local, shared.advantage_moments)
 
     def update(self, batch: Batch, indices: np.ndarray, statistics: MinibatchStatistics) -> UpdateResult:
         """Takes the optimiser steps, each combined over the ranks or only every ``sync_period`` of them."""

@@ -6,13 +6,11 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from lockstep.config.run import Config
 from lockstep.core.shards import ShardPlan
 from lockstep.torch_engine.batch import Batch
-from lockstep.torch_engine.gradients import GradientSource
+from lockstep.torch_engine.gradients import Gradient, GradientSource
 from lockstep.torch_engine.minibatches import MinibatchStatistics, epoch_minibatches
 from lockstep.torch_engine.state import TrainState
 from lockstep.training.limits import (
@@ -29,7 +27,7 @@ from lockstep.training.metrics import Record, update_metrics
 
 @dataclass
 class UpdateResult:
-    """What an update did, on every rank the same.
+    """Sums up what an update did, on every rank the same.
 
     Attributes:
         terms: sums of the loss terms over the minibatches that were evaluated, the one that stopped it included.
@@ -58,7 +56,7 @@ class UpdateResult:
 
 
 def adapted_learning_rate(learning_rate: float, kl: float, desired_kl: float) -> float:
-    """Down by 1.5 above twice the desired KL, up by 1.5 below half of it (rsl_rl; Schwarke et al. 2025)."""
+    """Divides by 1.5 above twice the desired KL, multiplies below half of it (rsl_rl; Schwarke et al. 2025)."""
     low, high = LEARNING_RATE_LIMITS
     if kl > 2.0 * desired_kl:
         return max(low, learning_rate / LEARNING_RATE_FACTOR)
@@ -67,39 +65,20 @@ def adapted_learning_rate(learning_rate: float, kl: float, desired_kl: float) ->
     return learning_rate
 
 
-def norm_of(gradient: Tensor) -> float:
-    """The global norm of a gradient ``[P]``; not a finite number where the gradient isn't one."""
-    if gradient.device.type == "cpu":
-        host = gradient.numpy()
-        return math.sqrt(float(np.dot(host, host)))
-    return float(torch.linalg.vector_norm(gradient))
-
-
-def clip_and_step(
-    state: TrainState, gradient: Tensor, max_norm: float | None, learning_rate: float, norm: float | None = None
-) -> float:
-    """Clip the reduced gradient by its global norm and apply it; returns the norm before clipping.
+def clip_and_step(state: TrainState, gradient: Gradient, max_norm: float | None, learning_rate: float) -> None:
+    """Clips a reduced gradient by its global norm and applies it.
 
     Args:
         state: changed in place.
-        gradient: ``[P]``, whose memory is used up; with FSDP this rank's part of it.
+        gradient: its vector's memory is used up.
         max_norm: None: no clipping.
         learning_rate: of this step.
-        norm: of the whole gradient, where it is known already or ``gradient`` is a part.
     """
-    norm = norm_of(gradient) if norm is None else norm
+    vector, norm = gradient.vector, gradient.norm
     if max_norm is not None and norm + CLIP_EPSILON > max_norm:
-        gradient *= max_norm / (norm + CLIP_EPSILON)
+        vector *= max_norm / (norm + CLIP_EPSILON)
     state.optimizer_steps += 1
-    state.optimizer.param_groups[0]["lr"] = learning_rate
-    if state.host_adam is not None:
-        state.host_adam.step(gradient.numpy(), learning_rate)
-        return norm
-    parameters = state.optimizer.param_groups[0]["params"]
-    for parameter, part in zip(parameters, torch.split(gradient, [p.numel() for p in parameters]), strict=True):
-        parameter.grad.copy_(part.view_as(parameter))
-    state.optimizer.step()
-    return norm
+    state.optimizer.step(vector, learning_rate)
 
 
 def update(
@@ -111,7 +90,7 @@ def update(
     plan: ShardPlan,
     source: GradientSource,
 ) -> UpdateResult:
-    """Train on one rollout.
+    """Trains on one rollout.
 
     Args:
         state: changed in place.
@@ -120,7 +99,7 @@ def update(
         statistics: counts of the minibatches, and how their advantages are normalised.
         config: the run's.
         plan: the shards here.
-        source: :func:`lockstep.torch_engine.gradients.exact_gradient` or ``fast_gradient``.
+        source: gives the reduced gradients.
 
     Raises:
         NonFiniteError: on every rank at the same step, before the optimiser has seen it.
@@ -130,11 +109,9 @@ def update(
     result = UpdateResult(terms=np.zeros(len(names)))
     for epoch in range(ppo.num_epochs):
         for number, columns in enumerate(epoch_minibatches(state, batch, indices, statistics, epoch, config, plan)):
-            combined = source(columns, int(statistics.counts[epoch, number]))
-            gradient, terms = combined[: -len(names)], combined[-len(names) :].double().cpu().numpy()
-            # with FSDP a rank sees a part of the gradient only; its norm is everyone's
-            norm = norm_of(gradient) if state.sharded is None else float(state.sharded.norm)
-            if not (math.isfinite(norm) and np.isfinite(terms).all()):
+            gradient = source(columns, int(statistics.counts[epoch, number]))
+            terms = gradient.terms.double().cpu().numpy()
+            if not (math.isfinite(gradient.norm) and np.isfinite(terms).all()):
                 where = f"epoch {epoch + 1}, minibatch {number + 1}"
                 raise non_finite(state.iteration + 1, where, names, terms)
             result.terms += terms
@@ -145,6 +122,7 @@ def update(
                 return result
             if ppo.schedule == "adaptive":
                 state.learning_rate = adapted_learning_rate(state.learning_rate, kl, ppo.desired_kl)
-            result.grad_norm += clip_and_step(state, gradient, ppo.max_grad_norm, state.learning_rate, norm)
+            clip_and_step(state, gradient, ppo.max_grad_norm, state.learning_rate)
+            result.grad_norm += gradient.norm
             result.steps += 1
     return result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the engines' mathematics stands on this module, and on no config
@@ -36,6 +36,10 @@ class LossSettings:
     def terms(self) -> tuple[str, ...]:
         """Names of the loss terms, in order."""
         return (*TERMS, REFERENCE_KL) if self.kl_coef else TERMS
+
+    def counting(self, count: int) -> LossSettings:
+        """Returns the same coefficients with another count."""
+        return self if count == self.count else replace(self, count=count)
 
 
 def loss_settings(config: Config, count: Any = None) -> LossSettings:

@@ -25,7 +25,7 @@ from lockstep.integrations.attach.agreement import broadcast_tensors, check_alik
 from lockstep.integrations.attach.increments import Increments
 from lockstep.integrations.attach.phases import Phases
 from lockstep.integrations.attach.process_group import Same, communicator, join, meet
-from lockstep.torch_engine.distributed.communicator import parallel_wrapper
+from lockstep.torch_engine.distributed.scripts import parallel_wrapper
 
 Reduction = Literal["mean", "sum"]
 

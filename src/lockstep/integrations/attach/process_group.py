@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from lockstep.core.errors import OutOfStepError, PeerFailureError
-from lockstep.torch_engine.distributed.communicator import Communicator, join_script, script_topology
+from lockstep.torch_engine.distributed.communicator import Communicator
+from lockstep.torch_engine.distributed.scripts import join_script, script_topology
 
 DEFAULT_TIMEOUT = 1800.0
 """Seconds that a rank waits for the others, which may be evaluating; a rank that ended is noticed at once."""

@@ -21,7 +21,7 @@ from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize, VecVid
 
 from lockstep.core.errors import RunError
 from lockstep.integrations.attach.process_group import is_writer, joined, place
-from lockstep.torch_engine.distributed.communicator import count_up, counted
+from lockstep.torch_engine.distributed.scripts import count_up, counted
 
 TIMEOUT = 7200.0
 """Seconds that ranks wait for one that evaluates in a callback; one that ended is noticed at once."""

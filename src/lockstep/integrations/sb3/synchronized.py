@@ -22,7 +22,7 @@ from lockstep.integrations.sb3.exchange import RolloutExchange
 from lockstep.integrations.sb3.files import TIMEOUT, learning, save_on_one_rank
 from lockstep.integrations.sb3.normalize import MergedStatistics
 from lockstep.integrations.sb3.update import merge_metrics, of_all_ranks
-from lockstep.torch_engine.distributed.communicator import use_own_gpu
+from lockstep.torch_engine.distributed.scripts import use_own_gpu
 
 OWN = ("_place", "_attached", "_outermost", "_exchange", "_statistics", "_started")
 """What a saved model doesn't hold."""

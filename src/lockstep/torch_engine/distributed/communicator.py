@@ -1,8 +1,7 @@
-"""Everything that touches ``torch.distributed``: the process group, and the few collectives that a run needs."""
+"""The process group, and the few collectives that a run needs."""
 
 from __future__ import annotations
 
-import atexit
 import datetime
 import gc
 import hashlib
@@ -10,7 +9,6 @@ import json
 import os
 import sys
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,12 +21,13 @@ from lockstep.config.run import Config
 from lockstep.core.errors import NoSharedMemoryError, PeerFailureError
 from lockstep.core.machine import check_facts_alike
 from lockstep.core.shards import ShardPlan
-from lockstep.core.topology import Topology, from_environment
+from lockstep.core.topology import Topology
 from lockstep.torch_engine.distributed.shared_memory import SharedSlots, open_shared_slots
 from lockstep.torch_engine.setup.devices import machine_facts
 
 if TYPE_CHECKING:
-    from lockstep.torch_engine.distributed.sharded import ShardedParameters
+    from lockstep.torch_engine.distributed.sharded import ShardedAdam, ShardedParameters
+    from lockstep.torch_engine.nets.parameters import FlatParameters
 
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
 
@@ -37,12 +36,19 @@ BACKENDS = {True: "cpu:gloo,cuda:nccl", False: "gloo"}
 
 
 def open_process_group(topology: Topology, config: Config) -> None:
-    """Join the ranks, over loopback when they all run on this host; nothing to do for a single rank."""
+    """Joins the ranks, over loopback when they all run on this host; does nothing for a single rank."""
     if topology.world_size > 1:
-        _open_process_group(topology, uses_nccl(config), collective_timeout(config))
+        join_process_group(topology, uses_nccl(config), collective_timeout(config))
 
 
-def _open_process_group(topology: Topology, nccl: bool, timeout: datetime.timedelta) -> None:
+def join_process_group(topology: Topology, nccl: bool, timeout: datetime.timedelta) -> None:
+    """Joins the ranks, over loopback when they all run on this host.
+
+    Args:
+        topology: this rank's place.
+        nccl: whether tensors on a GPU travel by NCCL.
+        timeout: how long a rank waits for the others in a collective.
+    """
     if topology.loopback:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
@@ -52,24 +58,24 @@ def _open_process_group(topology: Topology, nccl: bool, timeout: datetime.timede
 
 
 def collective_timeout(config: Config) -> datetime.timedelta:
-    """How long a rank waits for the others in a collective."""
+    """Returns how long a rank waits for the others in a collective."""
     return max(COLLECTIVE_TIMEOUT, datetime.timedelta(seconds=2 * config.env.timeout))
 
 
 def uses_nccl(config: Config) -> bool:
-    """Whether tensors on a GPU travel by NCCL; with gloo they go through the host."""
+    """Tells whether tensors on a GPU travel by NCCL; with gloo they go through the host."""
     return config.device == "cuda" and config.backend in ("auto", "nccl")
 
 
 def close_process_group() -> None:
-    """Leave the process group, if there is one."""
+    """Leaves the process group, if there is one."""
     if dist.is_initialized():
         gc.collect()  # FSDP's modules hold groups in cycles; their threads must end before the process does
         dist.destroy_process_group()
 
 
 def tree_sum(x: Tensor) -> Tensor:
-    """Sum over the first axis by a fixed binary tree of neighbours; what has no neighbour waits for the next round."""
+    """Sums over the first axis by a fixed binary tree of neighbours; what has no neighbour waits for the next round."""
     while len(x) > 1:
         paired = x[0:-1:2] + x[1::2]
         x = torch.cat([paired, x[-1:]]) if len(x) % 2 else paired
@@ -77,7 +83,7 @@ def tree_sum(x: Tensor) -> Tensor:
 
 
 class Communicator:
-    """The collectives of one rank. Every float that meets another shard's passes through here.
+    """Makes the collectives of one rank. Every float that meets another shard's passes through here.
 
     Args:
         topology: this rank's place.
@@ -110,11 +116,11 @@ class Communicator:
 
     @property
     def alone(self) -> bool:
-        """Whether this is the only rank."""
+        """Tells whether this is the only rank."""
         return self.topology.world_size == 1
 
     def share_memory(self, config: Config) -> None:
-        """From here on exchange tensors on the CPU through memory, if all ranks run on this host and config allows it.
+        """Exchanges tensors on the CPU through memory from here on, if all ranks run on this host and config allows it.
 
         Raises:
             ValueError: on every rank, where config demands what can't be had.
@@ -126,7 +132,7 @@ class Communicator:
             raise NoSharedMemoryError(f"collectives: shared can't be had: {self.no_slots}; use collectives auto")
 
     def open_slots(self, timeout: datetime.timedelta) -> None:
-        """Find memory that all ranks share, or note in ``no_slots`` why there is none."""
+        """Finds memory that all ranks share, or notes in ``no_slots`` why there is none."""
         rank, world_size = self.topology.rank, self.topology.world_size
         found = open_shared_slots(rank, world_size, self.gather_json, timeout.total_seconds())
         if isinstance(found, SharedSlots):
@@ -136,7 +142,7 @@ class Communicator:
 
     @property
     def transport(self) -> str:
-        """How tensors travel between ranks: ``none``, ``shared memory``, ``gloo`` or ``nccl``."""
+        """Names how tensors travel between ranks: ``none``, ``shared memory``, ``gloo`` or ``nccl``."""
         if self.alone:
             return "none"
         if self.device.type == "cuda" and self.nccl:
@@ -144,7 +150,7 @@ class Communicator:
         return "gloo" if self.slots is None else "shared memory"
 
     def close(self) -> None:
-        """Leave the memory that the ranks share."""
+        """Leaves the memory that the ranks share."""
         if self.slots is not None:
             self.slots.close()
 
@@ -166,7 +172,7 @@ class Communicator:
         return result
 
     def gather_ranks(self, x: Tensor) -> Tensor:
-        """``[…]`` of every rank, in rank order: ``[world_size, …]``; the shape must be the same on all ranks."""
+        """Gathers ``[…]`` of every rank, in rank order: ``[world_size, …]``; all must have one shape."""
         x = x.contiguous()
         if self.alone:
             return x.unsqueeze(0)
@@ -180,11 +186,11 @@ class Communicator:
         return out
 
     def gather_shards(self, x: Tensor) -> Tensor:
-        """``[local shards, …]`` of every rank, in shard order: ``[num_shards, …]``."""
+        """Gathers ``[local shards, …]`` of every rank, in shard order: ``[num_shards, …]``."""
         return self.gather_ranks(x).flatten(0, 1)
 
     def sum_shards(self, x: Tensor) -> Tensor:
-        """Sum over all shards of ``[local shards, …]``; the same bits for every world size.
+        """Sums over all shards of ``[local shards, …]``; the same bits for every world size.
 
         The shards meet in one fixed binary tree in shard order: a rank adds its own aligned subtree, the ranks'
         partial sums are gathered, and every rank finishes the tree.
@@ -192,7 +198,7 @@ class Communicator:
         return self.sum_ranks(tree_sum(x))
 
     def sum_ranks(self, x: Tensor) -> Tensor:
-        """Sum over ranks by the tree, element by element; in shared memory where the slots hold it."""
+        """Sums over ranks by the tree, element by element; in shared memory where the slots hold it."""
         if self.slots is None or x.is_cuda:
             return tree_sum(self.gather_ranks(x))
         return self._timed(self._sum_slots, x, self.slots, x.contiguous())
@@ -203,7 +209,7 @@ class Communicator:
         return (sums[0] if len(sums) == 1 else torch.cat(sums)).view(x.shape)
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Sum over ranks in an order that depends on their number (``fast`` only), maybe in the memory of ``x``.
+        """Sums over ranks in an order that depends on their number (``fast`` only), maybe in the memory of ``x``.
 
         Tensors on the CPU of one host: gathered through shared memory and added. Others: the backend's own all-reduce.
         """
@@ -215,7 +221,7 @@ class Communicator:
         return x
 
     def broadcast(self, x: Tensor) -> Tensor:
-        """What the first rank holds: the same bytes, in memory of its own."""
+        """Returns what the first rank holds: the same bytes, in memory of its own."""
         x = x.contiguous()
         if self.alone:
             return x.clone()
@@ -232,7 +238,7 @@ class Communicator:
         return torch.cat([slots.view(piece)[0] for piece in slots.pieces(x)]).view(x.shape)
 
     def gather_bytes(self, payload: bytes) -> list[bytes]:
-        """A byte string of every rank, in rank order."""
+        """Gathers a byte string of every rank, in rank order."""
         sizes = self.gather_ranks(torch.tensor([len(payload)], dtype=torch.int64))[:, 0].tolist()
         padded = torch.zeros(max(*sizes, 1), dtype=torch.uint8)
         padded[: len(payload)] = torch.from_numpy(np.frombuffer(payload, np.uint8).copy())
@@ -240,16 +246,16 @@ class Communicator:
         return [row[:size].numpy().tobytes() for row, size in zip(rows, sizes, strict=True)]
 
     def gather_json(self, value: Any) -> list[Any]:
-        """A JSON value of every rank, in rank order."""
+        """Gathers a JSON value of every rank, in rank order."""
         return [json.loads(raw) for raw in self.gather_bytes(json.dumps(value).encode())]
 
     def take_durations(self) -> list[float]:
-        """Seconds of each collective since the last call; every rank has made the same number."""
+        """Returns the seconds of each collective since the last call; every rank has made the same number."""
         taken, self.durations = self.durations, []
         return taken
 
     def data_parallel(self, module: nn.Module, find_unused_parameters: bool = False) -> nn.Module:
-        """The module behind DDP, or itself for a single rank.
+        """Returns the module behind DDP, or itself for a single rank.
 
         DDP's all-reduce goes through :meth:`all_reduce`, so that it is measured and, on one host, goes through memory;
         NCCL's own overlaps with the backward pass and is left alone.
@@ -264,95 +270,34 @@ class Communicator:
             )
         return wrapped
 
-    def shard(self, module: nn.Module) -> ShardedParameters:
-        """The module behind FSDP2, its collectives through this interface unless they are NCCL's own."""
-        topology, own = self.topology, self.transport != "nccl"
-        from lockstep.torch_engine.distributed.sharded import ShardedParameters  # FSDP takes half a second to import
+    def shard(
+        self, module: nn.Module, parameters: FlatParameters, options: dict[str, Any]
+    ) -> tuple[ShardedParameters, ShardedAdam]:
+        """Puts a module behind FSDP2, its collectives through this interface unless they are NCCL's own.
 
-        return ShardedParameters(
+        Args:
+            module: sharded in place.
+            parameters: a whole copy of its parameters, whose memory is freed.
+            options: Adam's settings, by PyTorch's names.
+        """
+        topology, own = self.topology, self.transport != "nccl"
+        from lockstep.torch_engine.distributed.sharded import ShardedAdam, ShardedParameters  # slow to import
+
+        sharded = ShardedParameters(
             module, self.device, topology.rank, topology.world_size, self.gather_ranks, self.all_reduce, own
         )
+        return sharded, ShardedAdam(sharded, parameters, options)
 
 
 def mean_over_ranks(communicator: Communicator, gradients: Tensor) -> torch.futures.Future[Tensor]:
-    """What DDP's communication hook makes of a bucket of gradients; the factor is DDP's convention."""
+    """Averages a bucket of gradients over ranks, as DDP's communication hook; the factor is DDP's convention."""
     done: torch.futures.Future[Tensor] = torch.futures.Future()
     done.set_result(communicator.all_reduce(gradients).div_(communicator.topology.world_size))
     return done
 
 
 def check_ranks_alike(communicator: Communicator, config: Config) -> None:
-    """Raise a ``RankMismatchError`` on every rank if machines, versions or configs differ between ranks."""
+    """Raises a ``RankMismatchError`` on every rank if machines, versions or configs differ between ranks."""
     facts = machine_facts(communicator.device)
     facts["config"] = hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:16]
     check_facts_alike(communicator.gather_json(facts))
-
-
-# --- scripts of users -------------------------------------------------------------------------------------------
-
-
-def script_topology() -> Topology:
-    """This process's place: what the script's own process group says, or else the launcher's variables.
-
-    Raises:
-        ValueError: the variables are incomplete or contradict one another.
-    """
-    topology = from_environment()
-    if not (dist.is_available() and dist.is_initialized()):
-        return topology
-    return replace(topology, rank=dist.get_rank(), world_size=dist.get_world_size(), launched=True)
-
-
-def join_script(topology: Topology, timeout: datetime.timedelta) -> Communicator:
-    """Join the ranks of a script, in its own process group if it has one, and else in one that is opened here.
-
-    In the first case the collectives go through a group of their own, so that the script's are none of their business.
-
-    Args:
-        topology: this process's place; of more than one rank.
-        timeout: how long a rank waits for the others in a collective.
-    """
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    nccl, group = dist.is_nccl_available() and gpus >= topology.local_world_size, None
-    if dist.is_initialized():
-        nccl = nccl and "nccl" in dist.get_backend_config()
-        group = dist.new_group(timeout=timeout, backend=BACKENDS[nccl])
-        assert isinstance(group, dist.ProcessGroup)  # every rank is a member
-    else:
-        if nccl:
-            torch.cuda.set_device(topology.local_rank)
-        _open_process_group(topology, nccl, timeout)
-        atexit.register(close_process_group)
-    device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
-    communicator = Communicator(topology, None, device, nccl, group)
-    communicator.open_slots(timeout)
-    atexit.register(communicator.close)  # before the process group: what was registered last is called first
-    return communicator
-
-
-def parallel_wrapper(module: nn.Module) -> str | None:
-    """The name of PyTorch's own data parallelism, if a module or a part of it is in its hands."""
-    for part in module.modules():
-        classes = {cls.__name__ for cls in type(part).__mro__}  # by name: FSDP takes half a second to import
-        if "FSDPModule" in classes:
-            return "fully_shard"
-        if isinstance(part, (DistributedDataParallel, nn.DataParallel)) or "FullyShardedDataParallel" in classes:
-            return type(part).__name__
-    return "DTensor" if any(hasattr(p, "placements") for p in module.parameters()) else None
-
-
-def count_up(key: str) -> int:
-    """Add one to a number that all ranks see, and return it; no collective."""
-    return dist.distributed_c10d._get_default_store().add(key, 1)
-
-
-def counted(key: str) -> int:
-    """How often :func:`count_up` was called for a key on any rank so far."""
-    return dist.distributed_c10d._get_default_store().add(key, 0)
-
-
-def use_own_gpu() -> None:
-    """Make this rank's GPU the one that is meant by ``cuda``, if the host has one for every rank."""
-    topology = script_topology()
-    if torch.cuda.is_available() and torch.cuda.device_count() >= topology.local_world_size > 1:
-        torch.cuda.set_device(topology.local_rank)

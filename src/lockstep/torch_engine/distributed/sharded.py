@@ -1,14 +1,14 @@
-"""FSDP2: parameters, gradients and Adam's moments of a large network sharded over the ranks.
+"""Slices parameters, gradients and Adam's moments of a large network over the ranks, by FSDP2.
 
 Each rank keeps a slice of every parameter, cut along its first axis, and both moments of that slice. In a training
 step FSDP gathers the parameters for the forward and backward pass and gives each rank its slice of the gradient. A
-rollout calls the networks at every step, so it gathers one whole copy (:meth:`ShardedParameters.gather`) and frees it
+rollout calls the networks at every step, so it gathers one whole copy (:meth:`ShardedAdam.gather`) and frees it
 before the update.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
-from lockstep.torch_engine.plain.adam import MOMENTS
+from lockstep.torch_engine.nets.parameters import MOMENTS, Arrays, FlatParameters
 
 Collective = Callable[[Tensor], Tensor]
 
@@ -26,7 +26,7 @@ class _Allocating:
     """Buffers of their own for FSDP's collectives."""
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """An uninitialised tensor."""
+        """Makes an uninitialised tensor."""
         return torch.empty(*size, dtype=dtype, device=device)
 
 
@@ -69,7 +69,6 @@ class ShardedParameters:
     Attributes:
         module: what is called for the loss.
         slices: this rank's part of each parameter, memory that the optimiser changes.
-        norm: global norm of the last gradient.
     """
 
     def __init__(
@@ -96,14 +95,13 @@ class ShardedParameters:
         self._wrapped, self.module = wrapped, module
         with torch.no_grad():
             self.slices: list[Tensor] = [p.to_local() for p in module.parameters()]  # type: ignore[attr-defined]
-        self.norm = torch.zeros((), device=device)
 
     def _rows(self, shape: tuple[int, ...]) -> int:
         """Rows of a parameter that a rank holds at most."""
         return -(-shape[0] // self._world_size)
 
     def full(self, slices: Sequence[Tensor]) -> Tensor:
-        """The whole vector ``[P]`` of every rank's slices (of parameters or of a moment); on all ranks the same."""
+        """Gathers every rank's slices, of parameters or of a moment, to the whole vector ``[P]`` on all ranks."""
         pieces = []
         for piece, shape in zip(slices, self.shapes, strict=True):
             padded = piece.new_zeros((self._rows(shape), *shape[1:]))
@@ -116,30 +114,18 @@ class ShardedParameters:
 
     @torch.no_grad()
     def take(self, slices: Sequence[Tensor], vector: Tensor) -> None:
-        """The reverse of :meth:`full`: copy this rank's part of a whole vector ``[P]`` into its slices."""
+        """Reverses :meth:`full`: copies this rank's part of a whole vector ``[P]`` into its slices."""
         sizes = [torch.Size(shape).numel() for shape in self.shapes]
         for piece, shape, part in zip(slices, self.shapes, torch.split(vector, sizes), strict=True):
             first = self._rank * self._rows(shape)
             piece.copy_(part.view(shape)[first : first + len(piece)])
 
-    def gather(self, flat: Tensor) -> None:
-        """Fill a vector ``[P]`` that was released with the whole parameters."""
-        storage = flat.untyped_storage()
-        if not storage.nbytes():
-            storage.resize_(flat.numel() * flat.element_size())
-            flat.copy_(self.full(self.slices))
-
-    @staticmethod
-    def release(flat: Tensor) -> None:
-        """Free a vector's memory; it and its views keep their shapes."""
-        flat.untyped_storage().resize_(0)
-
     def reduce_after(self, backward: bool) -> None:
-        """Whether the next backward pass reduces the gradients, or keeps them for one that will."""
+        """Sets whether the next backward pass reduces the gradients, or keeps them for one that will."""
         self._wrapped.set_requires_gradient_sync(backward)
 
     def take_gradient(self) -> Tensor:
-        """This rank's part of the reduced gradient, one vector in the order of ``slices``; it is forgotten there."""
+        """Takes this rank's part of the reduced gradient out of the module, one vector in the order of ``slices``."""
         parts = []
         for parameter, piece in zip(self.module.parameters(), self.slices, strict=True):
             gradient = parameter.grad
@@ -147,23 +133,78 @@ class ShardedParameters:
             parameter.grad = None
         return torch.cat([part.flatten() for part in parts])
 
-    def combined(self, gradient: Tensor, terms: Tensor) -> Tensor:
-        """Sum loss terms ``[T]`` over ranks, and take the global norm of the gradient in the same collective."""
+    def combined(self, gradient: Tensor, terms: Tensor) -> tuple[Tensor, float]:
+        """Sums loss terms ``[T]`` over ranks, and takes the global norm of the gradient in the same collective."""
         squares = gradient.double().square().sum()
         total = self._reduce(torch.cat([terms.double(), squares.unsqueeze(0)]))
-        self.norm = total[-1].sqrt().float()
-        return total[:-1].to(terms.dtype)
+        return total[:-1].to(terms.dtype), float(total[-1].sqrt().float())
 
-    def make_optimizer(self, options: dict[str, Any]) -> torch.optim.Adam:
-        """Adam on the slices alone, its moments in place from the start."""
-        for piece in self.slices:
-            piece.grad = torch.zeros_like(piece)
-        optimizer = torch.optim.Adam(self.slices, fused=True, **options)
-        for piece in self.slices:
+
+class ShardedAdam:
+    """Adam on this rank's slices alone; see :class:`lockstep.torch_engine.nets.parameters.Optimizer`.
+
+    Args:
+        sharded: the slices, changed in place.
+        parameters: a whole copy, which has memory only between :meth:`gather` and :meth:`release`.
+        options: Adam's settings, by PyTorch's names.
+    """
+
+    def __init__(self, sharded: ShardedParameters, parameters: FlatParameters, options: dict[str, Any]) -> None:
+        self._sharded, self._parameters = sharded, parameters
+        slices = sharded.slices
+        self._gradients = [torch.zeros_like(piece) for piece in slices]
+        for piece, gradient in zip(slices, self._gradients, strict=True):
+            piece.grad = gradient
+        self._adam = torch.optim.Adam(slices, fused=True, **options)
+        for piece in slices:
             moments = {name: torch.zeros_like(piece) for name in MOMENTS}
-            optimizer.state[piece] = {"step": torch.zeros((), device=piece.device), **moments}
-        return optimizer
+            self._adam.state[piece] = {"step": torch.zeros((), device=piece.device), **moments}
+        parameters.flat.grad = None
+        self.release()
 
-    def moments(self, optimizer: torch.optim.Adam, name: str) -> list[Tensor]:
-        """This rank's slices of a moment."""
-        return [optimizer.state[piece][name] for piece in self.slices]
+    def step(self, gradient: Tensor, learning_rate: float) -> None:
+        """See :meth:`Optimizer.step`."""
+        self._adam.param_groups[0]["lr"] = learning_rate
+        for mine, part in zip(
+            self._gradients, torch.split(gradient, [g.numel() for g in self._gradients]), strict=True
+        ):
+            mine.copy_(part.view_as(mine))
+        self._adam.step()
+
+    def slices(self, name: str) -> list[Tensor]:
+        """Returns this rank's slices of a moment."""
+        return [self._adam.state[piece][name] for piece in self._sharded.slices]
+
+    def parameters(self) -> Tensor:
+        """See :meth:`Optimizer.parameters`."""
+        return self._sharded.full(self._sharded.slices)
+
+    def moments(self) -> dict[str, Tensor]:
+        """See :meth:`Optimizer.moments`."""
+        return {"step": self.slices("step")[0]} | {name: self._sharded.full(self.slices(name)) for name in MOMENTS}
+
+    def load(self, parameters: Arrays, moments: Mapping[str, Arrays], step: float) -> None:
+        """See :meth:`Optimizer.load`; keeps this rank's slices."""
+        flat = self._parameters.flat
+        whole = torch.empty(flat.shape, device=flat.device)
+        for arrays, slices in (
+            (parameters, self._sharded.slices),
+            *((moments[name], self.slices(name)) for name in MOMENTS),
+        ):
+            self._parameters.load(whole, arrays)
+            self._sharded.take(slices, whole)
+        for count in self.slices("step"):
+            count.fill_(step)
+        self.release()
+
+    def gather(self) -> None:
+        """See :meth:`Optimizer.gather`: fills the vector if it was released."""
+        flat = self._parameters.flat
+        storage = flat.untyped_storage()
+        if not storage.nbytes():
+            storage.resize_(flat.numel() * flat.element_size())
+            flat.copy_(self.parameters())
+
+    def release(self) -> None:
+        """See :meth:`Optimizer.release`: frees the vector's memory; it and its views keep their shapes."""
+        self._parameters.flat.untyped_storage().resize_(0)

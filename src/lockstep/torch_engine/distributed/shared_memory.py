@@ -29,7 +29,7 @@ from lockstep.core.errors import PeerFailureError
 
 SLOT_BYTES = 1 << 20  # longer messages go in pieces; a piece this long costs its copies, not its flags
 LINE_BYTES = 128  # a flag has two cache lines to itself: processors fetch them in pairs
-SPINS = 4000  # about 200 µs of looking at a flag before sleeping on it, as long as that helps
+SPINS = 4000  # looks at a flag before sleeping on it, as long as that helps
 FEWEST_SPINS = 200
 SLEEP = 0.005  # then sleep until the peer wakes this rank, at most so many seconds before looking whether it lives
 LEFT, SIZES, AWAITED = 1, 2, 4  # words of a rank's line behind its flag: it has left; bytes of its even and its odd
@@ -41,7 +41,7 @@ GatherJson = Callable[[Any], list[Any]]
 
 
 def obstacle() -> str | None:
-    """Why this machine can't share memory between ranks, or None."""
+    """Says why this machine can't share memory between ranks, or None."""
     if sys.platform != "linux" or not hasattr(os, "memfd_create") or not hasattr(os, "pidfd_open"):
         return "it needs Linux"
     if platform.machine() not in ("x86_64", "AMD64"):
@@ -50,7 +50,7 @@ def obstacle() -> str | None:
 
 
 def host_identity() -> dict[str, str]:
-    """What two ranks have in common if they run on one host: boot, host name, namespaces."""
+    """Collects what two ranks have in common if they run on one host: boot, host name, namespaces."""
     identity = {name: os.readlink(f"/proc/self/ns/{name}") for name in NAMESPACES}
     identity["boot"] = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return identity | {"host": socket.gethostname()}
@@ -64,7 +64,7 @@ _LIBC = ctypes.CDLL(None)
 
 
 class SharedSlots:
-    """A double-buffered gather of one slot for each rank.
+    """Gathers, double-buffered, by one slot for each rank.
 
     Collective ``n`` uses buffer ``n % 2``. A rank writes there again in collective ``n + 2``, which it enters after it
     has seen every flag at ``n + 1``; a rank raises its flag to ``n + 1`` when it is done with the results of ``n``.
@@ -106,11 +106,11 @@ class SharedSlots:
 
     @staticmethod
     def bytes_needed(world_size: int, slot_bytes: int = SLOT_BYTES) -> int:
-        """Length of the memory for so many ranks: a line for the token, a line and two slots for each rank."""
+        """Returns the length of the memory: a line for the token, and a line and two slots for each rank."""
         return LINE_BYTES + world_size * (LINE_BYTES + 2 * slot_bytes)
 
     def gather(self, x: Tensor) -> Tensor:
-        """``[…]`` of every rank, contiguous and on the CPU: ``[world_size, …]`` in memory of its own.
+        """Gathers ``[…]`` of every rank, contiguous and on the CPU: ``[world_size, …]`` in memory of its own.
 
         Raises:
             PeerFailureError: a peer ended, left, or didn't come in time; or it brought a tensor of another size.
@@ -124,11 +124,11 @@ class SharedSlots:
         return out.view(self._world_size, *x.shape)
 
     def pieces(self, x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
-        """A contiguous tensor, flat from ``dim`` on, in as many parts as it takes to fit each into a slot."""
+        """Cuts a contiguous tensor, flat from ``dim`` on, into as many parts as it takes to fit each into a slot."""
         return x.flatten(dim).split(self._slot_bytes // x.element_size(), dim)
 
     def view(self, x: Tensor) -> Tensor:
-        """Like :meth:`gather`, of a tensor that fits into a slot; the result lies there, until the next collective."""
+        """Gathers as :meth:`gather` a tensor that fits into a slot; the result lies there until the next collective."""
         size = x.numel() * x.element_size()
         self._collective += 1
         number, parity = self._collective, self._collective & 1
@@ -158,7 +158,7 @@ class SharedSlots:
         return base.as_strided(shape, (base.stride(0), *x.contiguous().stride()))
 
     def _wait(self, number: int) -> None:
-        """Return when every flag has reached a collective's number."""
+        """Returns when every flag has reached a collective's number."""
         words = self._words
         for peer, line in self._peers:
             spins = self._spins
@@ -188,12 +188,12 @@ class SharedSlots:
             self._futex(line, FUTEX_WAIT, reached, ctypes.byref(self._sleep))
 
     def _futex(self, line: int, operation: int, value: int, limit: Any = None) -> None:
-        """Sleep while a flag's lower half is ``value``, or wake who does. A wake may be missed: sleeps are short."""
+        """Sleeps while a flag's lower half is ``value``, or wakes who does. A wake may be missed: sleeps are short."""
         address = ctypes.c_void_p(self._address + 8 * line)
         _LIBC.syscall(SYSCALL_FUTEX, address, operation, ctypes.c_uint32(value), limit, None, 0)
 
     def _gone(self) -> str | None:
-        """How a peer that this rank still waits for ended or left, if one did."""
+        """Says how a peer that this rank still waits for ended or left, if one did."""
         ended = {fd for fd, _ in self._watch.poll(0)}
         for peer, line in self._peers:
             left = self._words[line + LEFT]
@@ -202,7 +202,7 @@ class SharedSlots:
         return None
 
     def close(self) -> None:
-        """Tell the peers that this rank comes to no further collective; what they still read stays."""
+        """Tells the peers that this rank comes to no further collective; what they still read stays."""
         self._words[self._line + LEFT] = 1
         for process in self._processes:
             with contextlib.suppress(OSError):
@@ -213,7 +213,7 @@ class SharedSlots:
 def open_shared_slots(
     rank: int, world_size: int, gather_json: GatherJson, timeout: float, slot_bytes: int = SLOT_BYTES
 ) -> SharedSlots | str:
-    """Map memory that all ranks share, if they can; every rank comes to the same conclusion.
+    """Maps memory that all ranks share, if they can; every rank comes to the same conclusion.
 
     Args:
         rank: this rank.
@@ -241,7 +241,7 @@ def open_shared_slots(
 
 
 def _attach(rank: int, world_size: int, gather_json: GatherJson, timeout: float, slot_bytes: int) -> SharedSlots | str:
-    """Every rank offers memory, all map the first rank's, and tell each other whether that worked."""
+    """Offers memory, maps the first rank's, and tells the other ranks whether that worked."""
     token, size = secrets.token_bytes(16), SharedSlots.bytes_needed(world_size, slot_bytes)
     offered, problem = -1, None
     processes: list[int] = []
@@ -273,7 +273,7 @@ def _attach(rank: int, world_size: int, gather_json: GatherJson, timeout: float,
 
 
 def _map(offer: dict[str, Any], size: int) -> mmap.mmap:
-    """Map the memory that a rank offers, and make sure that it is that rank's."""
+    """Maps the memory that a rank offers, and makes sure that it is that rank's."""
     fd = os.open(f"/proc/{offer['pid']}/fd/{offer['fd']}", os.O_RDWR | os.O_CLOEXEC)
     try:
         memory = mmap.mmap(fd, size)

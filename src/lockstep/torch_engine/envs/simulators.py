@@ -20,7 +20,7 @@ SUCCESS = ("is_success", "success")
 
 
 def encode(layout: ObservationLayout, observation: Any, count: int) -> Tensor:
-    """Observation rows ``[count, width]`` of tensors; the same rows as :meth:`ObservationLayout.encode` makes.
+    """Makes observation rows ``[count, width]`` of tensors; the same rows as :meth:`ObservationLayout.encode` makes.
 
     Raises:
         ValueError: a part hasn't the size that its space promises.
@@ -48,7 +48,7 @@ def encode(layout: ObservationLayout, observation: Any, count: int) -> Tensor:
 
 
 class NativeActions:
-    """What a batched environment takes ``[E, …]``, of rows of actions, on the device."""
+    """Maps rows of actions to what a batched environment takes ``[E, …]``, on the device."""
 
     def __init__(self, action: ActionLayout, device: torch.device) -> None:
         self._action = action
@@ -56,7 +56,7 @@ class NativeActions:
         self._first = torch.tensor(action.first, dtype=torch.int64, device=device)
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Of rows ``[E, …]``; continuous ones are clipped to their bounds."""
+        """Maps rows ``[E, …]``; continuous ones are clipped to their bounds."""
         if self._action.kind == "discrete":
             return rows + self._action.first[0]
         if self._action.kind == "multi_discrete":
@@ -65,7 +65,7 @@ class NativeActions:
 
 
 class GlobalGenerators:
-    """Global generators (PyTorch's, NumPy's, Python's) of one simulator: its own stream wherever it draws from them.
+    """Keeps the global generators (PyTorch's, NumPy's, Python's) of one simulator: wherever it draws, its own stream.
 
     Args:
         seed: where the streams begin.
@@ -93,7 +93,7 @@ class GlobalGenerators:
             torch.cuda.set_rng_state(states[3], self._cuda)
 
     def save(self) -> dict[str, np.ndarray]:
-        """The streams as arrays."""
+        """Copies the streams to arrays."""
         cpu, (_, words, position, has_gauss, gauss), (version, internal, following), cuda = self._own
         out = {
             "torch": cpu.numpy().copy(),
@@ -105,7 +105,7 @@ class GlobalGenerators:
         return out if cuda is None else out | {"cuda": cuda.numpy().copy()}
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """The reverse of :meth:`save`."""
+        """Sets the streams: the reverse of :meth:`save`."""
         position, has_gauss, gauss = arrays["numpy.rest"].tolist()
         version, *internal = arrays["python"].tolist()
         rest = arrays["python.rest"].tolist()
@@ -118,7 +118,7 @@ class GlobalGenerators:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """While this lasts the global generators are the simulator's."""
+        """Makes the global generators the simulator's, while this lasts."""
         saved = self._now()
         self._set(self._own)
         try:
@@ -129,7 +129,7 @@ class GlobalGenerators:
 
 
 class Simulator:
-    """One simulator, of a shard's environments or of all of a rank's.
+    """Drives one simulator, of a shard's environments or of all of a rank's.
 
     Args:
         config: names the factory.
@@ -151,7 +151,7 @@ class Simulator:
         self._before = torch.zeros(0)
 
     def reset(self, seed: int) -> Tensor:
-        """Begin every episode anew; observation rows."""
+        """Begins every episode anew; returns observation rows."""
         self.generators = GlobalGenerators(seed, self._device)
         with self.generators():
             observation, _ = self.env.reset(seed=seed)
@@ -162,7 +162,7 @@ class Simulator:
         return encode(self._layout, observation, self._count).clone()  # simulators use their buffers again
 
     def step(self, actions: Tensor) -> dict[str, Any]:
-        """One step; observation, reward, terminated, truncated, final and success by name."""
+        """Takes one step; returns observation, reward, terminated, truncated, final and success by name."""
         with self.generators():
             observation, reward, terminated, truncated, info = self.env.step(actions)
         last = next((info[name] for name in FINAL if info.get(name) is not None), None)
@@ -178,20 +178,20 @@ class Simulator:
         }
 
     def save(self) -> dict[str, np.ndarray] | None:
-        """Its state, arrays ``[count, …]``, if it has hooks for it."""
+        """Copies its state, arrays ``[count, …]``, if it has hooks for it."""
         if not hasattr(self.env, "get_env_state"):
             return None
         state = self.env.get_env_state()  # pyright: ignore[reportAttributeAccessIssue]
         return {name: values.detach().cpu().numpy().copy() for name, values in state.items()}
 
     def load(self, state: dict[str, np.ndarray], rows: Tensor) -> None:
-        """The reverse of :meth:`save`; ``rows`` are the observations then."""
+        """Sets its state, the reverse of :meth:`save`; ``rows`` are the observations then."""
         tensors = {name: torch.from_numpy(values.copy()).to(self._device) for name, values in state.items()}
         self.env.set_env_state(tensors)  # pyright: ignore[reportAttributeAccessIssue]
         self._before = rows.clone()
 
     def close(self) -> None:
-        """Let it go."""
+        """Closes it."""
         close = getattr(self.env, "close", None)
         if close is not None:
             close()

@@ -27,12 +27,12 @@ _STEPS = 32
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
-    """Unsigned shift to the right of int64."""
+    """Shifts int64 to the right as if unsigned."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def uniform(keys: Tensor, counters: Tensor, draws: int) -> Tensor:
-    """Uniform in [0, 1), float32 ``[n, draws]``: a function of each key and counter, int64 ``[n]``."""
+    """Draws numbers uniform in [0, 1), float32 ``[n, draws]``: a function of each key and counter, int64 ``[n]``."""
     columns = torch.arange(1, draws + 1, device=keys.device)
     x = keys.unsqueeze(1) + (counters.unsqueeze(1) * draws + columns) * _GOLDEN
     x = (x ^ _shifted(x, 30)) * _FIRST
@@ -41,7 +41,7 @@ def uniform(keys: Tensor, counters: Tensor, draws: int) -> Tensor:
 
 
 class TensorArrays:
-    """A group of environments of one array environment; autoreset in the same step.
+    """Steps a group of environments of one array environment; autoreset in the same step.
 
     Args:
         env: the array environment.
@@ -67,7 +67,7 @@ class TensorArrays:
         return torch.tensor(drawn, dtype=torch.int64, device=self._device)
 
     def reset(self, episodes: Tensor) -> Tensor:
-        """Start these episodes ``[n]``; the rows ``[n, width]`` of their first observations."""
+        """Starts these episodes ``[n]``; returns the rows ``[n, width]`` of their first observations."""
         self.episodes = episodes.clone()
         self.elapsed = torch.zeros_like(self.elapsed)
         fresh, observation = self._first()
@@ -82,7 +82,7 @@ class TensorArrays:
         return encode(self._layout, observation, len(observation))
 
     def step(self, actions: Tensor) -> dict[str, Any]:
-        """One step; observation (rows), reward, terminated, truncated, final and success by name."""
+        """Takes one step; returns observation (rows), reward, terminated, truncated, final and success by name."""
         draws = None
         if self._env.step_draws:
             counters = (self.episodes << _STEPS) + self.elapsed

@@ -29,7 +29,7 @@ GENERATORS = "generators."
 
 @dataclass
 class Step:
-    """What a step gave, tensors on the device.
+    """Holds what a step gave, tensors on the device.
 
     Attributes:
         rewards: ``[E]``; ``terminated``, ``truncated`` bool ``[E]``.
@@ -47,7 +47,7 @@ class Step:
 
 
 class TensorEnvs(HostEnvs):
-    """Environments with tensors; as :class:`HostEnvs` they copy to and from host buffers at every step.
+    """Steps environments with tensors; as :class:`HostEnvs` they copy to and from host buffers at every step.
 
     Args:
         config: which environment.
@@ -99,7 +99,7 @@ class TensorEnvs(HostEnvs):
         self._restarted: set[int] = set()
 
     def _start(self, part: slice) -> int:
-        """The seed of a simulator's start: that of its first environment's episode."""
+        """Returns the seed of a simulator's start: that of its first environment's episode."""
         key = episode_key(self._purpose, self._keys[part.start], int(self.buffers.episodes[part.start]))
         return keyed_seed(self._seed, f"{self._purpose}/simulator", *key)
 
@@ -112,7 +112,7 @@ class TensorEnvs(HostEnvs):
         self.observations[part] = rows
 
     def begin(self) -> None:
-        """Start the episodes ``buffers.episodes`` in every environment; their observations stay on the device.
+        """Starts the episodes ``buffers.episodes`` in every environment; their observations stay on the device.
 
         Raises:
             EnvironmentFailureError: a simulator raised.
@@ -126,7 +126,7 @@ class TensorEnvs(HostEnvs):
             raise environment_failure(f"environments ({self.description.id})", "reset", error) from error
 
     def advance(self, actions: Tensor) -> Step:
-        """Step every environment with rows of actions ``[E, …]``; nothing is copied to the host.
+        """Steps every environment with rows of actions ``[E, …]``; nothing is copied to the host.
 
         Raises:
             EnvironmentFailureError: a simulator raised.
@@ -245,6 +245,6 @@ def make_tensor_envs(
     shard_size: int,
     device: str,
 ) -> TensorEnvs:
-    """:class:`TensorEnvs` on a device given by name."""
+    """Makes :class:`TensorEnvs` on a device given by name."""
     place = torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else torch.device(device)
     return TensorEnvs(config, description, seed, env_ids, purpose, keys, shard_size, place)

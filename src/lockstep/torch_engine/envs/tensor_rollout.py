@@ -17,14 +17,15 @@ from lockstep.envs.gymnasium.random_policy import allowed_actions, random_action
 from lockstep.torch_engine.envs.tensor_envs import Step, TensorEnvs
 from lockstep.torch_engine.nets import distributions
 from lockstep.torch_engine.nets.encoders import float_columns
+from lockstep.torch_engine.nets.functions import Actor
 from lockstep.torch_engine.nets.nets import PolicyNet
-from lockstep.torch_engine.rollout import Actor, Rollout, action_noise
+from lockstep.torch_engine.rollout import Rollout, action_noise
 from lockstep.torch_engine.state import TrainState
 
 
 @dataclass
 class TensorRollout(Rollout):
-    """A rollout whose observations and actions are tensors on the device.
+    """Holds a rollout whose observations and actions are tensors on the device.
 
     Rewards and ends are gathered there too and come to the host in one piece, when the rollout is complete.
 
@@ -40,7 +41,7 @@ class TensorRollout(Rollout):
 
     @classmethod
     def on_device(cls, num_steps: int, envs: TensorEnvs, net: PolicyNet, normalized: bool) -> TensorRollout:
-        """Buffers for ``num_steps`` steps."""
+        """Makes buffers for ``num_steps`` steps."""
         rows, action, device = envs.observations, envs.description.action, envs.device
         shape = (num_steps, envs.num_envs)
         observations: Any = torch.zeros((num_steps + 1, *rows.shape), dtype=rows.dtype, device=device)
@@ -62,8 +63,13 @@ class TensorRollout(Rollout):
             device_ends=torch.zeros((3, *shape), dtype=torch.int8, device=device),
         )
 
+    def raw_rows(self) -> np.ndarray:
+        """See :meth:`Rollout.raw_rows`."""
+        rows: Any = self.raw
+        return rows.cpu().numpy()
+
     def keep(self, t: int, step: Step) -> None:
-        """Keep what a step gave, on the device."""
+        """Keeps what a step gave, on the device."""
         self.device_scores[t] = step.rewards
         self.device_ends[0, t] = step.terminated
         self.device_ends[1, t] = step.truncated
@@ -72,7 +78,7 @@ class TensorRollout(Rollout):
         self.last[t] = step.final
 
     def to_host(self, normalize: Any) -> None:
-        """Bring rewards, ends, and the last rows of truncated episodes to the host."""
+        """Brings rewards, ends, and the last rows of truncated episodes to the host."""
         self.scores[...] = self.device_scores.cpu().numpy()
         ends = self.device_ends.cpu().numpy()
         self.terminated[...] = ends[0]
@@ -87,7 +93,7 @@ class TensorRollout(Rollout):
 
 
 def device_noise(config: Config, plan: ShardPlan, net: PolicyNet, iteration: int, device: torch.device) -> Tensor:
-    """:func:`~lockstep.torch_engine.rollout.action_noise` on the device, ``[T, E, action outputs]``.
+    """Draws :func:`~lockstep.torch_engine.rollout.action_noise` on the device, ``[T, E, action outputs]``.
 
     A CPU takes the host's numbers; a GPU draws its own from its counter-based generator (Philox), set to the same keys.
     """
@@ -105,7 +111,7 @@ def device_noise(config: Config, plan: ShardPlan, net: PolicyNet, iteration: int
 
 
 class DeviceNormalizer:
-    """Observation rows as the networks see them, on the device; moments as they are now."""
+    """Normalises observation rows on the device, with the moments as they are now."""
 
     def __init__(
         self, layout: ObservationLayout, normalizer: ObservationNormalizer | None, device: torch.device
@@ -116,7 +122,7 @@ class DeviceNormalizer:
             self._mean, self._scale = torch.from_numpy(mean).to(device), torch.from_numpy(scale).to(device)
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Rows ``[…, width]`` with their vectors normalised; the same memory where nothing is."""
+        """Returns rows ``[…, width]`` with their vectors normalised; the same memory where nothing is."""
         if not self._on:
             return rows
         out = rows.clone()
@@ -125,13 +131,40 @@ class DeviceNormalizer:
         return out
 
 
+class TensorCollector:
+    """Collects from environments on the device; see :class:`lockstep.torch_engine.rollout.Collector`.
+
+    Args:
+        config: the run's.
+        plan: the shards here.
+        state: the policy's; read at each call.
+        envs: its environments, of the local shards.
+        actor: samples actions.
+    """
+
+    def __init__(self, config: Config, plan: ShardPlan, state: TrainState, envs: TensorEnvs, actor: Actor) -> None:
+        self._config, self._plan, self._state, self._envs, self._actor = config, plan, state, envs, actor
+        normalized = state.observation_normalizer is not None
+        self._buffers = TensorRollout.on_device(config.num_steps, envs, state.net, normalized)
+        self.rollout: Rollout = self._buffers
+
+    def collect(self) -> None:
+        """See :meth:`Collector.collect`."""
+        noise = device_noise(self._config, self._plan, self._state.net, self._state.iteration, self._envs.device)
+        collect(self._state, self._envs, self._actor, noise, self._buffers)
+
+    def collect_random(self) -> None:
+        """See :meth:`Collector.collect_random`."""
+        collect_random(self._config, self._plan, self._envs, self._buffers)
+
+
 @torch.no_grad()  # not inference mode: simulators would keep tensors that nothing outside may change
 def collect(state: TrainState, envs: TensorEnvs, actor: Actor, noise: Tensor, out: TensorRollout) -> None:
-    """Step every local environment ``T`` times, filling ``out``."""
-    normalize = DeviceNormalizer(state.net.observation, state.observations, envs.device)
-    separate = state.observations is not None
+    """Steps every local environment ``T`` times, filling ``out``."""
+    normalize = DeviceNormalizer(state.net.observation, state.observation_normalizer, envs.device)
+    separate = state.observation_normalizer is not None
     squash = distributions.Squash(state.net, envs.device) if state.net.squashed else None
-    actor.begin(state.carry)
+    actor.begin(state.recurrent_state)
     out.observations[0] = normalize(envs.observations)
     for t in range(len(noise)):
         if separate:
@@ -143,7 +176,7 @@ def collect(state: TrainState, envs: TensorEnvs, actor: Actor, noise: Tensor, ou
             out.native[t] = native = squash(actions)  # pyright: ignore[reportArgumentType]
         step = envs.advance(native)
         out.keep(t, step)
-        actor.forget_where(step.terminated | step.truncated)
+        actor.forget(step.terminated | step.truncated)
         out.observations[t + 1] = normalize(envs.observations)
     out.to_host(normalize)
     out.shape_rewards(envs.description.rewards)
@@ -151,7 +184,7 @@ def collect(state: TrainState, envs: TensorEnvs, actor: Actor, noise: Tensor, ou
 
 @torch.no_grad()
 def collect_random(config: Config, plan: ShardPlan, envs: TensorEnvs, out: TensorRollout) -> None:
-    """A rollout of random actions, for the normalisers' first statistics; afterwards every episode starts anew."""
+    """Fills ``out`` with random actions, for the normalisers' first statistics; every episode starts anew then."""
     observation, action = envs.description.observation, envs.description.action
     actions = random_actions(config, plan, action)
     for t in range(config.num_steps):

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 
 def shard_by_shard(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """An elementwise function applied to each shard of ``[k, …]`` on its own.
+    """Makes an elementwise function be applied to each shard of ``[k, …]`` on its own.
 
     On a CPU the last elements of a tensor that don't fill a vector take a scalar path, which for some functions rounds
     differently: which elements those are must not depend on how many shards lie in the tensor.
@@ -34,7 +34,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def _tanh(x: Tensor) -> Tensor:
-    """Tanh in place; on a CPU by NumPy, whose vectorised one takes a tenth of PyTorch's time (2.4 against 2.13)."""
+    """Computes tanh in place; on a CPU by NumPy, whose own is vectorised."""
     if x.device.type != "cpu" or x.dtype == torch.bfloat16:  # which NumPy doesn't know
         return x.tanh_()
     np.tanh(x.numpy(), out=x.numpy())
@@ -42,5 +42,5 @@ def _tanh(x: Tensor) -> Tensor:
 
 
 def fast_activation(name: str) -> Callable[[Tensor], Tensor]:
-    """The activation for passes without a graph; it may work in place."""
+    """Returns the activation for passes without a graph; it may work in place."""
     return _tanh if name == "tanh" else ACTIVATIONS[name]

@@ -14,20 +14,20 @@ import torch
 from torch import Tensor
 
 from lockstep.config.run import Config
-from lockstep.torch_engine.losses import LossSettings
+from lockstep.training.losses import LossSettings
 
 LossFunction = Callable[..., tuple[Tensor, Tensor]]
 """From networks, expanded parameters, a minibatch and settings to the loss ``[k]`` and its terms ``[k, T]``."""
 
 
 def compiled(loss: LossFunction, config: Config) -> LossFunction:
-    """The loss as it is, or compiled where the config says so; what is compiled takes one shard at a time.
+    """Returns the loss as it is, or compiled where the config says so; that one takes one shard at a time.
 
     The global count, which changes from minibatch to minibatch with GRPO, stays outside: it would be compiled in.
     """
     if not config.compile:
         return loss
-    import torch._inductor.config as inductor  # takes half a second
+    import torch._inductor.config as inductor  # slow, and only needed here
 
     # kernels are never chosen by timing, which could choose others on other ranks
     inductor.deterministic = True

@@ -15,14 +15,14 @@ from lockstep.torch_engine.nets import encoders
 
 
 def _part(leaf: Leaf, rows: Tensor, floats: Tensor) -> Tensor:
-    """One part of an observation ``[n, *shape]``: images uint8, indices int64, the rest float32."""
+    """Takes one part of an observation ``[n, *shape]``: images uint8, indices int64, the rest float32."""
     source = rows if leaf.kind == "image" else floats
     part = source[..., leaf.start : leaf.start + leaf.size].reshape(len(rows), *leaf.shape)
     return part.long() if leaf.kind == "one_hot" else part
 
 
 def observation_tensors(layout: ObservationLayout, rows: Tensor) -> Any:
-    """Rows ``[n, width]`` as the environment's own structure: a tensor, or a flat dict of them by path.
+    """Gives rows ``[n, width]`` the environment's own structure: a tensor, or a flat dict of them by path.
 
     A mask that comes apart from the observation isn't among them.
     """
@@ -32,7 +32,7 @@ def observation_tensors(layout: ObservationLayout, rows: Tensor) -> Any:
 
 
 class CustomNet:
-    """A user's module as a function of parameters ``[k, …]``.
+    """Calls a user's module as a function of parameters ``[k, …]``.
 
     Args:
         module: maps observations ``[n, …]`` to the actor's output ``[n, outputs]`` and values ``[n]`` or ``[n, 1]``.
@@ -43,28 +43,28 @@ class CustomNet:
         self._shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
 
     def set_dropout(self, seed: int | None) -> None:
-        """Turn dropout on, keyed by a seed, for the next pass; None: off."""
+        """Turns dropout on, keyed by a seed, for the next pass; None: off."""
         self.module.train(seed is not None)
         if seed is not None:
             torch.manual_seed(seed)
 
     def initial_parameters(self) -> dict[str, np.ndarray]:
-        """The parameters that the module was made with."""
+        """Copies the parameters that the module was made with."""
         return {name: p.detach().numpy().astype(np.float32) for name, p in self.module.named_parameters()}
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of every parameter by name."""
+        """Returns the shape of every parameter by name."""
         return dict(self._shapes)
 
     def forget_parameters(self) -> None:
-        """Free the memory of the module's own parameters, in place of which others are always given."""
+        """Frees the memory of the module's own parameters, in place of which others are always given."""
         for parameter in self.module.parameters():
             parameter.data = torch.empty(0)
 
     def __call__(
         self, parameters: Mapping[str, Tensor], layout: ObservationLayout, rows: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The actor's output ``[k, n, outputs]`` and the values ``[k, n]`` of rows ``[k, n, width]``."""
+        """Computes the actor's output ``[k, n, outputs]`` and the values ``[k, n]`` of rows ``[k, n, width]``."""
         names = self.shapes()
         weights = {name: parameters[name][0] for name in names}
         assert len(rows) == 1 or not any(w.requires_grad for w in weights.values()), "one shard at a time"
@@ -76,7 +76,7 @@ class CustomNet:
 
 
 def load_custom(path: str, kwargs: dict[str, Any], net: Any, seed: int) -> CustomNet:
-    """Make a user's module and try it on a batch of zeros.
+    """Makes a user's module and tries it on a batch of zeros.
 
     Args:
         path: ``module:Class``.

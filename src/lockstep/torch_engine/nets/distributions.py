@@ -1,4 +1,4 @@
-"""What an actor's output says about actions: categorical, several categoricals, or a diagonal Gaussian.
+"""Distributions of actions, given by an actor's output: categorical, several categoricals, or a diagonal Gaussian.
 
 Noise is drawn beforehand, so that sampling is a function: the largest of logits plus Gumbel noise samples a
 categorical; mean plus standard deviation times normal noise a Gaussian. A squashed Gaussian keeps the number before
@@ -22,7 +22,7 @@ LOG_STD_LIMITS = (-5.0, 2.0)
 
 
 def mean_and_log_std(net: PolicyNet, parameters: Mapping[str, Tensor], output: Tensor) -> tuple[Tensor, Tensor]:
-    """Of a Gaussian: mean ``[k, …, A]`` and log standard deviation, of a shape that broadcasts with it."""
+    """Splits a Gaussian's output into mean ``[k, …, A]`` and log standard deviation, which broadcasts with it."""
     if net.state_dependent_std:
         mean, log_std = output.chunk(2, -1)
         return mean, log_std.clamp(*LOG_STD_LIMITS)
@@ -31,7 +31,7 @@ def mean_and_log_std(net: PolicyNet, parameters: Mapping[str, Tensor], output: T
 
 
 def sample(net: PolicyNet, parameters: Mapping[str, Tensor], output: Tensor, noise: Tensor) -> Tensor:
-    """Actions from the actor's output and noise drawn beforehand.
+    """Samples actions from the actor's output and noise drawn beforehand.
 
     Args:
         net: shapes.
@@ -49,7 +49,7 @@ def sample(net: PolicyNet, parameters: Mapping[str, Tensor], output: Tensor, noi
 
 
 def mode(net: PolicyNet, output: Tensor) -> Tensor:
-    """The most likely actions, shaped as :func:`sample`'s."""
+    """Returns the most likely actions, shaped as :func:`sample`'s."""
     if net.action.kind == "discrete":
         return output.argmax(-1)
     if net.action.kind == "multi_discrete":
@@ -60,7 +60,7 @@ def mode(net: PolicyNet, output: Tensor) -> Tensor:
 def log_prob_and_entropy(
     net: PolicyNet, parameters: Mapping[str, Tensor], output: Tensor, actions: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Log-probability and entropy, each ``[k, …]``, of actions shaped as :func:`sample`'s.
+    """Computes log-probability and entropy, each ``[k, …]``, of actions shaped as :func:`sample`'s.
 
     A squashed Gaussian has no entropy in closed form: it is the Gaussian's and the mean log slope of the tanh, which is
     taken at these actions, as a function of mean and standard deviation (minus the log-probability would have the same
@@ -89,7 +89,7 @@ def _categorical(logits: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sum_in_order(parts: list[Tensor]) -> Tensor:
-    """Their sum, first to last."""
+    """Adds tensors, first to last."""
     total = parts[0]
     for part in parts[1:]:
         total = total + part
@@ -97,13 +97,13 @@ def sum_in_order(parts: list[Tensor]) -> Tensor:
 
 
 def _log_slope(x: Tensor) -> Tensor:
-    """Log of tanh's derivative, ``2 (log 2 - |x| - log(1 + exp(-2|x|)))`` (Haarnoja et al. 2018, appendix C)."""
+    """Computes log tanh'(x), ``2 (log 2 - |x| - log(1 + exp(-2|x|)))`` (Haarnoja et al. 2018, appendix C)."""
     size = x.abs()
     return 2.0 * (math.log(2.0) - size - torch.log(1.0 + torch.exp(-2.0 * size)))
 
 
 def squash(net: PolicyNet, actions: np.ndarray) -> np.ndarray:
-    """What the environment takes ``[…, A]`` of a squashed Gaussian's actions; others are left as they are."""
+    """Maps a squashed Gaussian's actions to what the environment takes ``[…, A]``; others are left as they are."""
     if not net.squashed:
         return actions
     low, high = (np.asarray(bound, np.float32) for bound in (net.action.low, net.action.high))
@@ -111,7 +111,7 @@ def squash(net: PolicyNet, actions: np.ndarray) -> np.ndarray:
 
 
 class Squash:
-    """:func:`squash` on tensors of a device."""
+    """Does what :func:`squash` does, on tensors of a device."""
 
     def __init__(self, net: PolicyNet, device: torch.device) -> None:
         self._low, high = (
@@ -120,5 +120,5 @@ class Squash:
         self._half = (high - self._low) * 0.5
 
     def __call__(self, actions: Tensor) -> Tensor:
-        """What the environment takes ``[…, A]``."""
+        """Maps actions to what the environment takes ``[…, A]``."""
         return self._low + self._half * (torch.tanh(actions) + 1.0)

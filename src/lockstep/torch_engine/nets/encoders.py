@@ -13,24 +13,24 @@ from lockstep.networks.spec import IMPALA, NATURE, ImageEncoder, encoder_name
 
 
 def float_columns(layout: ObservationLayout, rows: Tensor) -> Tensor:
-    """The float32 columns ``[…, float_size]`` of observation rows ``[…, width]``, as a view."""
+    """Returns the float32 columns ``[…, float_size]`` of observation rows ``[…, width]``, as a view."""
     return rows[..., : 4 * layout.float_size].view(torch.float32) if layout.image_bytes else rows
 
 
 def action_mask(layout: ObservationLayout, rows: Tensor) -> Tensor | None:
-    """Which actions are allowed, bool ``[…, choices]``; None if all."""
+    """Tells which actions are allowed, bool ``[…, choices]``; None if all."""
     leaf = layout.mask
     return None if leaf is None else float_columns(layout, rows)[..., leaf.start : leaf.start + leaf.size] > 0.5
 
 
 def one_hot(leaf: Leaf, floats: Tensor) -> list[Tensor]:
-    """A Discrete or MultiDiscrete part as one-hot vectors ``[…, choices]``."""
+    """Turns a Discrete or MultiDiscrete part into one-hot vectors ``[…, choices]``."""
     columns = floats[..., leaf.start : leaf.start + leaf.size].long()
     return [functional.one_hot(columns[..., n], count).float() for n, count in enumerate(leaf.choices)]
 
 
 def image(leaf: Leaf, rows: Tensor) -> Tensor:
-    """An image ``[…, C, H, W]`` of rows, float32 between 0 and 1."""
+    """Takes an image ``[…, C, H, W]`` out of rows, float32 between 0 and 1."""
     shape = leaf.shape if len(leaf.shape) == 3 else (*leaf.shape, 1)
     pixels = rows[..., leaf.start : leaf.start + leaf.size].unflatten(-1, shape)
     if not (leaf.channels_first and len(leaf.shape) == 3):
@@ -39,7 +39,7 @@ def image(leaf: Leaf, rows: Tensor) -> Tensor:
 
 
 def convolve(x: Tensor, parameters: Mapping[str, Tensor], name: str, stride: int = 1, padding: int = 0) -> Tensor:
-    """A convolution of ``[k, n, C, H, W]``; with several shards their images are one batch (no gradient by shard)."""
+    """Convolves ``[k, n, C, H, W]``; with several shards their images are one batch (no gradient by shard)."""
     weight, bias = parameters[f"{name}.weight"], parameters[f"{name}.bias"]
     assert len(x) == 1 or not weight.requires_grad, "gradients of convolutions are taken shard by shard"
     out = functional.conv2d(x.flatten(0, 1), weight[0], bias[0], stride, padding)
@@ -52,7 +52,7 @@ def _residual(x: Tensor, parameters: Mapping[str, Tensor], name: str) -> Tensor:
 
 
 def image_features(encoder: ImageEncoder, leaf: Leaf, parameters: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
-    """Features ``[k, n, features]`` of images ``[k, n, C, H, W]``."""
+    """Computes features ``[k, n, features]`` of images ``[k, n, C, H, W]``."""
     kind = encoder.resolved(leaf)
     if kind == "nature":
         for layer, (_, _, stride) in enumerate(NATURE):
@@ -79,7 +79,7 @@ def image_features(encoder: ImageEncoder, leaf: Leaf, parameters: Mapping[str, T
 def encode(
     layout: ObservationLayout, encoder: ImageEncoder, parameters: Mapping[str, Tensor], trunk: str, rows: Tensor
 ) -> Tensor:
-    """Features ``[k, n, features]`` of observation rows ``[k, n, width]``."""
+    """Computes features ``[k, n, features]`` of observation rows ``[k, n, width]``."""
     if layout.plain:
         return rows
     floats = float_columns(layout, rows)

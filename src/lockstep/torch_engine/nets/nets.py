@@ -32,12 +32,12 @@ MASKED_LOGIT = -1e8
 
 
 def expand(parameters: Parameters, num_shards: int) -> dict[str, Tensor]:
-    """Parameters with a leading shard axis: ``[k, …]``, every shard the same memory."""
+    """Gives parameters a leading shard axis: ``[k, …]``, every shard the same memory."""
     return {name: p.expand(num_shards, *p.shape) for name, p in parameters.items()}
 
 
 def _in_precision(function: Function) -> Function:
-    """Run a network under autocast where its precision asks for it; parameters, inputs and outputs stay float32."""
+    """Runs a network under autocast where its precision asks for it; parameters, inputs and outputs stay float32."""
 
     @functools.wraps(function)
     def run(net: PolicyNet, parameters: Parameters, observations: Tensor, *rest: Any, **options: Any) -> Any:
@@ -53,7 +53,7 @@ def _in_precision(function: Function) -> Function:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """One layer: ``[k, rows, in]``, weights ``[k, out, in]`` and biases ``[k, out]`` to ``[k, rows, out]``."""
+    """Applies one layer: ``[k, rows, in]``, weights ``[k, out, in]`` and biases ``[k, out]`` to ``[k, rows, out]``."""
     if weight.shape[1] == 1:  # a batched product with one output column rounds differently for one shard than for two
         weight, bias = functional.pad(weight, (0, 0, 0, 1)), functional.pad(bias, (0, 1))
         return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))[..., :1]
@@ -61,7 +61,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def mlp(x: Tensor, parameters: Parameters, name: str, layers: int, activation: str, activate_last: bool) -> Tensor:
-    """A multilayer perceptron: ``[k, rows, in]`` to ``[k, rows, out]`` with expanded parameters."""
+    """Applies a multilayer perceptron: ``[k, rows, in]`` to ``[k, rows, out]`` with expanded parameters."""
     activate = ACTIVATIONS[activation] if torch.is_grad_enabled() else fast_activation(activation)
     for layer in range(layers):
         x = linear(x, parameters[f"{name}.{layer}.weight"], parameters[f"{name}.{layer}.bias"])
@@ -81,7 +81,7 @@ def _masked(net: PolicyNet, observations: Tensor, output: Tensor) -> Tensor:
 
 @_in_precision
 def actor(net: PolicyNet, parameters: Parameters, observations: Tensor) -> Tensor:
-    """The actor's output ``[k, rows, outputs]`` of observation rows ``[k, rows, width]``; forbidden logits -1e8."""
+    """Computes the actor's output ``[k, rows, outputs]`` of rows ``[k, rows, width]``; forbidden logits are -1e8."""
     if net.custom is not None:
         return _masked(net, observations, net.custom(parameters, net.observation, observations)[0])
     trunk = net.trunks[0]
@@ -93,7 +93,7 @@ def actor(net: PolicyNet, parameters: Parameters, observations: Tensor) -> Tenso
 
 @_in_precision
 def critic(net: PolicyNet, parameters: Parameters, observations: Tensor) -> Tensor:
-    """Values ``[k, rows]`` of observation rows ``[k, rows, width]``."""
+    """Computes values ``[k, rows]`` of observation rows ``[k, rows, width]``."""
     if net.custom is not None:
         return net.custom(parameters, net.observation, observations)[1]
     trunk = net.trunks[-1]
@@ -105,7 +105,7 @@ def critic(net: PolicyNet, parameters: Parameters, observations: Tensor) -> Tens
 
 @_in_precision
 def actor_critic(net: PolicyNet, parameters: Parameters, observations: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The actor's output ``[k, rows, outputs]`` and the values ``[k, rows]`` (None without a critic)."""
+    """Computes the actor's output ``[k, rows, outputs]`` and the values ``[k, rows]`` (None without a critic)."""
     if net.custom is not None:
         output, values = net.custom(parameters, net.observation, observations)
         return _masked(net, observations, output), values if net.critic else None
@@ -118,7 +118,7 @@ def actor_critic(net: PolicyNet, parameters: Parameters, observations: Tensor) -
 def _heads(
     net: PolicyNet, parameters: Parameters, observations: Tensor, features: list[Tensor]
 ) -> tuple[Tensor, Tensor | None]:
-    """Both heads on the features of their trunks ``[k, rows, …]``."""
+    """Applies both heads to the features of their trunks ``[k, rows, …]``."""
     output = _masked(net, observations, _layers(net, parameters, "actor", features[0]))
     return output, _layers(net, parameters, "critic", features[-1])[..., 0] if net.critic else None
 
@@ -128,42 +128,42 @@ def unroll(
     net: PolicyNet,
     parameters: Parameters,
     observations: Tensor,
-    carry: Tensor,
+    recurrent_state: Tensor,
     resets: Tensor,
     actor_only: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Run recurrent networks over sequences.
+    """Runs recurrent networks over sequences.
 
     Args:
         net: with a recurrent core.
         parameters: expanded.
         observations: rows ``[k, steps, n, width]``.
-        carry: ``[k, n, carry_size]`` before the first step.
+        recurrent_state: ``[k, n, size]`` before the first step.
         resets: 1.0 where an episode begins with this step, ``[k, steps, n]``: nothing is carried into it.
-        actor_only: leave the critic out, also where it has a core of its own (whose carry stays what it was).
+        actor_only: leave the critic out, also where it has a core of its own (whose state stays what it was).
 
     Returns:
-        The actor's output ``[k, steps, n, outputs]``, values ``[k, steps, n]`` or None, and what is carried after each
-        step ``[k, steps, n, carry_size]``.
+        The actor's output ``[k, steps, n, outputs]``, values ``[k, steps, n]`` or None, and recurrent states after
+        each step ``[k, steps, n, size]``.
     """
     k, steps, n, _ = observations.shape
     rows = observations.flatten(1, 2)
     width = net.carry_size // len(net.trunks)
     features: list[Tensor] = []
-    carries: list[Tensor] = []
+    states: list[Tensor] = []
     for number, trunk in enumerate(net.trunks):
-        part = carry[..., number * width : (number + 1) * width]
+        part = recurrent_state[..., number * width : (number + 1) * width]
         if actor_only and trunk == "critic":
-            carries.append(part.unsqueeze(1).expand(k, steps, n, width))
+            states.append(part.unsqueeze(1).expand(k, steps, n, width))
             continue
         x = encode(net.observation, net.image, parameters, trunk, rows).view(k, steps, n, -1)
         outputs, carried = recurrent.unroll(net.core, parameters, trunk, x, part, resets)
         x = outputs.flatten(1, 2)
         features.append(_layers(net, parameters, trunk, x) if net.shared else x)
-        carries.append(carried)
+        states.append(carried)
     if actor_only:
         output, values = _masked(net, rows, _layers(net, parameters, "actor", features[0])), None
     else:
         output, values = _heads(net, parameters, rows, features)
     shaped = None if values is None else values.view(k, steps, n)
-    return output.view(k, steps, n, -1), shaped, torch.cat(carries, -1)
+    return output.view(k, steps, n, -1), shaped, torch.cat(states, -1)

@@ -16,8 +16,8 @@ def _logistic(x: Tensor) -> Tensor:
     return 0.5 * torch.tanh(0.5 * x) + 0.5
 
 
-def _lstm(projected: Tensor, carry: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    hidden, cell = carry.chunk(2, -1)
+def _lstm(projected: Tensor, state: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    hidden, cell = state.chunk(2, -1)
     gates = projected + torch.bmm(hidden, weight)
     i, f, g, o = gates.chunk(4, -1)
     cell = _logistic(f) * cell + _logistic(i) * torch.tanh(g)
@@ -25,43 +25,43 @@ def _lstm(projected: Tensor, carry: Tensor, weight: Tensor) -> tuple[Tensor, Ten
     return hidden, torch.cat([hidden, cell], -1)
 
 
-def _gru(projected: Tensor, carry: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+def _gru(projected: Tensor, state: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     r, z, n = projected.chunk(3, -1)
-    hr, hz, hn = torch.baddbmm(bias.unsqueeze(1), carry, weight).chunk(3, -1)
+    hr, hz, hn = torch.baddbmm(bias.unsqueeze(1), state, weight).chunk(3, -1)
     reset, update = _logistic(r + hr), _logistic(z + hz)
     new = torch.tanh(n + reset * hn)
-    hidden = new + update * (carry - new)
+    hidden = new + update * (state - new)
     return hidden, hidden
 
 
 def unroll(
-    core: str | None, parameters: Mapping[str, Tensor], name: str, x: Tensor, carry: Tensor, resets: Tensor
+    core: str | None, parameters: Mapping[str, Tensor], name: str, x: Tensor, recurrent_state: Tensor, resets: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Run a core over sequences.
+    """Runs a core over sequences.
 
     Args:
         core: ``lstm`` or ``gru``.
         parameters: expanded, ``[k, …]``.
         name: of the network that the core belongs to.
         x: inputs ``[k, steps, n, inputs]``.
-        carry: ``[k, n, carry_size]`` before the first step.
+        recurrent_state: ``[k, n, size]`` before the first step.
         resets: 1.0 where nothing is carried into a step, ``[k, steps, n]``.
 
     Returns:
-        Hidden states ``[k, steps, n, size]`` and what is carried after each step ``[k, steps, n, carry_size]``.
+        Hidden states ``[k, steps, n, size]`` and recurrent states after each step ``[k, steps, n, size]``.
     """
     k, steps, n, _ = x.shape
     weight, bias = parameters[f"{name}.core.input.weight"], parameters[f"{name}.core.input.bias"]
     projected = torch.baddbmm(bias.unsqueeze(1), x.flatten(1, 2), weight.transpose(1, 2)).view(k, steps, n, -1)
     hidden_weight = parameters[f"{name}.core.hidden.weight"].transpose(1, 2)
     keep = (1.0 - resets).unsqueeze(-1)
-    outputs, carries = [], []
+    outputs, states, state = [], [], recurrent_state
     for t in range(steps):
-        kept = carry * keep[:, t]
+        kept = state * keep[:, t]
         if core == "lstm":
-            hidden, carry = _lstm(projected[:, t], kept, hidden_weight)
+            hidden, state = _lstm(projected[:, t], kept, hidden_weight)
         else:
-            hidden, carry = _gru(projected[:, t], kept, hidden_weight, parameters[f"{name}.core.hidden.bias"])
+            hidden, state = _gru(projected[:, t], kept, hidden_weight, parameters[f"{name}.core.hidden.bias"])
         outputs.append(hidden)
-        carries.append(carry)
-    return torch.stack(outputs, 1), torch.stack(carries, 1)
+        states.append(state)
+    return torch.stack(outputs, 1), torch.stack(states, 1)

@@ -1,37 +1,36 @@
-"""Adam for plain policies, in NumPy on the memory of PyTorch's."""
+"""Adam for plain policies, in NumPy on the memory of tensors."""
 
 from __future__ import annotations
 
 import math
 
 import numpy as np
-import torch
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
-"""What Adam remembers of every parameter, by PyTorch's names."""
+from torch import Tensor
 
 
 class HostAdam:
-    """Adam (Kingma & Ba 2015, algorithm 1) in NumPy, on the parameters and moments of PyTorch's.
-
-    At some ten thousand parameters most of an optimiser step in PyTorch goes into calling it.
+    """Adam (Kingma & Ba 2015, algorithm 1) in NumPy: at few parameters most of PyTorch's step goes into calling it.
 
     Args:
-        optimizer: holds one flat parameter ``[P]`` on the CPU, its moments in place already.
+        flat: parameters ``[P]`` on the CPU, changed in place.
+        moments: ``step``, ``exp_avg`` and ``exp_avg_sq`` by name, changed in place.
+        betas: decay of the two moments.
+        epsilon: added to the square root of the second.
     """
 
-    def __init__(self, optimizer: torch.optim.Adam) -> None:
-        group = optimizer.param_groups[0]
-        flat = group["params"][0]
-        moments = optimizer.state[flat]
+    def __init__(self, flat: Tensor, moments: dict[str, Tensor], betas: tuple[float, float], epsilon: float) -> None:
         self._parameters = flat.detach().numpy()
         self._mean, self._square = moments["exp_avg"].numpy(), moments["exp_avg_sq"].numpy()
         self._count = moments["step"]
-        self._betas, self._epsilon = group["betas"], group["eps"]
+        self._betas, self._epsilon = betas, epsilon
         self._scratch = np.empty_like(self._parameters)
 
+    def __call__(self, gradient: Tensor, learning_rate: float) -> None:
+        """Applies a gradient ``[P]``, whose memory is used up."""
+        self.step(gradient.numpy(), learning_rate)
+
     def step(self, gradient: np.ndarray, learning_rate: float) -> None:
-        """Apply a gradient ``[P]``, whose memory is used up."""
+        """Applies a gradient ``[P]``, whose memory is used up."""
         first, second = self._betas
         self._count += 1
         count = int(self._count)

@@ -1,8 +1,7 @@
-"""Plain policies on a CPU, without PyTorch: two multilayer perceptrons with a gradient derived by hand, in NumPy.
+"""Plain policies on a CPU: two multilayer perceptrons with a gradient derived by hand, in NumPy.
 
-At the sizes that everyone uses (two layers of 64) most of PyTorch's time goes into calling its operations; NumPy's cost
-a fraction and its products run once a shard by construction. The parameters are the same memory. Held to autograd in
-the tests; whether a shard's bits depend on its neighbours is checked at start like everything else.
+At common sizes most of PyTorch's time goes into calling its operations; NumPy's cost a fraction, and its products run
+once a shard by construction. The parameters are the same memory. The tests hold it to autograd.
 """
 
 from __future__ import annotations
@@ -57,12 +56,12 @@ ACTIVATIONS: dict[str, tuple[Callable[..., np.ndarray], Callable[..., np.ndarray
 
 
 def derivable(net: PolicyNet) -> bool:
-    """Whether the networks are plain, with an activation whose derivative is a function of its output."""
+    """Tells whether the networks are plain, with an activation whose derivative is a function of its output."""
     return net.plain and net.activation in ACTIVATIONS
 
 
 def sum_columns(x: np.ndarray) -> np.ndarray:
-    """Sum over a short last axis, column by column."""
+    """Sums over a short last axis, column by column."""
     if x.shape[-1] > FEW_COLUMNS:
         return x.sum(-1)
     total = x[..., 0].copy()
@@ -81,7 +80,7 @@ def _max_columns(x: np.ndarray) -> np.ndarray:
 
 
 class PlainPolicy:
-    """A plain policy's functions of shards.
+    """Computes a plain policy's numbers on shards.
 
     Args:
         net: shapes; it must be :func:`derivable`.
@@ -106,7 +105,7 @@ class PlainPolicy:
         self._buffers: dict[int, np.ndarray] = {}
 
     def _forward(self, layers: Layers, x: np.ndarray, kept: list[np.ndarray] | None = None) -> np.ndarray:
-        """``[k, rows, in]`` to ``[k, rows, out]``; each layer's input is appended to ``kept``."""
+        """Applies a network: ``[k, rows, in]`` to ``[k, rows, out]``; each layer's input is appended to ``kept``."""
         last = len(layers) - 1
         for layer, (weight, bias) in enumerate(layers):
             if kept is not None:
@@ -118,11 +117,11 @@ class PlainPolicy:
         return x
 
     def output(self, observations: np.ndarray) -> np.ndarray:
-        """Logits or means ``[k, rows, action outputs]``."""
+        """Computes logits or means ``[k, rows, action outputs]``."""
         return self._forward(self._actor, observations)
 
     def act(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Actions of observations ``[k, rows, size]`` and noise ``[k, rows, action outputs]``."""
+        """Samples actions of observations ``[k, rows, size]`` and noise ``[k, rows, action outputs]``."""
         output = self.output(observations)
         if self.net.discrete:
             output += noise
@@ -131,11 +130,11 @@ class PlainPolicy:
         return output + np.exp(self._log_std) * noise
 
     def values(self, observations: np.ndarray) -> np.ndarray:
-        """Values ``[k, rows]``."""
+        """Computes values ``[k, rows]`` of observations ``[k, rows, size]``."""
         return self._forward(self._critic, observations)[..., 0]
 
     def log_probs(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        """Log-probabilities ``[k, rows]`` of actions."""
+        """Computes log-probabilities ``[k, rows]`` of actions."""
         output = self._forward(self._actor, observations)
         if self.net.discrete:
             log_probs = _log_softmax(output)[0]
@@ -143,7 +142,7 @@ class PlainPolicy:
         return self._gaussian_log_prob(output, actions)[0]
 
     def _gaussian_log_prob(self, mean: np.ndarray, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Log-probability ``[k, rows]``, standardised actions, and one over the standard deviation."""
+        """Computes log-probability ``[k, rows]``, standardised actions, and one over the standard deviation."""
         assert self._log_std is not None
         inverse = np.exp(-self._log_std)
         z = (actions - mean) * inverse
@@ -151,7 +150,7 @@ class PlainPolicy:
 
     @np.errstate(all="ignore")  # what isn't finite ends the update, with a line of its own
     def gradients(self, columns: Mapping[str, np.ndarray], settings: LossSettings) -> np.ndarray:
-        """Each shard's gradient and loss terms ``[k, P + 5]``.
+        """Computes each shard's gradient and loss terms ``[k, P + 5]``.
 
         Args:
             columns: observations, actions, log_probs, values, advantages and returns, ``[k, rows, …]``; and valid, 1.0
@@ -189,7 +188,7 @@ class PlainPolicy:
         return self._buffers.setdefault(k, np.empty((k, self._size + 5), self._dtype))
 
     def _backward(self, layers: Layers, inputs: list[np.ndarray], d: np.ndarray, out: np.ndarray, position: int) -> int:
-        """Write the gradients of a network's layers into ``out`` from column ``position``; returns the next one."""
+        """Writes the gradients of a network's layers into ``out`` from column ``position``; returns the next one."""
         starts = list(itertools.accumulate((w.size + b.size for w, b in layers), initial=position))
         ones = self._ones.setdefault(d.shape[1], np.ones((1, d.shape[1]), self._dtype))
         for layer in range(len(layers) - 1, -1, -1):
@@ -204,7 +203,7 @@ class PlainPolicy:
     def _categorical(
         self, logits: np.ndarray, actions: np.ndarray, settings: LossSettings, entropy: np.ndarray
     ) -> tuple[np.ndarray, Callable[[np.ndarray, np.ndarray, np.ndarray | None], np.ndarray]]:
-        """Log-probabilities and how the gradient comes back through them; fills ``entropy`` ``[k, rows]``."""
+        """Computes log-probabilities and how the gradient comes back through them; fills ``entropy`` ``[k, rows]``."""
         log_probs, probs = _log_softmax(logits)
         index = _flat_index(logits, actions)
         own_entropy = -sum_columns(probs * log_probs)
@@ -224,7 +223,7 @@ class PlainPolicy:
     def _gaussian(
         self, mean: np.ndarray, actions: np.ndarray, settings: LossSettings, entropy: np.ndarray
     ) -> tuple[np.ndarray, Callable[[np.ndarray, np.ndarray, np.ndarray | None], np.ndarray]]:
-        """As :meth:`_categorical`; the way back also writes the gradient of log_std."""
+        """Does what :meth:`_categorical` does; the way back also writes the gradient of log_std."""
         chosen, z, inverse = self._gaussian_log_prob(mean, actions)
         assert self._log_std is not None
         entropy[...] = (self._log_std + 0.5 * (1.0 + LOG_TWO_PI)).sum()
@@ -241,7 +240,7 @@ class PlainPolicy:
 
 
 def _log_softmax(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Log-probabilities and probabilities."""
+    """Computes log-probabilities and probabilities ``[k, rows, choices]``."""
     shifted = logits - _max_columns(logits)[..., None]
     powers = np.exp(shifted)
     total = sum_columns(powers)[..., None]
@@ -249,14 +248,14 @@ def _log_softmax(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _flat_index(logits: np.ndarray, actions: np.ndarray) -> np.ndarray:
-    """Where each action's logit lies in the flattened logits."""
+    """Finds where each action's logit lies in the flattened logits."""
     return np.arange(0, logits.size, logits.shape[-1]) + actions.reshape(-1)
 
 
 def _policy_loss(
     log_ratio: np.ndarray, advantages: np.ndarray, settings: LossSettings, terms: np.ndarray
 ) -> np.ndarray:
-    """Gradient with respect to the log-probability ``[k, rows]``; fills policy loss, approx_kl and clip_fraction."""
+    """Computes the gradient with respect to the log-probability ``[k, rows]``; fills three terms: loss, KL, clipped."""
     ratio = np.exp(log_ratio)
     plain = -advantages * ratio
     limited = -advantages * np.clip(ratio, 1.0 - settings.clip_range, 1.0 + settings.clip_range)
@@ -269,7 +268,7 @@ def _policy_loss(
 def _value_loss(
     values: np.ndarray, old: np.ndarray, returns: np.ndarray, settings: LossSettings, term: np.ndarray
 ) -> np.ndarray:
-    """Gradient with respect to the value ``[k, rows]``; fills ``term`` with the loss per sample."""
+    """Computes the gradient with respect to the value ``[k, rows]``; fills ``term`` with the loss per sample."""
     error = values - returns
     squared, gradient = error * error, error
     if settings.value_clip_range is not None:

@@ -1,26 +1,30 @@
-"""The self-check at start: are shards batched, or called one by one, on this machine, for this run?"""
+"""The self-check at start: whether shards are batched, or called one by one, on this machine, for this run."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from lockstep.config.run import Config
 from lockstep.core.shards import ShardPlan, keyed_generator
-from lockstep.torch_engine.batch import evaluate, to_shards, unroll
-from lockstep.torch_engine.distributed.communicator import Communicator
-from lockstep.torch_engine.gradients import shard_gradients
+from lockstep.envs.gymnasium.random_policy import random_actions
 from lockstep.torch_engine.nets import nets
-from lockstep.torch_engine.rollout import random_actions
-from lockstep.torch_engine.setup.self_check import Mode, shard_invariant
-from lockstep.torch_engine.state import TrainState
+from lockstep.torch_engine.nets.functions import shard_gradients
+from lockstep.torch_engine.nets.shards import Mode, ShardFunction, to_shards
+from lockstep.torch_engine.setup.self_check import shard_invariant
 from lockstep.training.losses import loss_settings
+
+if TYPE_CHECKING:
+    from lockstep.torch_engine.distributed.communicator import Communicator
+    from lockstep.torch_engine.state import TrainState
 
 SELF_CHECK_DRAWS = 3
 
 
 def choose_mode(state: TrainState, config: Config, communicator: Communicator) -> Mode:
-    """Batched over shards where that can't change a shard's bits on this machine, else one by one; all ranks alike."""
+    """Chooses to batch shards where that can't change their bits on this machine, else one by one; all ranks alike."""
     if config.reduction == "fast":
         return "batched"
     if state.net.convolutional or state.net.custom is not None:
@@ -33,7 +37,7 @@ def choose_mode(state: TrainState, config: Config, communicator: Communicator) -
 
 
 def shards_invariant_here(state: TrainState, config: Config) -> bool:
-    """Run action, evaluation and gradient of this run, at its shapes on keyed random data, alone and batched."""
+    """Runs action, evaluation and gradient of this run, at its shapes on keyed random data, alone and batched."""
     plan = ShardPlan(config.envs, config.shards)
     if plan.num_shards == 1:
         return True
@@ -41,7 +45,7 @@ def shards_invariant_here(state: TrainState, config: Config) -> bool:
 
 
 class _Draws:
-    """Keyed random data of this run's shapes."""
+    """Draws keyed random data of this run's shapes."""
 
     def __init__(self, state: TrainState, config: Config, plan: ShardPlan, number: int) -> None:
         self._generator = keyed_generator(config.seed, "self-check", number)
@@ -49,12 +53,12 @@ class _Draws:
         self._device = state.parameters.flat.device
 
     def normal(self, *shape: int) -> Tensor:
-        """Standard normal ``[num_shards, …]``."""
+        """Draws standard normal numbers ``[num_shards, …]``."""
         drawn = self._generator.standard_normal((self._shards, *shape)).astype("float32")
         return torch.from_numpy(drawn).to(self._device)
 
     def observations(self, count: int) -> Tensor:
-        """Rows ``[num_shards, count, width]``; indices are drawn within their choices."""
+        """Draws rows ``[num_shards, count, width]``; indices are drawn within their choices."""
         rows = self.normal(count, self._layout.width)
         for leaf in self._layout.leaves:
             for n, choices in enumerate(leaf.choices):
@@ -63,7 +67,7 @@ class _Draws:
 
 
 def _shards_invariant(state: TrainState, config: Config, plan: ShardPlan, number: int) -> bool:
-    """One draw of the self-check: raw outputs are compared, of which actions would hide the last bits."""
+    """Compares one draw: raw outputs, for actions would hide their last bits."""
     net, draws = state.net, _Draws(state, config, plan, number)
     rows, steps = plan.envs_per_shard, config.num_steps
     observations = draws.observations((steps + 1) * rows)
@@ -72,33 +76,26 @@ def _shards_invariant(state: TrainState, config: Config, plan: ShardPlan, number
     with torch.no_grad():
         if net.core is None:
             first = observations[:, :rows].contiguous()
-            passed = shard_invariant(_raw_actions(state), plan.num_shards, first) and shard_invariant(
-                lambda x, a: evaluate(state, "batched", x, a), plan.num_shards, observations, actions
+            passed = shard_invariant(state.policy.output, plan.num_shards, first) and shard_invariant(
+                state.policy.evaluate, plan.num_shards, observations, actions
             )
         else:
             sequence = (observations.unflatten(1, (steps + 1, rows)), actions.unflatten(1, (steps, rows)))
-            carry, resets = draws.normal(rows, net.carry_size), (draws.normal(steps + 1, rows) > 1.5).float()
+            carried, resets = draws.normal(rows, net.carry_size), (draws.normal(steps + 1, rows) > 1.5).float()
             passed = shard_invariant(
-                lambda *arguments: unroll(state, "batched", *arguments), plan.num_shards, *sequence, carry, resets
-            ) and shard_invariant(_raw_step(state), plan.num_shards, sequence[0][:, :1].contiguous(), carry)
+                state.policy.unroll, plan.num_shards, *sequence, carried, resets
+            ) and shard_invariant(_raw_step(state), plan.num_shards, sequence[0][:, :1].contiguous(), carried)
         return passed and _gradients_invariant(state, config, plan, draws, observations, actions)
 
 
-def _raw_actions(state: TrainState):
-    def raw(x: Tensor) -> Tensor:
-        if state.plain is not None:
-            return torch.from_numpy(state.plain.output(x.numpy()))
-        return nets.actor(state.net, state.parameters.expanded(len(x)), x)
+def _raw_step(state: TrainState) -> ShardFunction:
+    """Makes a function of one step of a recurrent actor: its output and what it carries on."""
 
-    return raw
-
-
-def _raw_step(state: TrainState):
-    def raw(x: Tensor, carry: Tensor) -> tuple[Tensor, Tensor]:
+    def raw(x: Tensor, recurrent_state: Tensor) -> tuple[Tensor, Tensor]:
         none = torch.zeros(x.shape[:3], device=x.device)
         weights = state.parameters.expanded(len(x))
-        output, _, carries = nets.unroll(state.net, weights, x, carry, none, actor_only=True)
-        return output, carries
+        output, _, states = nets.unroll(state.net, weights, x, recurrent_state, none, actor_only=True)
+        return output, states
 
     return raw
 
@@ -106,7 +103,7 @@ def _raw_step(state: TrainState):
 def _gradients_invariant(
     state: TrainState, config: Config, plan: ShardPlan, draws: _Draws, observations: Tensor, actions: Tensor
 ) -> bool:
-    """The gradient of one minibatch of random data."""
+    """Compares the gradient of one minibatch of random data."""
     net, length = state.net, config.sequence_length
     count = config.num_steps * plan.envs_per_shard // length // config.ppo.num_minibatches
     shape = (count, length) if net.core else (count,)
@@ -122,8 +119,8 @@ def _gradients_invariant(
     if state.reference is not None:
         columns["reference_log_probs"] = draws.normal(*shape)
     if net.core:
-        columns["carry"] = draws.normal(count, net.carry_size)
+        columns["recurrent_state"] = draws.normal(count, net.carry_size)
         columns["resets"] = (draws.normal(*shape) > 1.5).float()
     settings = loss_settings(config)
-    gradients = shard_gradients(state, settings, config)
+    gradients = shard_gradients(state.policy, settings, config.ppo.gradient_accumulation)
     return shard_invariant(lambda part: gradients(part, settings.count), plan.num_shards, columns)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from lockstep.core.machine import peak_resident
-from lockstep.torch_engine.distributed.communicator import Communicator
+
+if TYPE_CHECKING:
+    from lockstep.torch_engine.distributed.communicator import Communicator
 
 
 @dataclass(frozen=True)
 class Laps:
-    """One iteration on one rank; times in seconds, those of the parts without the collectives in them.
+    """Holds one iteration on one rank; times in seconds, those of the parts without the collectives in them.
 
     Attributes:
         rollout: stepping environments, inference and advantages.
@@ -38,7 +40,7 @@ class Laps:
     peak_gpu_memory_mb: float = 0.0
 
     def numbers(self) -> list[float]:
-        """Every attribute, in order."""
+        """Lists every attribute, in order."""
         return [float(getattr(self, field.name)) for field in fields(self)]
 
 
@@ -55,7 +57,7 @@ class Clock:
         self.begin()
 
     def begin(self) -> None:
-        """Start over: what was before, collectives included, belongs to no iteration."""
+        """Starts over: what was before, collectives included, belongs to no iteration."""
         self._communicator.take_durations()
         self._start(time.perf_counter())
 
@@ -66,14 +68,14 @@ class Clock:
         self._started = self._mark = now
 
     def lap(self, part: str) -> None:
-        """Everything since the last lap was ``rollout``, ``learn`` or ``other``, but for the collectives."""
+        """Counts everything since the last lap as ``rollout``, ``learn`` or ``other``, but for the collectives."""
         now, collectives = time.perf_counter(), self._communicator.take_durations()
         self._parts[part] += now - self._mark - sum(collectives)
         self._durations += collectives
         self._mark = now
 
     def finish(self) -> tuple[Laps, list[float]]:
-        """The iteration ends and the next one begins; its laps, and the seconds of each of its collectives."""
+        """Ends the iteration and begins the next one; returns its laps, and the seconds of each of its collectives."""
         now, ended = time.perf_counter(), time.monotonic()
         memory = peak_memory(self._communicator.device) if self._watch_memory else {}
         sent, durations = self._communicator.bytes_sent - self._bytes, self._durations
@@ -84,7 +86,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class RankTimes:
-    """One iteration on all ranks, the same on every rank.
+    """Holds one iteration on all ranks, the same on every rank.
 
     Attributes:
         laps: each rank's, in rank order.
@@ -100,13 +102,13 @@ class RankTimes:
 
     @classmethod
     def of(cls, numbers: np.ndarray, durations: np.ndarray) -> RankTimes:
-        """From every rank's ``Laps.numbers()`` ``[world_size, 8]`` and collectives' seconds ``[world_size, n]``."""
+        """Reads every rank's ``Laps.numbers()`` ``[world_size, 8]`` and collectives' seconds ``[world_size, n]``."""
         comm = durations.min(0).sum()
         wait = durations.sum(1) - comm
         return cls(tuple(Laps(*row) for row in numbers.tolist()), float(comm), tuple(wait.tolist()), durations.shape[1])
 
     def metrics(self, steps: int) -> dict[str, float]:
-        """``time/…`` of the metrics record, means over ranks.
+        """Returns ``time/…`` of the metrics record, means over ranks.
 
         Args:
             steps: global environment steps of an iteration.
@@ -123,7 +125,7 @@ class RankTimes:
         }
 
     def by_rank(self, iteration: int, steps: int) -> dict[str, Any]:
-        """One object of ``timing.jsonl``: a list over ranks for everything that ranks differ in; times in seconds."""
+        """Makes one object of ``timing.jsonl``: a list over ranks for all that ranks differ in; times in seconds."""
         return {
             "iteration": iteration,
             "steps": steps,
@@ -145,6 +147,6 @@ class RankTimes:
 
 
 def peak_memory(device: torch.device) -> dict[str, float]:
-    """Most memory, in MiB, that this process has held so far: of the host (its worker processes apart), of its GPU."""
+    """Reads the most memory in MiB that this process has held: of the host (its worker processes apart), of its GPU."""
     gpu = torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else 0.0
     return {"peak_memory_mb": peak_resident(), "peak_gpu_memory_mb": gpu}

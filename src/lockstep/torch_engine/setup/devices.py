@@ -1,4 +1,4 @@
-"""What the command line asks of this machine's devices before a run starts, and how a rank sets its own up."""
+"""This machine's devices: what is asked of them before a run starts, and how a rank sets its own up."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DETERMINISTIC_DEFAULTS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
 
 def check_device(device: str, nproc: int) -> None:
-    """Raise a one-line ``ValueError`` unless this machine has the devices that ``nproc`` ranks need."""
+    """Raises a one-line ``ValueError`` unless this machine has the devices that ``nproc`` ranks need."""
     if device != "cuda":
         return
     visible = torch.cuda.device_count()
@@ -35,17 +35,17 @@ def check_device(device: str, nproc: int) -> None:
 
 
 def visible_gpus() -> int:
-    """CUDA devices that PyTorch sees."""
+    """Counts the CUDA devices that PyTorch sees."""
     return torch.cuda.device_count()
 
 
 def device_memory(device: str = "cuda") -> int:
-    """Bytes of the smallest visible GPU (``device`` is ``cuda`` in this engine)."""
+    """Returns the bytes of the smallest visible GPU (``device`` is ``cuda`` in this engine)."""
     return min(torch.cuda.get_device_properties(n).total_memory for n in range(torch.cuda.device_count()))
 
 
 def name_ranks(config: Config, ranks: int, processes: int) -> tuple[str, list[str]]:
-    """The processes of a run in words, all together and each; ``processes`` is of the other engine.
+    """Says the processes of a run in words, all together and each; ``processes`` is of the other engine.
 
     Raises:
         ValueError: this machine has too few GPUs; one line.
@@ -57,7 +57,7 @@ def name_ranks(config: Config, ranks: int, processes: int) -> tuple[str, list[st
 
 
 def set_up_torch(config: Config, topology: Topology) -> torch.device:
-    """Pin down what decides the last bits (threads, TF32, autotuning) and give this rank its device."""
+    """Pins down what decides the last bits (threads, TF32, autotuning) and gives this rank its device."""
     torch.set_num_threads(config.threads)
     threadpool_limits(config.threads, "blas")
     torch.backends.cudnn.benchmark = False
@@ -75,7 +75,7 @@ def set_up_torch(config: Config, topology: Topology) -> torch.device:
 
 
 def leave_out_compiler() -> None:
-    """Let optimisers be made without loading ``torch.compile``, which takes a second.
+    """Lets optimisers be made without loading ``torch.compile``, which is slow.
 
     PyTorch loads it at an optimiser's first call, to keep that out of compiled graphs; no graph here has optimisers.
     """
@@ -86,7 +86,7 @@ def leave_out_compiler() -> None:
 
 
 def machine_facts(device: torch.device) -> dict[str, str]:
-    """What must be the same on every rank for the same bits: instruction set, versions, device."""
+    """Collects what must be the same on every rank for the same bits: instruction set, versions, device."""
     return {
         "machine": platform.machine(),
         "cpu": cpu_model(),

@@ -20,7 +20,7 @@ from lockstep.torch_engine.session import Session, open_session
 
 @pytest.fixture(autouse=True)
 def _modules(monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "modules")
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "modules")
 
 
 def opened(env_id: str, **settings: Any) -> tuple[Session, TensorRollout]:
@@ -62,8 +62,9 @@ def test_nothing_goes_through_the_host_while_steps_are_taken(monkeypatch):
         TensorRollout, "to_host", lambda self, normalize: (before.append(len(calls)), to_host(self, normalize))[1]
     )
     noise = tensor_rollout.device_noise(session.config, session.plan, session.state.net, 0, torch.device("cpu"))
+    actor = session.state.policy.actor(session.plan, session.mode)
     calls.clear()
-    tensor_rollout.collect(session.state, session.envs, session.actor, noise, rollout)  # pyright: ignore
+    tensor_rollout.collect(session.state, session.envs, actor, noise, rollout)  # pyright: ignore
     assert before == [0]
     assert calls, "at the end everything comes over"
     session.close()
@@ -71,8 +72,8 @@ def test_nothing_goes_through_the_host_while_steps_are_taken(monkeypatch):
 
 def test_normalising_on_the_device_is_normalising_on_the_host():
     session, rollout = opened("simulators:maniskill", normalize={"observations": True})
-    assert session.state.observations is not None
-    layout, normalizer = session.state.net.observation, session.state.observations
+    assert session.state.observation_normalizer is not None
+    layout, normalizer = session.state.net.observation, session.state.observation_normalizer
     rows = torch.randn(50, 3) * 5
     ours = DeviceNormalizer(layout, normalizer, torch.device("cpu"))(rows)
     np.testing.assert_array_equal(ours.numpy(), normalizer(rows.numpy()))

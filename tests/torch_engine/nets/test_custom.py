@@ -5,7 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from small_runs import described, not_normalised, plan_of, random_batch, seeded, small_config, small_state
+from small_runs import (
+    described,
+    not_normalised,
+    plan_of,
+    random_batch,
+    seeded,
+    shards_gradients,
+    small_config,
+    small_state,
+)
 from small_worlds import Lantern
 from users_nets import OfParts, Tiny
 
@@ -13,12 +22,10 @@ from lockstep.config.run import Config
 from lockstep.core.shards import ShardPlan
 from lockstep.core.spaces import action_layout, observation_layout
 from lockstep.envs.description import EnvDescription
-from lockstep.torch_engine.gradients import shard_gradients
 from lockstep.torch_engine.minibatches import epoch_minibatches, minibatch_indices
 from lockstep.torch_engine.nets import nets
 from lockstep.torch_engine.setup.self_check import by_shard
 from lockstep.torch_engine.state import initial_parameters, make_net, state_arrays
-from lockstep.training.losses import loss_settings
 
 LANTERN = EnvDescription(
     "small_worlds:Lantern-v0", observation_layout(Lantern.observation_space), action_layout(Lantern.action_space)
@@ -112,7 +119,7 @@ def gradients_of(config: Config, world_size: int, iteration: int = 0) -> list[to
         torch.manual_seed(rank)  # what a rank's global generator holds must not matter
         owned = slice(plan.shards.start, plan.shards.stop)
         mine = replace(whole, **{name: x[owned].clone() for name, x in whole.columns().items()})
-        source = shard_gradients(state, loss_settings(config), config)
+        source = shards_gradients(state, config)
         parts = []
         indices, statistics = minibatch_indices(config, plan, 0), not_normalised(config)
         for epoch in range(config.ppo.num_epochs):

@@ -13,13 +13,13 @@ from small_runs import (
     small_state,
 )
 
-from lockstep.torch_engine import gradients
-from lockstep.torch_engine.gradients import shard_gradients
-from lockstep.torch_engine.nets import distributions, nets
+from lockstep.torch_engine.nets import autograd, distributions, nets
+from lockstep.torch_engine.nets.functions import shard_gradients
 from lockstep.torch_engine.nets.nets import PolicyNet
+from lockstep.torch_engine.nets.shards import by_shard
 from lockstep.torch_engine.plain.policy import PlainPolicy
 from lockstep.torch_engine.setup import choose_mode
-from lockstep.torch_engine.setup.self_check import by_shard, shard_invariant
+from lockstep.torch_engine.setup.self_check import shard_invariant
 from lockstep.training.losses import LossSettings
 
 SHARDS = 8
@@ -30,7 +30,7 @@ def forward_and_gradient(net: PolicyNet):
     config = small_config(network={"hidden_sizes": net.hidden_sizes, "activation": net.activation})
     state = small_state(config, described(net.discrete, net.observation.width, net.action.outputs))
     assert state.net == net
-    gradient = shard_gradients(state, LossSettings(0.2, 0.2, 0.01, 0.5, 64), config)
+    gradient = shard_gradients(state.policy, LossSettings(0.2, 0.2, 0.01, 0.5, 64), 1)
 
     @torch.no_grad()
     def function(columns: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -81,7 +81,7 @@ def test_in_the_mode_that_the_check_chooses_every_rank_gets_the_same_bits(activa
 
 @pytest.mark.parametrize("shards", [2, 8])
 def test_a_loop_gives_every_shard_memory_of_its_own(shards):
-    """Alignment may decide the last bits; a rank with one shard relies on what it was given (`rollout.aligned`)."""
+    """Alignment may decide the last bits; a rank with one shard relies on what it was given (`shards.aligned`)."""
     x = torch.arange(8.0 * 3).view(8, 3)[:shards]
 
     def shares_memory(part: torch.Tensor) -> torch.Tensor:
@@ -181,7 +181,7 @@ NUMPY, AUTOGRAD = "tanh", "silu"  # activations of plain policies, and of others
         (NUMPY, PlainPolicy, "gradients"),
         (AUTOGRAD, nets, "actor"),
         (AUTOGRAD, nets, "critic"),
-        (AUTOGRAD, gradients, "minibatch_loss"),
+        (AUTOGRAD, autograd, "minibatch_loss"),
     ],
 )
 def test_the_check_of_a_run_finds_what_mixes_shards(monkeypatch, activation, place, name):

@@ -5,20 +5,28 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_runs import alone, described, plan_of, random_batch, run_ranks, seeded, small_config, small_state
+from small_runs import (
+    alone,
+    described,
+    joined,
+    plan_of,
+    random_batch,
+    run_ranks,
+    seeded,
+    shards_gradients,
+    small_config,
+    small_state,
+)
 from torch import nn
 
 from lockstep.core.shards import ShardPlan
-from lockstep.torch_engine.batch import evaluate
-from lockstep.torch_engine.gradients import exact_gradient, fast_gradient, shard_gradients
+from lockstep.torch_engine.gradients import exact_gradient, fast_gradient
 from lockstep.torch_engine.nets import nets
 from lockstep.torch_engine.policy import PolicyFunction
-from lockstep.torch_engine.rollout import Actor
 from lockstep.torch_engine.setup.choose_mode import choose_mode
 from lockstep.torch_engine.state import POLICY, TrainState, state_arrays
-from lockstep.training.losses import loss_settings
 
-MODULES = str(Path(__file__).parents[1] / "modules")
+MODULES = str(Path(__file__).parents[2] / "modules")
 LOW, FULL = torch.bfloat16, torch.float32
 NETS = {
     "tanh": {},
@@ -62,8 +70,8 @@ def acted(state: TrainState, plan: ShardPlan):
     """A step of a rollout of all environments."""
     torch.manual_seed(0)
     observations, noise = torch.randn(plan.local_num_envs, 4).numpy(), torch.zeros(plan.local_num_envs, 3).numpy()
-    actor = Actor(state, plan, "loop", torch.device("cpu"))
-    actor.begin(state.carry)
+    actor = state.policy.actor(plan, "loop")
+    actor.begin(state.recurrent_state)
     with torch.inference_mode():
         return actor(observations, noise)
 
@@ -73,7 +81,7 @@ def minibatch(config, state):
     if state.net.core:
         k, rows = columns["actions"].shape
         columns = {name: x.unflatten(1, (-1, 4)) for name, x in columns.items()}
-        columns["carry"] = torch.randn(k, rows // 4, state.net.carry_size, generator=seeded(3))
+        columns["recurrent_state"] = torch.randn(k, rows // 4, state.net.carry_size, generator=seeded(3))
         columns["resets"] = (torch.randn(columns["actions"].shape, generator=seeded(4)) > 1).float()
     return columns
 
@@ -85,7 +93,7 @@ def test_matrix_products_are_of_the_precision_asked_for(products, precision, dty
     state = small_state(config, described())
     acted(state, plan_of(config))
     rollout, products[:] = set(products), []
-    gradient = shard_gradients(state, loss_settings(config), config)(minibatch(config, state), 32)
+    gradient = shards_gradients(state, config)(minibatch(config, state), 32)
     assert (rollout, set(products)) == ({dtype}, {dtype})
     assert gradient.dtype == state.parameters.flat.dtype == FULL
     products.clear()
@@ -126,7 +134,7 @@ def test_values_and_log_probabilities_are_float32_made_of_bfloat16(net):
         states = [small_state(config_of(p, **NETS[net]), described()) for p in ("bf16", "fp32")]
         x, actions = torch.randn(1, 5, 4, generator=seeded(0)), torch.randint(0, 3, (1, 5), generator=seeded(1))
         with torch.no_grad():
-            results, full = (evaluate(state, "loop", x, actions) for state in states)
+            results, full = (state.policy.evaluate(x, actions) for state in states)
         for low, high in zip(results, full, strict=True):
             torch.testing.assert_close(low, high, rtol=0.05, atol=0.05)
             assert not torch.equal(low, high)
@@ -142,14 +150,14 @@ def test_two_ranks_take_the_gradient_of_one_in_bfloat16(net):
         mode = choose_mode(state, config, communicator)
         owned = slice(plan.shards.start, plan.shards.stop)
         columns = {name: x[owned].clone() for name, x in minibatch(config, state).items()}
-        return mode, exact_gradient(state, config, communicator, mode)(columns, 32)
+        return mode, joined(exact_gradient(state, config, communicator, mode)(columns, 32))
 
     (mode, one), two = rank(plan_of(config), alone(config)), run_ranks(config, 2, rank)
     full_state = small_state(config_of("fp32", **NETS[net]), described())
     full = exact_gradient(full_state, config_of("fp32", **NETS[net]), alone(config), "loop")
     assert [m for m, _ in two] == [mode] * 2
     assert all(torch.equal(gradient, one) for _, gradient in two)
-    assert not torch.equal(full(minibatch(config, full_state), 32), one)
+    assert not torch.equal(joined(full(minibatch(config, full_state), 32)), one)
 
 
 def test_a_state_in_bfloat16_is_saved_in_float32():

@@ -23,7 +23,7 @@ from lockstep.torch_engine.envs.simulators import GlobalGenerators, NativeAction
 from lockstep.torch_engine.envs.tensor_arrays import TensorArrays, uniform
 from lockstep.torch_engine.envs.tensor_envs import TensorEnvs
 
-MODULES = Path(__file__).parents[1] / "modules"
+MODULES = Path(__file__).parents[2] / "modules"
 CPU = torch.device("cpu")
 SPACE = spaces.Dict(
     {

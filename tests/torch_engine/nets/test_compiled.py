@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from small_runs import alone, described, random_batch, small_config, small_state
+from small_runs import alone, described, joined, random_batch, small_config, small_state
 
-from lockstep.torch_engine.gradients import exact_gradient, fast_gradient, minibatch_loss
+from lockstep.torch_engine.gradients import exact_gradient, fast_gradient
+from lockstep.torch_engine.nets.autograd import AutogradFunctions, minibatch_loss
 from lockstep.torch_engine.nets.compiled import compiled
 from lockstep.torch_engine.setup.choose_mode import choose_mode
 
@@ -31,7 +32,7 @@ def compilations(monkeypatch):
 def gradient_of(config, make):
     state = small_state(config, described())
     columns, source = random_batch(config, state.net).columns(), make(state, config)
-    return [source(columns, count) for count in (32, 16)]
+    return [joined(source(columns, count)) for count in (32, 16)]
 
 
 def exactly(state, config):
@@ -53,13 +54,13 @@ def test_shards_go_through_one_compiled_function_one_by_one(compilations, activa
     for one, other in zip(compiled_ones, gradient_of(small_config(**settings), make), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
     assert len(compilations) == 1
-    assert not torch.allclose(*compiled_ones)
+    assert not torch.allclose(compiled_ones[0], compiled_ones[1])
 
 
 def test_compiled_shards_are_never_batched(compilations):
     config = small_config(compile=True)
     state = small_state(config, described())
-    assert state.plain is None
+    assert isinstance(state.policy, AutogradFunctions)
     assert choose_mode(state, config, alone(config)) == "loop"
     loss = compiled(minibatch_loss, config)
     columns = random_batch(config, state.net).columns()

@@ -1,0 +1,87 @@
+"""Ranks of a user's own script: its place, its process group, and whether PyTorch parallelises its modules already."""
+
+from __future__ import annotations
+
+import atexit
+import datetime
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from lockstep.core.topology import Topology, from_environment
+from lockstep.torch_engine.distributed.communicator import (
+    BACKENDS,
+    Communicator,
+    close_process_group,
+    join_process_group,
+)
+
+
+def script_topology() -> Topology:
+    """Finds this process's place: what the script's own process group says, or else the launcher's variables.
+
+    Raises:
+        ValueError: the variables are incomplete or contradict one another.
+    """
+    topology = from_environment()
+    if not (dist.is_available() and dist.is_initialized()):
+        return topology
+    return replace(topology, rank=dist.get_rank(), world_size=dist.get_world_size(), launched=True)
+
+
+def join_script(topology: Topology, timeout: datetime.timedelta) -> Communicator:
+    """Joins the ranks of a script, in its own process group if it has one, and else in one that is opened here.
+
+    In the first case the collectives go through a group of their own, so that the script's are none of their business.
+
+    Args:
+        topology: this process's place; of more than one rank.
+        timeout: how long a rank waits for the others in a collective.
+    """
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    nccl, group = dist.is_nccl_available() and gpus >= topology.local_world_size, None
+    if dist.is_initialized():
+        nccl = nccl and "nccl" in dist.get_backend_config()
+        group = dist.new_group(timeout=timeout, backend=BACKENDS[nccl])
+        assert isinstance(group, dist.ProcessGroup)  # every rank is a member
+    else:
+        if nccl:
+            torch.cuda.set_device(topology.local_rank)
+        join_process_group(topology, nccl, timeout)
+        atexit.register(close_process_group)
+    device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
+    communicator = Communicator(topology, None, device, nccl, group)
+    communicator.open_slots(timeout)
+    atexit.register(communicator.close)  # before the process group: what was registered last is called first
+    return communicator
+
+
+def parallel_wrapper(module: nn.Module) -> str | None:
+    """Names PyTorch's own data parallelism, if a module or a part of it is in its hands."""
+    for part in module.modules():
+        classes = {cls.__name__ for cls in type(part).__mro__}  # by name: FSDP is slow to import
+        if "FSDPModule" in classes:
+            return "fully_shard"
+        if isinstance(part, (DistributedDataParallel, nn.DataParallel)) or "FullyShardedDataParallel" in classes:
+            return type(part).__name__
+    return "DTensor" if any(hasattr(p, "placements") for p in module.parameters()) else None
+
+
+def count_up(key: str) -> int:
+    """Adds one to a number that all ranks see, and returns it; no collective."""
+    return dist.distributed_c10d._get_default_store().add(key, 1)
+
+
+def counted(key: str) -> int:
+    """Tells how often :func:`count_up` was called for a key on any rank so far."""
+    return dist.distributed_c10d._get_default_store().add(key, 0)
+
+
+def use_own_gpu() -> None:
+    """Makes this rank's GPU the one that is meant by ``cuda``, if the host has one for every rank."""
+    topology = script_topology()
+    if torch.cuda.is_available() and torch.cuda.device_count() >= topology.local_world_size > 1:
+        torch.cuda.set_device(topology.local_rank)

@@ -1,0 +1,190 @@
+"""A policy's numbers through PyTorch: networks of every kind, gradients by autograd."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.torch_engine.losses import loss_and_terms
+from lockstep.torch_engine.nets import distributions, nets
+from lockstep.torch_engine.nets.compiled import LossFunction, compiled
+from lockstep.torch_engine.nets.functions import DROPOUT_SEED, Columns
+from lockstep.torch_engine.nets.nets import Parameters, PolicyNet
+from lockstep.torch_engine.nets.parameters import FlatParameters
+from lockstep.torch_engine.nets.shards import Mode, aligned, by_shard
+from lockstep.training.losses import LossSettings
+
+if TYPE_CHECKING:
+    from lockstep.config.run import Config
+    from lockstep.core.shards import ShardPlan
+
+
+def minibatch_loss(
+    net: PolicyNet, weights: Parameters, columns: Columns, settings: LossSettings
+) -> tuple[Tensor, Tensor]:
+    """Computes the loss ``[k]`` and its terms ``[k, T]`` of a minibatch."""
+    observations, actions = columns["observations"], columns["actions"]
+    if net.core:  # sequences [k, n, L, …]; the networks run along the second axis
+        along = (columns["recurrent_state"], columns["resets"].transpose(1, 2))
+        output, values, _ = nets.unroll(net, weights, observations.transpose(1, 2).contiguous(), *along)
+        output, values = output.transpose(1, 2), None if values is None else values.transpose(1, 2)
+    else:
+        output, values = nets.actor_critic(net, weights, observations)
+    log_prob, entropy = distributions.log_prob_and_entropy(net, weights, output.float(), actions)
+
+    def flat(x: Tensor | None) -> Tensor | None:
+        return None if x is None else x.float().flatten(1)
+
+    return loss_and_terms(
+        log_prob.flatten(1),
+        entropy.flatten(1),
+        flat(values),
+        columns["log_probs"].flatten(1),
+        flat(columns.get("values")),
+        columns["advantages"].flatten(1),
+        flat(columns.get("returns")),
+        settings,
+        flat(columns.get("valid")),
+        flat(columns.get("reference_log_probs")),
+    )
+
+
+def set_dropout(net: PolicyNet, columns: Columns | None) -> None:
+    """Keys the dropout of a custom network; without columns it is off."""
+    if net.custom is not None:
+        net.custom.set_dropout(None if columns is None else int(columns[DROPOUT_SEED][0, 0]))
+
+
+class AutogradFunctions:
+    """Computes a policy's numbers with PyTorch; see :class:`lockstep.torch_engine.nets.functions.PolicyFunctions`.
+
+    Args:
+        net: shapes of the networks.
+        parameters: their weights.
+        config: says whether the loss is compiled.
+    """
+
+    def __init__(self, net: PolicyNet, parameters: FlatParameters, config: Config) -> None:
+        self.net, self.weights, self._config = net, parameters, config
+
+    def actor(self, plan: ShardPlan, mode: Mode) -> NetActor:
+        """See :meth:`PolicyFunctions.actor`."""
+        kind = NetActor if self.net.core is None else RecurrentActor
+        return kind(self.net, self.weights, plan, mode)
+
+    def output(self, observations: Tensor) -> Tensor:
+        """See :meth:`PolicyFunctions.output`."""
+        return nets.actor(self.net, self.weights.expanded(len(observations)), observations)
+
+    def evaluate(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """See :meth:`PolicyFunctions.evaluate`."""
+        net, weights, count = self.net, self.weights.expanded(len(observations)), actions.shape[1]
+        acted = observations[:, :count].clone()
+        if net.shared or net.custom is not None or not net.critic:
+            output, values = nets.actor_critic(net, weights, observations)
+            output = output[:, :count]
+        else:
+            output, values = nets.actor(net, weights, acted), nets.critic(net, weights, observations)
+        log_prob = distributions.log_prob_and_entropy(net, weights, output, actions)[0]
+        return log_prob, log_prob[:, :0] if values is None else values
+
+    def unroll(
+        self, observations: Tensor, actions: Tensor, recurrent_state: Tensor, resets: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See :meth:`PolicyFunctions.unroll`."""
+        weights = self.weights.expanded(len(observations))
+        output, values, states = nets.unroll(self.net, weights, observations, recurrent_state, resets)
+        log_prob = distributions.log_prob_and_entropy(self.net, weights, output[:, :-1], actions)[0]
+        return log_prob, log_prob[:, :0] if values is None else values, states
+
+    def values(self, observations: np.ndarray, recurrent_state: Tensor | None) -> Tensor:
+        """See :meth:`PolicyFunctions.values`."""
+        weights = self.weights.expanded(1)
+        rows = aligned(observations, self.weights.flat.device)
+        if recurrent_state is None:
+            return nets.critic(self.net, weights, rows)[0]
+        none = torch.zeros((1, 1, rows.shape[1]), device=rows.device)
+        values = nets.unroll(self.net, weights, rows.unsqueeze(1), recurrent_state, none)[1]
+        assert values is not None
+        return values[0, 0]
+
+    @cached_property
+    def _loss(self) -> LossFunction:
+        return compiled(minibatch_loss, self._config)
+
+    def gradients(self, columns: Columns, settings: LossSettings) -> Tensor:
+        """See :meth:`PolicyFunctions.gradients`."""
+        shards = len(columns["actions"])
+        weights = {name: w.requires_grad_() for name, w in nets.expand(self.weights.views, shards).items()}
+        set_dropout(self.net, columns)
+        with torch.enable_grad():
+            loss, terms = self._loss(self.net, weights, columns, settings)
+            total = loss.sum()
+        parts = torch.autograd.grad(total, list(weights.values()), materialize_grads=True)
+        set_dropout(self.net, None)
+        return torch.cat([*(part.reshape(shards, -1).float() for part in parts), terms], 1)
+
+
+class NetActor:
+    """Samples actions of networks without memory; see :class:`lockstep.torch_engine.nets.functions.Actor`."""
+
+    def __init__(self, net: PolicyNet, parameters: FlatParameters, plan: ShardPlan, mode: Mode) -> None:
+        self._net, self._parameters, self._device = net, parameters, parameters.flat.device
+        self._mode: Mode = mode
+        self._shards, self._rows = plan.local_num_shards, plan.envs_per_shard
+
+    def begin(self, recurrent_state: np.ndarray | None) -> None:
+        """Does nothing: nothing is carried."""
+
+    def __call__(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """See :meth:`Actor.__call__`."""
+        drawn = torch.from_numpy(noise).to(self._device)
+        return self.tensors(torch.from_numpy(observations).to(self._device), drawn).cpu().numpy()
+
+    def tensors(self, observations: Tensor, noise: Tensor) -> Tensor:
+        """See :meth:`Actor.tensors`."""
+        x = aligned(observations, self._device).view(self._shards, self._rows, -1)
+        return self._sampled(x, noise.view(self._shards, self._rows, -1)).flatten(0, 1)
+
+    def _sampled(self, x: Tensor, noise: Tensor) -> Tensor:
+        """Actions ``[k, rows, …]`` of observations and noise ``[k, rows, …]`` of the local shards."""
+        return by_shard(self._mode, self._sample, x, noise)
+
+    def _sample(self, x: Tensor, noise: Tensor) -> Tensor:
+        weights = self._parameters.expanded(len(x))
+        return distributions.sample(self._net, weights, nets.actor(self._net, weights, x), noise)
+
+    def forget(self, done: Tensor) -> None:
+        """Does nothing: nothing is carried."""
+
+
+class RecurrentActor(NetActor):
+    """Samples actions of recurrent networks, carrying their state ``[k, rows, size]`` from step to step."""
+
+    def __init__(self, net: PolicyNet, parameters: FlatParameters, plan: ShardPlan, mode: Mode) -> None:
+        super().__init__(net, parameters, plan, mode)
+        self._state = torch.zeros(0)
+        self._none = torch.zeros((self._shards, 1, self._rows), device=self._device)
+
+    def begin(self, recurrent_state: np.ndarray | None) -> None:
+        """See :meth:`Actor.begin`."""
+        assert recurrent_state is not None
+        state = torch.from_numpy(recurrent_state).to(self._device)
+        self._state = state.view(self._shards, self._rows, -1).clone()
+
+    def _sampled(self, x: Tensor, noise: Tensor) -> Tensor:
+        actions, self._state = by_shard(self._mode, self._recurrent_sample, x, noise, self._state)
+        return actions
+
+    def _recurrent_sample(self, x: Tensor, noise: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        weights, none = self._parameters.expanded(len(x)), self._none[: len(x)]
+        output, _, states = nets.unroll(self._net, weights, x.unsqueeze(1), state, none, actor_only=True)
+        return distributions.sample(self._net, weights, output[:, 0], noise), states[:, 0]
+
+    def forget(self, done: Tensor) -> None:
+        """See :meth:`Actor.forget`."""
+        self._state = torch.where(done.to(self._device).view(self._shards, self._rows, 1), 0.0, self._state)

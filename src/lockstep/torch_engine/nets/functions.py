@@ -1,0 +1,131 @@
+"""The interface of who computes a policy's numbers: through PyTorch and autograd, or by hand in NumPy.
+
+It is chosen once, when the state is made (:func:`lockstep.torch_engine.state.make_policy`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from lockstep.torch_engine.nets import distributions
+from lockstep.torch_engine.nets.shards import Mode
+from lockstep.training.losses import LossSettings
+
+if TYPE_CHECKING:
+    from lockstep.core.shards import ShardPlan
+
+Columns = Mapping[str, Tensor]
+"""A minibatch by name, tensors ``[k, rows, …]``; :class:`lockstep.torch_engine.batch.Batch` says what they are."""
+
+ShardGradients = Callable[[Columns, int], Tensor]
+"""From a minibatch and its global count of valid samples to each shard's gradient and loss terms, ``[k, P + T]``."""
+
+DROPOUT_SEED = "dropout_seed"
+
+
+@dataclass
+class PolicyOutputs:
+    """What the policy says of a rollout.
+
+    Attributes:
+        log_probs: of the actions, ``[k, T, rows]``.
+        values: of all observations, the last one included, ``[k, T+1, rows]``; None without a critic.
+        recurrent_states: what is carried after each step ``[k, T+1, rows, size]``, of a recurrent policy.
+    """
+
+    log_probs: Tensor
+    values: Tensor | None
+    recurrent_states: Tensor | None = None
+
+
+class Actor(Protocol):
+    """Samples a rank's actions step by step, from rows ``[E, width]`` and noise ``[E, action outputs]``."""
+
+    def begin(self, recurrent_state: np.ndarray | None) -> None:
+        """Begins a rollout with what a recurrent policy carries into it, float32 ``[E, size]``."""
+
+    def __call__(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """Samples actions ``[E, …]`` on the host."""
+        ...
+
+    def tensors(self, observations: Tensor, noise: Tensor) -> Tensor:
+        """Samples actions ``[E, …]`` on the device."""
+        ...
+
+    def forget(self, done: Tensor) -> None:
+        """Carries nothing over the end of an episode; bool ``[E]``, at which nothing looks."""
+
+
+class PolicyFunctions(Protocol):
+    """Computes a policy's numbers on shards ``[k, …]``, with the parameters as they are at the call."""
+
+    def actor(self, plan: ShardPlan, mode: Mode) -> Actor:
+        """Makes what samples the actions of a rollout."""
+        ...
+
+    def output(self, observations: Tensor) -> Tensor:
+        """Computes logits or means ``[k, rows, outputs]`` of observations ``[k, rows, width]``."""
+        ...
+
+    def evaluate(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Computes log-probabilities ``[k, n]`` and values ``[k, m]`` of observations ``[k, m, width]``, m >= n.
+
+        Without a critic the values are empty, ``[k, 0]``.
+        """
+        ...
+
+    def unroll(
+        self, observations: Tensor, actions: Tensor, recurrent_state: Tensor, resets: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Does what :meth:`evaluate` does for a recurrent policy, over whole rollouts.
+
+        Args:
+            observations: ``[k, T+1, rows, width]``.
+            actions: ``[k, T, rows, …]``.
+            recurrent_state: ``[k, rows, size]`` before the first step.
+            resets: ``[k, T+1, rows]``.
+
+        Returns:
+            Log-probabilities ``[k, T, rows]``, values ``[k, T+1, rows]`` (or empty), recurrent states
+            ``[k, T+1, rows, size]``.
+        """
+        ...
+
+    def values(self, observations: np.ndarray, recurrent_state: Tensor | None) -> Tensor:
+        """Computes values ``[rows]`` of one shard's host rows ``[1, rows, width]`` and states ``[1, rows, size]``."""
+        ...
+
+    def gradients(self, columns: Columns, settings: LossSettings) -> Tensor:
+        """Computes each shard's gradient and loss terms ``[k, P + T]``, in memory that the next call may use again."""
+        ...
+
+
+def shard_gradients(policy: PolicyFunctions, settings: LossSettings, pieces: int) -> ShardGradients:
+    """Makes a function of a minibatch that returns each shard's gradient, taken in ``pieces`` equal parts."""
+
+    def of_whole(columns: Columns, count: int) -> Tensor:
+        return policy.gradients(columns, settings.counting(count))
+
+    if pieces == 1:
+        return of_whole
+
+    def accumulated(columns: Columns, count: int) -> Tensor:
+        parts = [of_whole(piece, count).clone() for piece in in_pieces(columns, pieces)]
+        return distributions.sum_in_order(parts)
+
+    return accumulated
+
+
+def in_pieces(columns: Columns, pieces: int) -> list[Columns]:
+    """Cuts a minibatch into equal parts of every shard's samples; each part has a dropout of its own."""
+    out: list[dict[str, Tensor]] = [{} for _ in range(pieces)]
+    for name, x in columns.items():
+        parts = [x + number for number in range(pieces)] if name == DROPOUT_SEED else x.chunk(pieces, 1)
+        for piece, part in zip(out, parts, strict=True):
+            piece[name] = part.contiguous()
+    return list(out)

@@ -1,0 +1,137 @@
+"""All parameters in one vector, and what applies gradients to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.torch_engine.nets.nets import expand
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""Adam's moments of every parameter, by PyTorch's names."""
+
+Arrays = Mapping[str, np.ndarray]
+"""Arrays by parameter name."""
+
+Rule = Callable[[Tensor, float], None]
+"""Applies a gradient ``[P]``, whose memory it may use up, at a learning rate."""
+
+
+class FlatParameters:
+    """Holds all parameters in one float32 vector ``[P]``, with views of it by name.
+
+    Args:
+        shapes: of each parameter by name, in the order of the vector.
+        device: where the vector lives.
+    """
+
+    def __init__(self, shapes: dict[str, tuple[int, ...]], device: torch.device) -> None:
+        self.shapes = shapes
+        self.sizes = {name: int(np.prod(shape)) for name, shape in shapes.items()}
+        self.flat = torch.zeros(sum(self.sizes.values()), device=device)
+        self.views = self.split(self.flat)
+        self._expanded: dict[int, dict[str, Tensor]] = {}
+
+    def expanded(self, num_shards: int) -> dict[str, Tensor]:
+        """Returns the views with a leading shard axis (:func:`.nets.nets.expand`), made once per number."""
+        if num_shards not in self._expanded:
+            self._expanded[num_shards] = expand(self.views, num_shards)
+        return self._expanded[num_shards]
+
+    def split(self, flat: Tensor) -> dict[str, Tensor]:
+        """Returns views of a vector ``[P]`` by parameter name."""
+        parts = torch.split(flat, list(self.sizes.values()))
+        return {name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
+
+    def arrays(self, flat: Tensor) -> dict[str, np.ndarray]:
+        """Copies a vector's parts to the host."""
+        host = flat.detach().cpu()
+        return {name: part.numpy().copy() for name, part in self.split(host).items()}
+
+    def load(self, flat: Tensor, arrays: Arrays) -> None:
+        """Copies arrays into a vector's parts; the names and shapes must be these."""
+        for name, view in self.split(flat).items():
+            array = torch.from_numpy(np.ascontiguousarray(arrays[name]))
+            view.copy_(array.view(view.shape))  # NumPy adds an axis to none
+
+
+class Optimizer(Protocol):
+    """Keeps the parameters and Adam's moments, whole or this rank's slices, and applies reduced gradients to them."""
+
+    def step(self, gradient: Tensor, learning_rate: float) -> None:
+        """Applies a gradient, ``[P]`` or this rank's part of it, whose memory is used up."""
+
+    def parameters(self) -> Tensor:
+        """Returns the whole parameters ``[P]``; a collective and a copy where they are sliced."""
+        ...
+
+    def moments(self) -> dict[str, Tensor]:
+        """Returns ``step``, a scalar, and the whole moments ``[P]``; a collective and copies where they are sliced."""
+        ...
+
+    def load(self, parameters: Arrays, moments: Mapping[str, Arrays], step: float) -> None:
+        """Copies whole arrays in: parameters, each of :data:`MOMENTS`, and the number of steps done."""
+
+    def gather(self) -> None:
+        """Makes the whole parameters readable by name; a collective where they are sliced."""
+
+    def release(self) -> None:
+        """Frees what :meth:`gather` made."""
+
+
+class WholeAdam:
+    """Keeps whole moments beside whole parameters, changed in place by a rule: the :class:`Optimizer` of most runs.
+
+    Args:
+        parameters: changed in place.
+        make_rule: makes the rule from the parameters ``[P]`` and the moments by name, which it changes in place.
+    """
+
+    def __init__(self, parameters: FlatParameters, make_rule: Callable[[Tensor, dict[str, Tensor]], Rule]) -> None:
+        flat = parameters.flat
+        self._parameters = parameters
+        self._moments = {"step": torch.zeros((), device=flat.device)} | {m: torch.zeros_like(flat) for m in MOMENTS}
+        self._rule = make_rule(flat, self._moments)
+
+    def step(self, gradient: Tensor, learning_rate: float) -> None:
+        """See :meth:`Optimizer.step`."""
+        self._rule(gradient, learning_rate)
+
+    def parameters(self) -> Tensor:
+        """See :meth:`Optimizer.parameters`; the memory itself."""
+        return self._parameters.flat
+
+    def moments(self) -> dict[str, Tensor]:
+        """See :meth:`Optimizer.moments`; the memory itself."""
+        return self._moments
+
+    def load(self, parameters: Arrays, moments: Mapping[str, Arrays], step: float) -> None:
+        """See :meth:`Optimizer.load`."""
+        self._parameters.load(self._parameters.flat, parameters)
+        for name in MOMENTS:
+            self._parameters.load(self._moments[name], moments[name])
+        self._moments["step"].fill_(step)
+
+    def gather(self) -> None:
+        """See :meth:`Optimizer.gather`: they are whole already."""
+
+    def release(self) -> None:
+        """See :meth:`Optimizer.release`: there is nothing to free."""
+
+
+def fused_adam(flat: Tensor, moments: dict[str, Tensor], options: dict[str, Any]) -> Rule:
+    """Makes PyTorch's fused Adam the rule: its state is ``moments``, its settings are ``options``."""
+    gradients = flat.grad = torch.zeros_like(flat)
+    optimizer = torch.optim.Adam([flat], fused=True, **options)
+    optimizer.state[flat] = moments
+
+    def step(gradient: Tensor, learning_rate: float) -> None:
+        optimizer.param_groups[0]["lr"] = learning_rate
+        gradients.copy_(gradient)
+        optimizer.step()
+
+    return step

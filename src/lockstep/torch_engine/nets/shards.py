@@ -1,0 +1,78 @@
+"""How samples of shards lie in memory, and how a function of shards is called on them.
+
+``by_shard`` calls every function of shards: batched over all local shards where the self-check has passed
+(:mod:`lockstep.torch_engine.setup.self_check`), one shard after the other where it has not. Slices are cloned: memory
+alignment may decide the last bits too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Mode = Literal["batched", "loop"]
+ShardFunction = Callable[..., Any]
+
+
+def by_shard(mode: Mode, function: ShardFunction, *arguments: Any) -> Any:
+    """Calls a function on all shards at once, or shard by shard with the results concatenated.
+
+    Arrays of NumPy are taken like tensors.
+
+    Args:
+        mode: which of the two.
+        function: of tensors ``[k, …]``, and of dicts of them.
+        arguments: tensors ``[k, …]`` and dicts of them.
+    """
+    if mode == "batched":
+        return function(*arguments)
+    first = arguments[0]
+    count = len(next(iter(first.values()))) if isinstance(first, dict) else len(first)
+    results = [function(*(part_of(a, s, s + 1) for a in arguments)) for s in range(count)]
+    if isinstance(results[0], tuple):
+        return tuple(_joined(parts) for parts in zip(*results, strict=True))
+    return _joined(results)
+
+
+def part_of(argument: Any, first: int, last: int) -> Any:
+    """Copies the shards from ``first`` to before ``last`` of an array, a tensor, or a dict of tensors."""
+    if isinstance(argument, dict):
+        return {name: values[first:last].clone() for name, values in argument.items()}
+    part = argument[first:last]
+    return part.copy() if isinstance(part, np.ndarray) else part.clone()
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    return np.concatenate(parts) if isinstance(parts[0], np.ndarray) else torch.cat(list(parts))
+
+
+def aligned(array: np.ndarray | Tensor, device: torch.device) -> Tensor:
+    """Copies a host array to a tensor of its own: a product's last bits may depend on how its input lies in memory."""
+    tensor = torch.as_tensor(array)
+    return tensor.clone() if device.type == "cpu" else tensor.to(device)
+
+
+def to_shards(x: Tensor, num_shards: int) -> Tensor:
+    """Copies ``[T, k·rows, …]`` to one contiguous block per shard: ``[k, T·rows, …]``."""
+    steps, envs = x.shape[:2]
+    rows = envs // num_shards
+    parts = x.view(steps, num_shards, rows, *x.shape[2:]).transpose(0, 1)
+    return parts.reshape(num_shards, steps * rows, *x.shape[2:])
+
+
+def from_shards(x: Tensor, steps: int) -> Tensor:
+    """Reverses :func:`to_shards`: ``[k, T·rows]`` to ``[T, k·rows]``."""
+    shards = len(x)
+    return x.view(shards, steps, -1).transpose(0, 1).reshape(steps, -1)
+
+
+def to_sequences(x: Tensor, steps: int, length: int) -> Tensor:
+    """Cuts ``[k, T·rows, …]`` into sequences of one environment each: ``[k, T/L · rows, L, …]``."""
+    k, samples = x.shape[:2]
+    rows = samples // steps
+    parts = x.view(k, steps // length, length, rows, *x.shape[2:]).transpose(2, 3)
+    return parts.reshape(k, samples // length, length, *x.shape[2:])
