@@ -104,7 +104,7 @@ def command_runner(timeout: float) -> Run:
     def run(command: str, check: Check, directory: Path) -> Outcome:
         program, *words = shlex.split(command.format(root=ROOT))
         paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | check.environment
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **check.environment}
         line = [*PROGRAMS[program], *words]
         try:
             done = subprocess.run(

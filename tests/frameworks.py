@@ -16,7 +16,7 @@ NEEDS = {
 """What the tests of a folder run, in their own process or as ``lockstep train``; the others run without an engine."""
 
 
-class Unavailable(pytest.Dir):
+class Unavailable(pytest.Dir):  # pyright: ignore[reportGeneralTypeIssues]
     """A folder whose tests can't be imported here."""
 
     def collect(self) -> list[pytest.Item]:

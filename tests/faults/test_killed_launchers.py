@@ -30,8 +30,10 @@ pytestmark = [NEEDS_PROC, pytest.mark.long]
 def kill_after(seconds: float, words: tuple, cwd) -> float:
     """Start ``lockstep train``, kill the launcher, and wait until nothing of it is left; the seconds that took."""
     mark = f"killed-{os.getpid()}-{random.getrandbits(64)}"
-    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    launcher = subprocess.Popen(command("train", *words), cwd=cwd, env=surroundings(mark), **pipes)
+    nothing = subprocess.DEVNULL
+    launcher = subprocess.Popen(
+        command("train", *words), cwd=cwd, env=surroundings(mark), stdout=nothing, stderr=nothing
+    )
     time.sleep(seconds)
     launcher.send_signal(signal.SIGKILL)
     launcher.wait()
