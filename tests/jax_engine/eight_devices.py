@@ -15,7 +15,6 @@ from lockstep.core.topology import Topology
 from lockstep.jax.checkpoint import load_checkpoint, save_checkpoint
 from lockstep.jax_engine.distributed import mesh as meshes
 from lockstep.jax_engine.distributed import placement, processes
-from lockstep.jax_engine.distributed.fingerprints import Copies, check_copies, every_fingerprint
 from lockstep.jax_engine.distributed.mesh import REPLICATED, SHARDED, TIME_SHARDED
 from lockstep.jax_engine.distributed.reductions import (
     AXES,
@@ -26,6 +25,7 @@ from lockstep.jax_engine.distributed.reductions import (
     shard_index,
     tree_sum,
 )
+from lockstep.jax_engine.fingerprints import Copies, check_copies, every_fingerprint
 from lockstep.jax_engine.nets.parameters import ParameterLayout
 from lockstep.jax_engine.state import TrainState
 

@@ -8,12 +8,12 @@ import numpy as np
 from lockstep.config.checks import resolve
 from lockstep.config.run import Config
 from lockstep.envs.describe import describe
-from lockstep.jax_engine.distributed.fingerprints import every_fingerprint
 from lockstep.jax_engine.distributed.mesh import make_mesh
 from lockstep.jax_engine.envs.environments import is_jax_environment, make_environment
-from lockstep.jax_engine.program.device_run import DeviceRun
+from lockstep.jax_engine.fingerprints import every_fingerprint
 from lockstep.jax_engine.program.iterations import Inputs, Iteration
 from lockstep.jax_engine.program.program import Program
+from lockstep.jax_engine.program.run import DeviceRun
 from lockstep.jax_engine.session import parameter_layout
 from lockstep.jax_engine.state import check_networks, init_state, state_arrays
 

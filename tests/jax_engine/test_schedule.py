@@ -8,7 +8,7 @@ import pytest
 
 from lockstep.config.run import Config
 from lockstep.core.errors import DesyncError
-from lockstep.jax_engine.distributed.fingerprints import Copies, check_copies
+from lockstep.jax_engine.fingerprints import Copies, check_copies
 from lockstep.jax_engine.nets.parameters import ParameterLayout
 from lockstep.jax_engine.program.schedule import Schedule
 

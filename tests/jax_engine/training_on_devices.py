@@ -26,9 +26,9 @@ from lockstep.jax_engine import session, update
 from lockstep.jax_engine.distributed import mesh as meshes
 from lockstep.jax_engine.distributed import processes
 from lockstep.jax_engine.host.run import HostRun
-from lockstep.jax_engine.program import blocks
-from lockstep.jax_engine.program.device_run import parameter_specs
 from lockstep.jax_engine.program.iterations import Inputs
+from lockstep.jax_engine.program.run import parameter_specs
+from lockstep.jax_engine.shards import blocks
 from lockstep.jax_engine.state import init_state, place_state, state_specs
 from lockstep.jax_engine.update import Update
 

@@ -14,7 +14,7 @@ from lockstep.envs import arrays
 from lockstep.jax_engine.distributed.reductions import AXES, gather_shards, shard_index, tree_sum
 from lockstep.jax_engine.envs.simulators import SingleArrayEnvironment
 from lockstep.jax_engine.nets import parameters
-from lockstep.jax_engine.program.device_run import DeviceRun
+from lockstep.jax_engine.program.run import DeviceRun
 from lockstep.jax_engine.update import Update
 from lockstep.runs import checkpoint
 

@@ -33,9 +33,9 @@ from lockstep.jax_engine.distributed.mesh import make_mesh
 from lockstep.jax_engine.envs.environments import make_environment
 from lockstep.jax_engine.host.program import HostProgram
 from lockstep.jax_engine.nets.parameters import ParameterLayout
-from lockstep.jax_engine.program.device_run import parameter_specs
 from lockstep.jax_engine.program.iterations import Inputs
 from lockstep.jax_engine.program.program import Program
+from lockstep.jax_engine.program.run import parameter_specs
 from lockstep.runs.checkpoint import read_checkpoint
 from lockstep.torch_engine import batch as torch_batch
 from lockstep.torch_engine import minibatches, state

@@ -25,8 +25,8 @@ from lockstep.jax_engine.nets import distributions, nets
 from lockstep.jax_engine.nets.encoders import descend, encode_rows
 from lockstep.jax_engine.nets.nets import PolicyNet
 from lockstep.jax_engine.nets.parameters import ParameterLayout
-from lockstep.jax_engine.program.normalizers import normalized
 from lockstep.jax_engine.rollout import native_actions
+from lockstep.jax_engine.shards.normalizers import normalized
 from lockstep.jax_engine.state import Moments, TrainState, check_networks, initial_parameters
 
 CLIP_OBSERVATIONS = NormalizeConfig().clip_observations

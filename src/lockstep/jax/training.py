@@ -17,18 +17,18 @@ from lockstep.core.shards import keyed_seed
 from lockstep.envs.description import described
 from lockstep.jax.config import PPOConfig, RunnerConfig, in_users_names, run_config
 from lockstep.jax.ppo import PPOTrainState, check_spaces, of_engine, to_engine
-from lockstep.jax_engine.distributed.fingerprints import Copies, check_copies
 from lockstep.jax_engine.distributed.mesh import device_line, get_num_devices, make_mesh
 from lockstep.jax_engine.distributed.placement import num_local_devices
 from lockstep.jax_engine.distributed.processes import this_process
 from lockstep.jax_engine.distributed.reductions import BATCH_AXIS
 from lockstep.jax_engine.envs.functional import FunctionalAdapter
+from lockstep.jax_engine.fingerprints import Copies, check_copies
 from lockstep.jax_engine.nets.custom import custom_net
 from lockstep.jax_engine.nets.nets import PolicyNet
 from lockstep.jax_engine.program.calls import Pending
-from lockstep.jax_engine.program.device_run import DeviceRun, parameter_specs
 from lockstep.jax_engine.program.iterations import Iteration, numbers_of
 from lockstep.jax_engine.program.program import Program
+from lockstep.jax_engine.program.run import DeviceRun, parameter_specs
 from lockstep.jax_engine.session import parameter_layout
 from lockstep.jax_engine.setup.set_up import prepare_jax
 from lockstep.jax_engine.state import check_networks, init_state, place_state, state_specs

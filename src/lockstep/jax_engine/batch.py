@@ -12,8 +12,8 @@ from lockstep.config.run import Config
 from lockstep.jax_engine.advantages import gae, group_advantages
 from lockstep.jax_engine.nets import distributions, nets
 from lockstep.jax_engine.nets.nets import Parameters, PolicyNet
-from lockstep.jax_engine.program.normalizers import scaled_rewards
 from lockstep.jax_engine.rollout import Rollout
+from lockstep.jax_engine.shards.normalizers import scaled_rewards
 
 
 class Batch(NamedTuple):
@@ -131,7 +131,7 @@ def make_batch(
         reference: see ``parameters``.
         rollout: ``[T, n, …]``.
         config: the run's.
-        scale: of rewards, see :func:`~lockstep.jax_engine.program.normalizers.scale_of`, or None.
+        scale: of rewards, see :func:`~lockstep.jax_engine.shards.normalizers.scale_of`, or None.
 
     Returns:
         The batch, and what a recurrent policy carries into the next rollout ``[n, carry_size]``.

@@ -17,9 +17,9 @@ from lockstep.jax_engine.envs.environments import JaxEnvironment
 from lockstep.jax_engine.nets import distributions, nets
 from lockstep.jax_engine.nets.encoders import action_mask, encode_rows
 from lockstep.jax_engine.nets.nets import Parameters, PolicyNet
-from lockstep.jax_engine.program.keys import keyed
-from lockstep.jax_engine.program.normalizers import normalized
-from lockstep.jax_engine.program.words import Words
+from lockstep.jax_engine.shards.keys import keyed
+from lockstep.jax_engine.shards.normalizers import normalized
+from lockstep.jax_engine.shards.words import Words
 from lockstep.jax_engine.state import EnvCarry
 
 
@@ -192,7 +192,7 @@ def collect(
         env: the environments.
         shaping: what the learner gets of rewards.
         config: the run's.
-        scale: of observations, see :func:`~lockstep.jax_engine.program.normalizers.scale_of`, or None.
+        scale: of observations, see :func:`~lockstep.jax_engine.shards.normalizers.scale_of`, or None.
         carry: from the rollout before, arrays ``[n, …]``.
         draws: random numbers.
     """

@@ -16,17 +16,17 @@ from lockstep.core.topology import Topology
 from lockstep.envs.describe import describe
 from lockstep.envs.description import EnvDescription
 from lockstep.envs.host_envs import HostEnvs
-from lockstep.jax_engine.distributed.fingerprints import Copies, check_copies
 from lockstep.jax_engine.distributed.mesh import cut_axis, fsdp_sharding, make_mesh
 from lockstep.jax_engine.distributed.placement import connect, num_local_devices
 from lockstep.jax_engine.distributed.processes import check_ranks_alike, quiet_connections, set_up_jax
 from lockstep.jax_engine.envs.environments import is_jax_environment, make_environment
+from lockstep.jax_engine.fingerprints import Copies, check_copies
 from lockstep.jax_engine.host.run import HostRun
 from lockstep.jax_engine.nets.nets import PolicyNet
 from lockstep.jax_engine.nets.parameters import ParameterLayout
-from lockstep.jax_engine.program.device_run import DeviceRun
 from lockstep.jax_engine.program.inference import Inference
 from lockstep.jax_engine.program.program import Program
+from lockstep.jax_engine.program.run import DeviceRun
 from lockstep.jax_engine.setup.set_up import check_pool, lean_pool, machine_facts, pool_devices, roomy_pool
 from lockstep.jax_engine.state import (
     TrainState,

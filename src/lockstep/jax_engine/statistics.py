@@ -14,8 +14,8 @@ from lockstep.jax_engine.advantages import counted_moments, merge_counts
 from lockstep.jax_engine.batch import Batch
 from lockstep.jax_engine.distributed.reductions import gather_shards
 from lockstep.jax_engine.nets.nets import PolicyNet
-from lockstep.jax_engine.program.normalizers import vectors_of
 from lockstep.jax_engine.rollout import Rollout
+from lockstep.jax_engine.shards.normalizers import vectors_of
 from lockstep.jax_engine.state import Moments, TrainState, merged
 
 

@@ -15,9 +15,9 @@ from lockstep.jax_engine.gradients import gradient_parts, part_gradient
 from lockstep.jax_engine.minibatches import MinibatchStatistics
 from lockstep.jax_engine.nets.nets import PolicyNet
 from lockstep.jax_engine.nets.parameters import ParameterLayout
-from lockstep.jax_engine.program.blocks import Blocks
-from lockstep.jax_engine.program.keys import keyed
-from lockstep.jax_engine.program.words import Words
+from lockstep.jax_engine.shards.blocks import Blocks
+from lockstep.jax_engine.shards.keys import keyed
+from lockstep.jax_engine.shards.words import Words
 from lockstep.jax_engine.state import TrainState, adam
 from lockstep.training.limits import CLIP_EPSILON, KL_STOP_FACTOR, LEARNING_RATE_FACTOR, LEARNING_RATE_LIMITS
 from lockstep.training.losses import loss_settings

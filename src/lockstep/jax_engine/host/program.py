@@ -9,11 +9,11 @@ from jax import Array
 
 from lockstep.jax_engine.distributed.mesh import REPLICATED, SHARDED
 from lockstep.jax_engine.distributed.reductions import gather_shards
-from lockstep.jax_engine.program.blocks import each_shard
 from lockstep.jax_engine.program.iterations import Inputs
-from lockstep.jax_engine.program.normalizers import normalized, scale_of
 from lockstep.jax_engine.program.program import Program
 from lockstep.jax_engine.rollout import Rollout
+from lockstep.jax_engine.shards.blocks import each_shard
+from lockstep.jax_engine.shards.normalizers import normalized, scale_of
 from lockstep.jax_engine.state import TrainState
 from lockstep.jax_engine.statistics import merge_normalizers, normalizer_moments
 

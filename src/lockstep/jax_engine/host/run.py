@@ -24,10 +24,10 @@ from lockstep.jax_engine.distributed.processes import gather_bytes, gather_json
 from lockstep.jax_engine.host.program import HostProgram
 from lockstep.jax_engine.host.rollout import HostRollout, collect, collect_random, parts_of, record_replay
 from lockstep.jax_engine.program.calls import no_matter
-from lockstep.jax_engine.program.device_run import parameter_specs
 from lockstep.jax_engine.program.inference import Inference
 from lockstep.jax_engine.program.iterations import Finished, Inputs, Iteration, learning_rates
 from lockstep.jax_engine.program.program import Program
+from lockstep.jax_engine.program.run import parameter_specs
 from lockstep.jax_engine.rollout import Rollout
 from lockstep.jax_engine.state import TrainState, place_state, state_specs
 from lockstep.training.session import gather_shards

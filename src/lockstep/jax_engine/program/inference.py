@@ -11,10 +11,10 @@ from jax import numpy as jnp
 
 from lockstep.jax_engine.distributed.placement import first_copy, gathered
 from lockstep.jax_engine.nets import distributions
-from lockstep.jax_engine.program.blocks import each_shard
-from lockstep.jax_engine.program.normalizers import normalized, scale_of
 from lockstep.jax_engine.program.program import Program
 from lockstep.jax_engine.rollout import Actor, action_noise
+from lockstep.jax_engine.shards.blocks import each_shard
+from lockstep.jax_engine.shards.normalizers import normalized, scale_of
 from lockstep.jax_engine.state import TrainState
 
 

@@ -27,11 +27,7 @@ from lockstep.jax_engine.envs.environments import JaxEnvironment
 from lockstep.jax_engine.minibatches import advantage_moments, minibatch_indices, minibatch_statistics
 from lockstep.jax_engine.nets.nets import PolicyNet
 from lockstep.jax_engine.nets.parameters import ParameterLayout
-from lockstep.jax_engine.program.blocks import Blocks, each_shard, shards_together
 from lockstep.jax_engine.program.iterations import Inputs, Outputs
-from lockstep.jax_engine.program.keys import key_of, key_words, keyed
-from lockstep.jax_engine.program.normalizers import scale_of
-from lockstep.jax_engine.program.words import Words
 from lockstep.jax_engine.rollout import (
     Actor,
     Draws,
@@ -41,6 +37,10 @@ from lockstep.jax_engine.rollout import (
     collect,
     draw,
 )
+from lockstep.jax_engine.shards.blocks import Blocks, each_shard, shards_together
+from lockstep.jax_engine.shards.keys import key_of, key_words, keyed
+from lockstep.jax_engine.shards.normalizers import scale_of
+from lockstep.jax_engine.shards.words import Words
 from lockstep.jax_engine.state import EnvCarry, TrainState
 from lockstep.jax_engine.statistics import (
     LocalStatistics,

@@ -28,11 +28,11 @@ from lockstep.jax_engine.distributed.mesh import (
     stacked,
 )
 from lockstep.jax_engine.distributed.placement import fetch, place
-from lockstep.jax_engine.program.blocks import each_shard
 from lockstep.jax_engine.program.calls import CallInputs, Pending, iterations_per_call, no_matter
-from lockstep.jax_engine.program.device_run import parameter_specs, shard_arrays
 from lockstep.jax_engine.program.iterations import Inputs, Iteration, Outputs, finished
 from lockstep.jax_engine.program.program import Program, purpose_words
+from lockstep.jax_engine.program.run import parameter_specs, shard_arrays
+from lockstep.jax_engine.shards.blocks import each_shard
 from lockstep.jax_engine.state import TrainState, place_state, state_specs
 
 
@@ -99,7 +99,7 @@ class SeedsRun:
         return jax.vmap(function)(*trees)
 
     def dispatch(self, first: int, count: int, stop: int, before: Callable[[], None] = no_matter) -> Pending:
-        """Start ``count`` iterations of every seed; see :meth:`.device_run.DeviceRun.dispatch`."""
+        """Start ``count`` iterations of every seed; see :meth:`~lockstep.jax_engine.program.run.DeviceRun.dispatch`."""
         inputs, stops, many = self._inputs(first, count, stop)
         before()
         begun = time.perf_counter()

@@ -16,11 +16,11 @@ from lockstep.core.shards import ShardPlan
 from lockstep.core.topology import Topology
 from lockstep.jax_engine.announcement import start_lines
 from lockstep.jax_engine.distributed.placement import num_local_devices
-from lockstep.jax_engine.program.device_run import DeviceRun
 from lockstep.jax_engine.program.inference import Inference
 from lockstep.jax_engine.program.iterations import Iteration
 from lockstep.jax_engine.program.program import Program
-from lockstep.jax_engine.program.seeds import OneOfSeeds, SeedsRun
+from lockstep.jax_engine.program.run import DeviceRun
+from lockstep.jax_engine.seeds.run import OneOfSeeds, SeedsRun
 from lockstep.jax_engine.session import Session, first_state, open_program
 from lockstep.jax_engine.state import check_networks
 from lockstep.jax_engine.train import Trainer
