@@ -17,8 +17,15 @@ from lockstep.core.normalizers import (
 )
 from lockstep.core.spaces import Leaf, ObservationLayout
 from lockstep.jax_engine.advantages import counted_moments
-from lockstep.jax_engine.shards.normalizers import normalized, scale_of, scaled_rewards, vectors_of
-from lockstep.jax_engine.state import Moments, empty_moments, merged
+from lockstep.jax_engine.shards.normalizers import (
+    Moments,
+    empty_moments,
+    merged,
+    normalized,
+    scale_of,
+    scaled_rewards,
+    vectors_of,
+)
 from lockstep.jax_engine.statistics import merge_normalizers, normalizer_moments
 
 SHARDS, SAMPLES, SIZE = 4, 40, 3

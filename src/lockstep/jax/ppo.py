@@ -26,8 +26,8 @@ from lockstep.jax_engine.nets.encoders import descend, encode_rows
 from lockstep.jax_engine.nets.nets import PolicyNet
 from lockstep.jax_engine.nets.parameters import ParameterLayout
 from lockstep.jax_engine.rollout import native_actions
-from lockstep.jax_engine.shards.normalizers import normalized
-from lockstep.jax_engine.state import Moments, TrainState, check_networks, initial_parameters
+from lockstep.jax_engine.shards.normalizers import Moments, normalized
+from lockstep.jax_engine.state import TrainState, check_networks, initial_parameters
 
 CLIP_OBSERVATIONS = NormalizeConfig().clip_observations
 

@@ -13,7 +13,7 @@ from jax import numpy as jnp
 from lockstep.config.run import Config
 from lockstep.core.spaces import ActionLayout
 from lockstep.envs.rewards import RewardShaping
-from lockstep.jax_engine.envs.environments import JaxEnvironment
+from lockstep.jax_engine.envs.protocol import JaxEnvironment, pick
 from lockstep.jax_engine.nets import distributions, nets
 from lockstep.jax_engine.nets.encoders import action_mask, encode_rows
 from lockstep.jax_engine.nets.nets import Parameters, PolicyNet
@@ -142,18 +142,6 @@ def shaped_rewards(shaping: RewardShaping, rewards: Array) -> Array:
     out = jnp.sign(rewards) if shaping.sign else rewards
     out = out * shaping.scale if shaping.scale != 1.0 else out
     return out if shaping.clip is None else jnp.clip(out, *shaping.clip)
-
-
-def pick(where: Array, yes: Any, no: Any) -> Any:
-    """Leaves of one tree or the other, by row: ``where`` bool ``[n]``."""
-
-    def of(a: Array, b: Array) -> Array:
-        if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
-            data = of(jax.random.key_data(a), jax.random.key_data(b))
-            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(a))
-        return jnp.where(where.reshape(-1, *(1,) * (a.ndim - 1)), a, b)
-
-    return jax.tree.map(of, yes, no)
 
 
 def begin(net: PolicyNet, env: JaxEnvironment, random: Any, carry_size: int) -> EnvCarry:

@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import optax
 from jax import Array
-from jax import numpy as jnp
 
 from lockstep.config.run import Config
+from lockstep.core.shards import keyed_seed
+from lockstep.core.spaces import ActionLayout, ObservationLayout
 from lockstep.envs.description import EnvDescription
 from lockstep.jax_engine.distributed.mesh import REPLICATED, SHARDED, named_sharding
 from lockstep.jax_engine.distributed.placement import gathered, place
-from lockstep.jax_engine.nets.make_net import make_net
+from lockstep.jax_engine.nets.custom import load_custom
 from lockstep.jax_engine.nets.nets import PolicyNet
 from lockstep.jax_engine.nets.parameters import ParameterLayout
+from lockstep.jax_engine.shards.normalizers import Moments, empty_moments
 from lockstep.networks.initial import initial_parameters
+from lockstep.networks.spec import net_options
 
 POLICY, OPTIMIZER, NORMALIZERS = "policy/", "optimizer/", "normalizers/"
 MOMENTS = {"exp_avg": "mu", "exp_avg_sq": "nu"}
 """Names of Adam's moments in a checkpoint (PyTorch's), and in optax."""
-
-
-class Moments(NamedTuple):
-    """Running moments in float64: count ``[]``, mean ``[size]`` and sum of squared deviations ``[size]``."""
-
-    count: Array
-    mean: Array
-    m2: Array
 
 
 class EnvCarry(NamedTuple):
@@ -76,23 +71,24 @@ class TrainState(NamedTuple):
     envs: EnvCarry | None = None
 
 
-@dataclass(frozen=True)
-class Trained:
-    """Counters of the host.
-
-    Attributes:
-        iteration: iterations done; ``global_step`` environment steps, ``optimizer_steps`` optimiser steps.
-    """
-
-    iteration: int = 0
-    global_step: int = 0
-    optimizer_steps: int = 0
-
-
 def adam(config: Config) -> optax.GradientTransformation:
     """Adam without a step size, as PyTorch has it (Kingma & Ba 2015; epsilon outside the root)."""
     first, second = config.ppo.adam_betas
     return optax.scale_by_adam(first, second, config.ppo.adam_eps)
+
+
+def make_net(config: Config, observation: ObservationLayout, action: ActionLayout) -> PolicyNet:
+    """The networks that a config asks for.
+
+    Raises:
+        ValueError: they don't fit the spaces; one line.
+    """
+    network = config.network
+    net = PolicyNet(**net_options(config, observation, action), remat=getattr(network, "remat", False))
+    if network.custom is None:
+        return net
+    custom = load_custom(network.custom, network.custom_kwargs, net, keyed_seed(config.seed, "init/custom"))
+    return replace(net, custom=custom, core=None, shared=False)
 
 
 def check_networks(config: Config, description: EnvDescription) -> PolicyNet:
@@ -108,11 +104,6 @@ def check_networks(config: Config, description: EnvDescription) -> PolicyNet:
             "become one-hot vectors anyway); leave it out"
         )
     return net
-
-
-def empty_moments(size: int) -> Moments:
-    """Moments of nothing, float64 on the host."""
-    return Moments(np.zeros(()), np.zeros(size), np.zeros(size))  # type: ignore[arg-type]
 
 
 def init_state(config: Config, net: PolicyNet, layout: ParameterLayout) -> TrainState:
@@ -212,15 +203,3 @@ def _moments(arrays: Mapping[str, np.ndarray], name: str) -> Moments:
 
 def _below(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
     return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
-
-
-def merged(moments: Moments, count: Array, mean: Array, m2: Array) -> Moments:
-    """Moments with those of further samples (Chan et al. 1983); a count of 0 changes nothing. In float64."""
-    with jax.enable_x64(True):
-        total = jnp.maximum(moments.count + count, 1.0)
-        delta = mean - moments.mean
-        return Moments(
-            moments.count + count,
-            moments.mean + delta * (count / total),
-            moments.m2 + m2 + delta * delta * (moments.count * count / total),
-        )

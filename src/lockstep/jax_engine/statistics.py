@@ -15,8 +15,8 @@ from lockstep.jax_engine.batch import Batch
 from lockstep.jax_engine.distributed.reductions import gather_shards
 from lockstep.jax_engine.nets.nets import PolicyNet
 from lockstep.jax_engine.rollout import Rollout
-from lockstep.jax_engine.shards.normalizers import vectors_of
-from lockstep.jax_engine.state import Moments, TrainState, merged
+from lockstep.jax_engine.shards.normalizers import Moments, merged, vectors_of
+from lockstep.jax_engine.state import TrainState
 
 
 class LocalStatistics(NamedTuple):

@@ -10,7 +10,6 @@ from typing import Any
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.topology import Topology
 from lockstep.jax_engine.announcement import start_lines
-from lockstep.jax_engine.distributed.devices import check_device, device_memory, name_ranks, visible_gpus
 from lockstep.jax_engine.distributed.processes import leave_processes
 from lockstep.jax_engine.evaluation import evaluate_policy
 from lockstep.jax_engine.fingerprints import Copies

@@ -305,12 +305,6 @@ class Program:
 
     # --- compiled -----------------------------------------------------------------------------------------------------
 
-    @property
-    def output_specs(self) -> Outputs:
-        """How an iteration's outputs lie on the mesh."""
-        episodes: Any = REPLICATED if self.everywhere else SHARDED
-        return Outputs(REPLICATED, episodes, episodes)  # type: ignore[arg-type]
-
     def compile_initial(self, specs: TrainState, without: TrainState) -> Any:
         """:meth:`initial` over the mesh; ``without`` are the specs of a state without environments."""
         return jax.jit(self.mapped(self.initial, (without, REPLICATED), specs))

@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
+import numpy as np
 from jax import Array, lax
 from jax import numpy as jnp
 
 from lockstep.core.normalizers import EPSILON
 from lockstep.core.spaces import ObservationLayout
-from lockstep.jax_engine.state import Moments
+
+
+class Moments(NamedTuple):
+    """Running moments in float64: count ``[]``, mean ``[size]`` and sum of squared deviations ``[size]``."""
+
+    count: Array
+    mean: Array
+    m2: Array
+
+
+def empty_moments(size: int) -> Moments:
+    """Moments of nothing, float64 on the host."""
+    return Moments(np.zeros(()), np.zeros(size), np.zeros(size))  # type: ignore[arg-type]
+
+
+def merged(moments: Moments, count: Array, mean: Array, m2: Array) -> Moments:
+    """Moments with those of further samples (Chan et al. 1983); a count of 0 changes nothing. In float64."""
+    with jax.enable_x64(True):
+        total = jnp.maximum(moments.count + count, 1.0)
+        delta = mean - moments.mean
+        return Moments(
+            moments.count + count,
+            moments.mean + delta * (count / total),
+            moments.m2 + m2 + delta * delta * (moments.count * count / total),
+        )
 
 
 def scale_of(moments: Moments) -> tuple[Array, Array]:
