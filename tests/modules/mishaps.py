@@ -46,7 +46,7 @@ def shuffled():
 
 def unreduced():
     """Each device steps with the gradient of its own shards."""
-    parameters.gather_tree = tree_sum
+    parameters.sum_shards = tree_sum
     return cart_pole()
 
 

@@ -22,12 +22,12 @@ class Moments(NamedTuple):
 
 
 def empty_moments(size: int) -> Moments:
-    """Moments of nothing, float64 on the host."""
+    """Makes the moments of no samples, float64 on the host."""
     return Moments(np.zeros(()), np.zeros(size), np.zeros(size))  # type: ignore[arg-type]
 
 
 def merged(moments: Moments, count: Array, mean: Array, m2: Array) -> Moments:
-    """Moments with those of further samples (Chan et al. 1983); a count of 0 changes nothing. In float64."""
+    """Merges the moments of further samples into these, in float64 (Chan et al. 1983); a count of 0 changes nothing."""
     with jax.enable_x64(True):
         total = jnp.maximum(moments.count + count, 1.0)
         delta = mean - moments.mean
@@ -38,36 +38,53 @@ def merged(moments: Moments, count: Array, mean: Array, m2: Array) -> Moments:
         )
 
 
-def scale_of(moments: Moments) -> tuple[Array, Array]:
-    """Mean and inverse standard deviation, float32 ``[size]``; 0 and 1 as long as there is nothing."""
+class Scale(NamedTuple):
+    """What normalises during an iteration, float32 ``[size]``.
+
+    Attributes:
+        mean: is subtracted from observations.
+        inverse_std: observations or rewards are multiplied by it.
+    """
+
+    mean: Array
+    inverse_std: Array
+
+
+def scale_of(moments: Moments) -> Scale:
+    """Computes mean and inverse standard deviation; 0 and 1 as long as there are no samples."""
     with jax.enable_x64(True):
         variance = jnp.where(moments.count > 0, moments.m2 / jnp.maximum(moments.count, 1.0), 1.0)
-        return moments.mean.astype(jnp.float32), (1.0 / jnp.sqrt(variance + EPSILON)).astype(jnp.float32)
+        return Scale(moments.mean.astype(jnp.float32), (1.0 / jnp.sqrt(variance + EPSILON)).astype(jnp.float32))
 
 
-def normalized(layout: ObservationLayout, rows: Array, scale: tuple[Array, Array] | None, clip: float) -> Array:
-    """Observation rows ``[…, width]`` as the networks see them: their vectors normalised."""
+def frozen(moments: Moments | None) -> Scale | None:
+    """Computes the scale of an iteration, of a normaliser or of none."""
+    return None if moments is None else scale_of(moments)
+
+
+def normalized(layout: ObservationLayout, rows: Array, scale: Scale | None, clip: float) -> Array:
+    """Normalises the vectors of observation rows ``[…, width]``, within ``±clip``; None leaves the rows as they are."""
     if scale is None:
         return rows
     size = layout.vector_size
     if not layout.image_bytes:
-        vectors = jnp.clip((rows[..., :size] - scale[0]) * scale[1], -clip, clip)
+        vectors = jnp.clip((rows[..., :size] - scale.mean) * scale.inverse_std, -clip, clip)
         return vectors if size == rows.shape[-1] else jnp.concatenate([vectors, rows[..., size:]], -1)
     words = rows[..., : 4 * size].reshape(*rows.shape[:-1], size, 4)
     vectors = lax.bitcast_convert_type(words, jnp.float32)
-    vectors = jnp.clip((vectors - scale[0]) * scale[1], -clip, clip)
+    vectors = jnp.clip((vectors - scale.mean) * scale.inverse_std, -clip, clip)
     raw = lax.bitcast_convert_type(vectors, jnp.uint8).reshape(*rows.shape[:-1], 4 * size)
     return jnp.concatenate([raw, rows[..., 4 * size :]], -1)
 
 
 def vectors_of(layout: ObservationLayout, rows: Array) -> Array:
-    """The numbers ``[…, vector_size]`` of observation rows ``[…, width]``."""
+    """Takes the numbers ``[…, vector_size]`` out of observation rows ``[…, width]``."""
     size = layout.vector_size
     if not layout.image_bytes:
         return rows[..., :size]
     return lax.bitcast_convert_type(rows[..., : 4 * size].reshape(*rows.shape[:-1], size, 4), jnp.float32)
 
 
-def scaled_rewards(rewards: Array, scale: tuple[Array, Array] | None, clip: float) -> Array:
-    """Rewards divided by the standard deviation of the discounted return, within ``±clip``."""
-    return rewards if scale is None else jnp.clip(rewards * scale[1][0], -clip, clip)
+def scaled_rewards(rewards: Array, scale: Scale | None, clip: float) -> Array:
+    """Divides rewards by the standard deviation of the discounted return, within ``±clip``."""
+    return rewards if scale is None else jnp.clip(rewards * scale.inverse_std[0], -clip, clip)
