@@ -15,18 +15,18 @@ from lockstep.core.topology import Topology
 from lockstep.jax.checkpoint import load_checkpoint, save_checkpoint
 from lockstep.jax_engine.distributed import mesh as meshes
 from lockstep.jax_engine.distributed import placement, processes
-from lockstep.jax_engine.distributed.fingerprints import Copies, check_copies, every_fingerprint
 from lockstep.jax_engine.distributed.mesh import REPLICATED, SHARDED, TIME_SHARDED
 from lockstep.jax_engine.distributed.reductions import (
     AXES,
     gather_shards,
-    gather_tree,
     map_shards,
     materialized,
     shard_index,
+    sum_shards,
     tree_sum,
 )
-from lockstep.jax_engine.nets.parameters import ParameterLayout
+from lockstep.jax_engine.fingerprints import Copies, check_copies, every_fingerprint
+from lockstep.jax_engine.nets.parameters import SlicedLayout
 from lockstep.jax_engine.state import TrainState
 
 FLAGS_OF_THE_USER = "--xla_cpu_multi_thread_eigen=false"
@@ -188,7 +188,7 @@ def test_host_rows_come_back_as_they_went(mesh):
     assert placed.sharding.is_equivalent_to(meshes.named_sharding(mesh, TIME_SHARDED), 3)
     assert np.array_equal(placement.fetch_rows(placed, axis=1), rows)
     assert np.array_equal(placement.fetch_rows(placement.shard_rows(rows[0], mesh)), rows[0])
-    assert np.array_equal(placement.fetch_rows(placement.replicate_on_mesh(rows, mesh)), rows)
+    assert np.array_equal(placement.fetch_rows(placement.replicate_on_mesh(jnp.asarray(rows), mesh)), rows)
     assert placement.local_rows(mesh, mesh.size * 2) == slice(0, mesh.size * 2)
     assert str(mesh.size) in error_of(placement.local_rows, mesh, mesh.size + 1)
     assert str(mesh.size) in error_of(placement.shard_rows, rows[:, 1:], mesh, axis=1)
@@ -219,7 +219,7 @@ def test_a_row_that_is_cut_further_comes_back_whole():
 def state_with_slices(mesh, changed=()):
     """A training state of one cut and one whole parameter; devices in ``changed`` hold another slice of the cut one."""
     values = np.arange(32.0, dtype=np.float32).reshape(8, 4)
-    layout = ParameterLayout({"w": (8, 4), "b": (3,)}, False, {"w": 0, "b": None})
+    layout = SlicedLayout({"w": (8, 4), "b": (3,)}, {"w": 0, "b": None})
 
     def held():
         whole = placement.place(values, meshes.named_sharding(mesh, meshes.cut_along(0)))
@@ -290,11 +290,11 @@ def shards(seed=0, num_shards=8):
 
 def test_the_tree_gives_the_same_bits_on_any_number_of_devices():
     x, y = shards()
-    first, _ = summed(meshes.make_mesh(*DEVICES[0]), x, y, gather_tree)
+    first, _ = summed(meshes.make_mesh(*DEVICES[0]), x, y, sum_shards)
     assert np.allclose(first["p"], (x.astype(float) * y).sum(0), atol=1e-5)
     assert first["count"] == 8
     for devices in DEVICES[1:]:
-        result, program = summed(meshes.make_mesh(*devices), x, y, gather_tree)
+        result, program = summed(meshes.make_mesh(*devices), x, y, sum_shards)
         assert all(np.array_equal(result[name], first[name]) for name in first), devices
         gathers = re.findall(r"= (\S+)\[.*? all-gather\(", program)
         assert len(gathers) == 2, gathers  # one a dtype
@@ -324,7 +324,7 @@ def mapped(map_shards, devices):
     def of_a_device(x, y, w, scale, weight):
         between = map_shards(lambda s, k: s["p"] + s["w"] * k, {"p": x * y, "w": w}, scale * scale)
         gradients = map_shards(lambda s, v: jax.grad(loss)(v, s), {"a": x * y, "b": y, "c": w - x}, weight * 0.1 + 1)
-        return gather_shards(between * x + w), gather_tree(gradients)
+        return gather_shards(between * x + w), sum_shards(gradients)
 
     specs = (SHARDED, SHARDED, SHARDED, REPLICATED, REPLICATED)
     program = jax.jit(meshes.over_mesh(of_a_device, meshes.make_mesh(*devices), specs, REPLICATED))

@@ -15,9 +15,9 @@ from lockstep.jax_engine.distributed.mesh import REPLICATED, SHARDED
 from lockstep.jax_engine.distributed.reductions import (
     AXES,
     gather_shards,
-    gather_tree,
     shard_index,
     sum_devices,
+    sum_shards,
     tree_sum,
 )
 
@@ -54,7 +54,7 @@ def test_sums_are_those_of_the_tree_on_every_number_of_devices(width, shards):
     while len(expected) > 1:
         expected = expected[0::2] + expected[1::2]
     for devices in NUMBERS:
-        assert fetched(over(gather_tree, devices)(x)).tobytes() == expected[0].tobytes(), devices
+        assert fetched(over(sum_shards, devices)(x)).tobytes() == expected[0].tobytes(), devices
     in_order = np.add.accumulate(x)[-1]
     assert width == 1 or in_order.tobytes() != expected.tobytes()
 
@@ -62,7 +62,7 @@ def test_sums_are_those_of_the_tree_on_every_number_of_devices(width, shards):
 def test_sums_are_those_of_xla():
     x = rows(8, 3, 40)
     for devices in NUMBERS:
-        ours, xlas = (over(gather_tree, devices, shared=shared)(x) for shared in (True, False))
+        ours, xlas = (over(sum_shards, devices, shared=shared)(x) for shared in (True, False))
         assert fetched(ours).tobytes() == fetched(xlas).tobytes()
         ours, xlas = (over(lambda x: sum_devices(tree_sum(x)), devices, shared=shared)(x) for shared in (True, False))
         assert fetched(ours).tobytes() == fetched(xlas).tobytes()
@@ -92,12 +92,12 @@ def test_batches_are_summed_and_gathered_each_by_itself():
 
     def of_a_device(x):
         turned = jnp.moveaxis(x, 1, 0)
-        return jax.vmap(gather_tree)(turned), jax.vmap(gather_shards)(turned), jax.vmap(sum_devices)(turned[:, 0])
+        return jax.vmap(sum_shards)(turned), jax.vmap(gather_shards)(turned), jax.vmap(sum_devices)(turned[:, 0])
 
     for devices in NUMBERS:
         sums, gathered, totals = fetched(over(of_a_device, devices)(x))
         for k in range(5):
-            assert sums[k].tobytes() == fetched(over(gather_tree, devices)(x[:, k])).tobytes()
+            assert sums[k].tobytes() == fetched(over(sum_shards, devices)(x[:, k])).tobytes()
             assert np.array_equal(gathered[k], x[:, k])
             assert totals[k].tobytes() == fetched(over(lambda x: sum_devices(x[0]), devices)(x[:, k])).tobytes()
 
@@ -107,7 +107,7 @@ def test_thousands_of_meetings_in_loops_of_programs_that_take_turns():
 
     def of_a_device(x):
         def body(i, x):
-            return x + gather_tree(x)[None] + gather_shards(x[:, :3]).sum() * 0 + i * shard_index()
+            return x + sum_shards(x)[None] + gather_shards(x[:, :3]).sum() * 0 + i * shard_index()
 
         return jax.lax.fori_loop(0, 500, body, x % 1024)
 
@@ -123,7 +123,7 @@ def test_thousands_of_meetings_in_loops_of_programs_that_take_turns():
 
 
 def test_memory_does_not_grow_with_the_number_of_calls():
-    program, x = over(lambda x: gather_tree(x)[:4], 8), np.ones((8, 1 << 20), np.float32)
+    program, x = over(lambda x: sum_shards(x)[:4], 8), np.ones((8, 1 << 20), np.float32)
     before = 0
     for call in range(40):
         jax.block_until_ready(program(x))
@@ -135,7 +135,7 @@ def test_memory_does_not_grow_with_the_number_of_calls():
 @impatient
 def test_a_device_that_does_not_come_is_not_waited_for_for_ever():
     def of_a_device(x):
-        return jax.lax.cond(shard_index() == 0, lambda x: gather_tree(x), lambda x: x[0], x)
+        return jax.lax.cond(shard_index() == 0, lambda x: sum_shards(x), lambda x: x[0], x)
 
     with pytest.raises(Exception, match="device 0 of 2 has waited 1 s for the others"):
         jax.block_until_ready(over(of_a_device, 2)(rows(2, 4)))
@@ -146,7 +146,7 @@ def test_devices_that_are_in_different_collectives_are_told():
     """Of the same size, so that they would exchange what isn't meant for one another."""
 
     def of_a_device(x):
-        return jax.lax.cond(shard_index() == 0, lambda x: gather_tree(x), lambda x: gather_tree(-x), x)
+        return jax.lax.cond(shard_index() == 0, lambda x: sum_shards(x), lambda x: sum_shards(-x), x)
 
     with pytest.raises(Exception, match=r"(met in different collectives|another device has failed)"):
         jax.block_until_ready(over(of_a_device, 2)(rows(2, 4)))
@@ -157,7 +157,7 @@ def test_devices_that_bring_messages_of_different_sizes_are_told(monkeypatch):
     monkeypatch.setattr(reductions, "_number_in_memory", lambda names: 7)
 
     def of_a_device(x):
-        long = lambda x: gather_tree(x).sum()  # noqa: E731
+        long = lambda x: sum_shards(x).sum()  # noqa: E731
         return jax.lax.cond(shard_index() == 0, long, lambda x: long(x[:, :2]), x)
 
     with pytest.raises(Exception, match=r"met with messages of (16 and 8|8 and 16) bytes|another device has failed"):
@@ -167,4 +167,4 @@ def test_devices_that_bring_messages_of_different_sizes_are_told(monkeypatch):
 @impatient
 def test_after_that_programs_run_as_before():
     x = rows(8, 12)
-    assert fetched(over(gather_tree, 2)(x)).tobytes() == fetched(over(gather_tree, 1)(x)).tobytes()
+    assert fetched(over(sum_shards, 2)(x)).tobytes() == fetched(over(sum_shards, 1)(x)).tobytes()

@@ -8,12 +8,13 @@ import numpy as np
 from lockstep.config.checks import resolve
 from lockstep.config.run import Config
 from lockstep.envs.describe import describe
-from lockstep.jax_engine.distributed.fingerprints import every_fingerprint
 from lockstep.jax_engine.distributed.mesh import make_mesh
 from lockstep.jax_engine.envs.environments import is_jax_environment, make_environment
-from lockstep.jax_engine.program.device_run import DeviceRun
+from lockstep.jax_engine.fingerprints import every_fingerprint
+from lockstep.jax_engine.program.device_program import DeviceProgram
 from lockstep.jax_engine.program.iterations import Inputs, Iteration
 from lockstep.jax_engine.program.program import Program
+from lockstep.jax_engine.program.run import DeviceRun
 from lockstep.jax_engine.session import parameter_layout
 from lockstep.jax_engine.state import check_networks, init_state, state_arrays
 
@@ -82,7 +83,7 @@ def compiled_text(run: DeviceRun) -> str:
     """The compiled program of one iteration, as the compiler prints it."""
     inputs = Inputs(np.zeros(1, np.int32), np.zeros(1, np.float32))  # type: ignore[arg-type]
     stops = np.zeros(run.program.mesh.size, np.int32)
-    call = run.program.compile_call(run.specs)
+    call = DeviceProgram(run.program).compile_call(run.specs)
     return call.lower(run.state, inputs, stops, run.owned, np.int32(1)).compile().as_text()
 
 

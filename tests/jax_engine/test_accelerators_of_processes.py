@@ -5,8 +5,8 @@ import types
 import pytest
 
 from lockstep.core.topology import Topology
-from lockstep.jax_engine.distributed import processes
-from lockstep.jax_engine.setup import accelerators, devices, set_up
+from lockstep.jax_engine.distributed import devices, processes
+from lockstep.jax_engine.setup import accelerators, set_up
 from lockstep.jax_engine.setup.accelerators import Accelerators, on_this_machine
 from lockstep.launch import jax_start
 from lockstep.launch.defaults import request_of

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from jax import numpy as jnp
 
 from lockstep.jax_engine.minibatches import advantage_moments
-from lockstep.jax_engine.program.blocks import Blocks, each_shard, shards_together
+from lockstep.jax_engine.shards.blocks import Blocks, each_shard, shards_together
 
 SIZES = st.tuples(st.sampled_from([1, 2, 4]), st.integers(1, 3), st.sampled_from([1, 2, 4])).filter(
     lambda sizes: sizes[2] <= sizes[0]

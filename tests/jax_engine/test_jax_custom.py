@@ -10,7 +10,7 @@ from net_cases import CASES, arrays_of, rows_of
 from lockstep.config.run import Config
 from lockstep.jax_engine.nets import nets
 from lockstep.jax_engine.nets.encoders import action_mask
-from lockstep.jax_engine.nets.make_net import make_net
+from lockstep.jax_engine.state import make_net
 
 SMALL, PARTS = CASES["categorical"], CASES["Dict, masked"]
 

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from lockstep.jax_engine.program import shuffle
+from lockstep.jax_engine.shards import shuffle
 
 KEYS = 6000
 

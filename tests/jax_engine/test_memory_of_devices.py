@@ -29,7 +29,7 @@ def test_everything_that_needs_several_devices(impatient):
     assert re.search(wanted, done.stdout, re.MULTILINE), done.stdout
 
 
-WHY = "from lockstep.jax_engine import shared_memory; print(shared_memory.missing())"
+WHY = "from lockstep.jax_engine.distributed import shared_memory; print(shared_memory.missing())"
 
 
 @needs_compiler

@@ -8,8 +8,8 @@ import pytest
 
 from lockstep.config.run import Config
 from lockstep.core.errors import DesyncError
-from lockstep.jax_engine.distributed.fingerprints import Copies, check_copies
-from lockstep.jax_engine.nets.parameters import ParameterLayout
+from lockstep.jax_engine.fingerprints import Copies, check_copies
+from lockstep.jax_engine.nets.parameters import VectorLayout
 from lockstep.jax_engine.program.schedule import Schedule
 
 ITERATIONS = 24
@@ -71,11 +71,15 @@ def state_of(*vectors) -> Any:
     moments = SimpleNamespace(mu=on_devices(*vectors), nu=on_devices(*vectors), count=on_devices(*[np.int32(3)] * 2))
     rate = on_devices(np.float32(1e-3), np.float32(1e-3))
     return SimpleNamespace(
-        parameters=on_devices(*vectors), optimizer=moments, learning_rate=rate, observations=None, returns=None
+        parameters=on_devices(*vectors),
+        optimizer=moments,
+        learning_rate=rate,
+        observation_normalizer=None,
+        return_normalizer=None,
     )
 
 
-LAYOUT = ParameterLayout({"actor.0.weight": (2, 2), "actor.0.bias": (2,)}, True)
+LAYOUT = VectorLayout({"actor.0.weight": (2, 2), "actor.0.bias": (2,)}, True)
 
 
 def test_copies_are_compared_byte_by_byte_and_the_first_that_differs_is_named():

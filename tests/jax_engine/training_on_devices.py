@@ -26,9 +26,8 @@ from lockstep.jax_engine import session, update
 from lockstep.jax_engine.distributed import mesh as meshes
 from lockstep.jax_engine.distributed import processes
 from lockstep.jax_engine.host.run import HostRun
-from lockstep.jax_engine.program import blocks
-from lockstep.jax_engine.program.device_run import parameter_specs
 from lockstep.jax_engine.program.iterations import Inputs
+from lockstep.jax_engine.shards import blocks
 from lockstep.jax_engine.state import init_state, place_state, state_specs
 from lockstep.jax_engine.update import Update
 
@@ -272,7 +271,7 @@ def test_fsdp_trains_as_pure_data_parallelism(cut_everything, devices, fsdp):
 def held_by_each(config, devices, fsdp):
     program = program_of(config, devices, fsdp)
     state = init_state(config, program.net, program.layout)
-    placed = place_state(state, state_specs(state, parameter_specs(program)), program.mesh)
+    placed = place_state(state, state_specs(state, program.layout.specs), program.mesh)
     return bytes_on_devices(placed.parameters, placed.optimizer.mu, placed.optimizer.nu), program
 
 

@@ -3,8 +3,8 @@
 import sys
 
 from lockstep.cli import main
-from lockstep.jax_engine.distributed import processes
-from lockstep.jax_engine.setup import accelerators, devices, set_up
+from lockstep.jax_engine.distributed import devices, processes
+from lockstep.jax_engine.setup import accelerators, set_up
 
 set_up.PLATFORMS["cuda"] = "cpu"
 really = set_up.check_device

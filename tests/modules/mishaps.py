@@ -14,7 +14,7 @@ from lockstep.envs import arrays
 from lockstep.jax_engine.distributed.reductions import AXES, gather_shards, shard_index, tree_sum
 from lockstep.jax_engine.envs.simulators import SingleArrayEnvironment
 from lockstep.jax_engine.nets import parameters
-from lockstep.jax_engine.program.device_run import DeviceRun
+from lockstep.jax_engine.program.run import DeviceRun
 from lockstep.jax_engine.update import Update
 from lockstep.runs import checkpoint
 
@@ -46,7 +46,7 @@ def shuffled():
 
 def unreduced():
     """Each device steps with the gradient of its own shards."""
-    parameters.gather_tree = tree_sum
+    parameters.sum_shards = tree_sum
     return cart_pole()
 
 

@@ -32,8 +32,7 @@ from lockstep.jax_engine import state as jax_state
 from lockstep.jax_engine.distributed.mesh import make_mesh
 from lockstep.jax_engine.envs.environments import make_environment
 from lockstep.jax_engine.host.program import HostProgram
-from lockstep.jax_engine.nets.parameters import ParameterLayout
-from lockstep.jax_engine.program.device_run import parameter_specs
+from lockstep.jax_engine.nets.parameters import VectorLayout
 from lockstep.jax_engine.program.iterations import Inputs
 from lockstep.jax_engine.program.program import Program
 from lockstep.runs.checkpoint import read_checkpoint
@@ -168,9 +167,9 @@ def torch_iteration(given: Given) -> tuple[Iteration, torch_rollout.Rollout]:
 class TakesNoiseToo(jax_rollout.Actor):
     """The actor of a compiled rollout whose noise is its actions."""
 
-    def __call__(self, rows: Any, memory: Any, noise: Any) -> Any:
-        _, output, memory = super().__call__(rows, memory, jnp.zeros((len(rows), self.net.action.outputs)))
-        return noise, output, memory
+    def __call__(self, rows: Any, recurrent_state: Any, noise: Any) -> jax_rollout.Acted:
+        acted = super().__call__(rows, recurrent_state, jnp.zeros((len(rows), self.net.action.outputs)))
+        return acted._replace(actions=noise)
 
 
 def starts_of(given: Given, done: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -192,7 +191,7 @@ def starts_of(given: Given, done: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def jax_program(config: Config, description: EnvDescription) -> Program:
     """What a run on one device compiles."""
     mesh, net = make_mesh(num_devices=1), jax_state.check_networks(config, description)
-    layout = ParameterLayout(net.shapes(), exact=True)
+    layout = VectorLayout(net.shapes(), exact=True)
     return Program(config, description, net, layout, mesh, make_environment(config.env), everywhere=False)
 
 
@@ -204,7 +203,7 @@ def jax_rollouts(given: Given, program: Program, parameters: Any, done: np.ndarr
 
     @jax.jit
     def one(first: Any, rest: Any, actions: Any) -> jax_rollout.Rollout:
-        carry = jax_rollout.begin(program.net, env, first, 0)
+        carry = jax_rollout.begin(program.net, env, first)
         draws = jax_rollout.Draws(actions, rest, None)
         actor = TakesNoiseToo(program.net, parameters)
         return jax_rollout.collect(actor, env, given.description.rewards, given.config, None, carry, draws)[1]
@@ -227,21 +226,21 @@ def jax_iteration(given: Given, done: np.ndarray, patch: Any) -> tuple[Iteration
     config, program = given.config, jax_program(given.config, given.description)
     empty = jax_state.init_state(config, program.net, program.layout)
     loaded = jax_state.load_state_arrays(empty, given.arrays, program.layout)
-    parameters = program.layout.split(loaded.parameters)
+    parameters = program.layout.named(loaded.parameters)
     rollouts = jax_rollouts(given, program, parameters, done)
     make = jax.jit(partial(jax_batch.make_batch, program.net, config=config, scale=None))
     batches = [make(parameters, None, rollout)[0] for rollout in rollouts]
     columns = {name: np.stack([np.asarray(getattr(b, name)) for b in batches]) for name in COLUMNS}
     seen: list[np.ndarray] = []
 
-    def reduced(self: Any, packed: Any, original: Any = ParameterLayout.reduce) -> Any:
+    def reduced(self: Any, packed: Any, original: Any = VectorLayout.reduce) -> Any:
         total = original(self, packed)
         jax.debug.callback(lambda g, t: seen.append(np.concatenate([g, t])), *total, ordered=True)
         return total
 
-    patch.setattr(ParameterLayout, "reduce", reduced)
+    patch.setattr(VectorLayout, "reduce", reduced)
     patch.setattr(Program, "_indices", lambda *_: jnp.asarray(given.indices.transpose(2, 0, 1, 3), jnp.int32))
-    specs = jax_state.state_specs(loaded, parameter_specs(program))
+    specs = jax_state.state_specs(loaded, program.layout.specs)
     learn = HostProgram(program).compile_learn(specs)
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *rollouts)
     inputs = Inputs(jnp.int32(0), jnp.float32(config.ppo.learning_rate))

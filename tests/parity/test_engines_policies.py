@@ -8,7 +8,7 @@ from net_cases import CASES, Case, noise_of, rows_of
 
 from lockstep.config.run import Config
 from lockstep.jax_engine import policy as jax_policy
-from lockstep.jax_engine.nets.make_net import make_net as jax_net
+from lockstep.jax_engine.state import make_net as jax_net
 from lockstep.torch_engine import policy as torch_policy
 from lockstep.torch_engine.state import initial_parameters
 from lockstep.torch_engine.state import make_net as torch_net

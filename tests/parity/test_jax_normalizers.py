@@ -17,9 +17,17 @@ from lockstep.core.normalizers import (
 )
 from lockstep.core.spaces import Leaf, ObservationLayout
 from lockstep.jax_engine.advantages import counted_moments
-from lockstep.jax_engine.program.normalizers import normalized, scale_of, scaled_rewards, vectors_of
-from lockstep.jax_engine.state import Moments, empty_moments, merged
-from lockstep.jax_engine.statistics import merge_normalizers, normalizer_moments
+from lockstep.jax_engine.shards.normalizers import (
+    Moments,
+    Scale,
+    empty_moments,
+    merged,
+    normalized,
+    scale_of,
+    scaled_rewards,
+    vectors_of,
+)
+from lockstep.jax_engine.statistics import NormalizerMoments, merge_normalizers, normalizer_moments
 
 SHARDS, SAMPLES, SIZE = 4, 40, 3
 VECTOR = ObservationLayout((Leaf("", "vector", (SIZE,)),))
@@ -44,15 +52,15 @@ def in_the_program(seeds: list[int]) -> Moments:
     @jax.jit
     def merge(state, x):
         parts = jnp.stack([counted_moments(shard.T, None) for shard in x])
-        return merge_normalizers(state, parts, None)
+        return merge_normalizers(state, NormalizerMoments(parts, None))
 
     with jax.enable_x64(True):
         moments = jax.tree.map(jnp.asarray, empty_moments(SIZE))
     state = _State(moments, None)
     for seed in seeds:
         state = merge(state, samples(seed))
-    assert state.observations is not None
-    return state.observations
+    assert state.observation_normalizer is not None
+    return state.observation_normalizer
 
 
 @jax.tree_util.register_pytree_node_class
@@ -60,13 +68,13 @@ class _State(SimpleNamespace):
     """As much of a training state as normalisers are of."""
 
     def __init__(self, observations, returns):
-        super().__init__(observations=observations, returns=returns)
+        super().__init__(observation_normalizer=observations, return_normalizer=returns)
 
-    def _replace(self, observations, returns):
-        return _State(observations, returns)
+    def _replace(self, observation_normalizer, return_normalizer):
+        return _State(observation_normalizer, return_normalizer)
 
     def tree_flatten(self):
-        return (self.observations, self.returns), None
+        return (self.observation_normalizer, self.return_normalizer), None
 
     @classmethod
     def tree_unflatten(cls, _, children):
@@ -122,7 +130,7 @@ def test_discounted_returns_and_rewards_are_those_of_the_host():
     shape, running = (6, 5), random.normal(size=5).astype(np.float32)
     rewards, done = random.normal(size=shape).astype(np.float32), random.random(shape) > 0.7
     rollout = SimpleNamespace(rewards=jnp.asarray(rewards), done=jnp.asarray(done), raw=None)
-    _, found, after = normalizer_moments(config, None, rollout, jnp.asarray(running))  # type: ignore[arg-type]
+    (_, found), after = normalizer_moments(config, None, rollout, jnp.asarray(running))  # type: ignore[arg-type]
     host = RewardNormalizer(RunningMoments.empty(1), 1.0, 0.9, 5)
     host.running = running.astype(np.float64)
     expected = host.discounted_returns(rewards.astype(np.float64), done)
@@ -131,7 +139,7 @@ def test_discounted_returns_and_rewards_are_those_of_the_host():
     mean, m2 = shard_moments(expected.reshape(-1, 1))
     np.testing.assert_allclose(found[0], [30, mean.item(), m2.item()], rtol=1e-5)
     host.moments.merge(30, mean, m2)
-    scale = (jnp.zeros(1), jnp.asarray(1.0 / np.sqrt(host.moments.variance + 1e-8), jnp.float32))
+    scale = Scale(jnp.zeros(1), jnp.asarray(1.0 / np.sqrt(host.moments.variance + 1e-8), jnp.float32))
     ours = scaled_rewards(jnp.asarray(rewards), scale, 1.0)
     np.testing.assert_allclose(ours, host(rewards.astype(np.float64)), rtol=1e-5, atol=1e-6)
     assert (np.abs(ours) == 1.0).any()

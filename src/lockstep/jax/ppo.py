@@ -25,9 +25,9 @@ from lockstep.jax_engine.nets import distributions, nets
 from lockstep.jax_engine.nets.encoders import descend, encode_rows
 from lockstep.jax_engine.nets.nets import PolicyNet
 from lockstep.jax_engine.nets.parameters import ParameterLayout
-from lockstep.jax_engine.program.normalizers import normalized
 from lockstep.jax_engine.rollout import native_actions
-from lockstep.jax_engine.state import Moments, TrainState, check_networks, initial_parameters
+from lockstep.jax_engine.shards.normalizers import Moments, Scale, normalized
+from lockstep.jax_engine.state import TrainState, check_networks, initial_parameters
 
 CLIP_OBSERVATIONS = NormalizeConfig().clip_observations
 
@@ -173,7 +173,7 @@ def _rows(state: PPOTrainState, observations: Any) -> tuple[Array, tuple[int, ..
     if state.observations is None:
         return rows, lead
     seen = state.observations
-    scale = (seen.mean, 1.0 / jnp.sqrt(jnp.where(seen.count > 0, seen.var, 1.0) + EPSILON))
+    scale = Scale(seen.mean, 1.0 / jnp.sqrt(jnp.where(seen.count > 0, seen.var, 1.0) + EPSILON))
     return normalized(layout, rows, scale, CLIP_OBSERVATIONS), lead
 
 
@@ -200,17 +200,14 @@ def _moments(seen: Normalizer) -> Moments:
 
 def of_engine(state: TrainState, layout: ParameterLayout, net: PolicyNet, updates: int, mesh: Any) -> PPOTrainState:
     """A library user's state of the engine's; arrays stay where they are."""
-    held: tuple[Any, Any, Any] = (state.parameters, state.optimizer.mu, state.optimizer.nu)
-    if layout.axes:
-        params, mu, nu = ({name: each[name] for name in layout.shapes} for each in held)
-    else:
-        params, mu, nu = jax.jit(lambda vectors: tuple(layout.split(vector) for vector in vectors))(held)
+    optimizer = state.optimizer
+    params, mu, nu = (layout.placed(held) for held in (state.parameters, optimizer.mu, optimizer.nu))
     return PPOTrainState(
         params,
-        optax.ScaleByAdamState(jnp.copy(state.optimizer.count), mu, nu),  # type: ignore[arg-type]
+        optax.ScaleByAdamState(jnp.copy(optimizer.count), mu, nu),  # type: ignore[arg-type]
         replicate_on_mesh(np.int32(updates), mesh),  # type: ignore[arg-type]
-        _normalizer(state.observations, mesh),
-        _normalizer(state.returns, mesh),
+        _normalizer(state.observation_normalizer, mesh),
+        _normalizer(state.return_normalizer, mesh),
         net,
     )
 
@@ -228,9 +225,13 @@ def to_engine(given: PPOTrainState, state: TrainState, layout: ParameterLayout) 
                 f"train_state: params[{name!r}] is {theirs.get(name, 'missing')} and the networks' is "
                 f"{layout.shapes.get(name, 'missing')}"
             )
-    for name in ("observations", "returns"):
-        if (getattr(given, name) is None) != (getattr(state, name) is None):
-            has = "no statistics" if getattr(given, name) is None else "statistics"
+    normalizers = {
+        "observations": (given.observations, state.observation_normalizer),
+        "returns": (given.returns, state.return_normalizer),
+    }
+    for name, (seen, wanted) in normalizers.items():
+        if (seen is None) != (wanted is None):
+            has = "no statistics" if seen is None else "statistics"
             raise ValueError(f"train_state: it has {has} of {name}, unlike what ppo_config normalises")
 
     def held(named: Any) -> Any:
@@ -240,8 +241,8 @@ def to_engine(given: PPOTrainState, state: TrainState, layout: ParameterLayout) 
     return state._replace(
         parameters=held(given.params),
         optimizer=optax.ScaleByAdamState(count, held(given.opt_state.mu), held(given.opt_state.nu)),  # type: ignore[arg-type]
-        observations=None if given.observations is None else _moments(given.observations),
-        returns=None if given.returns is None else _moments(given.returns),
+        observation_normalizer=None if given.observations is None else _moments(given.observations),
+        return_normalizer=None if given.returns is None else _moments(given.returns),
     )
 
 

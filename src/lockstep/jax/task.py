@@ -18,10 +18,10 @@ from lockstep.jax.ppo import PPOTrainState
 from lockstep.jax.report import DeviceMetrics, DistributedSetup, device_metrics, distributed_setup
 from lockstep.jax.reward_terms import RewardTermsWrapper, Terms
 from lockstep.jax.training import Customs, Metrics, Training
-from lockstep.jax_engine.distributed.fingerprints import every_fingerprint
 from lockstep.jax_engine.distributed.mesh import REPLICATED, over_mesh
 from lockstep.jax_engine.distributed.placement import fetch
 from lockstep.jax_engine.distributed.reductions import FSDP_AXIS, shard_index
+from lockstep.jax_engine.fingerprints import every_fingerprint
 from lockstep.jax_engine.program.calls import Pending
 from lockstep.jax_engine.program.iterations import Iteration
 

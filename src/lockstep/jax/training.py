@@ -17,18 +17,18 @@ from lockstep.core.shards import keyed_seed
 from lockstep.envs.description import described
 from lockstep.jax.config import PPOConfig, RunnerConfig, in_users_names, run_config
 from lockstep.jax.ppo import PPOTrainState, check_spaces, of_engine, to_engine
-from lockstep.jax_engine.distributed.fingerprints import Copies, check_copies
 from lockstep.jax_engine.distributed.mesh import device_line, get_num_devices, make_mesh
 from lockstep.jax_engine.distributed.placement import num_local_devices
 from lockstep.jax_engine.distributed.processes import this_process
 from lockstep.jax_engine.distributed.reductions import BATCH_AXIS
 from lockstep.jax_engine.envs.functional import FunctionalAdapter
+from lockstep.jax_engine.fingerprints import Copies, check_copies
 from lockstep.jax_engine.nets.custom import custom_net
 from lockstep.jax_engine.nets.nets import PolicyNet
 from lockstep.jax_engine.program.calls import Pending
-from lockstep.jax_engine.program.device_run import DeviceRun, parameter_specs
 from lockstep.jax_engine.program.iterations import Iteration, numbers_of
 from lockstep.jax_engine.program.program import Program
+from lockstep.jax_engine.program.run import DeviceRun
 from lockstep.jax_engine.session import parameter_layout
 from lockstep.jax_engine.setup.set_up import prepare_jax
 from lockstep.jax_engine.state import check_networks, init_state, place_state, state_specs
@@ -104,7 +104,7 @@ class Training:
             say(adapter.limit_note)
         description = described(config.env, adapter.observation_space, adapter.action_space, adapter.max_episode_steps)
         net = _with_policy(check_networks(config, description), customs.policy, config)
-        layout = dataclasses.replace(parameter_layout(config, net, mesh), synchronize=customs.synchronize)
+        layout = parameter_layout(config, net, mesh, customs.synchronize)
         everywhere = jax.process_count() > 1
         self.program = Program(config, description, net, layout, mesh, adapter, everywhere)
         self.run = DeviceRun(self.program, init_state(config, net, layout), num_local_devices(mesh))
@@ -125,16 +125,16 @@ class Training:
         run.before = 0 if given is None else int(given.step)
         fresh = init_state(program.config, program.net, program.layout)
         state = fresh if given is None else to_engine(given, fresh, program.layout)
-        specs = state_specs(state, parameter_specs(program))
+        specs = state_specs(state, program.layout.specs)
         run.state = place_state(state, specs, program.mesh)
         with self._rounding():
             run.begin()
         if given is not None:  # normalisers that have seen something, without the random policy's samples
             kept = place_state(state, specs, program.mesh)
-            for name in ("observations", "returns"):
-                statistics = getattr(given, name)
-                if statistics is not None and float(statistics.count):
-                    run.state = run.state._replace(**{name: getattr(kept, name)})
+            if given.observations is not None and float(given.observations.count):
+                run.state = run.state._replace(observation_normalizer=kept.observation_normalizer)
+            if given.returns is not None and float(given.returns.count):
+                run.state = run.state._replace(return_normalizer=kept.return_normalizer)
 
     def iterations(self) -> Iterator[tuple[Iteration, Pending]]:
         """Every update in order, with the call that it was part of; the next call is under way meanwhile.
@@ -166,7 +166,7 @@ class Training:
         """The state before training."""
         program = self.program
         state = init_state(program.config, program.net, program.layout)
-        placed = place_state(state, state_specs(state, parameter_specs(program)), program.mesh)
+        placed = place_state(state, state_specs(state, program.layout.specs), program.mesh)
         return of_engine(placed, program.layout, program.net, 0, program.mesh)
 
     def state(self, updates: int) -> PPOTrainState:

@@ -27,7 +27,9 @@ def minibatch_loss(
         output, values = nets.actor_critic(net, parameters, rows, key)
     else:  # sequences [units, L, …] run along L
         rows, actions = jnp.moveaxis(rows, 1, 0), jnp.moveaxis(actions, 1, 0)
-        output, values, _ = nets.unroll(net, parameters, rows, columns["carry"], jnp.moveaxis(columns["resets"], 1, 0))
+        output, values, _ = nets.unroll(
+            net, parameters, rows, columns["recurrent_state"], jnp.moveaxis(columns["resets"], 1, 0)
+        )
     log_prob, entropy = distributions.log_prob_and_entropy(net, parameters, output, actions)
 
     def shaped(name: str) -> Array | None:

@@ -10,9 +10,9 @@ from jax import numpy as jnp
 
 from lockstep.config.run import Config
 from lockstep.jax_engine.advantages import counted_moments, merge_counts
-from lockstep.jax_engine.program.blocks import Blocks
-from lockstep.jax_engine.program.keys import keyed
-from lockstep.jax_engine.program.shuffle import permutation
+from lockstep.jax_engine.shards.blocks import Blocks
+from lockstep.jax_engine.shards.keys import keyed
+from lockstep.jax_engine.shards.shuffle import permutation
 
 ADVANTAGE_EPSILON = 1e-8
 

@@ -12,7 +12,7 @@ from jax import numpy as jnp
 from lockstep.config.run import Config
 from lockstep.core.spaces import layouts_from_json
 from lockstep.jax_engine.nets import distributions, nets
-from lockstep.jax_engine.nets.make_net import make_net
+from lockstep.jax_engine.state import make_net
 from lockstep.runs.checkpoint import POLICY
 
 

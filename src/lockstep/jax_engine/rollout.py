@@ -1,9 +1,10 @@
-"""Collecting a rollout inside the program: only the actor runs at each step; values come from one pass after it."""
+"""Collects a rollout inside the program: only the actor runs at each step; values come from one pass after it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -13,18 +14,18 @@ from jax import numpy as jnp
 from lockstep.config.run import Config
 from lockstep.core.spaces import ActionLayout
 from lockstep.envs.rewards import RewardShaping
-from lockstep.jax_engine.envs.environments import JaxEnvironment
+from lockstep.jax_engine.envs.protocol import JaxEnvironment, Tree, pick
 from lockstep.jax_engine.nets import distributions, nets
 from lockstep.jax_engine.nets.encoders import action_mask, encode_rows
 from lockstep.jax_engine.nets.nets import Parameters, PolicyNet
-from lockstep.jax_engine.program.keys import keyed
-from lockstep.jax_engine.program.normalizers import normalized
-from lockstep.jax_engine.program.words import Words
+from lockstep.jax_engine.shards.keys import keyed
+from lockstep.jax_engine.shards.normalizers import Scale, normalized
+from lockstep.jax_engine.shards.words import Words
 from lockstep.jax_engine.state import EnvCarry
 
 
 class Rollout(NamedTuple):
-    """A block's rollout, arrays ``[T, n, …]``.
+    """A rollout of a block's environments, arrays ``[T, n, …]``.
 
     Attributes:
         observations: rows as the networks see them, with those that follow the last step: ``[T+1, n, width]``.
@@ -35,7 +36,7 @@ class Rollout(NamedTuple):
         terminated: bool, for the learner; ``truncated`` likewise.
         truncated: see ``terminated``.
         final: rows that each step led to, before any reset, as the networks see them ``[T, n, width]``.
-        memory: what a recurrent policy carried into the rollout ``[n, carry_size]``.
+        recurrent_state: what a recurrent policy carried into the rollout ``[n, carry_size]``.
         over: bool, where an episode of the environment ended.
         returns: of the episode up to this step, float32; ``lengths`` its steps, int32.
         lengths: see ``returns``.
@@ -51,7 +52,7 @@ class Rollout(NamedTuple):
     terminated: Array
     truncated: Array
     final: Array
-    memory: Array
+    recurrent_state: Array
     over: Array
     returns: Array
     lengths: Array
@@ -65,15 +66,57 @@ class Rollout(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """Random numbers of a block's rollout: action noise ``[T, n, outputs]``, and those of resets and steps."""
+    """Random numbers of a block's rollout.
+
+    Attributes:
+        noise: of actions, float32 ``[T, n, outputs]``; of a random policy its keys ``[T]``.
+        resets: what a reset at each step would draw, as the environment says, ``[T, n, …]``.
+        steps: what each step draws, ``[T, n, …]``, or None.
+    """
 
     noise: Array
-    resets: Any
-    steps: Any
+    resets: Tree
+    steps: Tree
 
 
-def draw(config: Config, net: PolicyNet, env: JaxEnvironment, keys: Any, iteration: Array, shard: Array) -> Draws:
-    """What a shard's rollout needs, keyed by ``(seed, purpose, iteration, shard)``, drawn at once.
+class Acted(NamedTuple):
+    """What a policy does in a step.
+
+    Attributes:
+        actions: as the policy takes them, ``[n, …]``.
+        outputs: the actor's output ``[n, outputs]``.
+        recurrent_state: after the step, float32 ``[n, carry_size]``.
+    """
+
+    actions: Array
+    outputs: Array
+    recurrent_state: Array
+
+
+class RolloutPolicy(Protocol):
+    """Chooses actions during a rollout.
+
+    Attributes:
+        net: says how observations lie in rows, and what actions are.
+    """
+
+    @property
+    def net(self) -> PolicyNet:  # noqa: D102
+        ...
+
+    def __call__(self, rows: Array, recurrent_state: Array, noise: Array) -> Acted:
+        """Acts on observation rows ``[n, width]`` as the networks see them, with a step's noise."""
+        ...
+
+    def native(self, actions: Array) -> Array:
+        """Turns the policy's actions ``[n, …]`` into what the environment takes."""
+        ...
+
+
+def draw(
+    config: Config, net: PolicyNet, env: JaxEnvironment, keys: Mapping[str, Array], iteration: Array, shard: Array
+) -> Draws:
+    """Draws what a shard's rollout needs, keyed by ``(seed, purpose, iteration, shard)``, at once.
 
     A reset's numbers are keyed by the step at which it happens: whether it does is not known beforehand.
     """
@@ -87,7 +130,7 @@ def draw(config: Config, net: PolicyNet, env: JaxEnvironment, keys: Any, iterati
 
 
 def action_noise(config: Config, net: PolicyNet, key: Array, iteration: Array, shard: Array) -> Array:
-    """Noise of a shard's rollout keyed by ``(seed, "action", iteration, shard)``: float32 ``[T, rows, outputs]``.
+    """Draws a shard's action noise, keyed by ``(seed, "action", iteration, shard)``: float32 ``[T, rows, outputs]``.
 
     Gumbel for discrete actions, standard normal for continuous ones.
     """
@@ -98,7 +141,7 @@ def action_noise(config: Config, net: PolicyNet, key: Array, iteration: Array, s
 
 @dataclass(frozen=True)
 class Actor:
-    """The policy during a rollout: observation rows as the networks see them to actions.
+    """Samples actions from the networks; see :class:`RolloutPolicy`.
 
     Attributes:
         net: its networks.
@@ -108,24 +151,24 @@ class Actor:
     net: PolicyNet
     parameters: Parameters
 
-    def __call__(self, rows: Array, memory: Array, noise: Array) -> tuple[Array, Array, Array]:
-        """Actions ``[n, …]``, the actor's output ``[n, outputs]`` and what a recurrent policy carries on."""
+    def __call__(self, rows: Array, recurrent_state: Array, noise: Array) -> Acted:
+        """See :meth:`RolloutPolicy.__call__`; ``noise`` float32 ``[n, outputs]``."""
         net = self.net
         if net.core is None:
             output = nets.actor(net, self.parameters, rows)
         else:
             still = jnp.zeros((1, len(rows)), jnp.bool_)
-            outputs, _, carries = nets.unroll(net, self.parameters, rows[None], memory, still, actor_only=True)
-            output, memory = outputs[0], carries[0]
-        return distributions.sample(net, self.parameters, output, noise), output, memory
+            outputs, _, states = nets.unroll(net, self.parameters, rows[None], recurrent_state, still, actor_only=True)
+            output, recurrent_state = outputs[0], states[0]
+        return Acted(distributions.sample(net, self.parameters, output, noise), output, recurrent_state)
 
     def native(self, actions: Array) -> Array:
-        """What the environment takes, of the policy's actions: squashed or clipped to bounds."""
+        """See :meth:`RolloutPolicy.native`: squashed or clipped to bounds."""
         return native_actions(self.net, distributions.squash(self.net, actions))
 
 
 def native_actions(net: PolicyNet, actions: Array) -> Array:
-    """Actions in the space's own numbers and shape, clipped to its bounds."""
+    """Gives actions in the space's own numbers and shape, clipped to its bounds."""
     layout: ActionLayout = net.action
     if layout.kind == "discrete":
         return actions + layout.first[0] if layout.first[0] else actions
@@ -136,7 +179,7 @@ def native_actions(net: PolicyNet, actions: Array) -> Array:
 
 
 def shaped_rewards(shaping: RewardShaping, rewards: Array) -> Array:
-    """The learner's rewards of the environment's."""
+    """Shapes the environment's rewards for the learner."""
     if shaping.identity:
         return rewards
     out = jnp.sign(rewards) if shaping.sign else rewards
@@ -144,30 +187,29 @@ def shaped_rewards(shaping: RewardShaping, rewards: Array) -> Array:
     return out if shaping.clip is None else jnp.clip(out, *shaping.clip)
 
 
-def pick(where: Array, yes: Any, no: Any) -> Any:
-    """Leaves of one tree or the other, by row: ``where`` bool ``[n]``."""
-
-    def of(a: Array, b: Array) -> Array:
-        if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
-            data = of(jax.random.key_data(a), jax.random.key_data(b))
-            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(a))
-        return jnp.where(where.reshape(-1, *(1,) * (a.ndim - 1)), a, b)
-
-    return jax.tree.map(of, yes, no)
-
-
-def begin(net: PolicyNet, env: JaxEnvironment, random: Any, carry_size: int) -> EnvCarry:
-    """Begin an episode in each of ``n`` environments."""
+def begin(net: PolicyNet, env: JaxEnvironment, random: Tree) -> EnvCarry:
+    """Begins an episode in each of ``n`` environments, with what resets draw ``[n, …]``."""
     state, observation = env.reset(random)
     rows = encode_rows(net.observation, observation)
     zeros, none = jnp.zeros(len(rows)), jnp.zeros(len(rows), jnp.int32)
-    return EnvCarry(state, rows, zeros, none, jnp.zeros((len(rows), carry_size)), zeros)
+    return EnvCarry(state, rows, zeros, none, jnp.zeros((len(rows), net.carry_size)), zeros)
 
 
-def restarted(env: JaxEnvironment, net: PolicyNet, done: Array, random: Any, state: Any, rows: Array) -> Any:
-    """State and rows after the resets of done environments; costly resets happen only if there is one."""
+def restarted(
+    env: JaxEnvironment, net: PolicyNet, done: Array, random: Tree, state: Tree, rows: Array
+) -> tuple[Tree, Array]:
+    """Resets done environments: state and rows ``[n, width]`` after it; a costly reset runs only if there is one.
 
-    def fresh(state: Any, rows: Array) -> Any:
+    Args:
+        env: the environments.
+        net: says how observations lie in rows.
+        done: bool ``[n]``.
+        random: what resets draw.
+        state: after the step.
+        rows: after the step.
+    """
+
+    def fresh(state: Tree, rows: Array) -> tuple[Tree, Array]:
         first, observation = env.reset(random)
         return pick(done, (first, encode_rows(net.observation, observation)), (state, rows))
 
@@ -176,83 +218,114 @@ def restarted(env: JaxEnvironment, net: PolicyNet, done: Array, random: Any, sta
     return lax.cond(done.any(), fresh, lambda state, rows: (state, rows), state, rows)
 
 
-def collect(
-    actor: Actor | RandomActor,
-    env: JaxEnvironment,
-    shaping: RewardShaping,
-    config: Config,
-    scale: Any,
-    carry: EnvCarry,
-    draws: Draws,
-) -> tuple[EnvCarry, Rollout]:
-    """Step a block's environments ``T`` times.
+class Kept(NamedTuple):
+    """What a step leaves for the rollout.
+
+    Attributes:
+        words: its small columns in one matrix.
+        images: columns of bytes, which are kept apart; empty without images.
+        terms: named reward terms, means over environments ``[]``.
+    """
+
+    words: Array
+    images: dict[str, Array]
+    terms: dict[str, Array]
+
+
+class Collector:
+    """Steps a block's environments with a policy, inside a scan.
 
     Args:
-        actor: the policy.
+        policy: chooses actions.
         env: the environments.
-        shaping: what the learner gets of rewards.
-        config: the run's.
-        scale: of observations, see :func:`~lockstep.jax_engine.program.normalizers.scale_of`, or None.
-        carry: from the rollout before, arrays ``[n, …]``.
-        draws: random numbers.
+        scale: of observations, or None.
+        clip: greatest absolute value of a normalised observation.
+
+    Attributes:
+        layout: of :attr:`Kept.words`, known once a step has been traced.
     """
-    net, clip = actor.net, config.normalize.clip_observations
-    limit = env.max_episode_steps
 
-    layouts: list[Words] = []
+    layout: Words
 
-    def look(rows: Array) -> Array:
-        return normalized(net.observation, rows, scale, clip)
+    def __init__(self, policy: RolloutPolicy, env: JaxEnvironment, scale: Scale | None, clip: float) -> None:
+        self.policy, self.env, self.scale, self.clip = policy, env, scale, clip
 
-    def step(carry: EnvCarry, now: Draws) -> tuple[EnvCarry, Any]:
-        seen = look(carry.rows)
-        actions, output, memory = actor(seen, carry.memory, now.noise)
-        stepped = env.step(carry.state, actor.native(actions), now.steps)
+    def seen(self, rows: Array) -> Array:
+        """Normalises observation rows for the networks."""
+        return normalized(self.policy.net.observation, rows, self.scale, self.clip)
+
+    def step(self, carry: EnvCarry, now: Draws) -> tuple[EnvCarry, Kept]:
+        """Takes one step, resets what is done, and keeps what the rollout needs."""
+        policy, net, limit = self.policy, self.policy.net, self.env.max_episode_steps
+        seen = self.seen(carry.rows)
+        acted = policy(seen, carry.recurrent_state, now.noise)
+        stepped = self.env.step(carry.state, policy.native(acted.actions), now.steps)
         rows, lengths = encode_rows(net.observation, stepped.observation), carry.lengths + 1
         late = stepped.truncated if limit is None else stepped.truncated | (lengths >= limit)
         truncated = late & ~stepped.terminated
         done = stepped.terminated | truncated
-        state, first = restarted(env, net, done, now.resets, stepped.state, rows)
+        state, first = restarted(self.env, net, done, now.resets, stepped.state, rows)
         returns = carry.returns + stepped.reward
         following = EnvCarry(
             state,
             first,
             jnp.where(done, 0.0, returns),
             jnp.where(done, 0, lengths),
-            jnp.where(done[:, None], 0.0, memory),
+            jnp.where(done[:, None], 0.0, acted.recurrent_state),
             carry.discounted,
         )
-        kept = {"actions": actions, "outputs": output, "rewards": stepped.reward, "returns": returns}
+        kept = {"actions": acted.actions, "outputs": acted.outputs, "rewards": stepped.reward, "returns": returns}
         kept |= {"lengths": lengths, "terminated": stepped.terminated, "truncated": truncated}
         if stepped.success is not None:
             kept["successes"] = stepped.success
-        images = {"observations": seen, "final": look(rows)} | ({} if scale is None else {"raw": carry.rows})
+        images = {"observations": seen, "final": self.seen(rows)} | ({} if self.scale is None else {"raw": carry.rows})
         if not net.observation.image_bytes:
             kept, images = kept | images, {}
-        layouts.append(Words.of(kept))
-        terms = {name: term.mean() for name, term in stepped.terms.items()}
-        return following, (layouts[-1].pack(kept), images, terms)
+        self.layout = Words.of(kept)
+        return following, Kept(self.layout.pack(kept), images, {k: term.mean() for k, term in stepped.terms.items()})
 
-    after, (words, images, terms) = lax.scan(step, carry, draws)
-    kept = layouts[-1].unpack(words) | images
+
+def collect(
+    policy: RolloutPolicy,
+    env: JaxEnvironment,
+    shaping: RewardShaping,
+    config: Config,
+    scale: Scale | None,
+    carry: EnvCarry,
+    draws: Draws,
+) -> tuple[EnvCarry, Rollout]:
+    """Steps a block's environments ``T`` times.
+
+    Args:
+        policy: chooses actions.
+        env: the environments.
+        shaping: what the learner gets of rewards.
+        config: the run's.
+        scale: of observations, or None.
+        carry: from the rollout before, arrays ``[n, …]``.
+        draws: random numbers.
+    """
+    collector = Collector(policy, env, scale, config.normalize.clip_observations)
+    after, steps = lax.scan(collector.step, carry, draws)
+    kept = collector.layout.unpack(steps.words) | steps.images
     success = kept.pop("successes", None)
-    observations = jnp.concatenate([kept.pop("observations"), look(after.rows)[None]])
+    observations = jnp.concatenate([kept.pop("observations"), collector.seen(after.rows)[None]])
     rewards = shaped_rewards(shaping, kept.pop("rewards"))
     rollout = Rollout(
         observations=observations,
         raw=kept.pop("raw", None),
         rewards=rewards,
-        memory=carry.memory,
+        recurrent_state=carry.recurrent_state,
         over=kept["terminated"] | kept["truncated"],
         successes=jnp.zeros(rewards.shape, jnp.int8) if success is None else jnp.where(success, 1, -1).astype(jnp.int8),
-        terms={name: term.mean() for name, term in terms.items()},
+        terms={name: term.mean() for name, term in steps.terms.items()},
         **kept,
     )
     return after, rollout
 
 
 def random_actions(net: PolicyNet, rows: Array, key: Array) -> Array:
-    """Actions ``[n, …]`` of a random policy: uniform over what is allowed or within bounds, normal without bounds."""
+    """Draws random actions ``[n, …]``: uniform over what is allowed or within bounds, normal without bounds."""
     layout: ActionLayout = net.action
     if layout.discrete:
         noise = jax.random.gumbel(key, (len(rows), layout.outputs))
@@ -268,15 +341,15 @@ def random_actions(net: PolicyNet, rows: Array, key: Array) -> Array:
 
 @dataclass(frozen=True)
 class RandomActor:
-    """A random policy in the actor's place; the noise of a step is a key."""
+    """Takes random actions; see :class:`RolloutPolicy`. The noise of a step is a key."""
 
     net: PolicyNet
 
-    def __call__(self, rows: Array, memory: Array, noise: Array) -> tuple[Array, Array, Array]:
-        """See :class:`Actor`."""
+    def __call__(self, rows: Array, recurrent_state: Array, noise: Array) -> Acted:
+        """See :meth:`RolloutPolicy.__call__`."""
         actions = random_actions(self.net, rows, noise)
-        return actions, jnp.zeros((len(rows), 0)), memory
+        return Acted(actions, jnp.zeros((len(rows), 0)), recurrent_state)
 
     def native(self, actions: Array) -> Array:
-        """See :class:`Actor`; random actions lie within the bounds already."""
+        """See :meth:`RolloutPolicy.native`; random actions lie within the bounds already."""
         return native_actions(self.net, actions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,17 +17,18 @@ from lockstep.core.topology import Topology
 from lockstep.envs.describe import describe
 from lockstep.envs.description import EnvDescription
 from lockstep.envs.host_envs import HostEnvs
-from lockstep.jax_engine.distributed.fingerprints import Copies, check_copies
-from lockstep.jax_engine.distributed.mesh import cut_axis, fsdp_sharding, make_mesh
+from lockstep.jax_engine.distributed.mesh import Mesh, cut_axis, fsdp_sharding, make_mesh
 from lockstep.jax_engine.distributed.placement import connect, num_local_devices
 from lockstep.jax_engine.distributed.processes import check_ranks_alike, quiet_connections, set_up_jax
 from lockstep.jax_engine.envs.environments import is_jax_environment, make_environment
+from lockstep.jax_engine.fingerprints import Copies, check_copies
 from lockstep.jax_engine.host.run import HostRun
 from lockstep.jax_engine.nets.nets import PolicyNet
-from lockstep.jax_engine.nets.parameters import ParameterLayout
-from lockstep.jax_engine.program.device_run import DeviceRun
+from lockstep.jax_engine.nets.parameters import Named, ParameterLayout, SlicedLayout, VectorLayout
+from lockstep.jax_engine.program.calls import Run
 from lockstep.jax_engine.program.inference import Inference
 from lockstep.jax_engine.program.program import Program
+from lockstep.jax_engine.program.run import DeviceRun
 from lockstep.jax_engine.setup.set_up import check_pool, lean_pool, machine_facts, pool_devices, roomy_pool
 from lockstep.jax_engine.state import (
     TrainState,
@@ -65,7 +67,7 @@ class Session:
     topology: Topology
     plan: ShardPlan
     program: Program
-    run: DeviceRun | HostRun
+    run: Run[Any]
     policy: Inference
     description: EnvDescription
     iteration: int = 0
@@ -133,20 +135,28 @@ class Session:
 
     def close(self) -> None:
         """Lets the environments go, once nothing is under way."""
-        self.run.wait()
         self.run.close()
         if self._eval_envs is not None:
             self._eval_envs.close()
 
 
-def parameter_layout(config: Config, net: PolicyNet, mesh: Any) -> ParameterLayout:
-    """One vector; with FSDP arrays by name, large ones cut over the mesh's ``fsdp`` axis."""
-    shapes, exact = net.shapes(), config.reduction == "exact"
+def parameter_layout(
+    config: Config, net: PolicyNet, mesh: Mesh, synchronize: Callable[[Named], Named] | None = None
+) -> ParameterLayout:
+    """Chooses how parameters are held: as one vector; with FSDP by name, large ones cut over the ``fsdp`` axis.
+
+    Args:
+        config: resolved.
+        net: whose parameters.
+        mesh: of the run.
+        synchronize: a user's reduction of gradients, see :class:`~lockstep.jax_engine.nets.parameters.VectorLayout`.
+    """
+    shapes = net.shapes()
     if not config.fsdp or mesh.shape["fsdp"] == 1:
-        return ParameterLayout(shapes, exact)
+        return VectorLayout(shapes, config.reduction == "exact", synchronize)
     structs = {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in shapes.items()}
     shardings = fsdp_sharding(structs, mesh)
-    return ParameterLayout(shapes, exact, {name: cut_axis(sharding) for name, sharding in shardings.items()})
+    return SlicedLayout(shapes, {name: cut_axis(sharding) for name, sharding in shardings.items()})
 
 
 def open_program(config: Config, topology: Topology, options: RunOptions) -> Program:
@@ -194,7 +204,7 @@ def open_session(config: Config, topology: Topology, options: RunOptions, checkp
     plan = ShardPlan(config.envs, config.shards, topology.world_size, topology.rank)
     state, local = first_state(config, program), num_local_devices(program.mesh)
     inside = program.env is not None
-    run = DeviceRun(program, state, local) if inside else HostRun(program, state, plan, local)
+    run: Run[Any] = DeviceRun(program, state, local) if inside else HostRun(program, state, plan, local)
     session = Session(
         config,
         topology,

@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
 import jax
 import numpy as np
 import optax
 from jax import Array
-from jax import numpy as jnp
 
 from lockstep.config.run import Config
+from lockstep.core.shards import keyed_seed
+from lockstep.core.spaces import ActionLayout, ObservationLayout
 from lockstep.envs.description import EnvDescription
-from lockstep.jax_engine.distributed.mesh import REPLICATED, SHARDED, named_sharding
+from lockstep.jax_engine.distributed.mesh import REPLICATED, SHARDED, Mesh, Pytree, Specs, named_sharding
 from lockstep.jax_engine.distributed.placement import gathered, place
-from lockstep.jax_engine.nets.make_net import make_net
+from lockstep.jax_engine.nets.custom import load_custom
 from lockstep.jax_engine.nets.nets import PolicyNet
-from lockstep.jax_engine.nets.parameters import ParameterLayout
+from lockstep.jax_engine.nets.parameters import Held, ParameterLayout
+from lockstep.jax_engine.shards.normalizers import Moments, empty_moments
 from lockstep.networks.initial import initial_parameters
+from lockstep.networks.spec import net_options
 
 POLICY, OPTIMIZER, NORMALIZERS = "policy/", "optimizer/", "normalizers/"
 MOMENTS = {"exp_avg": "mu", "exp_avg_sq": "nu"}
 """Names of Adam's moments in a checkpoint (PyTorch's), and in optax."""
-
-
-class Moments(NamedTuple):
-    """Running moments in float64: count ``[]``, mean ``[size]`` and sum of squared deviations ``[size]``."""
-
-    count: Array
-    mean: Array
-    m2: Array
 
 
 class EnvCarry(NamedTuple):
@@ -42,15 +37,15 @@ class EnvCarry(NamedTuple):
         rows: observation rows ``[…, width]`` as the environment gives them.
         returns: undiscounted return so far, float32; ``lengths`` the steps, int32.
         lengths: see ``returns``.
-        memory: what a recurrent policy carries, float32 ``[…, carry_size]``.
+        recurrent_state: what a recurrent policy carries, float32 ``[…, carry_size]``.
         discounted: discounted return so far, float32.
     """
 
-    state: Any
+    state: Pytree
     rows: Array
     returns: Array
     lengths: Array
-    memory: Array
+    recurrent_state: Array
     discounted: Array
 
 
@@ -61,38 +56,39 @@ class TrainState(NamedTuple):
         parameters: as :class:`~lockstep.jax_engine.nets.parameters.ParameterLayout` holds them.
         optimizer: Adam's step and moments, held alike.
         learning_rate: float32 ``[]``, as the adaptive schedule left it.
-        observations: moments of observations, or None.
-        returns: moments of discounted returns, or None.
+        observation_normalizer: moments of observations, or None.
+        return_normalizer: moments of discounted returns, or None.
         reference: parameters of GRPO's reference policy, or None.
         envs: environments in the program; None where they are stepped on the host.
     """
 
-    parameters: Any
+    parameters: Held
     optimizer: optax.ScaleByAdamState
     learning_rate: Array
-    observations: Moments | None = None
-    returns: Moments | None = None
-    reference: Any = None
+    observation_normalizer: Moments | None = None
+    return_normalizer: Moments | None = None
+    reference: Held = None
     envs: EnvCarry | None = None
-
-
-@dataclass(frozen=True)
-class Trained:
-    """Counters of the host.
-
-    Attributes:
-        iteration: iterations done; ``global_step`` environment steps, ``optimizer_steps`` optimiser steps.
-    """
-
-    iteration: int = 0
-    global_step: int = 0
-    optimizer_steps: int = 0
 
 
 def adam(config: Config) -> optax.GradientTransformation:
     """Adam without a step size, as PyTorch has it (Kingma & Ba 2015; epsilon outside the root)."""
     first, second = config.ppo.adam_betas
     return optax.scale_by_adam(first, second, config.ppo.adam_eps)
+
+
+def make_net(config: Config, observation: ObservationLayout, action: ActionLayout) -> PolicyNet:
+    """The networks that a config asks for.
+
+    Raises:
+        ValueError: they don't fit the spaces; one line.
+    """
+    network = config.network
+    net = PolicyNet(**net_options(config, observation, action), remat=getattr(network, "remat", False))
+    if network.custom is None:
+        return net
+    custom = load_custom(network.custom, network.custom_kwargs, net, keyed_seed(config.seed, "init/custom"))
+    return replace(net, custom=custom, core=None, shared=False)
 
 
 def check_networks(config: Config, description: EnvDescription) -> PolicyNet:
@@ -110,11 +106,6 @@ def check_networks(config: Config, description: EnvDescription) -> PolicyNet:
     return net
 
 
-def empty_moments(size: int) -> Moments:
-    """Moments of nothing, float64 on the host."""
-    return Moments(np.zeros(()), np.zeros(size), np.zeros(size))  # type: ignore[arg-type]
-
-
 def init_state(config: Config, net: PolicyNet, layout: ParameterLayout) -> TrainState:
     """The state before the first iteration, on the host, without environments."""
     parameters = layout.of_arrays(initial_parameters(config, net))
@@ -123,25 +114,25 @@ def init_state(config: Config, net: PolicyNet, layout: ParameterLayout) -> Train
         parameters=parameters,
         optimizer=optax.ScaleByAdamState(np.zeros((), np.int32), zeros, zeros),
         learning_rate=np.float32(config.ppo.learning_rate),  # type: ignore[arg-type]
-        observations=empty_moments(net.observation.vector_size) if config.normalize.observations else None,
-        returns=empty_moments(1) if config.normalize.returns else None,
+        observation_normalizer=empty_moments(net.observation.vector_size) if config.normalize.observations else None,
+        return_normalizer=empty_moments(1) if config.normalize.returns else None,
     )
 
 
-def state_specs(state: TrainState, parameters: Any) -> TrainState:
+def state_specs(state: TrainState, parameters: Specs) -> TrainState:
     """How every leaf of a state lies on the mesh; ``parameters`` are the specs of parameters."""
     return TrainState(
         parameters=parameters,
         optimizer=optax.ScaleByAdamState(REPLICATED, parameters, parameters),  # type: ignore[arg-type]
         learning_rate=REPLICATED,  # type: ignore[arg-type]
-        observations=jax.tree.map(lambda _: REPLICATED, state.observations),
-        returns=jax.tree.map(lambda _: REPLICATED, state.returns),
+        observation_normalizer=jax.tree.map(lambda _: REPLICATED, state.observation_normalizer),
+        return_normalizer=jax.tree.map(lambda _: REPLICATED, state.return_normalizer),
         reference=None if state.reference is None else parameters,
         envs=jax.tree.map(lambda _: SHARDED, state.envs),
     )
 
 
-def place_state(state: TrainState, specs: TrainState, mesh: Any) -> TrainState:
+def place_state(state: TrainState, specs: TrainState, mesh: Mesh) -> TrainState:
     """A state of host arrays, the same in every process, laid out over the mesh."""
     with jax.enable_x64(True):
         return jax.tree.map(lambda x, spec: place(x, named_sharding(mesh, spec)), state, specs)
@@ -156,7 +147,7 @@ def state_arrays(state: TrainState, layout: ParameterLayout) -> dict[str, np.nda
     normalizers = {name: array for name, array in arrays.items() if name.startswith(NORMALIZERS)}
     out = {name: array for name, array in arrays.items() if name.startswith(POLICY)}
     for moment, attribute in MOMENTS.items():
-        named = _by_name(getattr(state.optimizer, attribute), layout)
+        named = layout.on_host(getattr(state.optimizer, attribute))
         out |= {f"{OPTIMIZER}{moment}/{name}": array for name, array in named.items()}
     out[OPTIMIZER + "step"] = gathered(state.optimizer.count).astype(np.float32).reshape(1)
     return out | normalizers
@@ -164,20 +155,14 @@ def state_arrays(state: TrainState, layout: ParameterLayout) -> dict[str, np.nda
 
 def policy_arrays(state: TrainState, layout: ParameterLayout) -> dict[str, np.ndarray]:
     """Parameters and normalisers by name, of :func:`state_arrays`."""
-    arrays = {POLICY + name: array for name, array in _by_name(state.parameters, layout).items()}
-    for name, moments in (("observations", state.observations), ("returns", state.returns)):
+    arrays = {POLICY + name: array for name, array in layout.on_host(state.parameters).items()}
+    for name, moments in (("observations", state.observation_normalizer), ("returns", state.return_normalizer)):
         if moments is not None:
             count, mean, m2 = (gathered(x) for x in moments)
             arrays |= {
                 f"{NORMALIZERS}{name}.{k}": v for k, v in (("count", count.reshape(1)), ("mean", mean), ("m2", m2))
             }
     return arrays
-
-
-def _by_name(held: Any, layout: ParameterLayout) -> dict[str, np.ndarray]:
-    if layout.axes:
-        return {name: gathered(held[name]).copy() for name in layout.shapes}
-    return {name: array.copy() for name, array in layout.split(gathered(held)).items()}
 
 
 def load_state_arrays(state: TrainState, arrays: Mapping[str, np.ndarray], layout: ParameterLayout) -> TrainState:
@@ -200,8 +185,8 @@ def load_state_arrays(state: TrainState, arrays: Mapping[str, np.ndarray], layou
     return state._replace(
         parameters=layout.of_arrays(_below(arrays, POLICY)),
         optimizer=optax.ScaleByAdamState(step, **held),
-        observations=_moments(arrays, "observations") if state.observations is not None else None,
-        returns=_moments(arrays, "returns") if state.returns is not None else None,
+        observation_normalizer=_moments(arrays, "observations") if state.observation_normalizer is not None else None,
+        return_normalizer=_moments(arrays, "returns") if state.return_normalizer is not None else None,
     )
 
 
@@ -212,15 +197,3 @@ def _moments(arrays: Mapping[str, np.ndarray], name: str) -> Moments:
 
 def _below(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
     return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
-
-
-def merged(moments: Moments, count: Array, mean: Array, m2: Array) -> Moments:
-    """Moments with those of further samples (Chan et al. 1983); a count of 0 changes nothing. In float64."""
-    with jax.enable_x64(True):
-        total = jnp.maximum(moments.count + count, 1.0)
-        delta = mean - moments.mean
-        return Moments(
-            moments.count + count,
-            moments.mean + delta * (count / total),
-            moments.m2 + m2 + delta * delta * (moments.count * count / total),
-        )

@@ -1,8 +1,8 @@
-"""What the shards tell each other once an iteration, in one collective: moments, counts, stop codes."""
+"""Shares what shards must know of each other once an iteration, in one collective: moments, counts, stop codes."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -14,31 +14,43 @@ from lockstep.jax_engine.advantages import counted_moments, merge_counts
 from lockstep.jax_engine.batch import Batch
 from lockstep.jax_engine.distributed.reductions import gather_shards
 from lockstep.jax_engine.nets.nets import PolicyNet
-from lockstep.jax_engine.program.normalizers import vectors_of
 from lockstep.jax_engine.rollout import Rollout
-from lockstep.jax_engine.state import Moments, TrainState, merged
+from lockstep.jax_engine.shards.normalizers import Moments, merged, vectors_of
+from lockstep.jax_engine.state import TrainState
 
 
-class LocalStatistics(NamedTuple):
-    """Statistics of a device's blocks or shards, float64.
+class Statistics(NamedTuple):
+    """Statistics of blocks or shards, float64: of a device's own, or gathered from all in shard order.
 
     Attributes:
-        advantages: ``[shards, num_epochs, num_minibatches, 3]``: count, mean and M2.
+        advantage_moments: ``[shards, num_epochs, num_minibatches, 3]``: count, mean and M2.
         fit: of returns and of returns minus values, ``[blocks, 2, 3]``; None without a critic.
-        observations: ``[blocks, size, 3]``, or None; ``returns`` of discounted returns ``[blocks, 1, 3]``, or None.
-        returns: see ``observations``.
+        observation_moments: ``[blocks, size, 3]``, or None.
+        return_moments: of discounted returns ``[blocks, 1, 3]``, or None.
         terms: means of named reward terms ``[blocks, n]``, or None.
     """
 
-    advantages: Array
+    advantage_moments: Array
     fit: Array | None
-    observations: Array | None
-    returns: Array | None
+    observation_moments: Array | None
+    return_moments: Array | None
     terms: Array | None
 
 
+class NormalizerMoments(NamedTuple):
+    """Moments of one rollout for the normalisers, float64; count, mean and M2 in the last axis.
+
+    Attributes:
+        observations: ``[…, size, 3]``, or None.
+        returns: of discounted returns ``[…, 1, 3]``, or None.
+    """
+
+    observations: Array | None
+    returns: Array | None
+
+
 def fit_moments(batch: Batch) -> Array | None:
-    """Count, mean and M2 of returns and of returns minus values of a block: float64 ``[2, 3]``."""
+    """Computes count, mean and M2 of a block's returns and of returns minus values: float64 ``[2, 3]``."""
     if batch.returns is None or batch.values is None:
         return None
     returns, values = batch.returns.reshape(-1), batch.values.reshape(-1)
@@ -49,8 +61,8 @@ def fit_moments(batch: Batch) -> Array | None:
 
 def normalizer_moments(
     config: Config, net: PolicyNet, rollout: Rollout, discounted: Array
-) -> tuple[Array | None, Array | None, Array]:
-    """Moments of a block's observations ``[size, 3]`` and discounted returns ``[1, 3]``, and the latter's last values.
+) -> tuple[NormalizerMoments, Array]:
+    """Computes the moments of a block's observations and discounted returns, and the latter's last values ``[n]``.
 
     Args:
         config: says what is normalised.
@@ -72,18 +84,23 @@ def normalizer_moments(
 
         discounted, running = jax.lax.scan(step, discounted, (rollout.rewards, rollout.done))
         returns = counted_moments(running.reshape(1, -1), None)
-    return observations, returns, discounted
+    return NormalizerMoments(observations, returns), discounted
 
 
 class Shared(NamedTuple):
-    """Every shard's statistics of one iteration, the same on all devices, as :class:`LocalStatistics`; stop code."""
+    """What all shards have told each other, the same on every device.
 
-    statistics: LocalStatistics
+    Attributes:
+        statistics: of every shard, in shard order.
+        stop: the highest stop code of any process, int32 ``[]``.
+    """
+
+    statistics: Statistics
     stop: Array
 
 
-def share(local: LocalStatistics, stop: Array) -> Shared:
-    """Gather every block's statistics in shard order: one collective.
+def share(local: Statistics, stop: Array) -> Shared:
+    """Gathers every block's statistics in shard order: one collective.
 
     Args:
         local: this device's.
@@ -97,13 +114,13 @@ def share(local: LocalStatistics, stop: Array) -> Shared:
         stops, *columns = jnp.split(rows, ends[:-1], 1)
         shaped = iter(x.reshape(-1, *part.shape[1:]) for x, part in zip(columns, parts, strict=True))
         return Shared(
-            LocalStatistics(*(None if x is None else next(shaped) for x in local)),  # type: ignore[arg-type]
+            Statistics(*(None if x is None else next(shaped) for x in local)),  # type: ignore[arg-type]
             stops.max().astype(jnp.int32),
         )
 
 
 def mean_terms(names: list[str], terms: Array | None) -> dict[str, Array]:
-    """Means over blocks of named reward terms ``[blocks, n]``, float32, as metrics."""
+    """Averages over blocks named reward terms ``[blocks, n]``, float32, as metrics."""
     if terms is None:
         return {}
     with jax.enable_x64(True):
@@ -112,7 +129,7 @@ def mean_terms(names: list[str], terms: Array | None) -> dict[str, Array]:
 
 
 def explained_variance(fit: Array) -> Array:
-    """1 - Var(returns - values) / Var(returns) over all samples, float32; NaN where returns don't vary."""
+    """Computes 1 - Var(returns - values) / Var(returns) over all samples, float32; NaN where returns don't vary."""
     with jax.enable_x64(True):
         _, _, std = merge_counts(fit)
         variance = jnp.square(std)
@@ -120,16 +137,18 @@ def explained_variance(fit: Array) -> Array:
         return jnp.where(variance[0] > 0, ratio, jnp.nan).astype(jnp.float32)
 
 
-def merge_normalizers(state: TrainState, observations: Array | None, returns: Array | None) -> TrainState:
-    """Normalisers with every shard's moments ``[…, size, 3]`` merged in shard order."""
+def merge_normalizers(state: TrainState, moments: NormalizerMoments) -> TrainState:
+    """Merges every shard's moments ``[shards, …]`` into a state's normalisers, in shard order."""
     return state._replace(
-        observations=_merged(state.observations, observations), returns=_merged(state.returns, returns)
+        observation_normalizer=_merged(state.observation_normalizer, moments.observations),
+        return_normalizer=_merged(state.return_normalizer, moments.returns),
     )
 
 
-def _merged(moments: Moments | None, parts: Any) -> Moments | None:
+def _merged(moments: Moments | None, parts: Array | None) -> Moments | None:
     if moments is None:
         return None
+    assert parts is not None
     for part in parts:
         moments = merged(moments, part[0, 0], part[:, 1], part[:, 2])
     return moments

@@ -10,9 +10,9 @@ from typing import Any
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.topology import Topology
 from lockstep.jax_engine.announcement import start_lines
-from lockstep.jax_engine.distributed.fingerprints import Copies
 from lockstep.jax_engine.distributed.processes import leave_processes
 from lockstep.jax_engine.evaluation import evaluate_policy
+from lockstep.jax_engine.fingerprints import Copies
 from lockstep.jax_engine.program.iterations import Iteration, numbers_of
 from lockstep.jax_engine.program.schedule import Schedule
 from lockstep.jax_engine.session import Session, current_policy, device_copies, open_session
@@ -188,7 +188,7 @@ def train(
     with stop_requests() as request:
         try:
             if options.num_seeds > 1:
-                from lockstep.jax_engine.program.train_seeds import train_seeds  # stands on this module
+                from lockstep.jax_engine.seeds.train import train_seeds  # stands on this module
 
                 return train_seeds(config, run, topology, options, request, started)
             return record_training(

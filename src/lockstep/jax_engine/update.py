@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import optax
@@ -10,14 +11,13 @@ from jax import Array, lax
 from jax import numpy as jnp
 
 from lockstep.config.run import Config
-from lockstep.jax_engine.distributed.reductions import sum_devices
 from lockstep.jax_engine.gradients import gradient_parts, part_gradient
 from lockstep.jax_engine.minibatches import MinibatchStatistics
 from lockstep.jax_engine.nets.nets import PolicyNet
-from lockstep.jax_engine.nets.parameters import ParameterLayout
-from lockstep.jax_engine.program.blocks import Blocks
-from lockstep.jax_engine.program.keys import keyed
-from lockstep.jax_engine.program.words import Words
+from lockstep.jax_engine.nets.parameters import Held, Named, ParameterLayout
+from lockstep.jax_engine.shards.blocks import Blocks
+from lockstep.jax_engine.shards.keys import keyed
+from lockstep.jax_engine.shards.words import Words
 from lockstep.jax_engine.state import TrainState, adam
 from lockstep.training.limits import CLIP_EPSILON, KL_STOP_FACTOR, LEARNING_RATE_FACTOR, LEARNING_RATE_LIMITS
 from lockstep.training.losses import loss_settings
@@ -49,21 +49,71 @@ class UpdateResult(NamedTuple):
 
     @classmethod
     def empty(cls, terms: int) -> UpdateResult:
-        """Of no minibatch yet."""
+        """Makes the result of no minibatch yet, with so many loss terms."""
         zero, none = jnp.zeros(terms), jnp.zeros((), jnp.int32)
         return cls(zero, none, jnp.zeros(()), none, jnp.zeros((), jnp.bool_), none + NOTHING_FAILED, zero)
 
 
 class Learner(NamedTuple):
-    """What an optimiser step changes: parameters, Adam's state, the learning rate."""
+    """What an optimiser step changes.
 
-    parameters: Any
+    Attributes:
+        parameters: as the layout holds them.
+        optimizer: Adam's step count and moments.
+        learning_rate: float32 ``[]``.
+    """
+
+    parameters: Held
     optimizer: optax.ScaleByAdamState
     learning_rate: Array
 
 
+class Progress(NamedTuple):
+    """An update under way: what has been learned, and what it did so far."""
+
+    learner: Learner
+    result: UpdateResult
+
+
+class Minibatch(NamedTuple):
+    """One minibatch of every block; a leading axis, where there is one, is of minibatches.
+
+    Attributes:
+        indices: of each block's units, int32 ``[blocks, n]``.
+        mean: what to subtract from advantages, see :class:`.minibatches.MinibatchStatistics`; None: nothing.
+        scale: what to divide them by then.
+        count: valid samples of the global minibatch, float32 ``[]``.
+        keys: of dropout ``[blocks]``, or None.
+    """
+
+    indices: Array
+    mean: Array | None
+    scale: Array | None
+    count: Array
+    keys: Array | None
+
+
+def all_minibatches(
+    config: Config, indices: Array, statistics: MinibatchStatistics, keys: Array | None
+) -> tuple[Array, Minibatch]:
+    """Lays the minibatches of all epochs out one after another, with their numbers int32 ``[minibatches]``.
+
+    Args:
+        config: the run's.
+        indices: ``[blocks, num_epochs, num_minibatches, n]``.
+        statistics: of the global minibatches.
+        keys: of dropout ``[blocks]``, or None; each minibatch gets its own of them.
+    """
+    total = config.ppo.num_epochs * config.ppo.num_minibatches
+    numbers = jnp.arange(total, dtype=jnp.int32)
+    flat = jnp.moveaxis(indices.reshape(len(indices), total, -1), 1, 0)
+    mean, scale = (None if x is None else x.reshape(total, *x.shape[2:]) for x in (statistics.mean, statistics.scale))
+    dropout = None if keys is None else jax.vmap(lambda n: jax.vmap(lambda k: keyed(k, n))(keys))(numbers)
+    return numbers, Minibatch(flat, mean, scale, statistics.counts.reshape(total), dropout)
+
+
 def adapted_learning_rate(learning_rate: Array, kl: Array, desired_kl: float) -> Array:
-    """Down by 1.5 above twice the desired KL, up by 1.5 below half of it (rsl_rl; Schwarke et al. 2025)."""
+    """Divides the rate by 1.5 above twice the desired KL, multiplies it below half (rsl_rl; Schwarke et al. 2025)."""
     low, high = LEARNING_RATE_LIMITS
     down = jnp.maximum(low, learning_rate / LEARNING_RATE_FACTOR)
     up = jnp.minimum(high, learning_rate * LEARNING_RATE_FACTOR)
@@ -71,8 +121,8 @@ def adapted_learning_rate(learning_rate: Array, kl: Array, desired_kl: float) ->
     return jnp.where(kl > 2.0 * desired_kl, down, jnp.where(small, up, learning_rate))
 
 
-def clip_and_step(learner: Learner, gradient: Any, norm: Array, config: Config) -> Learner:
-    """Clip a reduced gradient by its global norm and apply it."""
+def clip_and_step(learner: Learner, gradient: Held, norm: Array, config: Config) -> Learner:
+    """Clips a reduced gradient by its global norm and applies it."""
     limit = config.ppo.max_grad_norm
     if limit is not None:
         factor = jnp.where(norm + CLIP_EPSILON > limit, limit / (norm + CLIP_EPSILON), 1.0)
@@ -82,10 +132,11 @@ def clip_and_step(learner: Learner, gradient: Any, norm: Array, config: Config) 
     return Learner(parameters, optimizer, learner.learning_rate)  # type: ignore[arg-type]
 
 
-class Update:
-    """The optimiser steps of one iteration on one device's blocks.
+@dataclass(frozen=True)
+class Gradients:
+    """Computes gradients of one device's blocks.
 
-    Args:
+    Attributes:
         config: the run's.
         net: its networks.
         layout: how parameters are held.
@@ -94,48 +145,93 @@ class Update:
         devices: of the mesh.
     """
 
-    def __init__(
-        self, config: Config, net: PolicyNet, layout: ParameterLayout, blocks: Blocks, words: Words, devices: int
-    ) -> None:
-        self.config, self.net, self.layout, self.blocks, self.words = config, net, layout, blocks, words
-        self.devices = devices
-        self.names = loss_settings(config).terms
+    config: Config
+    net: PolicyNet
+    layout: ParameterLayout
+    blocks: Blocks
+    words: Words
+    devices: int
 
-    def gradients(self, parameters: Any, samples: Array, now: Any, owned: Array) -> Any:
-        """Gradients and loss terms of one minibatch, packed by the layout; see :meth:`Blocks.sum_parts`."""
-        index, mean, scale, count, keys = now
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """Names of the loss terms, in order."""
+        return loss_settings(self.config).terms
+
+    def of_minibatch(self, parameters: Named, samples: Array, now: Minibatch, owned: Array) -> Held:
+        """Computes gradients and loss terms of one minibatch, packed by the layout; see :meth:`Blocks.sum_parts`.
+
+        Args:
+            parameters: whole, by name.
+            samples: packed columns ``[blocks, units, words]``.
+            now: the minibatch.
+            owned: number of shards.
+        """
         blocks, units, width = samples.shape
-        parts = gradient_parts(self.net, self.config, index.shape[-1], keys is not None)
+        parts = gradient_parts(self.net, self.config, now.indices.shape[-1], now.keys is not None)
 
-        def one(words: Array, key: Array | None, mean: Any, scale: Any) -> Any:
+        def one(words: Array, key: Array | None, mean: Array | None, scale: Array | None) -> Held:
             columns = self.words.unpack(words)
-            if mean is not None:
+            if mean is not None and scale is not None:
                 extra = (1,) * (columns["advantages"].ndim - 1)
-                mean, scale = (x.reshape(-1, *extra) for x in (mean, scale))
+                mean, scale = mean.reshape(-1, *extra), scale.reshape(-1, *extra)
                 columns["advantages"] = (columns["advantages"] - mean) / scale
-            return self.layout.pack(*part_gradient(self.net, parameters, columns, count, self.config, key))
+            return self.layout.pack(*part_gradient(self.net, parameters, columns, now.count, self.config, key))
 
-        index = index + units * jnp.arange(blocks, dtype=index.dtype)[:, None]
-        if mean is not None:  # of the global minibatch, or of each unit's shard
+        index = now.indices + units * jnp.arange(blocks, dtype=now.indices.dtype)[:, None]
+        mean, scale, keys = now.mean, now.scale, now.keys
+        if mean is not None and scale is not None:  # of the global minibatch, or of each unit's shard
             mean, scale = (jnp.broadcast_to(x, (blocks, parts)) if x.ndim == 0 else x for x in (mean, scale))
             mean, scale = (jnp.repeat(x, parts // x.shape[1] or 1, 1) for x in (mean, scale))
         if keys is not None and parts > 1:
             keys = jax.vmap(lambda key: jax.random.split(key, parts))(keys)
-        chosen = samples.reshape(-1, width)[index]  # of all parts at once: in their loop it takes a tenth longer
-        cut = jax.tree.map(lambda x: x.reshape(blocks * parts, -1, *x.shape[2:]), (chosen, mean, scale))
+        chosen = samples.reshape(-1, width)[index]  # of all parts at once, outside of their loop
+        chosen, mean, scale = jax.tree.map(lambda x: x.reshape(blocks * parts, -1, *x.shape[2:]), (chosen, mean, scale))
         keys = None if keys is None else keys.reshape(-1)
-        return self.blocks.sum_parts(one, parts, owned, cut[0], keys, *cut[1:])
+        return self.blocks.sum_parts(one, parts, owned, chosen, keys, mean, scale)
 
-    def step(
-        self, learner: Learner, result: UpdateResult, number: Array, samples: Array, now: Any, owned: Array
-    ) -> Any:
-        """One optimiser step; nothing is applied if it isn't finite, or if the KL stop takes effect."""
-        ppo = self.config.ppo
-        found = self.gradients(self.layout.named(learner.parameters), samples, now, owned)
+
+class Update:
+    """Takes the optimiser steps of one iteration, one collective each.
+
+    Args:
+        gradients: of this device's blocks.
+    """
+
+    def __init__(self, gradients: Gradients) -> None:
+        self.gradients, self.config, self.layout = gradients, gradients.config, gradients.layout
+
+    def __call__(
+        self, learner: Learner, samples: Array, numbers: Array, minibatches: Minibatch, owned: Array
+    ) -> Progress:
+        """Trains on one rollout.
+
+        Args:
+            learner: before the update.
+            samples: packed columns ``[blocks, units, words]``.
+            numbers: of the minibatches, in order.
+            minibatches: all of them.
+            owned: number of shards, see :meth:`Blocks.each`.
+        """
+        start = Progress(learner, UpdateResult.empty(len(self.gradients.terms)))
+
+        def body(progress: Progress, now: tuple[Array, Minibatch]) -> tuple[Progress, None]:
+            def do(progress: Progress) -> Progress:
+                return self.step(progress, samples, *now, owned)
+
+            if self.config.ppo.target_kl is None:
+                return do(progress), None
+            return lax.cond(progress.result.stopped_by_kl, lambda progress: progress, do, progress), None
+
+        return lax.scan(body, start, (numbers, minibatches))[0]
+
+    def step(self, progress: Progress, samples: Array, number: Array, minibatch: Minibatch, owned: Array) -> Progress:
+        """Takes one optimiser step; nothing is applied if it isn't finite, or if the KL stop takes effect."""
+        ppo, (learner, result) = self.config.ppo, progress
+        found = self.gradients.of_minibatch(self.layout.named(learner.parameters), samples, minibatch, owned)
         gradient, terms = self.layout.reduce(found)
         norm = self.layout.norm(gradient)
         finite = jnp.isfinite(norm) & jnp.isfinite(terms).all()
-        kl = terms[self.names.index("approx_kl")]
+        kl = terms[self.gradients.terms.index("approx_kl")]
         stops = jnp.zeros((), jnp.bool_)
         if ppo.target_kl is not None:
             stops = finite & (kl > KL_STOP_FACTOR * ppo.target_kl)
@@ -147,7 +243,7 @@ class Update:
         learner = jax.tree.map(lambda new, old: jnp.where(takes, new, old), stepped, learner)
         counts = finite & (result.failed < 0)
         first = ~finite & (result.failed < 0)
-        return learner, UpdateResult(
+        result = UpdateResult(
             terms=result.terms + jnp.where(counts, terms, 0.0),
             evaluated=result.evaluated + counts,
             grad_norm=result.grad_norm + jnp.where(takes, norm, 0.0),
@@ -156,111 +252,9 @@ class Update:
             failed=jnp.where(first, number, result.failed),
             failed_terms=jnp.where(first, terms, result.failed_terms),
         )
-
-    def __call__(
-        self, learner: Learner, samples: Array, indices: Array, statistics: MinibatchStatistics, keys: Any, owned: Array
-    ) -> tuple[Learner, UpdateResult]:
-        """Train on one rollout.
-
-        Args:
-            learner: before the update.
-            samples: packed columns ``[blocks, units, words]``.
-            indices: ``[blocks, num_epochs, num_minibatches, n]``.
-            statistics: of the global minibatches.
-            keys: of dropout ``[blocks, …]``, or None.
-            owned: number of shards, see :meth:`Blocks.each`.
-        """
-        total = self.config.ppo.num_epochs * self.config.ppo.num_minibatches
-        numbers = jnp.arange(total, dtype=jnp.int32)
-        flat = jnp.moveaxis(indices.reshape(len(indices), total, -1), 1, 0)
-        rest = [None if x is None else x.reshape(total, *x.shape[2:]) for x in (statistics.mean, statistics.scale)]
-        dropout = None if keys is None else jax.vmap(lambda n: jax.vmap(lambda k: keyed(k, n))(keys))(numbers)
-        each = (flat, *rest, statistics.counts.reshape(total), dropout)
-        start = (learner, UpdateResult.empty(len(self.names)))
-        if self.config.sync_period > 1:
-            return self.periodic(start, samples, numbers, each, owned)
-
-        def body(carry: Any, now: Any) -> Any:
-            number, minibatch = now
-
-            def do(carry: Any) -> Any:
-                learner, result = carry
-                return self.step(learner, result, number, samples, minibatch, owned)
-
-            if self.config.ppo.target_kl is None:
-                return do(carry), None
-            return lax.cond(carry[1].stopped_by_kl, lambda carry: carry, do, carry), None
-
-        return lax.scan(body, start, (numbers, each))[0]
-
-    def periodic(self, start: Any, samples: Array, numbers: Array, each: Any, owned: Array) -> Any:
-        """Local steps with periodic averaging (local SGD; Stich 2019), as the torch engine's ``periodic``.
-
-        Each device takes ``sync_period`` optimiser steps on gradients of its own samples; then parameters and both of
-        Adam's moments are averaged over devices, in one collective together with the loss terms. KL stop and adaptive
-        learning rate look at the mean KL of a whole period, once it is over.
-        """
-        period, total = self.config.sync_period, len(numbers)
-        whole = total // period * period
-        cut = jax.tree.map(lambda x: x[:whole].reshape(-1, period, *x.shape[1:]), (numbers, each))
-        carry = lax.scan(lambda c, now: (self._period(c, samples, now, owned), None), start, cut)[0]
-        if whole < total:
-            carry = self._period(carry, samples, jax.tree.map(lambda x: x[whole:], (numbers, each)), owned)
-        return carry
-
-    def _period(self, carry: Any, samples: Array, now: Any, owned: Array) -> Any:
-        def do(carry: Any) -> Any:
-            learner, result = carry
-            zeros = (jnp.zeros(len(self.names)), jnp.zeros(()), jnp.zeros(()))
-            (after, seen), _ = lax.scan(
-                lambda c, x: (self._local(c, samples, x, owned), None), (learner, zeros), now[1]
-            )
-            return self._together(learner, after, seen, result, now[0][-1], len(now[0]))
-
-        skip = carry[1].stopped_by_kl | (carry[1].failed >= 0)
-        return lax.cond(skip, lambda carry: carry, do, carry)
-
-    def _local(self, carry: Any, samples: Array, now: Any, owned: Array) -> Any:
-        """One optimiser step on this device's own samples; carries sums of terms, norms and failures on."""
-        learner, seen = carry
-        found = self.gradients(self.layout.named(learner.parameters), samples, now, owned).sum(0)
-        gradient, local = found[: self.layout.size] * self.devices, found[self.layout.size :]
-        norm = self.layout.norm(gradient)
-        finite = jnp.isfinite(norm) & jnp.isfinite(local).all()
-        learner = clip_and_step(learner, gradient, norm, self.config)
-        return learner, (seen[0] + local, seen[1] + norm, seen[2] + ~finite)
-
-    def _together(
-        self, before: Learner, after: Learner, seen: Any, result: UpdateResult, number: Array, steps: int
-    ) -> tuple[Learner, UpdateResult]:
-        """Average a period over devices, in one collective, and decide what is to be decided."""
-        ppo, size = self.config.ppo, self.layout.size
-        vectors = [after.parameters, after.optimizer.mu, after.optimizer.nu]
-        packed = jnp.concatenate([*vectors, seen[0], seen[1][None], seen[2][None]])
-        total, devices = sum_devices(packed), self.devices
-        parameters, mu, nu = (total[n * size : (n + 1) * size] / devices for n in range(3))
-        terms, norm, broken = total[3 * size : -2], total[-2] / devices, total[-1]
-        finite = (broken == 0) & jnp.isfinite(terms).all()
-        kl = terms[self.names.index("approx_kl")] / steps
-        stops = jnp.zeros((), jnp.bool_) if ppo.target_kl is None else finite & (kl > KL_STOP_FACTOR * ppo.target_kl)
-        rate = after.learning_rate
-        if ppo.schedule == "adaptive":
-            rate = jnp.where(stops, rate, adapted_learning_rate(rate, kl, ppo.desired_kl))
-        optimizer = optax.ScaleByAdamState(after.optimizer.count, mu, nu)
-        learner = jax.tree.map(
-            lambda new, old: jnp.where(finite, new, old), Learner(parameters, optimizer, rate), before
-        )
-        return learner, UpdateResult(
-            terms=result.terms + jnp.where(finite, terms, 0.0),
-            evaluated=result.evaluated + finite * steps,
-            grad_norm=result.grad_norm + jnp.where(finite, norm, 0.0),
-            steps=result.steps + finite * steps,
-            stopped_by_kl=result.stopped_by_kl | stops,
-            failed=jnp.where(finite, result.failed, number),
-            failed_terms=jnp.where(finite, result.failed_terms, terms),
-        )
+        return Progress(learner, result)
 
 
 def learner_of(state: TrainState, learning_rate: Array) -> Learner:
-    """What the update changes of a state, with the learning rate of this iteration."""
+    """Takes what the update changes out of a state, with the learning rate of this iteration."""
     return Learner(state.parameters, state.optimizer, learning_rate)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
 import numpy as np
 
 from lockstep.core.episodes import EpisodeCounter
-from lockstep.core.shards import ShardPlan
 from lockstep.envs.host_envs import HostEnvs
 from lockstep.envs.restore.replay import ReplayLog
 
@@ -15,8 +15,22 @@ ShardArrays = dict[str, np.ndarray]
 Carried = Mapping[str, np.ndarray]
 
 
+class LocalShards(Protocol):
+    """Which shards are here, in order, and how many environments each has."""
+
+    @property
+    def shards(self) -> range:
+        """Global indices."""
+        ...
+
+    @property
+    def envs_per_shard(self) -> int:
+        """Environments of a shard."""
+        ...
+
+
 def save_shards(
-    envs: HostEnvs, replay: ReplayLog, counter: EpisodeCounter, carried: Carried, plan: ShardPlan
+    envs: HostEnvs, replay: ReplayLog, counter: EpisodeCounter, carried: Carried, plan: LocalShards
 ) -> dict[int, ShardArrays]:
     """Arrays of each local shard.
 
@@ -74,7 +88,7 @@ def load_shards(
     replay: ReplayLog,
     counter: EpisodeCounter,
     carried: Carried,
-    plan: ShardPlan,
+    plan: LocalShards,
     shards: Mapping[int, ShardArrays],
 ) -> list[int]:
     """Restore the local environments; the reverse of :func:`save_shards`.

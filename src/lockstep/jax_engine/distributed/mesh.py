@@ -14,12 +14,21 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.sharding import Mesh as Mesh
+from jax.typing import ArrayLike
 
 from lockstep.jax_engine.distributed.reductions import AXES, BATCH_AXIS, FSDP_AXIS, tracing_over
 
 Tree = TypeVar("Tree")
+Result = TypeVar("Result")
+
+Pytree = Any
+"""Arrays, or what is said of each array, nested in tuples, dicts, lists and registered classes."""
+
+Specs = Any
+"""A pytree of partition specs; one spec may stand for a whole subtree."""
 
 REPLICATED = PartitionSpec()
 SHARDED = PartitionSpec(AXES)
@@ -122,12 +131,10 @@ def _renamed(spec: PartitionSpec, mesh: Mesh) -> PartitionSpec:
     if BATCH_AXIS in mesh.axis_names:
         return spec
 
-    def of(part: Any) -> Any:
-        if isinstance(part, tuple):
-            return tuple(map(of, part))
-        return mesh.axis_names[0] if part == BATCH_AXIS else part
+    def renamed(name: str) -> str:
+        return mesh.axis_names[0] if name == BATCH_AXIS else name
 
-    return PartitionSpec(*map(of, spec))
+    return PartitionSpec(*(tuple(map(renamed, x)) if isinstance(x, tuple) else x and renamed(x) for x in spec))
 
 
 def data_sharding(mesh: Mesh) -> NamedSharding:
@@ -140,7 +147,7 @@ def replicate_sharding(mesh: Mesh) -> NamedSharding:
     return named_sharding(mesh, REPLICATED)
 
 
-def fsdp_sharding(pytree: Any, mesh: Mesh, min_size_mbytes: float = 4) -> Any:
+def fsdp_sharding(pytree: Pytree, mesh: Mesh, min_size_mbytes: float = 4) -> Pytree:
     """How to cut parameters and moments over the ``fsdp`` axis: a sharding for each leaf.
 
     An array of at least ``min_size_mbytes`` MiB is cut along its largest dimension that the axis divides (the first
@@ -154,7 +161,7 @@ def fsdp_sharding(pytree: Any, mesh: Mesh, min_size_mbytes: float = 4) -> Any:
     """
     parts = mesh.shape[FSDP_AXIS]
 
-    def of(leaf: Any) -> NamedSharding:
+    def of(leaf: Array | jax.ShapeDtypeStruct) -> NamedSharding:
         shape = np.shape(leaf)
         if hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return replicate_sharding(mesh)
@@ -168,7 +175,7 @@ def fsdp_sharding(pytree: Any, mesh: Mesh, min_size_mbytes: float = 4) -> Any:
     return jax.tree.map(of, pytree)
 
 
-def _itemsize(leaf: Any) -> int:
+def _itemsize(leaf: Array | jax.ShapeDtypeStruct) -> int:
     return jnp.dtype(getattr(leaf, "dtype", None) or jnp.result_type(leaf)).itemsize
 
 
@@ -205,7 +212,7 @@ def nearest(value: int, divisor: int) -> str:
     return f"use {below} or {below + divisor}" if below else f"use {divisor}"
 
 
-def check_rows(leaf: Any, parts: int, what: str, where: str = "") -> None:
+def check_rows(leaf: ArrayLike, parts: int, what: str, where: str = "") -> None:
     """Raise unless the leading axis of a leaf divides into as many parts as there are devices."""
     shape = np.shape(leaf)
     if not shape:
@@ -220,8 +227,8 @@ def check_rows(leaf: Any, parts: int, what: str, where: str = "") -> None:
 
 
 def over_mesh(
-    function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any, shared: bool = False
-) -> Callable[..., Any]:
+    function: Callable[..., Result], mesh: Mesh, in_specs: Specs, out_specs: Specs, shared: bool = False
+) -> Callable[..., Result]:
     """A function of one device's part as a function of global arrays (``jax.shard_map``).
 
     Args:
@@ -232,11 +239,11 @@ def over_mesh(
         shared: see :func:`~lockstep.jax_engine.distributed.reductions.tracing_over`.
     """
 
-    def part(*arguments: Any) -> Any:
+    def part(*arguments: Pytree) -> Result:
         with tracing_over(tuple(map(str, mesh.axis_names)), shared):
             return function(*arguments)
 
-    def specs(tree: Any) -> Any:
+    def specs(tree: Specs) -> Specs:
         return jax.tree.map(lambda spec: _renamed(spec, mesh), tree, is_leaf=lambda x: isinstance(x, PartitionSpec))
 
     return jax.shard_map(part, mesh=mesh, in_specs=specs(in_specs), out_specs=specs(out_specs), check_vma=False)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeGuard, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.tree_util import KeyPath
+from jax.typing import ArrayLike
 
 from lockstep.jax_engine.distributed.mesh import (
     REPLICATED,
@@ -32,7 +34,7 @@ Tree = TypeVar("Tree")
 # --- whole arrays ---------------------------------------------------------------------------------------------------
 
 
-def place(value: Any, sharding: Sharding) -> Array:
+def place(value: ArrayLike, sharding: Sharding) -> Array:
     """A value that every process holds whole, laid out by a sharding over the devices of all processes.
 
     Args:
@@ -49,7 +51,7 @@ def place(value: Any, sharding: Sharding) -> Array:
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
 
-def _is_key(value: Any) -> bool:
+def _is_key(value: object) -> TypeGuard[Array]:
     return isinstance(value, Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
@@ -58,14 +60,14 @@ def replicate_on_mesh(pytree: Tree, mesh: Mesh) -> Tree:
     return jax.tree.map(lambda leaf: place(leaf, replicate_sharding(mesh)), pytree)
 
 
-def fetch(array: Any) -> np.ndarray:
+def fetch(array: ArrayLike) -> np.ndarray:
     """A replicated or fully addressable array, on the host."""
     if isinstance(array, Array) and not (array.is_fully_addressable or array.is_fully_replicated):
         raise ValueError(f"an array {array.shape} cut over processes can't be fetched whole; use fetch_rows")
     return np.asarray(array)
 
 
-def gathered(array: Any) -> np.ndarray:
+def gathered(array: ArrayLike) -> np.ndarray:
     """An array of any sharding, whole, on the host; a collective if it is cut over processes."""
     if isinstance(array, Array) and not (array.is_fully_addressable or array.is_fully_replicated):
         assert isinstance(array.sharding, NamedSharding), array.sharding
@@ -108,7 +110,7 @@ def local_rows(mesh: Mesh, n: int) -> slice:
     return slice(first * rows, (first + num_local_devices(mesh)) * rows)
 
 
-def shard_rows(x: Any, mesh: Mesh, axis: int = 0) -> Array:
+def shard_rows(x: ArrayLike, mesh: Mesh, axis: int = 0) -> Array:
     """Make this process's rows its part of a global array that is cut over the mesh.
 
     Args:
@@ -116,16 +118,16 @@ def shard_rows(x: Any, mesh: Mesh, axis: int = 0) -> Array:
         mesh: to cut over, in the order of processes.
         axis: which axis the rows are: 0, or 1 for time-major arrays.
     """
-    x, spec = np.asarray(x), SHARDED if axis == 0 else PartitionSpec(*[None] * axis, AXES)
-    parts = num_local_devices(mesh)
-    if x.shape[axis] % parts:
-        raise ValueError(f"{x.shape[axis]} rows don't divide over {parts} devices; {nearest(x.shape[axis], parts)}")
-    shape = list(x.shape)
+    rows, spec = np.asarray(x), SHARDED if axis == 0 else PartitionSpec(*[None] * axis, AXES)
+    count, parts = rows.shape[axis], num_local_devices(mesh)
+    if count % parts:
+        raise ValueError(f"{count} rows don't divide over {parts} devices; {nearest(count, parts)}")
+    shape = list(rows.shape)
     shape[axis] *= mesh.size // parts
-    return jax.make_array_from_process_local_data(named_sharding(mesh, spec), x, tuple(shape))
+    return jax.make_array_from_process_local_data(named_sharding(mesh, spec), rows, tuple(shape))
 
 
-def fetch_rows(array: Any, axis: int = 0) -> np.ndarray:
+def fetch_rows(array: Array, axis: int = 0) -> np.ndarray:
     """This process's rows of an array that is cut along one axis, on the host; the reverse of :func:`shard_rows`."""
     parts = {shard.index[axis].start or 0: shard.data for shard in array.addressable_shards}
     return np.concatenate([np.asarray(parts[start]) for start in sorted(parts)], axis=axis)
@@ -143,7 +145,7 @@ def shard_pytree(pytree: Tree, mesh: Mesh) -> Tree:
     """
     parts = num_local_devices(mesh)
 
-    def of(path: Any, leaf: Any) -> Any:
+    def of(path: KeyPath, leaf: Array) -> Array:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         check_rows(leaf, parts, "environments", f"{name}: " if name else "")
         if parts == mesh.size:
@@ -176,7 +178,7 @@ def unreplicate(pytree: Tree) -> Tree:
         ValueError: a leaf has no leading axis, or no process holds a whole row of it.
     """
 
-    def of(leaf: Any) -> Any:
+    def of(leaf: Array) -> Array:
         if not np.shape(leaf):
             raise ValueError("a scalar has no device axis to drop; it was not made by replicate")
         if not isinstance(leaf, Array) or not leaf.committed:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -90,7 +90,7 @@ def materialized(tree: Tree) -> Tree:
     return jax.tree.unflatten(structure, leaves)
 
 
-def map_shards(function: Callable[..., Result], shards: Any, *shared: Any) -> Result:
+def map_shards(function: Callable[..., Result], shards: object, *shared: object) -> Result:
     """Call a function shard by shard: the same bits whether a device holds one shard or many.
 
     With several shards this is ``jax.lax.map``, whose loop keeps the function apart from what comes before and after. A
@@ -132,7 +132,7 @@ def gather_shards(x: Tree, axis_names: Sequence[str] | None = None) -> Tree:
     return _together(x, gathered)
 
 
-def gather_tree(x: Tree, axis_names: Sequence[str] | None = None) -> Tree:
+def sum_shards(x: Tree, axis_names: Sequence[str] | None = None) -> Tree:
     """Sum over all shards of ``[local shards, …]``; the same bits for every number of devices.
 
     A device adds its own aligned subtree of the shards' fixed binary tree, the partial sums are gathered in shard order
@@ -154,7 +154,7 @@ def sum_devices(x: Array) -> Array:
     """Sum of float32 arrays over all devices: on a CPU by the tree, elsewhere by the framework's all-reduce."""
     if jax.default_backend() != "cpu":
         return jax.lax.psum(x, axes())
-    return gather_tree(x.reshape(1, -1)).reshape(x.shape)
+    return sum_shards(x.reshape(1, -1)).reshape(x.shape)
 
 
 def _together(tree: Tree, function: Callable[[Array], Array]) -> Tree:

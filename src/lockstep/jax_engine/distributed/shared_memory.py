@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import jax
 import jaxlib.version
@@ -64,7 +64,19 @@ def _call(name: str, shape: jax.ShapeDtypeStruct, rows: Array, index: Array, dev
     return function(rows, index, call=np.int64(call), devices=np.int64(devices))
 
 
-def unavailable(config: Config, devices: Sequence[Any]) -> str | None:
+class Device(Protocol):
+    """A device as far as it is asked here.
+
+    Attributes:
+        platform: ``cpu``, ``gpu`` or ``tpu``.
+        process_index: of the process that holds it.
+    """
+
+    platform: str
+    process_index: int
+
+
+def unavailable(config: Config, devices: Sequence[Device]) -> str | None:
     """Why the devices of a mesh can't meet in memory; None: they can.
 
     Args:

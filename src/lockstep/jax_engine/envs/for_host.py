@@ -17,12 +17,11 @@ from lockstep.envs.description import EnvDescription
 from lockstep.envs.gymnasium.keyed import environment_failure, episode_key
 from lockstep.envs.host_envs import Buffers, HostEnvs, buffer_layout
 from lockstep.jax_engine.envs.environments import make_environment
-from lockstep.jax_engine.envs.protocol import JaxEnvironment, Step, Tree
+from lockstep.jax_engine.envs.protocol import JaxEnvironment, Step, Tree, pick
 from lockstep.jax_engine.nets.encoders import encode_rows
-from lockstep.jax_engine.program.blocks import each_shard
-from lockstep.jax_engine.program.keys import key_of, keyed
-from lockstep.jax_engine.rollout import pick
 from lockstep.jax_engine.setup.set_up import use_compilation_cache
+from lockstep.jax_engine.shards.blocks import each_shard
+from lockstep.jax_engine.shards.keys import key_of, keyed
 
 
 def reset_draws(env: JaxEnvironment, seeds: Array) -> Tree:

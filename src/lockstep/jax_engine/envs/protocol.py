@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Protocol
 
 import gymnasium
+import jax
 from jax import Array
+from jax import numpy as jnp
 
 Tree = Any
 """A pytree of arrays; observations are an array, or a (nested) dict or tuple of arrays as their space is."""
@@ -81,3 +83,15 @@ class JaxEnvironment(Protocol):
             random: of :meth:`step_random`, ``[n, …]``, or None where that is None.
         """
         ...
+
+
+def pick(where: Array, yes: Any, no: Any) -> Any:
+    """Leaves of one tree or the other, by row: ``where`` bool ``[n]``."""
+
+    def of(a: Array, b: Array) -> Array:
+        if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+            data = of(jax.random.key_data(a), jax.random.key_data(b))
+            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(a))
+        return jnp.where(where.reshape(-1, *(1,) * (a.ndim - 1)), a, b)
+
+    return jax.tree.map(of, yes, no)

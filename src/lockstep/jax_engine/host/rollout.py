@@ -1,13 +1,13 @@
-"""Collecting a rollout from environments on the host in groups: while one steps, the device infers for another."""
+"""Collects a rollout from environments on the host in groups: while one steps, the device infers for another."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from jax import Array
 
 from lockstep.config.run import Config
 from lockstep.core.shards import ShardPlan
@@ -15,13 +15,13 @@ from lockstep.envs.gymnasium.random_policy import allowed_actions, random_action
 from lockstep.envs.host_envs import Buffers, HostEnvs
 from lockstep.envs.restore.replay import ReplayLog, row_hashes
 
-Infer = Callable[[int, int, np.ndarray], Any]
+Infer = Callable[[int, int, np.ndarray], Array]
 """Group, step and rows ``[n, width]`` as the environments gave them, to the actions under way."""
 
 
 @dataclass
 class HostRollout:
-    """A process's rollout, host arrays ``[T, E, …]`` over its environments.
+    """Holds a process's rollout, host arrays ``[T, E, …]`` over its environments.
 
     Attributes:
         raw: observation rows with the one that follows the last step, ``[T+1, E, width]``.
@@ -49,7 +49,7 @@ class HostRollout:
 
     @classmethod
     def empty(cls, config: Config, envs: Sequence[HostEnvs]) -> HostRollout:
-        """Buffers for the environments of all groups."""
+        """Makes buffers for the environments of all groups."""
         b, shape = envs[0].buffers, (config.num_steps, sum(group.num_envs for group in envs))
         row, dtype = b.observations.shape[1:], b.observations.dtype
         actions = np.zeros((*shape, *b.actions.shape[1:]), np.int32 if b.actions.dtype == np.int64 else np.float32)
@@ -67,7 +67,7 @@ class HostRollout:
         )
 
     def take(self, t: int, part: slice, b: Buffers) -> None:
-        """Keep what a step of a group gave."""
+        """Keeps what a step of a group gave."""
         self.scores[t, part] = b.rewards
         self.successes[t, part] = b.successes
         self.terminated[t, part] = b.terminated | b.lost
@@ -79,12 +79,12 @@ class HostRollout:
 
     @property
     def first_episodes(self) -> np.ndarray:
-        """Where no episode of the environment had ended before in this rollout, bool ``[T, E]``."""
+        """Marks where no episode of the environment had ended before in this rollout, bool ``[T, E]``."""
         return np.cumsum(self.over, 0) - self.over == 0
 
 
 def parts_of(envs: Sequence[HostEnvs]) -> list[slice]:
-    """Which environments each group has."""
+    """Says which environments each group has."""
     ends = np.cumsum([0, *(group.num_envs for group in envs)])
     return [slice(int(a), int(b)) for a, b in itertools.pairwise(ends)]
 
@@ -92,7 +92,7 @@ def parts_of(envs: Sequence[HostEnvs]) -> list[slice]:
 def collect(
     envs: Sequence[HostEnvs], infer: Infer, squash: Callable[[np.ndarray], np.ndarray], out: HostRollout
 ) -> None:
-    """Step every environment ``T`` times.
+    """Steps every environment ``T`` times.
 
     Args:
         envs: groups of them.
@@ -120,7 +120,7 @@ def collect(
 
 
 def collect_random(config: Config, plan: ShardPlan, envs: Sequence[HostEnvs], out: HostRollout) -> None:
-    """A rollout of random actions, for the normalisers' first statistics; afterwards every episode starts anew."""
+    """Collects a rollout of random actions, for the normalisers' first statistics; then episodes start anew."""
     description = envs[0].description
     actions = random_actions(config, plan, description.action)
     for part, group in zip(parts_of(envs), envs, strict=True):
@@ -138,7 +138,7 @@ def collect_random(config: Config, plan: ShardPlan, envs: Sequence[HostEnvs], ou
 
 
 def record_replay(replays: Sequence[ReplayLog], envs: Sequence[HostEnvs], out: HostRollout) -> None:
-    """Keep the actions of live episodes, with a hash of what each step returned."""
+    """Keeps the actions of live episodes, with a hash of what each step returned."""
     for replay, part in zip(replays, parts_of(envs), strict=True):
         hashes = row_hashes(np.ascontiguousarray(out.raw[1:, part]), out.scores[:, part])
         native = out.native[:, part].astype(envs[0].buffers.actions.dtype)

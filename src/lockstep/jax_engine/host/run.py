@@ -1,16 +1,17 @@
-"""Iterations whose environments are stepped on the host; inference and the whole update stay compiled programs."""
+"""Runs iterations whose environments are stepped on the host; inference and the update are compiled programs."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import numpy as np
+from jax import Array
 from jax import numpy as jnp
 
-from lockstep.config.run import Config
 from lockstep.core.episodes import EPISODES_PER_ITERATION, WINDOW, EpisodeCounter, first_episodes
 from lockstep.core.process import fail_now
 from lockstep.core.shards import ShardPlan
@@ -22,26 +23,58 @@ from lockstep.jax_engine.distributed.mesh import replicate_sharding
 from lockstep.jax_engine.distributed.placement import fetch, fetch_rows, place, shard_rows
 from lockstep.jax_engine.distributed.processes import gather_bytes, gather_json
 from lockstep.jax_engine.host.program import HostProgram
-from lockstep.jax_engine.host.rollout import HostRollout, collect, collect_random, parts_of, record_replay
+from lockstep.jax_engine.host.rollout import HostRollout, collect, collect_random, record_replay
 from lockstep.jax_engine.program.calls import no_matter
-from lockstep.jax_engine.program.device_run import parameter_specs
 from lockstep.jax_engine.program.inference import Inference
 from lockstep.jax_engine.program.iterations import Finished, Inputs, Iteration, learning_rates
-from lockstep.jax_engine.program.program import Program
+from lockstep.jax_engine.program.program import Carried, Program
 from lockstep.jax_engine.rollout import Rollout
 from lockstep.jax_engine.state import TrainState, place_state, state_specs
 from lockstep.training.session import gather_shards
 
 
+@dataclass(frozen=True)
 class HostPending:
-    """An iteration whose update is under way."""
+    """An iteration whose update is under way.
 
-    def __init__(self, number: int, metrics: Any, episodes: np.ndarray, seconds: dict[str, float]) -> None:
-        self.first, self.count, self.metrics, self.episodes, self.seconds = number, 1, metrics, episodes, seconds
+    Attributes:
+        first: iterations done before it.
+        metrics: what the update will tell.
+        episodes: that ended, see :meth:`HostRun._finished`.
+        seconds: of its parts on the host.
+    """
+
+    first: int
+    metrics: dict[str, Array]
+    episodes: np.ndarray
+    seconds: dict[str, float]
+
+
+class Group(NamedTuple):
+    """Environments that are stepped together, while the device infers for another group.
+
+    Attributes:
+        shards: contiguous, of this process.
+        part: which of the process's environments they are.
+        envs: the environments.
+        replay: actions of their live episodes.
+        counter: of their episodes.
+    """
+
+    shards: range
+    part: slice
+    envs: HostEnvs
+    replay: ReplayLog
+    counter: EpisodeCounter
+
+    @property
+    def envs_per_shard(self) -> int:
+        """Environments of each shard."""
+        return self.envs.num_envs // len(self.shards)
 
 
 class HostRun:
-    """The training state on the mesh, environments on the host, and the programs between them.
+    """Holds the state on the mesh, environments on the host, and the programs between; see :class:`.calls.Run`.
 
     Args:
         program: what is compiled.
@@ -55,59 +88,55 @@ class HostRun:
     def __init__(self, program: Program, state: TrainState, plan: ShardPlan, local_devices: int) -> None:
         self.program, self.config, self.plan = program, program.config, plan
         self._local_devices = local_devices
-        self.specs = state_specs(state, parameter_specs(program))
+        self.specs = state_specs(state, program.layout.specs)
         self.state = place_state(state, self.specs, program.mesh)
         self.owned = place(np.int32(program.blocks.shards), replicate_sharding(program.mesh))
         update = HostProgram(program)
         self._learn, self._first = update.compile_learn(self.specs), update.compile_first(self.specs)
         self._policy = Inference(program)
-        config, description = self.config, program.description
-        self.groups = self._groups()
-        self.envs: list[HostEnvs] = [
-            make_envs(
-                self._share(config),
-                description,
+        self.groups = self._make_groups()
+        self.envs = [group.envs for group in self.groups]
+        self.rollout = HostRollout.empty(self.config, self.envs)
+        rows, size = plan.envs_per_shard, program.net.carry_size
+        self.recurrent_state = np.zeros((plan.local_num_shards, rows, size), np.float32)
+        self.discounted = np.zeros((plan.local_num_shards, rows), np.float32)
+        self._carried: Carried | None = None
+        self._mark = time.perf_counter()
+
+    def _make_groups(self) -> list[Group]:
+        """Makes the environments: in two groups where worker processes can step one while the device infers."""
+        config, plan, shards = self.config, self.plan, self.plan.shards
+        half = shards.start + len(shards) // 2
+        two = half > shards.start and config.env.workers > 1
+        cut = [range(shards.start, half), range(half, shards.stop)] if two else [shards]
+        workers = config.env.workers // len(cut) if config.env.workers > 1 else config.env.workers
+        share, out, start = config.env.model_copy(update={"workers": workers}), [], 0
+        for part in cut:
+            envs = make_envs(
+                share,
+                self.program.description,
                 config.seed,
-                [e for shard in group for e in plan.shard_env_ids(shard)],
+                [env for shard in part for env in plan.shard_env_ids(shard)],
                 fail_now,
                 group_size=config.group_size,
                 shard_size=plan.envs_per_shard,
             )
-            for group in self.groups
-        ]
-        limit = config.checkpoint.replay_limit
-        self.replays = [ReplayLog(group.num_envs, limit) for group in self.envs]
-        self.counters = [EpisodeCounter(group.num_envs) for group in self.envs]
-        self.rollout = HostRollout.empty(config, self.envs)
-        rows, size = plan.envs_per_shard, program.net.carry_size
-        self.memory = np.zeros((plan.local_num_shards, rows, size), np.float32)
-        self.discounted = np.zeros((plan.local_num_shards, rows), np.float32)
-        self._carried: Any = None
-        self._mark = time.perf_counter()
-
-    def _groups(self) -> list[list[int]]:
-        """Shards of each group: two where worker processes can step one while the device infers for the other."""
-        shards = list(self.plan.shards)
-        half = len(shards) // 2
-        return [shards[:half], shards[half:]] if half and self.config.env.workers > 1 else [shards]
-
-    def _share(self, config: Config) -> Any:
-        workers = config.env.workers // len(self.groups) if config.env.workers > 1 else config.env.workers
-        return config.env.model_copy(update={"workers": workers})
+            count = envs.num_envs
+            replay = ReplayLog(count, config.checkpoint.replay_limit)
+            out.append(Group(part, slice(start, start + count), envs, replay, EpisodeCounter(count)))
+            start += count
+        return out
 
     def begin(self) -> None:
-        """First episodes, and first statistics where something is normalised."""
-        for group in self.envs:
-            group.reset()
+        """See :meth:`.calls.Run.begin`."""
+        for envs in self.envs:
+            envs.reset()
         if self.config.normalize.observations or self.config.normalize.returns:
             collect_random(self.config, self.plan, self.envs, self.rollout)
             self.state = self._first(self.state, *self._placed(), self.owned)
 
     def dispatch(self, first: int, count: int, stop: int, before: Callable[[], None] = no_matter) -> HostPending:
-        """Collect a rollout and start the update; ``first`` iterations have been done before.
-
-        ``before`` is called before the update takes the state over.
-        """
+        """Collects a rollout and starts the update; see :meth:`.calls.Run.dispatch`."""
         assert count == 1, count
         started = time.perf_counter()
         config, mesh = self.config, self.program.mesh
@@ -116,7 +145,7 @@ class HostRun:
             self._begin_groups(first)
         self._collect(first)
         if self.envs[0].replayed and config.algorithm == "ppo":
-            record_replay(self.replays, self.envs, self.rollout)
+            record_replay([group.replay for group in self.groups], self.envs, self.rollout)
         episodes = self._finished()
         collected = time.perf_counter()
         inputs = Inputs(jnp.int32(first), jnp.float32(learning_rates(config, first, 1)[0]))
@@ -128,7 +157,7 @@ class HostRun:
         return HostPending(first, metrics, episodes, {"rollout": collected - started})
 
     def fetch(self, pending: HostPending) -> list[Iteration]:
-        """Wait for an iteration's update and read what it tells."""
+        """See :meth:`.calls.Run.fetch`."""
         metrics = {name: fetch(x).tolist() for name, x in pending.metrics.items()}
         everyone = gather_json(pending.episodes.tolist()) if jax.process_count() > 1 else [pending.episodes.tolist()]
         table = np.array([row for rows in everyone for row in rows], np.float64).reshape(-1, 5)
@@ -145,26 +174,28 @@ class HostRun:
         parameters = self._policy.local_parameters(self.state)
         scale = self._policy.local_scale(self.state)
         noises = [
-            self._policy.noise(jnp.int32(iteration), jnp.asarray(group, jnp.int32), jnp.int32(len(group)))
+            self._policy.noise(jnp.int32(iteration), jnp.asarray(group.shards, jnp.int32), jnp.int32(len(group.shards)))
             for group in self.groups
         ]
-        start = plan.shards.start
-        memories = [jnp.asarray(self.memory[group[0] - start : group[-1] + 1 - start]) for group in self.groups]
+        first = plan.shards.start
+        states = [
+            jnp.asarray(self.recurrent_state[group.shards.start - first : group.shards.stop - first])
+            for group in self.groups
+        ]
 
-        def infer(g: int, t: int, rows: np.ndarray) -> Any:
-            shaped = rows.reshape(len(self.groups[g]), plan.envs_per_shard, -1)
-            ended = self._ended(g, t).reshape(shaped.shape[:2])
-            count = jnp.int32(len(self.groups[g]))
-            actions, memories[g] = self._policy.act(
-                parameters, scale, shaped, memories[g], ended, noises[g], jnp.int32(t), count
+        def infer(g: int, t: int, rows: np.ndarray) -> Array:
+            count = len(self.groups[g].shards)
+            shaped = rows.reshape(count, plan.envs_per_shard, -1)
+            ended = self._ended(self.groups[g].part, t).reshape(shaped.shape[:2])
+            actions, states[g] = self._policy.act(
+                parameters, scale, shaped, states[g], ended, noises[g], jnp.int32(t), jnp.int32(count)
             )
             return actions
 
         collect(self.envs, infer, self._squash, self.rollout)
 
-    def _ended(self, g: int, t: int) -> np.ndarray:
-        """Where the step before ended an episode for the learner, bool ``[n]``."""
-        part = parts_of(self.envs)[g]
+    def _ended(self, part: slice, t: int) -> np.ndarray:
+        """Marks where the step before ended an episode for the learner, bool ``[n]``."""
         if t == 0:
             return np.zeros(part.stop - part.start, np.bool_)
         return self.rollout.terminated[t - 1, part] | self.rollout.truncated[t - 1, part]
@@ -177,27 +208,27 @@ class HostRun:
         return (low + (high - low) * np.float32(0.5) * (np.tanh(actions) + np.float32(1.0))).astype(np.float32)
 
     def _begin_groups(self, iteration: int) -> None:
-        for group in self.envs:
-            group.buffers.episodes[:] = iteration * EPISODES_PER_ITERATION
-            group.reset()
-        self.memory[:] = 0.0
+        for envs in self.envs:
+            envs.buffers.episodes[:] = iteration * EPISODES_PER_ITERATION
+            envs.reset()
+        self.recurrent_state[:] = 0.0
 
     def _finished(self) -> np.ndarray:
-        """Episodes that ended here, float64 ``[n, 5]``: step, global env id, return, length, success."""
+        """Lists the episodes that ended here, float64 ``[n, 5]``: step, global env id, return, length, success."""
         out, rollout = [], self.rollout
         if self.config.algorithm == "grpo":
             return first_episodes(rollout.first_episodes, rollout.scores, rollout.successes, self.plan.env_ids)
-        for counter, group, part in zip(self.counters, self.envs, parts_of(self.envs), strict=True):
-            ids = range(group.env_ids[0], group.env_ids[0] + group.num_envs)
+        for _, part, envs, _, counter in self.groups:
+            ids = range(envs.env_ids[0], envs.env_ids[0] + envs.num_envs)
             over, successes = rollout.over[:, part], rollout.successes[:, part]
             out.append(counter.finished(rollout.scores[:, part], over, ids, successes))
         return np.concatenate(out)
 
-    def _placed(self) -> tuple[Rollout, Any]:
-        """The rollout as global arrays by shard, and discounted returns before it."""
+    def _placed(self) -> tuple[Rollout, Array]:
+        """Places the rollout on the mesh by shard, and discounted returns before it."""
         out, plan, mesh = self.rollout, self.plan, self.program.mesh
 
-        def placed(x: np.ndarray) -> Any:
+        def placed(x: np.ndarray) -> Array:
             shaped = x.reshape(len(x), plan.local_num_shards, plan.envs_per_shard, *x.shape[2:])
             return shard_rows(np.ascontiguousarray(np.moveaxis(shaped, 1, 0)), mesh)
 
@@ -212,7 +243,7 @@ class HostRun:
             terminated=placed(out.terminated),
             truncated=placed(out.truncated),
             final=placed(out.final),
-            memory=shard_rows(self.memory, mesh),
+            recurrent_state=shard_rows(self.recurrent_state, mesh),
             over=placed(out.over),
             returns=placed(zeros),
             lengths=placed(zeros.astype(np.int32)),
@@ -222,53 +253,42 @@ class HostRun:
         return rollout, shard_rows(self.discounted, mesh)
 
     def _take_carried(self) -> None:
-        """What the update before said that environments carry on."""
+        """Reads what the update before said that environments carry on."""
         if self._carried is not None:
-            memory, discounted = (fetch_rows(x) for x in self._carried)
-            self.memory, self.discounted, self._carried = memory.copy(), discounted.copy(), None
+            recurrent_state, discounted = (fetch_rows(x) for x in self._carried)
+            self.recurrent_state, self.discounted, self._carried = recurrent_state.copy(), discounted.copy(), None
 
     # --- checkpoints ----------------------------------------------------------------------------------------------
 
-    def _per_group(self) -> list[tuple[Any, ...]]:
-        return list(zip(self.envs, self.replays, self.counters, self.groups, parts_of(self.envs), strict=True))
-
     def _carries(self, part: slice) -> dict[str, np.ndarray]:
-        flat = {"discounted": self.discounted.reshape(-1), "carry": self.memory.reshape(self.discounted.size, -1)}
+        flat = {
+            "discounted": self.discounted.reshape(-1),
+            "carry": self.recurrent_state.reshape(self.discounted.size, -1),
+        }
         return {name: x[part] for name, x in flat.items()}
 
     def env_arrays(self) -> dict[int, dict[str, np.ndarray]]:
-        """What a checkpoint holds of environments, by shard; with several processes a collective."""
+        """See :meth:`.calls.Run.env_arrays`."""
         self._take_carried()
         local: dict[int, dict[str, np.ndarray]] = {}
-        for envs, replay, counter, group, part in self._per_group():
-            local |= save_shards(envs, replay, counter, self._carries(part), _GroupPlan(group, self.plan))  # type: ignore
+        for group in self.groups:
+            local |= save_shards(group.envs, group.replay, group.counter, self._carries(group.part), group)
         return gather_shards(local, gather_bytes)
 
-    def restore(self, state: TrainState, shards: Mapping[int, Mapping[str, np.ndarray]], iteration: int) -> list[int]:
-        """Go on from a checkpoint; returns environments (of all processes) that couldn't be restored exactly."""
+    def restore(self, state: TrainState, shards: Mapping[int, dict[str, np.ndarray]], iteration: int) -> list[int]:
+        """See :meth:`.calls.Run.restore`; returns environments of all processes."""
         self.state = place_state(state, self.specs, self.program.mesh)
         restarted: list[int] = []
-        for envs, replay, counter, group, part in self._per_group():
+        for group in self.groups:
             if self.config.algorithm == "grpo":
-                envs.reset()
+                group.envs.reset()
                 continue
-            carries = self._carries(part)
-            plan: Any = _GroupPlan(group, self.plan)
-            restarted += load_shards(envs, replay, counter, carries, plan, shards)  # type: ignore[arg-type]
+            carries = self._carries(group.part)
+            restarted += load_shards(group.envs, group.replay, group.counter, carries, group, shards)
         return sorted(env for ids in gather_json(restarted) for env in ids)
 
-    def wait(self) -> None:
-        """Wait until nothing is under way."""
-        jax.block_until_ready(self.state)
-
     def close(self) -> None:
-        """Let the environments go."""
-        for group in self.envs:
-            group.close()
-
-
-class _GroupPlan:
-    """The shards of one group, as far as :mod:`lockstep.envs.restore.snapshot` asks."""
-
-    def __init__(self, group: list[int], plan: ShardPlan) -> None:
-        self.shards, self.envs_per_shard = range(group[0], group[-1] + 1), plan.envs_per_shard
+        """See :meth:`.calls.Run.close`."""
+        jax.block_until_ready(self.state)
+        for envs in self.envs:
+            envs.close()

@@ -176,7 +176,7 @@ def unroll(
     net: PolicyNet,
     parameters: Parameters,
     observations: Array,
-    carry: Array,
+    recurrent_state: Array,
     resets: Array,
     actor_only: bool = False,
 ) -> tuple[Array, Array | None, Array]:
@@ -186,9 +186,9 @@ def unroll(
         net: with a recurrent core.
         parameters: by name.
         observations: rows ``[steps, n, width]``.
-        carry: float32 ``[n, carry_size]`` before the first step.
+        recurrent_state: float32 ``[n, carry_size]`` before the first step.
         resets: true (or 1.0) where an episode begins with this step, ``[steps, n]``: nothing is carried into it.
-        actor_only: leave the critic out, also where it has a core of its own (whose carry stays what it was).
+        actor_only: leave the critic out, also where it has a core of its own (whose recurrent_state stays what it was).
 
     Returns:
         The actor's output ``[steps, n, outputs]``, values ``[steps, n]`` or None, and what is carried after each step
@@ -197,20 +197,22 @@ def unroll(
     steps, n, _ = observations.shape
     rows, built = observations.reshape(steps * n, -1), networks(net, parameters)
     features: list[Array] = []
-    carries: list[Array] = []
-    for trunk, body, part in zip(net.trunks, built.bodies, jnp.split(carry, len(net.trunks), -1), strict=True):
+    recurrent_states: list[Array] = []
+    for trunk, body, part in zip(
+        net.trunks, built.bodies, jnp.split(recurrent_state, len(net.trunks), -1), strict=True
+    ):
         if actor_only and trunk == "critic":
-            carries.append(jnp.broadcast_to(part, (steps, *part.shape)))
+            recurrent_states.append(jnp.broadcast_to(part, (steps, *part.shape)))
             continue
         assert body.core is not None
         x = _forward(net, rows, body.encoder).reshape(steps, n, -1)
         outputs, carried = recurrent.unroll(body.core, x, part, resets, net.remat)
         x = outputs.reshape(steps * n, -1)
         features.append(x if body.layers is None else _forward(net, x, body.layers))
-        carries.append(carried)
+        recurrent_states.append(carried)
     if actor_only:
         output, values = _masked(net, rows, _forward(net, features[0], built.actor)), None
     else:
         output, values = _heads(net, built, rows, features)
     shaped = None if values is None else values.reshape(steps, n)
-    return output.reshape(steps, n, -1), shaped, jnp.concatenate(carries, -1)
+    return output.reshape(steps, n, -1), shaped, jnp.concatenate(recurrent_states, -1)

@@ -1,46 +1,132 @@
-"""Parameters by name and as one vector; with FSDP as slices over the mesh's ``fsdp`` axis."""
+"""How parameters are held: as one vector on every device, or with FSDP as slices over the mesh's ``fsdp`` axis.
+
+A session chooses one of the two layouts once; both offer what :class:`ParameterLayout` says.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
 
+import jax
 import numpy as np
 from jax import Array, lax
 from jax import numpy as jnp
 
-from lockstep.jax_engine.distributed.reductions import FSDP_AXIS, axes, gather_tree, sum_devices
+from lockstep.jax_engine.distributed.mesh import REPLICATED, Specs, cut_along
+from lockstep.jax_engine.distributed.placement import first_copy, gathered
+from lockstep.jax_engine.distributed.reductions import FSDP_AXIS, axes, sum_devices, sum_shards
 
 Named = dict[str, Array]
+"""Arrays by a parameter's name, such as ``actor.0.weight`` ``[out, in]``."""
+
+Held = Any
+"""Parameters, a gradient or a moment as a layout holds it: a vector, or arrays by name."""
+
+
+class ParameterLayout(Protocol):
+    """How parameters, their gradient and Adam's moments are held, float32.
+
+    Attributes:
+        shapes: of every parameter, in order.
+        axes: the axis along which each parameter is cut over the mesh's ``fsdp`` axis, or None; empty without FSDP.
+        synchronize: a user's own reduction in place of the engine's, see :class:`VectorLayout`.
+    """
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:  # noqa: D102
+        ...
+
+    @property
+    def axes(self) -> dict[str, int | None]:  # noqa: D102
+        ...
+
+    @property
+    def synchronize(self) -> Callable[[Named], Named] | None:  # noqa: D102
+        ...
+
+    @property
+    def size(self) -> int:
+        """Number of parameters."""
+        ...
+
+    @property
+    def specs(self) -> Specs:
+        """How they lie on the mesh."""
+        ...
+
+    def of_arrays(self, arrays: Mapping[str, np.ndarray]) -> Held:
+        """Lays arrays by name, of any shapes of the right sizes, out as they are held: whole and on the host."""
+        ...
+
+    def named(self, held: Held) -> Named:
+        """Gives whole parameters by name of what a device holds, inside a mapped program."""
+        ...
+
+    def placed(self, held: Held) -> Named:
+        """Gives the arrays by name of what is held on the mesh, outside of a compiled program."""
+        ...
+
+    def local(self, held: Held) -> Named:
+        """Gives whole parameters by name on this process's first device; with FSDP a collective."""
+        ...
+
+    def on_host(self, held: Held) -> dict[str, np.ndarray]:
+        """Copies whole arrays by name to the host; with FSDP a collective."""
+        ...
+
+    def pack(self, gradient: Named, terms: Array) -> Held:
+        """Joins a block's gradient by name and its loss terms ``[T]`` for :meth:`reduce`."""
+        ...
+
+    def reduce(self, packed: Held) -> tuple[Held, Array]:
+        """Sums what :meth:`pack` made over all shards: of each block ``[blocks, …]``, or summed ``[1, …]``.
+
+        Returns:
+            The gradient as parameters are held, and the terms ``[T]``.
+        """
+        ...
+
+    def norm(self, gradient: Held) -> Array:
+        """Computes the global norm ``[]`` of a reduced gradient."""
+        ...
 
 
 @dataclass(frozen=True)
-class ParameterLayout:
-    """How parameters are held: one float32 vector ``[P]``, or with FSDP a dict of arrays, some of them cut.
+class VectorLayout:
+    """Holds parameters as one float32 vector ``[P]``, the same on every device; see :class:`ParameterLayout`.
 
     Attributes:
         shapes: of every parameter, in order.
         exact: whether gradients of shards are summed by the fixed tree; else a device sums its own, and then devices'
             sums are added.
-        axes: with FSDP, the axis along which each parameter is cut over the mesh's ``fsdp`` axis, or None; empty
-            without FSDP.
-        synchronize: the user's own reduction in place of the framework's, see :mod:`lockstep.jax.task`: of this
-            device's sum of gradients by name to that of all devices; None: ours. Without FSDP, and not ``exact``.
+        synchronize: the user's own reduction in place of the engine's, see :class:`lockstep.jax.task.Task`: of this
+            device's sum of gradients by name to that of all devices; None: the engine's. Not where ``exact``.
     """
 
     shapes: dict[str, tuple[int, ...]]
     exact: bool
-    axes: dict[str, int | None] = field(default_factory=dict)
     synchronize: Callable[[Named], Named] | None = None
+
+    @property
+    def axes(self) -> dict[str, int | None]:
+        """Nothing is cut."""
+        return {}
 
     @property
     def size(self) -> int:
         """Number of parameters."""
-        return sum(int(np.prod(shape)) for shape in self.shapes.values())
+        return _size(self.shapes)
 
-    def split(self, vector: Any) -> dict[str, Any]:
-        """Views of a vector ``[P]`` by name."""
+    @property
+    def specs(self) -> Specs:
+        """See :attr:`ParameterLayout.specs`."""
+        return REPLICATED
+
+    def split(self, vector: Held) -> Named:
+        """Views a vector ``[P]``, on the host or on devices, as arrays by name."""
         out, start = {}, 0
         for name, shape in self.shapes.items():
             size = int(np.prod(shape))
@@ -48,60 +134,130 @@ class ParameterLayout:
             start += size
         return out
 
-    def join(self, named: Mapping[str, Any]) -> Array:
-        """The vector of named arrays."""
+    def of_arrays(self, arrays: Mapping[str, np.ndarray]) -> Held:
+        """See :meth:`ParameterLayout.of_arrays`."""
+        return np.concatenate([array.ravel() for array in _ordered(self.shapes, arrays).values()])
+
+    def named(self, held: Held) -> Named:
+        """See :meth:`ParameterLayout.named`."""
+        return self.split(held)
+
+    def placed(self, held: Held) -> Named:
+        """See :meth:`ParameterLayout.placed`."""
+        return self._split(held)
+
+    @cached_property
+    def _split(self) -> Callable[[Array], Named]:
+        return jax.jit(self.split)
+
+    def local(self, held: Held) -> Named:
+        """See :meth:`ParameterLayout.local`."""
+        return self._split(first_copy(held))
+
+    def on_host(self, held: Held) -> dict[str, np.ndarray]:
+        """See :meth:`ParameterLayout.on_host`."""
+        return {name: np.array(array) for name, array in self.split(gathered(held)).items()}
+
+    def join(self, named: Named) -> Array:
+        """Joins arrays by name into a vector ``[P]``."""
         return jnp.concatenate([named[name].reshape(-1) for name in self.shapes])
 
-    def of_arrays(self, arrays: Mapping[str, np.ndarray]) -> Any:
-        """What is held, whole and on the host, of arrays by name."""
-        ordered = {name: np.asarray(arrays[name], np.float32).reshape(shape) for name, shape in self.shapes.items()}
-        return ordered if self.axes else np.concatenate([array.ravel() for array in ordered.values()])
+    def pack(self, gradient: Named, terms: Array) -> Held:
+        """See :meth:`ParameterLayout.pack`: one vector ``[P + T]``."""
+        return jnp.concatenate([self.join(gradient), terms])
 
-    def named(self, held: Any) -> Named:
-        """Whole parameters by name, of what a device holds; with FSDP an all-gather over ``fsdp``."""
-        if not self.axes:
-            return self.split(held)
+    def reduce(self, packed: Held) -> tuple[Held, Array]:
+        """See :meth:`ParameterLayout.reduce`; one collective."""
+        if self.synchronize is not None:
+            local = packed.sum(0)
+            total = self.synchronize(self.split(local[: self.size]))
+            return self.join(total), lax.psum(local[self.size :], axes())
+        total = sum_shards(packed) if self.exact else sum_devices(packed.sum(0))
+        return total[: self.size], total[self.size :]
+
+    def norm(self, gradient: Held) -> Array:
+        """See :meth:`ParameterLayout.norm`."""
+        return jnp.sqrt(jnp.square(gradient).sum())
+
+
+@dataclass(frozen=True)
+class SlicedLayout:
+    """Holds parameters by name, the large ones cut over the mesh's ``fsdp`` axis; see :class:`ParameterLayout`.
+
+    Attributes:
+        shapes: of every parameter, in order.
+        axes: the axis along which each is cut, or None.
+    """
+
+    shapes: dict[str, tuple[int, ...]]
+    axes: dict[str, int | None]
+
+    @property
+    def synchronize(self) -> None:
+        """A user's reduction would need whole gradients."""
+        return
+
+    @property
+    def size(self) -> int:
+        """Number of parameters."""
+        return _size(self.shapes)
+
+    @property
+    def specs(self) -> Specs:
+        """See :attr:`ParameterLayout.specs`."""
+        return {name: REPLICATED if axis is None else cut_along(axis) for name, axis in self.axes.items()}
+
+    def of_arrays(self, arrays: Mapping[str, np.ndarray]) -> Held:
+        """See :meth:`ParameterLayout.of_arrays`."""
+        return _ordered(self.shapes, arrays)
+
+    def named(self, held: Held) -> Named:
+        """See :meth:`ParameterLayout.named`: an all-gather over ``fsdp``."""
         return {
             name: x if self.axes[name] is None else lax.all_gather(x, FSDP_AXIS, axis=self.axes[name] or 0, tiled=True)
             for name, x in held.items()
         }
 
-    def pack(self, gradient: Named, terms: Array) -> Any:
-        """A block's gradient by name and loss terms ``[T]`` as one vector ``[P + T]``; with FSDP as they are."""
-        return (gradient, terms) if self.axes else jnp.concatenate([self.join(gradient), terms])
+    def placed(self, held: Held) -> Named:
+        """See :meth:`ParameterLayout.placed`."""
+        return {name: held[name] for name in self.shapes}
 
-    def reduce(self, packed: Any) -> tuple[Any, Array]:
-        """The sum over all shards of what :meth:`pack` made: of each block ``[blocks, …]``, or summed ``[1, …]``.
+    def local(self, held: Held) -> Named:
+        """See :meth:`ParameterLayout.local`."""
+        return {name: jnp.asarray(gathered(x)) for name, x in held.items()}
 
-        Returns:
-            The gradient as parameters are held, and the terms ``[T]``; one collective, but for FSDP.
-        """
-        if self.axes:
-            gradients, terms = packed
-            return self._scattered({name: g.sum(0) for name, g in gradients.items()}), lax.psum(terms.sum(0), axes())
-        if self.synchronize is not None:
-            local = packed.sum(0)
-            total = self.synchronize(self.split(local[: self.size]))
-            return self.join(total), lax.psum(local[self.size :], axes())
-        total = gather_tree(packed) if self.exact else sum_devices(packed.sum(0))
-        return total[: self.size], total[self.size :]
+    def on_host(self, held: Held) -> dict[str, np.ndarray]:
+        """See :meth:`ParameterLayout.on_host`."""
+        return {name: gathered(held[name]).copy() for name in self.shapes}
 
-    def _scattered(self, gradients: Named) -> Named:
-        out = {}
-        for name, gradient in gradients.items():
-            axis = self.axes[name]
-            if axis is None:
-                out[name] = lax.psum(gradient, axes())
-            else:
-                part = lax.psum_scatter(gradient, FSDP_AXIS, scatter_dimension=axis, tiled=True)
-                out[name] = lax.psum(part, axes()[0])
-        return out
+    def pack(self, gradient: Named, terms: Array) -> Held:
+        """See :meth:`ParameterLayout.pack`: the two as they are."""
+        return gradient, terms
 
-    def norm(self, gradient: Any) -> Array:
-        """The global norm of a reduced gradient."""
-        if not self.axes:
-            return jnp.sqrt(jnp.square(gradient).sum())
+    def reduce(self, packed: Held) -> tuple[Held, Array]:
+        """See :meth:`ParameterLayout.reduce`; a collective for each parameter."""
+        gradients, terms = packed
+        local = {name: g.sum(0) for name, g in gradients.items()}
+        reduced = {name: self._scattered(g, self.axes[name]) for name, g in local.items()}
+        return reduced, lax.psum(terms.sum(0), axes())
+
+    def _scattered(self, gradient: Array, axis: int | None) -> Array:
+        if axis is None:
+            return lax.psum(gradient, axes())
+        part = lax.psum_scatter(gradient, FSDP_AXIS, scatter_dimension=axis, tiled=True)
+        return lax.psum(part, axes()[0])
+
+    def norm(self, gradient: Held) -> Array:
+        """See :meth:`ParameterLayout.norm`."""
         cut = [jnp.square(g).sum() for name, g in gradient.items() if self.axes[name] is not None]
         whole = [jnp.square(g).sum() for name, g in gradient.items() if self.axes[name] is None]
         total = sum(whole, jnp.zeros(()))
         return jnp.sqrt(total + lax.psum(sum(cut, jnp.zeros(())), FSDP_AXIS) if cut else total)
+
+
+def _size(shapes: Mapping[str, tuple[int, ...]]) -> int:
+    return sum(int(np.prod(shape)) for shape in shapes.values())
+
+
+def _ordered(shapes: Mapping[str, tuple[int, ...]], arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: np.asarray(arrays[name], np.float32).reshape(shape) for name, shape in shapes.items()}

@@ -21,9 +21,9 @@ class LSTM(eqx.Module):
     inputs: Linear
     hidden: Array
 
-    def step(self, projected: Array, carry: Array) -> tuple[Array, Array]:
+    def step(self, projected: Array, recurrent_state: Array) -> tuple[Array, Array]:
         """Hidden state ``[n, size]`` and what is carried on, of projected inputs ``[n, 4 · size]``."""
-        hidden, cell = jnp.split(carry, 2, -1)
+        hidden, cell = jnp.split(recurrent_state, 2, -1)
         gates = projected + product(hidden, self.hidden)
         i, f, g, o = jnp.split(gates, 4, -1)
         cell = lax.logistic(f) * cell + lax.logistic(i) * jnp.tanh(g)
@@ -42,13 +42,13 @@ class GRU(eqx.Module):
     inputs: Linear
     hidden: Linear
 
-    def step(self, projected: Array, carry: Array) -> tuple[Array, Array]:
+    def step(self, projected: Array, recurrent_state: Array) -> tuple[Array, Array]:
         """Hidden state ``[n, size]`` and what is carried on, of projected inputs ``[n, 3 · size]``."""
         r, z, n = jnp.split(projected, 3, -1)
-        hr, hz, hn = jnp.split(self.hidden(carry), 3, -1)
+        hr, hz, hn = jnp.split(self.hidden(recurrent_state), 3, -1)
         reset, update = lax.logistic(r + hr), lax.logistic(z + hz)
         new = jnp.tanh(n + reset * hn)
-        hidden = new + update * (carry - new)
+        hidden = new + update * (recurrent_state - new)
         return hidden, hidden
 
 
@@ -61,13 +61,15 @@ def named_core(core: str, trunk: str) -> LSTM | GRU:
     return make(named(Linear, f"{name}.input"), f"{name}.hidden.weight")  # pyright: ignore[reportArgumentType]
 
 
-def unroll(core: LSTM | GRU, x: Array, carry: Array, resets: Array, remat: bool = False) -> tuple[Array, Array]:
+def unroll(
+    core: LSTM | GRU, x: Array, recurrent_state: Array, resets: Array, remat: bool = False
+) -> tuple[Array, Array]:
     """Run a core over sequences.
 
     Args:
         core: the core.
         x: inputs ``[steps, n, inputs]``.
-        carry: ``[n, carry_size]`` before the first step.
+        recurrent_state: ``[n, carry_size]`` before the first step.
         resets: true (or 1.0) where nothing is carried into a step, ``[steps, n]``.
         remat: compute each step's inner activations again for its gradient, in place of storing them.
 
@@ -75,11 +77,11 @@ def unroll(core: LSTM | GRU, x: Array, carry: Array, resets: Array, remat: bool 
         Hidden states ``[steps, n, size]`` and what is carried after each step ``[steps, n, carry_size]``.
     """
 
-    def step(carry: Array, now: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
+    def step(recurrent_state: Array, now: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
         projected, fresh = now
-        hidden, carry = core.step(projected, jnp.where(fresh[:, None], 0.0, carry))
-        return carry, (hidden, carry)
+        hidden, recurrent_state = core.step(projected, jnp.where(fresh[:, None], 0.0, recurrent_state))
+        return recurrent_state, (hidden, recurrent_state)
 
-    carry = carry.astype(jnp.float32)  # also of a weak type, which would fall to bfloat16 beside it
-    _, out = lax.scan(jax.checkpoint(step) if remat else step, carry, (core.inputs(x), resets > 0))
+    recurrent_state = recurrent_state.astype(jnp.float32)  # also of a weak type, which would fall to bfloat16 beside it
+    _, out = lax.scan(jax.checkpoint(step) if remat else step, recurrent_state, (core.inputs(x), resets > 0))
     return out

@@ -1,25 +1,44 @@
-"""The policy by itself, on one device of this process, shard by shard: for environments that are not in the program."""
+"""Runs the policy by itself, on one device of this process, shard by shard: for environments on the host."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
-from typing import Any
+from typing import NamedTuple
 
 import jax
 from jax import Array
 from jax import numpy as jnp
+from jax.typing import ArrayLike
 
-from lockstep.jax_engine.distributed.placement import first_copy, gathered
+from lockstep.jax_engine.distributed.placement import first_copy
 from lockstep.jax_engine.nets import distributions
-from lockstep.jax_engine.program.blocks import each_shard
-from lockstep.jax_engine.program.normalizers import normalized, scale_of
+from lockstep.jax_engine.nets.parameters import Named
 from lockstep.jax_engine.program.program import Program
 from lockstep.jax_engine.rollout import Actor, action_noise
+from lockstep.jax_engine.shards.blocks import each_shard
+from lockstep.jax_engine.shards.normalizers import Scale, normalized, scale_of
 from lockstep.jax_engine.state import TrainState
 
 
+class Inferred(NamedTuple):
+    """What the policy does with rows ``[k, n, width]``.
+
+    Attributes:
+        actions: ``[k, n, …]``.
+        recurrent_state: after the step, float32 ``[k, n, carry_size]``.
+    """
+
+    actions: Array
+    recurrent_state: Array
+
+
+Act = Callable[[Named, Scale | None, ArrayLike, Array, ArrayLike, Array, Array, Array], Inferred]
+MostLikely = Callable[[Named, Scale | None, ArrayLike, Array, ArrayLike, Array], Inferred]
+
+
 class Inference:
-    """Compiled functions of a program's networks.
+    """Compiles functions of a program's networks.
 
     Args:
         program: of which networks and settings are taken.
@@ -28,68 +47,72 @@ class Inference:
     def __init__(self, program: Program) -> None:
         self.program = program
 
-    def local_parameters(self, state: TrainState) -> Any:
-        """Whole parameters by name on this process's first device."""
-        if self.program.layout.axes:
-            return {name: jnp.asarray(gathered(x)) for name, x in state.parameters.items()}
-        return self._split(first_copy(state.parameters))
+    def local_parameters(self, state: TrainState) -> Named:
+        """Gives whole parameters by name on this process's first device; with FSDP a collective."""
+        return self.program.layout.local(state.parameters)
 
-    @cached_property
-    def _split(self) -> Any:
-        return jax.jit(self.program.layout.split)
-
-    def local_scale(self, state: TrainState) -> Any:
-        """Mean and scale of observations on this process's first device, or None."""
-        if state.observations is None:
+    def local_scale(self, state: TrainState) -> Scale | None:
+        """Computes the scale of observations on this process's first device, or None."""
+        if state.observation_normalizer is None:
             return None
-        return self._scale(jax.tree.map(first_copy, state.observations))
+        return self._scale(jax.tree.map(first_copy, state.observation_normalizer))
 
     @cached_property
-    def _scale(self) -> Any:
+    def _scale(self) -> Callable[..., Scale]:
         return jax.jit(scale_of)
 
     @cached_property
-    def act(self) -> Any:
-        """The policy on one device, for some shards of this process, whose environments are on the host.
+    def act(self) -> Act:
+        """Samples actions on one device, for some shards of this process, whose environments are on the host.
 
-        Takes parameters, the scale of observations (or None), rows ``[k, n, width]`` as environments gave them, what a
-        recurrent policy carries, where an episode just ended, noise ``[k, T, n, …]``, the step, and ``k``.
+        Takes parameters, the scale of observations (or None), rows ``[k, n, width]`` as environments gave them, the
+        recurrent state, where an episode just ended ``[k, n]``, noise ``[k, T, n, …]``, the step, and ``k``.
         """
         net, clip = self.program.net, self.program.config.normalize.clip_observations
 
         def act(
-            named: Any, scale: Any, rows: Array, memory: Array, ended: Array, noise: Array, t: Array, owned: Array
-        ) -> Any:
-            def one(rows: Array, memory: Array, ended: Array, noise: Array) -> Any:
+            named: Named,
+            scale: Scale | None,
+            rows: Array,
+            recurrent_state: Array,
+            ended: Array,
+            noise: Array,
+            t: Array,
+            owned: Array,
+        ) -> Inferred:
+            def one(rows: Array, recurrent_state: Array, ended: Array, noise: Array) -> Inferred:
                 seen = normalized(net.observation, rows, scale, clip)
-                kept = jnp.where(ended[:, None], 0.0, memory)
-                actions, _, memory = Actor(net, named)(seen, kept, noise[t])
-                return actions, memory
+                kept = jnp.where(ended[:, None], 0.0, recurrent_state)
+                acted = Actor(net, named)(seen, kept, noise[t])
+                return Inferred(acted.actions, acted.recurrent_state)
 
-            return each_shard(one, len(rows), owned, rows, memory, ended, noise)
+            return each_shard(one, len(rows), owned, rows, recurrent_state, ended, noise)
 
         return jax.jit(act)
 
     @cached_property
-    def most_likely(self) -> Any:
-        """:meth:`act`'s program without noise and step: the most likely actions, squashed."""
+    def most_likely(self) -> MostLikely:
+        """Gives the most likely actions, squashed; takes what :attr:`act` does but noise and step."""
         net, clip = self.program.net, self.program.config.normalize.clip_observations
 
-        def act(named: Any, scale: Any, rows: Array, memory: Array, ended: Array, owned: Array) -> Any:
-            def one(rows: Array, memory: Array, ended: Array) -> Any:
+        def act(
+            named: Named, scale: Scale | None, rows: Array, recurrent_state: Array, ended: Array, owned: Array
+        ) -> Inferred:
+            def one(rows: Array, recurrent_state: Array, ended: Array) -> Inferred:
                 seen = normalized(net.observation, rows, scale, clip)
                 zeros = jnp.zeros((len(rows), net.action.outputs))
-                kept = jnp.where(ended[:, None], 0.0, memory)
-                _, output, memory = Actor(net, named)(seen, kept, zeros)
-                return distributions.squash(net, distributions.mode(net, output)), memory
+                kept = jnp.where(ended[:, None], 0.0, recurrent_state)
+                acted = Actor(net, named)(seen, kept, zeros)
+                likeliest = distributions.squash(net, distributions.mode(net, acted.outputs))
+                return Inferred(likeliest, acted.recurrent_state)
 
-            return each_shard(one, len(rows), owned, rows, memory, ended)
+            return each_shard(one, len(rows), owned, rows, recurrent_state, ended)
 
         return jax.jit(act)
 
     @cached_property
-    def noise(self) -> Any:
-        """Action noise of some shards: iteration, shards ``[k]`` and their number to float32 ``[k, T, rows, …]``."""
+    def noise(self) -> Callable[[Array, Array, Array], Array]:
+        """Draws some shards' action noise: of iteration, shards ``[k]`` and ``k``, float32 ``[k, T, rows, …]``."""
 
         def noise(iteration: Array, shards: Array, owned: Array) -> Array:
             key = self.program.keys["action"]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import numpy as np
 from jax import Array
 from jax import numpy as jnp
+from jax.typing import ArrayLike
 
 from lockstep.core.shards import keyed_generator
 
@@ -17,7 +16,7 @@ def key_words(seed: int, purpose: str) -> np.ndarray:
     return keyed_generator(seed, f"{purpose}/threefry").integers(0, 1 << 32, 2, dtype=np.uint32)
 
 
-def key_of(words: Any) -> Array:
+def key_of(words: ArrayLike) -> Array:
     """The threefry key of its words, uint32 ``[2]``."""
     return jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
 

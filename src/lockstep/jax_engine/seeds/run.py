@@ -1,4 +1,4 @@
-"""Independent agents of several seeds in one program, whose arrays have a leading axis of seeds.
+"""Runs independent agents of several seeds in one program, whose arrays have a leading axis of seeds.
 
 Every device owns its shards of every seed, so that whatever holds for a run's shards holds for each seed's. In
 ``exact`` a call runs the seeds one after another, in a loop whose body is compiled once: the bytes of each are those of
@@ -9,10 +9,10 @@ its own single run, and nothing is started, read or compiled again between seeds
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import TypeVar, TypeVarTuple
 
 import jax
 import numpy as np
@@ -22,22 +22,29 @@ from jax import numpy as jnp
 from lockstep.jax_engine.distributed.mesh import (
     REPLICATED,
     SHARDED,
-    TIME_SHARDED,
     over_mesh,
     replicate_sharding,
     stacked,
 )
 from lockstep.jax_engine.distributed.placement import fetch, place
-from lockstep.jax_engine.program.blocks import each_shard
 from lockstep.jax_engine.program.calls import CallInputs, Pending, iterations_per_call, no_matter
-from lockstep.jax_engine.program.device_run import parameter_specs, shard_arrays
+from lockstep.jax_engine.program.device_program import DeviceProgram
 from lockstep.jax_engine.program.iterations import Inputs, Iteration, Outputs, finished
 from lockstep.jax_engine.program.program import Program, purpose_words
+from lockstep.jax_engine.program.run import shard_arrays
+from lockstep.jax_engine.shards.blocks import each_shard
 from lockstep.jax_engine.state import TrainState, place_state, state_specs
+
+Tree = TypeVar("Tree")
+Result = TypeVar("Result")
+Trees = TypeVarTuple("Trees")
+
+CallOfSeeds = Callable[[Array, TrainState, Inputs, Array, Array, Array, Array], tuple[TrainState, Outputs]]
+"""A compiled call of all seeds: words of their keys, then as :data:`.device_program.Call`, then their number."""
 
 
 class SeedsRun:
-    """The training states of all seeds on the mesh, leaves ``[seeds, …]``, and the program that changes them.
+    """Holds the training states of all seeds on the mesh, leaves ``[seeds, …]``, and the program that changes them.
 
     Args:
         program: of one seed.
@@ -52,9 +59,9 @@ class SeedsRun:
         self.program, self.config, self.seeds = program, program.config, list(seeds)
         self.capacity = iterations_per_call(self.config)
         self._inputs, self._mark = CallInputs(self.config, program.mesh, local_devices), time.perf_counter()
-        mesh, parameters = program.mesh, parameter_specs(program)
+        mesh, parameters = program.mesh, program.layout.specs
         self._without = state_specs(states[0], parameters)
-        self._specs = state_specs(states[0]._replace(envs=program.carry_shapes()), parameters)
+        self._specs = state_specs(states[0]._replace(envs=DeviceProgram(program).carry_shapes()), parameters)
         whole = replicate_sharding(mesh)
         self._owned = place(np.int32(program.blocks.shards), whole)
         self._count = place(np.int32(len(seeds)), whole)
@@ -63,28 +70,30 @@ class SeedsRun:
         self.state = place_state(together, _stacked(self._without), mesh)
         self._call = self._compile_call()
 
-    def _compile_call(self) -> Any:
-        program = self.program
+    def _of_seed(self, words: Array) -> DeviceProgram:
+        """Makes the program of one seed, of the words of its keys."""
+        return DeviceProgram(replace(self.program, key_words=words))
+
+    def _compile_call(self) -> CallOfSeeds:
 
         def call(
             words: Array, state: TrainState, inputs: Inputs, stop: Array, owned: Array, count: Array, seeds: Array
-        ) -> Any:
-            def one(words: Array, state: TrainState) -> Any:
-                return replace(program, key_words=words).call(state, inputs, stop, owned, count)
+        ) -> tuple[TrainState, Outputs]:
+            def one(words: Array, state: TrainState) -> tuple[TrainState, Outputs]:
+                return self._of_seed(words).call(state, inputs, stop, owned, count)
 
             return self._for_each(one, seeds, words, state)
 
-        specs, episodes = _stacked(self._specs), stacked(TIME_SHARDED)
-        outputs: Any = Outputs(REPLICATED, episodes, episodes)  # type: ignore[arg-type]
+        specs, outputs = _stacked(self._specs), _stacked(DeviceProgram(self.program).call_specs)
         given = (REPLICATED, specs, REPLICATED, SHARDED, REPLICATED, REPLICATED, REPLICATED)
-        return jax.jit(program.mapped(call, given, (specs, outputs)), donate_argnums=1)
+        return jax.jit(self.program.mapped(call, given, (specs, outputs)), donate_argnums=1)
 
     def begin(self) -> None:
-        """First episodes, and first statistics where something is normalised."""
+        """See :meth:`.calls.Run.begin`."""
 
         def initial(words: Array, state: TrainState, owned: Array, seeds: Array) -> TrainState:
             def one(words: Array, state: TrainState) -> TrainState:
-                return replace(self.program, key_words=words).initial(state, owned)
+                return self._of_seed(words).initial(state, owned)
 
             return self._for_each(one, seeds, words, state)
 
@@ -92,14 +101,14 @@ class SeedsRun:
         mapped = self.program.mapped(initial, given, _stacked(self._specs))
         self.state = jax.jit(mapped)(self._words, self.state, self._owned, self._count)
 
-    def _for_each(self, function: Any, count: Array, *trees: Any) -> Any:
-        """Call a function of one seed for each of ``[seeds, …]``: in a loop (exact), or for all at once (fast)."""
+    def _for_each(self, function: Callable[[*Trees], Result], count: Array, *trees: *Trees) -> Result:
+        """Calls a function of one seed for each of ``[seeds, …]``: in a loop (exact), or for all at once (fast)."""
         if self.program.blocks.exact:
             return each_shard(function, len(self.seeds), count, *trees)
         return jax.vmap(function)(*trees)
 
     def dispatch(self, first: int, count: int, stop: int, before: Callable[[], None] = no_matter) -> Pending:
-        """Start ``count`` iterations of every seed; see :meth:`.device_run.DeviceRun.dispatch`."""
+        """Starts ``count`` iterations of every seed; see :meth:`.calls.Run.dispatch`."""
         inputs, stops, many = self._inputs(first, count, stop)
         before()
         begun = time.perf_counter()
@@ -107,7 +116,7 @@ class SeedsRun:
         return Pending(first, count, outputs, begun)
 
     def fetch(self, pending: Pending) -> list[list[Iteration]]:
-        """Wait for a call and read what it tells: for each iteration what each seed's told, in order."""
+        """Waits for a call and reads what it tells: for each iteration what each seed's told, in order."""
         metrics = {name: fetch(x).tolist() for name, x in pending.outputs.metrics.items()}
         returns, marks = (fetch(x)[:, : pending.count] for x in pending.outputs[1:])
         episodes = [finished(*both) for both in zip(returns, marks, strict=True)]
@@ -121,11 +130,11 @@ class SeedsRun:
         return [[one(i, k) for k in range(len(self.seeds))] for i in range(pending.count)]
 
     def state_of(self, number: int) -> TrainState:
-        """The state of one seed, by its place among them, laid out as that of its own run would be."""
+        """Takes out the state of one seed, by its place among them, laid out as that of its own run would be."""
         return self._part(self.state, jnp.int32(number))
 
     @cached_property
-    def _part(self) -> Any:
+    def _part(self) -> Callable[[TrainState, Array], TrainState]:
         def part(state: TrainState, number: Array) -> TrainState:
             with jax.enable_x64(True):
                 return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, number, keepdims=False), state)
@@ -134,39 +143,43 @@ class SeedsRun:
 
 
 class OneOfSeeds:
-    """One seed of a :class:`SeedsRun` in the place of a run of its own, as far as a session asks for one.
+    """One seed of a :class:`SeedsRun` in the place of a run of its own; see :class:`.calls.Run`.
 
     Args:
-        run: of all seeds.
+        run: of all seeds, which has begun.
         number: its place among them.
     """
 
-    restarted: tuple[int, ...] = ()
-
     def __init__(self, run: SeedsRun, number: int) -> None:
-        self._run, self._number = run, number
-
-    @property
-    def capacity(self) -> int:
-        """Iterations of one call."""
-        return self._run.capacity
+        self._run, self._number, self.capacity = run, number, run.capacity
 
     @property
     def state(self) -> TrainState:
-        """The training state, on the mesh."""
+        """See :attr:`.calls.Run.state`."""
         return self._run.state_of(self._number)
 
+    def begin(self) -> None:
+        """Does nothing: all seeds begin together."""
+
     def dispatch(self, first: int, count: int, stop: int, before: Callable[[], None] = no_matter) -> Pending:
-        """Start iterations, of all seeds: see :meth:`SeedsRun.dispatch`."""
+        """Starts iterations, of all seeds: see :meth:`SeedsRun.dispatch`."""
         return self._run.dispatch(first, count, stop, before)
 
+    def fetch(self, pending: Pending) -> list[Iteration]:
+        """See :meth:`.calls.Run.fetch`; what the other seeds tell is dropped."""
+        return [iterations[self._number] for iterations in self._run.fetch(pending)]
+
     def env_arrays(self) -> dict[int, dict[str, np.ndarray]]:
-        """What a checkpoint holds of environments, by shard."""
+        """See :meth:`.calls.Run.env_arrays`."""
         return shard_arrays(self.state, self._run.config.shards)
 
+    def restore(self, state: TrainState, shards: Mapping[int, dict[str, np.ndarray]], iteration: int) -> list[int]:
+        """Refuses: a run of several seeds isn't resumed."""
+        raise ValueError("num_seeds: a run of several seeds can't go on from one checkpoint")
+
     def close(self) -> None:
-        """Nothing to let go."""
+        """Does nothing: environments are part of the state."""
 
 
-def _stacked(specs: TrainState) -> TrainState:
+def _stacked(specs: Tree) -> Tree:
     return jax.tree.map(stacked, specs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,11 +16,10 @@ from lockstep.core.shards import ShardPlan
 from lockstep.core.topology import Topology
 from lockstep.jax_engine.announcement import start_lines
 from lockstep.jax_engine.distributed.placement import num_local_devices
-from lockstep.jax_engine.program.device_run import DeviceRun
 from lockstep.jax_engine.program.inference import Inference
 from lockstep.jax_engine.program.iterations import Iteration
 from lockstep.jax_engine.program.program import Program
-from lockstep.jax_engine.program.seeds import OneOfSeeds, SeedsRun
+from lockstep.jax_engine.seeds.run import OneOfSeeds, SeedsRun
 from lockstep.jax_engine.session import Session, first_state, open_program
 from lockstep.jax_engine.state import check_networks
 from lockstep.jax_engine.train import Trainer
@@ -47,7 +46,7 @@ def open_sessions(config: Config, topology: Topology, options: RunOptions) -> tu
     plan = ShardPlan(config.envs, config.shards)
     sessions = []
     for number, each in enumerate(configs):
-        own, view = replace(program, config=each), cast(DeviceRun, OneOfSeeds(run, number))
+        own, view = replace(program, config=each), OneOfSeeds(run, number)
         rate = config.ppo.learning_rate
         sessions.append(
             Session(each, topology, plan, own, view, Inference(own), program.description, learning_rate=rate)

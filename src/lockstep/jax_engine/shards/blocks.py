@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar, TypeVarTuple
 
 import jax
 from jax import Array, lax
@@ -27,6 +27,11 @@ def shards_together(shards: int, rows: int, device: str) -> int:
         return shards
     large = (n for n in range(1, shards) if shards % n == 0 and n * rows >= CPU_BLOCK_ENVS)
     return next(large, shards)
+
+
+Tree = TypeVar("Tree")
+Result = TypeVar("Result")
+Trees = TypeVarTuple("Trees")
 
 
 @dataclass(frozen=True)
@@ -60,8 +65,8 @@ class Blocks:
         """Environments of a block."""
         return self.rows * self.together
 
-    def merge(self, tree: Any, axis: int = 1) -> Any:
-        """Arrays ``[shards, …, rows, …]`` with environments on ``axis`` as ``[blocks, …, size, …]``."""
+    def merge(self, tree: Tree, axis: int = 1) -> Tree:
+        """Merges arrays ``[shards, …, rows, …]`` with environments on ``axis`` into ``[blocks, …, size, …]``."""
         if self.together == 1:
             return tree
 
@@ -71,8 +76,8 @@ class Blocks:
 
         return jax.tree.map(of, tree)
 
-    def split(self, tree: Any, axis: int = 1) -> Any:
-        """The reverse of :meth:`merge`."""
+    def split(self, tree: Tree, axis: int = 1) -> Tree:
+        """Splits blocks into shards: the reverse of :meth:`merge`."""
         if self.together == 1:
             return tree
 
@@ -83,7 +88,7 @@ class Blocks:
         return jax.tree.map(of, tree)
 
     def merge_indices(self, index: Array) -> Array:
-        """Indices into each shard's units ``[shards, …, n]`` as indices into a block's ``[blocks, …, shards·n]``.
+        """Turns indices into each shard's units ``[shards, …, n]`` into those of a block's, ``[blocks, …, shards·n]``.
 
         A unit is a sample or a sequence; they lie time-major, ``chunk·rows + environment``.
         """
@@ -95,7 +100,7 @@ class Blocks:
         return moved.reshape(self.count, *index.shape[1:-1], self.together * index.shape[-1])
 
     def spread(self, values: Array, n: int) -> Array:
-        """One number a shard ``[shards, …]`` for each of its ``n`` units in a block, ``[blocks, …, together·n]``.
+        """Repeats a number of each shard ``[shards, …]`` for its ``n`` units in a block, ``[blocks, …, together·n]``.
 
         Of blocks of one shard it is left at one: ``[blocks, …, 1]``.
         """
@@ -104,8 +109,8 @@ class Blocks:
         moved = jnp.moveaxis(values.reshape(self.count, self.together, *values.shape[1:]), 1, -1)
         return jnp.repeat(moved, n, axis=-1)
 
-    def each(self, function: Callable[..., Any], owned: Array, *trees: Any) -> Any:
-        """Call a function of one block for each block.
+    def each(self, function: Callable[[*Trees], Result], owned: Array, *trees: *Trees) -> Result:
+        """Calls a function of one block for each block.
 
         Args:
             function: takes one block's arrays.
@@ -116,11 +121,11 @@ class Blocks:
             Its results, ``[blocks, …]``.
         """
         if not self.loops:
-            return jax.tree.map(lambda x: x[None], function(*jax.tree.map(lambda x: x[0], trees)))
+            return jax.tree.map(lambda x: x[None], function(*_at(trees, 0)))
         return each_shard(function, self.count, owned if self.together == 1 else owned // self.together, *trees)
 
-    def sum_parts(self, function: Callable[..., Any], parts: int, owned: Array, *trees: Any) -> Any:
-        """As :meth:`each`, of a function of one part of a block, whose results are summed.
+    def sum_parts(self, function: Callable[[*Trees], Result], parts: int, owned: Array, *trees: *Trees) -> Result:
+        """Calls a function of one part of a block for each part, and sums its results; as :meth:`each`.
 
         Args:
             function: takes one part's arrays.
@@ -134,47 +139,55 @@ class Blocks:
         """
         if not self.exact and self.count * parts == 1:
             return self.each(function, owned, *trees)
-        shapes = jax.eval_shape(function, *jax.tree.map(lambda x: x[0], trees))
+        shapes = jax.eval_shape(function, *_at(trees, 0))
         if not self.exact:
             zeros = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
-            add = lambda sums, part: (jax.tree.map(jnp.add, sums, function(*part)), None)  # noqa: E731
+
+            def add(sums: Result, part: tuple[*Trees]) -> tuple[Result, None]:
+                return jax.tree.map(jnp.add, sums, function(*part)), None
+
             return jax.tree.map(lambda x: x[None], lax.scan(add, zeros, trees)[0])
-        trees = _never_one(trees)
+        doubled = _never_one(trees)
         sums = jax.tree.map(lambda shape: _empty(max(self.count, 2), shape), shapes)
 
-        def body(i: Array, sums: Any) -> Any:
-            one = function(*jax.tree.map(lambda x: x[i], trees))
+        def body(i: Array, sums: Result) -> Result:
+            one = function(*_at(doubled, i))
             return jax.tree.map(lambda all_, x: all_.at[i // parts].add(x), sums, one)
 
         sums = lax.fori_loop(0, owned * parts, body, sums)
         return jax.tree.map(lambda x: x[: self.count], sums)
 
 
-def each_shard(function: Callable[..., Any], count: int, owned: Array, *trees: Any) -> Any:
-    """Call a function of one shard's arrays for each of ``[count, …]``, in a loop that is never unrolled.
+def each_shard(function: Callable[[*Trees], Result], count: int, owned: Array, *trees: *Trees) -> Result:
+    """Calls a function of one shard's arrays for each of ``[count, …]``, in a loop that is never unrolled.
 
     A single shard lies in arrays of two, of which one is looked at: a loop that reads and writes the whole of an array
     is not compiled as one that reads and writes parts of it, and sums come out otherwise.
     """
-    shapes = jax.eval_shape(function, *jax.tree.map(lambda x: x[0], trees))
-    trees = _never_one(trees)
+    shapes = jax.eval_shape(function, *_at(trees, 0))
+    doubled = _never_one(trees)
     results = jax.tree.map(lambda shape: _empty(max(count, 2), shape), shapes)
 
-    def body(i: Array, results: Any) -> Any:
-        one = function(*jax.tree.map(lambda x: x[i], trees))
+    def body(i: Array, results: Result) -> Result:
+        one = function(*_at(doubled, i))
         return jax.tree.map(lambda all_, x: lax.dynamic_update_index_in_dim(all_, x, i, 0), results, one)
 
     results = lax.fori_loop(0, owned, body, results)
     return results if count > 1 else jax.tree.map(lambda x: x[:count], results)
 
 
-def _never_one(trees: Any) -> Any:
+def _at(trees: tuple[*Trees], i: Array | int) -> tuple[*Trees]:
+    return jax.tree.map(lambda x: x[i], trees)
+
+
+def _never_one(trees: Tree) -> Tree:
     return jax.tree.map(lambda x: jnp.concatenate([x, x]) if len(x) == 1 else x, trees)
 
 
-def _empty(count: int, shape: Any) -> Array:
+def _empty(count: int, shape: jax.ShapeDtypeStruct) -> Array:
     if jnp.issubdtype(shape.dtype, jax.dtypes.prng_key):
-        words = jax.random.key_data(jax.random.key(0, impl=str(jax.random.key_impl(shape))))
+        kind = str(jax.random.key_impl(shape))  # pyright: ignore[reportArgumentType]
+        words = jax.random.key_data(jax.random.key(0, impl=kind))
         return jax.random.wrap_key_data(jnp.zeros((count, *shape.shape, *words.shape), words.dtype))
     with jax.enable_x64(True):
         return jnp.zeros((count, *shape.shape), shape.dtype)

@@ -1,12 +1,13 @@
-"""Fingerprints of every device's own copy of the training state: replicated arrays are believed of nobody."""
+"""Compares every device's own copy of the training state: replicated arrays are believed of nobody."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 import jax
 import numpy as np
+from jax import Array
 
 from lockstep.core.fingerprint import compare_ranks, fingerprints
 from lockstep.jax_engine.distributed.processes import gather_json
@@ -20,7 +21,7 @@ HELD: dict[str, str | None] = {POLICY: None} | {f"{OPTIMIZER}{name}/": moment fo
 
 @dataclass(frozen=True)
 class Copies:
-    """What each of this process's devices holds of a training state, on the host.
+    """Holds what each of this process's devices has of a training state, on the host.
 
     Attributes:
         layout: how parameters are held.
@@ -34,11 +35,12 @@ class Copies:
 
     @classmethod
     def of(cls, state: TrainState, layout: ParameterLayout, keep: bool = False) -> Copies:
-        """Of a state; good until a program takes it over, or for ever where they are to be kept.
+        """Takes the copies of a state.
 
+        They are good until a program takes the state over, or for ever with ``keep``, which copies them.
         With FSDP and a batch axis of one device, what is cut has no second copy to compare with, and is left out.
         """
-        found: dict[str, Any] = {}
+        found: dict[str, Array] = {}
         slices = 1
         for prefix, attribute in HELD.items():
             held = state.parameters if attribute is None else getattr(state.optimizer, attribute)
@@ -49,9 +51,12 @@ class Copies:
             slices = mesh.shape[FSDP_AXIS]
             copied = mesh.size > slices
             found |= {prefix + name: x for name, x in held.items() if copied or layout.axes[name] is None}
-        found[OPTIMIZER + "step"] = state.optimizer.count
+        found[OPTIMIZER + "step"] = cast(Array, state.optimizer.count)
         found["learning_rate"] = state.learning_rate
-        for name, moments in (("observations", state.observations), ("returns", state.returns)):
+        for name, moments in (
+            ("observations", state.observation_normalizer),
+            ("returns", state.return_normalizer),
+        ):
             if moments is not None:
                 found |= {f"{NORMALIZERS}{name}.{k}": x for k, x in moments._asdict().items()}
         return cls(layout, {name: _by_device(x, keep) for name, x in found.items()}, slices)
@@ -69,7 +74,7 @@ class Copies:
             if name not in HELD:
                 out[name] = copies
                 continue
-            cut = {device: self.layout.split(vector) for device, vector in copies.items()}
+            cut = {device: self.layout.on_host(vector) for device, vector in copies.items()}
             out |= {name + part: {d: arrays[part] for d, arrays in cut.items()} for part in self.layout.shapes}
         return out
 
@@ -109,7 +114,7 @@ def _cut(name: str, layout: ParameterLayout) -> bool:
     return any(layout.axes.get(name[len(prefix) :]) is not None for prefix in HELD if name.startswith(prefix))
 
 
-def _by_device(array: Any, keep: bool) -> dict[int, np.ndarray]:
+def _by_device(array: Array, keep: bool) -> dict[int, np.ndarray]:
     found = {shard.device.id: np.asarray(shard.data) for shard in array.addressable_shards}
     return {device: x.copy() for device, x in found.items()} if keep else found
 

@@ -1,0 +1,38 @@
+"""GRPO's groups: environments of one start, of which the first episode of a rollout counts."""
+
+from __future__ import annotations
+
+import jax
+from jax import Array
+from jax import numpy as jnp
+
+from lockstep.config.run import Config
+from lockstep.jax_engine.advantages import group_advantages
+from lockstep.jax_engine.rollout import Rollout
+
+
+def first_episodes(rollout: Rollout) -> Array:
+    """Marks where no episode of the environment had ended before in this rollout, bool ``[T, n]``."""
+    over = rollout.over.astype(jnp.int32)
+    return jnp.cumsum(over, 0) - over == 0
+
+
+def finished_episodes(rollout: Rollout) -> Array:
+    """Marks where an environment's first episode ended, or the rollout cut it, bool ``[T, n]``."""
+    over = rollout.over
+    last = jnp.arange(over.shape[0])[:, None] == over.shape[0] - 1
+    return first_episodes(rollout) & (over | last)
+
+
+def group_columns(rollout: Rollout, config: Config) -> dict[str, Array]:
+    """Compares each environment's first episode with its group's: ``advantages`` and ``valid``, float32 ``[T, n]``.
+
+    What follows the first episode doesn't count.
+    """
+    valid = first_episodes(rollout)
+    with jax.enable_x64(True):
+        rewards = jnp.where(valid, rollout.rewards, 0.0).astype(jnp.float64)
+        returns = rewards.sum(0).reshape(-1, config.grpo.group_size)
+        per_env = group_advantages(returns, config.grpo.normalize_std).reshape(-1).astype(jnp.float32)
+    counted = valid.astype(jnp.float32)
+    return {"advantages": per_env * counted, "valid": counted}

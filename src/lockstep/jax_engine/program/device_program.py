@@ -1,0 +1,175 @@
+"""Compiles iterations whose environments are stepped inside the program, over a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+from jax import Array, lax
+from jax import numpy as jnp
+
+from lockstep.jax_engine.distributed.mesh import REPLICATED, SHARDED, TIME_SHARDED, Specs
+from lockstep.jax_engine.distributed.reductions import gather_shards
+from lockstep.jax_engine.groups import finished_episodes
+from lockstep.jax_engine.nets.parameters import Named
+from lockstep.jax_engine.program.iterations import Inputs, Outputs
+from lockstep.jax_engine.program.program import Program
+from lockstep.jax_engine.rollout import Actor, Draws, RandomActor, Rollout, begin, collect, draw
+from lockstep.jax_engine.shards.blocks import each_shard
+from lockstep.jax_engine.shards.keys import keyed
+from lockstep.jax_engine.shards.normalizers import frozen
+from lockstep.jax_engine.state import EnvCarry, TrainState
+from lockstep.jax_engine.statistics import NormalizerMoments, merge_normalizers, normalizer_moments
+
+Call = Callable[[TrainState, Inputs, Array, Array, Array], tuple[TrainState, Outputs]]
+"""A compiled :meth:`DeviceProgram.call`."""
+
+
+class DeviceProgram:
+    """Whole iterations of one device, from rollout to metrics, without a look at the host.
+
+    A call runs a number of iterations that is known only when it is called, so that one compilation serves them all.
+
+    Args:
+        program: whose environment is in it.
+    """
+
+    def __init__(self, program: Program) -> None:
+        assert program.env is not None, "its environment is stepped on the host"
+        self.program, self.env = program, program.env
+        self.config, self.net, self.blocks = program.config, program.net, program.blocks
+
+    # --- beginnings -------------------------------------------------------------------------------------------------
+
+    def begin_envs(self, state: TrainState, number: int, owned: Array) -> EnvCarry:
+        """Begins the first episodes, keyed by ``(seed, "begin", number, shard)``; other ones after other trainings."""
+        return self._begin("begin", jnp.int32(number) - 2 * jnp.asarray(state.optimizer.count), owned, 1)
+
+    def _begin(self, purpose: str, number: Array, owned: Array, group: int) -> EnvCarry:
+        env, rows = self.env, self.blocks.rows
+
+        def one(shard: Array) -> EnvCarry:
+            random = env.reset_random(keyed(self.program.keys[purpose], number, shard), (rows // group,))
+            random = jax.tree.map(lambda x: jnp.repeat(x, group, axis=0), random)
+            return begin(self.net, env, random)
+
+        return each_shard(one, self.blocks.shards, owned, self.program.shard_ids())
+
+    def carry_shapes(self) -> EnvCarry:
+        """Gives the shapes of what environments carry, by shard of one device."""
+        env, rows = self.env, self.blocks.rows
+
+        def one(key: Array) -> EnvCarry:
+            return begin(self.net, env, env.reset_random(key, (rows,)))
+
+        shapes = jax.eval_shape(one, self.program.keys["begin"])
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct((self.blocks.shards, *x.shape), x.dtype), shapes)
+
+    def first_statistics(self, state: TrainState, owned: Array) -> TrainState:
+        """Fills the normalisers from a rollout of random actions; afterwards every episode starts anew."""
+        env, config = self.env, self.config
+        assert state.envs is not None
+
+        def one(carry: EnvCarry, shard: Array) -> NormalizerMoments:
+            draws = draw(config, self.net, env, self.program.keys, jnp.int32(-1), shard)
+            steps = jnp.arange(config.num_steps, dtype=jnp.int32)
+            noise = jax.vmap(lambda t: keyed(self.program.keys["random"], shard, t))(steps)
+            policy, rewards, blank = (
+                RandomActor(self.net),
+                self.program.description.rewards,
+                frozen(state.observation_normalizer),
+            )
+            _, rollout = collect(policy, env, rewards, config, blank, carry, draws._replace(noise=noise))
+            return normalizer_moments(config, self.net, rollout, carry.discounted)[0]
+
+        parts = each_shard(one, self.blocks.shards, owned, state.envs, self.program.shard_ids())
+        return merge_normalizers(state, gather_shards(parts))
+
+    def initial(self, state: TrainState, owned: Array) -> TrainState:
+        """Begins the environments of a state, and fills its normalisers with first statistics."""
+        state = state._replace(envs=self.begin_envs(state, 0, owned))
+        if state.observation_normalizer is None and state.return_normalizer is None:
+            return state
+        state = self.first_statistics(state, owned)
+        return state._replace(envs=self.begin_envs(state, 1, owned))
+
+    # --- an iteration -----------------------------------------------------------------------------------------------
+
+    def rollout(self, state: TrainState, parameters: Named, iteration: Array, owned: Array) -> tuple[EnvCarry, Rollout]:
+        """Steps this device's environments; what they carry on, and rollouts, by block."""
+        env, config, blocks = self.env, self.config, self.blocks
+        envs = state.envs
+        if config.algorithm == "grpo":
+            envs = self._begin("begin", iteration + 2, owned, config.group_size)
+        assert envs is not None
+        keys = self.program.keys
+        draws = each_shard(
+            lambda shard: draw(config, self.net, env, keys, iteration, shard),
+            blocks.shards,
+            owned,
+            self.program.shard_ids(),
+        )
+        draws = Draws(*(blocks.merge(part, axis=2) for part in draws))
+        scale = frozen(state.observation_normalizer)
+
+        def one(carry: EnvCarry, draws: Draws) -> tuple[EnvCarry, Rollout]:
+            actor = Actor(self.net, parameters)
+            return collect(actor, env, self.program.description.rewards, config, scale, carry, draws)
+
+        return blocks.each(one, owned, blocks.merge(envs), draws)
+
+    def iteration(self, state: TrainState, inputs: Inputs, stop: Array, owned: Array) -> tuple[TrainState, Outputs]:
+        """Runs one whole iteration of this device."""
+        blocks = self.blocks
+        envs, rollout = self.rollout(state, self.program.layout.named(state.parameters), inputs.iteration, owned)
+        state, metrics, carried = self.program.learn(state, rollout, envs.discounted, inputs, stop, owned)
+        envs = envs._replace(**carried._asdict())
+        return state._replace(envs=blocks.split(envs)), self.outputs(rollout, metrics)
+
+    def outputs(self, rollout: Rollout, metrics: dict[str, Array]) -> Outputs:
+        """Gathers what the host is told: metrics, and the episodes that ended."""
+        over = jax.vmap(finished_episodes)(rollout) if self.config.algorithm == "grpo" else rollout.over
+        marks = jnp.where(over, rollout.lengths * 4 + rollout.successes.astype(jnp.int32) + 2, 0)
+        returns, marks = self.blocks.split((rollout.returns, marks), axis=2)
+        if self.program.everywhere:
+            both = jnp.stack([lax.bitcast_convert_type(returns, jnp.int32), marks], -1)
+            both = gather_shards(both)
+            returns, marks = lax.bitcast_convert_type(both[..., 0], jnp.float32), both[..., 1]
+        return Outputs(metrics, returns, marks)
+
+    # --- compiled -----------------------------------------------------------------------------------------------------
+
+    @property
+    def call_specs(self) -> Outputs:
+        """How outputs of a call lie on the mesh, in place of the arrays."""
+        episodes: Specs = REPLICATED if self.program.everywhere else TIME_SHARDED
+        return Outputs(REPLICATED, episodes, episodes)  # type: ignore[arg-type]
+
+    def compile_initial(self, specs: TrainState, without: TrainState) -> Callable[[TrainState, Array], TrainState]:
+        """Compiles :meth:`initial` over the mesh; ``without`` are the specs of a state without environments."""
+        return jax.jit(self.program.mapped(self.initial, (without, REPLICATED), specs))
+
+    def call(
+        self, state: TrainState, inputs: Inputs, stop: Array, owned: Array, count: Array
+    ) -> tuple[TrainState, Outputs]:
+        """Runs ``count`` iterations; outputs ``[n, …]``, of which the first ``count`` are filled."""
+        n = len(inputs.iteration)
+        if n == 1:
+            state, outputs = self.iteration(state, jax.tree.map(lambda x: x[0], inputs), stop, owned)
+            return state, jax.tree.map(lambda x: x[None], outputs)
+        first = jax.tree.map(lambda x: x[0], inputs)
+        shapes = jax.eval_shape(lambda s: self.iteration(s, first, stop, owned)[1], state)
+        empty = jax.tree.map(lambda s: jnp.zeros((n, *s.shape), s.dtype), shapes)
+
+        def body(i: Array, carry: tuple[TrainState, Outputs]) -> tuple[TrainState, Outputs]:
+            state, outputs = carry
+            state, one = self.iteration(state, jax.tree.map(lambda x: x[i], inputs), stop, owned)
+            kept = jax.tree.map(lambda all_, x: lax.dynamic_update_index_in_dim(all_, x, i, 0), outputs, one)
+            return state, kept
+
+        return lax.fori_loop(0, count, body, (state, empty))
+
+    def compile_call(self, specs: TrainState) -> Call:
+        """Compiles :meth:`call` over the mesh; the state's memory is reused."""
+        given = (specs, REPLICATED, SHARDED, REPLICATED, REPLICATED)
+        return jax.jit(self.program.mapped(self.call, given, (specs, self.call_specs)), donate_argnums=0)

@@ -1,0 +1,1 @@
+"""Independent agents of several seeds, trained in one program."""
