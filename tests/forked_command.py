@@ -14,13 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from command_server import SPACE
+from command_server import ONE_THREAD, SPACE, from_the_beginning
 
 FORKS = sys.platform == "linux" and hasattr(os, "pidfd_open") and not os.environ.get("LOCKSTEP_TESTS_FRESH")
 """Whether commands can be forked; ``LOCKSTEP_TESTS_FRESH=1`` starts each from nothing instead."""
-
-# What counts only where Python or a library begins: a process that is told so is started from nothing.
-FROM_THE_BEGINNING = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "LD_", "JAX_", "MALLOC_")
 
 
 class Server:
@@ -34,10 +31,9 @@ class Server:
         self._beginning = from_the_beginning(variables)
         self._directory = tempfile.TemporaryDirectory(prefix="commands-")
         self._address = str(Path(self._directory.name) / "socket")
-        one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("command_server.py")), self._address],
-            env={**variables, **one_thread, SPACE: "x" * 20_000},
+            env={**variables, **dict.fromkeys(ONE_THREAD, "1"), SPACE: "x" * 20_000},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -56,11 +52,6 @@ class Server:
         return int(connection.recv(64)), connection
 
 
-def from_the_beginning(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables that count only where Python or a library begins."""
-    return {name: value for name, value in variables.items() if name.startswith(FROM_THE_BEGINNING)}
-
-
 class ForkedCommand:
     """``lockstep WORDS`` in a forked process, with the part of ``subprocess.Popen`` that tests use.
 
@@ -77,7 +68,12 @@ class ForkedCommand:
     ) -> None:
         self.args = ["lockstep", *words]
         self.returncode: int | None = None
-        request = {"words": words, "cwd": os.path.realpath(cwd), "variables": variables, "new_session": new_session}
+        request = {
+            "words": ["-m", "lockstep", *words],
+            "variables": variables,
+            "cwd": os.path.realpath(cwd),
+            "new_session": new_session,
+        }
         (out, its_out), (err, its_err) = os.pipe(), os.pipe()
         theirs = [os.open(os.devnull, os.O_RDONLY), its_out, its_err]
         try:
