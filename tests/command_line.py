@@ -13,15 +13,18 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_command import FORKS, ForkedCommand, Server
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # what a shell starts behind itself has it so, and its children
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-TIMEOUT = 150
+TIMEOUT = 600
+"""Seconds after which a command hangs."""
 NEEDS_PROC = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks at processes through /proc")
 MODULES = Path(__file__).parent / "modules"
 MARKER = "LOCKSTEP_TEST_MARKER"
@@ -92,8 +95,27 @@ def command(*words: Any) -> list[str]:
     return [sys.executable, "-m", "lockstep", *map(str, words)]
 
 
+@cache
+def _server(_pid: int) -> Server:
+    return Server(surroundings("no command"))
+
+
+def start(
+    *words: Any, cwd: Path, variables: Mapping[str, str], new_session: bool = False
+) -> "subprocess.Popen[str] | ForkedCommand":
+    """Start ``lockstep WORDS``: forked from a process that has imported everything, where that can be."""
+    if FORKS:
+        server = _server(os.getpid())
+        if server.can_fork(variables):
+            return ForkedCommand(server, list(map(str, words)), cwd, variables, new_session)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        command(*words), cwd=cwd, env=variables, start_new_session=new_session, stdout=pipe, stderr=pipe, text=True
+    )
+
+
 def run_words(words: Sequence[str], cwd: Path, **more: str) -> Ended:
-    """Run any command line to its end; ``more`` are environment variables."""
+    """Run any command line to its end, started from nothing; ``more`` are environment variables."""
     mark = uuid.uuid4().hex
     done = subprocess.run(
         words, cwd=cwd, env=surroundings(mark, more), capture_output=True, text=True, timeout=TIMEOUT, check=False
@@ -102,8 +124,14 @@ def run_words(words: Sequence[str], cwd: Path, **more: str) -> Ended:
 
 
 def lockstep(*words: Any, cwd: Path, **more: str) -> Ended:
-    """Run ``lockstep WORDS`` to its end; ``more`` are environment variables."""
-    return run_words(command(*words), cwd, **more)
+    """Run ``lockstep WORDS`` to its end, see :func:`start`; ``more`` are environment variables."""
+    mark = uuid.uuid4().hex
+    process = start(*words, cwd=cwd, variables=surroundings(mark, more))
+    try:
+        return ending(process, mark)
+    except BaseException:
+        process.send_signal(signal.SIGKILL)
+        raise
 
 
 def train(cwd: Path, *words: Any, name: str = "run") -> Run:
@@ -115,7 +143,7 @@ def train(cwd: Path, *words: Any, name: str = "run") -> Run:
 
 def resume(path: Path, *words: Any, **more: str) -> Run:
     """``lockstep train --resume`` that must end well; ``more`` are environment variables."""
-    ended = run_words(command("train", "--resume", path, *words), path.parent, **more)
+    ended = lockstep("train", "--resume", path, *words, cwd=path.parent, **more)
     assert ended.code == 0, ended.stderr
     return Run(path, ended)
 
@@ -126,11 +154,10 @@ def copy_of(run: Run, target: Path) -> Path:
 
 
 @contextmanager
-def running(*words: Any, cwd: Path, **more: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def running(*words: Any, cwd: Path, **more: str) -> Iterator[tuple["subprocess.Popen[str] | ForkedCommand", str]]:
     """``lockstep WORDS`` while it runs, and the mark of its processes; on leaving they are all gone."""
     mark = uuid.uuid4().hex
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(command(*words), cwd=cwd, env=surroundings(mark, more), start_new_session=True, **pipes)
+    process = start(*words, cwd=cwd, variables=surroundings(mark, more), new_session=True)
     try:
         yield process, mark
     finally:
@@ -140,13 +167,14 @@ def running(*words: Any, cwd: Path, **more: str) -> Iterator[tuple[subprocess.Po
         process.communicate()
 
 
-def ending(process: subprocess.Popen[str], mark: str) -> Ended:
+def ending(process: "subprocess.Popen[str] | ForkedCommand", mark: str) -> Ended:
     """How a command ends that is about to."""
     stdout, stderr = process.communicate(timeout=TIMEOUT)
+    assert process.returncode is not None
     return Ended(process.returncode, stdout, stderr, mark)
 
 
-def wait_until(condition: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
+def wait_until(condition: Callable[[], Any], what: str, seconds: float = TIMEOUT) -> Any:
     """The first true value of a condition; fails when it doesn't come."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

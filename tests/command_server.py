@@ -1,0 +1,233 @@
+"""A process that has imported what ``lockstep`` commands import, and forks one for each that a test asks for.
+
+It has one thread and has computed nothing. A forked process takes the place in everything that can be seen of a process
+that was started: arguments, environment variables (also in ``/proc``), directory, handles, signals, and how it ends.
+"""
+
+import atexit
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NoReturn
+
+SPACE = "COMMAND_SERVER_SPACE"
+"""A variable that only makes room: a forked process writes its own variables over those of its server."""
+
+ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+FROM_THE_BEGINNING = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "LD_", "JAX_", "MALLOC_")
+"""What counts only where Python or a library begins: a process that is told something else is started from nothing."""
+
+PRELOADED = (
+    *("lockstep.commands.train", "lockstep.config.help", "lockstep.runs.trackers", "tensorboard", "safetensors.numpy"),
+    *("gymnasium.vector", "torch", "torch.distributed.elastic.multiprocessing", "lockstep.torch_engine.train"),
+    *("jax", "equinox", "optax", "lockstep.jax_engine.train"),
+)
+OF_THE_PRODUCT = (("-m", "lockstep.launch.server"), ("-m", "lockstep.launch.rank"))
+CODE_OF_THE_PRODUCT = "import sys; from lockstep.core.process import end_with_parent; "
+REQUEST_BYTES = 1 << 20
+
+_set_by_modules: dict[str, str] = {}
+_started_with: dict[str, str] = {}
+
+
+def from_the_beginning(variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables that count only where Python or a library begins, but for a number of threads that is 1."""
+    return {
+        name: value
+        for name, value in variables.items()
+        if name.startswith(FROM_THE_BEGINNING) and not (name in ONE_THREAD and value == "1")
+    }
+
+
+def _write_variables(variables: Mapping[str, str]) -> None:
+    """Replaces the process's environment variables: ``os.environ``, C's, and those that ``/proc`` shows of it."""
+    os.environ.clear()
+    os.environ.update({**variables, **_set_by_modules})
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    start, end = int(fields[47]), int(fields[48])
+    text = b"".join(f"{name}={value}\0".encode() for name, value in variables.items())
+    assert len(text) <= end - start, f"{len(text)} bytes of variables, and room for {end - start}"
+    ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
+
+
+def _become(words: Sequence[str], variables: Mapping[str, str], cwd: str, new_session: bool) -> None:
+    """Turns a forked process into ``python WORDS``, with all that it would have imported."""
+    if new_session:
+        os.setsid()
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    os.chdir(cwd)
+    _write_variables(variables)
+    sys.orig_argv = [sys.executable, *words]
+    sys.argv = [words[0], *words[2:]]
+    sys.path[0] = cwd if words[0] == "-m" else ""
+    sys.modules["numpy"].random.seed()
+    importlib.invalidate_caches()
+
+
+def _run(words: Sequence[str]) -> NoReturn:
+    """Runs ``python WORDS`` in this process, and ends it as Python does, but for taking the modules apart."""
+    code = 0
+    try:
+        if words[0] == "-m":
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            main = sys.modules["__main__"] = types.ModuleType("__main__")
+            exec(compile(words[1], "<string>", "exec"), main.__dict__)
+    except SystemExit as ended:
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        code = 1
+        if isinstance(error, KeyboardInterrupt):
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+    threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code & 0xFF)
+
+
+def _nothing_foreign() -> bool:
+    """Whether only installed modules and our own are loaded, none of a user's."""
+    known = (sys.prefix, sys.base_prefix, os.path.dirname(sys.modules["lockstep"].__file__ or ""), __file__)
+    files = (getattr(module, "__file__", None) for name, module in list(sys.modules.items()) if name != "__main__")
+    return all(file is None or file.startswith(known) for file in files)
+
+
+class _Forking(subprocess.Popen):
+    """``subprocess.Popen`` that forks this process for one of the product's own, where it is as good as a new one.
+
+    That is: it has one thread and no user's module, and the new one's variables say the same to libraries.
+    """
+
+    def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, *rest: Any) -> None:
+        pass_fds, cwd, variables, _, _, shell, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *more = rest
+        words = args[1:] if isinstance(args, list) else []
+        variables = dict(os.environ if variables is None else variables)
+        forks = (
+            words
+            and args[0] == sys.executable
+            and (tuple(words[:2]) in OF_THE_PRODUCT or words[1].startswith(CODE_OF_THE_PRODUCT))
+            and not (executable or preexec_fn or shell)
+            and from_the_beginning(variables) == _started_with
+            and len(os.listdir("/proc/self/task")) == 1
+            and _nothing_foreign()
+        )
+        if not forks:
+            super()._execute_child(args, executable, preexec_fn, close_fds, *rest)  # pyright: ignore
+            return
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                for target, handle in enumerate((p2cread, c2pwrite, errwrite)):
+                    if handle not in (-1, target):
+                        os.dup2(handle, target)
+                _close_all_but(pass_fds)
+                _become(words, variables, os.path.realpath(cwd or os.getcwd()), bool(more[-2]))
+                _run(words)
+            finally:  # never back into what called
+                os._exit(1)
+        self._child_created = True
+        self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # pyright: ignore
+
+
+def _close_all_but(handles: Sequence[int]) -> None:
+    for handle in map(int, os.listdir("/proc/self/fd")):
+        if handle > 2 and handle not in handles:
+            with suppress(OSError):
+                os.close(handle)
+
+
+class Server:
+    """Forks processes on request, and says how they ended; see :meth:`serve`.
+
+    Args:
+        address: of the socket that it listens on.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(address)
+        self._listener.listen(64)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(sys.stdin, selectors.EVENT_READ)  # ends when whoever started us does
+
+    def serve(self) -> None:
+        """Answers requests until nobody is there to ask."""
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is self._listener:
+                    self._fork(self._listener.accept()[0])
+                elif key.fileobj is sys.stdin:
+                    return
+                else:
+                    self._selector.unregister(key.fileobj)
+                    self._tell_end(*key.data)
+                    os.close(key.fd)
+
+    def _fork(self, connection: socket.socket) -> None:
+        message, handles, _, _ = socket.recv_fds(connection, REQUEST_BYTES, 3)
+        request = json.loads(message)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                for target, handle in enumerate(handles):
+                    os.dup2(handle, target)
+                _close_all_but(())
+                subprocess.Popen = _Forking
+                _become(**request)
+                _run(request["words"])
+            finally:
+                os._exit(1)
+        for handle in handles:
+            os.close(handle)
+        connection.send(str(pid).encode())
+        self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, connection))
+
+    @staticmethod
+    def _tell_end(pid: int, connection: socket.socket) -> None:
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        with connection, suppress(OSError):  # nobody may wait for it any more
+            connection.send(str(code).encode())
+
+
+def main() -> None:
+    """Serves at the address that is the only argument."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = dict(os.environ)
+    _started_with.update(from_the_beginning(before))
+    for name in PRELOADED:
+        importlib.import_module(name)
+    _set_by_modules.update({name: value for name, value in os.environ.items() if before.get(name) != value})
+    threads = os.listdir("/proc/self/task")
+    assert len(threads) == 1, f"can't fork with {len(threads)} threads"
+    gc.collect()
+    gc.freeze()
+    server = Server(sys.argv[1])
+    print("ready", flush=True)
+    server.serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""Commands in processes that are forked from one that has imported everything, see ``command_server.py``."""
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from command_server import ONE_THREAD, SPACE, from_the_beginning
+
+FORKS = sys.platform == "linux" and hasattr(os, "pidfd_open") and not os.environ.get("LOCKSTEP_TESTS_FRESH")
+"""Whether commands can be forked; ``LOCKSTEP_TESTS_FRESH=1`` starts each from nothing instead."""
+
+
+class Server:
+    """A server of this process, which ends with it.
+
+    Args:
+        variables: environment variables that the modules of commands are imported with.
+    """
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        self._beginning = from_the_beginning(variables)
+        self._directory = tempfile.TemporaryDirectory(prefix="commands-")
+        self._address = str(Path(self._directory.name) / "socket")
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("command_server.py")), self._address],
+            env={**variables, **dict.fromkeys(ONE_THREAD, "1"), SPACE: "x" * 20_000},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == b"ready\n", "the server of commands doesn't start"
+
+    def can_fork(self, variables: Mapping[str, str]) -> bool:
+        """Whether a process with these variables is one that could be forked from this server's."""
+        return from_the_beginning(variables) == self._beginning
+
+    def fork(self, request: Mapping[str, Any], handles: Sequence[int]) -> tuple[int, socket.socket]:
+        """The id of a process that is forked now, and the connection that will say how it ended."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.connect(self._address)
+        socket.send_fds(connection, [json.dumps(request).encode()], list(handles))
+        return int(connection.recv(64)), connection
+
+
+class ForkedCommand:
+    """``lockstep WORDS`` in a forked process, with the part of ``subprocess.Popen`` that tests use.
+
+    Args:
+        server: that forks it.
+        words: of the command line.
+        cwd: its directory.
+        variables: all its environment variables.
+        new_session: whether it leads a session of its own.
+    """
+
+    def __init__(
+        self, server: Server, words: Sequence[str], cwd: Path, variables: Mapping[str, str], new_session: bool
+    ) -> None:
+        self.args = ["lockstep", *words]
+        self.returncode: int | None = None
+        request = {
+            "words": ["-m", "lockstep", *words],
+            "variables": variables,
+            "cwd": os.path.realpath(cwd),
+            "new_session": new_session,
+        }
+        (out, its_out), (err, its_err) = os.pipe(), os.pipe()
+        theirs = [os.open(os.devnull, os.O_RDONLY), its_out, its_err]
+        try:
+            self.pid, self._connection = server.fork(request, theirs)
+        finally:
+            for handle in theirs:
+                os.close(handle)
+        self._said = {out: b"", err: b""}
+        self._open = [out, err]
+
+    def poll(self) -> int | None:
+        """The exit code; None while it runs."""
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code, ``-n`` if signal ``n`` ended it.
+
+        Raises:
+            subprocess.TimeoutExpired: it still runs after so many seconds.
+        """
+        if self.returncode is None:
+            self._connection.settimeout(timeout)
+            try:
+                self.returncode = int(self._connection.recv(64))
+            except (TimeoutError, BlockingIOError):
+                raise subprocess.TimeoutExpired(self.args, timeout or 0) from None
+            self._connection.close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Sends a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Sends SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """All that it printed, once it has ended and nobody else can print there.
+
+        Raises:
+            subprocess.TimeoutExpired: somebody still can after so many seconds.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self._open:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            ready, _, _ = select.select(self._open, [], [], left)
+            if not ready:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0)
+            for handle in ready:
+                part = os.read(handle, 1 << 16)
+                self._said[handle] += part
+                if not part:
+                    self._open.remove(handle)
+                    os.close(handle)
+        self.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        stdout, stderr = (text.decode() for text in self._said.values())
+        return stdout, stderr
