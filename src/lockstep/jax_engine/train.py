@@ -187,10 +187,6 @@ def train(
     run.remove_summary()
     with stop_requests() as request:
         try:
-            if options.num_seeds > 1:
-                from lockstep.jax_engine.seeds.train import train_seeds  # stands on this module
-
-                return train_seeds(config, run, topology, options, request, started)
             return record_training(
                 run,
                 started,
