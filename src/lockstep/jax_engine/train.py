@@ -12,7 +12,7 @@ from lockstep.core.topology import Topology
 from lockstep.jax_engine.announcement import start_lines
 from lockstep.jax_engine.distributed.processes import leave_processes
 from lockstep.jax_engine.evaluation import evaluate_policy
-from lockstep.jax_engine.fingerprints import Copies
+from lockstep.jax_engine.program.fingerprints import Copies
 from lockstep.jax_engine.program.iterations import Iteration, numbers_of
 from lockstep.jax_engine.program.schedule import Schedule
 from lockstep.jax_engine.session import Session, current_policy, device_copies, open_session
