@@ -30,7 +30,7 @@ FROM_THE_BEGINNING = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "LD_", "JAX_", "MAL
 """What counts only where Python or a library begins: a process that is told something else is started from nothing."""
 
 PRELOADED = (
-    *("lockstep.commands.train", "lockstep.config.help", "lockstep.runs.trackers", "tensorboard", "safetensors.numpy"),
+    *("lockstep.commands.train", "tensorboard", "safetensors.numpy"),
     *("gymnasium.vector", "torch", "torch.distributed.elastic.multiprocessing", "lockstep.torch_engine.train"),
     *("jax", "equinox", "optax", "lockstep.jax_engine.train"),
 )
@@ -109,7 +109,7 @@ def _nothing_foreign() -> bool:
     """Whether only installed modules and our own are loaded, none of a user's."""
     known = (sys.prefix, sys.base_prefix, os.path.dirname(sys.modules["lockstep"].__file__ or ""), __file__)
     files = (getattr(module, "__file__", None) for name, module in list(sys.modules.items()) if name != "__main__")
-    return all(file is None or file.startswith(known) for file in files)
+    return all(file is None or not os.path.isabs(file) or file.startswith(known) for file in files)
 
 
 class _Forking(subprocess.Popen):
