@@ -15,6 +15,7 @@ from lockstep.jax_engine.evaluation import evaluate_policy
 from lockstep.jax_engine.fingerprints import Copies
 from lockstep.jax_engine.program.iterations import Iteration, numbers_of
 from lockstep.jax_engine.program.schedule import Schedule
+from lockstep.jax_engine.seeds.train import train_seeds
 from lockstep.jax_engine.session import Session, current_policy, device_copies, open_session
 from lockstep.jax_engine.setup.memory import peak_memory
 from lockstep.runs.checkpoint import Checkpoint
@@ -186,18 +187,20 @@ def train(
     started = time.monotonic()
     run.remove_summary()
     with stop_requests() as request:
+
+        def trainer(session: Session, recorder: Recorder) -> Trainer:
+            return Trainer(session, recorder, options, request)
+
         try:
             if options.num_seeds > 1:
-                from lockstep.jax_engine.seeds.train import train_seeds  # stands on this module
-
-                return train_seeds(config, run, topology, options, request, started)
+                return train_seeds(config, run, topology, options, trainer, started)
             return record_training(
                 run,
                 started,
                 checkpoint,
                 lambda: open_session(config, topology, options, checkpoint),
                 lambda session: start_lines(session, options),
-                lambda session, recorder: Trainer(session, recorder, options, request).loop(),
+                lambda session, recorder: trainer(session, recorder).loop(),
             )
         finally:
             leave_processes()

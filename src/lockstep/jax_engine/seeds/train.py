@@ -1,11 +1,11 @@
-"""Training several seeds at once: one program under one loop, and for each seed what a run of its own would leave."""
+"""Trains several seeds at once: one program under one loop, and for each seed what a run of its own would leave."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -22,11 +22,13 @@ from lockstep.jax_engine.program.program import Program
 from lockstep.jax_engine.seeds.run import OneOfSeeds, SeedsRun
 from lockstep.jax_engine.session import Session, first_state, open_program
 from lockstep.jax_engine.state import check_networks
-from lockstep.jax_engine.train import Trainer
 from lockstep.runs.curves import METRIC, MISSING_PLOT, Curve, can_plot, interquartile_mean, write_curves
 from lockstep.runs.directory import RunDirectory, open_seed
 from lockstep.training.recorder import Recorder
-from lockstep.training.stop import RUNNING, StopRequest, TrainResult
+from lockstep.training.stop import RUNNING, TrainResult
+
+if TYPE_CHECKING:
+    from lockstep.jax_engine.train import Trainer
 
 EXACT = "num_seeds: seeds take turns in the program, and each seed's agent has the bytes of its own single run"
 BATCHED = "num_seeds: seeds are computed together, and each agrees with its own single run up to rounding"
@@ -165,15 +167,28 @@ def together(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def train_seeds(
-    config: Config, run: RunDirectory, topology: Topology, options: RunOptions, request: StopRequest, started: float
+    config: Config,
+    run: RunDirectory,
+    topology: Topology,
+    options: RunOptions,
+    make_trainer: Callable[[Session, Recorder], Trainer],
+    started: float,
 ) -> TrainResult:
-    """Train ``options.num_seeds`` agents, of seeds ``config.seed`` on, each in a directory of its own inside the run's.
+    """Trains ``options.num_seeds`` agents, of seeds ``config.seed`` on, each in a directory of its own in the run's.
 
     Arguments and errors are those of :func:`lockstep.jax_engine.train.train`; a loss that isn't finite ends all.
+
+    Args:
+        config: of the first seed.
+        run: the directory of all.
+        topology: this process's place.
+        options: limits, and the number of seeds.
+        make_trainer: makes the loop of one seed.
+        started: when the session began, by the monotonic clock.
     """
     seeds, sessions = open_sessions(config, topology, options)
     recorders = [Recorder(each, open_seed(run, each.config), started) for each in sessions]
-    trainers = [Trainer(*each, options, request) for each in zip(sessions, recorders, strict=True)]
+    trainers = [make_trainer(*each) for each in zip(sessions, recorders, strict=True)]
     trainer = SeedsTrainer(seeds, trainers, run, started)
     try:
         first, last = seeds.seeds[0], seeds.seeds[-1]
