@@ -14,12 +14,13 @@ LONGER = {
     "config/presets.py": "a table: a preset an environment, nothing to be cut by idea",
     "core/spaces.py": "observations and actions as rows are one format",
     "jax_engine/envs/functional.py": "one adapter; its checks stand apart already",
-    "jax_engine/train.py": "the loop is the engine's table of contents",
     "launch/server.py": "one program, which a server runs from its first line to its last",
-    "torch_engine/distributed/communicator.py": "one class: every way in which ranks exchange tensors",
 }
 MAX_MODULES = 16
-CROWDED = {"torch_engine": "cloning has no twin in the other engine"}
+CROWDED = {
+    "torch_engine": "one file for each step of the loop, a twin for each of the other engine; and cloning",
+    "jax_engine": "one file for each step of the loop, a twin for each of the other engine",
+}
 MAX_AT_THE_TOP = 6
 
 COLLECTIVES = ("torch.distributed", "torch._C._distributed_c10d", "torch.nn.parallel")

@@ -25,8 +25,8 @@ from lockstep.jax_engine.distributed.reductions import (
     sum_shards,
     tree_sum,
 )
-from lockstep.jax_engine.fingerprints import Copies, check_copies, every_fingerprint
 from lockstep.jax_engine.nets.parameters import SlicedLayout
+from lockstep.jax_engine.program.fingerprints import Copies, check_copies, every_fingerprint
 from lockstep.jax_engine.state import TrainState
 
 FLAGS_OF_THE_USER = "--xla_cpu_multi_thread_eigen=false"

@@ -10,8 +10,8 @@ from lockstep.config.run import Config
 from lockstep.envs.describe import describe
 from lockstep.jax_engine.distributed.mesh import make_mesh
 from lockstep.jax_engine.envs.environments import is_jax_environment, make_environment
-from lockstep.jax_engine.fingerprints import every_fingerprint
 from lockstep.jax_engine.program.device_program import DeviceProgram
+from lockstep.jax_engine.program.fingerprints import every_fingerprint
 from lockstep.jax_engine.program.iterations import Inputs, Iteration
 from lockstep.jax_engine.program.program import Program
 from lockstep.jax_engine.program.run import DeviceRun

@@ -8,8 +8,8 @@ import pytest
 
 from lockstep.config.run import Config
 from lockstep.core.errors import DesyncError
-from lockstep.jax_engine.fingerprints import Copies, check_copies
 from lockstep.jax_engine.nets.parameters import VectorLayout
+from lockstep.jax_engine.program.fingerprints import Copies, check_copies
 from lockstep.jax_engine.program.schedule import Schedule
 
 ITERATIONS = 24

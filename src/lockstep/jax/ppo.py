@@ -27,7 +27,8 @@ from lockstep.jax_engine.nets.nets import PolicyNet
 from lockstep.jax_engine.nets.parameters import ParameterLayout
 from lockstep.jax_engine.rollout import native_actions
 from lockstep.jax_engine.shards.normalizers import Moments, Scale, normalized
-from lockstep.jax_engine.state import TrainState, check_networks, initial_parameters
+from lockstep.jax_engine.state import TrainState, check_networks
+from lockstep.networks.initial import initial_parameters
 
 CLIP_OBSERVATIONS = NormalizeConfig().clip_observations
 

@@ -21,8 +21,8 @@ from lockstep.jax.training import Customs, Metrics, Training
 from lockstep.jax_engine.distributed.mesh import REPLICATED, over_mesh
 from lockstep.jax_engine.distributed.placement import fetch
 from lockstep.jax_engine.distributed.reductions import FSDP_AXIS, shard_index
-from lockstep.jax_engine.fingerprints import every_fingerprint
 from lockstep.jax_engine.program.calls import Pending
+from lockstep.jax_engine.program.fingerprints import every_fingerprint
 from lockstep.jax_engine.program.iterations import Iteration
 
 Gradients = dict[str, Array]

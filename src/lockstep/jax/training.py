@@ -22,10 +22,10 @@ from lockstep.jax_engine.distributed.placement import num_local_devices
 from lockstep.jax_engine.distributed.processes import this_process
 from lockstep.jax_engine.distributed.reductions import BATCH_AXIS
 from lockstep.jax_engine.envs.functional import FunctionalAdapter
-from lockstep.jax_engine.fingerprints import Copies, check_copies
 from lockstep.jax_engine.nets.custom import custom_net
 from lockstep.jax_engine.nets.nets import PolicyNet
 from lockstep.jax_engine.program.calls import Pending
+from lockstep.jax_engine.program.fingerprints import Copies, check_copies
 from lockstep.jax_engine.program.iterations import Iteration, numbers_of
 from lockstep.jax_engine.program.program import Program
 from lockstep.jax_engine.program.run import DeviceRun

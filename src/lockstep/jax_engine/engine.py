@@ -20,7 +20,7 @@ _HOME = {
     "device_memory": "distributed.devices",
     "name_ranks": "distributed.devices",
     "check_networks": "state",
-    "train": "train",
+    "train": "seeds.train",
     "PolicyFunction": "policy",
     "environment_spaces": "envs.environments",
     "make_jax_envs": "envs.for_host",

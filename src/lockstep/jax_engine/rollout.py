@@ -16,7 +16,7 @@ from lockstep.core.spaces import ActionLayout
 from lockstep.envs.rewards import RewardShaping
 from lockstep.jax_engine.envs.protocol import JaxEnvironment, Tree, pick
 from lockstep.jax_engine.nets import distributions, nets
-from lockstep.jax_engine.nets.encoders import action_mask, encode_rows
+from lockstep.jax_engine.nets.encoders import encode_rows
 from lockstep.jax_engine.nets.nets import Parameters, PolicyNet
 from lockstep.jax_engine.shards.keys import keyed
 from lockstep.jax_engine.shards.normalizers import Scale, normalized
@@ -324,21 +324,6 @@ def collect(
     return after, rollout
 
 
-def random_actions(net: PolicyNet, rows: Array, key: Array) -> Array:
-    """Draws random actions ``[n, …]``: uniform over what is allowed or within bounds, normal without bounds."""
-    layout: ActionLayout = net.action
-    if layout.discrete:
-        noise = jax.random.gumbel(key, (len(rows), layout.outputs))
-        mask = action_mask(net.observation, rows)
-        return distributions.mode(net, noise if mask is None else jnp.where(mask, noise, nets.MASKED_LOGIT))
-    low, high = (np.asarray(bound, np.float32) for bound in (layout.low, layout.high))
-    bounded = np.isfinite(low) & np.isfinite(high)
-    least, most = np.where(bounded, low, 0.0), np.where(bounded, high, 1.0)
-    uniform = jax.random.uniform(key, (len(rows), low.size), jnp.float32)
-    normal = jax.random.normal(jax.random.fold_in(key, 1), (len(rows), low.size), jnp.float32)
-    return jnp.where(bounded, least + (most - least) * uniform, normal)
-
-
 @dataclass(frozen=True)
 class RandomActor:
     """Takes random actions; see :class:`RolloutPolicy`. The noise of a step is a key."""
@@ -347,7 +332,7 @@ class RandomActor:
 
     def __call__(self, rows: Array, recurrent_state: Array, noise: Array) -> Acted:
         """See :meth:`RolloutPolicy.__call__`."""
-        actions = random_actions(self.net, rows, noise)
+        actions = distributions.random_actions(self.net, rows, noise)
         return Acted(actions, jnp.zeros((len(rows), 0)), recurrent_state)
 
     def native(self, actions: Array) -> Array:

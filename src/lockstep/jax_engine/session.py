@@ -21,11 +21,11 @@ from lockstep.jax_engine.distributed.mesh import Mesh, cut_axis, fsdp_sharding, 
 from lockstep.jax_engine.distributed.placement import connect, num_local_devices
 from lockstep.jax_engine.distributed.processes import check_ranks_alike, quiet_connections, set_up_jax
 from lockstep.jax_engine.envs.environments import is_jax_environment, make_environment
-from lockstep.jax_engine.fingerprints import Copies, check_copies
 from lockstep.jax_engine.host.run import HostRun
 from lockstep.jax_engine.nets.nets import PolicyNet
 from lockstep.jax_engine.nets.parameters import Named, ParameterLayout, SlicedLayout, VectorLayout
 from lockstep.jax_engine.program.calls import Run
+from lockstep.jax_engine.program.fingerprints import Copies, check_copies
 from lockstep.jax_engine.program.inference import Inference
 from lockstep.jax_engine.program.program import Program
 from lockstep.jax_engine.program.run import DeviceRun

@@ -12,7 +12,7 @@ from lockstep.core.topology import Topology
 from lockstep.jax_engine.announcement import start_lines
 from lockstep.jax_engine.distributed.processes import leave_processes
 from lockstep.jax_engine.evaluation import evaluate_policy
-from lockstep.jax_engine.fingerprints import Copies
+from lockstep.jax_engine.program.fingerprints import Copies
 from lockstep.jax_engine.program.iterations import Iteration, numbers_of
 from lockstep.jax_engine.program.schedule import Schedule
 from lockstep.jax_engine.session import Session, current_policy, device_copies, open_session
@@ -187,10 +187,6 @@ def train(
     run.remove_summary()
     with stop_requests() as request:
         try:
-            if options.num_seeds > 1:
-                from lockstep.jax_engine.seeds.train import train_seeds  # stands on this module
-
-                return train_seeds(config, run, topology, options, request, started)
             return record_training(
                 run,
                 started,

@@ -12,10 +12,13 @@ import math
 from collections.abc import Mapping
 
 import jax
+import numpy as np
 from jax import Array, lax
 from jax import numpy as jnp
 
-from lockstep.jax_engine.nets.nets import PolicyNet
+from lockstep.core.spaces import ActionLayout
+from lockstep.jax_engine.nets.encoders import action_mask
+from lockstep.jax_engine.nets.nets import MASKED_LOGIT, PolicyNet
 
 LOG_TWO_PI = math.log(2.0 * math.pi)
 LOG_STD_LIMITS = (-5.0, 2.0)
@@ -114,3 +117,18 @@ def squash(net: PolicyNet, actions: Array) -> Array:
         return actions
     low, high = (jnp.asarray(bound, jnp.float32) for bound in (net.action.low, net.action.high))
     return low + (high - low) * 0.5 * (jnp.tanh(actions) + 1.0)
+
+
+def random_actions(net: PolicyNet, rows: Array, key: Array) -> Array:
+    """Draws random actions ``[n, …]``: uniform over what is allowed or within bounds, normal without bounds."""
+    layout: ActionLayout = net.action
+    if layout.discrete:
+        noise = jax.random.gumbel(key, (len(rows), layout.outputs))
+        mask = action_mask(net.observation, rows)
+        return mode(net, noise if mask is None else jnp.where(mask, noise, MASKED_LOGIT))
+    low, high = (np.asarray(bound, np.float32) for bound in (layout.low, layout.high))
+    bounded = np.isfinite(low) & np.isfinite(high)
+    least, most = np.where(bounded, low, 0.0), np.where(bounded, high, 1.0)
+    uniform = jax.random.uniform(key, (len(rows), low.size), jnp.float32)
+    normal = jax.random.normal(jax.random.fold_in(key, 1), (len(rows), low.size), jnp.float32)
+    return jnp.where(bounded, least + (most - least) * uniform, normal)

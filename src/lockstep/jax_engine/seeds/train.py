@@ -16,6 +16,7 @@ from lockstep.core.shards import ShardPlan
 from lockstep.core.topology import Topology
 from lockstep.jax_engine.announcement import start_lines
 from lockstep.jax_engine.distributed.placement import num_local_devices
+from lockstep.jax_engine.distributed.processes import leave_processes
 from lockstep.jax_engine.program.inference import Inference
 from lockstep.jax_engine.program.iterations import Iteration
 from lockstep.jax_engine.program.program import Program
@@ -23,10 +24,12 @@ from lockstep.jax_engine.seeds.run import OneOfSeeds, SeedsRun
 from lockstep.jax_engine.session import Session, first_state, open_program
 from lockstep.jax_engine.state import check_networks
 from lockstep.jax_engine.train import Trainer
+from lockstep.jax_engine.train import train as train_one
+from lockstep.runs.checkpoint import Checkpoint
 from lockstep.runs.curves import METRIC, MISSING_PLOT, Curve, can_plot, interquartile_mean, write_curves
 from lockstep.runs.directory import RunDirectory, open_seed
 from lockstep.training.recorder import Recorder
-from lockstep.training.stop import RUNNING, StopRequest, TrainResult
+from lockstep.training.stop import RUNNING, StopRequest, TrainResult, stop_requests
 
 EXACT = "num_seeds: seeds take turns in the program, and each seed's agent has the bytes of its own single run"
 BATCHED = "num_seeds: seeds are computed together, and each agrees with its own single run up to rounding"
@@ -164,13 +167,27 @@ def together(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def train_seeds(
+def train(
+    config: Config, run: RunDirectory, topology: Topology, options: RunOptions, checkpoint: Checkpoint | None = None
+) -> TrainResult:
+    """Trains one agent, or one for each of ``options.num_seeds`` seeds in a directory of its own inside the run's.
+
+    Arguments and errors are those of :func:`lockstep.jax_engine.train.train`; a loss that isn't finite ends all seeds.
+    """
+    if options.num_seeds == 1:
+        return train_one(config, run, topology, options, checkpoint)
+    started = time.monotonic()
+    run.remove_summary()
+    with stop_requests() as request:
+        try:
+            return _train_seeds(config, run, topology, options, request, started)
+        finally:
+            leave_processes()
+
+
+def _train_seeds(
     config: Config, run: RunDirectory, topology: Topology, options: RunOptions, request: StopRequest, started: float
 ) -> TrainResult:
-    """Train ``options.num_seeds`` agents, of seeds ``config.seed`` on, each in a directory of its own inside the run's.
-
-    Arguments and errors are those of :func:`lockstep.jax_engine.train.train`; a loss that isn't finite ends all.
-    """
     seeds, sessions = open_sessions(config, topology, options)
     recorders = [Recorder(each, open_seed(run, each.config), started) for each in sessions]
     trainers = [Trainer(*each, options, request) for each in zip(sessions, recorders, strict=True)]
