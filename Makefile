@@ -1,24 +1,38 @@
-# `make train` trains an agent on a fresh machine, `make test` runs everything that must hold, `make bench` measures
-# speed side by side with other libraries (less than half an hour; `make bench ARGS=--quick` for a look).
+# `make train` trains an agent on a fresh machine, `make test` runs what a change must not break, `make test-all` that and
+# what takes long or needs packages of gigabytes, `make bench` measures speed side by side with other libraries (less than
+# half an hour; `make bench ARGS=--quick` for a look).
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: train test test-all lint bench clean
+.PHONY: train test test-all lint format types layers tests tests-all bench clean
 
 train: $(VENV)/.train
 	$(BIN)/lockstep train CartPole-v1
 
-test: lint
+test: $(VENV)/.test
+	$(MAKE) --jobs --no-print-directory tests lint
+
+test-all: $(VENV)/.test-all
+	$(MAKE) --jobs --no-print-directory tests-all lint
+
+tests: $(VENV)/.test
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not long"
+
+tests-all: $(VENV)/.test-all
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-test-all: test
+lint: format types layers
 
-lint: $(VENV)/.test
+format: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+
+types: $(VENV)/.test
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+layers: $(VENV)/.test
 	$(BIN)/lint-imports
 
 bench: $(VENV)/.bench
@@ -35,9 +49,13 @@ $(VENV)/.test: $(BIN)/python pyproject.toml constraints.txt
 	$(PIP) --editable '.[test]'
 	@touch $@
 
+$(VENV)/.test-all: $(VENV)/.test
+	$(PIP) --editable '.[test-all]'
+	@touch $@
+
 $(VENV)/.bench: $(BIN)/python pyproject.toml constraints.txt
 	$(PIP) --editable '.[torch,jax,classic-control,mujoco]'
 	@touch $@
 
 clean:
-	rm -rf $(VENV) benchmarks/.venv-peers build src/*.egg-info
+	rm -rf $(VENV) .cache benchmarks/.venv-peers build src/*.egg-info

@@ -218,7 +218,8 @@ def main() -> None:
     before = dict(os.environ)
     _started_with.update(from_the_beginning(before))
     for name in PRELOADED:
-        importlib.import_module(name)
+        with suppress(ModuleNotFoundError):  # an engine may not be installed
+            importlib.import_module(name)
     _set_by_modules.update({name: value for name, value in os.environ.items() if before.get(name) != value})
     threads = os.listdir("/proc/self/task")
     assert len(threads) == 1, f"can't fork with {len(threads)} threads"

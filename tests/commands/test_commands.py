@@ -19,7 +19,12 @@ def loaded_after(code):
     """Heavy packages in memory after a piece of Python."""
     probe = f"import sys\n{code}\nprint([m for m in {HEAVY} if m in sys.modules])"
     done = subprocess.run(
-        [sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=True, env=surroundings("probe")
+        [sys.executable, "-c", probe],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=True,
+        env=surroundings("probe"),
     )
     return json.loads(done.stdout.splitlines()[-1].replace("'", '"'))
 

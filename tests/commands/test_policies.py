@@ -151,7 +151,7 @@ def test_playing_ends_on_a_signal(trained, tmp_path):
     with running(*words, cwd=tmp_path, FAULT="hang") as (process, mark):
         wait_until(lambda: len(marked(mark)) > 1, "no encoder is started")
         process.terminate()
-        assert process.wait(30) in (-signal.SIGTERM, 128 + signal.SIGTERM)
+        assert process.wait(600) in (-signal.SIGTERM, 128 + signal.SIGTERM)
 
 
 def test_playing_needs_a_screen_or_an_mp4_file(trained, tmp_path, capsys, monkeypatch):

@@ -87,7 +87,7 @@ def test_signals_reach_the_ranks_and_none_outlives_its_parent(script, number):
         wait_until(lambda: (script / "1.json").is_file() and (script / "0.json").is_file(), "the ranks don't start")
         assert len(marked(mark, "LOCAL_WORLD_SIZE=2")) == 2
         process.send_signal(number)
-        wait_until(lambda: not marked(mark), "ranks outlive the signal", 15.0)
+        wait_until(lambda: not marked(mark), "ranks outlive the signal", 60.0)
         ended = ending(process, mark)
     if number == signal.SIGTERM:
         assert ended.code == 128 + number

@@ -22,7 +22,7 @@ def test_the_tasks_of_a_step_give_the_same_agent(trained, tmp_path):
         for task in range(TASKS):
             place = surroundings(mark, step | {"SLURM_PROCID": str(task), "SLURM_LOCALID": str(task)})
             processes.append(subprocess.Popen(words, cwd=tmp_path, env=place, stdout=pipe, stderr=pipe, text=True))
-        outputs = [process.communicate(timeout=150) for process in processes]
+        outputs = [process.communicate(timeout=600) for process in processes]
     finally:
         for process in processes:
             process.kill()

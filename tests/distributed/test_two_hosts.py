@@ -76,12 +76,12 @@ def _summary(directory: Path, name: str) -> dict:
 def test_one_rank_on_each_of_two_hosts_gives_the_same_agent(hosts: list[tuple[str, str]], tmp_path: Path) -> None:
     processes = [_start(number, *host, tmp_path) for number, host in enumerate(hosts)]
     try:
-        outputs = [process.communicate(timeout=180)[0] for process in processes]
+        outputs = [process.communicate(timeout=600)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
     assert [process.returncode for process in processes] == [0, 0], outputs
-    subprocess.run([sys.executable, *ARGUMENTS, "--name", "one", "--quiet"], cwd=tmp_path, check=True, timeout=120)
+    subprocess.run([sys.executable, *ARGUMENTS, "--name", "one", "--quiet"], cwd=tmp_path, check=True, timeout=600)
     two, one = _summary(tmp_path, "two"), _summary(tmp_path, "one")
     assert (two["world_size"], one["world_size"]) == (2, 1)
     assert (two["collectives"], one["collectives"]) == ("gloo", "none")
@@ -93,7 +93,7 @@ def test_two_hosts_that_are_told_to_share_memory_say_that_they_cannot(
 ) -> None:
     processes = [_start(number, *host, tmp_path, "--collectives", "shared") for number, host in enumerate(hosts)]
     try:
-        outputs = [process.communicate(timeout=180)[0] for process in processes]
+        outputs = [process.communicate(timeout=600)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()

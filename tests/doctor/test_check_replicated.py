@@ -32,7 +32,7 @@ def reports():
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     processes = [start(2, common | {"RANK": str(rank)}) for rank in range(2)] + [start(4, {})]
     try:
-        outputs = [process.communicate(timeout=200) for process in processes]
+        outputs = [process.communicate(timeout=600) for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -119,7 +119,7 @@ def test_ctrl_c_ends_the_ranks_and_reports_what_was_seen(script):
     with running("doctor", "--json", "report.json", "script.py", "stay", cwd=script) as (process, _):
         wait_until(lambda: (script / "1.told").is_file() and (script / "0.told").is_file(), "the ranks don't train")
         process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=60)
+        stdout, stderr = process.communicate(timeout=600)
     report = json.loads((script / "report.json").read_text())
     assert process.returncode == 2, stderr
     assert report["findings"][0]["kind"] == "interrupted"

@@ -42,7 +42,7 @@ def test_a_process_of_environments_is_as_quiet_as_its_rank(quiet, tmp_path):
     (tmp_path / "maker").write_bytes(cloudpickle.dumps(QuietEnvironment(make) if quiet else make))
     place = {"RANK": "1", "WORLD_SIZE": "2", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
     words = [sys.executable, "-c", LOADS, str(tmp_path / "maker")]
-    subprocess.run(words, env=surroundings("", place), check=True, capture_output=True, timeout=120)
+    subprocess.run(words, env=surroundings("", place), check=True, capture_output=True, timeout=600)
     assert (tmp_path / "0.monitor.csv").exists() != quiet
 
 

@@ -31,7 +31,7 @@ def reports(tmp_path_factory):
     processes = [start(directory, 2, common | {"RANK": str(rank)}) for rank in range(2)]
     processes.append(start(directory, 4, {}))
     try:
-        outputs = [process.communicate(timeout=200)[0] for process in processes]
+        outputs = [process.communicate(timeout=600)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -41,7 +41,7 @@ class Ranks:
     def communicator(self):
         return Communicator(self.topology, self.plan, torch.device("cpu"))
 
-    def sharing(self, timeout=60.0, slot_bytes=SLOT):
+    def sharing(self, timeout=600.0, slot_bytes=SLOT):
         communicator = self.communicator()
         slots = open_shared_slots(self.rank, self.size, self.backend.gather_json, timeout, slot_bytes)
         assert isinstance(slots, SharedSlots), slots

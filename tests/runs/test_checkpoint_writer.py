@@ -132,7 +132,7 @@ def test_saving_goes_on_in_the_background_and_one_at_a_time(tmp_path, monkeypatc
     def slow_commit(*arguments):
         under_way.append(1)
         most.append(len(under_way))
-        assert may_go.wait(30)
+        assert may_go.wait(600)
         try:
             return commit(*arguments)
         finally:

@@ -180,13 +180,13 @@ def test_a_second_process_is_kept_out_until_the_first_lets_go(tmp_path):
     run = RunDirectory(path)
     run.lock()
     with other_process(path) as other:
-        out, err = other.communicate(timeout=60)
+        out, err = other.communicate(timeout=600)
     assert "locked" not in out
     assert f"run {path} is being written by another process" in err
     run.unlock()
     assert everything_in(path) == ["config.json"]
     with other_process(path) as other:
-        out, _ = other.communicate(timeout=60)
+        out, _ = other.communicate(timeout=600)
     assert out == "locked\n"
 
 
@@ -197,7 +197,7 @@ def test_a_process_that_is_killed_leaves_no_lock(tmp_path):
         assert other.stdout.readline() == "locked\n"
         assert "being written by another process" in complaint(RunDirectory(path).lock)
         other.kill()
-        other.wait(timeout=60)
+        other.wait(timeout=600)
     run = RunDirectory(path)
     run.lock()
     assert "being written" in complaint(RunDirectory(path).lock)
