@@ -7,11 +7,11 @@ import pytest
 
 NEEDS = {
     **dict.fromkeys(
-        ("commands", "distributed", "doctor", "faults", "golden", "integrations", "launch", "learning", "torch_engine"),
+        ("commands", "distributed", "faults", "integrations", "launch", "learning", "torch_engine"),
         ("torch",),
     ),
     **dict.fromkeys(("jax", "jax_engine"), ("jax",)),
-    **dict.fromkeys(("parity", "policies", "proof", "scaling"), ("torch", "jax")),
+    **dict.fromkeys(("doctor", "golden", "parity", "policies", "proof", "scaling"), ("torch", "jax")),
 }
 """What the tests of a folder run, in their own process or as ``lockstep train``; the others run without an engine."""
 

@@ -141,3 +141,23 @@ def test_hooks_run_the_linters_of_the_tests():
     ids = {hook["id"] for repository in hooks for hook in repository["hooks"]}
     assert ids == {"ruff-check", "ruff-format", "lint-imports", "pyright"}
     assert all(name.partition("-")[0] in lint for name in ids)
+
+
+def missing_files(page: str) -> list[str]:
+    """What a page names between backticks as a file or folder, of the repository or of the source, and isn't there."""
+    named = set(re.findall(r"`([\w./-]+(?:\.(?:py|md|yml|toml|txt|json)|/))`", page))
+    roots = (ROOT, ROOT / "src" / "lockstep", ROOT / "src" / "lockstep" / "envs" / "arrays")
+    engines = [ROOT / "src" / "lockstep" / f"{engine}_engine" for engine in ("torch", "jax")]
+    return sorted(name for name in named if not any((root / name).exists() for root in (*roots, *engines)))
+
+
+def test_the_recipes_name_files_that_there_are():
+    placeholders = ["envs/arrays/NAME.py", "runs/trackers/NAME.py", "tests/envs/test_NAME.py"]
+    assert missing_files((ROOT / "CONTRIBUTING.md").read_text()) == placeholders
+
+
+def test_a_recipe_that_names_a_file_that_is_gone_is_found():
+    assert missing_files("`config/presets.py`, `config/magic.py` and `tests/nowhere/`") == [
+        "config/magic.py",
+        "tests/nowhere/",
+    ]
