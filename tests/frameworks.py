@@ -1,4 +1,4 @@
-"""Folders of tests that need a framework, left out with a reason where it isn't installed."""
+"""Folders of tests that need a framework, skipped with a reason where it isn't installed."""
 
 import importlib.util
 from pathlib import Path
@@ -7,9 +7,10 @@ import pytest
 
 NEEDS = {
     **dict.fromkeys(
-        ("commands", "distributed", "faults", "integrations", "launch", "learning", "torch_engine"),
+        ("commands", "distributed", "faults", "launch", "learning", "torch_engine"),
         ("torch",),
     ),
+    "integrations": ("torch", "stable_baselines3"),
     **dict.fromkeys(("jax", "jax_engine"), ("jax",)),
     **dict.fromkeys(("doctor", "golden", "parity", "policies", "proof", "scaling"), ("torch", "jax")),
 }

@@ -161,3 +161,8 @@ def test_a_recipe_that_names_a_file_that_is_gone_is_found():
         "config/magic.py",
         "tests/nowhere/",
     ]
+
+
+def test_no_two_test_files_have_one_name():
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))  # pytest imports them by name
