@@ -2,7 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from lockstep.proof.verify import Trace, compare, parse_worlds
+from lockstep.commands.verify import print_table
+from lockstep.config.run import Config
+from lockstep.proof.verify import Comparison, Trace, compare, parse_worlds
 
 
 def tensors():
@@ -118,3 +120,9 @@ def test_what_is_no_list_of_world_sizes(text):
     assert "2x1" in str(caught.value)
     with pytest.raises(ValueError, match=r"such as 1,2,4$"):
         parse_worlds(text, "torch")
+
+
+def test_the_table_shows_brackets_as_they_are(capsys):
+    error = "engine: torch needs torch; pip install 'lockstep-rl[torch]'"
+    print_table(Config(), [Comparison(Trace(2, error, [], []), False, error)], 5)
+    assert "'lockstep-rl[torch]'" in " ".join(capsys.readouterr().out.split())

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from lockstep.commands.described import described_run
@@ -74,7 +75,7 @@ def print_table(config: Config, results: Sequence[Comparison], iterations: int) 
     table.add_column("first difference", overflow="fold")
     for result in results:
         tensors = str(len(result.trace.tensors[0]) - 1) if result.trace.tensors else "–"
-        table.add_row(result.trace.label, "yes" if result.equal else "NO", tensors, result.difference)
+        table.add_row(result.trace.label, "yes" if result.equal else "NO", tensors, escape(result.difference))
     console.print(table)
     if all(result.equal for result in results):
         print("verified: every tensor and every metric has the same bytes at every iteration")
