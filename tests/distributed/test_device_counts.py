@@ -53,7 +53,7 @@ def test_cartpole_is_the_same_in_two_processes(trained):
     same_agent(trained(*EVALUATED, *devices(1)), two)
 
 
-@pytest.mark.parametrize("number", [2, 8])
+@pytest.mark.parametrize("number", [2, pytest.param(8, marks=pytest.mark.long)])  # compiled again for it
 def test_sixty_four_environments_are_the_same_on_one_device_and_on_more(trained, number):
     one = trained(*WIDE, *devices(1))
     same_agent(one, trained(*WIDE, *devices(number)))

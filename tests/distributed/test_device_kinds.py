@@ -66,7 +66,7 @@ def run_of(tmp_path_factory):
     return find
 
 
-@pytest.mark.parametrize("number", [2, 4])
+@pytest.mark.parametrize("number", [2, pytest.param(4, marks=pytest.mark.long)])  # each kind is compiled again for it
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_is_the_same_on_one_device_and_on_more(run_of, kind, number):
     one, many = run_of(1, kind), run_of(number, kind)

@@ -15,6 +15,7 @@ WORDS = (
 )
 
 
+@pytest.mark.long  # MJX's humanoid compiles for half a minute
 def test_the_humanoid_trains_on_two_devices(tmp_path):
     ended = lockstep("train", *WORDS, *devices(2), "--name", "run", cwd=tmp_path, XLA_FLAGS=QUICK)
     assert ended.code == 0, ended.stderr

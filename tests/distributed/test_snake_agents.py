@@ -15,7 +15,7 @@ SMALL = (EXAMPLES / "snake-small.yaml", *SHORT)
 STACKED = (EXAMPLES / "snake-base-framestack.yaml", *SHORT, "--num-shards", 4, "--env.kwargs", '{"size": 5}')
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])  # many ranks
 def test_ranks_play_as_one(trained, ranks):
     one, many = trained(*SMALL), trained(*SMALL, "--nproc", ranks)
     assert many.summary["world_size"] == ranks
@@ -24,7 +24,7 @@ def test_ranks_play_as_one(trained, ranks):
     assert "eval/score_mean" in one.metrics[9]
 
 
-@pytest.mark.parametrize("number", [2, 4])
+@pytest.mark.parametrize("number", [2, pytest.param(4, marks=pytest.mark.long)])  # compiled again for it
 def test_devices_play_as_one(trained, number):
     one, many = (trained(*SMALL, "--engine", "jax", *devices(n)) for n in (1, number))
     assert many.summary["world_size"] == number

@@ -21,7 +21,7 @@ WRITTEN = {
 }
 
 
-@pytest.fixture(scope="module", params=[1, 2])
+@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.long)])
 def example(request, tmp_path_factory):
     """The example's number of ranks, its folder, and what it printed."""
     folder = tmp_path_factory.mktemp(f"ranks_{request.param}")

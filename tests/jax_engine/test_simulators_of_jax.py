@@ -126,7 +126,7 @@ def test_playground_takes_changes_of_its_configuration():
         make_environment(EnvConfig(id="playground/CartpoleBalance", kwargs={"gravity": 1.0}))
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.long  # MJX's humanoid compiles for half a minute
 def test_the_humanoid_walks_offline():
     pytest.importorskip("mujoco_playground")
     env = make_environment(EnvConfig(id="playground/HumanoidWalk"))
