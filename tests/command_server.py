@@ -84,6 +84,7 @@ def _run(words: Sequence[str]) -> NoReturn:
     code = 0
     try:
         if words[0] == "-m":
+            sys.modules.pop(words[1], None)  # runpy warns of a module that is run after it was imported
             runpy.run_module(words[1], run_name="__main__", alter_sys=True)
         else:
             main = sys.modules["__main__"] = types.ModuleType("__main__")

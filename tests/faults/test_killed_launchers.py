@@ -36,7 +36,7 @@ def kill_after(seconds: float, words: tuple, cwd) -> float:
     )
     time.sleep(seconds)
     launcher.send_signal(signal.SIGKILL)
-    launcher.wait()
+    assert launcher.wait() == -signal.SIGKILL  # it had not ended of itself
     killed = time.monotonic()
     wait_until(lambda: not marked(mark), f"processes outlive a launcher that was killed after {seconds:.2f} s")
     return time.monotonic() - killed

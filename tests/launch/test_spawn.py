@@ -304,3 +304,44 @@ def test_only_torch_on_cpus_of_linux_is_forked(monkeypatch):
     assert forked == (("torch",), {"forks": True, "store": True})
     assert gpu == mac == (("torch",), {"forks": False, "store": True})
     assert jax == ((), {})
+
+
+def test_fresh_ranks_take_a_first_ctrl_c_as_any_process_does(spawn, tmp_path):
+    ready = "import sys, time\nfrom pathlib import Path\nPath(sys.argv[1], 'up').touch()\ntime.sleep(600)"
+    ranks = spawn(ready, 1)
+    until(lambda: (tmp_path / "up").exists())
+    ranks.send(signal.SIGINT)
+    assert ended(ranks) == {0: -signal.SIGINT}
+
+
+@needs_proc
+def test_messages_that_arrive_together_are_all_read(spawn, tmp_path):
+    ranks = spawn(STOPS, 2)
+    until(lambda: (tmp_path / "ready0").exists() and (tmp_path / "ready1").exists())
+    for _ in range(20):
+        ranks.send(signal.SIGCONT)
+    ranks.send(signal.SIGTERM)
+    assert ended(ranks) == {0: 0, 1: 0}
+    server = ranks._server._process
+    ranks.kill()
+    assert server.returncode == 0  # it ended of itself, having read the last message
+
+
+@needs_proc
+def test_orphans_of_a_rank_are_reaped_while_it_runs(spawn, tmp_path):
+    script = (
+        "import os, sys, time\nfrom pathlib import Path\n"
+        "[os.system('sleep 0.01 &') for _ in range(5)]\nPath(sys.argv[1], 'done').touch()\ntime.sleep(600)"
+    )
+    ranks = spawn(script, 1)
+    until(lambda: (tmp_path / "done").exists())
+    server = ranks._server._process.pid
+    until(lambda: len(Path(f"/proc/{server}/task/{server}/children").read_text().split()) == 1)
+    assert ranks.exit_codes() == {0: None}
+
+
+def test_standard_input_is_a_scripts_own():
+    script = "from lockstep.launch.script import start_script\nfrom lockstep.launch.supervise import supervise\n"
+    script += "supervise(lambda logs: start_script(['-c', 'print(input())'], 1, logs))"
+    done = subprocess.run([sys.executable, "-c", script], input="five\n", capture_output=True, text=True, check=True)
+    assert done.stdout == "five\n"

@@ -154,6 +154,9 @@ class TellingServer:
     def kill(self):
         pass
 
+    def close(self):
+        pass
+
 
 @pytest.fixture
 def engine(monkeypatch, tmp_path, cores):

@@ -51,6 +51,8 @@ def start_run(request: RunRequest) -> int:
     with contextlib.ExitStack() as stack:
         assignment, run, world, server = prepare(request, topology, stack)
         stack.callback(run.unlock)
+        if server is not None:
+            stack.callback(server.close)  # before the run is left to others
         code = run_rank(assignment, topology) if server is None else _train(assignment, server, run, world.processes)
     if is_writer(topology) and code in (0, *STOPPED_BY_SIGNAL):
         _report(assignment, code)
@@ -87,10 +89,13 @@ def prepare(
     if writer:
         check_company(config)
     config = with_reference(config, options.runs_dir)
+    checked = False
     if server is not None and config.engine == "torch":
         settings = config.model_dump(mode="json")
-        server.check("lockstep.launch.checks", "check_settings", settings=settings, ranks_here=world.ranks_here)
-    else:
+        checked = server.check(
+            "lockstep.launch.checks", "check_settings", settings=settings, ranks_here=world.ranks_here
+        )
+    if not checked:
         check_machine(config, world.ranks_here, description)
     run, which = open_directory(config, options, path, which, writer)
     settled = options.model_copy(update={"devices": world.devices})

@@ -48,6 +48,14 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
+def signal_name(number: int) -> str:
+    """A signal's name, ``SIGKILL`` of 9; of one that has none, its number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def name_process(name: str) -> None:
     """Set the name, of at most 15 characters, that ``ps`` and ``top`` show of this process (Linux)."""
     if sys.platform == "linux":

@@ -107,9 +107,10 @@ class Supervisor:
 
     def wait(self) -> Outcome:
         """Wait until every rank has ended, or until they are to be ended."""
-        with forwarding(self._ranks) as received:
+        with forwarding() as signals:
+            signals.go_to(self._ranks)
             try:
-                return self._wait(received)
+                return self._wait(signals.received)
             finally:
                 self._tell_ends()  # of those that came to an end of themselves
                 self._ranks.kill()

@@ -77,7 +77,7 @@ def start_script(words: Sequence[str], nproc: int, log_dir: Path) -> Ranks:
     environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(THREADS))}
     if nproc > 1:
         environment |= {name: os.environ.get(name, value) for name, value in LOOPBACK_INTERFACE.items()}
-    server = RankServer(store=importlib.util.find_spec("torch") is not None)
+    server = RankServer(store=importlib.util.find_spec("torch") is not None, stdin=None)
     try:
         return server.start(nproc, log_dir, arguments=["-m", MODULE, *words], environment=environment)
     except BaseException:

@@ -16,7 +16,7 @@ from typing import Any
 from lockstep.config.run import Config
 from lockstep.core import errors
 from lockstep.core.process import kill_session
-from lockstep.launch.server import ONE_THREAD, Channel, ServerSettings
+from lockstep.launch.channel import ONE_THREAD, Channel, ServerSettings
 
 KILL_SECONDS = 5.0
 KILLED = -signal.SIGKILL
@@ -29,9 +29,17 @@ class RankServer:
         engine: whose modules the server loads at once, and in children of which checks run; None: none.
         forks: whether ranks may be forked from the server; they are fresh processes where that turns out unsafe.
         store: whether PyTorch's store lives in the server; else rank 0 listens on the port that the server keeps free.
+        stdin: the server's standard input, which ranks of a script read as well; None: this process's.
     """
 
-    def __init__(self, engine: str | None = None, *, forks: bool = False, store: bool = False) -> None:
+    def __init__(
+        self,
+        engine: str | None = None,
+        *,
+        forks: bool = False,
+        store: bool = False,
+        stdin: int | None = subprocess.DEVNULL,
+    ) -> None:
         ours, theirs = socket.socketpair()
         given = {name: os.environ.get(name) for name in ONE_THREAD}
         settings = ServerSettings(os.getpid(), engine, forks, store, given)
@@ -39,33 +47,40 @@ class RankServer:
         self._process = subprocess.Popen(
             command,
             env={**os.environ, **ONE_THREAD},
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             pass_fds=[theirs.fileno()],
             start_new_session=True,  # Ctrl-C is this process's to pass on
         )
         theirs.close()
+        self._began_with = dict(os.environ)
         self.channel = Channel(ours)
         self.closed = False
 
-    def check(self, module: str, function: str, **arguments: Any) -> None:
-        """Call ``module.function(**arguments)`` in a child of the server, where the engine is loaded.
+    def check(self, module: str, function: str, **arguments: Any) -> bool:
+        """Calls ``module.function(**arguments)`` in a child of the server, where the engine is loaded.
 
         Args:
             module: imported in the child.
             function: raises what is wrong.
             arguments: JSON values.
 
+        Returns:
+            Whether it was called: not where the server can't be forked.
+
         Raises:
             ValueError: as the function raised it.
             OSError: likewise.
             RunError: likewise; or the child or the server died.
         """
+        if sys.platform != "linux":
+            return False
         self.channel.send({"check": {"module": module, "function": function, "arguments": arguments}})
         failure = self._answer()["checked"]
         for kind, message in (failure or {}).items():
             if kind == "Traceback":
                 raise RuntimeError(message)
             raise {"ValueError": ValueError, "OSError": OSError}.get(kind, errors.RunError)(message)
+        return failure is not None
 
     def start(
         self,
@@ -84,7 +99,11 @@ class RankServer:
             assignment: what each is to train, as JSON; or
             arguments: of ``python``, the same for every rank.
             environment: more variables for every rank.
+
+        Raises:
+            RunError: they can't be started, or the server died; one line.
         """
+        changed = {name: value for name, value in os.environ.items() if self._began_with.get(name) != value}
         self.channel.send(
             {
                 "start": {
@@ -92,7 +111,7 @@ class RankServer:
                     "arguments": None if arguments is None else list(arguments),
                     "assignment": assignment,
                     "log_dir": str(log_dir),
-                    "environment": dict(environment or {}),
+                    "environment": {**changed, **(environment or {})},
                 }
             }
         )
@@ -101,10 +120,13 @@ class RankServer:
 
     def _answer(self) -> Any:
         try:
-            return self.channel.receive()
+            answer = self.channel.receive()
         except EOFError:
             code = self._process.wait()
             raise errors.RunError(f"the process that starts the ranks ended with exit code {code}") from None
+        if "failed" in answer:
+            raise errors.RunError(answer["failed"])
+        return answer
 
     def close(self) -> None:
         """End the server, every rank, and whatever ranks have started."""
@@ -112,6 +134,7 @@ class RankServer:
             return
         self.closed = True
         self.channel.send({"kill": True})
+        self._process.terminate()  # ends it at once while it loads the engine; later it only looks at the channel
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(KILL_SECONDS)
         if self._process.poll() is None:
@@ -167,6 +190,8 @@ class ServedRanks:
                 if self._server.closed:
                     raise EOFError
                 told = self._server.channel.receive(0)
+                if "failed" in told:
+                    raise errors.RunError(told["failed"])
                 self._codes[told["ended"]] = told["code"]
         except TimeoutError:
             pass

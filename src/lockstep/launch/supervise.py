@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import tempfile
@@ -12,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from lockstep.core.process import EXIT_FAILURE, STOP_SIGNALS, read_failure
+from lockstep.core.process import EXIT_FAILURE, STOP_SIGNALS, read_failure, signal_name
 
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 3.0
@@ -40,20 +39,43 @@ class Ranks(Protocol):
         ...
 
 
+class StopSignals:
+    """Passes stop signals on to ranks, those too that come before there are any; the second Ctrl-C kills.
+
+    Attributes:
+        received: their numbers, in the order in which they came.
+    """
+
+    def __init__(self) -> None:
+        self.received: list[int] = []
+        self._ranks: Ranks | None = None
+
+    def go_to(self, ranks: Ranks) -> None:
+        """Pass on what came, and what will come."""
+        self._ranks = ranks
+        for number in self.received:
+            ranks.send(number)
+
+    def __call__(self, number: int, _frame: object) -> None:
+        """The signal handler."""
+        again = number == signal.SIGINT and signal.SIGINT in self.received
+        self.received.append(number)
+        if self._ranks is None:
+            if again:
+                raise KeyboardInterrupt
+            return
+        if again:
+            self._ranks.kill()
+        self._ranks.send(number)
+
+
 @contextmanager
-def forwarding(ranks: Ranks) -> Iterator[list[int]]:
-    """Pass stop signals on to the ranks; yields the list of those that came. The second Ctrl-C kills."""
-    received: list[int] = []
-
-    def forward(number: int, _frame: object) -> None:
-        if number == signal.SIGINT and signal.SIGINT in received:
-            ranks.kill()
-        received.append(number)
-        ranks.send(number)
-
-    previous = {number: signal.signal(number, forward) for number in STOP_SIGNALS}
+def forwarding() -> Iterator[StopSignals]:
+    """Take stop signals for ranks as long as the block runs."""
+    signals = StopSignals()
+    previous = {number: signal.signal(number, signals) for number in STOP_SIGNALS}
     try:
-        yield received
+        yield signals
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
@@ -70,13 +92,12 @@ def supervise(start: Callable[[Path], Ranks], interrupted: str = INTERRUPTED, no
     Returns:
         0 if all ended well, ``128 + n`` if signal ``n`` stopped the run, else 1; one rank's own error is shown, once.
     """
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGHUP,SIGQUIT"
-    with tempfile.TemporaryDirectory(prefix="lockstep-") as directory:
-        ranks = start(Path(directory))
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as directory, forwarding() as signals:
+        ranks, received = start(Path(directory)), signals.received
         try:
-            with forwarding(ranks) as received:
-                codes = _wait(ranks)
-                message = failure_message(ranks, codes) if any(codes.values()) else None
+            signals.go_to(ranks)
+            codes = _wait(ranks)
+            message = failure_message(ranks, codes) if any(codes.values()) else None
         finally:
             ranks.kill()
         if message is None:
@@ -127,7 +148,7 @@ def failure_message(ranks: Ranks, codes: dict[int, int | None]) -> str:
     for rank in silent:
         code = codes[rank] or 0
         if code < 0:
-            name = signal.Signals(-code).name
+            name = signal_name(-code)
             hint = "; out of memory?" if name == "SIGKILL" else ""
             return f"rank {rank} was killed by {name}{hint}"
         return f"rank {rank} ended with exit code {code}"

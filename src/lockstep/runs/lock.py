@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import time
@@ -99,7 +100,9 @@ def _lock(file: IO[bytes], byte: int, seconds: float) -> bool:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
             return True
-        except OSError:
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                raise  # of a file system without locks
             if time.monotonic() >= deadline:
                 return False
             time.sleep(_POLL)

@@ -1,0 +1,88 @@
+"""Carries what a launcher and its server of ranks tell each other."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import socket
+from dataclasses import asdict, dataclass
+from typing import Any
+
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+"""Libraries that are loaded with these start no threads, which a fork would lose."""
+
+
+class Channel:
+    """Exchanges JSON values, a line each, over a socket.
+
+    Args:
+        connection: a stream socket, which this object closes.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._buffer = b""
+
+    def fileno(self) -> int:
+        """The socket's descriptor, for ``select``."""
+        return self._connection.fileno()
+
+    def send(self, value: Any) -> None:
+        """Send a value; one that nobody is there to read any more is dropped."""
+        with contextlib.suppress(OSError):
+            self._connection.sendall(json.dumps(value).encode() + b"\n")
+
+    @property
+    def pending(self) -> bool:
+        """Whether a whole value has been read from the socket and not been received yet."""
+        return b"\n" in self._buffer
+
+    def receive(self, seconds: float | None = None) -> Any:
+        """Wait for the next value.
+
+        Raises:
+            TimeoutError: none came within ``seconds``.
+            EOFError: the other side is gone, or this one was closed.
+        """
+        while not self.pending:
+            try:
+                if not select.select([self._connection], [], [], seconds)[0]:
+                    raise TimeoutError
+                data = self._connection.recv(1 << 16)
+            except TimeoutError:
+                raise
+            except (OSError, ValueError):
+                data = b""
+            if not data:
+                raise EOFError
+            self._buffer += data
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return json.loads(line)
+
+    def close(self) -> None:
+        """Close the socket; the other side reads end-of-file."""
+        self._connection.close()
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """What a launcher tells its server when it starts it.
+
+    Attributes:
+        parent: the launcher's process id.
+        engine: whose modules are loaded before anything is asked; None: none are.
+        forks: whether ranks may be forked from the server; else they are fresh processes.
+        store: whether PyTorch's store, in which ranks meet, lives in the server.
+        environment: the launcher's values of the variables in ``ONE_THREAD``, which ranks get back.
+    """
+
+    parent: int
+    engine: str | None
+    forks: bool
+    store: bool
+    environment: dict[str, str | None]
+
+    def to_json(self) -> str:
+        """One command-line argument."""
+        return json.dumps(asdict(self))

@@ -1,0 +1,90 @@
+"""Starts children of the server of ranks: forked ones, and fresh ones of Python."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from lockstep.core.process import EXIT_FAILURE, PARENT_VARIABLE, STOP_SIGNALS, end_with_parent
+
+INTERRUPTED = 128 + signal.SIGINT
+
+
+def fork(body: Callable[[], int]) -> int:
+    """Forks a child that runs ``body`` and ends with the exit code it returns; the child's process id.
+
+    The child leads a session of its own, dies with this process, reads nothing from standard input, and has the usual
+    signal handlers; a stop signal that reaches it before it has them waits.
+    """
+    parent = os.getpid()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _leave(lambda: _begin(parent) or body())
+        return pid
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+
+def _begin(parent: int) -> int:
+    os.setsid()
+    end_with_parent(parent)
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()  # as in a fresh process: not the same numbers in every rank
+    return 0
+
+
+def _leave(body: Callable[[], int]) -> NoReturn:
+    """Ends this forked process with what ``body`` returns, without the server's own way out."""
+    code = EXIT_FAILURE
+    try:
+        code = body()
+    except SystemExit as error:
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def spawn(arguments: Sequence[str], environment: Mapping[str, str], stdin: int | None) -> int:
+    """Starts a fresh process of ``python ARGUMENTS`` in a session of its own; its process id."""
+    process = subprocess.Popen(
+        [sys.executable, *arguments],
+        env={**environment, PARENT_VARIABLE: str(os.getpid())},
+        stdin=stdin,
+        start_new_session=True,
+    )
+    process.returncode = 0  # the server collects it itself
+    return process.pid
+
+
+def one_thread() -> bool:
+    """Tells whether this process has one thread, so that a fork loses none."""
+    tasks = Path("/proc/self/task")
+    return tasks.is_dir() and len(list(tasks.iterdir())) == 1
