@@ -29,7 +29,8 @@ PPO = ljax.PPOConfig(n_steps=16)
 def fresh(*command, **environment):
     """Run Python in a process that JAX has not started in."""
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests" / "modules")])
-    variables = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "PJRT_NPROC")}
+    ours = ("XLA_FLAGS", "PJRT_NPROC", "JAX_COMPILATION_CACHE_DIR")
+    variables = {name: value for name, value in os.environ.items() if name not in ours}
     done = subprocess.run(
         [sys.executable, *command], cwd=ROOT, env=variables | {"PYTHONPATH": paths} | environment,
         capture_output=True, text=True,

@@ -94,7 +94,7 @@ _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name from the engine on first use."""
+    """Imports a public name from the engine on first use."""
     if name not in _HOME:
         raise AttributeError(f"module 'lockstep.jax' has no attribute {name!r}")
     try:
@@ -108,5 +108,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names."""
+    """Gives the public names."""
     return sorted(_HOME)

@@ -26,7 +26,7 @@ GENERATORS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsaf
 
 
 def save_checkpoint(dir: str | Path, state: Any, unreplicate: bool = False) -> Path:
-    """Save a pytree; what the directory held before is replaced in one step.
+    """Saves a pytree; what the directory held before is replaced in one step.
 
     Leaves that are arrays, numbers or random keys are saved, by their paths. Others (functions, strings) belong to the
     code, and :func:`load_checkpoint` takes them from its template. With several processes every one must call this; one
@@ -59,7 +59,7 @@ def save_checkpoint(dir: str | Path, state: Any, unreplicate: bool = False) -> P
 
 
 def _written(directory: Path, arrays: dict[str, np.ndarray], kinds: dict[str, str]) -> Exception | None:
-    """Write a checkpoint; why it couldn't be, if it couldn't: the other processes wait to hear of it."""
+    """Writes a checkpoint; why it couldn't be, if it couldn't: the other processes wait to hear of it."""
     try:
         is_other = directory.is_file() or (directory.exists() and any(directory.iterdir()))
         if is_other and not (directory / MANIFEST).exists():
@@ -73,7 +73,7 @@ def _written(directory: Path, arrays: dict[str, np.ndarray], kinds: dict[str, st
 
 
 def load_checkpoint(dir: str | Path, template: Tree, replicate_to: int | Mesh | None = None) -> Tree:
-    """Load a pytree that :func:`save_checkpoint` saved.
+    """Loads a pytree that :func:`save_checkpoint` saved.
 
     Args:
         dir: the checkpoint's directory.
@@ -106,7 +106,7 @@ def load_checkpoint(dir: str | Path, template: Tree, replicate_to: int | Mesh | 
 
 
 def _spread(tree: Tree, replicate_to: int | Mesh) -> Tree:
-    """The tree's arrays on several devices; leaves that aren't arrays or numbers stay as they are."""
+    """Gives the tree's arrays on several devices; leaves that aren't arrays or numbers stay as they are."""
 
     def of(leaf: Any) -> Any:
         if not _is_saved(leaf):
@@ -119,7 +119,7 @@ def _spread(tree: Tree, replicate_to: int | Mesh) -> Tree:
 
 
 def _valid_directory(directory: Path) -> Path:
-    """The directory, or the one that waited aside when a crash came between the two renames."""
+    """Gives the directory, or the one that waited aside when a crash came between the two renames."""
     problem = problem_with(directory, FILES)
     if problem is None:
         return directory
@@ -141,7 +141,7 @@ def _is_saved(leaf: Any) -> bool:
 
 
 def _saved_leaves(tree: Any) -> dict[str, Any]:
-    """The leaves that belong into a checkpoint, by name."""
+    """Gives the leaves that belong into a checkpoint, by name."""
     named = [(_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree) if _is_saved(leaf)]
     leaves = dict(named)
     if len(leaves) < len(named):
@@ -155,21 +155,21 @@ def _is_key(leaf: Any) -> bool:
 
 
 def _kind(leaf: Any) -> str:
-    """A leaf's dtype as the checkpoint states it; of a key, its generator."""
+    """Gives a leaf's dtype as the checkpoint states it; of a key, its generator."""
     if _is_key(leaf):
         return str(leaf.dtype)
     return np.dtype(leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype).name
 
 
 def _to_host(leaf: Any) -> tuple[np.ndarray, str]:
-    """A leaf as safetensors know it, and its kind; what they don't know is saved as bits."""
+    """Copies a leaf to the host as safetensors know it, with its kind; what they don't know is saved as bits."""
     kind = _kind(leaf)
     array = placement.gathered(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
     return (array if array.dtype.kind in "biufc" else array.view(f"u{array.itemsize}")), kind
 
 
 def _restore(name: str, array: np.ndarray, kind: str, leaf: Any) -> Any:
-    """A saved array as the template's leaf is: on its devices, as a NumPy array, or as a number."""
+    """Turns a saved array into what the template's leaf is: on its devices, as a NumPy array, or as a number."""
     if kind != _kind(leaf):
         raise CheckpointError(f"checkpoint: {name} is {kind} and the template's is {_kind(leaf)}")
     if _is_key(leaf):

@@ -146,7 +146,7 @@ class RunnerConfig:
 
 
 def whole_number(name: str, value: Any, least: int) -> int:
-    """A number as an int; 1e6 is one too.
+    """Reads a whole number as an int; 1e6 is one too.
 
     Raises:
         ValueError: it is none, or smaller than ``least``; one line.
@@ -158,7 +158,7 @@ def whole_number(name: str, value: Any, least: int) -> int:
 
 
 def engine_config(ppo: PPOConfig, settings: Mapping[str, Any] | None = None) -> Config:
-    """The engine's config of :class:`PPOConfig`, and of further settings by dotted name; not resolved.
+    """Gives the engine's config of :class:`PPOConfig`, and of further settings by dotted name; not resolved.
 
     Raises:
         ValueError: a value is out of its limits; one line that names it as the user does.
@@ -178,7 +178,7 @@ def engine_config(ppo: PPOConfig, settings: Mapping[str, Any] | None = None) -> 
 
 
 def in_users_names(message: str) -> str:
-    """A message about a config in the names of the door."""
+    """Translates a message about a config into the names of the library."""
     for mine, theirs in (PPO_NAMES | RUNNER_NAMES).items():
         message = re.sub(rf"(?<![\w.]){re.escape(theirs)}(?!\w)", mine, message)
     message = re.sub(r"^devices:", "num_devices:", message)
@@ -186,7 +186,7 @@ def in_users_names(message: str) -> str:
 
 
 def run_config(ppo: PPOConfig, runner: RunnerConfig, name: str, devices: int, platform: str, fast: bool) -> Config:
-    """The engine's config of a run, resolved.
+    """Gives the engine's config of a run, resolved.
 
     Args:
         ppo: the algorithm's settings.

@@ -67,7 +67,7 @@ class PPOTrainState:
     net: PolicyNet
 
     def replace(self, **changes: Any) -> PPOTrainState:
-        """A copy with some parts changed."""
+        """Makes a copy with some parts changed."""
         return replace(self, **changes)
 
 
@@ -76,7 +76,7 @@ class PPO:
 
     @staticmethod
     def init(key: Array, obs_shape: Any, n_actions: Any, config: PPOConfig | None = None) -> PPOTrainState:
-        """A state before training; ``jax.random.key(s)`` gives what a run with seed ``s`` begins with.
+        """Makes a state before training; ``jax.random.key(s)`` gives what a run with seed ``s`` begins with.
 
         Args:
             key: of ``jax.random``, typed or raw.
@@ -106,7 +106,7 @@ class PPO:
 
     @staticmethod
     def apply(state: PPOTrainState, observations: Any) -> tuple[Array, Array]:
-        """What the networks say of observations, as the environment gives them: one, or ``[…, *obs_shape]``.
+        """Runs the networks on observations, as the environment gives them: one, or ``[…, *obs_shape]``.
 
         Returns:
             Logits or means float32 ``[…, outputs]``, and values ``[…]``.
@@ -132,7 +132,7 @@ class PPO:
 
 
 def _seed_of(key: Array) -> int:
-    """The number that ``jax.random.key`` makes this key of; of a key that was split off, its words as one number."""
+    """Gives the number that ``jax.random.key`` makes this key of; of a key that was split off, all its words."""
     words = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
     try:
         known = np.asarray(words)
@@ -148,7 +148,7 @@ def _observations(shape: Any) -> gymnasium.Space:
 
 
 def _shape(given: Any) -> tuple[int, ...]:
-    """An observation's shape, of a tuple or a whole number."""
+    """Reads an observation's shape, of a tuple or a whole number."""
     try:
         return (int(given),) if isinstance(given, int | np.integer) else tuple(int(n) for n in given)
     except (TypeError, ValueError):
@@ -200,7 +200,7 @@ def _moments(seen: Normalizer) -> Moments:
 
 
 def of_engine(state: TrainState, layout: ParameterLayout, net: PolicyNet, updates: int, mesh: Any) -> PPOTrainState:
-    """A library user's state of the engine's; arrays stay where they are."""
+    """Turns the engine's state into a library user's; arrays stay where they are."""
     optimizer = state.optimizer
     params, mu, nu = (layout.placed(held) for held in (state.parameters, optimizer.mu, optimizer.nu))
     return PPOTrainState(
@@ -214,7 +214,7 @@ def of_engine(state: TrainState, layout: ParameterLayout, net: PolicyNet, update
 
 
 def to_engine(given: PPOTrainState, state: TrainState, layout: ParameterLayout) -> TrainState:
-    """The engine's state of host arrays, with parameters, moments and normalisers of a user's.
+    """Puts a user's parameters, moments and normalisers into the engine's state of host arrays.
 
     Raises:
         ValueError: they don't fit the networks, or what is normalised; one line.
@@ -248,7 +248,7 @@ def to_engine(given: PPOTrainState, state: TrainState, layout: ParameterLayout) 
 
 
 def check_spaces(config: Config, net: PolicyNet, obs_shape: Any, n_actions: int | None) -> None:
-    """Compare what a user says of an environment with what it is.
+    """Compares what a user says of an environment with what it is.
 
     Raises:
         ValueError: they contradict one another; one line with both.

@@ -46,13 +46,13 @@ class DistributedSetup:
 
 
 def environments_of(program: Program) -> tuple[range, ...]:
-    """Global ids of each device's environments, in the order of the mesh."""
+    """Lists the global ids of each device's environments, in the order of the mesh."""
     each = program.config.envs // program.mesh.size
     return tuple(range(i * each, (i + 1) * each) for i in range(program.mesh.size))
 
 
 def distributed_setup(program: Program, fingerprints: np.ndarray, gradient_error: float) -> DistributedSetup:
-    """The report of a program.
+    """Gives the report of a program.
 
     Args:
         program: what is compiled.
@@ -79,7 +79,7 @@ def distributed_setup(program: Program, fingerprints: np.ndarray, gradient_error
 
 
 def _digest(row: np.ndarray) -> str:
-    """One of many: words are mixed in order, so that equal sums don't hide differences."""
+    """Mixes a row into one digest: words are mixed in order, so that equal sums don't hide differences."""
     total = 0
     for word in row.astype(np.uint64).tolist():
         total = (total * 6364136223846793005 + word + 1442695040888963407) % 2**64
@@ -119,7 +119,7 @@ class DeviceMetrics:
 
 
 def device_metrics(program: Program, iteration: Iteration, call: Pending) -> list[DeviceMetrics]:
-    """Of this process's devices, in the order of the mesh."""
+    """Measures this process's devices, in the order of the mesh."""
     number, mesh = iteration.number - call.first, program.mesh
     returns, marks = (fetch_rows(x, axis=1)[number] for x in (call.outputs.returns, call.outputs.marks))
     mine = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]

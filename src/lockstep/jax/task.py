@@ -78,7 +78,7 @@ class Task:
     # --- hooks ------------------------------------------------------------------------------------------------------
 
     def environment(self) -> tuple[Any, Any]:
-        """The environment and its parameters (or None), see :func:`lockstep.jax.train_ppo_multigpu`."""
+        """Gives the environment and its parameters (or None), see :func:`lockstep.jax.train_ppo_multigpu`."""
         raise TypeError(f"{type(self).__name__} has no environment() -> (env, env_params)")
 
     def reward_terms(self) -> Terms:
@@ -90,7 +90,7 @@ class Task:
         return {}
 
     def policy_network(self, observations: Any, num_outputs: int, key: Array) -> Any:
-        """An ``equinox.Module``, as ``network.custom`` takes it; None: the networks of ``ppo_config``.
+        """Makes an ``equinox.Module``, as ``network.custom`` takes it; None: the networks of ``ppo_config``.
 
         Args:
             observations: a batch of two, for shapes.
@@ -104,7 +104,7 @@ class Task:
         return None
 
     def initial_state(self, state: PPOTrainState) -> PPOTrainState:
-        """What training begins with, of a fresh state: itself, or with parameters of a checkpoint."""
+        """Chooses what training begins with, of a fresh state: itself, or with parameters of a checkpoint."""
         return state
 
     def sync_gradients(self, grads: Gradients, axis_name: str) -> Gradients:
@@ -125,17 +125,17 @@ class Task:
         return lax.pmean(grads, axis_name)
 
     def on_update(self, update: int, metrics: Metrics) -> None:
-        """Look at an update's metrics (a history's row) on the host; ``update`` counts from 1."""
+        """Looks at an update's metrics (a history's row) on the host; ``update`` counts from 1."""
 
     # --- what it does -----------------------------------------------------------------------------------------------
 
     def train(self) -> tuple[PPOTrainState, dict[str, np.ndarray]]:
-        """Train from the beginning; state, history and errors as of :func:`lockstep.jax.train_ppo_multigpu`."""
+        """Trains from the beginning; state, history and errors as of :func:`lockstep.jax.train_ppo_multigpu`."""
         self.device_log = []
         return self._training.train(self._first_state(), self._look)
 
     def verify_distributed_setup(self, verbose: bool = True) -> DistributedSetup:
-        """Take one update, and show which devices there are, what each has, and that their copies are equal.
+        """Takes one update, and shows which devices there are, what each has, and that their copies are equal.
 
         Args:
             verbose: print the report.
@@ -180,13 +180,13 @@ class Task:
             raise ValueError(in_users_names(str(error))) from None
 
     def _first_state(self) -> PPOTrainState | None:
-        """What :meth:`initial_state` makes of a fresh state; None where it is that."""
+        """Gives what :meth:`initial_state` makes of a fresh state; None where it is that."""
         if getattr(self.initial_state, "__func__", self.initial_state) is Task.initial_state:
             return None
         return self.initial_state(self._training.fresh())
 
     def _synchronized(self, local: Mapping[str, Array]) -> Gradients:
-        """The engine's sum over samples, of which the loss is a mean over all devices', as the hook has it and back."""
+        """Calls the hook on the engine's sum over samples, scaled to a mean over this device's samples."""
         devices = lax.axis_size(self.axis_name)
         found = self.sync_gradients({name: g * devices for name, g in local.items()}, self.axis_name)
         theirs = {name: jnp.shape(x) for name, x in found.items()} if isinstance(found, Mapping) else type(found)

@@ -60,7 +60,7 @@ class Customs:
 
 
 def say(line: str) -> None:
-    """One line on standard error, of one process."""
+    """Prints a line on standard error, in one process."""
     if is_writer(this_process()):
         print(f"lockstep: {line}", file=sys.stderr, flush=True)
 
@@ -115,7 +115,7 @@ class Training:
         return self.program.config
 
     def begin(self, given: PPOTrainState | None = None) -> None:
-        """Begin anew: fresh environments, and the config's initial parameters or a given state's."""
+        """Begins anew: fresh environments, and the config's initial parameters or a given state's."""
         program, run = self.program, self.run
         if given is not None and not isinstance(given, PPOTrainState):
             raise ValueError(
@@ -137,7 +137,7 @@ class Training:
                 run.state = run.state._replace(return_normalizer=kept.return_normalizer)
 
     def iterations(self) -> Iterator[tuple[Iteration, Pending]]:
-        """Every update in order, with the call that it was part of; the next call is under way meanwhile.
+        """Gives every update in order, with the call that it was part of; the next call is under way meanwhile.
 
         After the first call and at the end all devices' copies of the state are compared.
 
@@ -159,24 +159,24 @@ class Training:
             yield from ((iteration, call) for iteration in iterations)
 
     def check(self, when: str) -> None:
-        """Compare all devices' copies of the training state; a ``DesyncError`` names what differs."""
+        """Compares all devices' copies of the training state; a ``DesyncError`` names what differs."""
         check_copies(Copies.of(self.run.state, self.program.layout), when)
 
     def fresh(self) -> PPOTrainState:
-        """The state before training."""
+        """Gives the state before training."""
         program = self.program
         state = init_state(program.config, program.net, program.layout)
         placed = place_state(state, state_specs(state, program.layout.specs), program.mesh)
         return of_engine(placed, program.layout, program.net, 0, program.mesh)
 
     def state(self, updates: int) -> PPOTrainState:
-        """The state as it stands, after that many updates."""
+        """Gives the state as it stands, after that many updates."""
         return of_engine(self.run.state, self.program.layout, self.program.net, updates, self.program.mesh)
 
     def train(
         self, given: PPOTrainState | None = None, look: Callable[[Iteration, Pending, Metrics], None] | None = None
     ) -> tuple[PPOTrainState, dict[str, np.ndarray]]:
-        """Train from the beginning; ``look`` sees every update as it is fetched."""
+        """Trains from the beginning; ``look`` sees every update as it is fetched."""
         self.begin(given)
         rows: list[Metrics] = []
         for iteration, call in self.iterations():
@@ -188,7 +188,7 @@ class Training:
         }
 
     def _rounding(self) -> contextlib.AbstractContextManager[Any]:
-        """On accelerators products of matrices in float32 (no TF32, no bfloat16)."""
+        """Asks on accelerators for products of matrices in float32 (no TF32, no bfloat16)."""
         if jax.default_backend() == "cpu":
             return contextlib.nullcontext()
         return jax.default_matmul_precision("highest")
@@ -226,7 +226,7 @@ def _with_policy(net: PolicyNet, policy: Callable[..., Any] | None, config: Conf
 
 
 def metrics_of(iteration: Iteration, config: Config) -> Metrics:
-    """A history's row of an update.
+    """Makes a history's row of an update.
 
     ``episode_return`` and ``episode_length`` are means over the episodes that ended in it (the newest hundred), NaN
     where none did; ``episodes`` is their number.
@@ -252,7 +252,7 @@ def train_ppo_multigpu(
     n_actions: int | None = None,
     train_state: PPOTrainState | None = None,
 ) -> tuple[PPOTrainState, dict[str, np.ndarray]]:
-    """Train one agent with PPO on all devices of a mesh; nothing is written to disk.
+    """Trains one agent with PPO on all devices of a mesh; nothing is written to disk.
 
     Args:
         env: one environment of the functional API: of :func:`lockstep.jax.make`, of gymnax, in our wrappers, or any

@@ -41,7 +41,7 @@ def gae(
 
 
 def group_advantages(returns: Array, normalize_std: bool) -> Array:
-    """Group-relative advantages (Shao et al. 2024, section 4.1.2; without the division: Liu et al. 2025, section 3.2).
+    """Computes group-relative advantages (Shao et al. 2024, section 4.1.2; undivided: Liu et al. 2025, section 3.2).
 
     Args:
         returns: ``[groups, group_size]``.
@@ -59,7 +59,7 @@ def group_advantages(returns: Array, normalize_std: bool) -> Array:
 
 
 def moments(x: Array) -> Array:
-    """Mean and sum of squared deviations over the last axis in float64: ``[…, n]`` to ``[…, 2]``."""
+    """Computes mean and sum of squared deviations over the last axis in float64: ``[…, n]`` to ``[…, 2]``."""
     with jax.enable_x64(True):
         x = x.astype(jnp.float64)
         mean = x.mean(-1, keepdims=True)
@@ -67,7 +67,7 @@ def moments(x: Array) -> Array:
 
 
 def counted_moments(x: Array, valid: Array | None) -> Array:
-    """Count, mean and M2 over the last axis in float64 of what is valid (true or 1.0; None: all).
+    """Computes count, mean and M2 over the last axis in float64 of what is valid (true or 1.0; None: all).
 
     ``[…, n]`` to ``[…, 3]``. What isn't valid may be anything, NaN too.
     """
@@ -84,7 +84,7 @@ def counted_moments(x: Array, valid: Array | None) -> Array:
 
 
 def merge_counts(parts: Array) -> tuple[Array, Array, Array]:
-    """Count, mean and standard deviation of the union of shards, combined in shard order (Chan et al. 1983).
+    """Computes count, mean and standard deviation of the union of shards, combined in shard order (Chan et al. 1983).
 
     Args:
         parts: float64 ``[num_shards, …, 3]``: count, mean and M2 of each shard.

@@ -47,7 +47,7 @@ class Batch(NamedTuple):
 
 
 def columns_of(batch: Batch) -> dict[str, Array]:
-    """Names the columns that a batch has."""
+    """Collects the columns that a batch has, by name."""
     return {name: x for name, x in batch._asdict().items() if x is not None}
 
 

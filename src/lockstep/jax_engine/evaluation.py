@@ -11,7 +11,7 @@ from lockstep.policies.evaluation import COLUMNS, run_episodes
 
 
 def evaluate_policy(session: Session) -> np.ndarray:
-    """Return, length, success and score of each of the evaluation's episodes ``[episodes, 4]``; most likely actions.
+    """Runs an evaluation: return, length, success and score of each episode ``[episodes, 4]``, with likeliest actions.
 
     Each shard's episodes go through the networks as one batch of fixed shape, whatever the number of devices.
     """

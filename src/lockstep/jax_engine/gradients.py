@@ -58,7 +58,7 @@ _COLUMNS = ("log_probs", "advantages", "values", "returns", "valid", "reference_
 
 
 def gradient_parts(net: PolicyNet, config: Config, rows: int, dropout: bool) -> int:
-    """In how many parts the gradient of a block's ``rows`` samples is computed, one after the other.
+    """Chooses in how many parts the gradient of a block's ``rows`` samples is computed, one after the other.
 
     ``ppo.gradient_accumulation``, and on a CPU, for feed-forward networks on vectors, so many that a part has 256 rows:
     their activations stay in a core's cache; those of thousands go to memory and back at every layer. It depends on the
@@ -73,7 +73,7 @@ def gradient_parts(net: PolicyNet, config: Config, rows: int, dropout: bool) -> 
 def part_gradient(
     net: PolicyNet, parameters: Named, columns: Mapping[str, Array], count: Array, config: Config, key: Array | None
 ) -> tuple[Named, Array]:
-    """Gradient by name and loss terms ``[T]`` of one part of a block.
+    """Computes gradient by name and loss terms ``[T]`` of one part of a block.
 
     Args:
         net: the networks.

@@ -9,7 +9,7 @@ from lockstep.training.losses import LossSettings
 
 
 def value_loss(values: Array, old_values: Array, returns: Array, clip_range: float | None) -> Array:
-    """Half the squared error; with a clip range the larger of it and the clipped one (Huang et al. 2022, detail 9)."""
+    """Computes half the squared error, with a clip range at least the clipped one's (Huang et al. 2022, detail 9)."""
     error = jnp.square(values - returns)
     if clip_range is not None:
         clipped = old_values + jnp.clip(values - old_values, -clip_range, clip_range)
@@ -18,12 +18,12 @@ def value_loss(values: Array, old_values: Array, returns: Array, clip_range: flo
 
 
 def k3(log_ratio: Array) -> Array:
-    """The k3 estimator ``exp(x) - 1 - x`` of a KL divergence (Schulman 2020; Shao et al. 2024, eq. 4)."""
+    """Computes the k3 estimator ``exp(x) - 1 - x`` of a KL divergence (Schulman 2020; Shao et al. 2024, eq. 4)."""
     return jnp.expm1(log_ratio) - log_ratio
 
 
 def surrogate(ratio: Array, advantages: Array, clip_range: float) -> Array:
-    """The clipped surrogate objective, negated (Schulman et al. 2017, eq. 7).
+    """Computes the clipped surrogate objective, negated (Schulman et al. 2017, eq. 7).
 
     The larger of both; the clipped one is larger only where it is constant, so no gradient goes through it.
     """
@@ -44,7 +44,7 @@ def loss_and_terms(
     valid: Array | None = None,
     reference_log_prob: Array | None = None,
 ) -> tuple[Array, Array]:
-    """The loss of PPO (Schulman et al. 2017, eq. 9), or of GRPO (Shao et al. 2024, eq. 3), summed over the last axis.
+    """Computes the loss of PPO (Schulman et al. 2017, eq. 9) or GRPO (Shao et al. 2024, eq. 3), over the last axis.
 
     All arrays are ``[rows]`` (or ``[…, rows]``); advantages are normalised already.
 

@@ -33,7 +33,7 @@ class MinibatchStatistics(NamedTuple):
 
 
 def minibatch_indices(config: Config, key: Array, iteration: Array, shard: Array) -> Array:
-    """Indices of a shard's units in every minibatch: int32 ``[num_epochs, num_minibatches, n]``.
+    """Draws the indices of a shard's units in every minibatch: int32 ``[num_epochs, num_minibatches, n]``.
 
     The permutations are keyed by ``(seed, "minibatch", iteration, shard, epoch)``. Global minibatch ``m`` is the union
     of every shard's slice ``m``: no sample crosses the network.
@@ -46,7 +46,7 @@ def minibatch_indices(config: Config, key: Array, iteration: Array, shard: Array
 
 
 def advantage_moments(advantages: Array, valid: Array | None, indices: Array) -> Array:
-    """Count, mean and M2 of a block's part of every minibatch: float64 ``[num_epochs, num_minibatches, 3]``."""
+    """Computes count, mean, M2 of a block's part of every minibatch: float64 ``[num_epochs, num_minibatches, 3]``."""
     shape = (*indices.shape[:2], -1)
     chosen = None if valid is None else valid[indices].reshape(shape)
     return counted_moments(advantages[indices].reshape(shape), chosen)

@@ -160,7 +160,7 @@ def parameter_layout(
 
 
 def open_program(config: Config, topology: Topology, options: RunOptions) -> Program:
-    """Join the processes, make the mesh, and look at the environment: everything that is to be compiled.
+    """Joins the processes, makes the mesh, and looks at the environment: everything that is to be compiled.
 
     Raises:
         ValueError: what the config asks for can't be had here, or processes differ; one line.
@@ -189,13 +189,13 @@ def open_program(config: Config, topology: Topology, options: RunOptions) -> Pro
 
 
 def first_state(config: Config, program: Program) -> TrainState:
-    """The state before the first iteration, on the host, without environments; errors of the reference policy."""
+    """Gives the state before the first iteration, on the host, without environments; errors of the reference policy."""
     state = init_state(config, program.net, program.layout)
     return state._replace(reference=reference_parameters(config, program.net, program.layout))
 
 
 def open_session(config: Config, topology: Topology, options: RunOptions, checkpoint: Checkpoint | None) -> Session:
-    """Open the program and the environments, and build or restore the state.
+    """Opens the program and the environments, and builds or restores the state.
 
     Raises:
         ValueError: see :func:`open_program`.
@@ -237,7 +237,7 @@ def pool_of(config: Config, devices: int, topology: Topology, description: EnvDe
 
 
 def fsdp_devices(config: Config, options: RunOptions, devices: int) -> int:
-    """Length of the mesh's ``fsdp`` axis."""
+    """Gives the length of the mesh's ``fsdp`` axis."""
     return (options.fsdp_devices or devices) if config.fsdp else 1
 
 
@@ -252,7 +252,7 @@ def reference_parameters(config: Config, net: PolicyNet, layout: ParameterLayout
 
 
 def current_policy(session: Session) -> Policy:
-    """The policy as it stands, as a function of one observation: what ``load_policy`` would give of a checkpoint.
+    """Gives the policy as it stands, as a function of one observation: what ``load_policy`` would give of a checkpoint.
 
     With FSDP a collective: every process calls it.
     """
@@ -261,12 +261,12 @@ def current_policy(session: Session) -> Policy:
 
 
 def device_copies(session: Session, keep: bool = False) -> Copies:
-    """What each of this process's devices holds of the training state; see :meth:`Copies.of`."""
+    """Gives what each of this process's devices holds of the training state; see :meth:`Copies.of`."""
     return Copies.of(session.state, session.program.layout, keep)
 
 
 def resume(session: Session, state: TrainState, checkpoint: Checkpoint) -> None:
-    """Restore state and environments; ``session.restarted`` names environments that began a new episode instead."""
+    """Restores state and environments; ``session.restarted`` names environments that began a new episode instead."""
     load_facts(session, checkpoint.state)
     state = load_state_arrays(state, checkpoint.arrays, session.program.layout)
     state = state._replace(learning_rate=np.float32(session.learning_rate))  # type: ignore[arg-type]

@@ -72,13 +72,13 @@ class TrainState(NamedTuple):
 
 
 def adam(config: Config) -> optax.GradientTransformation:
-    """Adam without a step size, as PyTorch has it (Kingma & Ba 2015; epsilon outside the root)."""
+    """Makes Adam without a step size, as PyTorch has it (Kingma & Ba 2015; epsilon outside the root)."""
     first, second = config.ppo.adam_betas
     return optax.scale_by_adam(first, second, config.ppo.adam_eps)
 
 
 def make_net(config: Config, observation: ObservationLayout, action: ActionLayout) -> PolicyNet:
-    """The networks that a config asks for.
+    """Makes the networks that a config asks for.
 
     Raises:
         ValueError: they don't fit the spaces; one line.
@@ -92,7 +92,7 @@ def make_net(config: Config, observation: ObservationLayout, action: ActionLayou
 
 
 def check_networks(config: Config, description: EnvDescription) -> PolicyNet:
-    """The networks of a config.
+    """Makes the networks of a config, and checks them.
 
     Raises:
         ValueError: they or the normalisers don't fit the spaces; one line.
@@ -107,7 +107,7 @@ def check_networks(config: Config, description: EnvDescription) -> PolicyNet:
 
 
 def init_state(config: Config, net: PolicyNet, layout: ParameterLayout) -> TrainState:
-    """The state before the first iteration, on the host, without environments."""
+    """Makes the state before the first iteration, on the host, without environments."""
     parameters = layout.of_arrays(initial_parameters(config, net))
     zeros = jax.tree.map(np.zeros_like, parameters)
     return TrainState(
@@ -120,7 +120,7 @@ def init_state(config: Config, net: PolicyNet, layout: ParameterLayout) -> Train
 
 
 def state_specs(state: TrainState, parameters: Specs) -> TrainState:
-    """How every leaf of a state lies on the mesh; ``parameters`` are the specs of parameters."""
+    """Says how every leaf of a state lies on the mesh; ``parameters`` are the specs of parameters."""
     return TrainState(
         parameters=parameters,
         optimizer=optax.ScaleByAdamState(REPLICATED, parameters, parameters),  # type: ignore[arg-type]
@@ -133,13 +133,13 @@ def state_specs(state: TrainState, parameters: Specs) -> TrainState:
 
 
 def place_state(state: TrainState, specs: TrainState, mesh: Mesh) -> TrainState:
-    """A state of host arrays, the same in every process, laid out over the mesh."""
+    """Lays a state of host arrays, the same in every process, out over the mesh."""
     with jax.enable_x64(True):
         return jax.tree.map(lambda x, spec: place(x, named_sharding(mesh, spec)), state, specs)
 
 
 def state_arrays(state: TrainState, layout: ParameterLayout) -> dict[str, np.ndarray]:
-    """Every array of the training state by name: what is saved is what is fingerprinted is what is compared.
+    """Copies every array of the training state by name: what is saved is what is fingerprinted is what is compared.
 
     With FSDP a collective: every process calls it.
     """
@@ -166,7 +166,7 @@ def policy_arrays(state: TrainState, layout: ParameterLayout) -> dict[str, np.nd
 
 
 def load_state_arrays(state: TrainState, arrays: Mapping[str, np.ndarray], layout: ParameterLayout) -> TrainState:
-    """The reverse of :func:`state_arrays`, into a state of host arrays.
+    """Loads arrays by name into a state of host arrays: the reverse of :func:`state_arrays`.
 
     Raises:
         ValueError: names or shapes are not those of this config.

@@ -29,7 +29,7 @@ class RunningMoments:
         return jnp.where(self.count > 1, self.m2 / jnp.maximum(self.count, 1), 1.0)
 
     def merged(self, samples: Array, axis_name: str | tuple[str, ...] | None = None) -> RunningMoments:
-        """With further samples ``[n, …]``, those of all devices along ``axis_name`` too (Chan et al. 1983)."""
+        """Merges further samples ``[n, …]``, those of all devices along ``axis_name`` too (Chan et al. 1983)."""
         x = samples.astype(jnp.float32)
         count, mean = jnp.asarray(x.shape[0], jnp.float32), x.mean(0)
         m2 = jnp.square(x - mean).sum(0)

@@ -47,19 +47,19 @@ class Wrapper:
         return resets_itself(self._env)
 
     def reset(self, key: Array, params: Any = None) -> tuple[Tree, Tree]:
-        """Observation and state of a new episode."""
+        """Begins an episode: observation and state."""
         return self._env.reset(key, params)
 
     def step(self, key: Array, state: Tree, action: Array, params: Any = None) -> tuple[Any, ...]:
-        """``(obs, state, reward, done, info)`` of a step."""
+        """Takes a step: ``(obs, state, reward, done, info)``."""
         return self._inner(key, state, action, params).values()
 
     def observation_space(self, params: Any = None) -> gymnasium.Space:
-        """Space of one environment's observations."""
+        """Gives the space of one environment's observations."""
         return _space(self._env.observation_space, params)
 
     def action_space(self, params: Any = None) -> gymnasium.Space:
-        """Space of one environment's actions."""
+        """Gives the space of one environment's actions."""
         return _space(self._env.action_space, params)
 
     def _inner(self, key: Array, state: Tree, action: Array, params: Any) -> Outcome:

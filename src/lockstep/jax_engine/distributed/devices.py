@@ -13,7 +13,7 @@ from lockstep.jax_engine.setup.accelerators import Accelerators, in_this_process
 
 
 def check_device(device: str, ranks_here: int) -> None:
-    """Raise a one-line ``ValueError`` if this machine lacks what ``device`` asks for.
+    """Raises a one-line ``ValueError`` if this machine lacks what ``device`` asks for.
 
     Args:
         device: ``cpu``, ``cuda`` or ``tpu``.
@@ -43,7 +43,7 @@ def device_memory(device: str) -> int:
 
 
 def name_ranks(config: Config, ranks: int, processes: int) -> tuple[str, list[str]]:
-    """The mesh of a run in words, and its devices in order; starts JAX.
+    """Gives the mesh of a run in words, and its devices in order; starts JAX.
 
     Args:
         config: resolved.
@@ -62,7 +62,7 @@ def name_ranks(config: Config, ranks: int, processes: int) -> tuple[str, list[st
 
 
 def _accelerators(device: str) -> Accelerators:
-    """Of this machine: by this process's own share if it has begun with them, else asked of another process."""
+    """Counts this machine's: by this process's own share if it has begun with them, else asked of another process."""
     if not set_up.has_started() or jax.default_backend() == "cpu":
         return on_this_machine(device)
     own = in_this_process()

@@ -41,7 +41,7 @@ _active: ContextVar[Mesh | None] = ContextVar("lockstep_mesh", default=None)
 
 
 def get_num_devices(requested: int | None = None) -> int:
-    """How many devices to use, over all processes.
+    """Says how many devices to use, over all processes.
 
     Args:
         requested: that many; all there are by default.
@@ -69,7 +69,7 @@ def get_num_devices(requested: int | None = None) -> int:
 
 
 def make_mesh(num_fsdp_devices: int = 1, num_devices: int | None = None, axis_name: str = BATCH_AXIS) -> Mesh:
-    """A mesh with the axes ``("batch", "fsdp")`` over the devices of all processes, each giving equally many.
+    """Makes a mesh with the axes ``("batch", "fsdp")`` over the devices of all processes, each giving equally many.
 
     Devices stand in the order of processes, so that each process holds a contiguous part of the data; XLA's own
     choice of order, which follows the network, would cut the data differently on different machines.
@@ -99,7 +99,7 @@ def make_mesh(num_fsdp_devices: int = 1, num_devices: int | None = None, axis_na
 
 @contextmanager
 def set_mesh(mesh: Mesh) -> Iterator[Mesh]:
-    """Make a mesh the active one, for Lockstep and for JAX, until the block ends."""
+    """Makes a mesh the active one, for Lockstep and for JAX, until the block ends."""
     token = _active.set(mesh)
     try:
         with jax.set_mesh(mesh):
@@ -109,7 +109,7 @@ def set_mesh(mesh: Mesh) -> Iterator[Mesh]:
 
 
 def active_mesh() -> Mesh | None:
-    """The mesh of the innermost :func:`set_mesh` block, or None outside of any."""
+    """Gives the mesh of the innermost :func:`set_mesh` block, or None outside of any."""
     return _active.get()
 
 
@@ -117,17 +117,17 @@ def active_mesh() -> Mesh | None:
 
 
 def stacked(spec: PartitionSpec) -> PartitionSpec:
-    """The spec of arrays with a leading axis (of seeds) that isn't cut, before the axes of ``spec``."""
+    """Gives the spec of arrays with a leading axis (of seeds) that isn't cut, before the axes of ``spec``."""
     return PartitionSpec(None, *spec)
 
 
 def named_sharding(mesh: Mesh, spec: PartitionSpec) -> NamedSharding:
-    """The sharding of a spec on a mesh, such as ``REPLICATED``, ``SHARDED`` or ``TIME_SHARDED``."""
+    """Gives the sharding of a spec on a mesh, such as ``REPLICATED``, ``SHARDED`` or ``TIME_SHARDED``."""
     return NamedSharding(mesh, _renamed(spec, mesh))
 
 
 def _renamed(spec: PartitionSpec, mesh: Mesh) -> PartitionSpec:
-    """A spec in the names of a mesh whose batch axis is called otherwise."""
+    """Renames the axes of a spec to those of a mesh whose batch axis is called otherwise."""
     if BATCH_AXIS in mesh.axis_names:
         return spec
 
@@ -138,17 +138,17 @@ def _renamed(spec: PartitionSpec, mesh: Mesh) -> PartitionSpec:
 
 
 def data_sharding(mesh: Mesh) -> NamedSharding:
-    """The leading axis cut over all devices of the mesh."""
+    """Gives the leading axis cut over all devices of the mesh."""
     return named_sharding(mesh, SHARDED)
 
 
 def replicate_sharding(mesh: Mesh) -> NamedSharding:
-    """The whole array on every device of the mesh."""
+    """Gives the whole array on every device of the mesh."""
     return named_sharding(mesh, REPLICATED)
 
 
 def fsdp_sharding(pytree: Pytree, mesh: Mesh, min_size_mbytes: float = 4) -> Pytree:
-    """How to cut parameters and moments over the ``fsdp`` axis: a sharding for each leaf.
+    """Says how to cut parameters and moments over the ``fsdp`` axis: a sharding for each leaf.
 
     An array of at least ``min_size_mbytes`` MiB is cut along its largest dimension that the axis divides (the first
     among equals). Smaller ones, those with fewer than two dimensions, those that nothing divides and keys of random
@@ -180,7 +180,7 @@ def _itemsize(leaf: Array | jax.ShapeDtypeStruct) -> int:
 
 
 def activation_sharding_constraint(x: Tree, mesh: Mesh | None = None) -> Tree:
-    """Keep activations cut along their leading axis over all devices, inside ``jit``.
+    """Keeps activations cut along their leading axis over all devices, inside ``jit``.
 
     Args:
         x: an array ``[batch, …]`` or a pytree of such.
@@ -197,23 +197,23 @@ def activation_sharding_constraint(x: Tree, mesh: Mesh | None = None) -> Tree:
 
 
 def cut_along(axis: int) -> PartitionSpec:
-    """The spec of an array whose axis is cut over the ``fsdp`` axis."""
+    """Gives the spec of an array whose axis is cut over the ``fsdp`` axis."""
     return PartitionSpec(*[None] * axis, FSDP_AXIS)
 
 
 def cut_axis(sharding: NamedSharding) -> int | None:
-    """Which axis of an array a sharding of :func:`fsdp_sharding` cuts; None: none."""
+    """Says which axis of an array a sharding of :func:`fsdp_sharding` cuts; None: none."""
     return next((axis for axis, name in enumerate(sharding.spec) if name is not None), None)
 
 
 def nearest(value: int, divisor: int) -> str:
-    """The multiples of ``divisor`` on both sides of a value that is none, as advice."""
+    """Gives the multiples of ``divisor`` on both sides of a value that is none, as advice."""
     below = value // divisor * divisor
     return f"use {below} or {below + divisor}" if below else f"use {divisor}"
 
 
 def check_rows(leaf: ArrayLike, parts: int, what: str, where: str = "") -> None:
-    """Raise unless the leading axis of a leaf divides into as many parts as there are devices."""
+    """Raises unless the leading axis of a leaf divides into as many parts as there are devices."""
     shape = np.shape(leaf)
     if not shape:
         raise ValueError(
@@ -229,7 +229,7 @@ def check_rows(leaf: ArrayLike, parts: int, what: str, where: str = "") -> None:
 def over_mesh(
     function: Callable[..., Result], mesh: Mesh, in_specs: Specs, out_specs: Specs, shared: bool = False
 ) -> Callable[..., Result]:
-    """A function of one device's part as a function of global arrays (``jax.shard_map``).
+    """Makes of a function of one device's part one of global arrays (``jax.shard_map``).
 
     Args:
         function: takes and returns the part of one device.
@@ -253,7 +253,7 @@ def over_mesh(
 
 
 def device_line(mesh: Mesh) -> str:
-    """The devices of a mesh in words: how many, of what kind, in how many processes."""
+    """Gives the devices of a mesh in words: how many, of what kind, in how many processes."""
     kinds = sorted({device.device_kind for device in mesh.devices.flat})
     processes = len({device.process_index for device in mesh.devices.flat})
     where = f" in {processes} processes" if processes > 1 else ""

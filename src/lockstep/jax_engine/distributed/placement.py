@@ -35,7 +35,7 @@ Tree = TypeVar("Tree")
 
 
 def place(value: ArrayLike, sharding: Sharding) -> Array:
-    """A value that every process holds whole, laid out by a sharding over the devices of all processes.
+    """Lays a value that every process holds whole out by a sharding over the devices of all processes.
 
     Args:
         value: an array of any dtype (JAX's typed keys too), on the host or on devices.
@@ -56,19 +56,19 @@ def _is_key(value: object) -> TypeGuard[Array]:
 
 
 def replicate_on_mesh(pytree: Tree, mesh: Mesh) -> Tree:
-    """Every leaf whole on every device of the mesh; every process must give the same values."""
+    """Places every leaf whole on every device of the mesh; every process must give the same values."""
     return jax.tree.map(lambda leaf: place(leaf, replicate_sharding(mesh)), pytree)
 
 
 def fetch(array: ArrayLike) -> np.ndarray:
-    """A replicated or fully addressable array, on the host."""
+    """Copies a replicated or fully addressable array to the host."""
     if isinstance(array, Array) and not (array.is_fully_addressable or array.is_fully_replicated):
         raise ValueError(f"an array {array.shape} cut over processes can't be fetched whole; use fetch_rows")
     return np.asarray(array)
 
 
 def gathered(array: ArrayLike) -> np.ndarray:
-    """An array of any sharding, whole, on the host; a collective if it is cut over processes."""
+    """Copies an array of any sharding whole to the host; a collective if it is cut over processes."""
     if isinstance(array, Array) and not (array.is_fully_addressable or array.is_fully_replicated):
         assert isinstance(array.sharding, NamedSharding), array.sharding
         array = jax.jit(lambda x: x, out_shardings=NamedSharding(array.sharding.mesh, REPLICATED))(array)
@@ -76,7 +76,7 @@ def gathered(array: ArrayLike) -> np.ndarray:
 
 
 def connect(mesh: Mesh) -> None:
-    """Have the processes' devices meet in every group that a program of the mesh may use; a collective."""
+    """Makes the processes' devices meet in every group that a program of the mesh may use; a collective."""
 
     def together(x: Array) -> list[Array]:
         return [jax.lax.all_gather(x, group) for group in (axes(), *axes())]
@@ -86,7 +86,7 @@ def connect(mesh: Mesh) -> None:
 
 
 def first_copy(array: Array) -> Array:
-    """A replicated array on this process's first device alone."""
+    """Takes the copy of a replicated array on this process's first device alone."""
     return min(array.addressable_shards, key=lambda shard: shard.device.id).data
 
 
@@ -99,7 +99,7 @@ def num_local_devices(mesh: Mesh) -> int:
 
 
 def local_rows(mesh: Mesh, n: int) -> slice:
-    """Which of ``n`` global rows this process holds, when they are cut over the mesh.
+    """Says which of ``n`` global rows this process holds, when they are cut over the mesh.
 
     Raises:
         ValueError: ``n`` doesn't divide over the devices.
@@ -111,7 +111,7 @@ def local_rows(mesh: Mesh, n: int) -> slice:
 
 
 def shard_rows(x: ArrayLike, mesh: Mesh, axis: int = 0) -> Array:
-    """Make this process's rows its part of a global array that is cut over the mesh.
+    """Makes this process's rows its part of a global array that is cut over the mesh.
 
     Args:
         x: ``[…, local rows, …]`` on the host.
@@ -134,7 +134,7 @@ def fetch_rows(array: Array, axis: int = 0) -> np.ndarray:
 
 
 def shard_pytree(pytree: Tree, mesh: Mesh) -> Tree:
-    """Every leaf cut along its leading axis (environments, samples) over all devices of the mesh.
+    """Cuts every leaf along its leading axis (environments, samples) over all devices of the mesh.
 
     Args:
         pytree: leaves ``[n, …]``; with several processes each gives its own rows, and the result has those of all.
@@ -161,7 +161,7 @@ def shard_pytree(pytree: Tree, mesh: Mesh) -> Tree:
 
 
 def replicate(pytree: Tree, mesh: Mesh | None = None) -> Tree:
-    """A copy of every leaf for every device, along a new leading axis ``[num_devices, …]`` that is cut over them.
+    """Makes a copy of every leaf for every device, along a new leading axis ``[num_devices, …]`` that is cut over them.
 
     Args:
         pytree: the same in every process.
@@ -172,7 +172,7 @@ def replicate(pytree: Tree, mesh: Mesh | None = None) -> Tree:
 
 
 def unreplicate(pytree: Tree) -> Tree:
-    """The reverse of :func:`replicate`: the first row that this process holds of every leaf.
+    """Drops the axis that :func:`replicate` added: gives the first row that this process holds of every leaf.
 
     Raises:
         ValueError: a leaf has no leading axis, or no process holds a whole row of it.
@@ -197,7 +197,7 @@ def unreplicate(pytree: Tree) -> Tree:
 
 
 def split_key_across_devices(key: Array, n: int | None = None) -> Array:
-    """A random key for each device: ``jax.random.split(key, n)``, one on each.
+    """Makes a random key for each device: ``jax.random.split(key, n)``, one on each.
 
     Args:
         key: typed (``jax.random.key``) or raw (``jax.random.PRNGKey``), the same in every process.
@@ -214,7 +214,7 @@ def split_key_across_devices(key: Array, n: int | None = None) -> Array:
 
 
 def _row_each(row: Callable[[int], Array], mesh: Mesh) -> Array:
-    """``[num_devices, …]`` with row ``i``, given as ``[1, …]``, on device ``i``; each process makes its own rows."""
+    """Makes ``[num_devices, …]`` with row ``i``, given as ``[1, …]``, on device ``i``; a process makes its own rows."""
     rows = [
         jax.device_put(row(i), device)
         for i, device in enumerate(mesh.devices.flat)

@@ -35,7 +35,7 @@ def set_up_jax(
     pool: int | None = None,
     accelerators: int | None = None,
 ) -> None:
-    """Set JAX up, before anything uses a device, and join the processes of the run; what is done is done once.
+    """Sets JAX up, before anything uses a device, and joins the processes of the run; what is done is done once.
 
     Args:
         threads: CPU threads per process; 1 keeps XLA's own operations single-threaded.
@@ -56,7 +56,7 @@ def set_up_jax(
 
 
 def _own_gpus(topology: Topology, each: int | None) -> list[int] | None:
-    """Which of the host's GPUs a process takes: the ``local_rank``-th ``each`` of them; None: all there are."""
+    """Says which of the host's GPUs a process takes: the ``local_rank``-th ``each`` of them; None: all there are."""
     here = topology.local_world_size
     if here == 1:
         return None
@@ -77,7 +77,7 @@ def processes_here() -> int:
 
 
 def _join_processes(topology: Topology, gpus: list[int] | None) -> None:
-    """Meet the other processes at rank 0's coordinator, and hold these of the host's GPUs (None: all)."""
+    """Meets the other processes at rank 0's coordinator, and holds these of the host's GPUs (None: all)."""
     global _joined
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # SIGTERM is ours: it asks to stop
@@ -102,7 +102,7 @@ def _join_processes(topology: Topology, gpus: list[int] | None) -> None:
 
 
 def _keep_gloo_on_loopback() -> None:
-    """Have gloo listen on loopback rather than where the host's name leads, which may be the network or nowhere.
+    """Makes gloo listen on loopback rather than where the host's name leads, which may be the network or nowhere.
 
     JAX has no public setting for it; a version without these internals listens where the host's name leads.
     """
@@ -119,7 +119,7 @@ def _keep_gloo_on_loopback() -> None:
 
 @contextlib.contextmanager
 def quiet_connections() -> Iterator[None]:
-    """Nothing on standard output while processes connect: gloo writes a line there for everyone that it meets."""
+    """Keeps standard output silent while processes connect: gloo writes a line there for everyone that it meets."""
     if jax.process_count() == 1:
         yield
         return
@@ -135,7 +135,7 @@ def quiet_connections() -> Iterator[None]:
 
 
 def leave_processes() -> None:
-    """Leave the other processes of the run, if there are any."""
+    """Leaves the other processes of the run, if there are any."""
     if jax.distributed.is_initialized():
         jax.distributed.shutdown()
 
@@ -156,10 +156,10 @@ def gather_bytes(payload: bytes) -> list[bytes]:
 
 
 def gather_json(value: Any) -> list[Any]:
-    """A JSON value of every process, in order; every process must call it."""
+    """Gathers a JSON value of every process, in order; every process must call it."""
     return [json.loads(content) for content in gather_bytes(json.dumps(value).encode())]
 
 
 def check_ranks_alike(config_sha256: str) -> None:
-    """Raise a ``RankMismatchError`` in every process if machines, versions or configs differ between processes."""
+    """Raises a ``RankMismatchError`` in every process if machines, versions or configs differ between processes."""
     check_facts_alike(gather_json(machine_facts() | {"config": config_sha256}))

@@ -27,13 +27,13 @@ _traced: ContextVar[tuple[tuple[str, ...], Iterator[int] | None]] = ContextVar("
 
 
 def axes() -> tuple[str, ...]:
-    """Names of the mesh's axes, batch and fsdp, inside the mapped program that is being traced."""
+    """Gives the names of the mesh's axes, batch and fsdp, inside the mapped program that is being traced."""
     return _traced.get()[0]
 
 
 @contextmanager
 def tracing_over(names: tuple[str, ...], shared: bool = False) -> Iterator[None]:
-    """What is traced in this block is mapped over axes of these names, batch and fsdp.
+    """Maps what is traced in this block over axes of these names, batch and fsdp.
 
     Args:
         names: of the axes.
@@ -48,20 +48,20 @@ def tracing_over(names: tuple[str, ...], shared: bool = False) -> Iterator[None]
 
 
 def _number_in_memory(names: Sequence[str] | None) -> int | None:
-    """The number of the program's next call in memory; None: shards meet by XLA's collectives, over these axes."""
+    """Gives the number of the program's next call in memory; None: shards meet by XLA's collectives."""
     numbers = _traced.get()[1] if names is None or tuple(names) == axes() else None
     return None if numbers is None else next(numbers)
 
 
 def tree_sum(x: Array) -> Array:
-    """Sum over the first axis (a power of two long) by a fixed binary tree of neighbours."""
+    """Sums over the first axis (a power of two long) by a fixed binary tree of neighbours."""
     while x.shape[0] > 1:
         x = x[0::2] + x[1::2]
     return x[0]
 
 
 def materialized(tree: Tree) -> Tree:
-    """The same values, written to memory before anything is made of them (inside ``jit``, on a CPU).
+    """Writes values to memory before anything is made of them (inside ``jit``, on a CPU).
 
     XLA's CPU compiler fuses across ``optimization_barrier`` and contracts a product and a sum that meet in one loop to
     a fused multiply-add, so the last bits of ``x * y`` would depend on whether a collective stands between it and the
@@ -91,7 +91,7 @@ def materialized(tree: Tree) -> Tree:
 
 
 def map_shards(function: Callable[..., Result], shards: object, *shared: object) -> Result:
-    """Call a function shard by shard: the same bits whether a device holds one shard or many.
+    """Calls a function shard by shard: the same bits whether a device holds one shard or many.
 
     With several shards this is ``jax.lax.map``, whose loop keeps the function apart from what comes before and after. A
     loop of one is unrolled by the compiler and fused with its surroundings, so its ends are written to memory here.
@@ -112,12 +112,12 @@ def map_shards(function: Callable[..., Result], shards: object, *shared: object)
 
 
 def shard_index(axis_names: Sequence[str] | None = None) -> Array:
-    """Index of this device along the axes (default: the mesh's), int32; it holds part ``i`` of what is ``SHARDED``."""
+    """Gives this device's index along the axes (default: the mesh's), int32: its part of what is ``SHARDED``."""
     return jax.lax.axis_index(tuple(axis_names or axes()))
 
 
 def gather_shards(x: Tree, axis_names: Sequence[str] | None = None) -> Tree:
-    """``[local shards, …]`` of every device, in shard order: ``[num_shards, …]``.
+    """Gathers ``[local shards, …]`` of every device in shard order: ``[num_shards, …]``.
 
     All leaves of one dtype travel in one collective.
     """
@@ -133,7 +133,7 @@ def gather_shards(x: Tree, axis_names: Sequence[str] | None = None) -> Tree:
 
 
 def sum_shards(x: Tree, axis_names: Sequence[str] | None = None) -> Tree:
-    """Sum over all shards of ``[local shards, …]``; the same bits for every number of devices.
+    """Sums over all shards of ``[local shards, …]``; the same bits for every number of devices.
 
     A device adds its own aligned subtree of the shards' fixed binary tree, the partial sums are gathered in shard order
     and every device finishes the tree. All leaves of one dtype travel in one collective.
@@ -151,14 +151,14 @@ def sum_shards(x: Tree, axis_names: Sequence[str] | None = None) -> Tree:
 
 
 def sum_devices(x: Array) -> Array:
-    """Sum of float32 arrays over all devices: on a CPU by the tree, elsewhere by the framework's all-reduce."""
+    """Sums of float32 arrays over all devices: on a CPU by the tree, elsewhere by the framework's all-reduce."""
     if jax.default_backend() != "cpu":
         return jax.lax.psum(x, axes())
     return sum_shards(x.reshape(1, -1)).reshape(x.shape)
 
 
 def _together(tree: Tree, function: Callable[[Array], Array]) -> Tree:
-    """A function of rows ``[n, m]``, which may change ``n`` or drop it, of the leaves of each dtype side by side.
+    """Applies a function of rows ``[n, m]``, which may change or drop ``n``, to the leaves of each dtype side by side.
 
     Those of two dtypes would be two collectives without an order: they could hold two threads of a device, see
     :func:`lockstep.jax_engine.setup.set_up.lean_pool`, and in memory devices would meet in different ones, which ends

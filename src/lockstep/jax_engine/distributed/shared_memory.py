@@ -38,7 +38,7 @@ TIMEOUT = 60.0
 
 
 def tree_sum(rows: Array, index: Array, devices: int, call: int) -> Array:
-    """Sum of the rows of all devices ``[n, m]``, float32 ``[m]``: by a binary tree of each one's, then of those sums.
+    """Sums of the rows of all devices ``[n, m]``, float32 ``[m]``: by a binary tree of each one's, then of those sums.
 
     Inside a mapped program of which every device is this process's; see :func:`missing`. Devices that are in different
     calls at the same time, or a device that is in two, end the program with an error.
@@ -77,7 +77,7 @@ class Device(Protocol):
 
 
 def unavailable(config: Config, devices: Sequence[Device]) -> str | None:
-    """Why the devices of a mesh can't meet in memory; None: they can.
+    """Says why the devices of a mesh can't meet in memory; None: they can.
 
     Args:
         config: with ``collectives`` ``backend`` they are not to.
@@ -98,7 +98,7 @@ def unavailable(config: Config, devices: Sequence[Device]) -> str | None:
 
 @cache
 def missing() -> str | None:
-    """Why there are no such collectives here; None: there are, and XLA knows them."""
+    """Says why there are no such collectives here; None: there are, and XLA knows them."""
     if sys.platform == "win32":
         return "Windows has no pthreads"
     try:
@@ -112,7 +112,7 @@ def missing() -> str | None:
 
 
 def _library() -> ctypes.CDLL:
-    """The loaded file: that which an earlier run kept in the user's cache directory, or one that is compiled now.
+    """Gives the loaded file: that which an earlier run kept in the user's cache directory, or one that is compiled now.
 
     Raises:
         OSError, ValueError, RuntimeError, subprocess.SubprocessError: it can't be compiled or loaded.
@@ -133,7 +133,7 @@ def _library() -> ctypes.CDLL:
 
 
 def _keep(made: Path, kept: Path) -> None:
-    """Copy a file to where it is kept: whole or not at all, whoever else does the same."""
+    """Copys a file to where it is kept: whole or not at all, whoever else does the same."""
     kept.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".collectives-", dir=kept.parent) as work:
         copy = Path(work) / kept.name

@@ -70,12 +70,12 @@ class ArrayEnvironmentAdapter:
 
 
 def is_jax_environment(config: EnvConfig) -> bool:
-    """Whether it is stepped inside the compiled program; else the engine steps it on the host."""
+    """Says whether it is stepped inside the compiled program; else the engine steps it on the host."""
     return config.jax_only or stepped_as_arrays(config)
 
 
 def make_environment(config: EnvConfig) -> JaxEnvironment:
-    """The environment of a config, in the wrappers that it asks for.
+    """Makes the environment of a config, in the wrappers that it asks for.
 
     Raises:
         ValueError: there is none of this id, it can't be made, its functions don't keep to its spaces, a package isn't
@@ -86,7 +86,7 @@ def make_environment(config: EnvConfig) -> JaxEnvironment:
 
 @functools.lru_cache(maxsize=8)
 def _made(settings: str) -> JaxEnvironment:
-    """The environment of a config in JSON; they are pure, and a simulator takes seconds to be traced for the checks."""
+    """Makes the environment of a config in JSON, once: it is pure, and tracing a simulator for the checks is slow."""
     config = EnvConfig.model_validate_json(settings)
     kind = array_environment(config.id)
     if kind is not None:
@@ -110,6 +110,6 @@ def _made(settings: str) -> JaxEnvironment:
 
 
 def environment_spaces(config: EnvConfig) -> tuple[gymnasium.Space, gymnasium.Space, int | None]:
-    """Observation space, action space and time limit of :func:`make_environment`'s environment; errors as there."""
+    """Gives observation space, action space and time limit of a config's environment; see :func:`make_environment`."""
     env = make_environment(config)
     return env.observation_space, env.action_space, env.max_episode_steps

@@ -25,12 +25,12 @@ from lockstep.jax_engine.shards.keys import key_of, keyed
 
 
 def reset_draws(env: JaxEnvironment, seeds: Array) -> Tree:
-    """What resets draw, keyed by the seeds of their episodes, uint32 ``[n]``."""
+    """Draws what resets need, keyed by the seeds of their episodes, uint32 ``[n]``."""
     return jax.vmap(lambda seed: env.reset_random(keyed(_key(seed), 0), ()))(seeds)
 
 
 def step_draws(env: JaxEnvironment, seeds: Array, elapsed: Array) -> Tree:
-    """What steps draw, keyed by their episodes' seeds and the steps done in them, int32 ``[n]``; None: nothing."""
+    """Draws what steps need, keyed by their episodes' seeds and the steps done in them, int32 ``[n]``; or None."""
     return jax.vmap(lambda seed, t: env.step_random(keyed(_key(seed), t + 1), ()))(seeds, elapsed)
 
 
@@ -39,7 +39,7 @@ def _key(seed: Array) -> Array:
 
 
 def native(description: EnvDescription, rows: np.ndarray) -> np.ndarray:
-    """What a :class:`JaxEnvironment` takes, of rows of actions."""
+    """Turns rows of actions into what a :class:`JaxEnvironment` takes."""
     layout = description.action
     return np.asarray(layout.natives(rows), np.int32 if layout.discrete else np.float32)
 
@@ -200,7 +200,7 @@ def make_jax_envs(
     group: int,
     device: str,
 ) -> JaxEnvs:
-    """:class:`JaxEnvs` on a device given by name: ``cpu``, ``cuda`` or ``tpu``."""
+    """Makes :class:`JaxEnvs` on a device given by name: ``cpu``, ``cuda`` or ``tpu``."""
     use_compilation_cache()
     place = jax.local_devices(backend="cpu" if device == "cpu" else None)[0]
     return JaxEnvs(config, description, seed, env_ids, purpose, keys, group, place)

@@ -39,7 +39,7 @@ class EnvParams:
     max_steps_in_episode: int = 1000
 
     def replace(self, **changes: Any) -> EnvParams:
-        """A copy with some of them changed."""
+        """Makes a copy with some of them changed."""
         return dataclasses.replace(self, **changes)
 
 
@@ -71,11 +71,11 @@ class Environment:
         return None
 
     def reset(self, key: Array, params: Any = None) -> tuple[Tree, Tree]:
-        """Begin an episode: observation and state."""
+        """Begins an episode: observation and state."""
         raise TypeError(f"{type(self).__name__} has no reset(key, params) -> (obs, state)")
 
     def step(self, key: Array, state: Tree, action: Array, params: Any = None) -> tuple[Any, ...]:
-        """One step.
+        """Takes one step.
 
         Args:
             key: of this step.
@@ -116,13 +116,13 @@ class Outcome(NamedTuple):
         return self.terminated | self.truncated
 
     def values(self) -> tuple[Tree, Tree, Array, Array, dict[str, Any]]:
-        """In the form of five values; ``info`` tells how the episode ended."""
+        """Gives the form of five values; ``info`` tells how the episode ended."""
         info = self.info | {"terminated": self.terminated, "truncated": self.truncated}
         return self.observation, self.state, self.reward, self.done, info
 
 
 def outcome(values: tuple[Any, ...]) -> Outcome:
-    """Of what a step returned, in either form."""
+    """Reads what a step returned, in either form."""
     if len(values) == 6:
         return Outcome(*values)
     observation, state, reward, done, info = values
@@ -134,7 +134,7 @@ def outcome(values: tuple[Any, ...]) -> Outcome:
 
 
 def tells_truncation(values: tuple[Any, ...]) -> bool:
-    """Whether what a step returns tells an episode's end from its being cut off."""
+    """Says whether what a step returns tells an episode's end from its being cut off."""
     return len(values) == 6 or found(values[-1], TRUNCATED) is not None
 
 
@@ -157,7 +157,7 @@ def with_limit(params: Any, steps: Any, name: str) -> Any:
 
 
 def found(info: dict[str, Any], names: tuple[str, ...]) -> Any:
-    """The first of these entries that there is, or None."""
+    """Finds the first of these entries that there is, or None."""
     return next((info[name] for name in names if name in info), None)
 
 
@@ -223,11 +223,11 @@ class GymnaxEnvironment(Environment):
         return space_of(self._env.action_space(self._given(params)))
 
     def render(self, state: Tree, params: Any = None) -> np.ndarray:
-        """The picture of a state, drawn by gymnax with matplotlib."""
+        """Draws the picture of a state, drawn by gymnax with matplotlib."""
         if self._pictures is None:
-            from lockstep.jax_engine.envs.pictures import GymnaxPictures
+            from lockstep.jax_engine.envs.renderers import GymnaxRenderer
 
-            self._pictures = GymnaxPictures(self._env, self._given(params), state)
+            self._pictures = GymnaxRenderer(self._env, self._given(params), state)
         return self._pictures(state)
 
     @property
@@ -243,12 +243,12 @@ class GymnaxEnvironment(Environment):
 
 
 def without_autoreset(env: Any) -> Any:
-    """A gymnax environment as one that doesn't reset by itself; any other, a wrapper around gymnax too, as it is."""
+    """Takes the reset from a gymnax environment; any other, a wrapper around gymnax too, is left as it is."""
     return GymnaxEnvironment(env) if hasattr(type(env), "step_env") else env
 
 
 def resets_itself(env: Any) -> bool:
-    """Whether ``step`` begins the next episode: as it says, else whether it is a wrapper that hides gymnax's step."""
+    """Says whether ``step`` begins the next episode: as it says, else as gymnax's wrappers do."""
     said = getattr(env, "autoreset", None)
     return hasattr(env, "step_env") if said is None else bool(said)
 
@@ -330,7 +330,7 @@ class FunctionalAdapter:
         return getattr(self._env, "render_fps", None)
 
     def render(self, state: Tree) -> np.ndarray:
-        """The picture of the first environment of a state, uint8 ``[height, width, 3]``."""
+        """Draws the picture of the first environment of a state, uint8 ``[height, width, 3]``."""
         return self._env.render(self._keys.typed(jax.tree.map(lambda x: x[0], state)), self._params)
 
     def _reset(self, key: Array) -> tuple[Tree, Tree]:

@@ -26,7 +26,7 @@ class StateKeys:
         self._impls = [str(jax.random.key_impl(x)) if _is_key(x) else None for x in leaves]
 
     def plain(self, state: Tree) -> Tree:
-        """A state without typed keys, and without the weak dtypes of Python numbers."""
+        """Replaces typed keys of a state by their bits, and weak dtypes of Python numbers by strong ones."""
 
         def bits(leaf: Any) -> Any:
             return jax.random.key_data(leaf) if _is_key(leaf) else jnp.asarray(leaf, jnp.asarray(leaf).dtype)
@@ -34,7 +34,7 @@ class StateKeys:
         return jax.tree.map(bits, state)
 
     def typed(self, state: Tree) -> Tree:
-        """The reverse of :meth:`plain`."""
+        """Puts the typed keys back: the reverse of :meth:`plain`."""
         leaves = jax.tree.leaves(state)
         wrapped = [
             leaf if impl is None else jax.random.wrap_key_data(leaf, impl=impl)
@@ -48,7 +48,7 @@ def _is_key(leaf: Any) -> bool:
 
 
 def one_line(error: Exception) -> str:
-    """An error of somebody else's code, shortened to a line."""
+    """Shortens an error of somebody else's code to a line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:200]}{'…' if len(text) > 200 else ''}"
 
@@ -81,7 +81,7 @@ def space_of(space: Any) -> gymnasium.Space:
 def check_functions(
     env: Any, params: Any, key: jax.Array, name: str, final: tuple[str, ...]
 ) -> tuple[gymnasium.Space, gymnasium.Space, StateKeys, tuple[Any, ...]]:
-    """Trace ``reset`` and ``step`` of one environment and compare them with its spaces.
+    """Traces ``reset`` and ``step`` of one environment and compares them with its spaces.
 
     Args:
         env: the environment.

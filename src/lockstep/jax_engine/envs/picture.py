@@ -1,4 +1,4 @@
-"""One environment that JAX steps, as the loop takes it that draws it: for videos."""
+"""Adapts one environment that JAX steps to Gymnasium's `step` and `render`, so that it can be filmed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEFAULT_FPS = 30
 
 
 class DrawnEnvironment:
-    """One environment as a loop takes it that steps and draws it; its k-th evaluation episode begins as in ``eval``.
+    """Steps and draws one environment as Gymnasium has it; its k-th evaluation episode begins as in ``eval``.
 
     Args:
         config: which environment.
@@ -48,13 +48,13 @@ class DrawnEnvironment:
         self._seed, self._elapsed, self._state = np.zeros(1, np.uint32), 0, None
 
     def reset(self, *, seed: int) -> tuple[Any, dict[str, Any]]:
-        """Begin the episode of a seed; its observation and an empty info."""
+        """Begins the episode of a seed; its observation and an empty info."""
         self._seed, self._elapsed = np.array([seed], np.uint32), 0
         self._state, observation = self._reset(self._seed)
         return _first(observation), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """One step, as Gymnasium has it."""
+        """Takes one step, as Gymnasium has it."""
         at = np.array([self._elapsed], np.int32)
         step = self._step(self._state, np.asarray(action, self._dtype)[None], self._seed, at)
         self._state, self._elapsed = step.state, self._elapsed + 1
@@ -64,12 +64,12 @@ class DrawnEnvironment:
         return _first(step.observation), float(step.reward[0]), bool(step.terminated[0]), truncated, info
 
     def render(self) -> np.ndarray:
-        """The picture of the state, uint8 ``[height, width, 3]``."""
+        """Draws the picture of the state, uint8 ``[height, width, 3]``."""
         env: Any = self._env
         return np.asarray(env.render(self._state))
 
     def close(self) -> None:
-        """Nothing to let go."""
+        """Does nothing: there is nothing to let go."""
 
 
 def _first(tree: Any) -> Any:

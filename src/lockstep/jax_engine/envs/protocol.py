@@ -58,15 +58,15 @@ class JaxEnvironment(Protocol):
     max_episode_steps: int | None
 
     def reset_random(self, key: Array, shape: tuple[int, ...]) -> Tree:
-        """What ``shape`` resets draw, in one batched draw: pytree of arrays ``[*shape, …]``."""
+        """Draws what ``shape`` resets need, in one batched draw: pytree of arrays ``[*shape, …]``."""
         ...
 
     def step_random(self, key: Array, shape: tuple[int, ...]) -> Tree:
-        """What ``shape`` steps draw, in one batched draw: pytree of arrays ``[*shape, …]``; None: nothing."""
+        """Draws what ``shape`` steps need, in one batched draw: pytree of arrays ``[*shape, …]``; None: nothing."""
         ...
 
     def reset(self, random: Tree) -> tuple[Tree, Tree]:
-        """Begin an episode in ``n`` environments: their state and observation.
+        """Begins an episode in ``n`` environments: their state and observation.
 
         Args:
             random: of :meth:`reset_random`, ``[n, …]``.
@@ -74,7 +74,7 @@ class JaxEnvironment(Protocol):
         ...
 
     def step(self, state: Tree, action: Array, random: Tree) -> Step:
-        """One step of ``n`` environments.
+        """Takes one step of ``n`` environments.
 
         Args:
             state: of the last reset or step.

@@ -20,7 +20,7 @@ BRAX_EPISODE = 1000
 
 
 def make(env_id: str, **kwargs: Any) -> tuple[Any, Any]:
-    """An environment in gymnax's form, and its default parameters.
+    """Makes an environment in gymnax's form, and its default parameters.
 
     ``env.reset(key, params) -> (obs, state)`` and ``env.step(key, state, action, params) -> (obs, state, reward, done,
     info)``; ``info`` tells ``terminated`` from ``truncated``. It does not reset by itself:

@@ -116,11 +116,11 @@ class SimulatedEnvironment(TimedEnvironment):
         return Outcome(after.obs, following, after.reward, ended & ~own, truncated, info).values()
 
     def render(self, state: Tree, params: Any = None) -> np.ndarray:
-        """The picture of a state, uint8 ``[height, width, 3]``; needs a graphics library of MuJoCo's, but no screen."""
+        """Draws a state, uint8 ``[height, width, 3]``; needs a graphics library of MuJoCo's, but no screen."""
         if self._pictures is None:
-            from lockstep.jax_engine.envs.pictures import MujocoPictures
+            from lockstep.jax_engine.envs.renderers import MujocoRenderer
 
-            self._pictures = MujocoPictures(self._env.sys.mj_model if hasattr(self._env, "sys") else self._env.mj_model)
+            self._pictures = MujocoRenderer(self._env.sys.mj_model if hasattr(self._env, "sys") else self._env.mj_model)
         inside = state["env"]
         if hasattr(inside, "pipeline_state"):
             physics = inside.pipeline_state

@@ -58,7 +58,7 @@ class BatchWrapper:
         return getattr(self._env, "render_fps", None)
 
     def render(self, state: Tree) -> np.ndarray:
-        """The picture of the first environment of a state; every wrapper keeps the one inside as ``"env"``."""
+        """Draws the picture of the first environment of a state; every wrapper keeps the one inside as ``"env"``."""
         env: Any = self._env
         return env.render(state["env"])
 
@@ -172,7 +172,7 @@ class FrameStack(BatchWrapper):
 
 
 def wrap(config: EnvConfig, env: JaxEnvironment) -> JaxEnvironment:
-    """The environment in the wrappers of its config."""
+    """Gives the environment in the wrappers of its config."""
     if config.frame_skip > 1:
         env = FrameSkip(env, config.frame_skip)
     if config.sticky_actions:

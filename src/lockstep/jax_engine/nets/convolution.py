@@ -1,7 +1,7 @@
 """Convolutions that are fast within loops too.
 
 XLA's CPU compiler brings a convolution's axes into the order that its fast kernel takes only in a program's outermost
-computation. Within a loop (the rollout's scan, the map over shards) any other order takes a slow path: 20 times slower.
+computation. Within a loop (the rollout's scan, the map over shards) any other order takes a slow path.
 So on a CPU they are in that order from the start, those of the gradient included. Other devices' compilers know the
 gradients of convolutions by their usual form, and get that.
 """
@@ -22,7 +22,7 @@ _FAST = ("NHWC", "HWIO", "NHWC")
 
 
 def convolve(x: Array, weight: Array, stride: int, padding: int) -> Array:
-    """A convolution of images.
+    """Convolves images.
 
     Args:
         x: ``[n, H, W, C]``.
@@ -77,7 +77,7 @@ def _left_over(x: Array, weight: Array, stride: int, padding: int) -> list[int]:
 
 
 def _image_gradient(x: Array, weight: Array, out: Array, stride: int, padding: int) -> Array:
-    """Each pixel gets from every window that it is in: a convolution with the kernel turned round."""
+    """Gives each pixel its gradient from every window that it is in: a convolution with the kernel turned round."""
     kernel = jnp.flip(weight, (2, 3)).transpose(2, 3, 0, 1)
     before = [weight.shape[2 + n] - 1 - padding for n in range(2)]
     pads = [(b, b + rest) for b, rest in zip(before, _left_over(x, weight, stride, padding), strict=True)]
@@ -87,7 +87,7 @@ def _image_gradient(x: Array, weight: Array, out: Array, stride: int, padding: i
 
 
 def _weight_gradient(x: Array, weight: Array, out: Array, stride: int, padding: int) -> Array:
-    """Each weight gets from every window of every image: a convolution over images, with the output as kernel."""
+    """Gives each weight its gradient from every window: a convolution over images, with the output as kernel."""
     rest = _left_over(x, weight, stride, padding)
     x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *((padding, padding - r, 0) for r in rest), (0, 0, 0)])
     found = lax.conv_general_dilated(

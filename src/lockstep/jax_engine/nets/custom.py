@@ -18,7 +18,7 @@ from lockstep.jax_engine.nets import encoders
 
 
 def _part(leaf: Leaf, rows: Array, floats: Array) -> Array:
-    """One part of an observation ``[n, *shape]``: images uint8, indices int32, the rest float32."""
+    """Takes one part of an observation ``[n, *shape]``: images uint8, indices int32, the rest float32."""
     source = rows if leaf.kind == "image" else floats
     part = source[..., leaf.start : leaf.start + leaf.size].reshape(len(rows), *leaf.shape)
     return part.astype(jnp.int32) if leaf.kind == "one_hot" else part
@@ -39,7 +39,7 @@ def _is_parameter(x: Any) -> bool:
 
 
 def _name(path: tuple[Any, ...]) -> str:
-    """``layers.0.weight``."""
+    """Gives a parameter's name, such as ``layers.0.weight``."""
     return ".".join(str(getattr(key, "name", getattr(key, "idx", getattr(key, "key", key)))) for key in path)
 
 
@@ -60,15 +60,15 @@ class CustomNet:
         }
 
     def initial_parameters(self) -> dict[str, np.ndarray]:
-        """The parameters that the module was made with."""
+        """Gives the parameters that the module was made with."""
         return dict(self._initial)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of every parameter by name."""
+        """Gives the shape of every parameter by name."""
         return {name: x.shape for name, x in self._initial.items()}
 
     def alike(self, other: CustomNet | None) -> bool:
-        """Whether two modules are the same but for the values of their parameters."""
+        """Says whether two modules are the same but for the values of their parameters."""
         if other is None:
             return False
         (mine, my_tree), (theirs, their_tree) = jax.tree.flatten(self._rest), jax.tree.flatten(other._rest)
@@ -90,7 +90,7 @@ class CustomNet:
         key: Array | None = None,
         bf16: bool = False,
     ) -> tuple[Array, Array | None]:
-        """The actor's output ``[n, outputs]`` and the values ``[n]`` (or None) of rows ``[n, width]``, as float32.
+        """Computes the actor's output ``[n, outputs]`` and values ``[n]`` (or None) of rows ``[n, width]``, float32.
 
         Args:
             parameters: by name.
@@ -113,7 +113,7 @@ class CustomNet:
 
 
 def load_custom(path: str, kwargs: dict[str, Any], net: Any, seed: int) -> CustomNet:
-    """Make a user's module of an importable class and try it, see :func:`custom_net`.
+    """Makes a user's module of an importable class and tries it, see :func:`custom_net`.
 
     Args:
         path: ``module:Class``.
@@ -129,7 +129,7 @@ def load_custom(path: str, kwargs: dict[str, Any], net: Any, seed: int) -> Custo
 
 
 def custom_net(name: str, make: Callable[..., Any], net: Any, seed: int) -> CustomNet:
-    """Make a user's module and try it on a batch of zeros.
+    """Makes a user's module and tries it on a batch of zeros.
 
     Args:
         name: of the module in errors.
@@ -174,7 +174,7 @@ def _imported(path: str) -> Callable[..., eqx.Module]:
 
 
 def _check_state(name: str, module: eqx.Module) -> None:
-    """Refuse layers with running statistics, which Equinox keeps apart from the module."""
+    """Refuses layers with running statistics, which Equinox keeps apart from the module."""
 
     def is_state(x: Any) -> bool:
         return isinstance(x, eqx.nn.StateIndex)

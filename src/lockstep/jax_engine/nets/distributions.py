@@ -26,7 +26,7 @@ LOG_STD_LIMITS = (-5.0, 2.0)
 
 
 def mean_and_log_std(net: PolicyNet, parameters: Mapping[str, Array], output: Array) -> tuple[Array, Array]:
-    """Of a Gaussian: mean ``[…, A]`` and log standard deviation, of a shape that broadcasts with it."""
+    """Gives a Gaussian's mean ``[…, A]`` and log standard deviation, of a shape that broadcasts with it."""
     if net.state_dependent_std:
         mean, log_std = jnp.split(output, 2, -1)
         return mean, jnp.clip(log_std, *LOG_STD_LIMITS)
@@ -52,7 +52,7 @@ def sample(net: PolicyNet, parameters: Mapping[str, Array], output: Array, noise
 
 
 def mode(net: PolicyNet, output: Array) -> Array:
-    """The most likely actions, shaped as :func:`sample`'s."""
+    """Gives the most likely actions, shaped as :func:`sample`'s."""
     if net.action.kind == "discrete":
         return lax.argmax(output, output.ndim - 1, jnp.int32)
     if net.action.kind == "multi_discrete":
@@ -61,14 +61,14 @@ def mode(net: PolicyNet, output: Array) -> Array:
 
 
 def _parts(net: PolicyNet, output: Array) -> list[Array]:
-    """The logits of each index."""
+    """Gives the logits of each index."""
     return jnp.split(output, list(itertools.accumulate(net.action.choices))[:-1], -1)
 
 
 def log_prob_and_entropy(
     net: PolicyNet, parameters: Mapping[str, Array], output: Array, actions: Array
 ) -> tuple[Array, Array]:
-    """Log-probability and entropy, each ``[…]``, of actions shaped as :func:`sample`'s.
+    """Computes log-probability and entropy, each ``[…]``, of actions shaped as :func:`sample`'s.
 
     A squashed Gaussian has no entropy in closed form: it is the Gaussian's and the mean log slope of the tanh, which is
     taken at these actions, as a function of mean and standard deviation (minus the log-probability would have the same
@@ -98,7 +98,7 @@ def _categorical(logits: Array, actions: Array) -> tuple[Array, Array]:
 
 
 def sum_in_order(parts: list[Array]) -> Array:
-    """Their sum, first to last."""
+    """Adds parts, first to last."""
     total = parts[0]
     for part in parts[1:]:
         total = total + part
@@ -106,13 +106,13 @@ def sum_in_order(parts: list[Array]) -> Array:
 
 
 def _log_slope(x: Array) -> Array:
-    """Log of tanh's derivative, ``2 (log 2 - |x| - log(1 + exp(-2|x|)))`` (Haarnoja et al. 2018, appendix C)."""
+    """Computes log tanh'(x), ``2 (log 2 - |x| - log(1 + exp(-2|x|)))`` (Haarnoja et al. 2018, appendix C)."""
     size = jnp.abs(x)
     return 2.0 * (math.log(2.0) - size - jnp.log(1.0 + jnp.exp(-2.0 * size)))
 
 
 def squash(net: PolicyNet, actions: Array) -> Array:
-    """What the environment takes ``[…, A]`` of a squashed Gaussian's actions; others are left as they are."""
+    """Squashes a squashed Gaussian's actions ``[…, A]`` into the bounds; others are left as they are."""
     if not net.squashed:
         return actions
     low, high = (jnp.asarray(bound, jnp.float32) for bound in (net.action.low, net.action.high))

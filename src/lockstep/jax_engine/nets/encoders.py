@@ -16,7 +16,7 @@ from lockstep.networks.spec import IMPALA, NATURE, ImageEncoder, encoder_name
 
 
 def float_columns(layout: ObservationLayout, rows: Array) -> Array:
-    """The float32 columns ``[…, float_size]`` of observation rows ``[…, width]``."""
+    """Gives the float32 columns ``[…, float_size]`` of observation rows ``[…, width]``."""
     if not layout.image_bytes:
         return rows
     words = rows[..., : 4 * layout.float_size].reshape(*rows.shape[:-1], layout.float_size, 4)
@@ -24,7 +24,7 @@ def float_columns(layout: ObservationLayout, rows: Array) -> Array:
 
 
 def action_mask(layout: ObservationLayout, rows: Array) -> Array | None:
-    """Which actions are allowed, bool ``[…, choices]``; None if all."""
+    """Says which actions are allowed, bool ``[…, choices]``; None if all."""
     leaf = layout.mask
     return None if leaf is None else float_columns(layout, rows)[..., leaf.start : leaf.start + leaf.size] > 0.5
 
@@ -57,14 +57,14 @@ def encode_rows(layout: ObservationLayout, observation: Any, action_mask: Any = 
 
 
 def descend(observation: Any, name: str) -> Any:
-    """The part of an observation that a leaf of its layout is called by."""
+    """Gives the part of an observation that a leaf of its layout is called by."""
     for key in name.split("/") if name else ():
         observation = observation[key] if isinstance(observation, Mapping) else observation[int(key)]
     return observation
 
 
 def _columns(leaf: Leaf, value: Array, count: int) -> Array:
-    """One part ``[n, size]``: pixels as uint8, the rest as float32, indices from 0 on."""
+    """Takes one part ``[n, size]``: pixels as uint8, the rest as float32, indices from 0 on."""
     if leaf.kind == "image" and not jnp.issubdtype(value.dtype, jnp.integer):
         raise ValueError(f"observation of dtype {value.dtype}, its space says uint8")
     if value.shape != (count, *leaf.shape):
@@ -78,13 +78,13 @@ def _columns(leaf: Leaf, value: Array, count: int) -> Array:
 
 
 def one_hot(leaf: Leaf, floats: Array) -> list[Array]:
-    """A Discrete or MultiDiscrete part as one-hot vectors ``[…, choices]``."""
+    """Turns a Discrete or MultiDiscrete part into one-hot vectors ``[…, choices]``."""
     columns = floats[..., leaf.start : leaf.start + leaf.size].astype(jnp.int32)
     return [jax.nn.one_hot(columns[..., n], count) for n, count in enumerate(leaf.choices)]
 
 
 def image(leaf: Leaf, rows: Array) -> Array:
-    """An image ``[…, H, W, C]`` of rows, float32 between 0 and 1."""
+    """Takes an image ``[…, H, W, C]`` out of rows, float32 between 0 and 1."""
     shape = leaf.shape if len(leaf.shape) == 3 else (*leaf.shape, 1)
     pixels = rows[..., leaf.start : leaf.start + leaf.size].reshape(*rows.shape[:-1], *shape)
     if leaf.channels_first and len(leaf.shape) == 3:
@@ -99,7 +99,7 @@ class Residual(eqx.Module):
     second: Convolution
 
     def __call__(self, x: Array) -> Array:
-        """Of images ``[n, H, W, C]``."""
+        """Transforms images ``[n, H, W, C]``."""
         return x + self.second(jax.nn.relu(self.first(jax.nn.relu(x))))
 
 
@@ -111,7 +111,7 @@ class Stage(eqx.Module):
     pooled: bool = eqx.field(static=True, default=True)
 
     def __call__(self, x: Array) -> Array:
-        """Of images ``[n, H, W, C]``."""
+        """Transforms images ``[n, H, W, C]``."""
         x = self.convolution(x)
         x = max_pool(x) if self.pooled else x
         for block in self.blocks:
@@ -166,7 +166,7 @@ class Encoder(eqx.Module):
 
 
 def named_encoder(layout: ObservationLayout, encoder: ImageEncoder, trunk: str) -> Encoder:
-    """The encoder of a network, with the names of its parameters in place of them."""
+    """Gives the encoder of a network, with the names of its parameters in place of them."""
     leaves = [leaf for leaf in layout.leaves if leaf.kind == "image"]
     return Encoder(tuple(_named_image_net(encoder, leaf, encoder_name(trunk, leaf)) for leaf in leaves), layout)
 

@@ -22,7 +22,7 @@ from lockstep.jax_engine.nets.convolution import PRECISION, convolve
 
 
 def product(x: Array, weight: Array) -> Array:
-    """``[…, in]`` times ``[out, in]``: ``[…, out]``."""
+    """Multiplies ``[…, in]`` by ``[out, in]``: ``[…, out]``."""
     x = x.astype(weight.dtype)
     if x.ndim == 2 and jax.default_backend() == "cpu":
         return _rows_product(x, weight)
@@ -31,10 +31,10 @@ def product(x: Array, weight: Array) -> Array:
 
 @jax.custom_vjp
 def _rows_product(x: Array, weight: Array) -> Array:
-    """:func:`product` of rows ``[n, in]``, with a weight's gradient that XLA's CPU compiler has a fast product for.
+    """Multiplies rows ``[n, in]``, with a weight's gradient for which XLA's CPU compiler has a fast product.
 
     It sums over rows, the first axis of both factors; its fast products want the last axis of one of them, so the
-    gradient is transposed in memory first: about half the time, at 64 units.
+    gradient is transposed in memory first.
     """
     return lax.dot_general(x, weight, (((1,), (1,)), ((), ())), precision=PRECISION)
 
@@ -66,7 +66,7 @@ class Linear(eqx.Module):
     bias: Array
 
     def __call__(self, x: Array) -> Array:
-        """Of rows ``[…, in]``."""
+        """Transforms rows ``[…, in]``."""
         return product(x, self.weight) + self.bias
 
 
@@ -109,12 +109,12 @@ class Convolution(eqx.Module):
     padding: int = eqx.field(static=True, default=0)
 
     def __call__(self, x: Array) -> Array:
-        """Of images ``[n, H, W, C]``."""
+        """Transforms images ``[n, H, W, C]``."""
         return convolve(x.astype(self.weight.dtype), self.weight, self.stride, self.padding) + self.bias
 
 
 def max_pool(x: Array) -> Array:
-    """Largest of 3 x 3 pixels in steps of two, of images ``[n, H, W, C]`` with one row and column around them."""
+    """Takes the largest of 3 x 3 pixels in steps of two, of images ``[n, H, W, C]`` with an edge of one pixel."""
     lowest = np.array(-np.inf, x.dtype)  # a constant, by which JAX knows a pool with a gradient
     edges = ((0, 0), (1, 1), (1, 1), (0, 0))
     return lax.reduce_window(x, lowest, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), edges)
@@ -124,7 +124,7 @@ Layer = TypeVar("Layer", Linear, Convolution)
 
 
 def named(layer: Callable[..., Layer], name: str, *options: int) -> Layer:
-    """A layer that holds names of parameters in place of them: of a skeleton, see :mod:`.nets`."""
+    """Makes a layer that holds names of parameters in place of them: for a skeleton, see :mod:`.nets`."""
     return layer(f"{name}.weight", f"{name}.bias", *options)
 
 

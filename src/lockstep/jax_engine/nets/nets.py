@@ -72,7 +72,7 @@ class Networks(eqx.Module):
 
 @functools.lru_cache(maxsize=64)
 def _skeleton(net: PolicyNet) -> Networks:
-    """The modules with names where arrays belong."""
+    """Gives the modules with names where arrays belong."""
 
     def layers(name: str) -> MLP:
         return named_mlp(name, len(net.sizes(name)) - 1, net.activation, name == "trunk")
@@ -89,7 +89,7 @@ def _skeleton(net: PolicyNet) -> Networks:
 
 
 def networks(net: PolicyNet, parameters: Parameters) -> Networks:
-    """The modules that compute, of named arrays; in bfloat16 where the precision asks for it."""
+    """Gives the modules that compute, of named arrays; in bfloat16 where the precision asks for it."""
     assert net.custom is None, "a network of the user's own is one module"
 
     def array(name: str) -> Array:
@@ -120,7 +120,7 @@ def _value(output: Array) -> Array:
 
 
 def actor(net: PolicyNet, parameters: Parameters, observations: Array, key: Array | None = None) -> Array:
-    """The actor's output float32 ``[n, outputs]`` of observation rows ``[n, width]``; forbidden logits are -1e8.
+    """Computes the actor's output float32 ``[n, outputs]`` of rows ``[n, width]``; forbidden logits are -1e8.
 
     Args:
         net: the networks.
@@ -147,7 +147,7 @@ def critic(net: PolicyNet, parameters: Parameters, observations: Array, key: Arr
 def actor_critic(
     net: PolicyNet, parameters: Parameters, observations: Array, key: Array | None = None
 ) -> tuple[Array, Array | None]:
-    """The actor's output ``[n, outputs]`` and the values ``[n]`` (None without a critic); as :func:`actor`."""
+    """Computes the actor's output ``[n, outputs]`` and the values ``[n]`` (None without a critic); as :func:`actor`."""
     if net.custom is not None:
         return _custom(net, parameters, observations, key)
     if not net.shared:
@@ -167,7 +167,7 @@ def _custom(
 
 
 def _heads(net: PolicyNet, built: Networks, observations: Array, features: list[Array]) -> tuple[Array, Array | None]:
-    """Both heads on the features of their bodies ``[n, …]``."""
+    """Applies both heads to the features of their bodies ``[n, …]``."""
     output = _masked(net, observations, _forward(net, features[0], built.actor))
     return output, _value(_forward(net, features[-1], built.critic)) if net.critic else None
 
@@ -180,7 +180,7 @@ def unroll(
     resets: Array,
     actor_only: bool = False,
 ) -> tuple[Array, Array | None, Array]:
-    """Run recurrent networks over sequences.
+    """Runs recurrent networks over sequences.
 
     Args:
         net: with a recurrent core.

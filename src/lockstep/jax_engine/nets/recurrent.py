@@ -22,7 +22,7 @@ class LSTM(eqx.Module):
     hidden: Array
 
     def step(self, projected: Array, recurrent_state: Array) -> tuple[Array, Array]:
-        """Hidden state ``[n, size]`` and what is carried on, of projected inputs ``[n, 4 · size]``."""
+        """Computes hidden state ``[n, size]`` and recurrent state of projected inputs ``[n, 4 · size]``."""
         hidden, cell = jnp.split(recurrent_state, 2, -1)
         gates = projected + product(hidden, self.hidden)
         i, f, g, o = jnp.split(gates, 4, -1)
@@ -43,7 +43,7 @@ class GRU(eqx.Module):
     hidden: Linear
 
     def step(self, projected: Array, recurrent_state: Array) -> tuple[Array, Array]:
-        """Hidden state ``[n, size]`` and what is carried on, of projected inputs ``[n, 3 · size]``."""
+        """Computes hidden state ``[n, size]`` and recurrent state of projected inputs ``[n, 3 · size]``."""
         r, z, n = jnp.split(projected, 3, -1)
         hr, hz, hn = jnp.split(self.hidden(recurrent_state), 3, -1)
         reset, update = lax.logistic(r + hr), lax.logistic(z + hz)
@@ -53,7 +53,7 @@ class GRU(eqx.Module):
 
 
 def named_core(core: str, trunk: str) -> LSTM | GRU:
-    """A core with the names of its parameters in place of them."""
+    """Makes a core with the names of its parameters in place of them."""
     name = f"{trunk}.core"
     if core == "gru":
         return GRU(named(Linear, f"{name}.input"), named(Linear, f"{name}.hidden"))
@@ -64,7 +64,7 @@ def named_core(core: str, trunk: str) -> LSTM | GRU:
 def unroll(
     core: LSTM | GRU, x: Array, recurrent_state: Array, resets: Array, remat: bool = False
 ) -> tuple[Array, Array]:
-    """Run a core over sequences.
+    """Runs a core over sequences.
 
     Args:
         core: the core.

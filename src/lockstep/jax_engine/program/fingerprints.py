@@ -62,11 +62,11 @@ class Copies:
         return cls(layout, {name: _by_device(x, keep) for name, x in found.items()}, slices)
 
     def alike(self) -> bool:
-        """Whether all of this process's devices hold the same bytes; never, where arrays are cut."""
+        """Says whether all of this process's devices hold the same bytes; never, where arrays are cut."""
         return self.slices == 1 and all(_alike(list(copies.values())) for copies in self.arrays.values())
 
     def named(self) -> dict[str, dict[int, np.ndarray]]:
-        """The arrays by their names in a checkpoint."""
+        """Gives the arrays by their names in a checkpoint."""
         if self.layout.axes:
             return self.arrays
         out: dict[str, dict[int, np.ndarray]] = {}
@@ -79,7 +79,7 @@ class Copies:
         return out
 
     def fingerprints(self) -> tuple[list[str], np.ndarray]:
-        """Names of arrays, and the fingerprints of all processes' devices, int64 ``[devices, arrays]``; a collective.
+        """Gathers arrays' names and all processes' devices' fingerprints, int64 ``[devices, arrays]``; a collective.
 
         With FSDP, in the place of a cut array's fingerprint stands what it differs by from that of the first device
         with the same slice: equal copies are equal rows there too.
@@ -95,12 +95,12 @@ class Copies:
 
 
 def every_fingerprint(state: TrainState, layout: ParameterLayout) -> tuple[list[str], np.ndarray]:
-    """:meth:`Copies.fingerprints` of a state; a collective."""
+    """Takes the fingerprints of a state's copies; a collective."""
     return Copies.of(state, layout).fingerprints()
 
 
 def check_copies(copies: Copies, when: str) -> None:
-    """Compare every array of the training state over all devices; with several processes a collective.
+    """Compares every array of the training state over all devices; with several processes a collective.
 
     Raises:
         DesyncError: in every process, naming the tensor, the devices and ``when``.
@@ -110,7 +110,7 @@ def check_copies(copies: Copies, when: str) -> None:
 
 
 def _cut(name: str, layout: ParameterLayout) -> bool:
-    """Whether an array of the state is one that FSDP cuts, by its name in a checkpoint."""
+    """Says whether an array of the state is one that FSDP cuts, by its name in a checkpoint."""
     return any(layout.axes.get(name[len(prefix) :]) is not None for prefix in HELD if name.startswith(prefix))
 
 

@@ -142,7 +142,7 @@ class Program:
         return {purpose: key_of(words[number]) for number, purpose in enumerate(PURPOSES)}
 
     def shard_ids(self) -> Array:
-        """Global indices of this device's shards, int32 ``[shards]``, inside a mapped program."""
+        """Gives the global indices of this device's shards, int32 ``[shards]``, inside a mapped program."""
         return shard_index() * self.blocks.shards + jnp.arange(self.blocks.shards, dtype=jnp.int32)
 
     def learn(

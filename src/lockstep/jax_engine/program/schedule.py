@@ -35,7 +35,7 @@ class Schedule:
         return last if stop_at is None else min(last, max(-(-stop_at // self.config.steps_per_iteration), self.first))
 
     def due(self, iteration: int) -> bool:
-        """Whether something is due after this iteration for which the devices wait: evaluation, checkpoint, proof."""
+        """Says whether something is due after this iteration that devices wait for: evaluation, checkpoint, proof."""
         config = self.config
         every = [config.eval.interval, config.checkpoint.interval, 1 if self.traced else 0]
         if self.processes > 1:  # they compare their copies by collectives of their own
@@ -43,9 +43,9 @@ class Schedule:
         return iteration >= self.last or any(comes_due(interval, iteration) for interval in every)
 
     def compares(self, iteration: int) -> bool:
-        """Whether the devices' copies of the state after this iteration are to be compared."""
+        """Says whether the devices' copies of the state after this iteration are to be compared."""
         return self.devices > 1 and comes_due(self.config.proof.interval, iteration)
 
     def ends(self, iteration: int) -> bool:
-        """Whether a call of the program ends after this iteration at the latest."""
+        """Says whether a call of the program ends after this iteration at the latest."""
         return self.due(iteration) or self.compares(iteration)

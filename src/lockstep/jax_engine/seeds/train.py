@@ -36,7 +36,7 @@ BATCHED = "num_seeds: seeds are computed together, and each agrees with its own 
 
 
 def open_sessions(config: Config, topology: Topology, options: RunOptions) -> tuple[SeedsRun, list[Session]]:
-    """The run of all seeds, begun, and a session for each.
+    """Gives the run of all seeds, begun, and a session for each.
 
     Raises:
         ValueError: what the config asks for can't be had here; one line.
@@ -58,7 +58,7 @@ def open_sessions(config: Config, topology: Topology, options: RunOptions) -> tu
 
 
 def _own_program(config: Config, program: Program) -> Program:
-    """The program with networks of a seed's own: a user's are made with its key, and hold what they begin with.
+    """Gives the program with networks of a seed's own: a user's are made with its key, and hold what they begin with.
 
     Raises:
         ValueError: they draw more than parameters with that key, and one program has the rest once; one line.
@@ -88,7 +88,7 @@ class SeedsTrainer:
         self.progress = directory.open_progress(run.config.total_steps * len(self.trainers))
 
     def loop(self) -> int:
-        """Iterate until the end, a limit, or a signal; returns the stop code; see :meth:`Trainer.loop`."""
+        """Iterates until the end, a limit, or a signal; returns the stop code; see :meth:`Trainer.loop`."""
         lead = self.lead
         while True:
             stop = lead.asked or lead.reached()
@@ -107,7 +107,7 @@ class SeedsTrainer:
                     return stop
 
     def take(self, iterations: Sequence[Iteration]) -> None:
-        """Log an iteration of every seed."""
+        """Logs an iteration of every seed."""
         records = []
         for trainer, iteration in zip(self.trainers, iterations, strict=True):
             try:
@@ -118,7 +118,7 @@ class SeedsTrainer:
         self.progress.update(together(records))
 
     def finish(self, stop: int) -> TrainResult:
-        """Last checkpoints, every seed's ``summary.json``, curves, and the run's own ``summary.json``."""
+        """Writes last checkpoints, every seed's ``summary.json``, curves, and the run's own ``summary.json``."""
         seconds = time.monotonic() - self.started
         results = [trainer.recorder.finish(stop) for trainer in self.trainers]
         path = self.directory.path
@@ -131,7 +131,7 @@ class SeedsTrainer:
         return TrainResult(results[0].status, results[0].signal, summary)
 
     def summarize(self, summaries: Sequence[dict[str, Any]], curve: Curve, seconds: float) -> dict[str, Any]:
-        """``summary.json`` of the run: of all seeds together, and the numbers of each."""
+        """Makes ``summary.json`` of the run: of all seeds together, and the numbers of each."""
         first, own = summaries[0], ("seed", "final_return", "episodes", "params_sha256", "state_sha256")
         listed = [
             {name: summary[name] for name in own} | {"directory": trainer.recorder.run.path.name}
@@ -150,7 +150,7 @@ class SeedsTrainer:
         }
 
     def close(self) -> None:
-        """Close what is open, whatever happened."""
+        """Closes what is open, whatever happened."""
         self.progress.close()
         for trainer in self.trainers:
             trainer.recorder.close()
@@ -158,7 +158,7 @@ class SeedsTrainer:
 
 
 def together(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What is shown of an iteration: steps of all seeds, and the interquartile mean of their returns."""
+    """Sums up what is shown of an iteration: steps of all seeds, and the interquartile mean of their returns."""
     returns = [record[METRIC] for record in records if record[METRIC] is not None]
     return {
         "global_step": sum(record["global_step"] for record in records),

@@ -34,7 +34,7 @@ class Accelerators:
 
 
 def in_this_process() -> Accelerators:
-    """Those that this process holds; starts JAX."""
+    """Counts those that this process holds; starts JAX."""
     devices = jax.local_devices()
     memory = min(int((d.memory_stats() or {}).get("bytes_limit", 0)) for d in devices)
     return Accelerators(len(devices), devices[0].device_kind, memory)
@@ -42,7 +42,7 @@ def in_this_process() -> Accelerators:
 
 @functools.cache
 def on_this_machine(device: str) -> Accelerators:
-    """Those that processes of this machine can share out, found without starting JAX here.
+    """Counts those that processes of this machine can share out, found without starting JAX here.
 
     Args:
         device: ``cuda`` or ``tpu``.

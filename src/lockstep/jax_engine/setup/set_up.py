@@ -21,7 +21,7 @@ PLATFORMS = {"cpu": "cpu", "cuda": "cuda,cpu", "tpu": "tpu,cpu"}
 # XLA's CPU client runs all devices of a process on one pool of threads, as many as the machine has cores or the
 # process has devices, whichever is more, unless this says a number. Where many operations of a device are ready at
 # once, half of them are handed to another thread of the pool, which has to be woken and then takes the core of another
-# device: with two threads a device, small minibatches run at four fifths of the speed that they have with one. But a
+# device, so that more than one thread a device slows small minibatches down. But a
 # device that waits in a collective holds a thread, and if it waits in two at once, the device that is waited for may
 # find none to work on.
 POOL_VARIABLE = "PJRT_NPROC"
@@ -53,7 +53,7 @@ def roomy_pool(devices: int) -> int:
 
 
 def check_pool(wanted: int, what: str) -> None:
-    """Raise a one-line ``ValueError`` if JAX has started in this process with a smaller pool than ``what`` needs."""
+    """Raises a one-line ``ValueError`` if JAX has started in this process with a smaller pool than ``what`` needs."""
     present = int(os.environ.get(POOL_VARIABLE) or wanted)
     if present < wanted:
         raise ValueError(
@@ -63,12 +63,12 @@ def check_pool(wanted: int, what: str) -> None:
 
 
 def pool_devices(shards: int | None) -> int:
-    """For how many devices the pool is made where bits depend on its size: never for fewer than there may be shards."""
+    """Says for how many devices the pool is made where bits depend on its size: as many as there may be shards."""
     return max(MAX_DEFAULT_SHARDS, shards or 1)
 
 
 def add_xla_flags(flags: dict[str, str]) -> None:
-    """Append flags to ``XLA_FLAGS``; what the user set stays as it is."""
+    """Appends flags to ``XLA_FLAGS``; what the user set stays as it is."""
     present = os.environ.get("XLA_FLAGS", "").split()
     names = {flag.lstrip("-").partition("=")[0] for flag in present}
     added = [f"--{name}={value}" for name, value in flags.items() if name not in names]
@@ -119,7 +119,7 @@ def _set_cpu_devices(devices: int) -> None:
 
 
 def has_started() -> bool:
-    """Whether JAX has looked at its devices, after which settings of :func:`configure` come too late."""
+    """Says whether JAX has looked at its devices, after which settings of :func:`configure` come too late."""
     name = "jax_num_cpu_devices"
     given = jax.config.values[name]
     try:
@@ -131,7 +131,7 @@ def has_started() -> bool:
 
 
 def prepare_jax() -> bool:
-    """What :func:`configure` sets for threads, last bits and compiled programs, for a user's own program.
+    """Sets what :func:`configure` does for threads, last bits and compiled programs, for a user's own program.
 
     It counts only before JAX's first use of a device, and after the number of CPU devices was set. The pool of threads
     is of one size up to eight devices, for what bits may depend on it; compiled programs are kept between runs unless
@@ -153,20 +153,20 @@ def prepare_jax() -> bool:
 
 
 def _wanted_cpu_devices() -> int:
-    """CPU devices that JAX makes, by its own setting or XLA's flag."""
+    """Counts the CPU devices that JAX makes, by its own setting or XLA's flag."""
     flagged = re.findall(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
     return max([1, jax.config.values["jax_num_cpu_devices"], *map(int, flagged)])
 
 
 def default_cache_directory() -> Path:
-    """Where compiled programs are kept: in the user's cache directory, apart by what the processor can execute."""
+    """Says where compiled programs are kept: in the user's cache directory, apart by what the processor can execute."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     features = hashlib.sha256(" ".join(cpu_features()).encode()).hexdigest()[:8]
     return base / "lockstep" / "jax" / f"{machine.machine()}-{features}"
 
 
 def use_compilation_cache() -> None:
-    """Keep compiled programs between runs, where ``JAX_COMPILATION_CACHE_DIR`` says or in the user's cache."""
+    """Keeps compiled programs between runs, where ``JAX_COMPILATION_CACHE_DIR`` says or in the user's cache."""
     if CACHE_VARIABLE not in os.environ and jax.config.values["jax_compilation_cache_dir"] is None:
         directory = default_cache_directory()
         try:
@@ -179,7 +179,7 @@ def use_compilation_cache() -> None:
 
 
 def check_device(platform: str) -> None:
-    """Start JAX's back end; raise a one-line ``ValueError`` if this machine has none of that platform."""
+    """Starts JAX's back end; raises a one-line ``ValueError`` if this machine has none of that platform."""
     try:
         found = jax.default_backend()
     except RuntimeError as error:
@@ -191,7 +191,7 @@ def check_device(platform: str) -> None:
 
 
 def machine_facts() -> dict[str, str]:
-    """What must be the same in every process for the same bits: instruction set, versions, device."""
+    """Gives what must be the same in every process for the same bits: instruction set, versions, device."""
     import gymnasium
 
     return {

@@ -3,8 +3,8 @@
 A function of one block is all that rollout, advantages, moments and gradients consist of. In ``exact`` a block is one
 shard and the function is called shard by shard in a loop whose body is compiled once, whatever number of shards a
 device owns: a loop of a length known beforehand would be inlined for one shard, and the same lines then round
-otherwise. In ``fast`` an accelerator has one block; on a CPU, where large ones were measured to be slower, only shards
-of few environments are put together.
+otherwise. In ``fast`` an accelerator has one block; on a CPU, where large ones leave the cache, only shards of few
+environments are put together.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jax import Array, lax
 from jax import numpy as jnp
 
 CPU_BLOCK_ENVS = 64
-"""Shards are put together on a CPU until a block has that many environments; blocks of several hundred are slower."""
+"""Shards are put together on a CPU until a block has that many environments."""
 
 
 def shards_together(shards: int, rows: int, device: str) -> int:

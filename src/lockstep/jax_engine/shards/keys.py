@@ -12,17 +12,17 @@ from lockstep.core.shards import keyed_generator
 
 
 def key_words(seed: int, purpose: str) -> np.ndarray:
-    """The words of the threefry key of ``(seed, purpose)``, uint32 ``[2]``."""
+    """Gives the words of the threefry key of ``(seed, purpose)``, uint32 ``[2]``."""
     return keyed_generator(seed, f"{purpose}/threefry").integers(0, 1 << 32, 2, dtype=np.uint32)
 
 
 def key_of(words: ArrayLike) -> Array:
-    """The threefry key of its words, uint32 ``[2]``."""
+    """Gives the threefry key of its words, uint32 ``[2]``."""
     return jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
 
 
 def keyed(key: Array, *numbers: Array | int) -> Array:
-    """The key of further numbers."""
+    """Gives the key of further numbers."""
     for number in numbers:
         key = jax.random.fold_in(key, number)
     return key

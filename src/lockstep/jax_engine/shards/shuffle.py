@@ -2,7 +2,7 @@
 
 A bijection of the numbers below a power of two, made of keyed invertible rounds, is followed until it lands below
 ``n`` (cycle walking), which makes it a bijection of those (Mitchell et al. 2022, "Bandwidth-optimal random shuffling
-for GPUs", sections 3 and 4, with a cheaper cipher). A sort of random numbers costs ten times as much on a CPU.
+for GPUs", sections 3 and 4, with a cheaper cipher). It is cheaper than a sort of random numbers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ ROUNDS = 8
 
 
 def permutation(key: Array, n: int) -> Array:
-    """A permutation of ``0 … n-1``, int32 ``[n]``, decided by a key."""
+    """Makes a permutation of ``0 … n-1``, int32 ``[n]``, decided by a key."""
     bits = max(1, (n - 1).bit_length())
     keys = jax.random.bits(key, (2, ROUNDS), jnp.uint32)
     index = _mixed(jnp.arange(n, dtype=jnp.uint32), keys, bits)
@@ -25,7 +25,7 @@ def permutation(key: Array, n: int) -> Array:
 
 
 def _mixed(x: Array, keys: Array, bits: int) -> Array:
-    """A bijection of the numbers below ``2**bits``: odd multiplications, additions and xor-shifts, each invertible."""
+    """Permutes the numbers below ``2**bits`` by odd multiplications, additions and xor-shifts, each invertible."""
     mask, half = jnp.uint32((1 << bits) - 1), max(1, (bits + 1) // 2)
     for number in range(ROUNDS):
         x = (x * (keys[0, number] | 1) + keys[1, number]) & mask

@@ -27,12 +27,12 @@ class Words:
 
     @classmethod
     def of(cls, arrays: Mapping[str, Array]) -> Words:
-        """The layout of arrays (or their shapes); bytes must come in fours."""
+        """Gives the layout of arrays (or their shapes); bytes must come in fours."""
         named = arrays.items()
         return cls({name: tuple(x.shape[1:]) for name, x in named}, {name: np.dtype(x.dtype) for name, x in named})
 
     def pack(self, arrays: Mapping[str, Array]) -> Array:
-        """The matrix, uint32 ``[n, words]``; its bits are the arrays', so nothing rounds and no NaN is lost."""
+        """Gives the matrix, uint32 ``[n, words]``; its bits are the arrays', so nothing rounds and no NaN is lost."""
         return jnp.concatenate([_words(arrays[name]) for name in self.shapes], 1)
 
     def unpack(self, words: Array) -> dict[str, Array]:

@@ -1,4 +1,4 @@
-"""Pictures of environments that JAX steps: MuJoCo's renderer for Brax and Playground, gymnax's own for gymnax."""
+"""Draws states of environments that JAX steps: with MuJoCo for Brax and Playground, with gymnax's own for gymnax."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 SIZE = (480, 640)
 
 
-class MujocoPictures:
-    """Pictures of a MuJoCo model's states, from its first camera, else from MuJoCo's free one.
+class MujocoRenderer:
+    """Draws a MuJoCo model's states, from its first camera, else from MuJoCo's free one.
 
     Args:
         model: ``mujoco.MjModel``.
@@ -25,7 +25,7 @@ class MujocoPictures:
         self._camera = 0 if model.ncam else -1
 
     def __call__(self, qpos: Any, qvel: Any, moved: Any) -> np.ndarray:
-        """The picture, uint8 ``[height, width, 3]``.
+        """Draws the picture, uint8 ``[height, width, 3]``.
 
         Args:
             qpos: positions, ``qvel`` velocities, of the model's joints.
@@ -41,8 +41,8 @@ class MujocoPictures:
         return self._renderer.render()
 
 
-class GymnaxPictures:
-    """Pictures by gymnax's ``Visualizer``, which draws with matplotlib.
+class GymnaxRenderer:
+    """Draws states by gymnax's ``Visualizer``, which draws with matplotlib.
 
     Args:
         env: of gymnax.
@@ -62,7 +62,7 @@ class GymnaxPictures:
             raise ValueError("gymnax draws no picture of it")
 
     def __call__(self, state: Any) -> np.ndarray:
-        """The picture, uint8 ``[height, width, 3]``."""
+        """Draws the picture, uint8 ``[height, width, 3]``."""
         drawn = self._visualizer
         drawn.state_seq = [state]
         drawn.update(0)

@@ -5,7 +5,7 @@ import pytest
 
 from lockstep.config.run import EnvConfig
 from lockstep.jax_engine.envs.picture import DrawnEnvironment
-from lockstep.jax_engine.envs.pictures import MujocoPictures
+from lockstep.jax_engine.envs.renderers import MujocoRenderer
 from lockstep.policies.videos import drawn_environment, prepare_rendering
 
 
@@ -50,7 +50,7 @@ def test_a_model_is_seen_where_it_is():
     prepare_rendering(screen=False)
     mujoco = pytest.importorskip("mujoco")
     try:
-        pictures = MujocoPictures(mujoco.MjModel.from_xml_string(BALL))
+        pictures = MujocoRenderer(mujoco.MjModel.from_xml_string(BALL))
     except Exception as error:
         pytest.skip(f"no graphics library here: {error}")
     columns = []

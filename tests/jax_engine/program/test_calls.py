@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from small_programs import small_config
+from jax_engine.small_programs import small_config
 
 from lockstep.core.episodes import WINDOW
 from lockstep.jax_engine.distributed.mesh import make_mesh
