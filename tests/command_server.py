@@ -84,7 +84,8 @@ def _run(words: Sequence[str]) -> NoReturn:
     code = 0
     try:
         if words[0] == "-m":
-            sys.modules.pop(words[1], None)  # runpy warns of a module that is run after it was imported
+            if not hasattr(sys.modules.get(words[1]), "__path__"):
+                sys.modules.pop(words[1], None)  # it is to be __main__, and nobody has imported it
             runpy.run_module(words[1], run_name="__main__", alter_sys=True)
         else:
             main = sys.modules["__main__"] = types.ModuleType("__main__")

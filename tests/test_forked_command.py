@@ -135,3 +135,12 @@ def test_what_counts_where_a_library_begins_is_started_from_nothing(tmp_path, mo
 def test_many_at_once_end_with_their_own_codes(tmp_path):
     started = [start(*words, cwd=tmp_path, variables=surroundings("")) for words in [("--version",), ("no",)] * 10]
     assert [(process.communicate()[1] == "", process.returncode) for process in started] == [(True, 0), (False, 2)] * 10
+
+
+def test_ranks_are_forked_without_a_word(tmp_path):
+    words = ("train", "CartPole-v1", *SMALL, "--nproc", 2, "--name")
+    forked, started = lockstep(*words, "forked", cwd=tmp_path), run_words(command(*words, "started"), tmp_path)
+    assert (forked.code, forked.stderr) == (started.code, started.stderr) == (0, "")
+    runs = [Run(tmp_path / "runs" / name, ended) for name, ended in (("forked", forked), ("started", started))]
+    assert runs[0].agent == runs[1].agent
+    assert runs[0].metrics == runs[1].metrics
