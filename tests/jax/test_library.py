@@ -197,8 +197,7 @@ def test_an_environment_can_be_made_before_anything_else():
     code += "; print(os.environ['PJRT_NPROC'], jax.config.values['jax_compilation_cache_dir'])"
     threads, cache = fresh("-c", code).stdout.split()
     assert int(threads) == 16  # as for eight devices: what a user brings may depend on it
-    assert cache == os.environ.get("JAX_COMPILATION_CACHE_DIR", cache)
-    assert "lockstep" in cache or "JAX_COMPILATION_CACHE_DIR" in os.environ
+    assert "lockstep" in cache or cache.endswith("jax-tests")  # ours, or the one that the suite asks for
 
 
 def refused(env, params=None, **settings):
