@@ -78,9 +78,19 @@ def steady_window(times: list[float]) -> tuple[int, int]:
 
 
 def steady_rate(times: list[float], steps_per_iteration: int) -> float:
-    """Steps a second of one process from the arrival times (seconds) of its lines."""
+    """Steps a second of one process from the arrival times (seconds) of its lines.
+
+    Raises:
+        MeasurementError: there are too few lines, or all that count came at once.
+    """
     first, last = steady_window(times)
-    return (last - first) * steps_per_iteration / (times[last] - times[first])
+    return _rate(times[first : last + 1], steps_per_iteration)
+
+
+def _rate(times: list[float], steps_per_iteration: int) -> float:
+    if times[-1] == times[0]:
+        raise MeasurementError(f"the last {len(times)} iterations came at once: their pipe was read too late")
+    return (len(times) - 1) * steps_per_iteration / (times[-1] - times[0])
 
 
 def joint_rate(all_times: list[list[float]], steps_per_iteration: int) -> float:
@@ -91,14 +101,14 @@ def joint_rate(all_times: list[list[float]], steps_per_iteration: int) -> float:
         steps_per_iteration: of one process.
 
     Raises:
-        MeasurementError: they hardly ran at the same time.
+        MeasurementError: they hardly ran at the same time, or lines of one came at once.
     """
     begin = max(times[steady_window(times)[0]] for times in all_times)
     end = min(times[-1] for times in all_times)
     inside = [[t for t in times if begin <= t <= end] for times in all_times]
     if any(len(times) < FEWEST_LINES for times in inside):
         raise MeasurementError("the copies hardly ran at the same time; more iterations are needed")
-    return sum((len(times) - 1) * steps_per_iteration / (times[-1] - times[0]) for times in inside)
+    return sum(_rate(times, steps_per_iteration) for times in inside)
 
 
 def last_line(log: Path) -> str:

@@ -14,12 +14,13 @@ from benchmarks.comparison import Row
 
 @pytest.fixture
 def scripted(tmp_path: Path) -> Callable[..., Program]:
-    """A program of the given Python lines; ``say(text)`` writes one line into its pipe."""
+    """A program of the given Python lines; ``say(text)`` writes one line into its pipe and waits until it is read."""
 
     def make(body: str, copies: int = 1) -> Program:
         script = tmp_path / "script.py"
-        opening = "import sys, time\nlines = open(sys.argv[1], 'w')\n"
+        opening = "import fcntl, sys, termios, time\nlines = open(sys.argv[1], 'w')\n"
         say = "def say(text='x'):\n    print(text, file=lines, flush=True)\n"
+        say += "    while any(fcntl.ioctl(lines, termios.FIONREAD, bytes(4))):\n        time.sleep(1e-4)\n"
         script.write_text(opening + say + body)
         command = (sys.executable, str(script), "{lines}")
         return Program("T1", "scripted", "CartPole-v1", command, 10, copies=copies, package="scripted")

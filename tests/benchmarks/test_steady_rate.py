@@ -24,6 +24,11 @@ def test_too_few_lines_are_no_figure():
         steady_rate([0.0, 1.0, 2.0], 10)
 
 
+def test_lines_that_came_at_once_are_no_figure():
+    with pytest.raises(MeasurementError, match="the last 6 iterations came at once"):
+        steady_rate([5.0] * 8, 10)
+
+
 def test_copies_are_counted_only_while_both_run():
     first = [float(t) for t in range(20)]  # steady from 5
     second = [10 + float(t) for t in range(20)]  # steady from 15: together from 15 to 19

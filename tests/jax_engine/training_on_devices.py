@@ -22,7 +22,7 @@ from small_programs import (
 
 from lockstep.core.shards import ShardPlan
 from lockstep.core.topology import Topology
-from lockstep.jax_engine import session, update
+from lockstep.jax_engine import periodic, session
 from lockstep.jax_engine.distributed import mesh as meshes
 from lockstep.jax_engine.distributed import processes
 from lockstep.jax_engine.host.run import HostRun
@@ -244,7 +244,7 @@ def test_devices_agree_after_each_iteration_of_periods():
 
 
 def test_without_averaging_devices_would_drift_apart(monkeypatch):
-    monkeypatch.setattr(update, "sum_devices", lambda x: x * 2)
+    monkeypatch.setattr(periodic, "sum_devices", lambda x: x * 2)
     run = opened(small_config(2, **PERIODIC), 2)
     trained(run)
     assert not copies_equal(run)
