@@ -68,7 +68,8 @@ def _become(words: Sequence[str], variables: Mapping[str, str], cwd: str, new_se
     """Turns a forked process into ``python WORDS``, with all that it would have imported."""
     if new_session:
         os.setsid()
-    weakref.finalize._registry.clear()  # temporary directories of who forked it are not this one's to remove
+    # Temporary directories of the process that forked it are not this one's to remove.
+    weakref.finalize._registry.clear()  # pyright: ignore[reportAttributeAccessIssue]
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)

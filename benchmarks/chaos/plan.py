@@ -1,0 +1,140 @@
+"""What is trained and what is done to it: cases, and faults drawn from a seed."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+SMALL = ("--num-envs", "8", "--num-steps", "16", "--ppo.num-epochs", "2", "--ppo.num-minibatches", "2")
+STEPS = 128
+"""Of an iteration of every case."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Something to train, short enough to be trained again and again.
+
+    Attributes:
+        name: in the table.
+        words: of the command line, but for ranks and devices.
+        iterations: of the whole run.
+        eval_interval: iterations between evaluations.
+        worlds: ranks or devices that a session may have, as words of the command line.
+        workers: whether environments are stepped by processes of their own.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    iterations: int
+    eval_interval: int
+    worlds: tuple[tuple[str, ...], ...]
+    workers: bool = False
+
+    def command(self) -> list[str]:
+        """The words of ``lockstep train`` that every session of the case shares."""
+        steps = ("--total-steps", str(STEPS * self.iterations))
+        often = ("--checkpoint.interval", "5", "--eval.interval", str(self.eval_interval), "--eval.episodes", "2")
+        return [*self.words, *SMALL, *steps, *often, "--log.no-tensorboard"]
+
+
+_TORCH = (("--nproc", "1"), ("--nproc", "2"), ("--nproc", "4"))
+_JAX = (
+    *(("--simulate-devices", number, "--devices", number) for number in ("1", "2", "4")),
+    ("--nproc", "2", "--simulate-devices", "1"),
+)
+_NORMALIZED = ("--normalize.observations", "--normalize.returns")
+CASES = (
+    Case("torch", ("CartPole-v1", "--env.backend", "gymnasium"), 400, 50, _TORCH),
+    Case("torch, workers", ("Pendulum-v1", *_NORMALIZED, "--env.workers", "2"), 250, 50, _TORCH, workers=True),
+    Case("torch, LSTM", ("lockstep/CartPole-v1", "--network.recurrent", "lstm"), 200, 50, _TORCH),
+    Case("jax", ("lockstep/CartPole-v1", "--engine", "jax"), 400, 50, _JAX),
+    Case(
+        "jax, workers",
+        ("Pendulum-v1", *_NORMALIZED, "--engine", "jax", "--env.workers", "2"),
+        200, 50, _JAX, workers=True,
+    ),  # fmt: skip
+)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that is done to a run.
+
+    Attributes:
+        kind: ``kill`` (SIGKILL), ``stop`` (a signal that asks), ``pause`` (SIGSTOP, then SIGCONT), ``disk`` (is full).
+        target: ``rank``, ``launcher``, ``server``, ``worker``, ``everything``; of ``disk``: ``disk``.
+        moment: ``start-up``, ``training``, ``commit`` of a checkpoint, ``evaluation``.
+        after: seconds from the start (start-up), else iterations of the session that pass before.
+        delay: seconds from the moment to the deed.
+        lasts: seconds of a pause.
+    """
+
+    kind: str
+    target: str
+    moment: str
+    after: float
+    delay: float
+    lasts: float = 0.0
+
+    @property
+    def ends(self) -> bool:
+        """Whether the session is over after it."""
+        return self.kind != "pause"
+
+    @property
+    def label(self) -> str:
+        """What the table calls it."""
+        if self.kind == "disk":
+            return "disk full"
+        return {"kill": f"{self.target} killed", "stop": "asked to stop", "pause": f"{self.target} paused"}[self.kind]
+
+
+KINDS: dict[tuple[str, str], int] = {
+    ("kill", "rank"): 6,
+    ("kill", "launcher"): 5,
+    ("kill", "server"): 3,
+    ("kill", "worker"): 3,
+    ("kill", "everything"): 4,
+    ("stop", "launcher"): 2,
+    ("pause", "rank"): 1,
+    ("pause", "everything"): 1,
+    ("disk", "disk"): 1,
+}
+"""Kinds of faults, and how often each is drawn."""
+MOMENTS = {"start-up": 3, "training": 4, "commit": 4, "evaluation": 2}
+
+
+def drawn(source: random.Random, case: Case, with_disk: bool) -> Fault:
+    """Draws a fault that a case can have.
+
+    Args:
+        source: of the choices.
+        case: that it will meet.
+        with_disk: whether the disk can be filled here.
+    """
+    kinds = dict(KINDS)
+    if not case.workers:
+        del kinds["kill", "worker"]
+    if not with_disk:
+        del kinds["disk", "disk"]
+    kind, target = source.choices(list(kinds), list(kinds.values()))[0]
+    moments = dict(MOMENTS)
+    if target in ("server", "worker", "disk") or kind in ("stop", "pause"):
+        del moments["start-up"]  # they aren't there yet, or nothing has begun that could go on
+    moment = source.choices(list(moments), list(moments.values()))[0]
+    after = source.uniform(0.0, 2.5) if moment == "start-up" else source.randint(1, 60)
+    return Fault(kind, target, moment, after, source.uniform(0.0, 0.01), source.uniform(0.2, 2.0))
+
+
+def world_of(source: random.Random, case: Case, fault: Fault | None) -> tuple[str, ...]:
+    """Draws ranks or devices for a session; a server is there only where several processes are."""
+    worlds: list[tuple[str, ...]] = list(case.worlds)
+    if fault is not None and fault.target == "server":
+        worlds = [words for words in worlds if words[0] == "--nproc" and words[1] != "1"]
+    return source.choice(worlds)
+
+
+def as_row(fault: Fault) -> dict[str, Any]:
+    """A fault as it is kept."""
+    return {"fault": fault.label, "moment": fault.moment}
