@@ -43,17 +43,15 @@ _JAX = (
     *(("--simulate-devices", number, "--devices", number) for number in ("1", "2", "4")),
     ("--nproc", "2", "--simulate-devices", "1"),
 )
-_NORMALIZED = ("--normalize.observations", "--normalize.returns")
+_CARTPOLE = ("lockstep/CartPole-v1",)
+_WITH_WORKERS = ("Pendulum-v1", "--normalize.observations", "--normalize.returns", "--env.workers", "2")
+_WITH_JAX = ("--engine", "jax")
 CASES = (
-    Case("torch", ("CartPole-v1", "--env.backend", "gymnasium"), 400, 50, _TORCH),
-    Case("torch, workers", ("Pendulum-v1", *_NORMALIZED, "--env.workers", "2"), 250, 50, _TORCH, workers=True),
-    Case("torch, LSTM", ("lockstep/CartPole-v1", "--network.recurrent", "lstm"), 200, 50, _TORCH),
-    Case("jax", ("lockstep/CartPole-v1", "--engine", "jax"), 400, 50, _JAX),
-    Case(
-        "jax, workers",
-        ("Pendulum-v1", *_NORMALIZED, "--engine", "jax", "--env.workers", "2"),
-        200, 50, _JAX, workers=True,
-    ),  # fmt: skip
+    Case("torch", _CARTPOLE, 400, 50, _TORCH),
+    Case("torch, workers", _WITH_WORKERS, 250, 50, _TORCH, workers=True),
+    Case("torch, LSTM", (*_CARTPOLE, "--network.recurrent", "lstm"), 200, 50, _TORCH),
+    Case("jax", (*_CARTPOLE, *_WITH_JAX), 400, 50, _JAX),
+    Case("jax, workers", (*_WITH_WORKERS, *_WITH_JAX), 200, 50, _JAX, workers=True),
 )
 
 

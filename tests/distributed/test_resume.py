@@ -16,6 +16,7 @@ from command_line import (
     copy_of,
     ending,
     error_line,
+    lockstep,
     metrics_of,
     ranks_of,
     resume,
@@ -64,6 +65,18 @@ def test_stopped_on_two_ranks_and_resumed_on_others(trained, tmp_path, nproc):
     assert resumed.summary["restarted_environments"] == []
     assert resumed.ended.stderr == ""
     each_step_stands_once(resumed.path)
+
+
+def test_the_same_command_line_starts_a_run_and_goes_on_with_it(trained, tmp_path):
+    words = ("train", *CARTPOLE, "--name", "run", "--resume", "auto")
+    run = Run(tmp_path / "runs" / "run", lockstep(*words, "--nproc", 2, "--stop-at-step", 512, cwd=tmp_path))
+    assert run.summary["status"] == "stopped at step"
+    for _ in range(2):  # the second of them finds nothing left to train
+        assert lockstep(*words, cwd=tmp_path).code == 0
+        same(trained(*CARTPOLE), run)
+    message = error_line(lockstep(*words, "--seed", 3, cwd=tmp_path))
+    assert "seed: run runs/run was started with 0 and can't be resumed with 3" in message
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["run"]
 
 
 @NEEDS_PROC

@@ -123,6 +123,25 @@ def test_a_command_line_is_read_without_a_look_at_any_environment(unknown, monke
     assert seen == [env_id]
 
 
+def test_a_run_of_that_name_is_resumed_if_it_has_begun(unknown, tmp_path):
+    words = [unknown(PENDULUM), "--runs-dir", str(tmp_path), "--name", "x", "--resume", "auto"]
+    started = request_of(words)
+    assert (started.options.resume, started.options.name) == (None, "x")
+    assert started.config.normalize.returns  # defaults by its spaces, as without --resume
+    (tmp_path / "x").mkdir()
+    assert request_of(words).options.resume is None  # it was killed before it had a config
+    (tmp_path / "x" / "config.json").write_text("{}")
+    resumed = request_of(words)
+    assert (resumed.options.resume, resumed.options.name) == (str(tmp_path / "x"), None)
+
+
+def test_whether_it_has_begun_is_known_by_its_name():
+    with pytest.raises(ValueError, match="resume: auto goes on with the run of a name; give --name"):
+        request_of(["CartPole-v1", "--resume", "auto"])
+    with pytest.raises(ValueError, match="a config file or an environment id is needed"):
+        request_of(["--name", "x", "--resume", "auto"])
+
+
 def test_what_was_seen_is_handed_on(unknown):
     description = request_of([unknown(PENDULUM)]).description
     assert description is not None

@@ -20,7 +20,7 @@ from typing import Any
 from lockstep.config.files import FILE_SUFFIXES, merge, nest, read_file
 from lockstep.config.keys import ALIASES, FREE, LEAVES, Leaf, validate
 from lockstep.config.presets import for_grpo, preset_for
-from lockstep.config.run import Config, RunOptions
+from lockstep.config.run import AUTO, Config, RunOptions
 
 SWITCHES = {"--amp": ("precision", "bf16"), "--no-amp": ("precision", "fp32")}
 """Options without a value that stand for a value of another."""
@@ -223,7 +223,7 @@ def read_request(argv: Sequence[str], needs_env: bool = True) -> Request:
     given = {k: v for k, v in arguments.settings.items() if k in Config.model_fields}
     options = _validated(RunOptions, options_in_file, options_given, file if options_in_file else None)
     env_id = _env_id(settings, given)
-    if needs_env and not arguments.positional and options.resume is None and env_id is None:
+    if needs_env and not arguments.positional and options.resume in (None, AUTO) and env_id is None:
         raise ValueError("a config file or an environment id is needed, e.g. lockstep train CartPole-v1")
     preset = preset_for(env_id) if isinstance(env_id, str) else {}
     if isinstance(env_id, str) and given.get("algorithm", settings.get("algorithm")) == "grpo":

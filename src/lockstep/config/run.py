@@ -43,6 +43,7 @@ __all__ = [
 ]
 
 MAX_SEQUENCE = 32
+AUTO = "auto"
 COORDINATOR = r"^(\[[0-9a-fA-F:.]+\]|[\w.-]+):[0-9]{1,5}$"
 """``host:port``, ``[IPv6 address]:port``."""
 
@@ -182,7 +183,11 @@ class RunOptions(Section):
         default=None, min_length=1, description="of the run directory (default: environment, seed and time)"
     )
     runs_dir: str = Field(default="runs", min_length=1, description="where run directories are made")
-    resume: str | None = Field(default=None, description="run (name or path) or checkpoint to continue")
+    resume: str | None = Field(
+        default=None,
+        description="run (name or path) or checkpoint to continue; auto: the run of that name if it has begun, else it "
+        "is started",
+    )
     stop_at_step: int | None = Field(
         default=None, ge=1, description="end with a checkpoint once this many global steps are done"
     )
@@ -195,6 +200,8 @@ class RunOptions(Section):
             raise ValueError(f"nproc: {self.nproc} ranks; at least 1, or auto")
         self._check_devices()
         self._check_coordinator()
+        if self.resume == AUTO and self.name is None:
+            raise ValueError("resume: auto goes on with the run of a name; give --name")
         if self.name is not None and ("/" in self.name or self.name in (".", "..")):
             raise ValueError(f"name: {self.name!r} is not a plain directory name; --runs-dir says where it is made")
         return self

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from lockstep.config.command_line import Request, read_request
 from lockstep.config.presets import defaults_for, for_grpo, has_preset
-from lockstep.config.run import Config, RunOptions
+from lockstep.config.run import AUTO, Config, RunOptions
 from lockstep.envs.batched.twins import stepped_inside
 from lockstep.envs.describe import describe
 from lockstep.envs.description import EnvDescription
 from lockstep.launch.jax_start import start_jax
+from lockstep.runs.directory import CONFIG
 from lockstep.runs.trackers.service import flattened
 
 
@@ -42,15 +44,24 @@ def request_of(argv: Sequence[str], needs_env: bool = True) -> RunRequest:
     An environment without a preset is made once for that, but not for a run that is resumed.
     """
     request = read_request(argv, needs_env)
-    config, lines, description = request.config, [], None
-    if not has_preset(config.env.id) and request.options.resume is None:
-        description = _description(config, request.options)
+    config, options, lines, description = request.config, resumed_if_begun(request.options), [], None
+    if not has_preset(config.env.id) and options.resume is None:
+        description = _description(config, options)
         if description is not None:
             defaults, lines = defaults_by_spaces(description, request)
             config = request.config_over(defaults)
     config, line = stepped_inside(config)
     lines += [] if line is None else [line]
-    return RunRequest(config, request.options, request.overrides, "\n".join(lines) or None, description)
+    return RunRequest(config, options, request.overrides, "\n".join(lines) or None, description)
+
+
+def resumed_if_begun(options: RunOptions) -> RunOptions:
+    """Replaces ``resume: auto`` by the run of that name if it has begun, else by nothing: it is to be started."""
+    if options.resume != AUTO or options.name is None:
+        return options
+    path = Path(options.runs_dir) / options.name
+    settled = {"resume": str(path), "name": None} if (path / CONFIG).is_file() else {"resume": None}
+    return options.model_copy(update=settled)
 
 
 def _description(config: Config, options: RunOptions) -> EnvDescription | None:
