@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.chaos.disk import small_disk
-from benchmarks.chaos.plan import STEPS, Case, Fault, as_row, drawn, world_of
+from benchmarks.chaos.plan import STEPS, Case, as_row, drawn, world_of
 from benchmarks.chaos.session import Session, Told, rows_of
 
 MOST_SESSIONS = 40
@@ -132,8 +132,3 @@ def differences(run: Path, reference: tuple[dict[str, Any], set[str]], temporary
     problems += [f"left among the checkpoints: {path.name}" for path in (run / "checkpoints").glob(".*")]
     problems += [f"left in TMPDIR: {path.name}" for path in temporary.glob("lockstep*")]
     return problems
-
-
-def label(fault: Fault | None) -> str:
-    """A fault in a few words."""
-    return "undisturbed" if fault is None else f"{fault.label}, {fault.moment}"

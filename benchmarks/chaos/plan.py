@@ -49,7 +49,7 @@ _WITH_JAX = ("--engine", "jax")
 CASES = (
     Case("torch", _CARTPOLE, 400, 50, _TORCH),
     Case("torch, workers", _WITH_WORKERS, 250, 50, _TORCH, workers=True),
-    Case("torch, LSTM", (*_CARTPOLE, "--network.recurrent", "lstm"), 200, 50, _TORCH),
+    Case("torch, LSTM", (*_CARTPOLE, "--network.recurrent", "lstm", "--network.sequence-length", "8"), 200, 50, _TORCH),
     Case("jax", (*_CARTPOLE, *_WITH_JAX), 400, 50, _JAX),
     Case("jax, workers", (*_WITH_WORKERS, *_WITH_JAX), 200, 50, _JAX, workers=True),
 )
