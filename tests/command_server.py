@@ -36,11 +36,15 @@ PRELOADED = (
     *("jax", "equinox", "optax", "lockstep.jax_engine.train"),
 )
 OF_THE_PRODUCT = (("-m", "lockstep.launch.server"), ("-m", "lockstep.launch.rank"))
+ISOLATED = "-P"
+"""Python's own option, without the working directory in front of its path: of all that we start."""
 CODE_OF_THE_PRODUCT = "import sys; from lockstep.core.process import end_with_parent; "
 REQUEST_BYTES = 1 << 20
 
 _set_by_modules: dict[str, str] = {}
 _started_with: dict[str, str] = {}
+_path = sys.path[1:]
+"""But for the directory of this file."""
 
 
 def from_the_beginning(variables: Mapping[str, str]) -> dict[str, str]:
@@ -64,7 +68,9 @@ def _write_variables(variables: Mapping[str, str]) -> None:
     ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
 
 
-def _become(words: Sequence[str], variables: Mapping[str, str], cwd: str, new_session: bool) -> None:
+def _become(
+    words: Sequence[str], variables: Mapping[str, str], cwd: str, new_session: bool, isolated: bool = False
+) -> None:
     """Turns a forked process into ``python WORDS``, with all that it would have imported."""
     if new_session:
         os.setsid()
@@ -77,7 +83,8 @@ def _become(words: Sequence[str], variables: Mapping[str, str], cwd: str, new_se
     _write_variables(variables)
     sys.orig_argv = [sys.executable, *words]
     sys.argv = [words[0], *words[2:]]
-    sys.path[0] = cwd if words[0] == "-m" else ""
+    first = [] if isolated else [cwd if words[0] == "-m" else ""]
+    sys.path[:] = [*first, *_path]
     sys.modules["numpy"].random.seed()
     importlib.invalidate_caches()
 
@@ -125,7 +132,8 @@ class _Forking(subprocess.Popen):
 
     def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, *rest: Any) -> None:
         pass_fds, cwd, variables, _, _, shell, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *more = rest
-        words = args[1:] if isinstance(args, list) else []
+        isolated = isinstance(args, list) and args[1:2] == [ISOLATED]
+        words = args[2:] if isolated else []
         variables = dict(os.environ if variables is None else variables)
         forks = (
             words
@@ -148,7 +156,7 @@ class _Forking(subprocess.Popen):
                     if handle not in (-1, target):
                         os.dup2(handle, target)
                 _close_all_but(pass_fds)
-                _become(words, variables, os.path.realpath(cwd or os.getcwd()), bool(more[-2]))
+                _become(words, variables, os.path.realpath(cwd or os.getcwd()), bool(more[-2]), isolated)
                 _run(words)
             finally:  # never back into what called
                 os._exit(1)

@@ -1,12 +1,17 @@
 """Settings for all tests, and runs that several of them read."""
 
 import os
+import tempfile
 from pathlib import Path
 
 # Compiled programs of JAX are kept between runs of the suite, apart from the user's own; JAX reads this when it loads.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".cache" / "jax-tests"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
+if "PYTEST_XDIST_WORKER" not in os.environ:  # an account of the tests' own; workers are told of it
+    ACCOUNT = tempfile.TemporaryDirectory(prefix="account-")
+    os.environ["XDG_CONFIG_HOME"] = ACCOUNT.name
 
 import hypothesis
 from command_line import trained

@@ -45,12 +45,12 @@ gymnasium.register("Telling-v0", lambda: 1 / 0)
 
 def tell(cwd, ending=""):
     cwd.mkdir(exist_ok=True)
-    (cwd / "telling.py").write_text(TELLS.replace("ENDING", ending))
+    (cwd / "tell_tale.py").write_text(TELLS.replace("ENDING", ending))
     return cwd
 
 
 def seen_by(cwd, forked):
-    words = ("train", "telling:Telling-v0", *SMALL)
+    words = ("train", "tell_tale:Telling-v0", *SMALL)
     ended = lockstep(*words, cwd=cwd, OWN="a ä") if forked else run_words(command(*words), cwd, OWN="a ä")
     seen = json.loads((cwd / "seen.json").read_text())
     assert seen.pop("mark") == ended.mark
@@ -105,7 +105,7 @@ def test_it_is_found_by_its_mark_and_so_is_what_it_forks_and_starts(tmp_path):
     forks = "os.fork() or signal.pause(); import subprocess; "
     started = f"subprocess.Popen([{sys.executable!r}, '-c', 'import signal; signal.pause()'], start_new_session=True)"
     cwd = tell(tmp_path, forks + started)
-    with running("train", "telling:Telling-v0", *SMALL, cwd=cwd) as (process, mark):
+    with running("train", "tell_tale:Telling-v0", *SMALL, cwd=cwd) as (process, mark):
         assert isinstance(process, ForkedCommand)
         wait_until(lambda: len(set(marked(mark)) - {process.pid}) == 2, "the forked and the started")
     assert marked(mark) == []
@@ -114,7 +114,7 @@ def test_it_is_found_by_its_mark_and_so_is_what_it_forks_and_starts(tmp_path):
 def test_signals_reach_it(tmp_path):
     cwd = tell(tmp_path, "signal.pause()")
     for number in (signal.SIGTERM, signal.SIGKILL):
-        with running("train", "telling:Telling-v0", *SMALL, cwd=cwd) as (process, _):
+        with running("train", "tell_tale:Telling-v0", *SMALL, cwd=cwd) as (process, _):
             wait_until((cwd / "seen.json").exists, "it has not begun")
             assert process.poll() is None
             with pytest.raises(subprocess.TimeoutExpired):

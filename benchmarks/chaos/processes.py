@@ -45,9 +45,16 @@ def roles(mark: str, launcher: int) -> dict[str, list[int]]:
         "launcher": [launcher],
         "server": sorted(known - {launcher, *ranks}),
         "rank": sorted(trainers),
-        "worker": sorted(pid for pid in names if pid not in known and parent_of.get(pid) in trainers),
+        "worker": sorted(pid for pid in names if parent_of.get(pid) in trainers and pid not in known and _is_ours(pid)),
         "everything": sorted(names, key=lambda pid: (pid != launcher, pid)),
     }
+
+
+def _is_ours(pid: int) -> bool:
+    """Tells a worker from Python's own helper, which cleans up after those that forgot to."""
+    with suppress(OSError):
+        return b"resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
 
 
 def send(pids: Iterable[int], number: signal.Signals) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from lockstep import __version__
 from lockstep.core.errors import RunError
-from lockstep.core.process import EXIT_FAILURE, EXIT_USER_ERROR, report_failure
+from lockstep.core.process import EXIT_FAILURE, EXIT_USER_ERROR, look_here_last, report_failure
 from lockstep.core.topology import Topology, from_environment
 
 USAGE = """\
@@ -72,8 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[0] == "--version":
         print(f"lockstep {__version__}")
         return 0
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # `module:Id-v0` finds a module beside the user, as `python -m` does
+    look_here_last()
     try:
         return _run(words[0], words[1:])
     except ValueError as error:

@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
         if path.suffix == ".json":
             facts, table = read_json(path)
             return Evaluated(path.stem, facts, table)
-        policy = load_policy(name, options.checkpoint, options.runs_dir)
+        policy = load_policy(name, options.checkpoint, options.runs_dir, trust=options.trust)
         check_device(policy)
         table = evaluate(policy, options.episodes, options.seed, not options.stochastic)
         return Evaluated(path.name, facts_of(policy, table, not options.stochastic), table)

@@ -73,10 +73,10 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
 def actor_of(options: argparse.Namespace) -> Actor:
     """Loads the policy that options name: a run's, or a baseline for the environment of a run, config file or id."""
     if options.policy is None:
-        return load_policy(options.run, options.checkpoint, options.runs_dir)
+        return load_policy(options.run, options.checkpoint, options.runs_dir, trust=options.trust)
     inside = Path(options.runs_dir) / options.run
     target = str(inside) if (inside / "config.json").is_file() else options.run
-    return Baseline(options.policy, request_of([target]).config)
+    return Baseline(options.policy, request_of([target, *(["--trust"] if options.trust else [])]).config)
 
 
 def check_device(actor: Actor) -> None:

@@ -28,6 +28,14 @@ def add_policy_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs-dir", default="runs", help="where runs given by name lie (default: runs)")
     parser.add_argument("--seed", type=int, help="of the episodes' starts (default: the run's)")
     parser.add_argument("--stochastic", action="store_true", help="sample actions instead of taking the most likely")
+    add_trust(parser)
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """Lets a command accept what a run names."""
+    parser.add_argument(
+        "--trust", action="store_true", help="import what the run names, though you haven't trained with it"
+    )
 
 
 def add_script_arguments(parser: argparse.ArgumentParser) -> None:

@@ -24,7 +24,7 @@ def main(argv: Sequence[str]) -> int:
         if options.terminal:
             raise ValueError(f"video: {options.video} with --terminal; give one of them")
         check_suffix(options.video)
-    policy = load_policy(options.run, options.checkpoint, options.runs_dir)
+    policy = load_policy(options.run, options.checkpoint, options.runs_dir, trust=options.trust)
     if options.video is None and not options.terminal and not has_screen():
         raise ValueError("there is no screen here; --video out.mp4 (or .gif) writes a file instead, --terminal text")
     target = "terminal" if options.terminal else options.video

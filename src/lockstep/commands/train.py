@@ -27,6 +27,7 @@ from lockstep.launch.spawn import RankServer, rank_server, threads_of
 from lockstep.launch.supervise import supervise
 from lockstep.launch.world import World, topology_of, world_of
 from lockstep.runs.directory import SUMMARY, RunDirectory, find_run, is_writer
+from lockstep.runs.trust import remember_names
 
 STOPPED_BY_SIGNAL = (130, 143)
 
@@ -71,7 +72,7 @@ def prepare(
     """
     options, writer = request.options, is_writer(topology)
     path, which = (None, None) if options.resume is None else find_run(options.resume, options.runs_dir)
-    config = request.config if path is None else resumed_config(path, request.overrides)
+    config = request.config if path is None else resumed_config(path, request.overrides, options.trust)
     check_engine_options(options, config)
     start_jax(config, options)
     world = world_of(options, config, topology)
@@ -97,6 +98,8 @@ def prepare(
         )
     if not checked:
         check_machine(config, world.ranks_here, description)
+    if writer and not options.trust:
+        remember_names(config)
     run, which = open_directory(config, options, path, which, writer)
     settled = options.model_copy(update={"devices": world.devices})
     return Assignment(config, run.path, settled, which), run, world, server

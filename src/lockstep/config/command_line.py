@@ -131,6 +131,7 @@ class Request:
         preset: nested settings of the environment's preset.
         file: those of the config file or run directory, or just the environment id.
         given: those of the command line.
+        run: the run directory that the settings of ``file`` are from, if they are from one.
     """
 
     config: Config
@@ -138,6 +139,7 @@ class Request:
     preset: dict[str, Any]
     file: dict[str, Any]
     given: dict[str, Any]
+    run: Path | None = None
 
     @property
     def overrides(self) -> dict[str, Any]:
@@ -229,7 +231,8 @@ def read_request(argv: Sequence[str], needs_env: bool = True) -> Request:
     if isinstance(env_id, str) and given.get("algorithm", settings.get("algorithm")) == "grpo":
         preset = for_grpo(env_id, preset)
     config = _validated(Config, layered(preset, settings), given, file)
-    return Request(config, options, preset, settings, given)
+    run = Path(file).parent if file is not None and file != arguments.positional[0] else None
+    return Request(config, options, preset, settings, given, run)
 
 
 # --- help -------------------------------------------------------------------------------------------------------

@@ -193,6 +193,10 @@ class RunOptions(Section):
     )
     max_hours: float | None = Field(default=None, gt=0, description="end with a checkpoint after this wall time")
     quiet: bool = Field(default=False, description="print only errors and warnings")
+    trust: bool = Field(
+        default=False,
+        description="import the code that a run directory names, though you haven't trained with it; for this once",
+    )
 
     @model_validator(mode="after")
     def _positive(self) -> RunOptions:

@@ -42,6 +42,12 @@ def end_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> 
         os._exit(EXIT_FAILURE)
 
 
+def look_here_last() -> None:
+    """Lets Python import modules of the working directory, where nothing of that name is installed."""
+    here = os.getcwd()
+    sys.path[:] = [*(place for place in sys.path if place not in ("", here)), here]
+
+
 def adopt_orphans() -> None:
     """Become the parent of every descendant whose own parent dies (Linux), so that none can escape."""
     if sys.platform == "linux":
@@ -100,7 +106,7 @@ def command_that_ends_with_us(*words: str) -> list[str]:
     held at the fork is never released.
     """
     begin = f"from lockstep.core.process import end_with_parent; end_with_parent({os.getpid()})"
-    return [sys.executable, "-c", f"import sys; {begin}; from lockstep.cli import main; sys.exit(main())", *words]
+    return [sys.executable, "-P", "-c", f"import sys; {begin}; from lockstep.cli import main; sys.exit(main())", *words]
 
 
 def report_failure(message: str, *, secondary: bool = False) -> None:

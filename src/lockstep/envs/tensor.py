@@ -6,14 +6,15 @@ environments are. Nothing here imports an engine; :mod:`lockstep.torch_engine.en
 
 from __future__ import annotations
 
+import functools
 import importlib
-import os
-import sys
+import inspect
 from typing import Any, Protocol, cast
 
 import gymnasium
 
 from lockstep.config.run import Config, EnvConfig
+from lockstep.core.process import look_here_last
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 
 Tensor = Any
@@ -76,15 +77,14 @@ def named_object(name: str) -> Any:
         ValueError: there is none; one line.
     """
     module, _, attribute = name.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    look_here_last()
     try:
         found = getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:
         raise ValueError(f"env.id: {name}: {error}") from None
     except AttributeError:
         raise ValueError(f"env.id: {name}: module {module} has no {attribute}") from None
-    if not callable(found):
+    if not (inspect.isclass(found) or inspect.isfunction(found) or isinstance(found, functools.partial)):
         raise ValueError(f"env.id: {name} is neither a function nor a class")
     return found
 

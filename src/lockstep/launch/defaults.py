@@ -16,6 +16,7 @@ from lockstep.envs.description import EnvDescription
 from lockstep.launch.jax_start import start_jax
 from lockstep.runs.directory import CONFIG
 from lockstep.runs.trackers.service import flattened
+from lockstep.runs.trust import check_trusted
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ def request_of(argv: Sequence[str], needs_env: bool = True) -> RunRequest:
     An environment without a preset is made once for that, but not for a run that is resumed.
     """
     request = read_request(argv, needs_env)
+    if request.run is not None:
+        check_trusted(request.config, request.run / CONFIG, request.options.trust, flattened(request.given))
     config, options, lines, description = request.config, resumed_if_begun(request.options), [], None
     if not has_preset(config.env.id) and options.resume is None:
         description = _description(config, options)

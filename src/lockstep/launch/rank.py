@@ -13,7 +13,14 @@ from pydantic import TypeAdapter
 from lockstep.config.engines import engine_module
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.errors import PeerFailureError, RunError
-from lockstep.core.process import EXIT_FAILURE, EXIT_USER_ERROR, end_with_parent, name_process, report_failure
+from lockstep.core.process import (
+    EXIT_FAILURE,
+    EXIT_USER_ERROR,
+    end_with_parent,
+    look_here_last,
+    name_process,
+    report_failure,
+)
 from lockstep.core.topology import Topology, from_environment
 from lockstep.runs.checkpoint import find_checkpoint
 from lockstep.runs.directory import CHECKPOINTS, RunDirectory, is_writer
@@ -79,6 +86,7 @@ def run_rank(assignment: Assignment, topology: Topology) -> int:
 def main() -> int:
     """Entry of a rank that ``lockstep train --nproc`` started: the assignment is its only argument."""
     end_with_parent()
+    look_here_last()
     topology = from_environment()
     name_process(f"lockstep rank {topology.rank}")
     return run_rank(Assignment.from_json(sys.argv[1]), topology)

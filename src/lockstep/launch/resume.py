@@ -12,6 +12,7 @@ from lockstep.config.run import Config, RunOptions
 from lockstep.envs.batched.twins import stepped_inside
 from lockstep.runs.checkpoint import checkpoints_in, find_checkpoint
 from lockstep.runs.directory import CHECKPOINTS, CONFIG, RunDirectory, create_run, open_run
+from lockstep.runs.trust import trusted_config
 
 # Settings that a resumed run may change: they don't decide the agent's bytes up to total_steps.
 CHANGEABLE = (
@@ -27,13 +28,19 @@ CHANGEABLE = (
 )
 
 
-def resumed_config(path: Path, overrides: dict[str, Any]) -> Config:
+def resumed_config(path: Path, overrides: dict[str, Any], trust: bool = False) -> Config:
     """Reads a run's own config, and lays the overrides over it that a resumed run may have.
 
+    Args:
+        path: of the run.
+        overrides: nested settings.
+        trust: whether the user accepts for this once whatever code the run names.
+
     Raises:
-        ValueError: an override would change what the run is a function of.
+        ValueError: an override would change what the run is a function of, or the run names code that this user
+            hasn't trained with.
     """
-    stored: Config = validate(Config, read_file(path / CONFIG), str(path / CONFIG))
+    stored = trusted_config(path, trust)
     if not overrides:
         return stored
     settings = stored.model_dump(mode="json")

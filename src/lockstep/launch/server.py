@@ -29,6 +29,7 @@ from lockstep.core.process import (
     end_with_parent,
     kill_children,
     kill_session,
+    look_here_last,
     name_process,
     signal_name,
 )
@@ -173,7 +174,7 @@ class Server:
             elif self._settings.forks and one_thread():
                 pid = self._fork_rank(common | own, str(assignment), port)
             else:
-                pid = spawn(["-m", "lockstep.launch.rank", str(assignment)], common | own, subprocess.DEVNULL)
+                pid = spawn(["-P", "-m", "lockstep.launch.rank", str(assignment)], common | own, subprocess.DEVNULL)
             self._ranks[pid] = rank
         self._channel.send({"started": {str(rank): pid for pid, rank in self._ranks.items()}, "port": number})
         if self._settings.store:  # after the forks: it has threads, and may have PyTorch to import
@@ -282,6 +283,7 @@ def main() -> None:
     settings = ServerSettings(**json.loads(sys.argv[2]))
     end_with_parent(settings.parent, signal.SIGTERM)
     name_process("lockstep server")
+    look_here_last()
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     os.set_inheritable(channel.fileno(), False)
     adopt_orphans()

@@ -43,7 +43,7 @@ class RankServer:
         ours, theirs = socket.socketpair()
         given = {name: os.environ.get(name) for name in ONE_THREAD}
         settings = ServerSettings(os.getpid(), engine, forks, store, given)
-        command = [sys.executable, "-m", "lockstep.launch.server", str(theirs.fileno()), settings.to_json()]
+        command = [sys.executable, "-P", "-m", "lockstep.launch.server", str(theirs.fileno()), settings.to_json()]
         self._process = subprocess.Popen(
             command,
             env={**os.environ, **ONE_THREAD},

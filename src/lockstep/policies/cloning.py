@@ -17,6 +17,7 @@ from lockstep.runs.checkpoint import commit, to_files
 from lockstep.runs.directory import create_run
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trackers.jsonl import JsonlTracker
+from lockstep.runs.trust import check_trusted
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,9 @@ class CloneSettings:
     validation: float = 0.1
 
 
-def clone(episodes: Path, out: Path, settings: CloneSettings, network: NetworkConfig | None = None) -> dict[str, Any]:
+def clone(
+    episodes: Path, out: Path, settings: CloneSettings, network: NetworkConfig | None = None, trust: bool = False
+) -> dict[str, Any]:
     """Learns a recording, and writes the policy as a run with one checkpoint.
 
     Args:
@@ -46,6 +49,7 @@ def clone(episodes: Path, out: Path, settings: CloneSettings, network: NetworkCo
         out: run directory to make.
         settings: how it is learnt.
         network: the networks to train; None: those of the recording's config.
+        trust: whether to import what the recording names, though this user hasn't trained with it.
 
     Returns:
         The run's summary.
@@ -55,6 +59,8 @@ def clone(episodes: Path, out: Path, settings: CloneSettings, network: NetworkCo
     """
     recording = read_recording(episodes)
     config = _config(recording.facts["config"], settings, network)
+    if network is None:
+        check_trusted(config, episodes, trust)
     engine = _engine()
     engine.check(config, recording)
     engine.learnt_episodes(recording, settings.validation)

@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 
 from lockstep.config.engines import MissingPackageError, engine_module
-from lockstep.config.files import read_file
-from lockstep.config.keys import validate
 from lockstep.config.run import Config
 from lockstep.core.normalizers import ObservationNormalizer, RunningMoments
 from lockstep.core.shards import keyed_generator
 from lockstep.core.spaces import ActionLayout, ObservationLayout
 from lockstep.runs.checkpoint import Checkpoint, find_checkpoint
-from lockstep.runs.directory import CHECKPOINTS, CONFIG, find_run
+from lockstep.runs.directory import CHECKPOINTS, find_run
+from lockstep.runs.trust import trusted_config
 
 ENGINES = ("torch", "jax")
 NORMALIZER_PREFIX = "normalizers/observations."
@@ -154,7 +153,11 @@ def _engine_of(config: Config, engine: str) -> Any:
 
 
 def load_policy(
-    run: str | Path, checkpoint: str = "latest", runs_dir: str = "runs", engine: str | None = None
+    run: str | Path,
+    checkpoint: str = "latest",
+    runs_dir: str = "runs",
+    engine: str | None = None,
+    trust: bool = False,
 ) -> Policy:
     """Load the policy of a run.
 
@@ -163,11 +166,13 @@ def load_policy(
         checkpoint: ``latest``, ``best`` or a step number.
         runs_dir: where runs given by name lie.
         engine: ``torch`` or ``jax``, whichever trained it; None: the one that did.
+        trust: whether to import what the run names (``module:attribute``), though this user hasn't trained with it.
 
     Raises:
-        ValueError: there is no such run or checkpoint, or it is damaged, or the engine can't compute it; one line.
+        ValueError: there is no such run or checkpoint, or it is damaged, names code that this user hasn't trained
+            with, or the engine can't compute it; one line.
     """
     path, which = find_run(str(run), runs_dir)
-    config: Config = validate(Config, read_file(path / CONFIG), str(path / CONFIG))
+    config = trusted_config(path, trust)
     found = find_checkpoint(path / CHECKPOINTS, checkpoint if which == "latest" else which)
     return Policy(config, found, engine)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 import os
 from collections.abc import Iterable
 from typing import Any
@@ -101,16 +102,23 @@ def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _own(env_id: str, kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    made = _constructed(env_id, named_object(env_id), kwargs)
+    kind = named_object(env_id)
+    if inspect.isclass(kind):  # looked at before it is called: it may be any class
+        _check_environment(env_id, kind)
+    made = _constructed(env_id, kind, kwargs)
     if isinstance(made, tuple) and len(made) == 2:
         return made
+    _check_environment(env_id, made)
+    return made, getattr(made, "default_params", None)
+
+
+def _check_environment(env_id: str, made: Any) -> None:
     missing = [name for name in ("reset", "step", "observation_space", "action_space") if not hasattr(made, name)]
     if missing:
         raise ValueError(
             f"env.id: {env_id} has no {' and no '.join(missing)}; an environment has reset(key, params), "
             "step(key, state, action, params), observation_space(params) and action_space(params)"
         )
-    return made, getattr(made, "default_params", None)
 
 
 def _constructed(env_id: str, kind: Any, kwargs: dict[str, Any]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -92,6 +93,8 @@ def load_custom(path: str, kwargs: dict[str, Any], net: Any, seed: int) -> Custo
         kind = getattr(importlib.import_module(module_name), class_name)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"network.custom: {path} can't be imported: {error}") from None
+    if not (inspect.isclass(kind) and issubclass(kind, nn.Module)):
+        raise ValueError(f"network.custom: {path} is no torch.nn.Module class, which the torch engine's networks are")
     sample = net.observation.zeros(2)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -1,0 +1,136 @@
+"""Which code and files a run may name: those that this user has trained with, or has named by hand just now.
+
+A config names code as ``module:attribute``, which is imported and called, and with ``log.jsonl`` a file, which is
+written. What the user types or passes as a config file is the user's own choice, and is kept in a list once it has been
+trained with; a run directory may be a stranger's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Container, Iterator
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+from lockstep.config.files import read_file
+from lockstep.config.keys import validate
+from lockstep.config.run import Config
+from lockstep.core.private import make_private, only_we_write
+from lockstep.runs.directory import CONFIG
+
+NAME = re.compile(r"([A-Za-z_][\w.]*):(?![/\\])\S+")
+"""``module:attribute``, as Python and Gymnasium import it."""
+OWN_REGISTRY = "lockstep.envs:lockstep/"
+"""Begins the ids of the array environments as Gymnasium knows them; a registry, not a name of code."""
+TRUSTED = "trusted_names"
+LOG = "log.jsonl"
+
+
+def names_in(config: Config) -> dict[str, str]:
+    """Finds the code, and the file to write, that a config names: the key by the name."""
+    found: dict[str, str] = {}
+    settings = {
+        "env.id": config.env.id,
+        "env.kwargs": config.env.kwargs,
+        "network.custom": config.network.custom,
+        "network.custom_kwargs": config.network.custom_kwargs,
+    }
+    for key, value in settings.items():
+        for text in _texts(value):
+            if NAME.fullmatch(text) and not text.startswith(OWN_REGISTRY):
+                found.setdefault(text, key)
+    if config.log.jsonl is not None:
+        found[os.path.abspath(config.log.jsonl)] = LOG
+    return found
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for inner in value.values():
+            yield from _texts(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts(inner)
+
+
+def trusted_config(run: Path, trust: bool = False) -> Config:
+    """Reads the config of a run directory, which names only what this user has trained with.
+
+    Args:
+        run: the directory.
+        trust: whether the user accepts for this once whatever it names.
+
+    Raises:
+        ValueError: it can't be read, or names something else; one line.
+    """
+    config: Config = validate(Config, read_file(run / CONFIG), str(run / CONFIG))
+    check_trusted(config, run / CONFIG, trust)
+    return config
+
+
+def check_trusted(config: Config, source: Path, trust: bool = False, given: Container[str] = ()) -> None:
+    """Makes sure that a run names no code and no file which this user hasn't trained with.
+
+    Args:
+        config: of the run.
+        source: the file that it stands in.
+        trust: whether the user accepts it for this once.
+        given: keys of the settings that the user has given by hand.
+
+    Raises:
+        ValueError: it does; one line that says which, from where it would be imported, and what to do.
+    """
+    named = {} if trust else {name: key for name, key in names_in(config).items() if key not in given}
+    known = trusted_names() if named else set()
+    for name, key in named.items():
+        if name in known:
+            continue
+        what = "which would be written" if key == LOG else f"which would be imported {origin_of(name)}"
+        raise ValueError(
+            f"{key}: {source} names {name}, {what}, and you haven't trained with it on this account; look at it, then "
+            "give --trust"
+        )
+
+
+def origin_of(name: str) -> str:
+    """Says where a name's package or module would be imported from, without importing anything."""
+    found = PathFinder.find_spec(name.partition(":")[0].partition(".")[0])
+    if found is None:
+        return "from nowhere that Python looks"
+    places = list(found.submodule_search_locations or ())
+    return f"from {found.origin or (places[0] if places else 'Python itself')}"
+
+
+# --- the list -------------------------------------------------------------------------------------------------------
+
+
+def trusted_file() -> Path:
+    """Names the file that holds the names which this user has trained with, one a line."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "lockstep" / TRUSTED
+
+
+def trusted_names() -> set[str]:
+    """Reads the names that this user has trained with; none where others may write the list."""
+    file = trusted_file()
+    try:
+        return set(file.read_text().splitlines()) if only_we_write(file) and only_we_write(file.parent) else set()
+    except (OSError, ValueError):
+        return set()
+
+
+def remember_names(config: Config) -> None:
+    """Adds what a config names to the list, if it isn't there; where no list can be kept, nothing is remembered."""
+    new = [name for name in names_in(config) if name.isprintable()]
+    if not new or not (new := [name for name in new if name not in trusted_names()]):
+        return
+    file = trusted_file()
+    try:
+        if make_private(file.parent):
+            with os.fdopen(os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "w") as lines:
+                lines.writelines(f"{name}\n" for name in new)
+    except OSError:
+        return

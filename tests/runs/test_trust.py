@@ -1,0 +1,100 @@
+"""What a run directory may name is what this user has trained with."""
+
+import os
+
+import pytest
+
+from lockstep.config.run import Config
+from lockstep.runs.trust import check_trusted, names_in, remember_names, trusted_file, trusted_names
+
+THEIRS = {"env": {"id": "subprocess:Popen", "backend": "jax", "kwargs": {"args": ["touch", "owned"]}}, "engine": "jax"}
+
+
+@pytest.fixture(autouse=True)
+def account(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "account"))
+
+
+def config_of(**settings):
+    return Config.model_validate({"env": "CartPole-v1"} | settings)
+
+
+def refusal(config, tmp_path, **more):
+    with pytest.raises(ValueError) as caught:
+        check_trusted(config, tmp_path / "config.json", **more)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_names_are_found_wherever_a_config_can_have_them(tmp_path):
+    kwargs = {"deep": [{"of": "evil:env"}], "size": 3, "url": "http://x:80/a", "place": "C:\\x", "text": "a : b"}
+    settings = {"env": {"id": "tasks:Mine-v0", "kwargs": kwargs}, "log": {"jsonl": str(tmp_path / "log")}}
+    settings["network"] = {"custom": "nets:Net", "custom_kwargs": {"activation": "torch.nn:SiLU"}}
+    assert names_in(config_of(**settings)) == {
+        "tasks:Mine-v0": "env.id",
+        "evil:env": "env.kwargs",
+        "nets:Net": "network.custom",
+        "torch.nn:SiLU": "network.custom_kwargs",
+        str(tmp_path / "log"): "log.jsonl",
+    }
+
+
+@pytest.mark.parametrize(
+    "env_id", ["CartPole-v1", "lockstep/CartPole-v1", "ALE/Pong-v5", "lockstep.envs:lockstep/CartPole-v1"]
+)
+def test_ids_of_registries_need_no_trust(env_id, tmp_path):
+    check_trusted(config_of(env=env_id), tmp_path)
+    assert not trusted_names()
+
+
+def test_what_is_refused_is_named_with_its_place(tmp_path):
+    message = refusal(config_of(**THEIRS), tmp_path)
+    assert message.startswith(
+        f"env.id: {tmp_path / 'config.json'} names subprocess:Popen, which would be imported from "
+    )
+    assert "subprocess.py" in message
+    assert message.endswith("give --trust")
+    assert "nowhere that Python looks" in refusal(config_of(env="no_such_module:X"), tmp_path)
+    assert "names /etc/passwd, which would be written" in refusal(config_of(log={"jsonl": "/etc/passwd"}), tmp_path)
+
+
+def test_it_is_accepted_once_and_not_remembered(tmp_path):
+    check_trusted(config_of(**THEIRS), tmp_path, trust=True)
+    refusal(config_of(**THEIRS), tmp_path)
+
+
+def test_what_was_trained_with_is_remembered_for_this_user_alone(tmp_path):
+    config = config_of(env="tasks:Mine-v0")
+    refusal(config, tmp_path)
+    remember_names(config)
+    remember_names(config)
+    check_trusted(config, tmp_path)
+    assert trusted_file().read_text() == "tasks:Mine-v0\n"
+    assert trusted_file().stat().st_mode & 0o777 == 0o600
+    assert trusted_file().parent.stat().st_mode & 0o077 == 0
+    refusal(config_of(env="tasks:Other-v0"), tmp_path)
+
+
+@pytest.mark.parametrize("what", ["file", "folder", "owner"])
+def test_a_list_that_others_may_write_is_not_believed(tmp_path, what):
+    config = config_of(env="tasks:Mine-v0")
+    remember_names(config)
+    if what == "owner":
+        if os.getuid() != 0:
+            pytest.skip("only root can give a file away")
+        os.chown(trusted_file(), 12345, 12345)
+    else:
+        (trusted_file() if what == "file" else trusted_file().parent).chmod(0o777)
+    refusal(config, tmp_path)
+
+
+def test_without_a_place_for_the_list_nothing_is_remembered(tmp_path):
+    (tmp_path / "account").write_text("a file where a directory should be")
+    config = config_of(env="tasks:Mine-v0")
+    remember_names(config)
+    refusal(config, tmp_path)
+
+
+def test_a_name_of_two_lines_is_not_remembered(tmp_path):
+    remember_names(config_of(env={"id": "tasks:Mine-v0", "kwargs": {"x": "a:b\u2028os:system"}}))
+    assert trusted_names() == {"tasks:Mine-v0"}
