@@ -15,9 +15,15 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # an account of the tests' own; wor
 
 import hypothesis
 from command_line import trained
-from frameworks import pytest_collect_directory
+from frameworks import installed, pytest_collect_directory
 
 __all__ = ["pytest_collect_directory", "trained"]
 
 hypothesis.settings.register_profile("lockstep", deadline=None, derandomize=True, max_examples=40)
 hypothesis.settings.load_profile("lockstep")
+
+if installed("jax"):
+    # Every test process has eight CPU devices; what needs another number, or a JAX that has not started, is a command.
+    from lockstep.jax_engine.setup import set_up
+
+    set_up.configure(threads=1, platform="cpu", devices=8)

@@ -1,6 +1,5 @@
-"""Checks of collectives in memory; ``test_memory_of_devices.py`` runs them in processes of their own."""
+"""Collectives between CPU devices in the memory of their process: what they give."""
 
-import os
 import resource
 
 import jax
@@ -8,9 +7,8 @@ import numpy as np
 import pytest
 from jax import numpy as jnp
 
-from lockstep.core.topology import Topology
 from lockstep.jax_engine.distributed import mesh as meshes
-from lockstep.jax_engine.distributed import placement, processes, reductions, shared_memory
+from lockstep.jax_engine.distributed import placement, shared_memory
 from lockstep.jax_engine.distributed.mesh import REPLICATED, SHARDED
 from lockstep.jax_engine.distributed.reductions import (
     AXES,
@@ -21,14 +19,8 @@ from lockstep.jax_engine.distributed.reductions import (
     tree_sum,
 )
 
-if os.environ.get("IMPATIENT"):
-    shared_memory.FLAGS = (*shared_memory.FLAGS, "-DPATIENCE_S=1")
+pytestmark = pytest.mark.skipif(shared_memory.missing() is not None, reason="no C compiler")
 
-processes.set_up_jax(threads=1, platform="cpu", simulate_devices=8, topology=Topology())
-
-assert shared_memory.missing() is None
-
-impatient = pytest.mark.skipif("not __import__('os').environ.get('IMPATIENT')")
 NUMBERS = (1, 2, 4, 8)
 
 
@@ -130,41 +122,3 @@ def test_memory_does_not_grow_with_the_number_of_calls():
         before = before if call > 3 else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < 300_000  # kB; a place of its own for every call would be two gigabytes
-
-
-@impatient
-def test_a_device_that_does_not_come_is_not_waited_for_for_ever():
-    def of_a_device(x):
-        return jax.lax.cond(shard_index() == 0, lambda x: sum_shards(x), lambda x: x[0], x)
-
-    with pytest.raises(Exception, match="device 0 of 2 has waited 1 s for the others"):
-        jax.block_until_ready(over(of_a_device, 2)(rows(2, 4)))
-
-
-@impatient
-def test_devices_that_are_in_different_collectives_are_told():
-    """Of the same size, so that they would exchange what isn't meant for one another."""
-
-    def of_a_device(x):
-        return jax.lax.cond(shard_index() == 0, lambda x: sum_shards(x), lambda x: sum_shards(-x), x)
-
-    with pytest.raises(Exception, match=r"(met in different collectives|another device has failed)"):
-        jax.block_until_ready(over(of_a_device, 2)(rows(2, 4)))
-
-
-@impatient
-def test_devices_that_bring_messages_of_different_sizes_are_told(monkeypatch):
-    monkeypatch.setattr(reductions, "_number_in_memory", lambda names: 7)
-
-    def of_a_device(x):
-        long = lambda x: sum_shards(x).sum()  # noqa: E731
-        return jax.lax.cond(shard_index() == 0, long, lambda x: long(x[:, :2]), x)
-
-    with pytest.raises(Exception, match=r"met with messages of (16 and 8|8 and 16) bytes|another device has failed"):
-        jax.block_until_ready(over(of_a_device, 2)(rows(2, 4)))
-
-
-@impatient
-def test_after_that_programs_run_as_before():
-    x = rows(8, 12)
-    assert fetched(over(sum_shards, 2)(x)).tobytes() == fetched(over(sum_shards, 1)(x)).tobytes()

@@ -1,4 +1,4 @@
-"""Checks of the mesh that need eight devices; ``test_mesh.py`` runs them in a process of their own."""
+"""The mesh, what lies on it, sums over it and copies of it, on up to eight devices of one process."""
 
 import contextlib
 import re
@@ -30,8 +30,6 @@ from lockstep.jax_engine.program.fingerprints import Copies, check_copies, every
 from lockstep.jax_engine.state import TrainState
 
 FLAGS_OF_THE_USER = "--xla_cpu_multi_thread_eigen=false"
-
-processes.set_up_jax(threads=1, platform="cpu", simulate_devices=8, topology=Topology())
 
 
 @pytest.fixture(params=[(1, 8), (2, 8), (8, 8), (1, 3)], ids=lambda p: f"fsdp{p[0]}of{p[1]}")

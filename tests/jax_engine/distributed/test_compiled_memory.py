@@ -1,7 +1,6 @@
-"""Collectives between CPU devices in the memory of their process: what they give, and what happens without them."""
+"""The compiled file of collectives in memory: how it is kept, what it says where something is missing or goes wrong."""
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -9,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-CHECKS = "tests/jax_engine/memory_of_devices.py"
+ROOT = Path(__file__).parents[3]
+CHECKS = "tests/jax_engine/distributed/impatient_devices.py"
 
 needs_compiler = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler")
 
@@ -21,12 +20,10 @@ def python(*words, **environment):
 
 
 @needs_compiler
-@pytest.mark.parametrize("impatient", ["", "1"], ids=["what they give", "what goes wrong"])
-def test_everything_that_needs_several_devices(impatient):
-    done = python("-m", "pytest", "-p", "no:xdist", CHECKS, IMPATIENT=impatient)
+def test_what_goes_wrong_is_said_after_a_second():
+    done = python("-m", "pytest", "-p", "no:xdist", CHECKS)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    wanted = r"^\d\d passed in" if impatient else r"^\d\d passed, 4 skipped"
-    assert re.search(wanted, done.stdout, re.MULTILINE), done.stdout
+    assert "4 passed" in done.stdout
 
 
 WHY = "from lockstep.jax_engine.distributed import shared_memory; print(shared_memory.missing())"
