@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import types
+import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -236,6 +237,8 @@ def main() -> None:
     _set_by_modules.update({name: value for name, value in os.environ.items() if before.get(name) != value})
     threads = os.listdir("/proc/self/task")
     assert len(threads) == 1, f"can't fork with {len(threads)} threads"
+    for category in (DeprecationWarning, PendingDeprecationWarning, FutureWarning):
+        warnings.filterwarnings("error", category=category, module=r"lockstep\b")  # what our own code causes
     gc.collect()
     gc.freeze()
     server = Server(sys.argv[1])

@@ -119,7 +119,7 @@ def test_a_rollout_is_valued_as_if_seen_step_by_step(core, shared):
     into = batch.recurrent_state.view(config.shards, 2, 2, -1).transpose(0, 1).flatten(1, 2)
     begun = np.zeros((2, config.envs, 1))
     begun[1, :, 0] = rollout.done[3]
-    np.testing.assert_allclose(into * (1 - begun), carries[[0, 4]], atol=1e-5)
+    np.testing.assert_allclose(into.numpy() * (1 - begun), carries[[0, 4]], atol=1e-5)
     np.testing.assert_allclose(state.recurrent_state, carries[-1], atol=1e-5)
     assert not state.recurrent_state[[4, 5]].any()
     assert state.recurrent_state[[0, 1, 2, 3, 6, 7]].any(1).all()
