@@ -11,19 +11,12 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from lockstep.config.run import EnvConfig
 from lockstep.core.errors import EnvironmentFailureError
-from lockstep.core.shards import keyed_seed
 from lockstep.core.spaces import MASK
-from lockstep.envs.description import EnvDescription
 from lockstep.envs.gymnasium.make import make_environment
 from lockstep.envs.gymnasium.wrappers import LIFE_LOST, stateful
+from lockstep.envs.host_envs import WantedEnvs
 from lockstep.envs.restore.replay import row_hashes
-
-
-def episode_key(purpose: str, env_id: int, episode: int) -> tuple[int, ...]:
-    """The key of an episode's reset: training counts episodes, an evaluation repeats the same ones."""
-    return (env_id,) if purpose == "eval" else (env_id, episode)
 
 
 def environment_failure(name: str, where: str, error: BaseException) -> EnvironmentFailureError:
@@ -77,13 +70,9 @@ class KeyedEnv:
     """A Gymnasium environment with keyed resets, observations as rows and bounded actions.
 
     Args:
-        config: which environment.
-        description: its spaces.
-        seed: the run's seed.
-        env_id: its global id.
-        purpose: ``"reset"`` for training, ``"eval"`` for evaluation.
+        wanted: names it among others.
+        row: which of them it is.
         heartbeat: int64 ``[1]``, counted up at each step and reset: who doesn't count hangs.
-        key: what stands for it in the keys of its resets; None: its id.
 
     Attributes:
         lost: whether the last step lost a life that ends an episode for the learner, while the game goes on.
@@ -91,36 +80,25 @@ class KeyedEnv:
         score: points of the episode so far, see :func:`stated_score`.
     """
 
-    def __init__(
-        self,
-        config: EnvConfig,
-        description: EnvDescription,
-        seed: int,
-        env_id: int,
-        purpose: str,
-        heartbeat: np.ndarray | None = None,
-        key: int | None = None,
-    ) -> None:
-        self._heartbeat = np.zeros(1, np.int64) if heartbeat is None else heartbeat
-        self.env_id, self._seed, self._purpose = env_id, seed, purpose
-        self._key = env_id if key is None else key
-        self._description = description
-        self._env = make_environment(config)
-        self._wrapped = stateful(config)
-        self._all_allowed = np.ones(description.action.outputs, np.float32)
+    def __init__(self, wanted: WantedEnvs, row: int, heartbeat: np.ndarray) -> None:
+        self._wanted, self._number, self._heartbeat = wanted, row, heartbeat
+        self._description = wanted.description
+        self._env = make_environment(wanted.config)
+        self._wrapped = stateful(wanted.config)
+        self._all_allowed = np.ones(self._description.action.outputs, np.float32)
         self.lost = False
         self.success = 0
         self.score = math.nan
 
     def _failure(self, where: str, error: BaseException) -> EnvironmentFailureError:
-        return environment_failure(f"environment {self.env_id} ({self._description.id})", where, error)
+        name = f"environment {self._wanted.env_ids[self._number]} ({self._description.id})"
+        return environment_failure(name, where, error)
 
     def reset(self, episode: int) -> np.ndarray:
         """Start the k-th episode; the observation's row."""
-        key = episode_key(self._purpose, self._key, episode)
         self._heartbeat += 1
         try:
-            observation, info = self._env.reset(seed=keyed_seed(self._seed, self._purpose, *key))
+            observation, info = self._env.reset(seed=self._wanted.episode_seed(self._number, episode))
             return self._row(observation, info)
         except (Exception, SystemExit) as error:
             raise self._failure("reset", error) from error
