@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsInt
 
 import numpy as np
 
@@ -53,12 +53,12 @@ class WantedEnvs:
         count = len(self.env_ids)
         return [slice(start, start + (size or count)) for start in range(0, count, size or count)]
 
-    def episode_key(self, row: int, episode: int) -> tuple[int, ...]:
+    def episode_key(self, row: int, episode: SupportsInt) -> tuple[int, ...]:
         """The key of an episode's reset: training counts episodes, an evaluation repeats the same ones."""
         key = self.env_ids[row] // self.group_size
         return (key,) if self.purpose == "eval" else (key, int(episode))
 
-    def episode_seed(self, row: int, episode: int, stream: str = "") -> int:
+    def episode_seed(self, row: int, episode: SupportsInt, stream: str = "") -> int:
         """The seed of an episode's reset; ``stream`` tells a back end's own draws from others of the same key."""
         return keyed_seed(self.seed, self.purpose + stream, *self.episode_key(row, episode))
 

@@ -93,19 +93,12 @@ class ArrayEnvironment(ABC):
         """One environment as lines of text, or None where there is no such picture; arguments as :meth:`render`."""
         return None
 
-    @abstractmethod
     def pose(self, renderer: Any, row: dict[str, np.ndarray]) -> None:
-        """Put Gymnasium's environment ``renderer`` into the state ``row`` of one environment."""
+        """Put Gymnasium's environment ``renderer``, if there is one, into the state ``row`` of one environment."""
+        return
 
     def render(self, state: State, index: int = 0) -> np.ndarray:
-        """Draw one environment.
-
-        Args:
-            state: arrays ``[n, …]`` of any namespace, on any device.
-            index: which of the ``n``.
-
-        Returns:
-            The picture, uint8 ``[height, width, 3]``.
+        """Draw environment ``index`` of a state ``[n, …]`` of any namespace and device: uint8 ``[height, width, 3]``.
 
         Raises:
             ValueError: pygame, which draws it, isn't installed.

@@ -194,9 +194,6 @@ class Snake(ArrayEnvironment):
         planes = (255 * xp.astype(head, xp.int32), xp.where(body, shade, 0 * ages), 255 * xp.astype(food, xp.int32))
         return xp.reshape(xp.astype(xp.stack(planes, axis=-1), xp.uint8), (-1, self.size, self.size, 3))
 
-    def pose(self, renderer: Any, row: dict[str, np.ndarray]) -> None:
-        """Gymnasium has no such environment: :meth:`render` draws by itself."""
-
     def render(self, state: State, index: int = 0) -> np.ndarray:
         """Draw one environment; see :meth:`ArrayEnvironment.render`. Needs nothing installed."""
         return draw(*self._board(state, index))

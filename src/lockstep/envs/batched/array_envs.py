@@ -1,4 +1,8 @@
-"""Steps array environments all at once with NumPy: keyed resets, time limit, same-step autoreset."""
+"""Steps array environments all at once with NumPy: keyed resets, time limit, same-step autoreset.
+
+Random numbers of steps are SplitMix64's (Steele et al. 2014, "Fast splittable pseudorandom number generators"), whose
+n-th output is a function of n: one hash for all environments, where a Philox generator for each would take longer.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,23 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lockstep.core.shards import KeyedDraws
-from lockstep.envs.batched.counter_draws import stream_keys, uniform
+from lockstep.core.shards import KeyedDraws, keyed_generator
 from lockstep.envs.description import make_arrays
 from lockstep.envs.host_envs import HostEnvs, WantedEnvs, by_row
+
+_GOLDEN, _FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+STEP_BITS = 32
+"""Bits of a counter that count the steps of an episode."""
+
+
+def uniform(keys: np.ndarray, episodes: np.ndarray, steps: np.ndarray, draws: int) -> np.ndarray:
+    """Uniform in [0, 1), float32 ``[n, draws]``: a function of key (uint64), episode and step (int64), each ``[n]``."""
+    counters = (episodes.astype(np.uint64) << np.uint64(STEP_BITS)) + steps.astype(np.uint64)
+    columns = np.arange(1, draws + 1, dtype=np.uint64)
+    x = keys[:, None] + (counters[:, None] * np.uint64(draws) + columns) * _GOLDEN
+    x = (x ^ (x >> np.uint64(30))) * _FIRST
+    x = (x ^ (x >> np.uint64(27))) * _SECOND
+    return ((x ^ (x >> np.uint64(31))) >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
 
 
 class ArrayEnvs(HostEnvs):
@@ -20,8 +37,8 @@ class ArrayEnvs(HostEnvs):
     def __init__(self, wanted: WantedEnvs) -> None:
         super().__init__(wanted.description, wanted.env_ids)
         self._wanted, self._env, self._keyed = wanted, make_arrays(wanted.config), KeyedDraws()
-        stream = f"{wanted.purpose}/step"
-        self._step_keys = stream_keys(wanted.seed, stream, wanted.keys) if self._env.step_draws else None
+        generators = [keyed_generator(wanted.seed, f"{wanted.purpose}/step", key) for key in wanted.keys]
+        self._step_keys = np.array([g.integers(2**64, dtype=np.uint64) for g in generators], np.uint64)
         self._limit = wanted.description.max_episode_steps or self._env.max_episode_steps
         self._elapsed = np.zeros(self.num_envs, np.int64)
         self._state: dict[str, np.ndarray] = {}
@@ -33,7 +50,7 @@ class ArrayEnvs(HostEnvs):
 
     def _step_draws(self) -> np.ndarray | None:
         """Random numbers of a step, keyed by environment, episode and step; an evaluation repeats the same ones."""
-        if self._step_keys is None:
+        if not self._env.step_draws:
             return None
         episodes = 0 * self.buffers.episodes if self._wanted.purpose == "eval" else self.buffers.episodes
         return uniform(self._step_keys, episodes, self._elapsed, self._env.step_draws)

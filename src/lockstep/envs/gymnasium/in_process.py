@@ -51,13 +51,9 @@ def restore_env(
 
 
 class Watchdog:
-    """Ends the process with one line when an environment in it takes longer than its limit.
+    """Ends the process, by ``fail`` and a message, when an environment in it takes longer than ``limit`` seconds.
 
-    Args:
-        limit: seconds.
-        heartbeat: int64 ``[1]`` that every step and reset counts up.
-        message: names the environment that hangs.
-        fail: called with the message; must end the process.
+    Every step and reset counts ``heartbeat`` up, int64 ``[1]``.
     """
 
     def __init__(
@@ -93,9 +89,7 @@ class Watchdog:
 class InProcessEnvs(HostEnvs):
     """Gymnasium environments stepped one after the other in this process.
 
-    Args:
-        wanted: which.
-        fail: ends the process with a message, for an environment that hangs.
+    ``fail`` ends the process with a message, for an environment that hangs.
     """
 
     def __init__(self, wanted: WantedEnvs, fail: Callable[[str], None]) -> None:

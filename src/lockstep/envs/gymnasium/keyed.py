@@ -50,10 +50,7 @@ def stated_score(info: Mapping[str, Any]) -> float:
 def stated_mask(env: gymnasium.Env, info: Mapping[str, Any], source: str) -> np.ndarray | None:
     """Reads which actions are allowed, where that comes apart from the observation; several indices one after another.
 
-    Args:
-        env: asked for its ``action_masks()`` if the source is ``method``.
-        info: of the last step or reset, for the source ``info``.
-        source: see there; ``""``: there is no mask.
+    The source is ``method`` (the environment's ``action_masks()``), ``info`` (of the last step or reset) or ``""``.
     """
     if not source:
         return None
@@ -69,10 +66,7 @@ def stated_mask(env: gymnasium.Env, info: Mapping[str, Any], source: str) -> np.
 class KeyedEnv:
     """A Gymnasium environment with keyed resets, observations as rows and bounded actions.
 
-    Args:
-        wanted: names it among others.
-        row: which of them it is.
-        heartbeat: int64 ``[1]``, counted up at each step and reset: who doesn't count hangs.
+    It is number ``row`` of those wanted. Each step and reset counts ``heartbeat`` up, int64 ``[1]``.
 
     Attributes:
         lost: whether the last step lost a life that ends an episode for the learner, while the game goes on.
@@ -111,14 +105,7 @@ class KeyedEnv:
         return layout.encode(observation, mask)
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool]:
-        """One step.
-
-        Args:
-            action: one row of actions; continuous ones are clipped to the space's bounds.
-
-        Returns:
-            The observation's row, reward, terminated, truncated.
-        """
+        """Takes one row of actions, clipped to their bounds; the observation's row, reward, terminated, truncated."""
         self._heartbeat += 1
         try:
             native = self._description.action.native(action)
@@ -133,9 +120,8 @@ class KeyedEnv:
     @property
     def _hooks(self) -> Any:
         inner = self._env.unwrapped
-        if self._wrapped:
-            return None
-        return inner if hasattr(inner, "get_env_state") and hasattr(inner, "set_env_state") else None
+        offered = hasattr(inner, "get_env_state") and hasattr(inner, "set_env_state")
+        return inner if offered and not self._wrapped else None
 
     def save_state(self) -> dict[str, np.ndarray] | None:
         """The arrays of an environment that offers ``get_env_state()`` and ``set_env_state(arrays)``, else None."""
@@ -149,17 +135,10 @@ class KeyedEnv:
         observation: np.ndarray,
         state: dict[str, np.ndarray],
     ) -> bool:
-        """Bring back a live episode: by its state hooks, else by replaying its actions and checking every step.
+        """Bring back the k-th episode: by its state hooks, else by replaying its actions and checking every step.
 
-        Args:
-            episode: its index k.
-            actions: ``[length, …]`` actions since the reset.
-            hashes: ``[length]`` uint64, of each step's observation and reward.
-            observation: the observation's row at the end.
-            state: arrays of the state hooks, empty without.
-
-        Returns:
-            Whether the episode is exactly back; if not the environment is left as the check found it.
+        ``hashes``, uint64 ``[length]``, are of each step's observation and reward, ``observation`` is the row at the
+        end. False says that it isn't exactly back, and the environment is left as the check found it.
         """
         current = self.reset(episode)
         if state and self._hooks is not None:

@@ -40,10 +40,9 @@ def join(timeout: float = DEFAULT_TIMEOUT) -> tuple[int, int]:
     Raises:
         ValueError: the launcher's variables are incomplete or contradict one another.
     """
-    topology = _joined[0].topology if _joined else script_topology()
-    if topology.world_size > 1 and not _joined:
+    if not _joined and (topology := script_topology()).world_size > 1:
         _joined.append(join_script(topology, datetime.timedelta(seconds=timeout)))
-    return topology.rank, topology.world_size
+    return place()
 
 
 def joined() -> bool:
@@ -73,10 +72,7 @@ def communicator() -> Communicator:
 class Same:
     """A number that must be the same on every rank.
 
-    Attributes:
-        words: what a rank did so often: ``"took {} steps"``.
-        number: this rank's.
-        advice: what to do where ranks differ.
+    ``words`` say what a rank did so often (``"took {} steps"``), and ``advice`` what to do where ranks differ.
     """
 
     words: str
@@ -87,10 +83,8 @@ class Same:
 def meet(where: str, said: Sequence[Same] = (), telling: int = 0) -> list[int]:
     """Make sure that all ranks are at the same place of the script, before they exchange anything there.
 
-    Args:
-        where: the place, for people: ``"all_mean"``.
-        said: what must be the same on every rank, at most 6 numbers.
-        telling: a number of this rank's own.
+    ``where`` names the place for people, at most 6 numbers are ``said`` to be the same on every rank, and ``telling``
+    is a number of this rank's own.
 
     Returns:
         What each rank told, in rank order.

@@ -165,11 +165,8 @@ class GymnaxEnvironment(Environment):
     """A gymnax environment, of either signature, without its own autoreset.
 
     gymnax 1.x tells time limits from ends; of 0.0.x, whose ``done`` is both, the end is what ``is_terminal`` says
-    without a limit. Spaces get the dtype of what is really observed, and MinAtar's boards become images of bytes.
-
-    Args:
-        env: with ``reset_env`` and ``step_env``.
-        images: whether observations of zeros and ones become bytes.
+    without a limit. Spaces get the dtype of what is really observed, and ``images`` (MinAtar's boards of zeros and
+    ones) become bytes.
     """
 
     def __init__(self, env: Any, images: bool = False) -> None:

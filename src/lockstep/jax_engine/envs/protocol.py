@@ -66,11 +66,7 @@ class JaxEnvironment(Protocol):
         ...
 
     def reset(self, random: Tree) -> tuple[Tree, Tree]:
-        """Begins an episode in ``n`` environments: their state and observation.
-
-        Args:
-            random: of :meth:`reset_random`, ``[n, …]``.
-        """
+        """Begins an episode in ``n`` environments, of draws ``[n, …]``: their state and observation."""
         ...
 
     def step(self, state: Tree, action: Array, random: Tree) -> Step:

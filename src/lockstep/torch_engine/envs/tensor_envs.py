@@ -7,41 +7,19 @@ that a process can hold but one of, are one group.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.envs.description import array_environment, make_arrays
+from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
+from lockstep.envs.description import make_arrays
 from lockstep.envs.gymnasium.keyed import environment_failure
 from lockstep.envs.host_envs import HostEnvs, WantedEnvs, by_row
 from lockstep.envs.tensor import per_shard
-from lockstep.torch_engine.envs.simulators import NativeActions, Simulator
+from lockstep.torch_engine.envs.simulators import NativeActions, Simulator, Step
 from lockstep.torch_engine.envs.tensor_arrays import TensorArrays
 
 GENERATORS = "generators."
-
-
-@dataclass
-class Step:
-    """Holds what a step gave, tensors on the device.
-
-    Attributes:
-        rewards: ``[E]``; ``terminated``, ``truncated`` bool ``[E]``.
-        terminated: see ``rewards``.
-        truncated: see ``rewards``.
-        final: what ended episodes saw last, rows ``[E, width]``.
-        successes: int8 ``[E]``, as :class:`lockstep.envs.host_envs.Buffers` has them, or None.
-    """
-
-    rewards: Tensor
-    terminated: Tensor
-    truncated: Tensor
-    final: Tensor
-    successes: Tensor | None
 
 
 class TensorEnvs(HostEnvs):
@@ -59,7 +37,7 @@ class TensorEnvs(HostEnvs):
         self.device, self._wanted = device, wanted
         self._native = NativeActions(wanted.description.action, device)
         self._groups: list[TensorArrays] | list[Simulator] = []
-        kind = array_environment(config.id)
+        kind = ARRAY_ENVIRONMENTS.get(config.id)
         one = device.type != "cpu" if kind is not None else not per_shard(config)
         self._slices = wanted.slices(None if one else wanted.shard_size)
         if kind is not None:
@@ -112,15 +90,9 @@ class TensorEnvs(HostEnvs):
         except Exception as error:
             raise environment_failure(f"environments ({self.description.id})", "step", error) from error
         for part, step in zip(self._slices, parts, strict=True):
-            self.observations[part] = step["observation"]
-        success = None if parts[0]["success"] is None else 2 * _joined(parts, "success").to(torch.int8) - 1
-        return Step(
-            rewards=_joined(parts, "reward"),
-            terminated=_joined(parts, "terminated"),
-            truncated=_joined(parts, "truncated"),
-            final=_joined(parts, "final"),
-            successes=success,
-        )
+            self.observations[part] = step.observation
+        rest = zip(*(step[1:] for step in parts), strict=True)
+        return Step(self.observations, *(x[0] if len(x) == 1 or x[0] is None else torch.cat(x) for x in rest))
 
     def reset(self) -> None:
         """See :meth:`HostEnvs.reset`."""
@@ -131,11 +103,11 @@ class TensorEnvs(HostEnvs):
         """See :meth:`HostEnvs.step`."""
         b = self.buffers
         step = self.advance(torch.from_numpy(b.actions).to(self.device))
-        b.rewards[:] = step.rewards.cpu().numpy()
+        b.rewards[:] = step.reward.cpu().numpy()
         b.terminated[:], b.truncated[:] = step.terminated.cpu().numpy(), step.truncated.cpu().numpy()
         b.final_observations[:] = step.final.cpu().numpy()
         b.observations[:] = self.observations.cpu().numpy()
-        b.successes[:] = 0 if step.successes is None else step.successes.cpu().numpy()
+        b.successes[:] = 0 if step.success is None else step.successes.cpu().numpy()
         b.episodes += b.terminated | b.truncated
 
     def save_states(self) -> list[dict[str, np.ndarray] | None]:
@@ -202,10 +174,6 @@ class TensorEnvs(HostEnvs):
         for env in self._groups:
             if isinstance(env, Simulator):
                 env.close()
-
-
-def _joined(parts: Sequence[dict[str, Any]], name: str) -> Tensor:
-    return parts[0][name] if len(parts) == 1 else torch.cat([part[name] for part in parts])
 
 
 def make_tensor_envs(wanted: WantedEnvs) -> TensorEnvs:

@@ -48,17 +48,12 @@ class OptimizerWatch:
 class StepRecorder:
     """Writes what one rank holds at checked steps.
 
-    Args:
-        writer: where to.
-        schedule: which steps are checked.
-
     Attributes:
         inventory: modules and normalisers as last looked up.
     """
 
     def __init__(self, writer: SideWriter, schedule: Schedule) -> None:
-        self._writer = writer
-        self._schedule = schedule
+        self._writer, self._schedule = writer, schedule
         self.inventory = Inventory()
 
     def first_seen(self, watch: OptimizerWatch) -> None:
@@ -86,10 +81,8 @@ class StepRecorder:
     def before(self, watch: OptimizerWatch, inputs: str, gathered: dict[str, Tensor]) -> None:
         """Before a checked step.
 
-        Args:
-            watch: the optimiser's.
-            inputs: digest of what forward passes through its modules were given; empty if none was seen.
-            gathered: parameters of a sharded model as its last forward pass had them.
+        ``inputs`` is the digest of what forward passes were given, empty if none was seen; ``gathered`` are parameters
+        of a sharded model as its last forward pass had them.
         """
         parameters = _parameters(watch)
         gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
