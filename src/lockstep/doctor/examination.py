@@ -64,12 +64,9 @@ def examine(wanted: Examination, nproc: int) -> Diagnosis:
 
 
 def examine_as_rank(wanted: Examination, topology: Topology, tell: Callable[[Diagnosis], int]) -> int:
-    """Does this rank's part, where another launcher started every rank; rank 0's process judges.
+    """Does this rank's part, where another launcher started every rank; the exit status, the same on every rank.
 
-    That process reports by ``tell``, which returns the exit status.
-
-    Returns:
-        The exit status, the same on every rank.
+    Rank 0's process judges, and reports by ``tell``, which returns that status.
 
     Raises:
         ValueError: ranks on several hosts share no directory; one line.

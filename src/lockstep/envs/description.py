@@ -22,10 +22,6 @@ class EnvDescription:
     """Describes an environment from outside.
 
     Attributes:
-        id: its Gymnasium id.
-        observation: how its observations lie in rows.
-        action: what its actions are.
-        max_episode_steps: time limit in steps, or None.
         is_array: whether it is one of our array environments.
         mask_from: where the action mask is found: ``info``, ``method`` or ``""`` (nowhere, or in the observation).
         rewards: what the learner gets of its rewards.

@@ -34,7 +34,7 @@ def stacked_space(single: Any, count: int, mask: str | None, name: str = "") -> 
 
 
 def join_frames(xp: Any, single: Any, frames: Any, mask: str | None, name: str = "") -> Any:
-    """Frames ``[k, …]`` as one observation, see :class:`StackChannels`.
+    """Frames ``[k, …]`` as one observation, side by side as this module says.
 
     Args:
         xp: array namespace of the frames.

@@ -25,9 +25,6 @@ class WantedEnvs:
 
     Attributes:
         config: which environment, and in how many worker processes.
-        description: its spaces.
-        seed: the run's seed.
-        env_ids: global ids.
         purpose: ``"reset"`` for training, ``"eval"`` for evaluation.
         group_size: environments that share the keys of their resets, and so their starts.
         device: of the policy; tensor environments and JAX's live there.
@@ -125,8 +122,6 @@ class HostEnvs(ABC):
     """Environments that are stepped on the host.
 
     Attributes:
-        description: their spaces.
-        env_ids: their global ids.
         buffers: what the last step left.
         replayed: whether live episodes may have to be restored by replaying their actions.
         late_reset: whether an ended episode's last observation is in ``observations``, and the next step begins the

@@ -17,14 +17,12 @@ class Comparison:
 
     Attributes:
         kind: ``parameters``, ``gradients``, ``moments``, ``buffers``, ``normalizers`` or ``gathered``.
-        moment: when.
         compared: number of tensors that ranks should hold wholly and alike.
         sharded: number of tensors of which each rank rightly holds another part.
         differing: names of those that differ, in order.
         ranks: that differ from the first one.
         relative: largest difference over all differing tensors, each relative to its largest element; NaN if the kept
             samples are equal and only the digests differ.
-        nonzero: whether any element isn't zero.
     """
 
     kind: str

@@ -40,7 +40,6 @@ class Diagnosis:
 
     Attributes:
         verdict: ``IN SYNC``, ``NOT IN SYNC`` or ``UNDETERMINED``.
-        reason: of the verdict, one sentence.
         findings: the worst first; the first one is the verdict's reason unless all is well.
         coverage: what was compared: ranks, steps, tensors.
         overhead: the doctor's own seconds on the script's thread, the script's seconds, and their quotient.

@@ -33,9 +33,6 @@ class Finding:
     Attributes:
         kind: a word for it.
         level: ``fault`` (ranks aren't one agent), ``doubt`` (can't be told) or ``note``.
-        text: what was seen.
-        cause: probable; may be empty.
-        fix: may be empty.
         details: figures, of JSON types.
     """
 

@@ -36,7 +36,6 @@ class ArrayEnvironment(ABC):
         render_fps: pictures per second of simulated time.
         observation_space: of one environment: float32 of any shape, or an image, uint8 ``[height, width, 3]``
             (:func:`lockstep.core.spaces.is_image`).
-        action_space: of one environment.
     """
 
     gymnasium_id: ClassVar[str | None]

@@ -37,16 +37,7 @@ class Snake(ArrayEnvironment):
     The observation is an image, uint8 ``[size, size, 3]``, whose channels are head, body and food, 255 where they are.
     With ``ages`` the body tells its direction: it fades towards the tail, from 255 to 55.
 
-    Args:
-        size: rows and columns, 4 to 32.
-        food: reward.
-        death: reward.
-        win: reward, beside that for the food.
-        step: reward.
-        shaping: weight of the distance to the food.
-        gamma: discount of the shaping, which should be the learner's.
-        starvation: steps without food that a snake survives, in sizes of the board.
-        ages: whether the body fades.
+    The board has 4 to 32 rows and columns; ``gamma``, the discount of the shaping, should be the learner's.
 
     Raises:
         ValueError: ``size``, ``starvation`` or ``gamma`` is something that can't be, or a reward isn't finite.

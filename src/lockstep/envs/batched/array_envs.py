@@ -37,7 +37,8 @@ class ArrayEnvs(HostEnvs):
     def __init__(self, wanted: WantedEnvs) -> None:
         super().__init__(wanted.description, wanted.env_ids)
         self._wanted, self._env, self._keyed = wanted, make_arrays(wanted.config), KeyedDraws()
-        generators = [keyed_generator(wanted.seed, f"{wanted.purpose}/step", key) for key in wanted.keys]
+        keys = wanted.keys if self._env.step_draws else []
+        generators = [keyed_generator(wanted.seed, f"{wanted.purpose}/step", key) for key in keys]
         self._step_keys = np.array([g.integers(2**64, dtype=np.uint64) for g in generators], np.uint64)
         self._limit = wanted.description.max_episode_steps or self._env.max_episode_steps
         self._elapsed = np.zeros(self.num_envs, np.int64)

@@ -108,8 +108,6 @@ class Attached:
     """Keeps attached modules and optimisers one on all ranks; :func:`attach` makes it.
 
     Attributes:
-        rank: this process's.
-        world_size: number of ranks.
         reductions: backward passes that ended with a reduction so far.
         indices: by identity of the parameter, its place among those that are reduced; empty with one rank.
     """

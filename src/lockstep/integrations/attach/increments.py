@@ -29,12 +29,9 @@ class _Added(NamedTuple):
 
 
 class Increments:
-    """Hooks on parameters that keep account of what is added to their gradients.
+    """Hooks on parameters that keep account of what is added to their gradients, and isn't reduced yet: ``added``.
 
-    They call ``added`` whenever something was added to one, within the backward pass.
-
-    Attributes:
-        added: by index of the parameter, what isn't reduced yet.
+    They call back whenever something was added to one, within the backward pass.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], names: Sequence[str], added: Callable[[], None]) -> None:

@@ -40,9 +40,10 @@ def join(timeout: float = DEFAULT_TIMEOUT) -> tuple[int, int]:
     Raises:
         ValueError: the launcher's variables are incomplete or contradict one another.
     """
-    if not _joined and (topology := script_topology()).world_size > 1:
+    topology = _joined[0].topology if _joined else script_topology()
+    if topology.world_size > 1 and not _joined:
         _joined.append(join_script(topology, datetime.timedelta(seconds=timeout)))
-    return place()
+    return topology.rank, topology.world_size
 
 
 def joined() -> bool:

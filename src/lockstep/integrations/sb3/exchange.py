@@ -21,9 +21,6 @@ class RolloutExchange:
 
     A rank whose callback says stop comes here at once, the others when their rollout is over; so does a rank that
     fails. Which of them it was, and when, is known to all ranks before any goes on.
-
-    Attributes:
-        stopped: whether the ranks have agreed to stop.
     """
 
     def __init__(

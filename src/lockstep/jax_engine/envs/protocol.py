@@ -45,8 +45,6 @@ class JaxEnvironment(Protocol):
     """A batch of ``n`` environments as pure functions.
 
     Attributes:
-        observation_space: of one environment.
-        action_space: of one environment.
         max_episode_steps: steps after which the engine truncates an episode, or None.
 
     It may have ``cheap_reset = True``: a reset costs next to nothing, so that one is computed at every step, and not

@@ -53,8 +53,6 @@ class Step(NamedTuple):
     Attributes:
         observation: rows ``[E, width]``, of the next episode where one ended.
         reward: ``[E]``; ``terminated``, ``truncated`` bool ``[E]``.
-        terminated: see ``reward``.
-        truncated: see ``reward``.
         final: what ended episodes saw last, rows ``[E, width]``.
         success: whether each task is solved, bool ``[E]``; None where there is no such notion.
     """

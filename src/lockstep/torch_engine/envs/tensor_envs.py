@@ -25,8 +25,7 @@ GENERATORS = "generators."
 class TensorEnvs(HostEnvs):
     """Steps environments with tensors; as :class:`HostEnvs` they copy to and from host buffers at every step.
 
-    Attributes:
-        observations: the newest rows, ``[E, width]`` on the device.
+    Their newest rows ``[E, width]`` are ``observations``, on the device.
     """
 
     replayed = False

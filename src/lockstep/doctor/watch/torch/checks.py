@@ -27,7 +27,6 @@ class OptimizerWatch:
     Attributes:
         index: in the order of first steps.
         optimizer: itself, kept, so that its ``id`` stays its own.
-        steps: taken so far.
         boundaries: numbers of steps taken when a phase of forward passes without gradients began.
         rates: learning rates of all groups as last seen.
         seen_passes: how many forward passes belong to earlier steps.
@@ -46,11 +45,7 @@ class OptimizerWatch:
 
 
 class StepRecorder:
-    """Writes what one rank holds at checked steps.
-
-    Attributes:
-        inventory: modules and normalisers as last looked up.
-    """
+    """Writes what one rank holds at checked steps, by an ``inventory`` of modules and normalisers as last looked up."""
 
     def __init__(self, writer: SideWriter, schedule: Schedule) -> None:
         self._writer, self._schedule = writer, schedule
