@@ -239,6 +239,7 @@ def test_final_observations_and_success_are_taken_where_they_are_given():
     assert step.truncated.all()
     assert step.final[:, 2].tolist() == [7.0] * 3
     assert step.observation[:, 2].tolist() == [0.0] * 3
+    assert step.success is not None
     assert torch.equal(step.success, step.terminated)
 
 

@@ -90,7 +90,6 @@ def _calm_mujoco() -> None:
             mujoco.set_mju_user_warning(_show_once)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-@functools.cache
 def _register_atari(env_id: str) -> None:
     if importlib.util.find_spec("ale_py") is None:
         raise ValueError(f"env.id: {env_id} needs ale-py, which isn't installed; pip install 'lockstep-rl[atari]'")

@@ -181,8 +181,8 @@ class Simulator:
         last = next((info[name] for name in FINAL if info.get(name) is not None), None)
         final = self._before if last is None else self._rows(last)
         self._before = self._rows(observation)
-        ends = (ended.reshape(-1).bool() for ended in (terminated, truncated))
-        return Step(self._before, reward.reshape(-1), *ends, final, _success(info))
+        terminated, truncated = (ends.reshape(-1).bool() for ends in (terminated, truncated))
+        return Step(self._before, reward.reshape(-1), terminated, truncated, final, _success(info))
 
     def save(self) -> dict[str, np.ndarray] | None:
         """Copies its state, arrays ``[count, …]``, if it has hooks for it."""

@@ -7,6 +7,8 @@ that a process can hold but one of, are one group.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -90,7 +92,7 @@ class TensorEnvs(HostEnvs):
             raise environment_failure(f"environments ({self.description.id})", "step", error) from error
         for part, step in zip(self._slices, parts, strict=True):
             self.observations[part] = step.observation
-        rest = zip(*(step[1:] for step in parts), strict=True)
+        rest: Any = zip(*(step[1:] for step in parts), strict=True)
         return Step(self.observations, *(x[0] if len(x) == 1 or x[0] is None else torch.cat(x) for x in rest))
 
     def reset(self) -> None:
@@ -106,7 +108,8 @@ class TensorEnvs(HostEnvs):
         b.terminated[:], b.truncated[:] = step.terminated.cpu().numpy(), step.truncated.cpu().numpy()
         b.final_observations[:] = step.final.cpu().numpy()
         b.observations[:] = self.observations.cpu().numpy()
-        b.successes[:] = 0 if step.success is None else step.successes.cpu().numpy()
+        successes = step.successes
+        b.successes[:] = 0 if successes is None else successes.cpu().numpy()
         b.episodes += b.terminated | b.truncated
 
     def save_states(self) -> list[dict[str, np.ndarray] | None]:
