@@ -4,7 +4,8 @@ Importing this package registers the array environments with Gymnasium, as is th
 loads no plugins: ``gymnasium.make("lockstep.envs:lockstep/CartPole-v1")`` needs no other line.
 """
 
-from gymnasium import register, registry
+from gymnasium import register
+from gymnasium import registry as registered  # this package has a module of that name
 
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 
@@ -12,7 +13,7 @@ from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 def register_array_environments() -> None:
     """Register each array environment with its time limit; ids that are there already stay as they are."""
     for env_id, environment in ARRAY_ENVIRONMENTS.items():
-        if env_id not in registry:
+        if env_id not in registered:
             register(
                 id=env_id,
                 entry_point="lockstep.envs.arrays.gymnasium_env:ArrayGymnasiumEnv",
