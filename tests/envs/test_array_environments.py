@@ -28,10 +28,10 @@ from gymnasium.utils.env_checker import check_env
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lockstep.envs import register_array_environments
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS, Acrobot, ArrayEnvironment, CartPole, PushCube
 from lockstep.envs.arrays.base import host_array
 from lockstep.envs.arrays.gymnasium_env import ArrayGymnasiumEnv
-from lockstep.envs.gymnasium.registration import register_array_environments
 
 RTOL, ATOL = 1e-6, 1e-6
 ATOLS: dict[type[ArrayEnvironment], float] = {

@@ -6,7 +6,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscr
 from lockstep.config.run import EnvConfig
 from lockstep.core.spaces import ActionLayout, Leaf, ObservationLayout
 from lockstep.envs.describe import describe
-from lockstep.envs.description import EnvDescription, array_environment
+from lockstep.envs.description import EnvDescription
 from lockstep.envs.gymnasium.make import make_environment
 
 FAKE = "LockstepTest/Fake-v0"
@@ -97,8 +97,6 @@ def test_the_time_limit_is_the_environments_own_or_the_configs():
 def test_array_environments_are_known_as_such():
     assert describe(EnvConfig(id="lockstep/CartPole-v1")).is_array
     assert not describe(EnvConfig(id="CartPole-v1")).is_array
-    assert array_environment("lockstep/CartPole-v1") is not None
-    assert array_environment("CartPole-v1") is None
 
 
 def test_arguments_reach_the_environment():

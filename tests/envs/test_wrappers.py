@@ -16,7 +16,7 @@ from lockstep.config.run import EnvConfig
 from lockstep.envs.describe import describe
 from lockstep.envs.gymnasium.keyed import KeyedEnv
 from lockstep.envs.gymnasium.make import make_environment
-from lockstep.envs.host_envs import HostEnvs
+from lockstep.envs.host_envs import HostEnvs, WantedEnvs
 from lockstep.envs.registry import make_envs
 from lockstep.envs.restore.replay import row_hashes
 from lockstep.envs.rewards import RewardShaping
@@ -119,7 +119,7 @@ def test_of_a_stacked_dict_the_action_mask_is_the_newest_one():
 
 def sticky_rewards(env_id: int, episode: int, probability: float, seed: int = 0) -> list[float]:
     config = EnvConfig.model_validate({"id": "Counting-v0", "sticky_actions": probability})
-    env = KeyedEnv(config, describe(config), seed, env_id, "reset")
+    env = KeyedEnv(WantedEnvs(config, describe(config), seed, [env_id]), 0, np.zeros(1, np.int64))
     env.reset(episode)
     return [env.step(np.int64(t % 3))[1] for t in range(6)]
 
@@ -145,13 +145,13 @@ def test_a_repeated_action_is_the_one_before_it_about_as_often_as_asked():
 
 def test_a_live_episode_in_stateful_wrappers_comes_back_exactly():
     config = EnvConfig.model_validate({"id": "Counting-v0", "sticky_actions": 0.5, "frame_stack": 3})
-    description = describe(config)
-    env = KeyedEnv(config, description, 0, 5, "reset")
+    wanted, beats = WantedEnvs(config, describe(config), 0, [5]), np.zeros(1, np.int64)
+    env = KeyedEnv(wanted, 0, beats)
     env.reset(2)
     actions = np.array([0, 1, 2, 0])
     steps = [env.step(a)[:2] for a in actions]
     rows, rewards = np.stack([row for row, _ in steps]), np.array([reward for _, reward in steps])
-    again = KeyedEnv(config, description, 0, 5, "reset")
+    again = KeyedEnv(wanted, 0, beats)
     assert again.restore(2, actions, row_hashes(rows, rewards), rows[-1], {})
     assert [again.step(a)[1] for a in (1, 2)] == [env.step(a)[1] for a in (1, 2)]
     assert not again.restore(2, actions, row_hashes(rows, rewards + 1.0), rows[-1], {})

@@ -24,7 +24,6 @@ from lockstep.core.shards import KeyedDraws, ShardPlan
 from lockstep.core.topology import Topology
 from lockstep.envs.describe import describe
 from lockstep.envs.description import EnvDescription
-from lockstep.envs.gymnasium.keyed import episode_key
 from lockstep.envs.registry import make_envs
 from lockstep.jax_engine import batch as jax_batch
 from lockstep.jax_engine import rollout as jax_rollout
@@ -178,9 +177,7 @@ def starts_of(given: Given, done: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     size = env.reset_random(jax.random.key(0), (1,)).shape[-1]
 
     def of(env_id: int, episode: int) -> np.ndarray:
-        return draws.generator(given.config.seed, "reset", *episode_key("reset", env_id, episode)).random(
-            size, np.float32
-        )
+        return draws.generator(given.config.seed, "reset", env_id, episode).random(size, np.float32)
 
     episodes = np.cumsum(done, 0)
     first = np.stack([of(env_id, 0) for env_id in range(given.config.envs)])

@@ -9,7 +9,7 @@ from lockstep.config.run import EnvConfig
 from lockstep.core.spaces import ActionLayout, Leaf, ObservationLayout
 from lockstep.envs.describe import describe
 from lockstep.envs.description import EnvDescription
-from lockstep.envs.host_envs import Buffers, HostEnvs, buffer_layout
+from lockstep.envs.host_envs import HostEnvs
 from lockstep.envs.registry import make_envs
 from lockstep.policies.evaluation import run_episodes, summarize
 
@@ -24,10 +24,7 @@ class Countdown(HostEnvs):
         description = EnvDescription(
             "Countdown-v0", ObservationLayout((Leaf("", "vector", (1,)),)), ActionLayout("discrete", (2,), (0,))
         )
-        layout = buffer_layout(description, len(lengths), 1)
-        super().__init__(
-            description, range(len(lengths)), Buffers(**{k: np.zeros(s, d) for k, (s, d) in layout.items()})
-        )
+        super().__init__(description, range(len(lengths)))
         self._lengths, self._end, self.steps = np.array(lengths), end, 0
 
     def reset(self) -> None:

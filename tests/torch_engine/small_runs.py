@@ -18,7 +18,7 @@ from lockstep.core.shards import ShardPlan
 from lockstep.core.spaces import ActionLayout, Leaf, ObservationLayout
 from lockstep.core.topology import Topology
 from lockstep.envs.description import EnvDescription
-from lockstep.envs.host_envs import Buffers, HostEnvs, buffer_layout
+from lockstep.envs.host_envs import HostEnvs
 from lockstep.torch_engine.batch import Batch
 from lockstep.torch_engine.distributed.communicator import Communicator
 from lockstep.torch_engine.gradients import Gradient, norm_of
@@ -249,9 +249,7 @@ class ScriptedEnvs(HostEnvs):
     """
 
     def __init__(self, env_ids: Sequence[int], ends: dict[tuple[int, int], str] | None = None) -> None:
-        description = described(size=2)
-        layout = buffer_layout(description, len(env_ids), 1)
-        super().__init__(description, env_ids, Buffers(**{k: np.zeros(s, d) for k, (s, d) in layout.items()}))
+        super().__init__(described(size=2), env_ids)
         self._ends, self._clock = ends or {}, 0
         self.taken: list[np.ndarray] = []
 

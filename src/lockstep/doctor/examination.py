@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import sys
@@ -16,7 +17,7 @@ from lockstep.doctor.judge.diagnosis import Diagnosis, diagnose
 from lockstep.doctor.judge.traces import read_traces
 from lockstep.doctor.supervisor import OneRank, Supervisor, await_leaving, await_verdict
 from lockstep.doctor.watch.side_store import VERDICT, write_json
-from lockstep.doctor.watch.watched import MODULE, Assignment
+from lockstep.doctor.watch.watched import MODULE
 from lockstep.launch.script import Script, start_script
 from lockstep.launch.supervise import Ranks
 from lockstep.runs.directory import is_writer
@@ -44,8 +45,7 @@ class Examination:
 
     def words(self, store: Path) -> list[str]:
         """What follows ``python`` in a rank that leaves its traces in ``store``."""
-        assignment = Assignment(str(store), self.first, self.interval)
-        return ["-m", MODULE, assignment.to_json(), *self.script.words]
+        return ["-m", MODULE, json.dumps([str(store), self.first, self.interval]), *self.script.words]
 
     def supervisor(self, ranks: Ranks, store: Path, world_size: int, *, judges: bool) -> Supervisor:
         """Makes who waits for the ranks that this process started."""
@@ -64,15 +64,9 @@ def examine(wanted: Examination, nproc: int) -> Diagnosis:
 
 
 def examine_as_rank(wanted: Examination, topology: Topology, tell: Callable[[Diagnosis], int]) -> int:
-    """Does this rank's part, where another launcher started every rank; rank 0's process judges.
+    """Does this rank's part, where another launcher started every rank; the exit status, the same on every rank.
 
-    Args:
-        wanted: see there.
-        topology: this rank's place.
-        tell: reports a diagnosis and returns the exit status; called by the process that judges.
-
-    Returns:
-        The exit status, the same on every rank.
+    Rank 0's process judges, and reports by ``tell``, which returns that status.
 
     Raises:
         ValueError: ranks on several hosts share no directory; one line.

@@ -66,9 +66,9 @@ def _merged(everyone: list[dict[str, dict[str, str]]]) -> dict[str, dict[str, st
     out: dict[str, dict[str, str]] = {}
     for process, parts in enumerate(everyone):
         for part, copies in parts.items():
-            own = {(name if len(everyone) == 1 or name.startswith("process") else f"{name} of process {process}"): d
-                   for name, d in copies.items()}  # fmt: skip
-            out.setdefault(part, {}).update(own)
+            for name, digest in copies.items():
+                alone = len(everyone) == 1 or name.startswith("process")
+                out.setdefault(part, {})[name if alone else f"{name} of process {process}"] = digest
     return out
 
 

@@ -41,12 +41,7 @@ class Outcome:
 
 
 class OneRank:
-    """The rank that this process stands for, where another launcher started it: the script runs as its child.
-
-    Args:
-        command: of the child.
-        rank: its global rank.
-    """
+    """The rank that this process stands for, where another launcher started it: the script runs as its child."""
 
     def __init__(self, command: Sequence[str], rank: int) -> None:
         self._rank = rank
@@ -74,15 +69,10 @@ class OneRank:
 
 
 class Supervisor:
-    """Waits for the ranks of a run.
+    """Waits for the ranks that this process started.
 
-    Args:
-        ranks: those that this process started.
-        store: the side store's directory.
-        world_size: of the run.
-        judges: whether this process decides when to stop; the others follow.
-        wait_limit: seconds that all ranks which still run may wait for others.
-        run_limit: seconds after which the run is ended; None for no limit.
+    It decides when to stop if it ``judges``, else it follows. All ranks that still run may wait ``wait_limit`` seconds
+    for others, and the run is ended after ``run_limit`` (None: never).
     """
 
     def __init__(
@@ -95,13 +85,9 @@ class Supervisor:
         wait_limit: float,
         run_limit: float | None,
     ) -> None:
-        self._ranks = ranks
-        self._store = store
+        self._ranks, self._store, self._judges = ranks, store, judges
         self._readers = {rank: SideReader(rank_directory(store, rank)) for rank in range(world_size)}
-        self._judges = judges
-        self._wait_limit = wait_limit
-        self._began = time.monotonic()
-        self._run_limit = run_limit
+        self._began, self._wait_limit, self._run_limit = time.monotonic(), wait_limit, run_limit
         self._told: set[int] = set()
         self._stop_at: float | None = None
 
@@ -172,12 +158,9 @@ class Supervisor:
 
 
 def await_verdict(store: Path, rank: int) -> int:
-    """Waits for what the judging process decides, where another launcher started every rank.
+    """Waits for what the judging process decides; the exit status, which is 1 if there is no verdict within a minute.
 
     A rank may work on long after this one has ended, at a last evaluation: the limit counts from its last sign of life.
-
-    Returns:
-        The exit status; 1 if there is no verdict within a minute.
     """
     deadline, heard = time.monotonic() + VERDICT_SECONDS, 0
     while time.monotonic() < deadline:

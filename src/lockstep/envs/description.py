@@ -22,10 +22,6 @@ class EnvDescription:
     """Describes an environment from outside.
 
     Attributes:
-        id: its Gymnasium id.
-        observation: how its observations lie in rows.
-        action: what its actions are.
-        max_episode_steps: time limit in steps, or None.
         is_array: whether it is one of our array environments.
         mask_from: where the action mask is found: ``info``, ``method`` or ``""`` (nowhere, or in the observation).
         rewards: what the learner gets of its rewards.
@@ -42,22 +38,15 @@ class EnvDescription:
     lives: bool = False
 
 
-def array_environment(env_id: str) -> type | None:
-    """Finds our array environment of this id, or None."""
-    return ARRAY_ENVIRONMENTS.get(env_id)
-
-
 def make_arrays(config: EnvConfig) -> ArrayEnvironment:
     """Makes the array environment of a config, in a frame stack if that is asked for."""
-    kind = array_environment(config.id)
-    assert kind is not None, f"{config.id} is no array environment"
-    made = kind(**config.kwargs)
+    made = ARRAY_ENVIRONMENTS[config.id](**config.kwargs)
     return FrameStack(made, config.frame_stack) if config.frame_stack > 1 else made
 
 
 def arguments_of(config: EnvConfig) -> dict[str, Any]:
     """Lists an environment's arguments; of ours, those that it takes by itself too."""
-    kind = array_environment(config.id)
+    kind = ARRAY_ENVIRONMENTS.get(config.id)
     taken = {} if kind is None else inspect.signature(kind.__init__).parameters
     own = {name: p.default for name, p in taken.items() if p.default is not inspect.Parameter.empty}
     return own | config.kwargs
@@ -65,7 +54,7 @@ def arguments_of(config: EnvConfig) -> dict[str, Any]:
 
 def stepped_as_arrays(config: EnvConfig) -> bool:
     """Whether an environment is one of ours and not asked for one by one."""
-    return config.backend in ("auto", "tensor") and array_environment(config.id) is not None
+    return config.backend in ("auto", "tensor") and config.id in ARRAY_ENVIRONMENTS
 
 
 def described(

@@ -17,14 +17,7 @@ from lockstep.core.spaces import ImageBox, channels_first, is_image
 
 
 def stacked_space(single: Any, count: int, mask: str | None, name: str = "") -> gymnasium.Space:
-    """The space of :func:`join_frames`.
-
-    Args:
-        single: space of one frame.
-        count: frames.
-        mask: entry of a Dict that is an action mask, or None.
-        name: path of ``single`` in the whole space.
-    """
+    """The space of :func:`join_frames`, whose arguments these are."""
     if isinstance(single, spaces.Dict):
         return spaces.Dict({k: stacked_space(s, count, mask, _inside(name, k)) for k, s in single.spaces.items()})
     if isinstance(single, spaces.Tuple):
@@ -41,7 +34,7 @@ def stacked_space(single: Any, count: int, mask: str | None, name: str = "") -> 
 
 
 def join_frames(xp: Any, single: Any, frames: Any, mask: str | None, name: str = "") -> Any:
-    """Frames ``[k, …]`` as one observation, see :class:`StackChannels`.
+    """Frames ``[k, …]`` as one observation, side by side as this module says.
 
     Args:
         xp: array namespace of the frames.

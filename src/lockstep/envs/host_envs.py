@@ -8,13 +8,56 @@ and EnvPool (:mod:`lockstep.envs.batched.envpool`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsInt
 
 import numpy as np
 
+from lockstep.config.run import EnvConfig
+from lockstep.core.shards import keyed_seed
 from lockstep.envs.description import EnvDescription
+
+
+@dataclass(frozen=True)
+class WantedEnvs:
+    """Says which environments a back end makes.
+
+    Attributes:
+        config: which environment, and in how many worker processes.
+        purpose: ``"reset"`` for training, ``"eval"`` for evaluation.
+        group_size: environments that share the keys of their resets, and so their starts.
+        device: of the policy; tensor environments and JAX's live there.
+        shard_size: environments of a shard; None: all are one.
+    """
+
+    config: EnvConfig
+    description: EnvDescription
+    seed: int
+    env_ids: Sequence[int]
+    purpose: str = "reset"
+    group_size: int = 1
+    device: str = "cpu"
+    shard_size: int | None = None
+
+    @property
+    def keys(self) -> list[int]:
+        """What stands for each environment in the keys of its random numbers."""
+        return [env_id // self.group_size for env_id in self.env_ids]
+
+    def slices(self, size: int | None) -> list[slice]:
+        """Rows of every ``size`` environments; None: of all."""
+        count = len(self.env_ids)
+        return [slice(start, start + (size or count)) for start in range(0, count, size or count)]
+
+    def episode_key(self, row: int, episode: SupportsInt) -> tuple[int, ...]:
+        """The key of an episode's reset: training counts episodes, an evaluation repeats the same ones."""
+        key = self.env_ids[row] // self.group_size
+        return (key,) if self.purpose == "eval" else (key, int(episode))
+
+    def episode_seed(self, row: int, episode: SupportsInt, stream: str = "") -> int:
+        """The seed of an episode's reset; ``stream`` tells a back end's own draws from others of the same key."""
+        return keyed_seed(self.seed, self.purpose + stream, *self.episode_key(row, episode))
 
 
 @dataclass
@@ -70,12 +113,15 @@ def buffer_layout(description: EnvDescription, num_envs: int, slots: int) -> dic
     }
 
 
+def by_row(arrays: Mapping[str, Any], count: int) -> list[dict[str, np.ndarray] | None]:
+    """Cuts arrays ``[count, …]`` into those of each environment."""
+    return [{name: np.asarray(values[row]) for name, values in arrays.items()} for row in range(count)]
+
+
 class HostEnvs(ABC):
     """Environments that are stepped on the host.
 
     Attributes:
-        description: their spaces.
-        env_ids: their global ids.
         buffers: what the last step left.
         replayed: whether live episodes may have to be restored by replaying their actions.
         late_reset: whether an ended episode's last observation is in ``observations``, and the next step begins the
@@ -85,11 +131,12 @@ class HostEnvs(ABC):
     replayed = True
     late_reset = False
 
-    def __init__(self, description: EnvDescription, env_ids: Sequence[int], buffers: Buffers) -> None:
+    def __init__(self, description: EnvDescription, env_ids: Sequence[int], buffers: Buffers | None = None) -> None:
         self.description = description
         self.env_ids = list(env_ids)
-        self.buffers = buffers
-        buffers.scores[:] = np.nan
+        layout = buffer_layout(description, len(env_ids), 1)
+        self.buffers = buffers or Buffers(**{k: np.zeros(s, d) for k, (s, d) in layout.items()})
+        self.buffers.scores[:] = np.nan
 
     @property
     def num_envs(self) -> int:

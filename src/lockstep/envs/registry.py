@@ -11,7 +11,7 @@ from lockstep.envs.batched.envpool import EnvPoolEnvs
 from lockstep.envs.description import EnvDescription
 from lockstep.envs.gymnasium.in_process import InProcessEnvs
 from lockstep.envs.gymnasium.workers import WorkerEnvs
-from lockstep.envs.host_envs import HostEnvs
+from lockstep.envs.host_envs import HostEnvs, WantedEnvs
 
 
 def make_envs(
@@ -25,30 +25,17 @@ def make_envs(
     device: str = "cpu",
     shard_size: int | None = None,
 ) -> HostEnvs:
-    """Makes the environments with these global ids.
+    """Makes the environments that :class:`~lockstep.envs.host_envs.WantedEnvs` describes.
 
-    Args:
-        config: which environment, and in how many worker processes.
-        description: its spaces.
-        seed: the run's seed.
-        env_ids: global ids.
-        fail: ends the process with a message, for an environment in this process that hangs.
-        purpose: ``"reset"`` for training, ``"eval"`` for evaluation.
-        group_size: environments that share the keys of their resets, and so their starts.
-        device: of the policy; tensor environments and JAX's live there.
-        shard_size: environments of a shard; None: all are one.
+    ``fail`` ends the process with a message, for an environment in this process that hangs.
     """
-    keys = [env_id // group_size for env_id in env_ids]
+    wanted = WantedEnvs(config, description, seed, env_ids, purpose, group_size, device, shard_size)
     if config.jax_only:
-        make = engine_module("jax").make_jax_envs
-        return make(config, description, seed, env_ids, purpose, keys, shard_size or len(env_ids), device)
+        return engine_module("jax").make_jax_envs(wanted)
     if config.backend == "tensor" and not (description.is_array and purpose == "eval"):
-        make = engine_module("torch").make_tensor_envs
-        return make(config, description, seed, env_ids, purpose, keys, shard_size or len(env_ids), device)
+        return engine_module("torch").make_tensor_envs(wanted)
     if config.backend == "envpool":
-        return EnvPoolEnvs(config, description, seed, env_ids, purpose, shard_size or len(env_ids))
+        return EnvPoolEnvs(wanted)
     if description.is_array:
-        return ArrayEnvs(config, description, seed, env_ids, purpose, keys)
-    if config.workers:
-        return WorkerEnvs(config, description, seed, env_ids, purpose, keys)
-    return InProcessEnvs(config, description, seed, env_ids, purpose, fail, keys)
+        return ArrayEnvs(wanted)
+    return WorkerEnvs(wanted) if config.workers else InProcessEnvs(wanted, fail)

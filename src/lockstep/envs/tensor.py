@@ -25,7 +25,6 @@ class TensorEnvironment(Protocol):
     """Declares what a simulator offers.
 
     Attributes:
-        num_envs: environments in it.
         single_observation_space: of one of them: Box, Discrete, MultiDiscrete, MultiBinary, or Dict of those.
         single_action_space: of one of them.
 

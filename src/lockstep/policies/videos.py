@@ -14,7 +14,7 @@ from typing import Any
 from lockstep.config.engines import engine_module
 from lockstep.config.run import EnvConfig
 from lockstep.core.shards import keyed_seed
-from lockstep.envs.description import array_environment
+from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 from lockstep.envs.gymnasium.keyed import environment_failure, stated_mask
 from lockstep.envs.gymnasium.make import make_environment
 from lockstep.envs.gymnasium.wrappers import LIFE_LOST
@@ -98,7 +98,7 @@ def drawn_environment(config: EnvConfig, mode: str) -> Any:
     Raises:
         ValueError: it can't; one line.
     """
-    if config.jax_only and array_environment(config.id) is None:
+    if config.jax_only and config.id not in ARRAY_ENVIRONMENTS:
         return engine_module("jax").DrawnEnvironment(config, mode)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Gymnasium warns of the mode that the error below names

@@ -17,10 +17,7 @@ from lockstep.core.topology import without_launcher
 def setup_of(config: Config, ranks: int, processes: int) -> str:
     """The set-up of one world size in lines, found in a fresh process, where the engine may make its devices.
 
-    Args:
-        config: of the run, resolved.
-        ranks: processes of engine torch; devices of engine jax.
-        processes: that share the devices (engine jax).
+    ``ranks`` are processes of engine torch and devices of engine jax, ``processes`` those that share the devices.
 
     Raises:
         ValueError: this machine has no such devices; one line.

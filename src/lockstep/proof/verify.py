@@ -107,12 +107,7 @@ def compare(reference: Trace, trace: Trace) -> Comparison:
 
 
 def verify(config: Config, worlds: Sequence[tuple[int, int]], iterations: int) -> list[Comparison]:
-    """Runs every world size and compares each with the first.
-
-    Args:
-        config: the run; it is resolved for the first world size.
-        worlds: numbers of ranks, and of the processes that share them (JAX engine; else 1).
-        iterations: how many iterations each trains.
+    """Runs every world size, ``(ranks, processes that share them)``, and compares each with the first.
 
     Raises:
         ValueError: a world size can't share the config's shards; before anything is started.

@@ -8,6 +8,7 @@ from lockstep.config.run import EnvConfig
 from lockstep.core.errors import EnvironmentFailureError
 from lockstep.core.shards import keyed_seed
 from lockstep.envs.describe import describe
+from lockstep.envs.host_envs import WantedEnvs
 from lockstep.envs.registry import make_envs
 from lockstep.jax_engine.envs.for_host import JaxEnvs, make_jax_envs
 
@@ -137,7 +138,7 @@ def test_what_an_environment_raises_is_one_line(monkeypatch):
         return corridors.Corridor.step(self, key, state, action, params)
 
     monkeypatch.setattr(corridors.Noisy, "step", step)
-    envs = make_jax_envs(CONFIG.model_copy(update={"timeout": 61.0}), describe(CONFIG), 0, [0], "eval", [0], 1, "cpu")
+    envs = make_jax_envs(WantedEnvs(CONFIG.model_copy(update={"timeout": 61.0}), describe(CONFIG), 0, [0], "eval"))
     envs.reset()
     with pytest.raises(EnvironmentFailureError, match=r"^environments \(corridors:Noisy\) raised in step: [^\n]*place"):
         envs.step()

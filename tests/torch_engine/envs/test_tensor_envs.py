@@ -52,7 +52,7 @@ def played(envs: TensorEnvs, actions: torch.Tensor) -> list[tuple[torch.Tensor, 
     out = []
     for rows in actions:
         step = envs.advance(rows)
-        kept = (envs.observations, step.rewards, step.terminated, step.truncated, step.final)
+        kept = (envs.observations, step.reward, step.terminated, step.truncated, step.final)
         out.append(tuple(x.clone() for x in kept))
     return out
 
@@ -85,7 +85,7 @@ def test_the_physics_is_that_of_the_array_environment():
     step = envs.advance(actions)
     expected = CartPole().step(np, state, actions[2:4].numpy(), np.zeros((2, 0)))
     np.testing.assert_allclose(envs.observations[2:4].numpy(), expected[1], atol=1e-6)
-    assert step.rewards.tolist() == [1.0] * 8
+    assert step.reward.tolist() == [1.0] * 8
 
 
 @pytest.mark.parametrize("size", [4, 5])  # of 48 and of 75 bytes, which are filled up to 76
@@ -100,7 +100,7 @@ def test_an_image_is_the_row_that_numpy_makes_of_it(size):
         step = envs.advance(actions)
         _, images, rewards, terminated = world.step(np, state, actions[2:4].numpy(), np.zeros((2, 0)))
         np.testing.assert_array_equal(step.final[2:4].numpy(), [layout.encode(image) for image in images])
-        np.testing.assert_array_equal(step.rewards[2:4].numpy(), rewards)
+        np.testing.assert_array_equal(step.reward[2:4].numpy(), rewards)
         ended = terminated | step.truncated[2:4].numpy()
         now = world._observe(np, {k: v.numpy() for k, v in group.state.items()})
         np.testing.assert_array_equal(envs.observations[2:4].numpy(), [layout.encode(image) for image in now])
@@ -224,11 +224,11 @@ def simulator(name: str) -> Simulator:
 
 def test_a_simulator_without_final_observations_bootstraps_from_the_one_before():
     ours = simulator("isaac")
-    before = ours.step(torch.zeros(3, 2))["observation"]
+    before = ours.step(torch.zeros(3, 2)).observation
     kept = before.clone()
     step = ours.step(torch.zeros(3, 2))
-    assert torch.equal(step["final"], kept)  # although the simulator used its buffer again
-    assert step["success"] is None
+    assert torch.equal(step.final, kept)  # although the simulator used its buffer again
+    assert step.success is None
 
 
 def test_final_observations_and_success_are_taken_where_they_are_given():
@@ -236,10 +236,11 @@ def test_final_observations_and_success_are_taken_where_they_are_given():
     for _ in range(6):
         ours.step(torch.zeros(3, 2))
     step = ours.step(torch.zeros(3, 2))
-    assert step["truncated"].all()
-    assert step["final"][:, 2].tolist() == [7.0] * 3
-    assert step["observation"][:, 2].tolist() == [0.0] * 3
-    assert torch.equal(step["success"], step["terminated"])
+    assert step.truncated.all()
+    assert step.final[:, 2].tolist() == [7.0] * 3
+    assert step.observation[:, 2].tolist() == [0.0] * 3
+    assert step.success is not None
+    assert torch.equal(step.success, step.terminated)
 
 
 def test_on_the_host_they_are_what_they_are_on_the_device():

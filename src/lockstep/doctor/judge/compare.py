@@ -17,14 +17,12 @@ class Comparison:
 
     Attributes:
         kind: ``parameters``, ``gradients``, ``moments``, ``buffers``, ``normalizers`` or ``gathered``.
-        moment: when.
         compared: number of tensors that ranks should hold wholly and alike.
         sharded: number of tensors of which each rank rightly holds another part.
         differing: names of those that differ, in order.
         ranks: that differ from the first one.
         relative: largest difference over all differing tensors, each relative to its largest element; NaN if the kept
             samples are equal and only the digests differ.
-        nonzero: whether any element isn't zero.
     """
 
     kind: str
@@ -69,16 +67,10 @@ EVERYWHERE = frozenset({"parameters", "gradients"})
 def compare_parts(
     kind: str, moment: Moment, parts: Mapping[int, Part], names: Mapping[str, str] | None = None
 ) -> Comparison:
-    """Compare one kind of tensors, ``parts[rank]``.
+    """Compare one kind of tensors, ``parts[rank]``, called by ``names`` instead of their places in the optimiser.
 
     Moments that not every rank has are taken for sharded ones; buffers and normalisers, for one rank's own. A parameter
     or gradient that not every rank has is a difference.
-
-    Args:
-        kind: of tensors.
-        moment: when they were looked at.
-        parts: tensors by rank.
-        names: to tell the optimiser's tensors by, instead of their places in the optimiser.
     """
     ranks = sorted(parts)
     first, others = parts[ranks[0]], ranks[1:]
@@ -180,21 +172,15 @@ def inputs_at(traces: Sequence[RankTrace], moment: Moment) -> str:
 
 def rate_at(trace: RankTrace, optimizer: int, step: int) -> list[float]:
     """An optimiser's learning rates when it had taken ``step`` steps."""
-    rates: list[float] = []
-    for since, values in trace.rates.get(optimizer, []):
-        if since <= step:
-            rates = values
-    return rates
+    return next((rates for since, rates in reversed(trace.rates.get(optimizer, [])) if since <= step), [])
 
 
 def first_rate_difference(traces: Sequence[RankTrace], optimizer: int) -> int | None:
     """The number of steps taken when learning rates first differ between ranks; None if they never do."""
     taken = min(trace.steps.get(optimizer, 0) for trace in traces)
     changes = {step for trace in traces for step, _ in trace.rates.get(optimizer, []) if step <= taken}
-    for step in sorted(changes):
-        if len({tuple(rate_at(trace, optimizer, step)) for trace in traces}) > 1:
-            return step
-    return None
+    rates = ((step, {tuple(rate_at(trace, optimizer, step)) for trace in traces}) for step in sorted(changes))
+    return next((step for step, found in rates if len(found) > 1), None)
 
 
 MOST_EXTRA = 2
@@ -219,8 +205,4 @@ def uneven_phase(traces: Sequence[RankTrace], optimizer: int) -> int | None:
     widest = max(seen, key=len)
     if all(other <= widest and MOST_EXTRA * len(widest - other) <= len(other) for other in seen):
         return None
-    length = min(len(boundaries) for boundaries in lists)
-    for phase in range(length):
-        if len({boundaries[phase] for boundaries in lists}) > 1:
-            return phase
-    return None
+    return next((phase for phase, steps in enumerate(zip(*lists, strict=False)) if len(set(steps)) > 1), None)

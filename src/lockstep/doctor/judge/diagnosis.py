@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from lockstep.doctor.judge.advice import CAUSES, FIXES
@@ -40,7 +40,6 @@ class Diagnosis:
 
     Attributes:
         verdict: ``IN SYNC``, ``NOT IN SYNC`` or ``UNDETERMINED``.
-        reason: of the verdict, one sentence.
         findings: the worst first; the first one is the verdict's reason unless all is well.
         coverage: what was compared: ranks, steps, tensors.
         overhead: the doctor's own seconds on the script's thread, the script's seconds, and their quotient.
@@ -59,7 +58,7 @@ class Diagnosis:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON types."""
-        findings = [finding.to_json() for finding in self.findings]
+        findings = [asdict(finding) for finding in self.findings]
         head = {"verdict": self.verdict, "status": self.status, "reason": self.reason, "findings": findings}
         return head | {"coverage": self.coverage, "overhead": self.overhead}
 
@@ -67,28 +66,24 @@ class Diagnosis:
 def diagnose(traces: Sequence[RankTrace], *, deadlock: bool = False, interrupted: bool = False) -> Diagnosis:
     """Judge what the ranks left.
 
-    Args:
-        traces: of all ranks.
-        deadlock: whether the doctor ended the ranks because they only waited for one another.
-        interrupted: whether somebody stopped the run.
+    ``deadlock`` says that the doctor ended them because they only waited for one another, ``interrupted`` that somebody
+    stopped the run.
     """
     known = [trace for trace in traces if trace.state or trace.checks]
     evidence = gather_evidence(known) if known else Evidence([RankTrace(0)], [], {})
     findings = _findings(traces, evidence, deadlock, interrupted)
-    faults = [finding for finding in findings if finding.level == FAULT]
-    doubts = [finding for finding in findings if finding.level == DOUBT]
-    notes = [finding for finding in findings if finding.level == NOTE]
+    faults, doubts, notes = ([f for f in findings if f.level == level] for level in (FAULT, DOUBT, NOTE))
     verdict = NOT_IN_SYNC if faults else UNDETERMINED if doubts else IN_SYNC
     reason = (faults or doubts)[0].text if faults or doubts else _well(evidence)
     return Diagnosis(verdict, reason, [*faults, *doubts, *notes], _coverage(traces, evidence), _overhead(known))
 
 
 def _findings(traces: Sequence[RankTrace], evidence: Evidence, deadlock: bool, interrupted: bool) -> list[Finding]:
-    endings = [waiting_finding(traces, deadlock), failure_finding(traces, interrupted, deadlock)]
-    endings.append(unheard_finding(traces))
+    failure = failure_finding(traces, interrupted, deadlock)
+    endings = [waiting_finding(traces, deadlock), failure, unheard_finding(traces)]
     if len(traces) == 1:
         text = "there is one rank, and nothing to compare it with; give --nproc 2"
-        return [Finding("one_rank", DOUBT, text), *_there([failure_finding(traces, interrupted, deadlock)])]
+        return [Finding("one_rank", DOUBT, text), *_there([failure])]
     independent = _independent_finding(evidence)
     if independent is not None:
         return [independent, *_there([normalizer_finding(evidence), *endings])]
@@ -165,10 +160,7 @@ KINDS = ("parameters", "gradients", "moments", "buffers", "normalizers")
 
 def _overhead(traces: Sequence[RankTrace]) -> dict[str, float]:
     """Of the rank where it is largest."""
-    worst = {"own_seconds": 0.0, "seconds": 0.0, "share": 0.0}
-    for trace in traces:
-        own, seconds = trace.state.get("own_seconds", 0.0), trace.state.get("seconds", 0.0)
-        share = own / max(seconds - own, 1e-9)
-        if share > worst["share"]:
-            worst = {"own_seconds": own, "seconds": seconds, "share": share}
-    return worst
+    spent = [(trace.state.get("own_seconds", 0.0), trace.state.get("seconds", 0.0)) for trace in traces]
+    shares = [(own / max(seconds - own, 1e-9), own, seconds) for own, seconds in spent if own > 0]
+    share, own, seconds = max(shares, key=lambda each: each[0], default=(0.0, 0.0, 0.0))
+    return {"own_seconds": own, "seconds": seconds, "share": share}

@@ -43,9 +43,7 @@ def _short(line: str) -> str:
 def waiting_finding(traces: Sequence[RankTrace], deadlock: bool) -> Finding | None:
     """Ranks that wait in a collective while another has left, or all for one another.
 
-    Args:
-        traces: of all ranks.
-        deadlock: whether the doctor ended them because nothing moved any more.
+    ``deadlock`` says that the doctor ended them because nothing moved any more.
     """
     waiting = [t for t in traces if waited(t, deadlock)]
     gone = [t for t in traces if t.finished]

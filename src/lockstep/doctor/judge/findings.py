@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep.doctor.judge.advice import CAUSES, FIXES
@@ -33,9 +33,6 @@ class Finding:
     Attributes:
         kind: a word for it.
         level: ``fault`` (ranks aren't one agent), ``doubt`` (can't be told) or ``note``.
-        text: what was seen.
-        cause: probable; may be empty.
-        fix: may be empty.
         details: figures, of JSON types.
     """
 
@@ -45,10 +42,6 @@ class Finding:
     cause: str = ""
     fix: str = ""
     details: dict[str, Any] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON types."""
-        return asdict(self)
 
 
 @dataclass
@@ -182,8 +175,7 @@ def gradient_finding(evidence: Evidence) -> Finding | None:
 
 def start_finding(evidence: Evidence) -> Finding | None:
     """Parameters that differ before the first step."""
-    found = evidence.first_difference("parameters", "before")
-    if found is None:
+    if (found := evidence.first_difference("parameters", "before")) is None:
         return None
     text = f"parameters differ before the first step: {_difference(evidence, found).replace(' from ', ' before ')}"
     return _finding("start", text, "start", _figures(found))
@@ -215,8 +207,7 @@ def parameter_finding(evidence: Evidence) -> Finding | None:
 
 def normalizer_finding(evidence: Evidence) -> Finding | None:
     """Running statistics of observations or rewards that differ."""
-    found = evidence.first_difference("normalizers")
-    if found is None:
+    if (found := evidence.first_difference("normalizers")) is None:
         return None
     text = f"normalisers drift apart: statistics of {_difference(evidence, found)}"
     return _finding("normalizers", text, "normalizers", _figures(found))
@@ -227,13 +218,8 @@ def buffer_finding(evidence: Evidence) -> Finding | None:
     unequal = [c for c in evidence.of("buffers") if c.differing]
     if not unequal:
         return None
-    sent = {
-        name
-        for trace in evidence.traces
-        for moment, check in trace.checks.items()
-        if moment.when == "after"
-        for name in check.facts.get("broadcast", ())
-    }
+    checks = [c for trace in evidence.traces for moment, c in trace.checks.items() if moment.when == "after"]
+    sent = {name for check in checks for name in check.facts.get("broadcast", ())}
     works = evidence.first_difference("gradients") is None  # and so DDP's forward is used
     own = [c for c in unequal if not (works and set(c.differing) <= sent)]
     if own:

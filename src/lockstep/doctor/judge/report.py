@@ -14,36 +14,25 @@ WIDTH = 110
 
 
 def screen(diagnosis: Diagnosis, program: str) -> str:
-    """The report as text.
-
-    Args:
-        diagnosis: what to tell.
-        program: the script, as it was given.
-    """
+    """The report as text."""
     lines = ["", *_wrapped(f"{diagnosis.verdict}: {diagnosis.reason}"), ""]
     for finding in diagnosis.findings:
         lines += _finding_lines(finding, headline=finding.text == diagnosis.reason)
     lines += _wrapped(f"compared   {_coverage(diagnosis)}", 11)
-    own = diagnosis.overhead
+    own, seen = diagnosis.overhead, diagnosis.coverage
     share = f"{own['own_seconds']:.2f} s of {own['seconds']:.1f} s, {100 * own['share']:.1f} %"
-    lines += [f"overhead   {share}", *_wrapped(f"not seen   {UNSEEN}{_graphs(diagnosis)}", 11)]
-    return "\n".join([f"lockstep doctor: {program} on {_plural(diagnosis.coverage['ranks'], 'rank')}", *lines])
+    graphs = "; this script captures CUDA graphs, so most of its steps weren't" if seen["cuda_graphs"] else ""
+    lines += [f"overhead   {share}", *_wrapped(f"not seen   {UNSEEN}{graphs}", 11)]
+    return "\n".join([f"lockstep doctor: {program} on {seen['ranks']} rank{'' if seen['ranks'] == 1 else 's'}", *lines])
 
 
 def _wrapped(text: str, indent: int = 0) -> list[str]:
     return textwrap.wrap(text, WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
 
 
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
 def _finding_lines(finding: Finding, *, headline: bool) -> list[str]:
-    lines = [] if headline else _wrapped(f"{finding.level:<10} {finding.text}", 11)
-    if finding.cause:
-        lines += _wrapped(f"cause      {finding.cause}", 11)
-    if finding.fix:
-        lines += _wrapped(f"fix        {finding.fix}", 11)
+    said = {"" if headline else finding.level: finding.text, "cause": finding.cause, "fix": finding.fix}
+    lines = [line for head, text in said.items() if head and text for line in _wrapped(f"{head:<10} {text}", 11)]
     for rank, stack in finding.details.get("stacks", {}).items():
         lines += _stack_lines(rank, stack)
     return [*lines, ""] if lines else []
@@ -61,10 +50,4 @@ def _coverage(diagnosis: Diagnosis) -> str:
     optimizers = f" of {len(taken)} optimisers" if len(taken) > 1 else ""
     return (
         f"{seen['compared_steps']} of {sum(taken)} optimiser steps{optimizers}: {tensors}, learning rates, step counts"
-    )
-
-
-def _graphs(diagnosis: Diagnosis) -> str:
-    return (
-        "; this script captures CUDA graphs, so most of its steps weren't" if diagnosis.coverage["cuda_graphs"] else ""
     )

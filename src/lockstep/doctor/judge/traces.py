@@ -49,8 +49,6 @@ class RankTrace:
     """Tells one rank's whole story.
 
     Attributes:
-        rank: it.
-        checks: by moment.
         rates: learning rates of an optimiser's groups, with the number of steps taken when they came to be.
         boundaries: numbers of steps an optimiser had taken when each rollout phase began; ``steps`` in the end.
         names: of an optimiser's parameters in their modules, by their places ``group.number`` in the optimiser.

@@ -10,12 +10,7 @@ DENSE = 64
 
 @dataclass(frozen=True)
 class Schedule:
-    """The steps that are compared.
-
-    Attributes:
-        first: all of the first so many.
-        interval: after them every such step.
-    """
+    """The steps that are compared: all of the ``first``, and after them every one at the ``interval``."""
 
     first: int = 10
     interval: int = 100

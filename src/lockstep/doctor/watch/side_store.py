@@ -47,12 +47,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 class SideWriter:
-    """One rank's part of the store. ``add`` only remembers; :meth:`flush`, called by another thread, writes.
-
-    Args:
-        directory: the store's.
-        rank: this one's.
-    """
+    """One rank's part of the store. ``add`` only remembers; :meth:`flush`, called by another thread, writes."""
 
     def __init__(self, directory: Path, rank: int) -> None:
         self.path = rank_directory(directory, rank)
@@ -62,12 +57,7 @@ class SideWriter:
         self._offset = 0
 
     def add(self, event: dict[str, Any], arrays: list[tuple[dict[str, Any], np.ndarray]] | None = None) -> None:
-        """Remember an event.
-
-        Args:
-            event: of JSON types.
-            arrays: float32 or float64 vectors, each with the part of the event that is to point to it.
-        """
+        """Remember an event, and float32 or float64 vectors, each with the part of the event that is to point to it."""
         self._pending.append((event, arrays or []))
 
     def flush(self) -> None:
@@ -90,11 +80,7 @@ class SideWriter:
 
 @dataclass
 class SideReader:
-    """Reads what a rank left.
-
-    Attributes:
-        path: its directory.
-    """
+    """Reads what a rank left in its directory."""
 
     path: Path
 

@@ -84,11 +84,9 @@ class StillnessClock:
     def look(self, signs_of_life: int, *, on_gpu: bool = False, joined: bool = False) -> float | None:
         """Seconds of waiting so far; None if the rank isn't waiting for others.
 
-        Args:
-            signs_of_life: a number that changes whenever the rank does something that the doctor sees.
-            on_gpu: whether a GPU is used: collectives run there, and whoever first asks for a result waits for them.
-            joined: whether the rank is in a process group: one that does nothing may wait by a call that doesn't show
-                in its stack (``work.wait()`` in the script's own line).
+        ``signs_of_life`` changes whenever the rank does something that the doctor sees. On a GPU collectives run there,
+        and whoever first asks for a result waits for them. A rank that is ``joined`` to a process group and does
+        nothing may wait by a call that doesn't show in its stack (``work.wait()`` in the script's own line).
         """
         frame = sys._current_frames().get(self._main)
         place: list[object] = [signs_of_life]

@@ -1,5 +1,8 @@
 """Runs a rank of the script with the doctor inside: ``python -m lockstep.doctor.watch.watched ASSIGNMENT SCRIPT ARGS``.
 
+The assignment is a list in JSON: the side store's directory, how many of the first steps are compared, and the interval
+of those compared later.
+
 The script runs as ``__main__``, as ``python`` would run it. PyTorch isn't imported before the script does so: what it
 sets up beforehand keeps its meaning.
 """
@@ -13,7 +16,6 @@ import os
 import runpy
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
@@ -25,25 +27,6 @@ from lockstep.doctor.watch.side_store import SideWriter
 from lockstep.doctor.watch.watcher import Watcher
 
 MODULE = "lockstep.doctor.watch.watched"
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """Tells a watched rank what it needs to know.
-
-    Attributes:
-        directory: of the side store.
-        first: steps compared at the beginning.
-        interval: of those compared later.
-    """
-
-    directory: str
-    first: int
-    interval: int
-
-    def to_json(self) -> str:
-        """As one command-line argument."""
-        return json.dumps(asdict(self))
 
 
 class AfterImport:
@@ -83,8 +66,7 @@ def _own_part(trace: TracebackType | None) -> TracebackType | None:
 def run_as_main(words: Sequence[str]) -> dict[str, Any]:
     """Run a program in this process as ``python WORDS`` would.
 
-    Returns:
-        The ``__main__`` namespace, which keeps the script's objects alive for a last look.
+    The ``__main__`` namespace that is returned keeps the script's objects alive for a last look.
     """
     if words[0] == "-m":
         sys.argv = list(words[1:])
@@ -119,10 +101,9 @@ def _run(watcher: Watcher, words: Sequence[str]) -> int:
 
 def main() -> None:
     """Entry of a watched rank."""
-    assignment = Assignment(**json.loads(sys.argv[1]))
+    directory, first, interval = json.loads(sys.argv[1])
     end_with_parent()
-    writer = SideWriter(Path(assignment.directory), from_environment().rank)
-    watcher = Watcher(writer, Schedule(assignment.first, assignment.interval))
+    watcher = Watcher(SideWriter(Path(directory), from_environment().rank), Schedule(first, interval))
     sys.meta_path.insert(0, AfterImport("torch", watcher.watch_torch))  # type: ignore[arg-type]
     watcher.start()
     sys.exit(_run(watcher, sys.argv[2:]))

@@ -19,16 +19,10 @@ TICK_SECONDS = 0.25
 
 
 class Watcher:
-    """Watches this process for as long as its script runs.
-
-    Args:
-        writer: where to write.
-        schedule: which steps to compare.
-    """
+    """Watches this process for as long as its script runs."""
 
     def __init__(self, writer: SideWriter, schedule: Schedule) -> None:
-        self._writer = writer
-        self._schedule = schedule
+        self._writer, self._schedule = writer, schedule
         self._pid = os.getpid()
         self._began = time.perf_counter()
         self._torch: Any = None  # a TorchWatch; its module is loaded after the script has loaded PyTorch
@@ -55,11 +49,7 @@ class Watcher:
         self._torch.seconds += time.perf_counter() - began
 
     def end(self, error: BaseException | None) -> None:
-        """The script is done: write the last.
-
-        Args:
-            error: what it raised, or None.
-        """
+        """The script is done, by what it raised or of itself: write the last."""
         if self._over.is_set():
             return
         self._over.set()
@@ -101,7 +91,8 @@ class Watcher:
                 watch.look_at_process_group()
             state: dict[str, Any] = {"seconds": self._elapsed(), "own_seconds": self._own_seconds()}
             state |= {"torch": "torch" in sys.modules} | (watch.tally() if watch is not None else {})
-            waiting = self._look_for_waiting(watch)
+            signs = {} if watch is None else {"on_gpu": watch.on_gpu, "joined": watch.joined}
+            waiting = self._stillness.look(watch.signs_of_life if watch else 0, **signs)
             if waiting is not None:
                 state |= {"waiting": waiting, "certain": self._stillness.certain, "stack": self._stillness.lines}
             try:
@@ -110,11 +101,6 @@ class Watcher:
             except OSError:
                 return  # the store is gone: whoever would read it is, too
             self._thread_seconds += time.thread_time() - began
-
-    def _look_for_waiting(self, watch: Any) -> float | None:
-        if watch is None:
-            return self._stillness.look(0)
-        return self._stillness.look(watch.signs_of_life, on_gpu=watch.on_gpu, joined=watch.joined)
 
 
 def described(error: BaseException) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lockstep.envs.arrays.acrobot import Acrobot
-from lockstep.envs.arrays.base import Array, ArrayEnvironment, State
+from lockstep.envs.arrays.base import ArrayEnvironment
 from lockstep.envs.arrays.cartpole import CartPole
 from lockstep.envs.arrays.grid_world import GridWorld, GridWorldPixels
 from lockstep.envs.arrays.mountain_car import MountainCar, MountainCarContinuous
@@ -22,19 +22,3 @@ ARRAY_ENVIRONMENTS: dict[str, type[ArrayEnvironment]] = {
     "lockstep/PushCube-v0": PushCube,
     "lockstep/Snake-v0": Snake,
 }
-
-__all__ = [
-    "ARRAY_ENVIRONMENTS",
-    "Acrobot",
-    "Array",
-    "ArrayEnvironment",
-    "CartPole",
-    "GridWorld",
-    "GridWorldPixels",
-    "MountainCar",
-    "MountainCarContinuous",
-    "Pendulum",
-    "PushCube",
-    "Snake",
-    "State",
-]

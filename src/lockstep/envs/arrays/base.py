@@ -36,7 +36,6 @@ class ArrayEnvironment(ABC):
         render_fps: pictures per second of simulated time.
         observation_space: of one environment: float32 of any shape, or an image, uint8 ``[height, width, 3]``
             (:func:`lockstep.core.spaces.is_image`).
-        action_space: of one environment.
     """
 
     gymnasium_id: ClassVar[str | None]
@@ -93,19 +92,12 @@ class ArrayEnvironment(ABC):
         """One environment as lines of text, or None where there is no such picture; arguments as :meth:`render`."""
         return None
 
-    @abstractmethod
     def pose(self, renderer: Any, row: dict[str, np.ndarray]) -> None:
-        """Put Gymnasium's environment ``renderer`` into the state ``row`` of one environment."""
+        """Put Gymnasium's environment ``renderer``, if there is one, into the state ``row`` of one environment."""
+        return
 
     def render(self, state: State, index: int = 0) -> np.ndarray:
-        """Draw one environment.
-
-        Args:
-            state: arrays ``[n, …]`` of any namespace, on any device.
-            index: which of the ``n``.
-
-        Returns:
-            The picture, uint8 ``[height, width, 3]``.
+        """Draw environment ``index`` of a state ``[n, …]`` of any namespace and device: uint8 ``[height, width, 3]``.
 
         Raises:
             ValueError: pygame, which draws it, isn't installed.

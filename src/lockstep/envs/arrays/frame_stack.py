@@ -15,12 +15,8 @@ FRAMES = "frames"
 class FrameStack(ArrayEnvironment):
     """The newest ``count`` observations of an array environment: an image of as many times the channels, or a vector.
 
-    An episode begins with its first observation ``count`` times. The state has them as ``frames``,
-    ``[n, count, …]``, beside what is the environment's own.
-
-    Args:
-        env: the one inside.
-        count: frames.
+    An episode begins with its first observation ``count`` times. The state has them as ``frames``, ``[n, count, …]``,
+    beside what is the environment's own.
     """
 
     gymnasium_id = None
@@ -50,9 +46,6 @@ class FrameStack(ArrayEnvironment):
 
     def _inner(self, state: State) -> State:
         return {name: values for name, values in state.items() if name != FRAMES}
-
-    def pose(self, renderer: Any, row: dict[str, np.ndarray]) -> None:
-        """Drawing is the environment's own, see :meth:`render`."""
 
     def render(self, state: State, index: int = 0) -> np.ndarray:
         """See :meth:`ArrayEnvironment.render`."""

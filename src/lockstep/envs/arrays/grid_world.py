@@ -136,9 +136,6 @@ class GridWorld(ArrayEnvironment):
         seen = [xp.astype(self._among(xp, beside, state[name]), xp.float32) for name in ("walls", "holes")]
         return xp.concat((places, *seen), axis=-1)
 
-    def pose(self, renderer: Any, row: dict[str, np.ndarray]) -> None:
-        """Gymnasium has no such environment: :meth:`render` draws by itself."""
-
     def render(self, state: State, index: int = 0) -> np.ndarray:
         """Draw one environment; see :meth:`ArrayEnvironment.render`. Needs nothing installed."""
         return draw(self._map(state, index))

@@ -7,7 +7,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from lockstep.envs.arrays import ARRAY_ENVIRONMENTS, ArrayEnvironment, State
+from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
+from lockstep.envs.arrays.base import ArrayEnvironment, State
 from lockstep.envs.arrays.pictures.window import Window
 
 
@@ -44,29 +45,17 @@ class ArrayGymnasiumEnv(gymnasium.Env):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Start an episode.
-
-        Args:
-            seed: of ``np_random``; None goes on with the generator as it stands.
-            options: there are none; taken because Gymnasium's interface has it.
-
-        Returns:
-            Observation of ``observation_space``, and an empty info.
-        """
+        """Starts an episode; observation of ``observation_space``, and an empty info."""
         super().reset(seed=seed, options=options)
         self._state, observation = self.array_environment.reset(np, self._random(self.array_environment.reset_draws))
         self._show()
         return observation[0], {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """One step.
+        """One step; ``info`` has ``is_success`` and ``score`` where the environment has a notion of them.
 
-        Args:
-            action: of ``action_space``; a continuous one beyond its bounds is up to the physics (Pendulum clips it).
-
-        Returns:
-            Observation; reward; terminated; truncated (the registered time limit is around this environment); an
-            info, with ``is_success`` and ``score`` where the environment has a notion of them.
+        A continuous action beyond its bounds is up to the physics (Pendulum clips it). The registered time limit is
+        around this environment.
 
         Raises:
             ValueError: a discrete action that doesn't exist.

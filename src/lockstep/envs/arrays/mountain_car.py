@@ -16,11 +16,7 @@ from lockstep.envs.arrays.base import Array, ArrayEnvironment, State
 
 
 class _Hill(ArrayEnvironment):
-    """Holds what both cars share: the valley ``sin(3 position)``, its walls, and the start near its bottom.
-
-    Args:
-        goal_velocity: least speed at the goal that counts, under the name that Gymnasium gives it.
-    """
+    """Holds what both cars share: the valley ``sin(3 position)``, its walls, and the start near its bottom."""
 
     reset_draws = 1
     render_fps = 30

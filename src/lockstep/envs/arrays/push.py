@@ -218,9 +218,6 @@ class PushCube(ArrayEnvironment):
         )
         return xp.stack(columns, axis=-1)
 
-    def pose(self, renderer: Any, row: dict[str, np.ndarray]) -> None:
-        """Gymnasium has no such environment: :meth:`render` draws by itself."""
-
     def render(self, state: State, index: int = 0) -> np.ndarray:
         """Draw one environment from above; see :meth:`ArrayEnvironment.render`. Needs nothing installed."""
         return draw(self, self._row(state, index))

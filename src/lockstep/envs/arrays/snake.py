@@ -37,16 +37,7 @@ class Snake(ArrayEnvironment):
     The observation is an image, uint8 ``[size, size, 3]``, whose channels are head, body and food, 255 where they are.
     With ``ages`` the body tells its direction: it fades towards the tail, from 255 to 55.
 
-    Args:
-        size: rows and columns, 4 to 32.
-        food: reward.
-        death: reward.
-        win: reward, beside that for the food.
-        step: reward.
-        shaping: weight of the distance to the food.
-        gamma: discount of the shaping, which should be the learner's.
-        starvation: steps without food that a snake survives, in sizes of the board.
-        ages: whether the body fades.
+    The board has 4 to 32 rows and columns; ``gamma``, the discount of the shaping, should be the learner's.
 
     Raises:
         ValueError: ``size``, ``starvation`` or ``gamma`` is something that can't be, or a reward isn't finite.
@@ -193,9 +184,6 @@ class Snake(ArrayEnvironment):
             shade = self._tail_shade + (255 - self._tail_shade) * ages // state["length"][:, None]
         planes = (255 * xp.astype(head, xp.int32), xp.where(body, shade, 0 * ages), 255 * xp.astype(food, xp.int32))
         return xp.reshape(xp.astype(xp.stack(planes, axis=-1), xp.uint8), (-1, self.size, self.size, 3))
-
-    def pose(self, renderer: Any, row: dict[str, np.ndarray]) -> None:
-        """Gymnasium has no such environment: :meth:`render` draws by itself."""
 
     def render(self, state: State, index: int = 0) -> np.ndarray:
         """Draw one environment; see :meth:`ArrayEnvironment.render`. Needs nothing installed."""

@@ -1,4 +1,8 @@
-"""Steps array environments all at once with NumPy: keyed resets, time limit, same-step autoreset."""
+"""Steps array environments all at once with NumPy: keyed resets, time limit, same-step autoreset.
+
+Random numbers of steps are SplitMix64's (Steele et al. 2014, "Fast splittable pseudorandom number generators"), whose
+n-th output is a function of n: one hash for all environments, where a Philox generator for each would take longer.
+"""
 
 from __future__ import annotations
 
@@ -6,57 +10,50 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lockstep.config.run import EnvConfig
-from lockstep.core.shards import KeyedDraws
-from lockstep.envs.batched.counter_draws import stream_keys, uniform
-from lockstep.envs.description import EnvDescription, make_arrays
-from lockstep.envs.gymnasium.keyed import episode_key
-from lockstep.envs.host_envs import Buffers, HostEnvs, buffer_layout
+from lockstep.core.shards import KeyedDraws, keyed_generator
+from lockstep.envs.description import make_arrays
+from lockstep.envs.host_envs import HostEnvs, WantedEnvs, by_row
+
+_GOLDEN, _FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+STEP_BITS = 32
+"""Bits of a counter that count the steps of an episode."""
+
+
+def uniform(keys: np.ndarray, episodes: np.ndarray, steps: np.ndarray, draws: int) -> np.ndarray:
+    """Uniform in [0, 1), float32 ``[n, draws]``: a function of key (uint64), episode and step (int64), each ``[n]``."""
+    counters = (episodes.astype(np.uint64) << np.uint64(STEP_BITS)) + steps.astype(np.uint64)
+    columns = np.arange(1, draws + 1, dtype=np.uint64)
+    x = keys[:, None] + (counters[:, None] * np.uint64(draws) + columns) * _GOLDEN
+    x = (x ^ (x >> np.uint64(30))) * _FIRST
+    x = (x ^ (x >> np.uint64(27))) * _SECOND
+    return ((x ^ (x >> np.uint64(31))) >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
 
 
 class ArrayEnvs(HostEnvs):
-    """One batch of an array environment.
-
-    Args:
-        config: which environment.
-        description: its spaces.
-        seed: the run's seed.
-        env_ids: global ids of the environments.
-        purpose: of the resets' keys.
-        keys: what stands for each environment in them; None: its id.
-    """
+    """One batch of an array environment."""
 
     replayed = False
 
-    def __init__(
-        self,
-        config: EnvConfig,
-        description: EnvDescription,
-        seed: int,
-        env_ids: Sequence[int],
-        purpose: str,
-        keys: Sequence[int] | None = None,
-    ) -> None:
-        layout = buffer_layout(description, len(env_ids), 1)
-        super().__init__(description, env_ids, Buffers(**{k: np.zeros(s, d) for k, (s, d) in layout.items()}))
-        self._env = make_arrays(config)
-        self._keys = list(env_ids if keys is None else keys)
-        self._seed, self._purpose, self._keyed = seed, purpose, KeyedDraws()
-        self._step_keys = stream_keys(seed, f"{purpose}/step", self._keys) if self._env.step_draws else None
-        self._limit = description.max_episode_steps or self._env.max_episode_steps
-        self._elapsed = np.zeros(len(env_ids), np.int64)
+    def __init__(self, wanted: WantedEnvs) -> None:
+        super().__init__(wanted.description, wanted.env_ids)
+        self._wanted, self._env, self._keyed = wanted, make_arrays(wanted.config), KeyedDraws()
+        keys = wanted.keys if self._env.step_draws else []
+        generators = [keyed_generator(wanted.seed, f"{wanted.purpose}/step", key) for key in keys]
+        self._step_keys = np.array([g.integers(2**64, dtype=np.uint64) for g in generators], np.uint64)
+        self._limit = wanted.description.max_episode_steps or self._env.max_episode_steps
+        self._elapsed = np.zeros(self.num_envs, np.int64)
         self._state: dict[str, np.ndarray] = {}
 
     def _draws(self, rows: Sequence[int]) -> np.ndarray:
-        keys = [episode_key(self._purpose, self._keys[r], int(self.buffers.episodes[r])) for r in rows]
-        draw = self._keyed.generator
-        return np.stack([draw(self._seed, self._purpose, *k).random(self._env.reset_draws, np.float32) for k in keys])
+        seed, purpose, draw = self._wanted.seed, self._wanted.purpose, self._keyed.generator
+        keys = [self._wanted.episode_key(r, self.buffers.episodes[r]) for r in rows]
+        return np.stack([draw(seed, purpose, *k).random(self._env.reset_draws, np.float32) for k in keys])
 
     def _step_draws(self) -> np.ndarray | None:
         """Random numbers of a step, keyed by environment, episode and step; an evaluation repeats the same ones."""
-        if self._step_keys is None:
+        if not self._env.step_draws:
             return None
-        episodes = 0 * self.buffers.episodes if self._purpose == "eval" else self.buffers.episodes
+        episodes = 0 * self.buffers.episodes if self._wanted.purpose == "eval" else self.buffers.episodes
         return uniform(self._step_keys, episodes, self._elapsed, self._env.step_draws)
 
     def _rows(self, observation: np.ndarray) -> np.ndarray:
@@ -68,10 +65,14 @@ class ArrayEnvs(HostEnvs):
 
     def reset(self) -> None:
         """See :meth:`HostEnvs.reset`."""
+        self.buffers.observations[:] = self._begin()
+
+    def _begin(self) -> np.ndarray:
+        """Starts every episode; the rows of their first observations."""
         state, observation = self._env.reset(np, self._draws(range(self.num_envs)))
         self._state = {k: np.array(v) for k, v in state.items()}
-        self.buffers.observations[:] = self._rows(observation)
         self._elapsed[:] = 0
+        return self._rows(observation)
 
     def step(self) -> None:
         """See :meth:`HostEnvs.step`."""
@@ -110,17 +111,12 @@ class ArrayEnvs(HostEnvs):
 
     def save_states(self) -> list[dict[str, np.ndarray] | None]:
         """See :meth:`HostEnvs.save_states`."""
-        return [
-            {k: np.asarray(v[row]) for k, v in self._state.items()} | {"elapsed": np.asarray(self._elapsed[row])}
-            for row in range(self.num_envs)
-        ]
+        return by_row({**self._state, "elapsed": self._elapsed}, self.num_envs)
 
     def restore(self, env: int, actions: np.ndarray, hashes: np.ndarray, state: dict[str, np.ndarray]) -> bool:
         """See :meth:`HostEnvs.restore`; an array environment comes back by its arrays."""
         if not self._state:
-            observations = self.buffers.observations.copy()
-            self.reset()
-            self.buffers.observations[:] = observations
+            self._begin()
         self._elapsed[env] = state["elapsed"]
         for key, value in self._state.items():
             value[env] = state[key]

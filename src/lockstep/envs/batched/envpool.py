@@ -11,18 +11,15 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
 
 from lockstep.config.run import Config, EnvConfig
-from lockstep.core.shards import keyed_seed
 from lockstep.core.spaces import ObservationLayout
-from lockstep.envs.description import EnvDescription
-from lockstep.envs.gymnasium.keyed import environment_failure, episode_key
-from lockstep.envs.host_envs import Buffers, HostEnvs, buffer_layout
+from lockstep.envs.gymnasium.keyed import environment_failure
+from lockstep.envs.host_envs import HostEnvs, WantedEnvs
 
 
 def envpool_module() -> Any:
@@ -99,48 +96,28 @@ def _item(observation: Any, row: int) -> Any:
 
 
 class EnvPoolEnvs(HostEnvs):
-    """Pools of environments, one a shard.
-
-    Args:
-        config: which environment; ``config.workers`` threads a pool, 0: EnvPool's own choice.
-        description: its spaces.
-        seed: the run's seed.
-        env_ids: global ids of the environments.
-        purpose: of the pools' keys.
-        shard_size: environments of a shard.
-    """
+    """Pools of environments, one a shard, of ``config.workers`` threads (0: EnvPool's own choice)."""
 
     replayed = False
     late_reset = True
 
-    def __init__(
-        self,
-        config: EnvConfig,
-        description: EnvDescription,
-        seed: int,
-        env_ids: Sequence[int],
-        purpose: str,
-        shard_size: int,
-    ) -> None:
-        layout = buffer_layout(description, len(env_ids), 1)
-        super().__init__(description, env_ids, Buffers(**{k: np.zeros(s, d) for k, (s, d) in layout.items()}))
-        self._config, self._seed, self._purpose = config, seed, purpose
-        self._module = envpool_module()
-        self._slices = [slice(start, start + shard_size) for start in range(0, len(env_ids), shard_size)]
+    def __init__(self, wanted: WantedEnvs) -> None:
+        super().__init__(wanted.description, wanted.env_ids)
+        self._wanted, self._module = wanted, envpool_module()
+        self._slices = wanted.slices(wanted.shard_size)
         self._pools: list[Any] = [None] * len(self._slices)
         self._restarted: set[int] = set()
 
     def _begin(self, number: int) -> None:
         """A new pool for a shard: EnvPool's generators can't be seeded again."""
         part = self._slices[number]
-        key = episode_key(self._purpose, self.env_ids[part.start], int(self.buffers.episodes[part.start]))
         count = part.stop - part.start
-        seed = keyed_seed(self._seed, f"{self._purpose}/envpool", *key) % (2**31 - count)
+        seed = self._wanted.episode_seed(part.start, self.buffers.episodes[part.start], "/envpool") % (2**31 - count)
         if self._pools[number] is not None:
             self._pools[number].close()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the bounds' warning comes at the first use
-            self._pools[number] = _make(self._module, self._config, count, seed)
+            self._pools[number] = _make(self._module, self._wanted.config, count, seed)
             observation, _ = self._pools[number].reset()
         encode_batch(self.description.observation, observation, self.buffers.observations[part])
         self.buffers.terminated[part] = self.buffers.truncated[part] = False

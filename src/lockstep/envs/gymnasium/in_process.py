@@ -8,10 +8,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from lockstep.config.run import EnvConfig
-from lockstep.envs.description import EnvDescription
 from lockstep.envs.gymnasium.keyed import KeyedEnv
-from lockstep.envs.host_envs import Buffers, HostEnvs, buffer_layout
+from lockstep.envs.host_envs import Buffers, HostEnvs, WantedEnvs
 
 
 def reset_envs(envs: Sequence[KeyedEnv], buffers: Buffers, first: int, slot: int) -> None:
@@ -53,13 +51,9 @@ def restore_env(
 
 
 class Watchdog:
-    """Ends the process with one line when an environment in it takes longer than its limit.
+    """Ends the process, by ``fail`` and a message, when an environment in it takes longer than ``limit`` seconds.
 
-    Args:
-        limit: seconds.
-        heartbeat: int64 ``[1]`` that every step and reset counts up.
-        message: names the environment that hangs.
-        fail: called with the message; must end the process.
+    Every step and reset counts ``heartbeat`` up, int64 ``[1]``.
     """
 
     def __init__(
@@ -95,33 +89,14 @@ class Watchdog:
 class InProcessEnvs(HostEnvs):
     """Gymnasium environments stepped one after the other in this process.
 
-    Args:
-        config: which environment.
-        description: its spaces.
-        seed: the run's seed.
-        env_ids: global ids of the environments.
-        purpose: of the resets' keys.
-        fail: ends the process with a message, for an environment that hangs.
-        keys: what stands for each environment in them; None: its id.
+    ``fail`` ends the process with a message, for an environment that hangs.
     """
 
-    def __init__(
-        self,
-        config: EnvConfig,
-        description: EnvDescription,
-        seed: int,
-        env_ids: Sequence[int],
-        purpose: str,
-        fail: Callable[[str], None],
-        keys: Sequence[int] | None = None,
-    ) -> None:
-        layout = buffer_layout(description, len(env_ids), 1)
-        super().__init__(description, env_ids, Buffers(**{k: np.zeros(s, d) for k, (s, d) in layout.items()}))
-        self._limit = config.timeout
-        beats = self.buffers.heartbeats
-        named = zip(env_ids, env_ids if keys is None else keys, strict=True)
-        self._envs = [KeyedEnv(config, description, seed, env_id, purpose, beats, key) for env_id, key in named]
-        self._watchdog = Watchdog(config.timeout, beats, self._hang, fail)
+    def __init__(self, wanted: WantedEnvs, fail: Callable[[str], None]) -> None:
+        super().__init__(wanted.description, wanted.env_ids)
+        self._limit, beats = wanted.config.timeout, self.buffers.heartbeats
+        self._envs = [KeyedEnv(wanted, row, beats) for row in range(self.num_envs)]
+        self._watchdog = Watchdog(self._limit, beats, self._hang, fail)
 
     def _hang(self) -> str:
         row = int(self.buffers.stepping[0])

@@ -11,19 +11,12 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from lockstep.config.run import EnvConfig
 from lockstep.core.errors import EnvironmentFailureError
-from lockstep.core.shards import keyed_seed
 from lockstep.core.spaces import MASK
-from lockstep.envs.description import EnvDescription
 from lockstep.envs.gymnasium.make import make_environment
 from lockstep.envs.gymnasium.wrappers import LIFE_LOST, stateful
+from lockstep.envs.host_envs import WantedEnvs
 from lockstep.envs.restore.replay import row_hashes
-
-
-def episode_key(purpose: str, env_id: int, episode: int) -> tuple[int, ...]:
-    """The key of an episode's reset: training counts episodes, an evaluation repeats the same ones."""
-    return (env_id,) if purpose == "eval" else (env_id, episode)
 
 
 def environment_failure(name: str, where: str, error: BaseException) -> EnvironmentFailureError:
@@ -57,10 +50,7 @@ def stated_score(info: Mapping[str, Any]) -> float:
 def stated_mask(env: gymnasium.Env, info: Mapping[str, Any], source: str) -> np.ndarray | None:
     """Reads which actions are allowed, where that comes apart from the observation; several indices one after another.
 
-    Args:
-        env: asked for its ``action_masks()`` if the source is ``method``.
-        info: of the last step or reset, for the source ``info``.
-        source: see there; ``""``: there is no mask.
+    The source is ``method`` (the environment's ``action_masks()``), ``info`` (of the last step or reset) or ``""``.
     """
     if not source:
         return None
@@ -76,14 +66,7 @@ def stated_mask(env: gymnasium.Env, info: Mapping[str, Any], source: str) -> np.
 class KeyedEnv:
     """A Gymnasium environment with keyed resets, observations as rows and bounded actions.
 
-    Args:
-        config: which environment.
-        description: its spaces.
-        seed: the run's seed.
-        env_id: its global id.
-        purpose: ``"reset"`` for training, ``"eval"`` for evaluation.
-        heartbeat: int64 ``[1]``, counted up at each step and reset: who doesn't count hangs.
-        key: what stands for it in the keys of its resets; None: its id.
+    It is number ``row`` of those wanted. Each step and reset counts ``heartbeat`` up, int64 ``[1]``.
 
     Attributes:
         lost: whether the last step lost a life that ends an episode for the learner, while the game goes on.
@@ -91,36 +74,25 @@ class KeyedEnv:
         score: points of the episode so far, see :func:`stated_score`.
     """
 
-    def __init__(
-        self,
-        config: EnvConfig,
-        description: EnvDescription,
-        seed: int,
-        env_id: int,
-        purpose: str,
-        heartbeat: np.ndarray | None = None,
-        key: int | None = None,
-    ) -> None:
-        self._heartbeat = np.zeros(1, np.int64) if heartbeat is None else heartbeat
-        self.env_id, self._seed, self._purpose = env_id, seed, purpose
-        self._key = env_id if key is None else key
-        self._description = description
-        self._env = make_environment(config)
-        self._wrapped = stateful(config)
-        self._all_allowed = np.ones(description.action.outputs, np.float32)
+    def __init__(self, wanted: WantedEnvs, row: int, heartbeat: np.ndarray) -> None:
+        self._wanted, self._number, self._heartbeat = wanted, row, heartbeat
+        self._description = wanted.description
+        self._env = make_environment(wanted.config)
+        self._wrapped = stateful(wanted.config)
+        self._all_allowed = np.ones(self._description.action.outputs, np.float32)
         self.lost = False
         self.success = 0
         self.score = math.nan
 
     def _failure(self, where: str, error: BaseException) -> EnvironmentFailureError:
-        return environment_failure(f"environment {self.env_id} ({self._description.id})", where, error)
+        name = f"environment {self._wanted.env_ids[self._number]} ({self._description.id})"
+        return environment_failure(name, where, error)
 
     def reset(self, episode: int) -> np.ndarray:
         """Start the k-th episode; the observation's row."""
-        key = episode_key(self._purpose, self._key, episode)
         self._heartbeat += 1
         try:
-            observation, info = self._env.reset(seed=keyed_seed(self._seed, self._purpose, *key))
+            observation, info = self._env.reset(seed=self._wanted.episode_seed(self._number, episode))
             return self._row(observation, info)
         except (Exception, SystemExit) as error:
             raise self._failure("reset", error) from error
@@ -133,14 +105,7 @@ class KeyedEnv:
         return layout.encode(observation, mask)
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool]:
-        """One step.
-
-        Args:
-            action: one row of actions; continuous ones are clipped to the space's bounds.
-
-        Returns:
-            The observation's row, reward, terminated, truncated.
-        """
+        """Takes one row of actions, clipped to their bounds; the observation's row, reward, terminated, truncated."""
         self._heartbeat += 1
         try:
             native = self._description.action.native(action)
@@ -155,9 +120,8 @@ class KeyedEnv:
     @property
     def _hooks(self) -> Any:
         inner = self._env.unwrapped
-        if self._wrapped:
-            return None
-        return inner if hasattr(inner, "get_env_state") and hasattr(inner, "set_env_state") else None
+        offered = hasattr(inner, "get_env_state") and hasattr(inner, "set_env_state")
+        return inner if offered and not self._wrapped else None
 
     def save_state(self) -> dict[str, np.ndarray] | None:
         """The arrays of an environment that offers ``get_env_state()`` and ``set_env_state(arrays)``, else None."""
@@ -171,17 +135,10 @@ class KeyedEnv:
         observation: np.ndarray,
         state: dict[str, np.ndarray],
     ) -> bool:
-        """Bring back a live episode: by its state hooks, else by replaying its actions and checking every step.
+        """Bring back the k-th episode: by its state hooks, else by replaying its actions and checking every step.
 
-        Args:
-            episode: its index k.
-            actions: ``[length, …]`` actions since the reset.
-            hashes: ``[length]`` uint64, of each step's observation and reward.
-            observation: the observation's row at the end.
-            state: arrays of the state hooks, empty without.
-
-        Returns:
-            Whether the episode is exactly back; if not the environment is left as the check found it.
+        ``hashes``, uint64 ``[length]``, are of each step's observation and reward, ``observation`` is the row at the
+        end. False says that it isn't exactly back, and the environment is left as the check found it.
         """
         current = self.reset(episode)
         if state and self._hooks is not None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import functools
+import importlib.util
+import sys
 from typing import Any
 
 import gymnasium
 
+from lockstep.config.presets import ATARI_ID
 from lockstep.config.run import EnvConfig
-from lockstep.envs.description import array_environment, stepped_as_arrays
-from lockstep.envs.gymnasium.atari import register_atari
-from lockstep.envs.gymnasium.mujoco_warnings import calm_mujoco
+from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
+from lockstep.envs.description import stepped_as_arrays
 from lockstep.envs.gymnasium.wrappers import wrap
 
 
@@ -24,10 +27,12 @@ def make_environment(config: EnvConfig, **kwargs: Any) -> gymnasium.Env:
         raise ValueError(
             f"env.id: {config.id} is a simulator on tensors, no Gymnasium environment: it can't be drawn here"
         )
-    if config.jax_only and array_environment(config.id) is None:
+    if config.jax_only and config.id not in ARRAY_ENVIRONMENTS:
         raise ValueError(f"env.id: {config.id} is stepped by JAX, no Gymnasium environment: it can't be drawn here")
-    calm_mujoco(gymnasium.registry.get(config.id))
-    register_atari(config.id)
+    if "mujoco" in str(getattr(gymnasium.registry.get(config.id), "entry_point", "")):
+        _calm_mujoco()
+    if ATARI_ID.fullmatch(config.id):
+        _register_atari(config.id)
     extra: dict[str, Any] = {} if config.max_episode_steps is None else {"max_episode_steps": config.max_episode_steps}
     if config.atari.enabled:
         extra |= {"frameskip": 1}
@@ -67,3 +72,28 @@ def _unknown(env_id: str, error: Exception) -> str:
         )
         return f"no environment {env_id!r} is registered; {hint}"
     return f"{env_id!r}: {error}"
+
+
+@functools.cache
+def _show_once(message: str) -> None:
+    """Print a warning the first time it comes; what a model file's author should read is left out."""
+    if "deprecated" not in message:
+        print(f"lockstep: warning: MuJoCo: {message}", file=sys.stderr)
+
+
+def _calm_mujoco() -> None:
+    """Show each of MuJoCo's warnings once, on standard error, instead of once an environment and in a file."""
+    if importlib.util.find_spec("mujoco") is not None:
+        import mujoco
+
+        if hasattr(mujoco, "set_mju_user_warning"):
+            mujoco.set_mju_user_warning(_show_once)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _register_atari(env_id: str) -> None:
+    if importlib.util.find_spec("ale_py") is None:
+        raise ValueError(f"env.id: {env_id} needs ale-py, which isn't installed; pip install 'lockstep-rl[atari]'")
+    import ale_py
+
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # each emulator would greet otherwise
+    gymnasium.register_envs(ale_py)

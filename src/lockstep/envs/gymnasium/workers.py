@@ -15,13 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.config.run import EnvConfig
 from lockstep.core.errors import EnvironmentFailureError
 from lockstep.core.process import STOP_SIGNALS, end_with_parent
-from lockstep.envs.description import EnvDescription
 from lockstep.envs.gymnasium.in_process import reset_envs, restore_env, step_envs
 from lockstep.envs.gymnasium.keyed import KeyedEnv
-from lockstep.envs.host_envs import Buffers, HostEnvs, buffer_layout
+from lockstep.envs.host_envs import Buffers, HostEnvs, WantedEnvs, buffer_layout
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -50,9 +48,8 @@ def _work(
     connection: Connection,
     raw: dict[str, Any],
     layout: dict[str, tuple[tuple[int, ...], Any]],
-    make: tuple[EnvConfig, EnvDescription, int, str],
-    env_ids: list[tuple[int, int]],
-    first: int,
+    wanted: WantedEnvs,
+    rows: range,
     slot: int,
     parent: int,
 ) -> None:
@@ -60,17 +57,16 @@ def _work(
     end_with_parent(parent)
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # the rank decides when to stop
-    config, description, seed, purpose = make
     try:
         buffers = _views(raw, layout)
-        buffers.stepping[slot] = first
+        buffers.stepping[slot] = rows.start
         beat = buffers.heartbeats[slot : slot + 1]
-        envs = [KeyedEnv(config, description, seed, env_id, purpose, beat, key) for env_id, key in env_ids]
+        envs = [KeyedEnv(wanted, row, beat) for row in rows]
         buffers.stepping[slot] = -1
         connection.send(("ok", None))
         while True:
             command, *arguments = connection.recv()
-            connection.send(("ok", _serve(envs, buffers, first, slot, command, tuple(arguments))))
+            connection.send(("ok", _serve(envs, buffers, rows.start, slot, command, tuple(arguments))))
     except (EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
         return
     except Exception as error:
@@ -80,43 +76,28 @@ def _work(
 
 
 class WorkerEnvs(HostEnvs):
-    """Environments spread over worker processes; observations, actions and rewards lie in shared memory.
+    """Environments spread over ``config.workers`` processes, at most one per environment.
 
-    Args:
-        config: which environment; ``config.workers`` processes, at most one per environment.
-        description: its spaces.
-        seed: the run's seed.
-        env_ids: global ids of the environments.
-        purpose: of the resets' keys.
-        keys: what stands for each environment in them; None: its id.
+    Observations, actions and rewards lie in shared memory.
     """
 
-    def __init__(
-        self,
-        config: EnvConfig,
-        description: EnvDescription,
-        seed: int,
-        env_ids: Sequence[int],
-        purpose: str,
-        keys: Sequence[int] | None = None,
-    ) -> None:
-        workers = min(config.workers, len(env_ids))
-        layout = buffer_layout(description, len(env_ids), workers)
+    def __init__(self, wanted: WantedEnvs) -> None:
+        count = len(wanted.env_ids)
+        workers = min(wanted.config.workers, count)
+        layout = buffer_layout(wanted.description, count, workers)
         context = multiprocessing.get_context("spawn")
         raw = {k: context.RawArray("b", max(1, int(np.prod(s)) * np.dtype(d).itemsize)) for k, (s, d) in layout.items()}
-        super().__init__(description, env_ids, _views(raw, layout))
-        self._timeout = config.timeout
-        self._bounds = [len(env_ids) * w // workers for w in range(workers + 1)]
+        super().__init__(wanted.description, wanted.env_ids, _views(raw, layout))
+        self._timeout = wanted.config.timeout
+        self._bounds = [count * w // workers for w in range(workers + 1)]
         self._processes: list[Any] = []
         self._connections: list[Connection] = []
-        make = (config, description, seed, purpose)
-        named = list(zip(env_ids, env_ids if keys is None else keys, strict=True))
         saved = {name: os.environ.get(name) for name in _THREAD_VARIABLES}
         os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))
         try:
             for slot, (first, last) in enumerate(zip(self._bounds, self._bounds[1:], strict=False)):
                 ours, theirs = context.Pipe()
-                arguments = (theirs, raw, layout, make, named[first:last], first, slot, os.getpid())
+                arguments = (theirs, raw, layout, wanted, range(first, last), slot, os.getpid())
                 process = context.Process(target=_work, args=arguments, name=f"environments-{slot}", daemon=True)
                 process.start()
                 theirs.close()

@@ -60,10 +60,8 @@ class KeyedStickyAction(wrappers.StickyAction):
 class AtariLives(gymnasium.Wrapper):
     """Presses FIRE where a game waits for it, and says when a life is lost; the game itself goes on.
 
-    Args:
-        env: around an ALE environment.
-        fire: press FIRE at a reset and after a lost life, in games that have the action.
-        life_loss: report lost lives in ``info``.
+    With ``fire`` it is pressed at a reset and after a lost life, in games that have it; ``life_loss`` reports lost
+    lives in ``info``.
     """
 
     def __init__(self, env: gymnasium.Env, fire: bool, life_loss: bool) -> None:
@@ -100,16 +98,7 @@ class AtariLives(gymnasium.Wrapper):
 
 
 class StackChannels(gymnasium.ObservationWrapper):
-    """Frames ``[k, …]`` of :class:`gymnasium.wrappers.FrameStackObservation` as one observation.
-
-    Images become one image ``[H, W, k·C]``, vectors one vector, oldest first. Of what can't be put side by side (an
-    action mask) the newest stays.
-
-    Args:
-        env: stacked.
-        single: observation space of a single frame.
-        mask: entry of a Dict that is an action mask, or None.
-    """
+    """Frames ``[k, …]`` of :class:`gymnasium.wrappers.FrameStackObservation` as one, by :func:`join_frames`."""
 
     def __init__(self, env: gymnasium.Env, single: gymnasium.Space, mask: str | None) -> None:
         super().__init__(env)

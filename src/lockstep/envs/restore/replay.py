@@ -12,20 +12,14 @@ _MULTIPLIERS = np.random.Generator(np.random.Philox(key=0x10C557E9)).integers(
 
 
 def _weights(size: int) -> np.ndarray:
-    rounds = -(-size // _MULTIPLIERS.size)
-    tiled = np.concatenate([_MULTIPLIERS * np.uint64(2 * r + 1) for r in range(rounds)])
-    return tiled[:size]
+    rounds = range(-(-size // _MULTIPLIERS.size))
+    return np.concatenate([_MULTIPLIERS * np.uint64(2 * r + 1) for r in rounds])[:size]
 
 
 def row_hashes(observations: np.ndarray, rewards: np.ndarray) -> np.ndarray:
-    """A 64-bit multilinear hash of each row's bits.
+    """A 64-bit multilinear hash of the bits of each row and its reward, uint64 ``[...]``.
 
-    Args:
-        observations: rows ``[..., width]``, float32, or bytes in whole words.
-        rewards: float64 ``[...]``.
-
-    Returns:
-        uint64 ``[...]``.
+    Rows ``[..., width]`` are float32, or bytes in whole words; rewards float64 ``[...]``.
     """
     bits = np.ascontiguousarray(observations).view(np.uint32).astype(np.uint64)
     rewards_bits = np.ascontiguousarray(rewards, np.float64).view(np.uint64)
@@ -43,12 +37,7 @@ class LiveEpisode:
 
 
 class ReplayLog:
-    """Live episodes of all local environments.
-
-    Args:
-        num_envs: local environments.
-        limit: longest episode, in steps, whose actions are kept.
-    """
+    """Live episodes of all local environments; the actions of those of at most ``limit`` steps are kept."""
 
     def __init__(self, num_envs: int, limit: int) -> None:
         self._limit = limit

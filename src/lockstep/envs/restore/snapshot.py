@@ -34,12 +34,7 @@ def save_shards(
 ) -> dict[int, ShardArrays]:
     """Arrays of each local shard.
 
-    Args:
-        envs: the environments.
-        replay: actions of their live episodes.
-        counter: returns and lengths of the live episodes.
-        carried: what else each environment carries from step to step, arrays ``[E, …]``.
-        plan: which shards are here.
+    ``carried`` is what else each environment carries from step to step, arrays ``[E, …]``.
     """
     states = envs.save_states()
     b, rows = envs.buffers, plan.envs_per_shard
@@ -93,8 +88,7 @@ def load_shards(
 ) -> list[int]:
     """Restore the local environments; the reverse of :func:`save_shards`.
 
-    Returns:
-        Global ids of environments whose live episode couldn't be restored exactly and was restarted.
+    Global ids of those whose live episode couldn't be restored exactly, and was restarted, are returned.
     """
     b, rows, restarted = envs.buffers, plan.envs_per_shard, []
     for local, shard in enumerate(plan.shards):

@@ -11,6 +11,7 @@ import contextlib
 import weakref
 import zlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -77,14 +78,7 @@ def attach(
 
 def _named_parameters(modules: Sequence[nn.Module]) -> dict[str, nn.Parameter]:
     """Parameters by name, each once; with several modules their number comes first: ``1.weight``."""
-    found: dict[str, nn.Parameter] = {}
-    seen: set[int] = set()
-    for number, module in enumerate(modules):
-        for name, parameter in module.named_parameters():
-            if id(parameter) not in seen:
-                found[f"{number}.{name}" if len(modules) > 1 else name] = parameter
-                seen.add(id(parameter))
-    return found
+    return dict((modules[0] if len(modules) == 1 else nn.ModuleList(modules)).named_parameters())
 
 
 def _check(modules: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
@@ -114,8 +108,6 @@ class Attached:
     """Keeps attached modules and optimisers one on all ranks; :func:`attach` makes it.
 
     Attributes:
-        rank: this process's.
-        world_size: number of ranks.
         reductions: backward passes that ended with a reduction so far.
         indices: by identity of the parameter, its place among those that are reduced; empty with one rank.
     """
@@ -152,7 +144,7 @@ class Attached:
         self._phases = Phases(self._modules, self.indices, check_phases)
         self._reduced_for: list[set[int]] = [set() for _ in self._optimizers]
         for number, optimizer in enumerate(self._optimizers):
-            self._handles.append(optimizer.register_step_pre_hook(self._step_hook(number)))
+            self._handles.append(optimizer.register_step_pre_hook(partial(self._before_step, number)))
         _attached.add(self)
 
     def detach(self) -> None:
@@ -250,13 +242,10 @@ class Attached:
                     "detach() and attach again, on every rank"
                 )
 
-    def _step_hook(self, number: int) -> Any:
-        def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            self._check_step(number, optimizer)
-            self._reduced_for[number].clear()
-            self._steps += 1
-
-        return before_step
+    def _before_step(self, number: int, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._check_step(number, optimizer)
+        self._reduced_for[number].clear()
+        self._steps += 1
 
     def _check_step(self, number: int, optimizer: Optimizer) -> None:
         """Raise unless every gradient that an optimiser is about to use came by a reduction."""

@@ -18,11 +18,9 @@ from lockstep.core.errors import UnreducedGradientError
 
 
 class _Added(NamedTuple):
-    """A gradient that backward passes have added to.
+    """A gradient that backward passes have added to, and its version when the last of them was done.
 
-    Attributes:
-        base: a copy of what it held before, None if there was none.
-        grad: it, and its version when the last of them was done.
+    ``base`` is a copy of what it held before, None if there was none.
     """
 
     base: Tensor | None
@@ -31,15 +29,9 @@ class _Added(NamedTuple):
 
 
 class Increments:
-    """Hooks on parameters that keep account of what is added to their gradients.
+    """Hooks on parameters that keep account of what is added to their gradients, and isn't reduced yet: ``added``.
 
-    Args:
-        parameters: leaves that require gradients.
-        names: of them, for messages.
-        added: called whenever something was added to a gradient, within the backward pass.
-
-    Attributes:
-        added: by index of the parameter, what isn't reduced yet.
+    They call back whenever something was added to one, within the backward pass.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], names: Sequence[str], added: Callable[[], None]) -> None:
@@ -124,22 +116,17 @@ class Increments:
 
     @torch.no_grad()
     def settle(self, reduced: dict[int, Tensor]) -> None:
-        """Put reduced increments in place of what this rank added, and forget that.
-
-        Args:
-            reduced: by index of the parameter, in its shape; dtypes may differ.
-        """
+        """Put reduced increments, by index of the parameter, in place of what this rank added, and forget that."""
         targets, values = [], []
         for index, value in reduced.items():
             parameter, known = self.parameters[index], self.added.get(index)
+            base = None
             if parameter.grad is None:
                 parameter.grad = torch.empty_like(parameter)
-                targets.append(parameter.grad)
-                values.append(value)
             else:
                 base = known.base if known else parameter.grad.detach().clone()
-                targets.append(parameter.grad)
-                values.append(value if base is None else value.to(base.dtype) + base)
+            targets.append(parameter.grad.detach())
+            values.append(value if base is None else value.to(base.dtype) + base)
         if targets:  # else a pass within this pass has brought everything
-            torch._foreach_copy_([target.detach() for target in targets], values)  # pyright: ignore
+            torch._foreach_copy_(targets, values)  # pyright: ignore
         self.added.clear()

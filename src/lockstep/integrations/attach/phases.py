@@ -42,11 +42,6 @@ class Phases:
     A rollout is what runs a module without gradients in training mode: a rank that evaluates (``module.eval()``) does
     that alone, rightly. Where rollouts are run under ``eval()`` every rank does so, and none in training mode: if that
     was so twice, such passes are taken for rollouts.
-
-    Args:
-        modules: what is attached.
-        known: identities of the parameters whose gradients are reduced.
-        check: whether ranks must agree on rollouts.
     """
 
     def __init__(self, modules: Sequence[nn.Module], known: Container[int], check: bool) -> None:

@@ -73,10 +73,7 @@ def communicator() -> Communicator:
 class Same:
     """A number that must be the same on every rank.
 
-    Attributes:
-        words: what a rank did so often: ``"took {} steps"``.
-        number: this rank's.
-        advice: what to do where ranks differ.
+    ``words`` say what a rank did so often (``"took {} steps"``), and ``advice`` what to do where ranks differ.
     """
 
     words: str
@@ -87,10 +84,8 @@ class Same:
 def meet(where: str, said: Sequence[Same] = (), telling: int = 0) -> list[int]:
     """Make sure that all ranks are at the same place of the script, before they exchange anything there.
 
-    Args:
-        where: the place, for people: ``"all_mean"``.
-        said: what must be the same on every rank, at most 6 numbers.
-        telling: a number of this rank's own.
+    ``where`` names the place for people, at most 6 numbers are ``said`` to be the same on every rank, and ``telling``
+    is a number of this rank's own.
 
     Returns:
         What each rank told, in rank order.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,26 +27,17 @@ SCHEDULES = ("lr_schedule", "clip_range", "clip_range_vf")
 def agree(model: OnPolicyAlgorithm, learning: dict[str, Any], rank: int, gather_json: Callable[[Any], list]) -> None:
     """Check that the ranks learn in the same way; give each its own environments and random numbers.
 
-    Args:
-        model: this rank's.
-        learning: arguments of ``learn`` that decide how often ranks meet.
-        rank: this rank.
-        gather_json: a JSON value of every rank, in rank order.
+    ``learning`` are the arguments of ``learn`` that decide how often ranks meet.
 
     Raises:
         RankMismatchError: on every rank, if a setting differs.
     """
     assert model.env is not None
-    everyone = gather_json(
-        {
-            "settings": {**learning, **_settings(model)},
-            "seeds": _pending_seeds(model.env),
-            "generators": _generators(),
-        }
-    )
-    _check_settings([one["settings"] for one in everyone])
-    _shift_seeds(model.env, [one["seeds"] for one in everyone], rank)
-    _separate_generators([one["generators"] for one in everyone], rank)
+    everyone = gather_json([{**learning, **_settings(model)}, _pending_seeds(model.env), _generators()])
+    settings, seeds, generators = zip(*everyone, strict=True)
+    _check_settings(settings)
+    _shift_seeds(model.env, seeds, rank)
+    _separate_generators(generators, rank)
 
 
 def _settings(model: OnPolicyAlgorithm) -> dict[str, Any]:
@@ -62,9 +53,8 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _check_settings(everyone: list[dict[str, Any]]) -> None:
-    found = first_difference(everyone)
-    if found is not None:
+def _check_settings(everyone: Sequence[dict[str, Any]]) -> None:
+    if (found := first_difference(everyone)) is not None:
         rank, name = found
         raise RankMismatchError(
             f"{name.lstrip('_')}: rank {rank} has {everyone[rank][name]} and rank 0 has {everyone[0][name]}; every "
@@ -77,7 +67,7 @@ def _pending_seeds(env: VecEnv) -> list[int | None]:
     return [_plain(seed) for seed in getattr(env.unwrapped, "_seeds", [])]
 
 
-def _shift_seeds(env: VecEnv, everyone: list[list[int | None]], rank: int) -> None:
+def _shift_seeds(env: VecEnv, everyone: Sequence[list[int | None]], rank: int) -> None:
     """Seeds that a script gave to its environments on every rank become those of their global ids."""
     mine = everyone[rank]
     if mine and mine[0] is not None and mine in everyone[:rank]:
@@ -96,14 +86,10 @@ def _generators() -> dict[str, str]:
     return {name: hashlib.blake2b(state, digest_size=8).hexdigest() for name, state in states.items()}
 
 
-def _separate_generators(everyone: list[dict[str, str]], rank: int) -> None:
+def _separate_generators(everyone: Sequence[dict[str, str]], rank: int) -> None:
     """Give this rank numbers of its own, where a seed has made them the same as those of a rank before it."""
-    seeds: dict[str, Callable[[int], Any]] = {
-        "python": random.seed,
-        "numpy": np.random.seed,
-        "torch": torch.manual_seed,
-    }
-    for name, seed in seeds.items():
+    seeds: dict[str, Callable[[int], Any]] = {"python": random.seed, "numpy": np.random.seed}
+    for name, seed in (seeds | {"torch": torch.manual_seed}).items():
         states = [one[name] for one in everyone]
         if states[rank] in states[:rank]:
             seed(keyed_seed(int(states[rank], 16), f"sb3 {name}", rank))

@@ -48,11 +48,7 @@ class Elsewhere(BaseCallback):
 
 
 class GlobalProgressBar(ProgressBarCallback):
-    """Stable-Baselines3's progress bar, over the steps of all ranks.
-
-    Args:
-        world_size: number of ranks.
-    """
+    """Stable-Baselines3's progress bar, over the steps of all ranks."""
 
     def __init__(self, world_size: int) -> None:
         super().__init__()
@@ -99,12 +95,7 @@ def _evaluations(callback: BaseCallback | None) -> Iterator[EvalCallback]:
 
 
 class SynchronizedCallback(BaseCallback):
-    """The outermost callback on every rank: it counts all ranks' steps, and meets the others after each rollout.
-
-    Args:
-        callback: this rank's callbacks, from :func:`of_this_rank`.
-        world_size: number of ranks.
-    """
+    """The outermost callback on every rank: it counts all ranks' steps, and meets the others after each rollout."""
 
     exchange: RolloutExchange
 

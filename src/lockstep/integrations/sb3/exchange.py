@@ -21,15 +21,6 @@ class RolloutExchange:
 
     A rank whose callback says stop comes here at once, the others when their rollout is over; so does a rank that
     fails. Which of them it was, and when, is known to all ranks before any goes on.
-
-    Args:
-        model: this rank's; its episode buffers are those of all ranks.
-        callback: the outermost one.
-        communicator: between the ranks.
-        statistics: of the model's environments, merged here.
-
-    Attributes:
-        stopped: whether the ranks have agreed to stop.
     """
 
     def __init__(
@@ -64,10 +55,7 @@ class RolloutExchange:
                 self._meet({"error": f"{type(error).__name__}: {error}"})
 
     def meet(self, stop: bool = False) -> None:
-        """Exchange everything; the first call of a rollout counts.
-
-        Args:
-            stop: whether this rank's callbacks want to stop.
+        """Exchange everything, and whether this rank's callbacks want to stop; the first call of a rollout counts.
 
         Raises:
             PeerFailureError: another rank failed, or has ended.

@@ -33,21 +33,14 @@ _saved: Counter[str] = Counter()
 _learning: list[Any] = []
 
 
-class NoResults:
-    """A ``ResultsWriter`` of ``Monitor`` and ``VecMonitor`` that writes nothing."""
+class NoOutput(logger.KVWriter, logger.SeqWriter):
+    """An output of a logger, and a ``ResultsWriter`` of ``Monitor`` and ``VecMonitor``, that writes nothing."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
 
     def write_row(self, epinfo: dict[str, Any]) -> None:
         """Take an episode and forget it."""
-
-    def close(self) -> None:
-        """There is nothing to close."""
-
-
-class NoOutput(logger.KVWriter, logger.SeqWriter):
-    """An output of a logger that writes nothing."""
 
     def write(self, key_values: dict, key_excluded: dict, step: int = 0) -> None:
         """Take metrics and forget them."""
@@ -77,8 +70,7 @@ def leave_files_to_the_writer() -> None:
     VecNormalize.save = _saved_by_the_writer(VecNormalize.save)
     if is_writer():
         return
-    monitor.ResultsWriter = NoResults
-    logger.make_output_format = lambda *args, **kwargs: NoOutput()
+    monitor.ResultsWriter = logger.make_output_format = NoOutput
     _change_init(VecVideoRecorder, "record_video_trigger", lambda trigger: _never)
     _change_init(SubprocVecEnv, "env_fns", lambda makers: [QuietEnvironment(make) for make in makers])
 
@@ -123,12 +115,8 @@ def save_on_one_rank(path: Any, save: Callable[[], None]) -> None:
     """Save to a path on the writing rank; on the others return when it is there. No collective.
 
     A rank waits for as many files of that name as it was told to save. Before the first ``learn`` it doesn't, for the
-    ranks haven't met and need not; during ``learn`` neither, since callbacks may decide
-    otherwise on another rank. Memory (``io.BytesIO``) every rank fills for itself.
-
-    Args:
-        path: where to; a path or a file.
-        save: writes it.
+    ranks haven't met and need not; during ``learn`` neither, since callbacks may decide otherwise on another rank.
+    Memory (``io.BytesIO``) every rank fills for itself.
 
     Raises:
         RunError: the writing rank doesn't save.

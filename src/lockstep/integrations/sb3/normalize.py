@@ -10,6 +10,9 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize
 from torch import Tensor
 
+Moments = tuple[float, np.ndarray, np.ndarray]
+"""Count, mean and variance."""
+
 
 def normalizers(env: VecEnv) -> list[VecNormalize]:
     """Every ``VecNormalize`` around a vector environment, the outermost first."""
@@ -34,7 +37,7 @@ def running_statistics(env: VecEnv) -> list[RunningMeanStd]:
     return found
 
 
-def since(base: RunningMeanStd, now: RunningMeanStd) -> tuple[float, np.ndarray, np.ndarray]:
+def since(base: RunningMeanStd, now: RunningMeanStd) -> Moments:
     """Count, mean and variance of the samples that ``now`` has and ``base`` hasn't: Chan et al. 1983, backwards."""
     count = now.count - base.count
     if count <= 0:
@@ -48,9 +51,7 @@ def since(base: RunningMeanStd, now: RunningMeanStd) -> tuple[float, np.ndarray,
 class MergedStatistics:
     """The statistics of one vector environment's normalisers, which ranks merge from time to time.
 
-    Args:
-        env: this rank's; its spaces are the same on every rank.
-        gather: a tensor of every rank, ``[world_size, …]``.
+    ``gather`` gives a tensor of every rank, ``[world_size, …]``.
     """
 
     def __init__(self, env: VecEnv, gather: Callable[[Tensor], Tensor]) -> None:
@@ -88,23 +89,15 @@ class MergedStatistics:
                     base.update_from_moments(mean, variance, count)
             now.count, now.mean, now.var = base.count, base.mean.copy(), base.var.copy()
 
-    def _exchanged(
-        self, parts: list[tuple[float, np.ndarray, np.ndarray]]
-    ) -> list[list[tuple[float, np.ndarray, np.ndarray]]]:
+    def _exchanged(self, parts: list[Moments]) -> list[list[Moments]]:
         """Count, mean and variance of every statistic and rank; one collective, or none where there are none."""
         if not parts:
             return []
         flat = np.concatenate([np.concatenate([[count], mean.ravel(), var.ravel()]) for count, mean, var in parts])
         rows = self._gather(torch.from_numpy(flat)).numpy()
-        out, start = [], 0
-        for _, mean, _ in parts:
-            size = mean.size
-            block = rows[:, start : start + 1 + 2 * size]
-            out.append(
-                [
-                    (float(row[0]), row[1 : 1 + size].reshape(mean.shape), row[1 + size :].reshape(mean.shape))
-                    for row in block
-                ]
-            )
-            start += 1 + 2 * size
-        return out
+        ends = np.cumsum([1 + 2 * mean.size for _, mean, _ in parts])
+        blocks = zip(np.split(rows, ends[:-1], axis=1), [mean.shape for _, mean, _ in parts], strict=True)
+        return [
+            [(float(row[0]), both[0, ...], both[1, ...]) for row in block for both in [row[1:].reshape(2, *shape)]]
+            for block, shape in blocks
+        ]

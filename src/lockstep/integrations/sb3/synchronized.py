@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import stable_baselines3
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
@@ -176,3 +177,27 @@ class Synchronized(OnPolicyAlgorithm):
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), *OWN]
+
+
+class A2C(Synchronized, stable_baselines3.A2C):
+    """``stable_baselines3.A2C`` (Mnih et al. 2016), every rank stepping environments of its own for one agent.
+
+    Takes what Stable-Baselines3's takes. ``n_envs`` and ``n_steps`` are of each rank: an update learns from
+    ``world_size`` times as many samples.
+
+    Args:
+        normalize_advantage_locally: if advantages are normalised, do so by the mean and standard deviation of this
+            rank's samples, instead of all ranks'.
+    """
+
+
+class PPO(Synchronized, stable_baselines3.PPO):
+    """``stable_baselines3.PPO`` (Schulman et al. 2017), every rank stepping environments of its own for one agent.
+
+    Takes what Stable-Baselines3's takes. ``n_envs``, ``n_steps`` and ``batch_size`` are of each rank: an update learns
+    from ``world_size`` times as many samples, in as many minibatches, each ``world_size`` times as large.
+
+    Args:
+        normalize_advantage_locally: normalise advantages by the mean and standard deviation of this rank's part of a
+            minibatch, instead of the whole one's.
+    """

@@ -10,32 +10,17 @@ import jax.numpy as jnp
 from jax import Array
 
 from lockstep.config.run import EnvConfig
-from lockstep.envs.arrays import ArrayEnvironment
-from lockstep.envs.description import array_environment, stepped_as_arrays
+from lockstep.envs.arrays import ARRAY_ENVIRONMENTS, ArrayEnvironment
+from lockstep.envs.description import stepped_as_arrays
 from lockstep.jax_engine.envs.functional import FunctionalAdapter
 from lockstep.jax_engine.envs.functional_checks import one_line
 from lockstep.jax_engine.envs.protocol import JaxEnvironment, Step, Tree
 from lockstep.jax_engine.envs.registry import make
 from lockstep.jax_engine.envs.wrappers import wrap
 
-__all__ = [
-    "ArrayEnvironmentAdapter",
-    "FunctionalAdapter",
-    "JaxEnvironment",
-    "Step",
-    "environment_spaces",
-    "is_jax_environment",
-    "make_environment",
-]
-
 
 class ArrayEnvironmentAdapter:
-    """An array environment on ``jax.numpy``; its random numbers are float32, uniform in [0, 1).
-
-    Args:
-        env: of :mod:`lockstep.envs.arrays`.
-        max_episode_steps: time limit; None: the environment's own.
-    """
+    """An array environment on ``jax.numpy``; its random numbers are float32, uniform in [0, 1)."""
 
     cheap_reset = True
 
@@ -88,7 +73,7 @@ def make_environment(config: EnvConfig) -> JaxEnvironment:
 def _made(settings: str) -> JaxEnvironment:
     """Makes the environment of a config in JSON, once: it is pure, and tracing a simulator for the checks is slow."""
     config = EnvConfig.model_validate_json(settings)
-    kind = array_environment(config.id)
+    kind = ARRAY_ENVIRONMENTS.get(config.id)
     if kind is not None:
         try:
             array_env = kind(**config.kwargs)

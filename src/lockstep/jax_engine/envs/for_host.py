@@ -11,11 +11,9 @@ import numpy as np
 from jax import Array
 from jax import numpy as jnp
 
-from lockstep.config.run import EnvConfig
-from lockstep.core.shards import keyed_seed
 from lockstep.envs.description import EnvDescription
-from lockstep.envs.gymnasium.keyed import environment_failure, episode_key
-from lockstep.envs.host_envs import Buffers, HostEnvs, buffer_layout
+from lockstep.envs.gymnasium.keyed import environment_failure
+from lockstep.envs.host_envs import HostEnvs, WantedEnvs, by_row
 from lockstep.jax_engine.envs.environments import make_environment
 from lockstep.jax_engine.envs.protocol import JaxEnvironment, Step, Tree, pick
 from lockstep.jax_engine.nets.encoders import encode_rows
@@ -47,41 +45,20 @@ def native(description: EnvDescription, rows: np.ndarray) -> np.ndarray:
 class JaxEnvs(HostEnvs):
     """One batch of an environment of JAX's, with keyed resets, time limit and same-step autoreset.
 
-    It is stepped group by group, so that a group's bits don't depend on how many there are.
-
-    Args:
-        config: which environment.
-        description: its spaces.
-        seed: the run's seed.
-        env_ids: global ids of the environments.
-        purpose: of the keys.
-        keys: what stands for each environment in them.
-        group: environments of a group; divides their number.
-        device: where they are stepped.
+    It is stepped shard by shard, so that a shard's bits don't depend on how many there are.
     """
 
     replayed = False
 
-    def __init__(
-        self,
-        config: EnvConfig,
-        description: EnvDescription,
-        seed: int,
-        env_ids: Sequence[int],
-        purpose: str,
-        keys: Sequence[int],
-        group: int,
-        device: Any,
-    ) -> None:
-        layout = buffer_layout(description, len(env_ids), 1)
-        super().__init__(description, env_ids, Buffers(**{k: np.zeros(s, d) for k, (s, d) in layout.items()}))
-        self._env, self._device = make_environment(config), device
-        self._seed, self._purpose, self._keys = seed, purpose, list(keys)
+    def __init__(self, wanted: WantedEnvs, device: Any) -> None:
+        super().__init__(wanted.description, wanted.env_ids)
+        self._wanted, self._env, self._device = wanted, make_environment(wanted.config), device
         self._limit = self._env.max_episode_steps
-        self._seeds, self._elapsed = np.zeros(len(env_ids), np.uint32), np.zeros(len(env_ids), np.int32)
-        self._groups = (len(env_ids) // group, group)
+        self._seeds, self._elapsed = np.zeros(self.num_envs, np.uint32), np.zeros(self.num_envs, np.int32)
+        size = wanted.shard_size or self.num_envs
+        self._groups = (self.num_envs // size, size)
         self._state: Tree = None
-        one_reset, one_step = partial(_reset, self._env, description), partial(_step, self._env, description)
+        one_reset, one_step = (partial(each, self._env, wanted.description) for each in (_reset, _step))
         self._reset, self._step = self._in_groups(one_reset), self._in_groups(one_step)
         self._pick = jax.jit(pick)
 
@@ -104,8 +81,7 @@ class JaxEnvs(HostEnvs):
 
     def _choose_seeds(self, rows: Sequence[int]) -> None:
         for row in rows:
-            key = episode_key(self._purpose, self._keys[row], int(self.buffers.episodes[row]))
-            self._seeds[row] = keyed_seed(self._seed, self._purpose, *key)
+            self._seeds[row] = self._wanted.episode_seed(row, self.buffers.episodes[row])
 
     def reset(self) -> None:
         """See :meth:`HostEnvs.reset`.
@@ -113,10 +89,14 @@ class JaxEnvs(HostEnvs):
         Raises:
             EnvironmentFailureError: the environment raised.
         """
+        self.buffers.observations[:] = self._begin()
+
+    def _begin(self) -> Array:
+        """Starts every episode; the rows of their first observations."""
         self._choose_seeds(range(self.num_envs))
         self._state, rows = self._reset("reset", self._seeds)
-        self.buffers.observations[:] = rows
         self._elapsed[:] = 0
+        return rows
 
     def step(self) -> None:
         """See :meth:`HostEnvs.step`; errors as :meth:`reset`."""
@@ -151,17 +131,12 @@ class JaxEnvs(HostEnvs):
     def save_states(self) -> list[dict[str, np.ndarray] | None]:
         """See :meth:`HostEnvs.save_states`."""
         named = {name: np.asarray(leaf) for name, leaf in _named(self._state)}
-        return [
-            {name: leaf[row] for name, leaf in named.items()} | {"elapsed": np.asarray(self._elapsed[row])}
-            for row in range(self.num_envs)
-        ]
+        return by_row({**named, "elapsed": self._elapsed}, self.num_envs)
 
     def restore(self, env: int, actions: np.ndarray, hashes: np.ndarray, state: dict[str, np.ndarray]) -> bool:
         """See :meth:`HostEnvs.restore`; it comes back by its arrays."""
         if self._state is None:
-            observations = self.buffers.observations.copy()
-            self.reset()
-            self.buffers.observations[:] = observations
+            self._begin()
         self._choose_seeds([env])
         self._elapsed[env] = state["elapsed"]
         leaves = [(name, np.array(leaf)) for name, leaf in _named(self._state)]
@@ -190,17 +165,7 @@ def _named(state: Tree) -> list[tuple[str, Any]]:
     return [(jax.tree_util.keystr(path, simple=True, separator="."), leaf) for path, leaf in flat]
 
 
-def make_jax_envs(
-    config: EnvConfig,
-    description: EnvDescription,
-    seed: int,
-    env_ids: Sequence[int],
-    purpose: str,
-    keys: Sequence[int],
-    group: int,
-    device: str,
-) -> JaxEnvs:
-    """Makes :class:`JaxEnvs` on a device given by name: ``cpu``, ``cuda`` or ``tpu``."""
+def make_jax_envs(wanted: WantedEnvs) -> JaxEnvs:
+    """Makes :class:`JaxEnvs` on the device that is named: ``cpu``, ``cuda`` or ``tpu``."""
     use_compilation_cache()
-    place = jax.local_devices(backend="cpu" if device == "cpu" else None)[0]
-    return JaxEnvs(config, description, seed, env_ids, purpose, keys, group, place)
+    return JaxEnvs(wanted, jax.local_devices(backend="cpu" if wanted.device == "cpu" else None)[0])

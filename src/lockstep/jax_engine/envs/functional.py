@@ -30,11 +30,7 @@ CLASSIC_CONTROL = ("Acrobot-v1", "CartPole-v1", "Pendulum-v1", "MountainCar-v0",
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class EnvParams:
-    """Parameters of the environments that :func:`lockstep.jax_engine.envs.registry.make` makes.
-
-    Attributes:
-        max_steps_in_episode: time limit in steps.
-    """
+    """The time limit in steps, of environments that :func:`lockstep.jax_engine.envs.registry.make` makes."""
 
     max_steps_in_episode: int = 1000
 
@@ -165,11 +161,8 @@ class GymnaxEnvironment(Environment):
     """A gymnax environment, of either signature, without its own autoreset.
 
     gymnax 1.x tells time limits from ends; of 0.0.x, whose ``done`` is both, the end is what ``is_terminal`` says
-    without a limit. Spaces get the dtype of what is really observed, and MinAtar's boards become images of bytes.
-
-    Args:
-        env: with ``reset_env`` and ``step_env``.
-        images: whether observations of zeros and ones become bytes.
+    without a limit. Spaces get the dtype of what is really observed, and ``images`` (MinAtar's boards of zeros and
+    ones) become bytes.
     """
 
     def __init__(self, env: Any, images: bool = False) -> None:
@@ -290,7 +283,7 @@ class FunctionalAdapter:
         self._autoreset = resets_itself(self._env)
         self._draws = bool(getattr(self._env, "step_draws", True))
         self.observation_space, self.action_space, self._keys, shapes = check_functions(
-            self._env, self._params, self._key(), name, FINAL if self._autoreset else ()
+            self._env, self._params, jax.random.key_data(jax.random.key(0)), name, FINAL if self._autoreset else ()
         )
         self.limit_note = None
         if hasattr(self._params, LIMIT) and not tells_truncation(shapes):
@@ -298,9 +291,6 @@ class FunctionalAdapter:
                 f"{name}: its step doesn't tell {LIMIT} ({self.max_episode_steps}) from a real end, so that every end "
                 "counts as one and none bootstraps; return info['truncated'], or six values"
             )
-
-    def _key(self) -> Array:
-        return jax.random.key_data(jax.random.key(0))
 
     def reset_random(self, key: Array, shape: tuple[int, ...]) -> Tree:
         """See :meth:`lockstep.jax_engine.envs.protocol.JaxEnvironment.reset_random`: keys, uint32 ``[*shape, 2]``."""

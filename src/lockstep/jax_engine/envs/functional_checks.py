@@ -17,8 +17,7 @@ Tree = Any
 class StateKeys:
     """Which leaves of a state are typed keys; they are kept as the bits that they are made of.
 
-    Args:
-        state: being traced (shapes alone don't tell which kind of key).
+    The state is one that is being traced: shapes alone don't tell which kind of key.
     """
 
     def __init__(self, state: Tree) -> None:
@@ -83,12 +82,8 @@ def check_functions(
 ) -> tuple[gymnasium.Space, gymnasium.Space, StateKeys, tuple[Any, ...]]:
     """Traces ``reset`` and ``step`` of one environment and compares them with its spaces.
 
-    Args:
-        env: the environment.
-        params: its parameters.
-        key: any.
-        name: of the environment in errors.
-        final: under which of these names ``info`` holds the last observation of an ended episode; none needed: empty.
+    An environment with autoreset must leave an ended episode's last observation in ``info``, under one of the names
+    ``final``.
 
     Returns:
         Observation space, action space, which parts of its state are keys, and the shapes of what ``step`` returns.

@@ -20,10 +20,6 @@ DEFAULT_FPS = 30
 class DrawnEnvironment:
     """Steps and draws one environment as Gymnasium has it; its k-th evaluation episode begins as in ``eval``.
 
-    Args:
-        config: which environment.
-        mode: ``rgb_array``.
-
     Raises:
         ValueError: it has no picture, or a window is asked for; one line.
     """

@@ -45,8 +45,6 @@ class JaxEnvironment(Protocol):
     """A batch of ``n`` environments as pure functions.
 
     Attributes:
-        observation_space: of one environment.
-        action_space: of one environment.
         max_episode_steps: steps after which the engine truncates an episode, or None.
 
     It may have ``cheap_reset = True``: a reset costs next to nothing, so that one is computed at every step, and not
@@ -66,11 +64,7 @@ class JaxEnvironment(Protocol):
         ...
 
     def reset(self, random: Tree) -> tuple[Tree, Tree]:
-        """Begins an episode in ``n`` environments: their state and observation.
-
-        Args:
-            random: of :meth:`reset_random`, ``[n, …]``.
-        """
+        """Begins an episode in ``n`` environments, of draws ``[n, …]``: their state and observation."""
         ...
 
     def step(self, state: Tree, action: Array, random: Tree) -> Step:

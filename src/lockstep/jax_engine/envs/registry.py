@@ -51,31 +51,26 @@ def make(env_id: str, **kwargs: Any) -> tuple[Any, Any]:
 
 def _array(env_id: str, name: str, kwargs: dict[str, Any]) -> Environment:
     ours = {key.partition("/")[2]: kind for key, kind in ARRAY_ENVIRONMENTS.items()}
-    if name not in ours:
-        raise _unknown(env_id, name, "lockstep", ours)
+    _check_known(env_id, name, "lockstep", ours)
     return SingleArrayEnvironment(_constructed(env_id, ours[name], kwargs))
 
 
 def _gymnax(env_id: str, name: str, kwargs: dict[str, Any]) -> Environment:
     gymnax = _package(env_id, "gymnax", "gymnax")
-    if name not in gymnax.registered_envs:
-        raise _unknown(env_id, name, "gymnax", gymnax.registered_envs)
+    _check_known(env_id, name, "gymnax", gymnax.registered_envs)
     env, _ = _constructed(env_id, lambda **given: gymnax.make(name, **given), kwargs)
     return GymnaxEnvironment(env, images=name.endswith("-MinAtar"))
 
 
 def _brax(env_id: str, name: str, kwargs: dict[str, Any]) -> Environment:
     brax = _package(env_id, "brax.envs", "brax")
-    if name not in brax._envs:
-        raise _unknown(env_id, name, "brax", brax._envs)
+    _check_known(env_id, name, "brax", brax._envs)
     return SimulatedEnvironment(_constructed(env_id, brax._envs[name], kwargs), BRAX_EPISODE)
 
 
 def _playground(env_id: str, name: str, kwargs: dict[str, Any]) -> Environment:
     playground = _package(env_id, "mujoco_playground", "playground")
-    known = playground.registry.ALL_ENVS
-    if name not in known:
-        raise _unknown(env_id, name, "playground", known)
+    _check_known(env_id, name, "playground", playground.registry.ALL_ENVS)
     if name not in playground.dm_control_suite.ALL_ENVS:
         _check_models(env_id)
     config = playground.registry.get_default_config(name)
@@ -141,9 +136,11 @@ def _package(env_id: str, module: str, extra: str) -> Any:
         raise ValueError(f"env.id: {env_id}: {module} can't be imported: {one_line(error)}{hint}") from None
 
 
-def _unknown(env_id: str, name: str, family: str, known: Iterable[str]) -> ValueError:
+def _check_known(env_id: str, name: str, family: str, known: Iterable[str]) -> None:
     names = list(known)
+    if name in names:
+        return
     by_case = {each.lower(): each for each in names}
     close = difflib.get_close_matches(name.lower(), list(by_case), 1, 0.5)
     hint = f"did you mean {family}/{by_case[close[0]]}?" if close else f"there are {', '.join(names)}"
-    return ValueError(f"env.id: there is no {env_id}; {hint}")
+    raise ValueError(f"env.id: there is no {env_id}; {hint}")

@@ -11,11 +11,7 @@ SIZE = (480, 640)
 
 
 class MujocoRenderer:
-    """Draws a MuJoCo model's states, from its first camera, else from MuJoCo's free one.
-
-    Args:
-        model: ``mujoco.MjModel``.
-    """
+    """Draws a MuJoCo model's states, from its first camera, else from MuJoCo's free one."""
 
     def __init__(self, model: Any) -> None:
         mujoco: Any = importlib.import_module("mujoco")
@@ -25,12 +21,9 @@ class MujocoRenderer:
         self._camera = 0 if model.ncam else -1
 
     def __call__(self, qpos: Any, qvel: Any, moved: Any) -> np.ndarray:
-        """Draws the picture, uint8 ``[height, width, 3]``.
+        """Draws the picture, uint8 ``[height, width, 3]``, of the joints' positions and velocities.
 
-        Args:
-            qpos: positions, ``qvel`` velocities, of the model's joints.
-            qvel: see ``qpos``.
-            moved: what may have ``mocap_pos`` and ``mocap_quat``: places of bodies that nothing pushes.
+        ``moved`` may have ``mocap_pos`` and ``mocap_quat``: places of bodies that nothing pushes.
         """
         self._data.qpos[:], self._data.qvel[:] = np.asarray(qpos), np.asarray(qvel)
         if self._model.nmocap and hasattr(moved, "mocap_pos"):
@@ -43,11 +36,6 @@ class MujocoRenderer:
 
 class GymnaxRenderer:
     """Draws states by gymnax's ``Visualizer``, which draws with matplotlib.
-
-    Args:
-        env: of gymnax.
-        params: its parameters.
-        state: the first one.
 
     Raises:
         ValueError: gymnax has no picture of this environment.

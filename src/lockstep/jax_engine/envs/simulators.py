@@ -38,11 +38,7 @@ class TimedEnvironment(Environment):
 
 
 class SingleArrayEnvironment(TimedEnvironment):
-    """One environment of a batched array environment.
-
-    Args:
-        env: of :mod:`lockstep.envs.arrays`.
-    """
+    """One environment of a batched array environment."""
 
     def __init__(self, env: ArrayEnvironment) -> None:
         super().__init__(env.max_episode_steps)
@@ -81,12 +77,9 @@ class SingleArrayEnvironment(TimedEnvironment):
 class SimulatedEnvironment(TimedEnvironment):
     """An environment in Brax's form: ``reset(key) -> State``, ``step(State, action) -> State``; no wrappers around it.
 
-    Its actions lie in [-1, 1], as all of Brax's and Playground's learners give them. Metrics called ``reward_…`` or
-    ``reward/…`` become reward terms, and ``success`` the success.
-
-    Args:
-        env: of Brax or Playground; its State has ``obs``, ``reward``, ``done``, ``metrics`` and ``info``.
-        limit: time limit in steps.
+    A State has ``obs``, ``reward``, ``done``, ``metrics`` and ``info``. Actions lie in [-1, 1], as all of Brax's and
+    Playground's learners give them. Metrics called ``reward_…`` or ``reward/…`` become reward terms, and ``success``
+    the success.
     """
 
     step_draws = False

@@ -19,11 +19,7 @@ from lockstep.jax_engine.envs.protocol import JaxEnvironment, Step, Tree
 
 
 class BatchWrapper:
-    """A batch of environments around another one, which changes nothing; in the state that is ``"env"``.
-
-    Args:
-        env: the one inside.
-    """
+    """A batch of environments around another one, which changes nothing; in the state that is ``"env"``."""
 
     def __init__(self, env: JaxEnvironment) -> None:
         self._env = env
@@ -38,14 +34,6 @@ class BatchWrapper:
     def step_random(self, key: Array, shape: tuple[int, ...]) -> Tree:
         """See :meth:`JaxEnvironment.step_random`."""
         return self._env.step_random(key, shape)
-
-    def reset(self, random: Tree) -> tuple[Tree, Tree]:
-        """See :meth:`JaxEnvironment.reset`."""
-        return self._env.reset(random)
-
-    def step(self, state: Tree, action: Array, random: Tree) -> Step:
-        """See :meth:`JaxEnvironment.step`."""
-        return self._env.step(state, action, random)
 
     @property
     def can_render(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -47,6 +47,29 @@ def encode(layout: ObservationLayout, observation: Any, count: int) -> Tensor:
     return torch.nn.functional.pad(pixels, (0, layout.width - pixels.shape[1]))
 
 
+class Step(NamedTuple):
+    """Holds what a step gave, tensors on the device.
+
+    Attributes:
+        observation: rows ``[E, width]``, of the next episode where one ended.
+        reward: ``[E]``; ``terminated``, ``truncated`` bool ``[E]``.
+        final: what ended episodes saw last, rows ``[E, width]``.
+        success: whether each task is solved, bool ``[E]``; None where there is no such notion.
+    """
+
+    observation: Tensor
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    final: Tensor
+    success: Tensor | None
+
+    @property
+    def successes(self) -> Tensor | None:
+        """As :class:`lockstep.envs.host_envs.Buffers` has them, int8 ``[E]``."""
+        return None if self.success is None else 2 * self.success.to(torch.int8) - 1
+
+
 class NativeActions:
     """Maps rows of actions to what a batched environment takes ``[E, …]``, on the device."""
 
@@ -65,12 +88,7 @@ class NativeActions:
 
 
 class GlobalGenerators:
-    """Keeps the global generators (PyTorch's, NumPy's, Python's) of one simulator: wherever it draws, its own stream.
-
-    Args:
-        seed: where the streams begin.
-        device: whose generator is kept too.
-    """
+    """Keeps the global generators (PyTorch's, NumPy's, Python's) of one simulator: its own stream wherever it draws."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self._cuda = device if device.type == "cuda" else None
@@ -131,12 +149,7 @@ class GlobalGenerators:
 class Simulator:
     """Drives one simulator, of a shard's environments or of all of a rank's.
 
-    Args:
-        config: names the factory.
-        observation: how observations lie in rows.
-        count: environments.
-        device: where they live.
-        seed: of the simulator and of the global generators while it works.
+    ``seed`` is the simulator's, and that of the global generators while it works.
     """
 
     def __init__(
@@ -161,21 +174,15 @@ class Simulator:
     def _rows(self, observation: Any) -> Tensor:
         return encode(self._layout, observation, self._count).clone()  # simulators use their buffers again
 
-    def step(self, actions: Tensor) -> dict[str, Any]:
-        """Takes one step; returns observation, reward, terminated, truncated, final and success by name."""
+    def step(self, actions: Tensor) -> Step:
+        """Takes one step."""
         with self.generators():
             observation, reward, terminated, truncated, info = self.env.step(actions)
         last = next((info[name] for name in FINAL if info.get(name) is not None), None)
         final = self._before if last is None else self._rows(last)
         self._before = self._rows(observation)
-        return {
-            "observation": self._before,
-            "reward": reward.reshape(-1),
-            "terminated": terminated.reshape(-1).bool(),
-            "truncated": truncated.reshape(-1).bool(),
-            "final": final,
-            "success": _success(info),
-        }
+        terminated, truncated = (ends.reshape(-1).bool() for ends in (terminated, truncated))
+        return Step(self._before, reward.reshape(-1), terminated, truncated, final, _success(info))
 
     def save(self) -> dict[str, np.ndarray] | None:
         """Copies its state, arrays ``[count, …]``, if it has hooks for it."""

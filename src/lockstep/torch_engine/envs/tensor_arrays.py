@@ -7,7 +7,6 @@ et al. 2014, "Fast splittable pseudorandom number generators"), whose n-th outpu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import array_api_compat.torch as xp
 import numpy as np
@@ -17,7 +16,7 @@ from torch import Tensor
 from lockstep.core.shards import keyed_generator
 from lockstep.core.spaces import observation_layout
 from lockstep.envs.arrays import ArrayEnvironment
-from lockstep.torch_engine.envs.simulators import encode
+from lockstep.torch_engine.envs.simulators import Step, encode
 
 _GOLDEN, _FIRST, _SECOND = (
     int(np.uint64(x).astype(np.int64)) for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -42,13 +41,6 @@ def uniform(keys: Tensor, counters: Tensor, draws: int) -> Tensor:
 
 class TensorArrays:
     """Steps a group of environments of one array environment; autoreset in the same step.
-
-    Args:
-        env: the array environment.
-        seed: the run's seed.
-        keys: what stands for each environment in the keys of its random numbers.
-        limit: steps after which an episode is truncated.
-        device: where everything lives.
 
     Attributes:
         state: arrays ``[n, …]``; ``elapsed`` steps and ``episodes`` index of the live episodes, int64 ``[n]``.
@@ -81,8 +73,8 @@ class TensorArrays:
     def _rows(self, observation: Tensor) -> Tensor:
         return encode(self._layout, observation, len(observation))
 
-    def step(self, actions: Tensor) -> dict[str, Any]:
-        """Takes one step; returns observation (rows), reward, terminated, truncated, final and success by name."""
+    def step(self, actions: Tensor) -> Step:
+        """Takes one step."""
         draws = None
         if self._env.step_draws:
             counters = (self.episodes << _STEPS) + self.elapsed
@@ -103,14 +95,7 @@ class TensorArrays:
             following = torch.where(done.unsqueeze(1), first, final)
             self.elapsed = torch.where(done, 0, self.elapsed)
         self.state = state
-        return {
-            "observation": following,
-            "reward": reward,
-            "terminated": terminated,
-            "truncated": truncated,
-            "final": final,
-            "success": success,
-        }
+        return Step(following, reward, terminated, truncated, final, success)
 
 
 def _like(done: Tensor, values: Tensor) -> Tensor:

@@ -7,101 +7,54 @@ that a process can hold but one of, are one group.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.config.run import EnvConfig
-from lockstep.core.shards import keyed_seed
-from lockstep.envs.description import EnvDescription, array_environment, make_arrays
-from lockstep.envs.gymnasium.keyed import environment_failure, episode_key
-from lockstep.envs.host_envs import Buffers, HostEnvs, buffer_layout
+from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
+from lockstep.envs.description import make_arrays
+from lockstep.envs.gymnasium.keyed import environment_failure
+from lockstep.envs.host_envs import HostEnvs, WantedEnvs, by_row
 from lockstep.envs.tensor import per_shard
-from lockstep.torch_engine.envs.simulators import NativeActions, Simulator
+from lockstep.torch_engine.envs.simulators import NativeActions, Simulator, Step
 from lockstep.torch_engine.envs.tensor_arrays import TensorArrays
 
 GENERATORS = "generators."
 
 
-@dataclass
-class Step:
-    """Holds what a step gave, tensors on the device.
-
-    Attributes:
-        rewards: ``[E]``; ``terminated``, ``truncated`` bool ``[E]``.
-        terminated: see ``rewards``.
-        truncated: see ``rewards``.
-        final: what ended episodes saw last, rows ``[E, width]``.
-        successes: int8 ``[E]``, as :class:`lockstep.envs.host_envs.Buffers` has them, or None.
-    """
-
-    rewards: Tensor
-    terminated: Tensor
-    truncated: Tensor
-    final: Tensor
-    successes: Tensor | None
-
-
 class TensorEnvs(HostEnvs):
     """Steps environments with tensors; as :class:`HostEnvs` they copy to and from host buffers at every step.
 
-    Args:
-        config: which environment.
-        description: its spaces.
-        seed: the run's seed.
-        env_ids: global ids of the environments.
-        purpose: of the keys.
-        keys: what stands for each environment in them.
-        shard_size: environments of a shard.
-        device: where they live.
-
-    Attributes:
-        observations: the newest rows, ``[E, width]`` on the device.
+    Their newest rows ``[E, width]`` are ``observations``, on the device.
     """
 
     replayed = False
 
-    def __init__(
-        self,
-        config: EnvConfig,
-        description: EnvDescription,
-        seed: int,
-        env_ids: Sequence[int],
-        purpose: str,
-        keys: Sequence[int],
-        shard_size: int,
-        device: torch.device,
-    ) -> None:
-        layout = buffer_layout(description, len(env_ids), 1)
-        super().__init__(description, env_ids, Buffers(**{k: np.zeros(s, d) for k, (s, d) in layout.items()}))
-        self.device, self._seed, self._purpose = device, seed, purpose
-        self._keys = list(keys)
-        self._native = NativeActions(description.action, device)
+    def __init__(self, wanted: WantedEnvs, device: torch.device) -> None:
+        super().__init__(wanted.description, wanted.env_ids)
+        config, rows, keys = wanted.config, wanted.description.observation, wanted.keys
+        self.device, self._wanted = device, wanted
+        self._native = NativeActions(wanted.description.action, device)
         self._groups: list[TensorArrays] | list[Simulator] = []
-        kind = array_environment(config.id)
+        kind = ARRAY_ENVIRONMENTS.get(config.id)
         one = device.type != "cpu" if kind is not None else not per_shard(config)
-        size = len(env_ids) if one else shard_size
-        self._slices = [slice(start, start + size) for start in range(0, len(env_ids), size)]
+        self._slices = wanted.slices(None if one else wanted.shard_size)
         if kind is not None:
             env = make_arrays(config)
-            limit = description.max_episode_steps or env.max_episode_steps
-            self._groups = [TensorArrays(env, seed, self._keys[part], limit, device) for part in self._slices]
+            limit = wanted.description.max_episode_steps or env.max_episode_steps
+            self._groups = [TensorArrays(env, wanted.seed, keys[part], limit, device) for part in self._slices]
         else:
-            self._groups = [
-                Simulator(config, description.observation, size, device, self._start(part)) for part in self._slices
-            ]
-        dtype = torch.uint8 if description.observation.image_bytes else torch.float32
-        self.observations = torch.zeros((len(env_ids), description.observation.width), dtype=dtype, device=device)
+            size = self._slices[0].stop
+            self._groups = [Simulator(config, rows, size, device, self._start(part)) for part in self._slices]
+        dtype = torch.uint8 if rows.image_bytes else torch.float32
+        self.observations = torch.zeros((self.num_envs, rows.width), dtype=dtype, device=device)
         self._restarted: set[int] = set()
 
     def _start(self, part: slice) -> int:
         """Returns the seed of a simulator's start: that of its first environment's episode."""
-        key = episode_key(self._purpose, self._keys[part.start], int(self.buffers.episodes[part.start]))
-        return keyed_seed(self._seed, f"{self._purpose}/simulator", *key)
+        return self._wanted.episode_seed(part.start, self.buffers.episodes[part.start], "/simulator")
 
     def _begin(self, group: int) -> None:
         part, env = self._slices[group], self._groups[group]
@@ -138,15 +91,9 @@ class TensorEnvs(HostEnvs):
         except Exception as error:
             raise environment_failure(f"environments ({self.description.id})", "step", error) from error
         for part, step in zip(self._slices, parts, strict=True):
-            self.observations[part] = step["observation"]
-        success = None if parts[0]["success"] is None else 2 * _joined(parts, "success").to(torch.int8) - 1
-        return Step(
-            rewards=_joined(parts, "reward"),
-            terminated=_joined(parts, "terminated"),
-            truncated=_joined(parts, "truncated"),
-            final=_joined(parts, "final"),
-            successes=success,
-        )
+            self.observations[part] = step.observation
+        rest: Any = zip(*(step[1:] for step in parts), strict=True)
+        return Step(self.observations, *(x[0] if len(x) == 1 or x[0] is None else torch.cat(x) for x in rest))
 
     def reset(self) -> None:
         """See :meth:`HostEnvs.reset`."""
@@ -157,11 +104,12 @@ class TensorEnvs(HostEnvs):
         """See :meth:`HostEnvs.step`."""
         b = self.buffers
         step = self.advance(torch.from_numpy(b.actions).to(self.device))
-        b.rewards[:] = step.rewards.cpu().numpy()
+        b.rewards[:] = step.reward.cpu().numpy()
         b.terminated[:], b.truncated[:] = step.terminated.cpu().numpy(), step.truncated.cpu().numpy()
         b.final_observations[:] = step.final.cpu().numpy()
         b.observations[:] = self.observations.cpu().numpy()
-        b.successes[:] = 0 if step.successes is None else step.successes.cpu().numpy()
+        successes = step.successes
+        b.successes[:] = 0 if successes is None else successes.cpu().numpy()
         b.episodes += b.terminated | b.truncated
 
     def save_states(self) -> list[dict[str, np.ndarray] | None]:
@@ -175,8 +123,7 @@ class TensorEnvs(HostEnvs):
                 arrays |= {"elapsed": env.elapsed.cpu().numpy().copy()}
             else:
                 arrays = env.save()
-            for row in range(part.stop - part.start):
-                out.append(None if arrays is None else {k: np.asarray(v[row]) for k, v in arrays.items()})
+            out += [None] * (part.stop - part.start) if arrays is None else by_row(arrays, part.stop - part.start)
             if arrays is not None and isinstance(env, Simulator):
                 first = out[part.start]
                 assert first is not None
@@ -231,20 +178,9 @@ class TensorEnvs(HostEnvs):
                 env.close()
 
 
-def _joined(parts: Sequence[dict[str, Any]], name: str) -> Tensor:
-    return parts[0][name] if len(parts) == 1 else torch.cat([part[name] for part in parts])
-
-
-def make_tensor_envs(
-    config: EnvConfig,
-    description: EnvDescription,
-    seed: int,
-    env_ids: Sequence[int],
-    purpose: str,
-    keys: Sequence[int],
-    shard_size: int,
-    device: str,
-) -> TensorEnvs:
-    """Makes :class:`TensorEnvs` on a device given by name."""
-    place = torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else torch.device(device)
-    return TensorEnvs(config, description, seed, env_ids, purpose, keys, shard_size, place)
+def make_tensor_envs(wanted: WantedEnvs) -> TensorEnvs:
+    """Makes :class:`TensorEnvs` on the device that is named."""
+    on_gpu = wanted.device == "cuda"
+    return TensorEnvs(
+        wanted, torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device(wanted.device)
+    )

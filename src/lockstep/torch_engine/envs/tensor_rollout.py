@@ -14,7 +14,8 @@ from lockstep.core.normalizers import ObservationNormalizer
 from lockstep.core.shards import ShardPlan, keyed_seed
 from lockstep.core.spaces import ObservationLayout
 from lockstep.envs.gymnasium.random_policy import allowed_actions, random_actions
-from lockstep.torch_engine.envs.tensor_envs import Step, TensorEnvs
+from lockstep.torch_engine.envs.simulators import Step
+from lockstep.torch_engine.envs.tensor_envs import TensorEnvs
 from lockstep.torch_engine.nets import distributions
 from lockstep.torch_engine.nets.encoders import float_columns
 from lockstep.torch_engine.nets.functions import Actor
@@ -70,10 +71,10 @@ class TensorRollout(Rollout):
 
     def keep(self, t: int, step: Step) -> None:
         """Keeps what a step gave, on the device."""
-        self.device_scores[t] = step.rewards
+        self.device_scores[t] = step.reward
         self.device_ends[0, t] = step.terminated
         self.device_ends[1, t] = step.truncated
-        if step.successes is not None:
+        if step.success is not None:
             self.device_ends[2, t] = step.successes
         self.last[t] = step.final
 
@@ -132,15 +133,7 @@ class DeviceNormalizer:
 
 
 class TensorCollector:
-    """Collects from environments on the device; see :class:`lockstep.torch_engine.rollout.Collector`.
-
-    Args:
-        config: the run's.
-        plan: the shards here.
-        state: the policy's; read at each call.
-        envs: its environments, of the local shards.
-        actor: samples actions.
-    """
+    """Collects from environments on the device; see :class:`lockstep.torch_engine.rollout.Collector`."""
 
     def __init__(self, config: Config, plan: ShardPlan, state: TrainState, envs: TensorEnvs, actor: Actor) -> None:
         self._config, self._plan, self._state, self._envs, self._actor = config, plan, state, envs, actor

@@ -27,7 +27,6 @@ class OptimizerWatch:
     Attributes:
         index: in the order of first steps.
         optimizer: itself, kept, so that its ``id`` stays its own.
-        steps: taken so far.
         boundaries: numbers of steps taken when a phase of forward passes without gradients began.
         rates: learning rates of all groups as last seen.
         seen_passes: how many forward passes belong to earlier steps.
@@ -46,19 +45,10 @@ class OptimizerWatch:
 
 
 class StepRecorder:
-    """Writes what one rank holds at checked steps.
-
-    Args:
-        writer: where to.
-        schedule: which steps are checked.
-
-    Attributes:
-        inventory: modules and normalisers as last looked up.
-    """
+    """Writes what one rank holds at checked steps, by an ``inventory`` of modules and normalisers as last looked up."""
 
     def __init__(self, writer: SideWriter, schedule: Schedule) -> None:
-        self._writer = writer
-        self._schedule = schedule
+        self._writer, self._schedule = writer, schedule
         self.inventory = Inventory()
 
     def first_seen(self, watch: OptimizerWatch) -> None:
@@ -86,10 +76,8 @@ class StepRecorder:
     def before(self, watch: OptimizerWatch, inputs: str, gathered: dict[str, Tensor]) -> None:
         """Before a checked step.
 
-        Args:
-            watch: the optimiser's.
-            inputs: digest of what forward passes through its modules were given; empty if none was seen.
-            gathered: parameters of a sharded model as its last forward pass had them.
+        ``inputs`` is the digest of what forward passes were given, empty if none was seen; ``gathered`` are parameters
+        of a sharded model as its last forward pass had them.
         """
         parameters = _parameters(watch)
         gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}

@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lockstep.doctor.watch.torch.checks import OptimizerWatch
 from lockstep.doctor.watch.torch.inspection import is_ddp
-from lockstep.doctor.watch.torch.values import input_digests
+from lockstep.doctor.watch.torch.values import input_digests, tensors_in
 
 MOST_PASSES = 4096
 
@@ -44,7 +44,8 @@ class ForwardPasses:
         with torch.no_grad():
             digests = input_digests(args)
         ddp = is_ddp(type(getattr(module, "_orig_mod", module)))  # compiled or not
-        self._passes.append(Pass(digests, self._parameters_of(module), _made(args), ddp))
+        made = any(tensor.requires_grad for tensor in tensors_in(args))
+        self._passes.append(Pass(digests, self._parameters_of(module), made, ddp))
         self._count += 1
 
     def before_step(self, watch: OptimizerWatch) -> str:
@@ -82,15 +83,6 @@ def _outermost(passes: Sequence[Pass]) -> list[Pass]:
     kinds = {each.parameters for each in passes}
     outer = {kind for kind in kinds if not any(kind < other for other in kinds)}
     return [each for each in passes if each.parameters in outer]
-
-
-def _made(value: Any, depth: int = 0) -> bool:
-    """Whether a module's arguments hold tensors that parameters have made."""
-    if isinstance(value, Tensor):
-        return value.requires_grad
-    if depth > 3 or not isinstance(value, (Mapping, list, tuple)):
-        return False
-    return any(_made(item, depth + 1) for item in (value.values() if isinstance(value, Mapping) else value))
 
 
 def _joined(digests: list[str]) -> str:

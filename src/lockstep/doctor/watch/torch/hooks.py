@@ -30,18 +30,13 @@ GIVEN_UP = 1000
 class TorchWatch:
     """Watches this process's optimisers and modules.
 
-    Args:
-        writer: where to put what is seen.
-        schedule: at which steps tensors are looked at.
-
     Attributes:
         seconds: spent in here so far, without cold calls of forward passes (see :meth:`own_seconds`).
         signs_of_life: changes with everything that is seen.
     """
 
     def __init__(self, writer: SideWriter, schedule: Schedule) -> None:
-        self._writer = writer
-        self._schedule = schedule
+        self._writer, self._schedule = writer, schedule
         self._recorder = StepRecorder(writer, schedule)
         self._optimizers: dict[int, OptimizerWatch] = {}
         self._passes = ForwardPasses()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,12 +70,10 @@ def sampled(tensor: Tensor, most: int) -> Tensor:
 def take_part(
     tensors: Mapping[str, Tensor], most: int, sharded: Container[str] = ()
 ) -> tuple[list[list[Any]], np.ndarray]:
-    """Chooses what to keep of tensors.
+    """Chooses what to keep of tensors, at most about ``most`` numbers of all together.
 
-    Args:
-        tensors: by name; of shards only this rank's.
-        most: numbers to keep of all together.
-        sharded: names of those that are parts of larger ones and don't say so.
+    Of shards they are only this rank's; ``sharded`` are the names of those that are parts of larger ones and don't say
+    so.
 
     Returns:
         For each tensor ``[name, numbers kept, elements, shards, digest of a sampled one]``, a complex element being
@@ -89,15 +87,8 @@ def take_part(
         mine = torch.view_as_real(mine.resolve_conj()) if mine.is_complex() else mine
         some = sampled(mine, each)
         whole = some.numel() == mine.numel()
-        entries.append(
-            [
-                name,
-                some.numel(),
-                mine.numel(),
-                1 if name in sharded else shards_of(tensor),
-                "" if whole else digest(mine),
-            ]
-        )
+        shards = 1 if name in sharded else shards_of(tensor)
+        entries.append([name, some.numel(), mine.numel(), shards, "" if whole else digest(mine)])
         kept.append(some)
     return entries, _numbers(kept)
 
@@ -110,17 +101,16 @@ def _numbers(kept: Sequence[Tensor]) -> np.ndarray:
     return torch.cat(list(kept)).cpu().numpy()
 
 
-def input_digests(value: Any, depth: int = 0) -> list[str]:
-    """Digests of the data in a module's arguments: tensors that no parameter has touched; samples of large ones."""
+def tensors_in(value: Any, depth: int = 0) -> Iterator[Tensor]:
+    """Finds the tensors in a module's arguments, also in a few levels of containers."""
     if isinstance(value, Tensor):
-        if value.requires_grad or value.numel() == 0 or value.is_meta:
-            return []
-        mine = local(value)
-        return [digest(sampled(mine, INPUT_BYTES // mine.element_size()))]
-    if depth > 3:
-        return []
-    if isinstance(value, Mapping):
-        return [d for item in value.values() for d in input_digests(item, depth + 1)]
-    if isinstance(value, (list, tuple)):
-        return [d for item in value for d in input_digests(item, depth + 1)]
-    return []
+        yield value
+    elif depth <= 3 and isinstance(value, (Mapping, list, tuple)):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from tensors_in(item, depth + 1)
+
+
+def input_digests(value: Any) -> list[str]:
+    """Digests of the data in a module's arguments: tensors that no parameter has touched; samples of large ones."""
+    data = [local(x) for x in tensors_in(value) if not (x.requires_grad or x.numel() == 0 or x.is_meta)]
+    return [digest(sampled(x, INPUT_BYTES // x.element_size())) for x in data]

@@ -11,11 +11,8 @@ Colour = tuple[int, int, int]
 class Canvas:
     """A square picture in units of length, on which shapes are laid by their signed distances (negative inside).
 
-    Args:
-        size: pixels, of both sides.
-        centre: the point in the middle; y points up.
-        view: length that a side shows.
-        floor: colour to begin with.
+    Its sides have ``size`` pixels and show a length of ``view``; ``centre`` is the point in the middle, and y points
+    up.
     """
 
     def __init__(self, size: int, centre: Point, view: float, floor: Colour) -> None:

@@ -19,12 +19,7 @@ _GOAL, _REACHED, _AGENT, _AGENT_TOP = (64, 156, 116), (22, 190, 108), (214, 94, 
 
 
 def draw(letters: np.ndarray, size: int = SIZE) -> np.ndarray:
-    """A world from above, uint8 ``[size, size, 3]``.
-
-    Args:
-        letters: what stands in each cell, ``[rows, rows]``.
-        size: pixels, of both sides.
-    """
+    """A world from above, uint8 ``[size, size, 3]``, of what stands in each cell, ``[rows, rows]``."""
     rows = len(letters)
     tile = (size - 2 * _MARGIN) // rows
     start = (size - rows * tile) // 2
@@ -59,10 +54,6 @@ def _tile(letter: str, size: int) -> np.ndarray:
 
 
 def write(letters: np.ndarray) -> str:
-    """A world as lines of text with a border.
-
-    Args:
-        letters: what stands in each cell, ``[rows, rows]``.
-    """
+    """A world as lines of text with a border, of what stands in each cell, ``[rows, rows]``."""
     edge = "+" + "-" * (2 * len(letters) - 1) + "+"
     return "\n".join([edge, *("|" + " ".join(row) + "|" for row in letters.tolist()), edge])

@@ -20,13 +20,7 @@ _ARM, _ARM_LIGHT, _JOINT, _PEG, _SHADOW = (58, 78, 107), (92, 117, 152), (36, 48
 
 
 def draw(env: PushCube, row: dict[str, float], size: int = SIZE) -> np.ndarray:
-    """One environment from above, uint8 ``[size, size, 3]``.
-
-    Args:
-        env: whose lengths these are.
-        row: the state of one environment.
-        size: pixels, of both sides.
-    """
+    """The state ``row`` of one environment from above, uint8 ``[size, size, 3]``."""
     canvas = Canvas(size, _CENTRE, _VIEW, _FLOOR)
     half = env.table_half_size
     canvas.lay(canvas.square((0.012, -0.018), half, 0.02), _SHADOW, 0.25, 0.05)
@@ -81,12 +75,9 @@ def joints(env: PushCube, row: dict[str, float]) -> tuple[Point, Point, Point]:
 
 
 def write(env: PushCube, row: dict[str, float], columns: int = 41) -> str:
-    """One environment as text: the table from above, ``#`` the cube, ``o`` the goal, ``*`` the peg.
+    """The table from above as text, ``#`` the cube, ``o`` the goal, ``*`` the peg.
 
-    Args:
-        env: whose lengths these are.
-        row: the state of one environment.
-        columns: characters a line; a line is as high as two are wide.
+    There are ``columns`` characters in a line, which is as high as two are wide.
     """
     half, lines = env.table_half_size, (columns + 1) // 2
     x, y = np.meshgrid(np.linspace(-half, half, columns), np.linspace(half, -half, lines))

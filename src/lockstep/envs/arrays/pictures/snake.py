@@ -19,13 +19,7 @@ _FOOD, _FOOD_LIGHT, _SHADOW = (200, 66, 52), (240, 131, 77), (60, 50, 40)
 
 
 def draw(board: np.ndarray, score: int, size: int = SIZE) -> np.ndarray:
-    """A board from above, uint8 ``[size, size, 3]``.
-
-    Args:
-        board: ages, int ``[rows, rows]``.
-        score: foods eaten, which isn't shown.
-        size: pixels, of both sides.
-    """
+    """A board of ages, int ``[rows, rows]``, from above: uint8 ``[size, size, 3]``; the score isn't shown."""
     rows = len(board)
     tile = (size - 2 * _MARGIN) // rows
     canvas = Canvas(size, (rows / 2, rows / 2), size / tile, _FLOOR)
@@ -65,11 +59,9 @@ def _draw_head(canvas: Canvas, snake: list[tuple[float, float]]) -> None:
 
 
 def write(board: np.ndarray, score: int) -> str:
-    """A board as lines of text with a border and the score: ``@`` is the head, ``o`` the body, ``*`` food.
+    """A board of ages, int ``[rows, rows]``, as lines of text with a border and the score.
 
-    Args:
-        board: ages, int ``[rows, rows]``.
-        score: foods eaten.
+    ``@`` is the head, ``o`` the body, ``*`` food.
     """
     letters = np.where(board < 0, "*", np.where(board > 0, "o", "."))
     letters[board == board.max()] = "@"

@@ -10,12 +10,7 @@ import numpy as np
 
 
 class Window:
-    """A window that opens with its first picture.
-
-    Args:
-        title: what it is called.
-        fps: pictures a second, at most.
-    """
+    """A window that opens with its first picture, and shows at most ``fps`` of them a second."""
 
     def __init__(self, title: str, fps: int) -> None:
         self._title, self._fps = title, fps

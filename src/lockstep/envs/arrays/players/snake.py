@@ -9,17 +9,10 @@ DOWN, RIGHT = np.array([0, 1, 0, -1]), np.array([-1, 0, 1, 0])
 
 
 def greedy_actions(images: np.ndarray, noise: np.random.Generator) -> np.ndarray:
-    """Actions for what is seen of ``n`` boards.
+    """Actions, int64 ``[n]``, for what is seen of ``n`` boards, uint8 ``[n, size, size, 3]``: head, body, food.
 
     Of the moves into a free cell one that leads nearest to the food is taken, at random where there are several; where
     every move ends the game any of them. The cell that the tail is about to leave counts as taken.
-
-    Args:
-        images: uint8 ``[n, size, size, 3]``: head, body, food.
-        noise: what draws.
-
-    Returns:
-        int64 ``[n]``.
     """
     count, size = len(images), images.shape[1]
     flat = images.reshape(count, -1, 3)
