@@ -50,7 +50,7 @@ class Customs:
 
     Attributes:
         policy: makes an Equinox module of observations, number of outputs and ``key``; or returns None.
-        synchronize: see :class:`lockstep.jax_engine.nets.parameters.ParameterLayout`.
+        synchronize: see :class:`lockstep.jax_engine.nets.parameters.VectorLayout`.
         axis_name: of the mesh's batch axis.
     """
 

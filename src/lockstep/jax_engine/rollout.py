@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -93,26 +93,6 @@ class Acted(NamedTuple):
     recurrent_state: Array
 
 
-class RolloutPolicy(Protocol):
-    """Chooses actions during a rollout.
-
-    Attributes:
-        net: says how observations lie in rows, and what actions are.
-    """
-
-    @property
-    def net(self) -> PolicyNet:  # noqa: D102
-        ...
-
-    def __call__(self, rows: Array, recurrent_state: Array, noise: Array) -> Acted:
-        """Acts on observation rows ``[n, width]`` as the networks see them, with a step's noise."""
-        ...
-
-    def native(self, actions: Array) -> Array:
-        """Turns the policy's actions ``[n, …]`` into what the environment takes."""
-        ...
-
-
 def draw(
     config: Config, net: PolicyNet, env: JaxEnvironment, keys: Mapping[str, Array], iteration: Array, shard: Array
 ) -> Draws:
@@ -141,7 +121,7 @@ def action_noise(config: Config, net: PolicyNet, key: Array, iteration: Array, s
 
 @dataclass(frozen=True)
 class Actor:
-    """Samples actions from the networks; see :class:`RolloutPolicy`.
+    """Samples actions from the networks.
 
     Attributes:
         net: its networks.
@@ -152,7 +132,7 @@ class Actor:
     parameters: Parameters
 
     def __call__(self, rows: Array, recurrent_state: Array, noise: Array) -> Acted:
-        """See :meth:`RolloutPolicy.__call__`; ``noise`` float32 ``[n, outputs]``."""
+        """Acts on normalised observation rows ``[n, width]``, with a step's noise float32 ``[n, outputs]``."""
         net = self.net
         if net.core is None:
             output = nets.actor(net, self.parameters, rows)
@@ -163,7 +143,7 @@ class Actor:
         return Acted(distributions.sample(net, self.parameters, output, noise), output, recurrent_state)
 
     def native(self, actions: Array) -> Array:
-        """See :meth:`RolloutPolicy.native`: squashed or clipped to bounds."""
+        """Turns actions ``[n, …]`` into what the environment takes: squashed or clipped to bounds."""
         return native_actions(self.net, distributions.squash(self.net, actions))
 
 
@@ -247,7 +227,7 @@ class Collector:
 
     layout: Words
 
-    def __init__(self, policy: RolloutPolicy, env: JaxEnvironment, scale: Scale | None, clip: float) -> None:
+    def __init__(self, policy: Actor | RandomActor, env: JaxEnvironment, scale: Scale | None, clip: float) -> None:
         self.policy, self.env, self.scale, self.clip = policy, env, scale, clip
 
     def seen(self, rows: Array) -> Array:
@@ -286,7 +266,7 @@ class Collector:
 
 
 def collect(
-    policy: RolloutPolicy,
+    policy: Actor | RandomActor,
     env: JaxEnvironment,
     shaping: RewardShaping,
     config: Config,
@@ -326,15 +306,15 @@ def collect(
 
 @dataclass(frozen=True)
 class RandomActor:
-    """Takes random actions; see :class:`RolloutPolicy`. The noise of a step is a key."""
+    """Takes random actions in the place of an :class:`Actor`; the noise of a step is a key."""
 
     net: PolicyNet
 
     def __call__(self, rows: Array, recurrent_state: Array, noise: Array) -> Acted:
-        """See :meth:`RolloutPolicy.__call__`."""
+        """See :meth:`Actor.__call__`."""
         actions = distributions.random_actions(self.net, rows, noise)
         return Acted(actions, jnp.zeros((len(rows), 0)), recurrent_state)
 
     def native(self, actions: Array) -> Array:
-        """See :meth:`RolloutPolicy.native`; random actions lie within the bounds already."""
+        """See :meth:`Actor.native`; random actions lie within the bounds already."""
         return native_actions(self.net, actions)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -24,7 +24,6 @@ from lockstep.jax_engine.envs.environments import is_jax_environment, make_envir
 from lockstep.jax_engine.host.run import HostRun
 from lockstep.jax_engine.nets.nets import PolicyNet
 from lockstep.jax_engine.nets.parameters import Named, ParameterLayout, SlicedLayout, VectorLayout
-from lockstep.jax_engine.program.calls import Run
 from lockstep.jax_engine.program.fingerprints import Copies, check_copies
 from lockstep.jax_engine.program.inference import Inference
 from lockstep.jax_engine.program.program import Program
@@ -43,6 +42,9 @@ from lockstep.policies.policy import Policy
 from lockstep.runs.checkpoint import Checkpoint, pack, to_files
 from lockstep.training.reference_policy import reference_arrays
 from lockstep.training.session import checkpoint_facts, load_facts, make_eval_envs, policy_of
+
+if TYPE_CHECKING:
+    from lockstep.jax_engine.seeds.run import OneOfSeeds
 
 
 @dataclass
@@ -67,7 +69,7 @@ class Session:
     topology: Topology
     plan: ShardPlan
     program: Program
-    run: Run[Any]
+    run: DeviceRun | HostRun | OneOfSeeds
     policy: Inference
     description: EnvDescription
     iteration: int = 0
@@ -203,8 +205,7 @@ def open_session(config: Config, topology: Topology, options: RunOptions, checkp
     program = open_program(config, topology, options)
     plan = ShardPlan(config.envs, config.shards, topology.world_size, topology.rank)
     state, local = first_state(config, program), num_local_devices(program.mesh)
-    inside = program.env is not None
-    run: Run[Any] = DeviceRun(program, state, local) if inside else HostRun(program, state, plan, local)
+    run = DeviceRun(program, state, local) if program.env is not None else HostRun(program, state, plan, local)
     session = Session(
         config,
         topology,

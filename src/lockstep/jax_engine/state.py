@@ -53,7 +53,7 @@ class TrainState(NamedTuple):
     """The whole state of training; all of it but ``envs`` is the same on every device (slices of it with FSDP).
 
     Attributes:
-        parameters: as :class:`~lockstep.jax_engine.nets.parameters.ParameterLayout` holds them.
+        parameters: as a :data:`~lockstep.jax_engine.nets.parameters.ParameterLayout` holds them.
         optimizer: Adam's step and moments, held alike.
         learning_rate: float32 ``[]``, as the adaptive schedule left it.
         observation_normalizer: moments of observations, or None.

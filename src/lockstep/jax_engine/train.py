@@ -16,7 +16,7 @@ from lockstep.jax_engine.program.fingerprints import Copies
 from lockstep.jax_engine.program.iterations import Iteration, numbers_of
 from lockstep.jax_engine.program.schedule import Schedule
 from lockstep.jax_engine.session import Session, current_policy, device_copies, open_session
-from lockstep.jax_engine.setup.memory import peak_memory
+from lockstep.jax_engine.setup.accelerators import peak_memory
 from lockstep.runs.checkpoint import Checkpoint
 from lockstep.runs.directory import RunDirectory
 from lockstep.training.metrics import Record, episode_metrics

@@ -18,7 +18,7 @@ from lockstep.jax_engine.nets.parameters import Held, Named, ParameterLayout
 from lockstep.jax_engine.shards.blocks import Blocks
 from lockstep.jax_engine.shards.keys import keyed
 from lockstep.jax_engine.shards.words import Words
-from lockstep.jax_engine.state import TrainState, adam
+from lockstep.jax_engine.state import adam
 from lockstep.training.limits import CLIP_EPSILON, KL_STOP_FACTOR, LEARNING_RATE_FACTOR, LEARNING_RATE_LIMITS
 from lockstep.training.losses import loss_settings
 
@@ -253,8 +253,3 @@ class Update:
             failed_terms=jnp.where(first, terms, result.failed_terms),
         )
         return Progress(learner, result)
-
-
-def learner_of(state: TrainState, learning_rate: Array) -> Learner:
-    """Takes what the update changes out of a state, with the learning rate of this iteration."""
-    return Learner(state.parameters, state.optimizer, learning_rate)

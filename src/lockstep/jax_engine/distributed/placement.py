@@ -98,18 +98,6 @@ def num_local_devices(mesh: Mesh) -> int:
     return len(mesh.local_devices)
 
 
-def local_rows(mesh: Mesh, n: int) -> slice:
-    """Says which of ``n`` global rows this process holds, when they are cut over the mesh.
-
-    Raises:
-        ValueError: ``n`` doesn't divide over the devices.
-    """
-    check_rows(np.empty((n, 0)), mesh.size, "rows")
-    first = [d.process_index for d in mesh.devices.flat].index(jax.process_index())
-    rows = n // mesh.size
-    return slice(first * rows, (first + num_local_devices(mesh)) * rows)
-
-
 def shard_rows(x: ArrayLike, mesh: Mesh, axis: int = 0) -> Array:
     """Makes this process's rows its part of a global array that is cut over the mesh.
 

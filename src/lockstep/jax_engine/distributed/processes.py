@@ -23,7 +23,6 @@ from lockstep.jax_engine.setup.set_up import check_device, configure, machine_fa
 SHUTDOWN_TIMEOUT_SECONDS = 30
 LOOPBACK_ADDRESS = "127.0.0.1"
 
-
 _joined: Topology | None = None
 
 
@@ -80,7 +79,6 @@ def _join_processes(topology: Topology, gpus: list[int] | None) -> None:
     """Meets the other processes at rank 0's coordinator, and holds these of the host's GPUs (None: all)."""
     global _joined
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.config.update("jax_enable_preemption_service", False)  # SIGTERM is ours: it asks to stop
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, on which a run saves and stops
     address = topology.coordinator
     try:

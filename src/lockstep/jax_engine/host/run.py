@@ -74,7 +74,7 @@ class Group(NamedTuple):
 
 
 class HostRun:
-    """Holds the state on the mesh, environments on the host, and the programs between; see :class:`.calls.Run`.
+    """Holds the state on the mesh, environments on the host, and the programs between, as a ``DeviceRun`` does.
 
     Args:
         program: what is compiled.
@@ -128,7 +128,7 @@ class HostRun:
         return out
 
     def begin(self) -> None:
-        """See :meth:`.calls.Run.begin`."""
+        """See :meth:`.DeviceRun.begin`."""
         for envs in self.envs:
             envs.reset()
         if self.config.normalize.observations or self.config.normalize.returns:
@@ -136,7 +136,7 @@ class HostRun:
             self.state = self._first(self.state, *self._placed(), self.owned)
 
     def dispatch(self, first: int, count: int, stop: int, before: Callable[[], None] = no_matter) -> HostPending:
-        """Collects a rollout and starts the update; see :meth:`.calls.Run.dispatch`."""
+        """Collects a rollout and starts the update; see :meth:`.DeviceRun.dispatch`."""
         assert count == 1, count
         started = time.perf_counter()
         config, mesh = self.config, self.program.mesh
@@ -157,7 +157,7 @@ class HostRun:
         return HostPending(first, metrics, episodes, {"rollout": collected - started})
 
     def fetch(self, pending: HostPending) -> list[Iteration]:
-        """See :meth:`.calls.Run.fetch`."""
+        """See :meth:`.DeviceRun.fetch`."""
         metrics = {name: fetch(x).tolist() for name, x in pending.metrics.items()}
         everyone = gather_json(pending.episodes.tolist()) if jax.process_count() > 1 else [pending.episodes.tolist()]
         table = np.array([row for rows in everyone for row in rows], np.float64).reshape(-1, 5)
@@ -268,7 +268,7 @@ class HostRun:
         return {name: x[part] for name, x in flat.items()}
 
     def env_arrays(self) -> dict[int, dict[str, np.ndarray]]:
-        """See :meth:`.calls.Run.env_arrays`."""
+        """See :meth:`.DeviceRun.env_arrays`."""
         self._take_carried()
         local: dict[int, dict[str, np.ndarray]] = {}
         for group in self.groups:
@@ -276,7 +276,7 @@ class HostRun:
         return gather_shards(local, gather_bytes)
 
     def restore(self, state: TrainState, shards: Mapping[int, dict[str, np.ndarray]], iteration: int) -> list[int]:
-        """See :meth:`.calls.Run.restore`; returns environments of all processes."""
+        """See :meth:`.DeviceRun.restore`; returns environments of all processes."""
         self.state = place_state(state, self.specs, self.program.mesh)
         restarted: list[int] = []
         for group in self.groups:
@@ -288,7 +288,7 @@ class HostRun:
         return sorted(env for ids in gather_json(restarted) for env in ids)
 
     def close(self) -> None:
-        """See :meth:`.calls.Run.close`."""
+        """See :meth:`.DeviceRun.close`."""
         jax.block_until_ready(self.state)
         for envs in self.envs:
             envs.close()

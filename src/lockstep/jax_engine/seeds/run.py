@@ -89,7 +89,7 @@ class SeedsRun:
         return jax.jit(self.program.mapped(call, given, (specs, outputs)), donate_argnums=1)
 
     def begin(self) -> None:
-        """See :meth:`.calls.Run.begin`."""
+        """See :meth:`.DeviceRun.begin`."""
 
         def initial(words: Array, state: TrainState, owned: Array, seeds: Array) -> TrainState:
             def one(words: Array, state: TrainState) -> TrainState:
@@ -108,7 +108,7 @@ class SeedsRun:
         return jax.vmap(function)(*trees)
 
     def dispatch(self, first: int, count: int, stop: int, before: Callable[[], None] = no_matter) -> Pending:
-        """Starts ``count`` iterations of every seed; see :meth:`.calls.Run.dispatch`."""
+        """Starts ``count`` iterations of every seed; see :meth:`.DeviceRun.dispatch`."""
         inputs, stops, many = self._inputs(first, count, stop)
         before()
         begun = time.perf_counter()
@@ -143,7 +143,7 @@ class SeedsRun:
 
 
 class OneOfSeeds:
-    """One seed of a :class:`SeedsRun` in the place of a run of its own; see :class:`.calls.Run`.
+    """One seed of a :class:`SeedsRun` in the place of a run of its own; see :class:`.DeviceRun`.
 
     Args:
         run: of all seeds, which has begun.
@@ -155,7 +155,7 @@ class OneOfSeeds:
 
     @property
     def state(self) -> TrainState:
-        """See :attr:`.calls.Run.state`."""
+        """See :attr:`.DeviceRun.state`."""
         return self._run.state_of(self._number)
 
     def begin(self) -> None:
@@ -166,11 +166,11 @@ class OneOfSeeds:
         return self._run.dispatch(first, count, stop, before)
 
     def fetch(self, pending: Pending) -> list[Iteration]:
-        """See :meth:`.calls.Run.fetch`; what the other seeds tell is dropped."""
+        """See :meth:`.DeviceRun.fetch`; what the other seeds tell is dropped."""
         return [iterations[self._number] for iterations in self._run.fetch(pending)]
 
     def env_arrays(self) -> dict[int, dict[str, np.ndarray]]:
-        """See :meth:`.calls.Run.env_arrays`."""
+        """See :meth:`.DeviceRun.env_arrays`."""
         return shard_arrays(self.state, self._run.config.shards)
 
     def restore(self, state: TrainState, shards: Mapping[int, dict[str, np.ndarray]], iteration: int) -> list[int]:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 
 import jax
 
+from lockstep.core.machine import peak_resident
 from lockstep.core.topology import without_launcher
 from lockstep.jax_engine.setup import set_up
 
@@ -60,6 +61,13 @@ def on_this_machine(device: str) -> Accelerators:
     if "error" in found:
         raise ValueError(found["error"])
     return Accelerators(**found)
+
+
+def peak_memory() -> dict[str, list[float]]:
+    """Returns the most MiB held so far: of the host (worker processes apart), and of this process's accelerators."""
+    stats = [device.memory_stats() or {} for device in jax.local_devices() if device.platform != "cpu"]
+    most = max((int(each.get("peak_bytes_in_use", 0)) for each in stats), default=0)
+    return {"peak_memory_mb": [peak_resident()], "peak_gpu_memory_mb": [most / 2**20]}
 
 
 def _main(device: str) -> dict[str, object]:
