@@ -25,7 +25,7 @@ from lockstep.jax_engine.distributed.reductions import (
     tree_sum,
 )
 from lockstep.jax_engine.nets.parameters import SlicedLayout
-from lockstep.jax_engine.program.fingerprints import Copies, check_copies, every_fingerprint
+from lockstep.jax_engine.program.fingerprints import Copies, check_copies
 from lockstep.jax_engine.state import TrainState
 
 FLAGS_OF_THE_USER = "--xla_cpu_multi_thread_eigen=false"
@@ -233,14 +233,14 @@ def state_with_slices(mesh, changed=()):
 
 def test_copies_of_a_slice_are_compared_with_one_another():
     state, layout = state_with_slices(meshes.make_mesh(4))
-    names, rows = every_fingerprint(state, layout)
+    names, rows = Copies.of(state, layout).fingerprints()
     assert "policy/w" in names
     assert (rows == rows[0]).all()
     check_copies(Copies.of(state, layout), "now")
     for device in (6, 1):
         with pytest.raises(DesyncError, match=r"first policy/w"):
             check_copies(Copies.of(*state_with_slices(meshes.make_mesh(4), (device,))), "now")
-    names, _ = every_fingerprint(*state_with_slices(meshes.make_mesh(8)))
+    names, _ = Copies.of(*state_with_slices(meshes.make_mesh(8))).fingerprints()
     assert "policy/w" not in names  # each slice is held once
     assert "policy/b" in names
 

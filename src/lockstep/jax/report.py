@@ -45,22 +45,11 @@ class DistributedSetup:
         return self.summary
 
 
-def environments_of(program: Program) -> tuple[range, ...]:
-    """Lists the global ids of each device's environments, in the order of the mesh."""
-    each = program.config.envs // program.mesh.size
-    return tuple(range(i * each, (i + 1) * each) for i in range(program.mesh.size))
-
-
 def distributed_setup(program: Program, fingerprints: np.ndarray, gradient_error: float) -> DistributedSetup:
-    """Gives the report of a program.
-
-    Args:
-        program: what is compiled.
-        fingerprints: of every device's arrays, int64 ``[devices, arrays]``.
-        gradient_error: see :class:`DistributedSetup`.
-    """
+    """Gives the report of a program, of fingerprints of every device's arrays, int64 ``[devices, arrays]``."""
     devices = tuple(str(device) for device in program.mesh.devices.flat)
-    environments, digests = environments_of(program), tuple(map(_digest, fingerprints))
+    each, digests = program.config.envs // program.mesh.size, tuple(map(_digest, fingerprints))
+    environments = tuple(range(i * each, (i + 1) * each) for i in range(program.mesh.size))
     mesh = {str(name): int(length) for name, length in program.mesh.shape.items()}
     lines = [
         device_line(program.mesh),

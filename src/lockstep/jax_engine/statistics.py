@@ -38,12 +38,7 @@ class Statistics(NamedTuple):
 
 
 class NormalizerMoments(NamedTuple):
-    """Moments of one rollout for the normalisers, float64; count, mean and M2 in the last axis.
-
-    Attributes:
-        observations: ``[…, size, 3]``, or None.
-        returns: of discounted returns ``[…, 1, 3]``, or None.
-    """
+    """Count, mean and M2 ``[…, size, 3]`` of a rollout's observations and discounted returns, float64, or None."""
 
     observations: Array | None
     returns: Array | None

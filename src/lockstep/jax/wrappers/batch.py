@@ -56,8 +56,7 @@ class RunningMoments:
 class VmapWrapper(Wrapper):
     """A batch of environments: keys, states, actions and what comes back ``[n, …]``; one set of parameters.
 
-    Args:
-        env: one environment; one that resets by itself, for more than an episode.
+    For more than an episode each must reset by itself.
     """
 
     batched = True
@@ -78,13 +77,7 @@ class VmapWrapper(Wrapper):
 
 
 class _BatchWrapper(Wrapper):
-    """A wrapper that sees the whole batch; one environment is batched first.
-
-    Args:
-        env: a batch of environments, or one.
-        axis_name: of a mesh (``shard_map``) over which the batch is spread as well.
-        clip: greatest absolute value of what is normalised.
-    """
+    """A wrapper that sees the whole batch; one environment is batched first."""
 
     batched = True
 

@@ -35,12 +35,7 @@ Tree = TypeVar("Tree")
 
 
 def place(value: ArrayLike, sharding: Sharding) -> Array:
-    """Lays a value that every process holds whole out by a sharding over the devices of all processes.
-
-    Args:
-        value: an array of any dtype (JAX's typed keys too), on the host or on devices.
-        sharding: of the result.
-    """
+    """Lays a value that every process holds whole, a typed key too, out over the devices of all of them."""
     if sharding.is_fully_addressable or (isinstance(value, Array) and not value.is_fully_addressable):
         return jax.device_put(value, sharding)
     if _is_key(value):
@@ -99,13 +94,7 @@ def num_local_devices(mesh: Mesh) -> int:
 
 
 def shard_rows(x: ArrayLike, mesh: Mesh, axis: int = 0) -> Array:
-    """Makes this process's rows its part of a global array that is cut over the mesh.
-
-    Args:
-        x: ``[…, local rows, …]`` on the host.
-        mesh: to cut over, in the order of processes.
-        axis: which axis the rows are: 0, or 1 for time-major arrays.
-    """
+    """Makes this process's rows ``[…, local rows, …]``, on an axis, its part of a global array cut over the mesh."""
     rows, spec = np.asarray(x), SHARDED if axis == 0 else PartitionSpec(*[None] * axis, AXES)
     count, parts = rows.shape[axis], num_local_devices(mesh)
     if count % parts:

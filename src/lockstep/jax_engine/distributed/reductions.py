@@ -90,10 +90,7 @@ def shard_index() -> Array:
 
 
 def gather_shards(x: Tree) -> Tree:
-    """Gathers ``[local shards, …]`` of every device in shard order: ``[num_shards, …]``.
-
-    All leaves of one dtype travel in one collective.
-    """
+    """Gathers ``[local shards, …]`` in shard order: ``[num_shards, …]``; all leaves of one dtype in one collective."""
 
     def gathered(rows: Array) -> Array:
         number = _number_in_memory()

@@ -22,7 +22,7 @@ from lockstep.envs.restore.snapshot import load_shards, save_shards
 from lockstep.jax_engine.distributed.mesh import replicate_sharding
 from lockstep.jax_engine.distributed.placement import fetch, fetch_rows, place, shard_rows
 from lockstep.jax_engine.distributed.processes import gather_bytes, gather_json
-from lockstep.jax_engine.host.program import HostProgram
+from lockstep.jax_engine.host.program import compile_first, compile_learn
 from lockstep.jax_engine.host.rollout import HostRollout, collect, collect_random, record_replay
 from lockstep.jax_engine.program.calls import no_matter
 from lockstep.jax_engine.program.inference import Inference
@@ -35,14 +35,7 @@ from lockstep.training.session import gather_shards
 
 @dataclass(frozen=True)
 class HostPending:
-    """An iteration whose update is under way.
-
-    Attributes:
-        first: iterations done before it.
-        metrics: what the update will tell.
-        episodes: that ended, see :meth:`HostRun._finished`.
-        seconds: of its parts on the host.
-    """
+    """An iteration whose update is under way, with the episodes of :meth:`HostRun._finished` and its parts' seconds."""
 
     first: int
     metrics: dict[str, Array]
@@ -51,14 +44,9 @@ class HostPending:
 
 
 class Group(NamedTuple):
-    """Environments that are stepped together, while the device infers for another group.
+    """Environments of contiguous shards that are stepped together, while the device infers for another group.
 
-    Attributes:
-        shards: contiguous, of this process.
-        part: which of the process's environments they are.
-        envs: the environments.
-        replay: actions of their live episodes.
-        counter: of their episodes.
+    ``part`` says which of the process's environments they are.
     """
 
     shards: range
@@ -74,14 +62,7 @@ class Group(NamedTuple):
 
 
 class HostRun:
-    """Holds the state on the mesh, environments on the host, and the programs between, as a ``DeviceRun`` does.
-
-    Args:
-        program: what is compiled.
-        state: of host arrays.
-        plan: the shards of this process.
-        local_devices: of this process.
-    """
+    """Holds the state on the mesh, environments on the host, and the programs between, as a ``DeviceRun`` does."""
 
     capacity = 1
 
@@ -91,15 +72,13 @@ class HostRun:
         self.specs = state_specs(state, program.layout.specs)
         self.state = place_state(state, self.specs, program.mesh)
         self.owned = place(np.int32(program.blocks.shards), replicate_sharding(program.mesh))
-        update = HostProgram(program)
-        self._learn, self._first = update.compile_learn(self.specs), update.compile_first(self.specs)
+        self._learn, self._first = compile_learn(program, self.specs), compile_first(program, self.specs)
         self._policy = Inference(program)
         self.groups = self._make_groups()
         self.envs = [group.envs for group in self.groups]
         self.rollout = HostRollout.empty(self.config, self.envs)
-        rows, size = plan.envs_per_shard, program.net.carry_size
-        self.recurrent_state = np.zeros((plan.local_num_shards, rows, size), np.float32)
-        self.discounted = np.zeros((plan.local_num_shards, rows), np.float32)
+        self.discounted = np.zeros((plan.local_num_shards, plan.envs_per_shard), np.float32)
+        self.recurrent_state = np.zeros((*self.discounted.shape, program.net.carry_size), np.float32)
         self._carried: Carried | None = None
         self._mark = time.perf_counter()
 
@@ -177,19 +156,15 @@ class HostRun:
             self._policy.noise(jnp.int32(iteration), jnp.asarray(group.shards, jnp.int32), jnp.int32(len(group.shards)))
             for group in self.groups
         ]
-        first = plan.shards.start
-        states = [
-            jnp.asarray(self.recurrent_state[group.shards.start - first : group.shards.stop - first])
-            for group in self.groups
-        ]
+        ends = [group.shards.stop - plan.shards.start for group in self.groups]
+        states = [jnp.asarray(x) for x in np.split(self.recurrent_state, ends[:-1])]
 
         def infer(g: int, t: int, rows: np.ndarray) -> Array:
             count = len(self.groups[g].shards)
             shaped = rows.reshape(count, plan.envs_per_shard, -1)
             ended = self._ended(self.groups[g].part, t).reshape(shaped.shape[:2])
-            actions, states[g] = self._policy.act(
-                parameters, scale, shaped, states[g], ended, noises[g], jnp.int32(t), jnp.int32(count)
-            )
+            numbers = jnp.int32(t), jnp.int32(count)
+            actions, states[g] = self._policy.act(parameters, scale, shaped, states[g], ended, noises[g], *numbers)
             return actions
 
         collect(self.envs, infer, self._squash, self.rollout)
@@ -232,11 +207,10 @@ class HostRun:
             shaped = x.reshape(len(x), plan.local_num_shards, plan.envs_per_shard, *x.shape[2:])
             return shard_rows(np.ascontiguousarray(np.moveaxis(shaped, 1, 0)), mesh)
 
-        normalized = self.config.normalize.observations
         zeros = np.zeros(out.scores.shape, np.float32)
         rollout = Rollout(
             observations=placed(out.raw),
-            raw=placed(out.raw[:-1]) if normalized else None,
+            raw=placed(out.raw[:-1]) if self.config.normalize.observations else None,
             actions=placed(out.actions),
             outputs=None,
             rewards=placed(out.rewards.astype(np.float32)),
@@ -261,11 +235,8 @@ class HostRun:
     # --- checkpoints ----------------------------------------------------------------------------------------------
 
     def _carries(self, part: slice) -> dict[str, np.ndarray]:
-        flat = {
-            "discounted": self.discounted.reshape(-1),
-            "carry": self.recurrent_state.reshape(self.discounted.size, -1),
-        }
-        return {name: x[part] for name, x in flat.items()}
+        carry = self.recurrent_state.reshape(self.discounted.size, -1)
+        return {"discounted": self.discounted.reshape(-1)[part], "carry": carry[part]}
 
     def env_arrays(self) -> dict[int, dict[str, np.ndarray]]:
         """See :meth:`.DeviceRun.env_arrays`."""

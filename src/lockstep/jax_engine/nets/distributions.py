@@ -16,7 +16,6 @@ import numpy as np
 from jax import Array, lax
 from jax import numpy as jnp
 
-from lockstep.core.spaces import ActionLayout
 from lockstep.jax_engine.nets.encoders import action_mask
 from lockstep.jax_engine.nets.nets import MASKED_LOGIT, PolicyNet
 
@@ -34,16 +33,10 @@ def mean_and_log_std(net: PolicyNet, parameters: Mapping[str, Array], output: Ar
 
 
 def sample(net: PolicyNet, parameters: Mapping[str, Array], output: Array, noise: Array) -> Array:
-    """Actions from the actor's output and noise drawn beforehand.
+    """Makes actions of the actor's output ``[rows, outputs]`` and noise drawn beforehand ``[rows, action outputs]``.
 
-    Args:
-        net: shapes.
-        parameters: by name.
-        output: ``[rows, outputs]``.
-        noise: ``[rows, action outputs]``; Gumbel noise (discrete) or standard normal (continuous).
-
-    Returns:
-        int32 ``[rows]`` or ``[rows, indices]``, or float32 ``[rows, A]``.
+    Noise is Gumbel (discrete) or standard normal; actions int32 ``[rows]`` or ``[rows, indices]``, or float32
+    ``[rows, A]``.
     """
     if net.discrete:
         return mode(net, output + noise)
@@ -78,7 +71,8 @@ def log_prob_and_entropy(
         return _categorical(output, actions)
     if net.action.kind == "multi_discrete":
         both = [_categorical(part, actions[..., n]) for n, part in enumerate(_parts(net, output))]
-        return sum_in_order([x for x, _ in both]), sum_in_order([x for _, x in both])
+        log_probs, entropies = zip(*both, strict=True)
+        return sum(log_probs[1:], log_probs[0]), sum(entropies[1:], entropies[0])
     mean, log_std = mean_and_log_std(net, parameters, output)
     z = (actions - mean) * jnp.exp(-log_std)
     log_prob = (-0.5 * z * z - log_std - 0.5 * LOG_TWO_PI).sum(-1)
@@ -97,14 +91,6 @@ def _categorical(logits: Array, actions: Array) -> tuple[Array, Array]:
     return chosen, -(jnp.exp(log_probs) * log_probs).sum(-1)
 
 
-def sum_in_order(parts: list[Array]) -> Array:
-    """Adds parts, first to last."""
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
-
-
 def _log_slope(x: Array) -> Array:
     """Computes log tanh'(x), ``2 (log 2 - |x| - log(1 + exp(-2|x|)))`` (Haarnoja et al. 2018, appendix C)."""
     size = jnp.abs(x)
@@ -121,7 +107,7 @@ def squash(net: PolicyNet, actions: Array) -> Array:
 
 def random_actions(net: PolicyNet, rows: Array, key: Array) -> Array:
     """Draws random actions ``[n, …]``: uniform over what is allowed or within bounds, normal without bounds."""
-    layout: ActionLayout = net.action
+    layout = net.action
     if layout.discrete:
         noise = jax.random.gumbel(key, (len(rows), layout.outputs))
         mask = action_mask(net.observation, rows)

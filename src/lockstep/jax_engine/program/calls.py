@@ -28,14 +28,7 @@ def no_matter() -> None:
 
 @dataclass(frozen=True)
 class Pending:
-    """A call under way.
-
-    Attributes:
-        first: iterations done before it.
-        count: iterations that it takes.
-        outputs: what it will tell.
-        begun: when it began, by the performance counter.
-    """
+    """A call of ``count`` iterations under way, begun after ``first`` of them, at a time by the performance counter."""
 
     first: int
     count: int
@@ -48,11 +41,6 @@ class CallInputs:
 
     Placing a small array on several devices takes about as long as logging an iteration: what a call is told just as
     the one before was isn't placed again.
-
-    Args:
-        config: the run's.
-        mesh: the program's.
-        local_devices: number of this process's devices.
     """
 
     def __init__(self, config: Config, mesh: Mesh, local_devices: int) -> None:

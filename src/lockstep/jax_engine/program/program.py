@@ -49,7 +49,6 @@ from lockstep.jax_engine.update import Gradients, Learner, Update, all_minibatch
 
 PURPOSES = ("action", "reset", "step", "minibatch", "begin", "random", "dropout")
 
-
 Result = TypeVar("Result")
 
 
@@ -59,11 +58,9 @@ def purpose_words(seed: int) -> np.ndarray:
 
 
 class Carried(NamedTuple):
-    """What environments carry from one rollout to the next, by block or shard.
+    """What environments carry from one rollout to the next, by block or shard, float32.
 
-    Attributes:
-        recurrent_state: float32 ``[…, n, carry_size]``.
-        discounted: discounted returns so far, float32 ``[…, n]``.
+    Recurrent states ``[…, n, carry_size]``, and discounted returns so far ``[…, n]``.
     """
 
     recurrent_state: Array
@@ -75,15 +72,9 @@ class Program:
     """Says what is compiled, and for what.
 
     Attributes:
-        config: the run's.
-        description: the environment's spaces.
-        net: the networks.
-        layout: how parameters are held.
-        mesh: the devices.
         env: the environment inside the program; None where it is stepped on the host.
         everywhere: whether episodes are brought to all processes.
-        key_words: of each purpose's random key, uint32 ``[len(PURPOSES), 2]``; None: those of the config's seed, which
-            the program then holds as constants.
+        key_words: of each purpose's random key, uint32 ``[len(PURPOSES), 2]``; None: the config's seed's, as constants.
     """
 
     config: Config

@@ -22,16 +22,8 @@ from lockstep.jax_engine.state import EnvCarry, TrainState, place_state, state_s
 class DeviceRun:
     """Holds the training state on the mesh, its environments, and the program that changes both.
 
-    A run on the host and one of several seeds have the same members, by which a session knows them.
-
-    Args:
-        program: what is compiled.
-        state: of host arrays, without environments.
-        local_devices: number of this process's devices.
-
-    Attributes:
-        capacity: iterations of one call, at most.
-        state: the training state, on the mesh.
+    A run on the host and one of several seeds have the same members, by which a session knows them. It is made of a
+    state of host arrays without environments; ``capacity`` is the most iterations of one call.
     """
 
     before: int = 0

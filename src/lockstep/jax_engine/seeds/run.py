@@ -19,13 +19,7 @@ import numpy as np
 from jax import Array
 from jax import numpy as jnp
 
-from lockstep.jax_engine.distributed.mesh import (
-    REPLICATED,
-    SHARDED,
-    over_mesh,
-    replicate_sharding,
-    stacked,
-)
+from lockstep.jax_engine.distributed.mesh import REPLICATED, SHARDED, over_mesh, replicate_sharding, stacked
 from lockstep.jax_engine.distributed.placement import fetch, place
 from lockstep.jax_engine.program.calls import CallInputs, Pending, iterations_per_call, no_matter
 from lockstep.jax_engine.program.device_program import DeviceProgram
@@ -46,11 +40,7 @@ CallOfSeeds = Callable[[Array, TrainState, Inputs, Array, Array, Array, Array], 
 class SeedsRun:
     """Holds the training states of all seeds on the mesh, leaves ``[seeds, …]``, and the program that changes them.
 
-    Args:
-        program: of one seed.
-        seeds: of the agents.
-        states: of each seed, host arrays, without environments.
-        local_devices: of this process.
+    It is made of the program of one seed, and of host arrays without environments of each.
     """
 
     def __init__(
@@ -143,12 +133,7 @@ class SeedsRun:
 
 
 class OneOfSeeds:
-    """One seed of a :class:`SeedsRun` in the place of a run of its own; see :class:`.DeviceRun`.
-
-    Args:
-        run: of all seeds, which has begun.
-        number: its place among them.
-    """
+    """One seed of a :class:`SeedsRun` that has begun, by its place, instead of a run of its own: a ``DeviceRun``."""
 
     def __init__(self, run: SeedsRun, number: int) -> None:
         self._run, self._number, self.capacity = run, number, run.capacity

@@ -21,13 +21,7 @@ from lockstep.jax_engine.setup import set_up
 
 @dataclass(frozen=True)
 class Accelerators:
-    """Accelerators of one kind.
-
-    Attributes:
-        count: how many JAX sees here.
-        kind: as JAX calls them.
-        memory: bytes of the smallest one that a program can use; 0: it doesn't say.
-    """
+    """Accelerators of one kind, as JAX calls it, and the bytes of the smallest that a program can use (0: not said)."""
 
     count: int
     kind: str
@@ -43,10 +37,7 @@ def in_this_process() -> Accelerators:
 
 @functools.cache
 def on_this_machine(device: str) -> Accelerators:
-    """Counts those that processes of this machine can share out, found without starting JAX here.
-
-    Args:
-        device: ``cuda`` or ``tpu``.
+    """Counts those (``cuda`` or ``tpu``) that processes of this machine can share out, without starting JAX here.
 
     Raises:
         ValueError: there is none; one line.
