@@ -174,7 +174,7 @@ def restarted(
 
 
 class Kept(NamedTuple):
-    """What a step leaves: small columns in a matrix of words, columns of bytes (images) apart, and terms of the reward."""
+    """What a step leaves: small columns as words of one matrix, columns of bytes (images) apart, reward terms."""
 
     words: Array
     images: dict[str, Array]
