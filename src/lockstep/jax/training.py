@@ -46,12 +46,9 @@ Metrics = dict[str, float]
 
 @dataclasses.dataclass(frozen=True)
 class Customs:
-    """What a task has of its own, see :class:`lockstep.jax.task.Task`; all of it may be left out.
+    """What a task has of its own: a maker of an Equinox module, its reduction of gradients, the name of the batch axis.
 
-    Attributes:
-        policy: makes an Equinox module of observations, number of outputs and ``key``; or returns None.
-        synchronize: see :class:`lockstep.jax_engine.nets.parameters.VectorLayout`.
-        axis_name: of the mesh's batch axis.
+    See :class:`lockstep.jax.task.Task` and :class:`lockstep.jax_engine.nets.parameters.VectorLayout`.
     """
 
     policy: Callable[..., Any] | None = None

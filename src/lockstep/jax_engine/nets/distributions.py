@@ -7,8 +7,10 @@ the tanh as its action; what the environment takes is made of it by :func:`squas
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+import operator
 from collections.abc import Mapping
 
 import jax
@@ -71,8 +73,7 @@ def log_prob_and_entropy(
         return _categorical(output, actions)
     if net.action.kind == "multi_discrete":
         both = [_categorical(part, actions[..., n]) for n, part in enumerate(_parts(net, output))]
-        log_probs, entropies = zip(*both, strict=True)
-        return sum(log_probs[1:], log_probs[0]), sum(entropies[1:], entropies[0])
+        return sum_in_order([x for x, _ in both]), sum_in_order([x for _, x in both])
     mean, log_std = mean_and_log_std(net, parameters, output)
     z = (actions - mean) * jnp.exp(-log_std)
     log_prob = (-0.5 * z * z - log_std - 0.5 * LOG_TWO_PI).sum(-1)
@@ -89,6 +90,11 @@ def _categorical(logits: Array, actions: Array) -> tuple[Array, Array]:
     taken = actions[..., None] == jnp.arange(logits.shape[-1], dtype=actions.dtype)
     chosen = jnp.where(taken, log_probs, 0.0).sum(-1)
     return chosen, -(jnp.exp(log_probs) * log_probs).sum(-1)
+
+
+def sum_in_order(parts: list[Array]) -> Array:
+    """Adds parts, first to last."""
+    return functools.reduce(operator.add, parts)
 
 
 def _log_slope(x: Array) -> Array:
