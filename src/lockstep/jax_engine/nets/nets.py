@@ -29,7 +29,7 @@ MASKED_LOGIT = -1e8
 
 @dataclass(frozen=True)
 class PolicyNet(net_shapes.PolicyNet):
-    """Shapes of an actor and a critic; with ``remat`` activations are computed again in the backward pass, not stored."""
+    """Shapes of an actor and a critic; with ``remat`` the backward pass computes activations again, none are stored."""
 
     remat: bool = False
 
