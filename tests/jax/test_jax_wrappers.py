@@ -22,7 +22,7 @@ from lockstep.jax.wrappers import (
     VmapWrapper,
     Wrapper,
 )
-from lockstep.jax.wrappers.running_moments import RunningMoments
+from lockstep.jax.wrappers.batch import RunningMoments
 from lockstep.jax_engine.envs.functional import FunctionalAdapter
 from lockstep.jax_engine.envs.registry import make
 

@@ -11,7 +11,7 @@ from lockstep.envs.describe import describe
 from lockstep.jax_engine.distributed.mesh import make_mesh
 from lockstep.jax_engine.envs.environments import is_jax_environment, make_environment
 from lockstep.jax_engine.program.device_program import DeviceProgram
-from lockstep.jax_engine.program.fingerprints import every_fingerprint
+from lockstep.jax_engine.program.fingerprints import Copies
 from lockstep.jax_engine.program.iterations import Inputs, Iteration
 from lockstep.jax_engine.program.program import Program
 from lockstep.jax_engine.program.run import DeviceRun
@@ -74,7 +74,7 @@ def apart(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
 
 def copies_equal(run: DeviceRun) -> bool:
     """Whether all devices' copies hold the same bytes."""
-    _, rows = every_fingerprint(run.state, run.program.layout)
+    _, rows = Copies.of(run.state, run.program.layout).fingerprints()
     assert len(rows) == run.program.mesh.size
     return bool((rows == rows[0]).all())
 

@@ -30,7 +30,7 @@ from lockstep.jax_engine import rollout as jax_rollout
 from lockstep.jax_engine import state as jax_state
 from lockstep.jax_engine.distributed.mesh import make_mesh
 from lockstep.jax_engine.envs.environments import make_environment
-from lockstep.jax_engine.host.program import HostProgram
+from lockstep.jax_engine.host.program import compile_learn
 from lockstep.jax_engine.nets.parameters import VectorLayout
 from lockstep.jax_engine.program.iterations import Inputs
 from lockstep.jax_engine.program.program import Program
@@ -238,7 +238,7 @@ def jax_iteration(given: Given, done: np.ndarray, patch: Any) -> tuple[Iteration
     patch.setattr(VectorLayout, "reduce", reduced)
     patch.setattr(Program, "_indices", lambda *_: jnp.asarray(given.indices.transpose(2, 0, 1, 3), jnp.int32))
     specs = jax_state.state_specs(loaded, program.layout.specs)
-    learn = HostProgram(program).compile_learn(specs)
+    learn = compile_learn(program, specs)
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *rollouts)
     inputs = Inputs(jnp.int32(0), jnp.float32(config.ppo.learning_rate))
     discounted = np.zeros((config.shards, config.envs // config.shards), np.float32)

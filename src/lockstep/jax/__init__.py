@@ -66,11 +66,7 @@ _MODULES = {
         "unreplicate",
     ),
     "lockstep.jax.checkpoint": ("load_checkpoint", "save_checkpoint"),
-    "lockstep.jax_engine.envs.functional": (
-        "Environment",
-        "EnvParams",
-        "FunctionalAdapter",
-    ),
+    "lockstep.jax_engine.envs.functional": ("Environment", "EnvParams", "FunctionalAdapter"),
     "lockstep.jax_engine.envs.registry": ("make",),
     "lockstep.jax.training": ("train_ppo_multigpu",),
     "lockstep.jax.config": ("PPOConfig", "RunnerConfig"),

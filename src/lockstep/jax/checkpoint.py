@@ -100,9 +100,7 @@ def load_checkpoint(dir: str | Path, template: Tree, replicate_to: int | Mesh | 
         return restored.get(_name(path), leaf) if _is_saved(leaf) else leaf
 
     tree = jax.tree_util.tree_map_with_path(of, template)
-    if replicate_to is None:
-        return tree
-    return _spread(tree, replicate_to)
+    return tree if replicate_to is None else _spread(tree, replicate_to)
 
 
 def _spread(tree: Tree, replicate_to: int | Mesh) -> Tree:
@@ -173,7 +171,9 @@ def _restore(name: str, array: np.ndarray, kind: str, leaf: Any) -> Any:
     if kind != _kind(leaf):
         raise CheckpointError(f"checkpoint: {name} is {kind} and the template's is {_kind(leaf)}")
     if _is_key(leaf):
-        return _restore_key(array, leaf, name)
+        keys = jax.random.wrap_key_data(jnp.asarray(array), impl=GENERATORS[str(leaf.dtype)])
+        _check_shape(name, keys.shape, leaf.shape)
+        return _place(keys, leaf)
     array = array if array.dtype.name == kind else array.view(jnp.dtype(kind))
     _check_shape(name, array.shape, np.shape(leaf))
     if isinstance(leaf, NUMBERS) and not isinstance(leaf, np.generic):
@@ -181,12 +181,6 @@ def _restore(name: str, array: np.ndarray, kind: str, leaf: Any) -> Any:
     if isinstance(leaf, (np.ndarray, np.generic)):
         return array.copy() if isinstance(leaf, np.ndarray) else array[()]
     return _place(array, leaf)
-
-
-def _restore_key(data: np.ndarray, leaf: Any, name: str) -> Any:
-    keys = jax.random.wrap_key_data(jnp.asarray(data), impl=GENERATORS[str(leaf.dtype)])
-    _check_shape(name, keys.shape, leaf.shape)
-    return _place(keys, leaf)
 
 
 def _check_shape(name: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> None:

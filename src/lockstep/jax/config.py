@@ -186,15 +186,7 @@ def in_users_names(message: str) -> str:
 
 
 def run_config(ppo: PPOConfig, runner: RunnerConfig, name: str, devices: int, platform: str, fast: bool) -> Config:
-    """Gives the engine's config of a run, resolved.
-
-    Args:
-        ppo: the algorithm's settings.
-        runner: how long and on what.
-        name: of the environment.
-        devices: that the run uses.
-        platform: JAX's.
-        fast: something asks for ``reduction: fast``.
+    """Gives the engine's config of a run on some devices, resolved; ``fast``: something asks for ``reduction: fast``.
 
     Raises:
         ValueError: something doesn't divide, or there is no whole update; one line in the user's names.
@@ -209,9 +201,7 @@ def run_config(ppo: PPOConfig, runner: RunnerConfig, name: str, devices: int, pl
         )
     shards = runner.num_shards
     if shards is None:
-        shards = default_num_shards(num_envs)
-        if devices & (devices - 1) == 0:
-            shards = max(shards, devices)
+        shards = max(default_num_shards(num_envs), devices if devices & (devices - 1) == 0 else 1)
     fast = fast or runner.fsdp_devices > 1 or runner.sync_period > 1
     settings = {
         "env.id": name,
@@ -229,6 +219,3 @@ def run_config(ppo: PPOConfig, runner: RunnerConfig, name: str, devices: int, pl
         return resolve(engine_config(ppo, settings), devices)
     except ValueError as error:
         raise ValueError(in_users_names(str(error))) from None
-
-
-__all__ = ["PPOConfig", "RunnerConfig", "engine_config", "in_users_names", "run_config"]

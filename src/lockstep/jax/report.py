@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,7 +13,6 @@ from lockstep.jax_engine.distributed.placement import fetch_rows
 from lockstep.jax_engine.program.calls import Pending
 from lockstep.jax_engine.program.iterations import Iteration
 from lockstep.jax_engine.program.program import Program
-from lockstep.jax_engine.setup.memory import MIB, memory_in_use
 
 WRONG = 0.1
 """Gradients that are this far off the mean over devices weren't only made smaller."""
@@ -45,22 +45,11 @@ class DistributedSetup:
         return self.summary
 
 
-def environments_of(program: Program) -> tuple[range, ...]:
-    """Lists the global ids of each device's environments, in the order of the mesh."""
-    each = program.config.envs // program.mesh.size
-    return tuple(range(i * each, (i + 1) * each) for i in range(program.mesh.size))
-
-
 def distributed_setup(program: Program, fingerprints: np.ndarray, gradient_error: float) -> DistributedSetup:
-    """Gives the report of a program.
-
-    Args:
-        program: what is compiled.
-        fingerprints: of every device's arrays, int64 ``[devices, arrays]``.
-        gradient_error: see :class:`DistributedSetup`.
-    """
+    """Gives the report of a program, of fingerprints of every device's arrays, int64 ``[devices, arrays]``."""
     devices = tuple(str(device) for device in program.mesh.devices.flat)
-    environments, digests = environments_of(program), tuple(map(_digest, fingerprints))
+    each, digests = program.config.envs // program.mesh.size, tuple(map(_digest, fingerprints))
+    environments = tuple(range(i * each, (i + 1) * each) for i in range(program.mesh.size))
     mesh = {str(name): int(length) for name, length in program.mesh.shape.items()}
     lines = [
         device_line(program.mesh),
@@ -112,7 +101,7 @@ class DeviceMetrics:
             self.device,
             f"{self.num_envs} environments",
             f"{self.steps_per_second:,.0f} steps/s",
-            f"{self.memory_bytes / MIB:.1f} MiB",
+            f"{self.memory_bytes / 2**20:.1f} MiB",
             f"return {self.episode_return:.2f}",
         )
         return " · ".join(parts)
@@ -127,7 +116,7 @@ def device_metrics(program: Program, iteration: Iteration, call: Pending) -> lis
         first = list(mesh.devices.flat).index(mine[0]) * program.blocks.shards
         returns, marks = (x[first : first + len(mine) * program.blocks.shards] for x in (returns, marks))
     each = program.config.envs // mesh.size
-    memory = memory_in_use(mine)
+    memory = _memory_in_use(mine)
     out = []
     for i, device in enumerate(mine):
         part = slice(i * program.blocks.shards, (i + 1) * program.blocks.shards)
@@ -135,4 +124,17 @@ def device_metrics(program: Program, iteration: Iteration, call: Pending) -> lis
         mean = float(returns[part][ended].mean()) if ended.any() else float("nan")
         rate = each * program.config.num_steps / iteration.seconds if iteration.seconds else 0.0
         out.append(DeviceMetrics(iteration.number + 1, str(device), each, rate, memory[device], mean))
+    return out
+
+
+def _memory_in_use(devices: list[Any]) -> dict[Any, int]:
+    """Returns the bytes in use on each device: as it says itself, or on a CPU of JAX's arrays that lie there."""
+    stats = {device: (device.memory_stats() or {}).get("bytes_in_use") for device in devices}
+    if None not in stats.values():
+        return {device: int(used or 0) for device, used in stats.items()}
+    out = dict.fromkeys(devices, 0)
+    for array in jax.live_arrays():
+        for shard in array.addressable_shards:
+            if shard.device in out:
+                out[shard.device] += shard.data.nbytes
     return out

@@ -22,7 +22,7 @@ from lockstep.jax_engine.distributed.mesh import REPLICATED, over_mesh
 from lockstep.jax_engine.distributed.placement import fetch
 from lockstep.jax_engine.distributed.reductions import FSDP_AXIS, shard_index
 from lockstep.jax_engine.program.calls import Pending
-from lockstep.jax_engine.program.fingerprints import every_fingerprint
+from lockstep.jax_engine.program.fingerprints import Copies
 from lockstep.jax_engine.program.iterations import Iteration
 
 Gradients = dict[str, Array]
@@ -135,10 +135,7 @@ class Task:
         return self._training.train(self._first_state(), self._look)
 
     def verify_distributed_setup(self, verbose: bool = True) -> DistributedSetup:
-        """Takes one update, and shows which devices there are, what each has, and that their copies are equal.
-
-        Args:
-            verbose: print the report.
+        """Takes one update, and says (prints, if ``verbose``) which devices there are, and that their copies are equal.
 
         Raises:
             DesyncError: copies of the training state differ between devices.
@@ -147,7 +144,7 @@ class Task:
         training = self._training
         training.begin(self._first_state())
         training.run.fetch(training.run.dispatch(0, 1, 0))
-        names, rows = every_fingerprint(training.run.state, training.program.layout)
+        names, rows = Copies.of(training.run.state, training.program.layout).fingerprints()
         report = distributed_setup(training.program, rows, self._gradient_error())
         if verbose:
             print(report)
@@ -156,9 +153,13 @@ class Task:
 
     # --- how ----------------------------------------------------------------------------------------------------------
 
+    def _overrides(self, hook: str) -> bool:
+        own = getattr(self, hook)
+        return getattr(own, "__func__", own) is not getattr(Task, hook)
+
     @property
     def _synchronizes(self) -> bool:
-        return getattr(self.sync_gradients, "__func__", self.sync_gradients) is not Task.sync_gradients
+        return self._overrides("sync_gradients")
 
     @cached_property
     def _training(self) -> Training:
@@ -168,12 +169,8 @@ class Task:
         env, params = given
         terms = self.reward_terms()
         wrapped = RewardTermsWrapper(env, terms) if terms else env
-        own = getattr(self.policy_network, "__func__", self.policy_network) is not Task.policy_network
-        customs = Customs(
-            self.policy_network if own else None,
-            self._synchronized if self._synchronizes else None,
-            self.axis_name,
-        )
+        policy = self.policy_network if self._overrides("policy_network") else None
+        customs = Customs(policy, self._synchronized if self._synchronizes else None, self.axis_name)
         try:
             return Training(wrapped, params, self.ppo_config, self.runner_config, customs)
         except ValueError as error:
@@ -181,9 +178,7 @@ class Task:
 
     def _first_state(self) -> PPOTrainState | None:
         """Gives what :meth:`initial_state` makes of a fresh state; None where it is that."""
-        if getattr(self.initial_state, "__func__", self.initial_state) is Task.initial_state:
-            return None
-        return self.initial_state(self._training.fresh())
+        return self.initial_state(self._training.fresh()) if self._overrides("initial_state") else None
 
     def _synchronized(self, local: Mapping[str, Array]) -> Gradients:
         """Calls the hook on the engine's sum over samples, scaled to a mean over this device's samples."""

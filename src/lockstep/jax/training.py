@@ -17,7 +17,7 @@ from lockstep.core.shards import keyed_seed
 from lockstep.envs.description import described
 from lockstep.jax.config import PPOConfig, RunnerConfig, in_users_names, run_config
 from lockstep.jax.ppo import PPOTrainState, check_spaces, of_engine, to_engine
-from lockstep.jax_engine.distributed.mesh import device_line, get_num_devices, make_mesh
+from lockstep.jax_engine.distributed.mesh import get_num_devices, make_mesh
 from lockstep.jax_engine.distributed.placement import num_local_devices
 from lockstep.jax_engine.distributed.processes import this_process
 from lockstep.jax_engine.distributed.reductions import BATCH_AXIS
@@ -46,12 +46,9 @@ Metrics = dict[str, float]
 
 @dataclasses.dataclass(frozen=True)
 class Customs:
-    """What a task has of its own, see :class:`lockstep.jax.task.Task`; all of it may be left out.
+    """What a task has of its own: a maker of an Equinox module, its reduction of gradients, the name of the batch axis.
 
-    Attributes:
-        policy: makes an Equinox module of observations, number of outputs and ``key``; or returns None.
-        synchronize: see :class:`lockstep.jax_engine.nets.parameters.ParameterLayout`.
-        axis_name: of the mesh's batch axis.
+    See :class:`lockstep.jax.task.Task` and :class:`lockstep.jax_engine.nets.parameters.VectorLayout`.
     """
 
     policy: Callable[..., Any] | None = None
@@ -68,16 +65,7 @@ def say(line: str) -> None:
 class Training:
     """An environment and settings with everything that is compiled for them; it can train any number of times.
 
-    Args:
-        env: one environment of the functional API, see :class:`lockstep.jax_engine.envs.functional.Environment`.
-        env_params: its parameters; None: its ``default_params``.
-        ppo: the algorithm's settings.
-        runner: how long and on what.
-        customs: of a task.
-
-    Attributes:
-        program: what is compiled, with mesh, networks and config.
-        run: the state on the mesh.
+    Arguments are those of :func:`train_ppo_multigpu`, and what a task has of its own.
 
     Raises:
         ValueError: something doesn't fit; one line.
@@ -88,7 +76,11 @@ class Training:
     ) -> None:
         customs = customs or Customs()
         name = type(env).__name__
-        _check_one(env, name)
+        if getattr(env, "batched", False):
+            raise ValueError(
+                f"env: {name} is a whole batch of environments, and each device makes its own; give the one "
+                "inside, and PPOConfig's normalize_observations and normalize_rewards instead of wrappers"
+            )
         prepared = prepare_jax()
         devices, fsdp = devices_of(runner)
         config = run_config(ppo, runner, name, devices, jax.default_backend(), customs.synchronize is not None)
@@ -155,12 +147,8 @@ class Training:
             call = pending.popleft()
             iterations = self.run.fetch(call)
             if call.first == 0 or not (pending or dispatched < total):
-                self.check(f"after update {call.first + call.count}")
+                check_copies(Copies.of(self.run.state, self.program.layout), f"after update {call.first + call.count}")
             yield from ((iteration, call) for iteration in iterations)
-
-    def check(self, when: str) -> None:
-        """Compares all devices' copies of the training state; a ``DesyncError`` names what differs."""
-        check_copies(Copies.of(self.run.state, self.program.layout), when)
 
     def fresh(self) -> PPOTrainState:
         """Gives the state before training."""
@@ -183,23 +171,14 @@ class Training:
             rows.append(metrics_of(iteration, self.config))
             if look is not None:
                 look(iteration, call, rows[-1])
-        return self.state(self.run.before + len(rows)), {
-            name: np.array([row[name] for row in rows]) for name in rows[0]
-        }
+        history = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+        return self.state(self.run.before + len(rows)), history
 
     def _rounding(self) -> contextlib.AbstractContextManager[Any]:
         """Asks on accelerators for products of matrices in float32 (no TF32, no bfloat16)."""
         if jax.default_backend() == "cpu":
             return contextlib.nullcontext()
         return jax.default_matmul_precision("highest")
-
-
-def _check_one(env: Any, name: str) -> None:
-    if getattr(env, "batched", False):
-        raise ValueError(
-            f"env: {name} is a whole batch of environments, and each device makes its own; give the one "
-            "inside, and PPOConfig's normalize_observations and normalize_rewards instead of wrappers"
-        )
 
 
 def devices_of(runner: RunnerConfig) -> tuple[int, int]:
@@ -283,6 +262,3 @@ def train_ppo_multigpu(
     except ValueError as error:
         raise ValueError(in_users_names(str(error))) from None
     return training.train(train_state)
-
-
-__all__ = ["Customs", "Training", "device_line", "metrics_of", "say", "train_ppo_multigpu"]

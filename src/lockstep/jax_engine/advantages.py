@@ -18,16 +18,10 @@ def gae(
     gamma: float,
     gae_lambda: float,
 ) -> tuple[Array, Array]:
-    """Advantages and returns (Schulman et al. 2016, eq. 16), all ``[num_steps, num_envs]`` float32.
+    """Computes advantages and returns (Schulman et al. 2016, eq. 16), all ``[num_steps, num_envs]`` float32.
 
-    Args:
-        rewards: rewards.
-        values: V of the observation acted on.
-        next_values: V of what followed: of the final observation where an episode was truncated.
-        terminated: true (or 1.0) where the episode terminated: nothing is bootstrapped.
-        done: true (or 1.0) where it terminated or was truncated: nothing flows back across.
-        gamma: discount.
-        gae_lambda: lambda.
+    ``next_values`` are V of what followed: of the final observation where an episode was truncated. Nothing is
+    bootstrapped where an episode ``terminated``, nothing flows back where it is ``done`` (each true or 1.0).
     """
     deltas = rewards + gamma * jnp.where(terminated > 0, 0.0, next_values) - values
 
@@ -43,12 +37,7 @@ def gae(
 def group_advantages(returns: Array, normalize_std: bool) -> Array:
     """Computes group-relative advantages (Shao et al. 2024, section 4.1.2; undivided: Liu et al. 2025, section 3.2).
 
-    Args:
-        returns: ``[groups, group_size]``.
-        normalize_std: divide by the group's (population) standard deviation.
-
-    Returns:
-        float64 ``[groups, group_size]``.
+    Of returns ``[groups, group_size]``, float64; divided by the group's population standard deviation if asked to.
     """
     with jax.enable_x64(True):
         returns = returns.astype(jnp.float64)
@@ -84,13 +73,9 @@ def counted_moments(x: Array, valid: Array | None) -> Array:
 
 
 def merge_counts(parts: Array) -> tuple[Array, Array, Array]:
-    """Computes count, mean and standard deviation of the union of shards, combined in shard order (Chan et al. 1983).
+    """Computes count, mean and population standard deviation of the union of shards, in their order (Chan et al. 1983).
 
-    Args:
-        parts: float64 ``[num_shards, …, 3]``: count, mean and M2 of each shard.
-
-    Returns:
-        Count, mean and population standard deviation, float64 ``[…]``; 0 where nothing counts.
+    Of each shard's count, mean and M2 ``[num_shards, …, 3]``, float64; 0 where nothing counts.
     """
     with jax.enable_x64(True):
         count, mean, m2 = (parts[0, ..., n] for n in range(3))

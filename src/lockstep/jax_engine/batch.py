@@ -24,10 +24,8 @@ class Batch(NamedTuple):
     Attributes:
         observations: rows.
         actions: as :func:`lockstep.jax_engine.nets.distributions.sample` gives them; ``log_probs`` before the update.
-        log_probs: see ``actions``.
         advantages: not normalised over minibatches yet.
         values: before the update, and ``returns`` what they should be; None without a critic.
-        returns: see ``values``.
         valid: 1.0 where a sample counts, None where all do.
         reference_log_probs: of the actions under the reference policy.
         recurrent_state: of a recurrent policy before each sequence, ``[units, carry_size]``.
@@ -72,16 +70,8 @@ def begins(rollout: Rollout) -> Array:
 
 
 def evaluate_rollout(net: PolicyNet, parameters: Parameters, rollout: Rollout, outputs: Array | None) -> PolicyOutputs:
-    """Runs the networks over a rollout: log-probabilities of its actions, values of its observations.
-
-    Args:
-        net: the networks.
-        parameters: by name.
-        rollout: ``[T, n, …]``.
-        outputs: the actor's on this rollout, if it is known.
-    """
-    steps, n = rollout.rewards.shape
-    rows = rollout.observations
+    """Runs the networks over a rollout ``[T, n, …]``; ``outputs`` are the actor's on it, if they are known."""
+    (steps, n), rows = rollout.rewards.shape, rollout.observations
     if net.core is not None:
         first, values, recurrent_states = nets.unroll(net, parameters, rows, rollout.recurrent_state, begins(rollout))
         known = first[:-1] if outputs is None else outputs
@@ -130,18 +120,12 @@ def make_batch(
     config: Config,
     scale: Scale | None,
 ) -> tuple[Batch, Array]:
-    """Computes values, log-probabilities, advantages and returns of a block's rollout.
+    """Computes values, log-probabilities, advantages and returns of a block's rollout ``[T, n, …]``.
 
-    Args:
-        net: the networks.
-        parameters: by name; ``reference`` those of GRPO's reference policy, or None.
-        reference: see ``parameters``.
-        rollout: ``[T, n, …]``.
-        config: the run's.
-        scale: of rewards, or None.
+    ``reference`` are the parameters of GRPO's reference policy, or None; ``scale`` is of rewards, or None.
 
     Returns:
-        The batch, and the recurrent state before the next rollout ``[n, carry_size]``.
+        The batch, and the recurrent state before the next rollout ``[n, carry_size]``: zeros where an episode begins.
     """
     length = config.sequence_length
     policy = evaluate_rollout(net, parameters, rollout, rollout.outputs)
@@ -158,23 +142,16 @@ def make_batch(
         assert policy.values is not None
         rewards = scaled_rewards(rollout.rewards, scale, config.normalize.clip_rewards)
         following = bootstrap_values(net, parameters, rollout, policy)
-        values = policy.values[:-1]
+        columns["values"] = values = policy.values[:-1]
         columns["advantages"], columns["returns"] = gae(
             rewards, values, following, rollout.terminated, rollout.done, config.ppo.gamma, config.ppo.gae_lambda
         )
-        columns["values"] = values
-    recurrent_state = None
+    recurrent_state, after = None, rollout.recurrent_state
     if policy.recurrent_states is not None:
         columns["resets"] = begins(rollout)[:-1]
         first, ends = rollout.recurrent_state[None], slice(length - 1, config.num_steps - 1, length)
         into = jnp.concatenate([first, policy.recurrent_states[ends]])
         recurrent_state = into.reshape(-1, into.shape[-1])
+        after = jnp.where(rollout.done[-1][:, None], 0.0, policy.recurrent_states[-2])
     batch = Batch(**{name: to_units(x, length) for name, x in columns.items()}, recurrent_state=recurrent_state)
-    return batch, recurrent_state_after(rollout, policy)
-
-
-def recurrent_state_after(rollout: Rollout, policy: PolicyOutputs) -> Array:
-    """Gives the recurrent state before the next rollout: zeros where an episode begins there."""
-    if policy.recurrent_states is None:
-        return rollout.recurrent_state
-    return jnp.where(rollout.done[-1][:, None], 0.0, policy.recurrent_states[-2])
+    return batch, after

@@ -73,15 +73,9 @@ def gradient_parts(net: PolicyNet, config: Config, rows: int, dropout: bool) -> 
 def part_gradient(
     net: PolicyNet, parameters: Named, columns: Mapping[str, Array], count: Array, config: Config, key: Array | None
 ) -> tuple[Named, Array]:
-    """Computes gradient by name and loss terms ``[T]`` of one part of a block.
+    """Computes gradient by name and loss terms ``[T]`` of one part of a block, of its samples' columns ``[units, …]``.
 
-    Args:
-        net: the networks.
-        parameters: whole, by name.
-        columns: of the part's samples, ``[units, …]``.
-        count: valid samples of the global minibatch.
-        config: the run's.
-        key: of dropout; None: there is none.
+    ``count`` is of valid samples of the global minibatch, ``key`` of dropout; None: there is none.
     """
     settings = loss_settings(config, count)
 

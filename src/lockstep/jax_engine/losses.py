@@ -48,17 +48,9 @@ def loss_and_terms(
 
     All arrays are ``[rows]`` (or ``[…, rows]``); advantages are normalised already.
 
-    Args:
-        log_prob: of the actions under the policy; ``old_log_prob`` under the one that took them.
-        entropy: of the policy.
-        values: of the critic, None without one; ``old_values`` before the update; ``returns`` what they should be.
-        old_log_prob: see ``log_prob``.
-        old_values: see ``values``.
-        advantages: of the actions.
-        returns: see ``values``.
-        settings: coefficients and the global count.
-        valid: 1.0 where a sample counts; None where all do.
-        reference_log_prob: of the actions under the policy that ``settings.kl_coef`` ties this one to.
+    ``old_log_prob`` is of the actions under the policy that took them, ``reference_log_prob`` under the one that
+    ``settings.kl_coef`` ties this one to. Without a critic values, those before the update and returns are None.
+    ``valid`` is 1.0 where a sample counts, None where all do; ``settings`` has the global count.
 
     Returns:
         The loss ``[]`` and the terms ``[T]`` in the order of ``settings.terms``, sums over rows divided by the global

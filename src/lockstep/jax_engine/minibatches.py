@@ -53,13 +53,9 @@ def advantage_moments(advantages: Array, valid: Array | None, indices: Array) ->
 
 
 def minibatch_statistics(config: Config, local: Array, everyone: Array, blocks: Blocks) -> MinibatchStatistics:
-    """Counts and scales of the global minibatches.
+    """Computes counts and scales of the global minibatches.
 
-    Args:
-        config: says over what advantages are normalised.
-        local: :func:`advantage_moments` of the local shards, ``[shards, num_epochs, num_minibatches, 3]``.
-        everyone: the same of all shards, gathered.
-        blocks: how shards are grouped here.
+    Of :func:`advantage_moments` of the local shards ``[shards, num_epochs, num_minibatches, 3]``, and of all shards.
     """
     with jax.enable_x64(True):
         count, mean, std = merge_counts(everyone)

@@ -23,14 +23,7 @@ from lockstep.training.limits import KL_STOP_FACTOR
 
 
 class Local(NamedTuple):
-    """A device's own steps within a period.
-
-    Attributes:
-        learner: of this device.
-        terms: sums of its loss terms ``[T]``.
-        norm: sum of its gradients' norms.
-        broken: number of its steps that weren't finite.
-    """
+    """A device's own steps within a period: sums of loss terms ``[T]`` and norms, and how many weren't finite."""
 
     learner: Learner
     terms: Array
@@ -43,9 +36,6 @@ class PeriodicUpdate:
 
     Parameters and both of Adam's moments are averaged, in one collective together with the loss terms. KL stop and
     adaptive learning rate look at the mean KL of a whole period, once it is over.
-
-    Args:
-        gradients: of this device's blocks.
     """
 
     def __init__(self, gradients: Gradients) -> None:

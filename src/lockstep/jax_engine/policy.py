@@ -42,15 +42,10 @@ class PolicyFunction:
     def __call__(
         self, observations: np.ndarray, noise: np.ndarray | None, carry: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Actions of normalised observation rows.
+        """Gives actions of normalised observation rows ``[rows, width]``, and what is carried on.
 
-        Args:
-            observations: ``[rows, width]``.
-            noise: float32 ``[rows, action outputs]``, Gumbel or normal; None: the most likely actions.
-            carry: float32 ``[rows, carry_size]``.
-
-        Returns:
-            Rows of actions as :class:`lockstep.envs.host_envs.Buffers` takes them, and what is carried on.
+        Noise is float32 ``[rows, action outputs]``, Gumbel or normal (None: the most likely actions), the carry float32
+        ``[rows, carry_size]``. Actions are rows as :class:`lockstep.envs.host_envs.Buffers` takes them.
         """
         with jax.default_device(self._device):
             actions, after = self._act(self._weights, observations, noise, carry)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -12,7 +12,6 @@ from jax import Array, lax
 from jax import numpy as jnp
 
 from lockstep.config.run import Config
-from lockstep.core.spaces import ActionLayout
 from lockstep.envs.rewards import RewardShaping
 from lockstep.jax_engine.envs.protocol import JaxEnvironment, Tree, pick
 from lockstep.jax_engine.nets import distributions, nets
@@ -34,12 +33,10 @@ class Rollout(NamedTuple):
         outputs: the actor's, ``[T, n, outputs]``; None where the actor ran elsewhere.
         rewards: float32, as the learner gets them.
         terminated: bool, for the learner; ``truncated`` likewise.
-        truncated: see ``terminated``.
         final: rows that each step led to, before any reset, as the networks see them ``[T, n, width]``.
         recurrent_state: what a recurrent policy carried into the rollout ``[n, carry_size]``.
         over: bool, where an episode of the environment ended.
         returns: of the episode up to this step, float32; ``lengths`` its steps, int32.
-        lengths: see ``returns``.
         successes: int8: 1 task solved, -1 not solved, 0 not said.
         terms: named reward terms, each averaged over the block's samples ``[]``.
     """
@@ -80,37 +77,11 @@ class Draws(NamedTuple):
 
 
 class Acted(NamedTuple):
-    """What a policy does in a step.
-
-    Attributes:
-        actions: as the policy takes them, ``[n, …]``.
-        outputs: the actor's output ``[n, outputs]``.
-        recurrent_state: after the step, float32 ``[n, carry_size]``.
-    """
+    """What a policy does: actions ``[n, …]``, the actor's outputs ``[n, outputs]``, the recurrent state after it."""
 
     actions: Array
     outputs: Array
     recurrent_state: Array
-
-
-class RolloutPolicy(Protocol):
-    """Chooses actions during a rollout.
-
-    Attributes:
-        net: says how observations lie in rows, and what actions are.
-    """
-
-    @property
-    def net(self) -> PolicyNet:  # noqa: D102
-        ...
-
-    def __call__(self, rows: Array, recurrent_state: Array, noise: Array) -> Acted:
-        """Acts on observation rows ``[n, width]`` as the networks see them, with a step's noise."""
-        ...
-
-    def native(self, actions: Array) -> Array:
-        """Turns the policy's actions ``[n, …]`` into what the environment takes."""
-        ...
 
 
 def draw(
@@ -120,8 +91,7 @@ def draw(
 
     A reset's numbers are keyed by the step at which it happens: whether it does is not known beforehand.
     """
-    rows = config.envs // config.shards
-    shape = (config.num_steps, rows)
+    shape = (config.num_steps, config.envs // config.shards)
     return Draws(
         action_noise(config, net, keys["action"], iteration, shard),
         env.reset_random(keyed(keys["reset"], iteration, shard), shape),
@@ -135,24 +105,18 @@ def action_noise(config: Config, net: PolicyNet, key: Array, iteration: Array, s
     Gumbel for discrete actions, standard normal for continuous ones.
     """
     shape = (config.num_steps, config.envs // config.shards, net.action.outputs)
-    chosen = keyed(key, iteration, shard)
-    return (jax.random.gumbel if net.discrete else jax.random.normal)(chosen, shape, jnp.float32)
+    return (jax.random.gumbel if net.discrete else jax.random.normal)(keyed(key, iteration, shard), shape, jnp.float32)
 
 
 @dataclass(frozen=True)
 class Actor:
-    """Samples actions from the networks; see :class:`RolloutPolicy`.
-
-    Attributes:
-        net: its networks.
-        parameters: by name.
-    """
+    """Samples actions from the networks."""
 
     net: PolicyNet
     parameters: Parameters
 
     def __call__(self, rows: Array, recurrent_state: Array, noise: Array) -> Acted:
-        """See :meth:`RolloutPolicy.__call__`; ``noise`` float32 ``[n, outputs]``."""
+        """Acts on normalised observation rows ``[n, width]``, with a step's noise float32 ``[n, outputs]``."""
         net = self.net
         if net.core is None:
             output = nets.actor(net, self.parameters, rows)
@@ -163,13 +127,13 @@ class Actor:
         return Acted(distributions.sample(net, self.parameters, output, noise), output, recurrent_state)
 
     def native(self, actions: Array) -> Array:
-        """See :meth:`RolloutPolicy.native`: squashed or clipped to bounds."""
+        """Turns actions ``[n, …]`` into what the environment takes: squashed or clipped to bounds."""
         return native_actions(self.net, distributions.squash(self.net, actions))
 
 
 def native_actions(net: PolicyNet, actions: Array) -> Array:
     """Gives actions in the space's own numbers and shape, clipped to its bounds."""
-    layout: ActionLayout = net.action
+    layout = net.action
     if layout.kind == "discrete":
         return actions + layout.first[0] if layout.first[0] else actions
     if layout.kind == "multi_discrete":
@@ -198,16 +162,7 @@ def begin(net: PolicyNet, env: JaxEnvironment, random: Tree) -> EnvCarry:
 def restarted(
     env: JaxEnvironment, net: PolicyNet, done: Array, random: Tree, state: Tree, rows: Array
 ) -> tuple[Tree, Array]:
-    """Resets done environments: state and rows ``[n, width]`` after it; a costly reset runs only if there is one.
-
-    Args:
-        env: the environments.
-        net: says how observations lie in rows.
-        done: bool ``[n]``.
-        random: what resets draw.
-        state: after the step.
-        rows: after the step.
-    """
+    """Resets done environments: state and rows ``[n, width]`` after it; a costly reset runs only if there is one."""
 
     def fresh(state: Tree, rows: Array) -> tuple[Tree, Array]:
         first, observation = env.reset(random)
@@ -219,13 +174,7 @@ def restarted(
 
 
 class Kept(NamedTuple):
-    """What a step leaves for the rollout.
-
-    Attributes:
-        words: its small columns in one matrix.
-        images: columns of bytes, which are kept apart; empty without images.
-        terms: named reward terms, means over environments ``[]``.
-    """
+    """What a step leaves: small columns as words of one matrix, columns of bytes (images) apart, reward terms."""
 
     words: Array
     images: dict[str, Array]
@@ -235,19 +184,13 @@ class Kept(NamedTuple):
 class Collector:
     """Steps a block's environments with a policy, inside a scan.
 
-    Args:
-        policy: chooses actions.
-        env: the environments.
-        scale: of observations, or None.
-        clip: greatest absolute value of a normalised observation.
-
     Attributes:
         layout: of :attr:`Kept.words`, known once a step has been traced.
     """
 
     layout: Words
 
-    def __init__(self, policy: RolloutPolicy, env: JaxEnvironment, scale: Scale | None, clip: float) -> None:
+    def __init__(self, policy: Actor | RandomActor, env: JaxEnvironment, scale: Scale | None, clip: float) -> None:
         self.policy, self.env, self.scale, self.clip = policy, env, scale, clip
 
     def seen(self, rows: Array) -> Array:
@@ -286,7 +229,7 @@ class Collector:
 
 
 def collect(
-    policy: RolloutPolicy,
+    policy: Actor | RandomActor,
     env: JaxEnvironment,
     shaping: RewardShaping,
     config: Config,
@@ -294,25 +237,14 @@ def collect(
     carry: EnvCarry,
     draws: Draws,
 ) -> tuple[EnvCarry, Rollout]:
-    """Steps a block's environments ``T`` times.
-
-    Args:
-        policy: chooses actions.
-        env: the environments.
-        shaping: what the learner gets of rewards.
-        config: the run's.
-        scale: of observations, or None.
-        carry: from the rollout before, arrays ``[n, …]``.
-        draws: random numbers.
-    """
+    """Steps a block's environments ``T`` times, from what the rollout before left; ``scale`` is of observations."""
     collector = Collector(policy, env, scale, config.normalize.clip_observations)
     after, steps = lax.scan(collector.step, carry, draws)
     kept = collector.layout.unpack(steps.words) | steps.images
     success = kept.pop("successes", None)
-    observations = jnp.concatenate([kept.pop("observations"), collector.seen(after.rows)[None]])
     rewards = shaped_rewards(shaping, kept.pop("rewards"))
     rollout = Rollout(
-        observations=observations,
+        observations=jnp.concatenate([kept.pop("observations"), collector.seen(after.rows)[None]]),
         raw=kept.pop("raw", None),
         rewards=rewards,
         recurrent_state=carry.recurrent_state,
@@ -326,15 +258,15 @@ def collect(
 
 @dataclass(frozen=True)
 class RandomActor:
-    """Takes random actions; see :class:`RolloutPolicy`. The noise of a step is a key."""
+    """Takes random actions in the place of an :class:`Actor`; the noise of a step is a key."""
 
     net: PolicyNet
 
     def __call__(self, rows: Array, recurrent_state: Array, noise: Array) -> Acted:
-        """See :meth:`RolloutPolicy.__call__`."""
+        """See :meth:`Actor.__call__`."""
         actions = distributions.random_actions(self.net, rows, noise)
         return Acted(actions, jnp.zeros((len(rows), 0)), recurrent_state)
 
     def native(self, actions: Array) -> Array:
-        """See :meth:`RolloutPolicy.native`; random actions lie within the bounds already."""
+        """See :meth:`Actor.native`; random actions lie within the bounds already."""
         return native_actions(self.net, actions)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -24,7 +24,6 @@ from lockstep.jax_engine.envs.environments import is_jax_environment, make_envir
 from lockstep.jax_engine.host.run import HostRun
 from lockstep.jax_engine.nets.nets import PolicyNet
 from lockstep.jax_engine.nets.parameters import Named, ParameterLayout, SlicedLayout, VectorLayout
-from lockstep.jax_engine.program.calls import Run
 from lockstep.jax_engine.program.fingerprints import Copies, check_copies
 from lockstep.jax_engine.program.inference import Inference
 from lockstep.jax_engine.program.program import Program
@@ -44,19 +43,19 @@ from lockstep.runs.checkpoint import Checkpoint, pack, to_files
 from lockstep.training.reference_policy import reference_arrays
 from lockstep.training.session import checkpoint_facts, load_facts, make_eval_envs, policy_of
 
+if TYPE_CHECKING:
+    from lockstep.jax_engine.seeds.run import OneOfSeeds
+
 
 @dataclass
 class Session:
     """What one process trains with.
 
     Attributes:
-        config: resolved.
         topology: this process's place; ``plan`` the shards of its devices.
-        plan: see ``topology``.
         program: what is compiled, with the mesh, the networks and how parameters are held.
         run: the state on the mesh and the environments.
         policy: the networks by themselves.
-        description: the environment's spaces.
         iteration: iterations done; ``global_step`` environment steps, ``optimizer_steps`` optimiser steps.
         recent: the last hundred episodes.
         learning_rate: of the last iteration.
@@ -67,7 +66,7 @@ class Session:
     topology: Topology
     plan: ShardPlan
     program: Program
-    run: Run[Any]
+    run: DeviceRun | HostRun | OneOfSeeds
     policy: Inference
     description: EnvDescription
     iteration: int = 0
@@ -106,16 +105,11 @@ class Session:
         return state_arrays(self.state, self.program.layout)
 
     def check_in_sync(self, when: str, copies: Copies | None = None) -> None:
-        """Compares every array of the training state over all devices, each device's own copy.
+        """Compares every array of the training state over all devices' own copies; see :func:`check_copies`.
 
-        Args:
-            when: what is said of it.
-            copies: of the state of that time, if it has been taken over since.
-
-        Raises:
-            DesyncError: in every process, naming the tensor, the devices and ``when``.
+        ``copies`` are of the state of that time, if it has been taken over since.
         """
-        check_copies(copies or device_copies(self), when)
+        check_copies(copies or Copies.of(self.state, self.program.layout), when)
 
     def checkpoint_files(self, wall_time: float, score: float | None) -> dict[str, bytes]:
         """Returns the files of a checkpoint; a collective that gathers the environments of all processes."""
@@ -145,11 +139,7 @@ def parameter_layout(
 ) -> ParameterLayout:
     """Chooses how parameters are held: as one vector; with FSDP by name, large ones cut over the ``fsdp`` axis.
 
-    Args:
-        config: resolved.
-        net: whose parameters.
-        mesh: of the run.
-        synchronize: a user's reduction of gradients, see :class:`~lockstep.jax_engine.nets.parameters.VectorLayout`.
+    ``synchronize`` is a user's reduction of gradients, see :class:`~lockstep.jax_engine.nets.parameters.VectorLayout`.
     """
     shapes = net.shapes()
     if not config.fsdp or mesh.shape["fsdp"] == 1:
@@ -175,7 +165,8 @@ def open_program(config: Config, topology: Topology, options: RunOptions) -> Pro
     devices = None if options.devices is None else options.devices * topology.world_size
     with quiet_connections():
         check_ranks_alike(hashlib.sha256(config.model_dump_json().encode()).hexdigest())
-        mesh = make_mesh(fsdp_devices(config, options, devices or jax.device_count()), devices)
+        fsdp = options.fsdp_devices or devices or jax.device_count()
+        mesh = make_mesh(fsdp if config.fsdp else 1, devices)
         if topology.world_size > 1:
             connect(mesh)
     description = description or describe(config.env)
@@ -189,9 +180,14 @@ def open_program(config: Config, topology: Topology, options: RunOptions) -> Pro
 
 
 def first_state(config: Config, program: Program) -> TrainState:
-    """Gives the state before the first iteration, on the host, without environments; errors of the reference policy."""
-    state = init_state(config, program.net, program.layout)
-    return state._replace(reference=reference_parameters(config, program.net, program.layout))
+    """Gives the state before the first iteration, on the host, without environments, with GRPO's reference policy.
+
+    Raises:
+        ValueError: there is no run of the reference policy, or its networks have other shapes; one line.
+    """
+    state, layout = init_state(config, program.net, program.layout), program.layout
+    arrays = reference_arrays(config, layout.shapes, lambda: initial_parameters(config, program.net))
+    return state._replace(reference=None if arrays is None else layout.of_arrays(arrays))
 
 
 def open_session(config: Config, topology: Topology, options: RunOptions, checkpoint: Checkpoint | None) -> Session:
@@ -203,18 +199,9 @@ def open_session(config: Config, topology: Topology, options: RunOptions, checkp
     program = open_program(config, topology, options)
     plan = ShardPlan(config.envs, config.shards, topology.world_size, topology.rank)
     state, local = first_state(config, program), num_local_devices(program.mesh)
-    inside = program.env is not None
-    run: Run[Any] = DeviceRun(program, state, local) if inside else HostRun(program, state, plan, local)
-    session = Session(
-        config,
-        topology,
-        plan,
-        program,
-        run,
-        Inference(program),
-        program.description,
-        learning_rate=config.ppo.learning_rate,
-    )
+    run = DeviceRun(program, state, local) if program.env is not None else HostRun(program, state, plan, local)
+    policy, rate = Inference(program), config.ppo.learning_rate
+    session = Session(config, topology, plan, program, run, policy, program.description, learning_rate=rate)
     if checkpoint is None:
         run.begin()
     else:
@@ -236,21 +223,6 @@ def pool_of(config: Config, devices: int, topology: Topology, description: EnvDe
     return lean_pool(devices)
 
 
-def fsdp_devices(config: Config, options: RunOptions, devices: int) -> int:
-    """Gives the length of the mesh's ``fsdp`` axis."""
-    return (options.fsdp_devices or devices) if config.fsdp else 1
-
-
-def reference_parameters(config: Config, net: PolicyNet, layout: ParameterLayout) -> object:
-    """GRPO's reference policy, as parameters are held: that of a run, or the initial one; None without.
-
-    Raises:
-        ValueError: there is no such run, or its networks have other shapes; one line.
-    """
-    arrays = reference_arrays(config, layout.shapes, lambda: initial_parameters(config, net))
-    return None if arrays is None else layout.of_arrays(arrays)
-
-
 def current_policy(session: Session) -> Policy:
     """Gives the policy as it stands, as a function of one observation: what ``load_policy`` would give of a checkpoint.
 
@@ -258,11 +230,6 @@ def current_policy(session: Session) -> Policy:
     """
     arrays = policy_arrays(session.state, session.program.layout)
     return policy_of(session.config, session.description, arrays, session.global_step)
-
-
-def device_copies(session: Session, keep: bool = False) -> Copies:
-    """Gives what each of this process's devices holds of the training state; see :meth:`Copies.of`."""
-    return Copies.of(session.state, session.program.layout, keep)
 
 
 def resume(session: Session, state: TrainState, checkpoint: Checkpoint) -> None:

@@ -36,7 +36,6 @@ class EnvCarry(NamedTuple):
         state: the environment's own, a pytree.
         rows: observation rows ``[…, width]`` as the environment gives them.
         returns: undiscounted return so far, float32; ``lengths`` the steps, int32.
-        lengths: see ``returns``.
         recurrent_state: what a recurrent policy carries, float32 ``[…, carry_size]``.
         discounted: discounted return so far, float32.
     """
@@ -53,7 +52,7 @@ class TrainState(NamedTuple):
     """The whole state of training; all of it but ``envs`` is the same on every device (slices of it with FSDP).
 
     Attributes:
-        parameters: as :class:`~lockstep.jax_engine.nets.parameters.ParameterLayout` holds them.
+        parameters: as a :data:`~lockstep.jax_engine.nets.parameters.ParameterLayout` holds them.
         optimizer: Adam's step and moments, held alike.
         learning_rate: float32 ``[]``, as the adaptive schedule left it.
         observation_normalizer: moments of observations, or None.
@@ -143,9 +142,8 @@ def state_arrays(state: TrainState, layout: ParameterLayout) -> dict[str, np.nda
 
     With FSDP a collective: every process calls it.
     """
-    arrays = policy_arrays(state, layout)
-    normalizers = {name: array for name, array in arrays.items() if name.startswith(NORMALIZERS)}
-    out = {name: array for name, array in arrays.items() if name.startswith(POLICY)}
+    out = policy_arrays(state, layout)
+    normalizers = {name: out.pop(name) for name in list(out) if name.startswith(NORMALIZERS)}
     for moment, attribute in MOMENTS.items():
         named = layout.on_host(getattr(state.optimizer, attribute))
         out |= {f"{OPTIMIZER}{moment}/{name}": array for name, array in named.items()}
@@ -156,13 +154,19 @@ def state_arrays(state: TrainState, layout: ParameterLayout) -> dict[str, np.nda
 def policy_arrays(state: TrainState, layout: ParameterLayout) -> dict[str, np.ndarray]:
     """Parameters and normalisers by name, of :func:`state_arrays`."""
     arrays = {POLICY + name: array for name, array in layout.on_host(state.parameters).items()}
-    for name, moments in (("observations", state.observation_normalizer), ("returns", state.return_normalizer)):
-        if moments is not None:
-            count, mean, m2 = (gathered(x) for x in moments)
-            arrays |= {
-                f"{NORMALIZERS}{name}.{k}": v for k, v in (("count", count.reshape(1)), ("mean", mean), ("m2", m2))
-            }
-    return arrays
+    found = {name: gathered(x) for name, x in normalizer_moments(state).items()}
+    return arrays | {name: x.reshape(1) if x.ndim == 0 else x for name, x in found.items()}
+
+
+def normalizer_moments(state: TrainState) -> dict[str, Array]:
+    """Collects the arrays of a state's normalisers by their names in a checkpoint."""
+    normalizers = {"observations": state.observation_normalizer, "returns": state.return_normalizer}
+    return {
+        f"{NORMALIZERS}{name}.{part}": x
+        for name, moments in normalizers.items()
+        if moments is not None
+        for part, x in moments._asdict().items()
+    }
 
 
 def load_state_arrays(state: TrainState, arrays: Mapping[str, np.ndarray], layout: ParameterLayout) -> TrainState:
@@ -179,9 +183,8 @@ def load_state_arrays(state: TrainState, arrays: Mapping[str, np.ndarray], layou
                 f"the checkpoint doesn't fit this config: {name} is {theirs.get(name, 'missing')} there and "
                 f"{mine.get(name, 'missing')} here"
             )
-    moments = {attribute: _below(arrays, f"{OPTIMIZER}{moment}/") for moment, attribute in MOMENTS.items()}
     step = np.asarray(arrays[OPTIMIZER + "step"][0], np.int32)
-    held = {attribute: layout.of_arrays(named) for attribute, named in moments.items()}
+    held = {ours: layout.of_arrays(_below(arrays, f"{OPTIMIZER}{name}/")) for name, ours in MOMENTS.items()}
     return state._replace(
         parameters=layout.of_arrays(_below(arrays, POLICY)),
         optimizer=optax.ScaleByAdamState(step, **held),

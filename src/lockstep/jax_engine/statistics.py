@@ -38,12 +38,7 @@ class Statistics(NamedTuple):
 
 
 class NormalizerMoments(NamedTuple):
-    """Moments of one rollout for the normalisers, float64; count, mean and M2 in the last axis.
-
-    Attributes:
-        observations: ``[…, size, 3]``, or None.
-        returns: of discounted returns ``[…, 1, 3]``, or None.
-    """
+    """Count, mean and M2 ``[…, size, 3]`` of a rollout's observations and discounted returns, float64, or None."""
 
     observations: Array | None
     returns: Array | None
@@ -64,11 +59,7 @@ def normalizer_moments(
 ) -> tuple[NormalizerMoments, Array]:
     """Computes the moments of a block's observations and discounted returns, and the latter's last values ``[n]``.
 
-    Args:
-        config: says what is normalised.
-        net: its observation layout.
-        rollout: ``[T, n, …]``.
-        discounted: each environment's discounted return before the rollout, float32 ``[n]``.
+    ``discounted`` is each environment's discounted return before the rollout, float32 ``[n]``.
     """
     observations = returns = None
     if config.normalize.observations:
@@ -87,24 +78,10 @@ def normalizer_moments(
     return NormalizerMoments(observations, returns), discounted
 
 
-class Shared(NamedTuple):
-    """What all shards have told each other, the same on every device.
+def share(local: Statistics, stop: Array) -> tuple[Statistics, Array]:
+    """Gathers every block's statistics in shard order, and the highest of the processes' stop codes: one collective.
 
-    Attributes:
-        statistics: of every shard, in shard order.
-        stop: the highest stop code of any process, int32 ``[]``.
-    """
-
-    statistics: Statistics
-    stop: Array
-
-
-def share(local: Statistics, stop: Array) -> Shared:
-    """Gathers every block's statistics in shard order: one collective.
-
-    Args:
-        local: this device's.
-        stop: this process's stop code, int32 ``[1]``.
+    ``stop`` is this process's, int32 ``[1]``; the highest is ``[]``.
     """
     with jax.enable_x64(True):
         parts = [x for x in local if x is not None]
@@ -113,10 +90,8 @@ def share(local: Statistics, stop: Array) -> Shared:
         ends = np.cumsum([1, *(int(np.prod(x.shape)) for x in parts)])
         stops, *columns = jnp.split(rows, ends[:-1], 1)
         shaped = iter(x.reshape(-1, *part.shape[1:]) for x, part in zip(columns, parts, strict=True))
-        return Shared(
-            Statistics(*(None if x is None else next(shaped) for x in local)),  # type: ignore[arg-type]
-            stops.max().astype(jnp.int32),
-        )
+        everyone = Statistics(*(None if x is None else next(shaped) for x in local))  # type: ignore[arg-type]
+        return everyone, stops.max().astype(jnp.int32)
 
 
 def mean_terms(names: list[str], terms: Array | None) -> dict[str, Array]:

@@ -15,8 +15,8 @@ from lockstep.jax_engine.evaluation import evaluate_policy
 from lockstep.jax_engine.program.fingerprints import Copies
 from lockstep.jax_engine.program.iterations import Iteration, numbers_of
 from lockstep.jax_engine.program.schedule import Schedule
-from lockstep.jax_engine.session import Session, current_policy, device_copies, open_session
-from lockstep.jax_engine.setup.memory import peak_memory
+from lockstep.jax_engine.session import Session, current_policy, open_session
+from lockstep.jax_engine.setup.accelerators import peak_memory
 from lockstep.runs.checkpoint import Checkpoint
 from lockstep.runs.directory import RunDirectory
 from lockstep.training.metrics import Record, episode_metrics
@@ -86,7 +86,7 @@ class Trainer:
     def set_aside(self, iteration: int) -> None:
         """Copies what the devices hold after this iteration, before a call takes it over, if it is to be compared."""
         if self.schedule.compares(iteration):
-            self.copies[iteration] = device_copies(self.session, keep=True)
+            self.copies[iteration] = Copies.of(self.session.state, self.session.program.layout, keep=True)
 
     def dispatch(self, trainers: Sequence[Trainer]) -> None:
         """Starts iterations: as many as the program takes at once, up to the next one where something is due.

@@ -18,7 +18,7 @@ from lockstep.jax_engine.nets.parameters import Held, Named, ParameterLayout
 from lockstep.jax_engine.shards.blocks import Blocks
 from lockstep.jax_engine.shards.keys import keyed
 from lockstep.jax_engine.shards.words import Words
-from lockstep.jax_engine.state import TrainState, adam
+from lockstep.jax_engine.state import adam
 from lockstep.training.limits import CLIP_EPSILON, KL_STOP_FACTOR, LEARNING_RATE_FACTOR, LEARNING_RATE_LIMITS
 from lockstep.training.losses import loss_settings
 
@@ -32,11 +32,9 @@ class UpdateResult(NamedTuple):
         terms: sums of the loss terms over the minibatches that were evaluated, the one that stopped it included.
         evaluated: number of those minibatches.
         grad_norm: sum over optimiser steps; ``steps`` their number.
-        steps: see ``grad_norm``.
         stopped_by_kl: whether the KL stop ended it.
         failed: index of the first minibatch whose loss or gradient was not finite, or -1; nothing was applied from it
             on. ``failed_terms`` are its loss terms.
-        failed_terms: see ``failed``.
     """
 
     terms: Array
@@ -55,13 +53,7 @@ class UpdateResult(NamedTuple):
 
 
 class Learner(NamedTuple):
-    """What an optimiser step changes.
-
-    Attributes:
-        parameters: as the layout holds them.
-        optimizer: Adam's step count and moments.
-        learning_rate: float32 ``[]``.
-    """
+    """What an optimiser step changes; parameters and moments are held by the layout, the rate is float32 ``[]``."""
 
     parameters: Held
     optimizer: optax.ScaleByAdamState
@@ -98,11 +90,7 @@ def all_minibatches(
 ) -> tuple[Array, Minibatch]:
     """Lays the minibatches of all epochs out one after another, with their numbers int32 ``[minibatches]``.
 
-    Args:
-        config: the run's.
-        indices: ``[blocks, num_epochs, num_minibatches, n]``.
-        statistics: of the global minibatches.
-        keys: of dropout ``[blocks]``, or None; each minibatch gets its own of them.
+    Indices are ``[blocks, num_epochs, num_minibatches, n]``, keys of dropout ``[blocks]``; each minibatch gets its own.
     """
     total = config.ppo.num_epochs * config.ppo.num_minibatches
     numbers = jnp.arange(total, dtype=jnp.int32)
@@ -137,10 +125,6 @@ class Gradients:
     """Computes gradients of one device's blocks.
 
     Attributes:
-        config: the run's.
-        net: its networks.
-        layout: how parameters are held.
-        blocks: how shards are grouped.
         words: how columns lie in a block's matrix.
         devices: of the mesh.
     """
@@ -160,11 +144,7 @@ class Gradients:
     def of_minibatch(self, parameters: Named, samples: Array, now: Minibatch, owned: Array) -> Held:
         """Computes gradients and loss terms of one minibatch, packed by the layout; see :meth:`Blocks.sum_parts`.
 
-        Args:
-            parameters: whole, by name.
-            samples: packed columns ``[blocks, units, words]``.
-            now: the minibatch.
-            owned: number of shards.
+        Parameters are whole, samples packed columns ``[blocks, units, words]``; ``owned`` is the number of shards.
         """
         blocks, units, width = samples.shape
         parts = gradient_parts(self.net, self.config, now.indices.shape[-1], now.keys is not None)
@@ -191,11 +171,7 @@ class Gradients:
 
 
 class Update:
-    """Takes the optimiser steps of one iteration, one collective each.
-
-    Args:
-        gradients: of this device's blocks.
-    """
+    """Takes the optimiser steps of one iteration, one collective each."""
 
     def __init__(self, gradients: Gradients) -> None:
         self.gradients, self.config, self.layout = gradients, gradients.config, gradients.layout
@@ -203,15 +179,7 @@ class Update:
     def __call__(
         self, learner: Learner, samples: Array, numbers: Array, minibatches: Minibatch, owned: Array
     ) -> Progress:
-        """Trains on one rollout.
-
-        Args:
-            learner: before the update.
-            samples: packed columns ``[blocks, units, words]``.
-            numbers: of the minibatches, in order.
-            minibatches: all of them.
-            owned: number of shards, see :meth:`Blocks.each`.
-        """
+        """Trains on a rollout's samples, packed columns ``[blocks, units, words]``; ``numbers`` are of minibatches."""
         start = Progress(learner, UpdateResult.empty(len(self.gradients.terms)))
 
         def body(progress: Progress, now: tuple[Array, Minibatch]) -> tuple[Progress, None]:
@@ -232,17 +200,15 @@ class Update:
         norm = self.layout.norm(gradient)
         finite = jnp.isfinite(norm) & jnp.isfinite(terms).all()
         kl = terms[self.gradients.terms.index("approx_kl")]
-        stops = jnp.zeros((), jnp.bool_)
-        if ppo.target_kl is not None:
-            stops = finite & (kl > KL_STOP_FACTOR * ppo.target_kl)
+        stops = jnp.zeros((), jnp.bool_) if ppo.target_kl is None else finite & (kl > KL_STOP_FACTOR * ppo.target_kl)
         takes = finite & ~stops & (result.failed < 0)
         if ppo.schedule == "adaptive":
             rate = adapted_learning_rate(learner.learning_rate, kl, ppo.desired_kl)
             learner = learner._replace(learning_rate=jnp.where(takes, rate, learner.learning_rate))
         stepped = clip_and_step(learner, gradient, norm, self.config)
         learner = jax.tree.map(lambda new, old: jnp.where(takes, new, old), stepped, learner)
-        counts = finite & (result.failed < 0)
-        first = ~finite & (result.failed < 0)
+        unbroken = result.failed < 0
+        counts, first = finite & unbroken, ~finite & unbroken
         result = UpdateResult(
             terms=result.terms + jnp.where(counts, terms, 0.0),
             evaluated=result.evaluated + counts,
@@ -253,8 +219,3 @@ class Update:
             failed_terms=jnp.where(first, terms, result.failed_terms),
         )
         return Progress(learner, result)
-
-
-def learner_of(state: TrainState, learning_rate: Array) -> Learner:
-    """Takes what the update changes out of a state, with the learning rate of this iteration."""
-    return Learner(state.parameters, state.optimizer, learning_rate)

@@ -19,14 +19,13 @@ from lockstep.jax_engine.distributed.mesh import REPLICATED, SHARDED, TIME_SHARD
 from lockstep.jax_engine.distributed.reductions import (
     AXES,
     gather_shards,
-    map_shards,
     materialized,
     shard_index,
     sum_shards,
     tree_sum,
 )
 from lockstep.jax_engine.nets.parameters import SlicedLayout
-from lockstep.jax_engine.program.fingerprints import Copies, check_copies, every_fingerprint
+from lockstep.jax_engine.program.fingerprints import Copies, check_copies
 from lockstep.jax_engine.state import TrainState
 
 FLAGS_OF_THE_USER = "--xla_cpu_multi_thread_eigen=false"
@@ -187,8 +186,6 @@ def test_host_rows_come_back_as_they_went(mesh):
     assert np.array_equal(placement.fetch_rows(placed, axis=1), rows)
     assert np.array_equal(placement.fetch_rows(placement.shard_rows(rows[0], mesh)), rows[0])
     assert np.array_equal(placement.fetch_rows(placement.replicate_on_mesh(jnp.asarray(rows), mesh)), rows)
-    assert placement.local_rows(mesh, mesh.size * 2) == slice(0, mesh.size * 2)
-    assert str(mesh.size) in error_of(placement.local_rows, mesh, mesh.size + 1)
     assert str(mesh.size) in error_of(placement.shard_rows, rows[:, 1:], mesh, axis=1)
 
 
@@ -234,14 +231,14 @@ def state_with_slices(mesh, changed=()):
 
 def test_copies_of_a_slice_are_compared_with_one_another():
     state, layout = state_with_slices(meshes.make_mesh(4))
-    names, rows = every_fingerprint(state, layout)
+    names, rows = Copies.of(state, layout).fingerprints()
     assert "policy/w" in names
     assert (rows == rows[0]).all()
     check_copies(Copies.of(state, layout), "now")
     for device in (6, 1):
         with pytest.raises(DesyncError, match=r"first policy/w"):
             check_copies(Copies.of(*state_with_slices(meshes.make_mesh(4), (device,))), "now")
-    names, _ = every_fingerprint(*state_with_slices(meshes.make_mesh(8)))
+    names, _ = Copies.of(*state_with_slices(meshes.make_mesh(8))).fingerprints()
     assert "policy/w" not in names  # each slice is held once
     assert "policy/b" in names
 
@@ -304,34 +301,6 @@ def test_without_its_protection_it_would_not():
         summed(meshes.make_mesh(*devices), x, y, unprotected)[0]["unmapped"] for devices in (DEVICES[0], DEVICES[3])
     ]
     assert not np.array_equal(*results)
-
-
-def plain_map(function, shards, *shared):
-    return jax.lax.map(lambda shard: function(shard, *shared), shards)
-
-
-def mapped(map_shards, devices):
-    """A function of a shard between two others, and gradients of a small network, on one number of devices."""
-    random = np.random.default_rng(1)
-    x, y, w = (random.normal(size=(8, 64, 64)).astype(np.float32) for _ in range(3))
-    scale, weight = (random.normal(size=(64, 64)).astype(np.float32) for _ in range(2))
-
-    def loss(weight, shard):
-        return jnp.mean((jnp.tanh(shard["a"] @ weight) * shard["b"] - shard["c"]) ** 2)
-
-    def of_a_device(x, y, w, scale, weight):
-        between = map_shards(lambda s, k: s["p"] + s["w"] * k, {"p": x * y, "w": w}, scale * scale)
-        gradients = map_shards(lambda s, v: jax.grad(loss)(v, s), {"a": x * y, "b": y, "c": w - x}, weight * 0.1 + 1)
-        return gather_shards(between * x + w), sum_shards(gradients)
-
-    specs = (SHARDED, SHARDED, SHARDED, REPLICATED, REPLICATED)
-    program = jax.jit(meshes.over_mesh(of_a_device, meshes.make_mesh(*devices), specs, REPLICATED))
-    return [placement.fetch(result).tobytes() for result in program(x, y, w, scale, weight)]
-
-
-def test_a_function_of_a_shard_has_the_same_bits_wherever_it_stands():
-    assert all(mapped(map_shards, devices) == mapped(map_shards, (1, 1)) for devices in DEVICES[1:])
-    assert mapped(plain_map, (1, 8)) != mapped(plain_map, (1, 1))
 
 
 def test_shards_meet_in_their_order(mesh):

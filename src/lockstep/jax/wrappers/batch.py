@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import gymnasium
@@ -9,9 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
-from jax import Array
+from jax import Array, lax
 
-from lockstep.jax.wrappers.running_moments import RunningMoments
 from lockstep.jax.wrappers.single import FINAL_OBS, Wrapper
 from lockstep.jax_engine.envs.functional import FINAL, found, outcome, strong
 from lockstep.jax_engine.envs.protocol import Tree
@@ -19,11 +19,44 @@ from lockstep.jax_engine.envs.protocol import Tree
 EPSILON = 1e-8
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RunningMoments:
+    """Count ``[]``, mean and sum of squared deviations ``m2`` (of one sample's shape), float32."""
+
+    count: Array
+    mean: Array
+    m2: Array
+
+    @classmethod
+    def empty(cls, shape: tuple[int, ...]) -> RunningMoments:
+        """Moments of nothing, of samples of this shape."""
+        return cls(jnp.zeros((), jnp.float32), jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.float32))
+
+    @property
+    def variance(self) -> Array:
+        """Population variance; ones as long as there are less than two samples."""
+        return jnp.where(self.count > 1, self.m2 / jnp.maximum(self.count, 1), 1.0)
+
+    def merged(self, samples: Array, axis_name: str | tuple[str, ...] | None = None) -> RunningMoments:
+        """Merges further samples ``[n, …]``, those of all devices along ``axis_name`` too (Chan et al. 1983)."""
+        x = samples.astype(jnp.float32)
+        count, mean = jnp.asarray(x.shape[0], jnp.float32), x.mean(0)
+        m2 = jnp.square(x - mean).sum(0)
+        if axis_name is not None:  # every device has as many samples
+            whole = lax.pmean(mean, axis_name)
+            m2 = lax.psum(m2 + count * jnp.square(mean - whole), axis_name)
+            count, mean = lax.psum(count, axis_name), whole
+        total = self.count + count
+        delta = mean - self.mean
+        m2 = self.m2 + m2 + jnp.square(delta) * (self.count * count / total)
+        return RunningMoments(total, self.mean + delta * (count / total), m2)
+
+
 class VmapWrapper(Wrapper):
     """A batch of environments: keys, states, actions and what comes back ``[n, …]``; one set of parameters.
 
-    Args:
-        env: one environment; one that resets by itself, for more than an episode.
+    For more than an episode each must reset by itself.
     """
 
     batched = True
@@ -44,13 +77,7 @@ class VmapWrapper(Wrapper):
 
 
 class _BatchWrapper(Wrapper):
-    """A wrapper that sees the whole batch; one environment is batched first.
-
-    Args:
-        env: a batch of environments, or one.
-        axis_name: of a mesh (``shard_map``) over which the batch is spread as well.
-        clip: greatest absolute value of what is normalised.
-    """
+    """A wrapper that sees the whole batch; one environment is batched first."""
 
     batched = True
 

@@ -20,11 +20,7 @@ FINAL_OBS = FINAL[0]
 
 
 class Wrapper:
-    """An environment around another one, which changes nothing; what it doesn't have itself is the inner one's.
-
-    Args:
-        env: the one inside.
-    """
+    """An environment around another one, which changes nothing; what it doesn't have itself is the inner one's."""
 
     batched = False
 
@@ -75,11 +71,8 @@ class AutoResetWrapper(Wrapper):
 
     A truncated episode bootstraps from the value of ``final_obs``, a terminated one from 0.
 
-    Args:
-        env: one that doesn't reset by itself.
-
     Raises:
-        ValueError: it does.
+        ValueError: the environment resets by itself already.
     """
 
     autoreset = True  # pyright: ignore[reportAssignmentType]
@@ -117,11 +110,8 @@ class EpisodeStatisticsWrapper(Wrapper):
     def step(self, key: Array, state: Tree, action: Array, params: Any = None) -> tuple[Any, ...]:
         """See :meth:`Wrapper.step`."""
         result = self._inner(key, state["env"], action, params)
-        total, length, done = (
-            state["return"] + jnp.asarray(result.reward, jnp.float32),
-            state["length"] + 1,
-            result.done,
-        )
+        total, length = state["return"] + jnp.asarray(result.reward, jnp.float32), state["length"] + 1
+        done = result.done
         last = {
             "last_return": jnp.where(done, total, state["last_return"]),
             "last_length": jnp.where(done, length, state["last_length"]),
@@ -139,10 +129,6 @@ class FrameStackWrapper(Wrapper):
     """The newest ``count`` observations in one: an image of as many times the channels, one vector of vectors.
 
     An episode begins with its first observation ``count`` times; ``final_obs`` is stacked too.
-
-    Args:
-        env: the one inside.
-        count: observations.
     """
 
     def __init__(self, env: Any, count: int) -> None:
@@ -206,13 +192,9 @@ class ClipActionWrapper(_ActionWrapper):
 class RescaleActionWrapper(_ActionWrapper):
     """Continuous actions between ``low`` and ``high`` are stretched to the bounds of the action space.
 
-    Args:
-        env: the one inside, with finite bounds.
-        low: what becomes the lower bound.
-        high: what becomes the upper bound.
-
     Raises:
-        ValueError: ``low`` isn't below ``high``; or, when stepped or asked for its action space: there are no bounds.
+        ValueError: ``low`` isn't below ``high``; or, when stepped or asked for its action space: there are no (finite)
+            bounds.
     """
 
     def __init__(self, env: Any, low: float = -1.0, high: float = 1.0) -> None:

@@ -13,12 +13,7 @@ from lockstep.jax_engine.setup.accelerators import Accelerators, in_this_process
 
 
 def check_device(device: str, ranks_here: int) -> None:
-    """Raises a one-line ``ValueError`` if this machine lacks what ``device`` asks for.
-
-    Args:
-        device: ``cpu``, ``cuda`` or ``tpu``.
-        ranks_here: devices that the run uses on this machine.
-    """
+    """Raises a one-line ``ValueError`` if this machine has fewer devices of that kind than the run uses here."""
     if device == "cpu":
         return
     present = _accelerators(device)
@@ -43,12 +38,7 @@ def device_memory(device: str) -> int:
 
 
 def name_ranks(config: Config, ranks: int, processes: int) -> tuple[str, list[str]]:
-    """Gives the mesh of a run in words, and its devices in order; starts JAX.
-
-    Args:
-        config: resolved.
-        ranks: devices of the run.
-        processes: that share them equally.
+    """Gives the mesh of a run in words, and its devices in order, which processes share equally; starts JAX.
 
     Raises:
         ValueError: this machine has fewer; one line.

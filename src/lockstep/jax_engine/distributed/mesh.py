@@ -231,12 +231,8 @@ def over_mesh(
 ) -> Callable[..., Result]:
     """Makes of a function of one device's part one of global arrays (``jax.shard_map``).
 
-    Args:
-        function: takes and returns the part of one device.
-        mesh: whose devices each run it.
-        in_specs: how the arguments are cut: ``REPLICATED``, ``SHARDED``, ``TIME_SHARDED``, or pytrees of those.
-        out_specs: how the results are put together. ``REPLICATED`` is believed, not checked.
-        shared: see :func:`~lockstep.jax_engine.distributed.reductions.tracing_over`.
+    Specs are ``REPLICATED`` (of results believed, not checked), ``SHARDED``, ``TIME_SHARDED``, or pytrees of those;
+    ``shared`` is that of :func:`~lockstep.jax_engine.distributed.reductions.tracing_over`.
     """
 
     def part(*arguments: Pytree) -> Result:

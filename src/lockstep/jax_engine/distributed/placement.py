@@ -35,12 +35,7 @@ Tree = TypeVar("Tree")
 
 
 def place(value: ArrayLike, sharding: Sharding) -> Array:
-    """Lays a value that every process holds whole out by a sharding over the devices of all processes.
-
-    Args:
-        value: an array of any dtype (JAX's typed keys too), on the host or on devices.
-        sharding: of the result.
-    """
+    """Lays a value that every process holds whole, a typed key too, out over the devices of all of them."""
     if sharding.is_fully_addressable or (isinstance(value, Array) and not value.is_fully_addressable):
         return jax.device_put(value, sharding)
     if _is_key(value):
@@ -98,26 +93,8 @@ def num_local_devices(mesh: Mesh) -> int:
     return len(mesh.local_devices)
 
 
-def local_rows(mesh: Mesh, n: int) -> slice:
-    """Says which of ``n`` global rows this process holds, when they are cut over the mesh.
-
-    Raises:
-        ValueError: ``n`` doesn't divide over the devices.
-    """
-    check_rows(np.empty((n, 0)), mesh.size, "rows")
-    first = [d.process_index for d in mesh.devices.flat].index(jax.process_index())
-    rows = n // mesh.size
-    return slice(first * rows, (first + num_local_devices(mesh)) * rows)
-
-
 def shard_rows(x: ArrayLike, mesh: Mesh, axis: int = 0) -> Array:
-    """Makes this process's rows its part of a global array that is cut over the mesh.
-
-    Args:
-        x: ``[…, local rows, …]`` on the host.
-        mesh: to cut over, in the order of processes.
-        axis: which axis the rows are: 0, or 1 for time-major arrays.
-    """
+    """Makes this process's rows ``[…, local rows, …]``, on an axis, its part of a global array cut over the mesh."""
     rows, spec = np.asarray(x), SHARDED if axis == 0 else PartitionSpec(*[None] * axis, AXES)
     count, parts = rows.shape[axis], num_local_devices(mesh)
     if count % parts:

@@ -23,7 +23,6 @@ from lockstep.jax_engine.setup.set_up import check_device, configure, machine_fa
 SHUTDOWN_TIMEOUT_SECONDS = 30
 LOOPBACK_ADDRESS = "127.0.0.1"
 
-
 _joined: Topology | None = None
 
 
@@ -37,13 +36,9 @@ def set_up_jax(
 ) -> None:
     """Sets JAX up, before anything uses a device, and joins the processes of the run; what is done is done once.
 
-    Args:
-        threads: CPU threads per process; 1 keeps XLA's own operations single-threaded.
-        platform: ``cpu``, ``cuda`` or ``tpu``.
-        simulate_devices: how many devices to make of this process's CPU; one by default.
-        topology: this process's place.
-        pool: see :func:`~lockstep.jax_engine.setup.set_up.configure`.
-        accelerators: GPUs of each process where several share a host; an equal share of all by default.
+    With one of the ``threads`` XLA's own operations are single-threaded. ``accelerators`` are the GPUs of each process
+    where several share a host, an equal share by default; for the rest see
+    :func:`~lockstep.jax_engine.setup.set_up.configure`.
 
     Raises:
         ValueError: the machine has no such device or too few, or JAX has started with other settings in this process.
@@ -80,7 +75,6 @@ def _join_processes(topology: Topology, gpus: list[int] | None) -> None:
     """Meets the other processes at rank 0's coordinator, and holds these of the host's GPUs (None: all)."""
     global _joined
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.config.update("jax_enable_preemption_service", False)  # SIGTERM is ours: it asks to stop
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, on which a run saves and stops
     address = topology.coordinator
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeVar
@@ -17,7 +17,6 @@ from jax import Array
 from lockstep.jax_engine.distributed import shared_memory
 
 Tree = TypeVar("Tree")
-Result = TypeVar("Result")
 
 BATCH_AXIS, FSDP_AXIS = "batch", "fsdp"
 AXES = (BATCH_AXIS, FSDP_AXIS)
@@ -35,10 +34,8 @@ def axes() -> tuple[str, ...]:
 def tracing_over(names: tuple[str, ...], shared: bool = False) -> Iterator[None]:
     """Maps what is traced in this block over axes of these names, batch and fsdp.
 
-    Args:
-        names: of the axes.
-        shared: whether shards meet in the memory of this process (:mod:`.shared_memory`), which holds every device and
-            has compiled what that takes; else by XLA's collectives.
+    With ``shared`` shards meet in the memory of this process (:mod:`.shared_memory`), which holds every device and has
+    compiled what that takes; else by XLA's collectives.
     """
     token = _traced.set((names, itertools.count() if shared else None))
     try:
@@ -47,9 +44,9 @@ def tracing_over(names: tuple[str, ...], shared: bool = False) -> Iterator[None]
         _traced.reset(token)
 
 
-def _number_in_memory(names: Sequence[str] | None) -> int | None:
+def _number_in_memory() -> int | None:
     """Gives the number of the program's next call in memory; None: shards meet by XLA's collectives."""
-    numbers = _traced.get()[1] if names is None or tuple(names) == axes() else None
+    numbers = _traced.get()[1]
     return None if numbers is None else next(numbers)
 
 
@@ -66,10 +63,7 @@ def materialized(tree: Tree) -> Tree:
     XLA's CPU compiler fuses across ``optimization_barrier`` and contracts a product and a sum that meet in one loop to
     a fused multiply-add, so the last bits of ``x * y`` would depend on whether a collective stands between it and the
     next sum, which the number of devices decides. A branch is what it doesn't fuse across: where an array's first
-    element is NaN, that element is written once more.
-
-    Args:
-        tree: arrays of any shapes; those that aren't floating-point are passed through.
+    element is NaN, that element is written once more. Arrays that aren't floating-point are passed through.
     """
     if jax.default_backend() != "cpu":
         return jax.lax.optimization_barrier(tree)
@@ -90,62 +84,36 @@ def materialized(tree: Tree) -> Tree:
     return jax.tree.unflatten(structure, leaves)
 
 
-def map_shards(function: Callable[..., Result], shards: object, *shared: object) -> Result:
-    """Calls a function shard by shard: the same bits whether a device holds one shard or many.
-
-    With several shards this is ``jax.lax.map``, whose loop keeps the function apart from what comes before and after. A
-    loop of one is unrolled by the compiler and fused with its surroundings, so its ends are written to memory here.
-
-    Args:
-        function: of one shard's arrays and ``shared``.
-        shards: arrays ``[local shards, …]``.
-        shared: what every shard gets whole, such as parameters.
-
-    Returns:
-        What the function returns, ``[local shards, …]``.
-    """
-    if jax.tree.leaves(shards)[0].shape[0] > 1:
-        return jax.lax.map(lambda shard: function(shard, *shared), shards)
-    only, shared = materialized((jax.tree.map(lambda x: x[0], shards), shared))
-    result = materialized(function(only, *shared))
-    return jax.tree.map(lambda x: x[None], result)
+def shard_index() -> Array:
+    """Gives this device's index along the mesh's axes, int32: its part of what is ``SHARDED``."""
+    return jax.lax.axis_index(axes())
 
 
-def shard_index(axis_names: Sequence[str] | None = None) -> Array:
-    """Gives this device's index along the axes (default: the mesh's), int32: its part of what is ``SHARDED``."""
-    return jax.lax.axis_index(tuple(axis_names or axes()))
-
-
-def gather_shards(x: Tree, axis_names: Sequence[str] | None = None) -> Tree:
-    """Gathers ``[local shards, …]`` of every device in shard order: ``[num_shards, …]``.
-
-    All leaves of one dtype travel in one collective.
-    """
-    names = tuple(axis_names or axes())
+def gather_shards(x: Tree) -> Tree:
+    """Gathers ``[local shards, …]`` in shard order: ``[num_shards, …]``; all leaves of one dtype in one collective."""
 
     def gathered(rows: Array) -> Array:
-        number = _number_in_memory(axis_names)
+        number = _number_in_memory()
         if number is not None:
-            return shared_memory.gather(rows, shard_index(), jax.lax.axis_size(names), number)
-        return jax.lax.all_gather(rows, names, tiled=True)
+            return shared_memory.gather(rows, shard_index(), jax.lax.axis_size(axes()), number)
+        return jax.lax.all_gather(rows, axes(), tiled=True)
 
     return _together(x, gathered)
 
 
-def sum_shards(x: Tree, axis_names: Sequence[str] | None = None) -> Tree:
+def sum_shards(x: Tree) -> Tree:
     """Sums over all shards of ``[local shards, …]``; the same bits for every number of devices.
 
     A device adds its own aligned subtree of the shards' fixed binary tree, the partial sums are gathered in shard order
     and every device finishes the tree. All leaves of one dtype travel in one collective.
     """
-    names = tuple(axis_names or axes())
 
     def summed(rows: Array) -> Array:
-        number = _number_in_memory(axis_names) if rows.dtype == jnp.float32 else None
+        number = _number_in_memory() if rows.dtype == jnp.float32 else None
         if number is not None:
-            return shared_memory.tree_sum(rows, shard_index(), jax.lax.axis_size(names), number)
+            return shared_memory.tree_sum(rows, shard_index(), jax.lax.axis_size(axes()), number)
         partial = tree_sum(materialized(rows))
-        return materialized(tree_sum(jax.lax.all_gather(partial, names)))
+        return materialized(tree_sum(jax.lax.all_gather(partial, axes())))
 
     return _together(x, summed)
 

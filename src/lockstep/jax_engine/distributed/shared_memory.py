@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import jax
 import jaxlib.version
@@ -43,11 +43,7 @@ def tree_sum(rows: Array, index: Array, devices: int, call: int) -> Array:
     Inside a mapped program of which every device is this process's; see :func:`missing`. Devices that are in different
     calls at the same time, or a device that is in two, end the program with an error.
 
-    Args:
-        rows: of this device.
-        index: of this device, int32.
-        devices: how many there are.
-        call: which of the program's calls this is.
+    ``index`` is this device's, int32; ``call`` says which of the program's calls this is.
     """
     shape = jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype)
     return _call(FUNCTIONS[0], shape, rows, index, devices, call)
@@ -64,25 +60,8 @@ def _call(name: str, shape: jax.ShapeDtypeStruct, rows: Array, index: Array, dev
     return function(rows, index, call=np.int64(call), devices=np.int64(devices))
 
 
-class Device(Protocol):
-    """A device as far as it is asked here.
-
-    Attributes:
-        platform: ``cpu``, ``gpu`` or ``tpu``.
-        process_index: of the process that holds it.
-    """
-
-    platform: str
-    process_index: int
-
-
-def unavailable(config: Config, devices: Sequence[Device]) -> str | None:
-    """Says why the devices of a mesh can't meet in memory; None: they can.
-
-    Args:
-        config: with ``collectives`` ``backend`` they are not to.
-        devices: of any kind, of any processes.
-    """
+def unavailable(config: Config, devices: Sequence[Any]) -> str | None:
+    """Says why the devices of a mesh can't meet in memory; None: they can."""
     if config.collectives == "backend":
         return "collectives backend"
     if devices[0].platform != "cpu":
@@ -112,11 +91,7 @@ def missing() -> str | None:
 
 
 def _library() -> ctypes.CDLL:
-    """Gives the loaded file: that which an earlier run kept in the user's cache directory, or one that is compiled now.
-
-    Raises:
-        OSError, ValueError, RuntimeError, subprocess.SubprocessError: it can't be compiled or loaded.
-    """
+    """Loads the file that an earlier run kept in the user's cache directory, or one that is compiled now."""
     said = f"{jaxlib.version.__version__} {sys.platform} {' '.join(FLAGS)}"
     digest = hashlib.sha256(SOURCE.read_bytes() + said.encode()).hexdigest()[:16]
     kept = default_cache_directory() / f"collectives-{digest}.so"
@@ -133,7 +108,7 @@ def _library() -> ctypes.CDLL:
 
 
 def _keep(made: Path, kept: Path) -> None:
-    """Copys a file to where it is kept: whole or not at all, whoever else does the same."""
+    """Copies a file to where it is kept: whole or not at all, whoever else does the same."""
     kept.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".collectives-", dir=kept.parent) as work:
         copy = Path(work) / kept.name

@@ -26,11 +26,8 @@ class HostRollout:
     Attributes:
         raw: observation rows with the one that follows the last step, ``[T+1, E, width]``.
         actions: as the policy took them; ``native`` as the environments did.
-        native: see ``actions``.
         scores: float64, rewards as the environments gave them; ``rewards`` as the learner gets them.
-        rewards: see ``scores``.
         terminated: bool, for the learner: lost lives too; ``truncated`` likewise.
-        truncated: see ``terminated``.
         final: rows that truncated an episode; zeros elsewhere.
         successes: int8.
         over: bool, where an episode of the environment ended.
@@ -92,14 +89,7 @@ def parts_of(envs: Sequence[HostEnvs]) -> list[slice]:
 def collect(
     envs: Sequence[HostEnvs], infer: Infer, squash: Callable[[np.ndarray], np.ndarray], out: HostRollout
 ) -> None:
-    """Steps every environment ``T`` times.
-
-    Args:
-        envs: groups of them.
-        infer: starts the policy on a group's rows.
-        squash: the environments' actions, of the policy's.
-        out: to fill.
-    """
+    """Steps the environments of every group ``T`` times; ``squash`` makes their actions of the policy's."""
     parts = parts_of(envs)
     for part, group in zip(parts, envs, strict=True):
         out.raw[0, part] = group.buffers.observations

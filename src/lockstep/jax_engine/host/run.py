@@ -22,7 +22,7 @@ from lockstep.envs.restore.snapshot import load_shards, save_shards
 from lockstep.jax_engine.distributed.mesh import replicate_sharding
 from lockstep.jax_engine.distributed.placement import fetch, fetch_rows, place, shard_rows
 from lockstep.jax_engine.distributed.processes import gather_bytes, gather_json
-from lockstep.jax_engine.host.program import HostProgram
+from lockstep.jax_engine.host.program import compile_first, compile_learn
 from lockstep.jax_engine.host.rollout import HostRollout, collect, collect_random, record_replay
 from lockstep.jax_engine.program.calls import no_matter
 from lockstep.jax_engine.program.inference import Inference
@@ -35,14 +35,7 @@ from lockstep.training.session import gather_shards
 
 @dataclass(frozen=True)
 class HostPending:
-    """An iteration whose update is under way.
-
-    Attributes:
-        first: iterations done before it.
-        metrics: what the update will tell.
-        episodes: that ended, see :meth:`HostRun._finished`.
-        seconds: of its parts on the host.
-    """
+    """An iteration whose update is under way, with the episodes of :meth:`HostRun._finished` and its parts' seconds."""
 
     first: int
     metrics: dict[str, Array]
@@ -51,14 +44,9 @@ class HostPending:
 
 
 class Group(NamedTuple):
-    """Environments that are stepped together, while the device infers for another group.
+    """Environments of contiguous shards that are stepped together, while the device infers for another group.
 
-    Attributes:
-        shards: contiguous, of this process.
-        part: which of the process's environments they are.
-        envs: the environments.
-        replay: actions of their live episodes.
-        counter: of their episodes.
+    ``part`` says which of the process's environments they are.
     """
 
     shards: range
@@ -74,14 +62,7 @@ class Group(NamedTuple):
 
 
 class HostRun:
-    """Holds the state on the mesh, environments on the host, and the programs between; see :class:`.calls.Run`.
-
-    Args:
-        program: what is compiled.
-        state: of host arrays.
-        plan: the shards of this process.
-        local_devices: of this process.
-    """
+    """Holds the state on the mesh, environments on the host, and the programs between, as a ``DeviceRun`` does."""
 
     capacity = 1
 
@@ -91,15 +72,13 @@ class HostRun:
         self.specs = state_specs(state, program.layout.specs)
         self.state = place_state(state, self.specs, program.mesh)
         self.owned = place(np.int32(program.blocks.shards), replicate_sharding(program.mesh))
-        update = HostProgram(program)
-        self._learn, self._first = update.compile_learn(self.specs), update.compile_first(self.specs)
+        self._learn, self._first = compile_learn(program, self.specs), compile_first(program, self.specs)
         self._policy = Inference(program)
         self.groups = self._make_groups()
         self.envs = [group.envs for group in self.groups]
         self.rollout = HostRollout.empty(self.config, self.envs)
-        rows, size = plan.envs_per_shard, program.net.carry_size
-        self.recurrent_state = np.zeros((plan.local_num_shards, rows, size), np.float32)
-        self.discounted = np.zeros((plan.local_num_shards, rows), np.float32)
+        self.discounted = np.zeros((plan.local_num_shards, plan.envs_per_shard), np.float32)
+        self.recurrent_state = np.zeros((*self.discounted.shape, program.net.carry_size), np.float32)
         self._carried: Carried | None = None
         self._mark = time.perf_counter()
 
@@ -128,7 +107,7 @@ class HostRun:
         return out
 
     def begin(self) -> None:
-        """See :meth:`.calls.Run.begin`."""
+        """See :meth:`.DeviceRun.begin`."""
         for envs in self.envs:
             envs.reset()
         if self.config.normalize.observations or self.config.normalize.returns:
@@ -136,7 +115,7 @@ class HostRun:
             self.state = self._first(self.state, *self._placed(), self.owned)
 
     def dispatch(self, first: int, count: int, stop: int, before: Callable[[], None] = no_matter) -> HostPending:
-        """Collects a rollout and starts the update; see :meth:`.calls.Run.dispatch`."""
+        """Collects a rollout and starts the update; see :meth:`.DeviceRun.dispatch`."""
         assert count == 1, count
         started = time.perf_counter()
         config, mesh = self.config, self.program.mesh
@@ -157,7 +136,7 @@ class HostRun:
         return HostPending(first, metrics, episodes, {"rollout": collected - started})
 
     def fetch(self, pending: HostPending) -> list[Iteration]:
-        """See :meth:`.calls.Run.fetch`."""
+        """See :meth:`.DeviceRun.fetch`."""
         metrics = {name: fetch(x).tolist() for name, x in pending.metrics.items()}
         everyone = gather_json(pending.episodes.tolist()) if jax.process_count() > 1 else [pending.episodes.tolist()]
         table = np.array([row for rows in everyone for row in rows], np.float64).reshape(-1, 5)
@@ -177,19 +156,15 @@ class HostRun:
             self._policy.noise(jnp.int32(iteration), jnp.asarray(group.shards, jnp.int32), jnp.int32(len(group.shards)))
             for group in self.groups
         ]
-        first = plan.shards.start
-        states = [
-            jnp.asarray(self.recurrent_state[group.shards.start - first : group.shards.stop - first])
-            for group in self.groups
-        ]
+        ends = [group.shards.stop - plan.shards.start for group in self.groups]
+        states = [jnp.asarray(x) for x in np.split(self.recurrent_state, ends[:-1])]
 
         def infer(g: int, t: int, rows: np.ndarray) -> Array:
             count = len(self.groups[g].shards)
             shaped = rows.reshape(count, plan.envs_per_shard, -1)
             ended = self._ended(self.groups[g].part, t).reshape(shaped.shape[:2])
-            actions, states[g] = self._policy.act(
-                parameters, scale, shaped, states[g], ended, noises[g], jnp.int32(t), jnp.int32(count)
-            )
+            numbers = jnp.int32(t), jnp.int32(count)
+            actions, states[g] = self._policy.act(parameters, scale, shaped, states[g], ended, noises[g], *numbers)
             return actions
 
         collect(self.envs, infer, self._squash, self.rollout)
@@ -232,11 +207,10 @@ class HostRun:
             shaped = x.reshape(len(x), plan.local_num_shards, plan.envs_per_shard, *x.shape[2:])
             return shard_rows(np.ascontiguousarray(np.moveaxis(shaped, 1, 0)), mesh)
 
-        normalized = self.config.normalize.observations
         zeros = np.zeros(out.scores.shape, np.float32)
         rollout = Rollout(
             observations=placed(out.raw),
-            raw=placed(out.raw[:-1]) if normalized else None,
+            raw=placed(out.raw[:-1]) if self.config.normalize.observations else None,
             actions=placed(out.actions),
             outputs=None,
             rewards=placed(out.rewards.astype(np.float32)),
@@ -261,14 +235,11 @@ class HostRun:
     # --- checkpoints ----------------------------------------------------------------------------------------------
 
     def _carries(self, part: slice) -> dict[str, np.ndarray]:
-        flat = {
-            "discounted": self.discounted.reshape(-1),
-            "carry": self.recurrent_state.reshape(self.discounted.size, -1),
-        }
-        return {name: x[part] for name, x in flat.items()}
+        carry = self.recurrent_state.reshape(self.discounted.size, -1)
+        return {"discounted": self.discounted.reshape(-1)[part], "carry": carry[part]}
 
     def env_arrays(self) -> dict[int, dict[str, np.ndarray]]:
-        """See :meth:`.calls.Run.env_arrays`."""
+        """See :meth:`.DeviceRun.env_arrays`."""
         self._take_carried()
         local: dict[int, dict[str, np.ndarray]] = {}
         for group in self.groups:
@@ -276,7 +247,7 @@ class HostRun:
         return gather_shards(local, gather_bytes)
 
     def restore(self, state: TrainState, shards: Mapping[int, dict[str, np.ndarray]], iteration: int) -> list[int]:
-        """See :meth:`.calls.Run.restore`; returns environments of all processes."""
+        """See :meth:`.DeviceRun.restore`; returns environments of all processes."""
         self.state = place_state(state, self.specs, self.program.mesh)
         restarted: list[int] = []
         for group in self.groups:
@@ -288,7 +259,7 @@ class HostRun:
         return sorted(env for ids in gather_json(restarted) for env in ids)
 
     def close(self) -> None:
-        """See :meth:`.calls.Run.close`."""
+        """See :meth:`.DeviceRun.close`."""
         jax.block_until_ready(self.state)
         for envs in self.envs:
             envs.close()

@@ -22,16 +22,9 @@ _FAST = ("NHWC", "HWIO", "NHWC")
 
 
 def convolve(x: Array, weight: Array, stride: int, padding: int) -> Array:
-    """Convolves images.
+    """Convolves images ``[n, H, W, C]`` with ``[out, C, h, w]``: ``[n, H', W', out]``.
 
-    Args:
-        x: ``[n, H, W, C]``.
-        weight: ``[out, C, h, w]``.
-        stride: pixels between windows.
-        padding: rows and columns of zeros around the image.
-
-    Returns:
-        ``[n, H', W', out]``.
+    ``stride`` pixels lie between windows; ``padding`` rows and columns of zeros around the image.
     """
     out: Any = _convolve(x, weight, stride, padding)
     return out

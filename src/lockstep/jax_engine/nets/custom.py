@@ -92,12 +92,8 @@ class CustomNet:
     ) -> tuple[Array, Array | None]:
         """Computes the actor's output ``[n, outputs]`` and values ``[n]`` (or None) of rows ``[n, width]``, float32.
 
-        Args:
-            parameters: by name.
-            layout: how observations lie in rows.
-            rows: observations.
-            key: of dropout; None: ``equinox.nn.inference_mode``.
-            bf16: parameters and floating-point observations are bfloat16.
+        ``key`` is of dropout; None: ``equinox.nn.inference_mode``. With ``bf16`` parameters and floating-point
+        observations are bfloat16.
         """
 
         def cast(x: Array) -> Array:
@@ -113,13 +109,7 @@ class CustomNet:
 
 
 def load_custom(path: str, kwargs: dict[str, Any], net: Any, seed: int) -> CustomNet:
-    """Makes a user's module of an importable class and tries it, see :func:`custom_net`.
-
-    Args:
-        path: ``module:Class``.
-        kwargs: further arguments.
-        net: what is asked of it.
-        seed: of the key that it is made with.
+    """Makes a user's module of an importable class, ``module:Class``, and tries it, see :func:`custom_net`.
 
     Raises:
         ValueError: it can't be imported, and as :func:`custom_net`; one line.
@@ -129,13 +119,9 @@ def load_custom(path: str, kwargs: dict[str, Any], net: Any, seed: int) -> Custo
 
 
 def custom_net(name: str, make: Callable[..., Any], net: Any, seed: int) -> CustomNet:
-    """Makes a user's module and tries it on a batch of zeros.
+    """Makes a user's module and tries it on a batch of zeros; ``name`` is the module's in errors.
 
-    Args:
-        name: of the module in errors.
-        make: called with a batch of two observations, the number of outputs and a keyword ``key``, gives the module.
-        net: what is asked of it: ``observation``, ``outputs``, ``critic``.
-        seed: of the key that it is made with.
+    ``make`` is called with a batch of two observations, the number of outputs and a keyword ``key``, made of the seed.
 
     Raises:
         ValueError: it can't be made, or gives something else than outputs and values; one line.

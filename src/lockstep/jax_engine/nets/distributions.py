@@ -7,8 +7,10 @@ the tanh as its action; what the environment takes is made of it by :func:`squas
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+import operator
 from collections.abc import Mapping
 
 import jax
@@ -16,7 +18,6 @@ import numpy as np
 from jax import Array, lax
 from jax import numpy as jnp
 
-from lockstep.core.spaces import ActionLayout
 from lockstep.jax_engine.nets.encoders import action_mask
 from lockstep.jax_engine.nets.nets import MASKED_LOGIT, PolicyNet
 
@@ -34,16 +35,10 @@ def mean_and_log_std(net: PolicyNet, parameters: Mapping[str, Array], output: Ar
 
 
 def sample(net: PolicyNet, parameters: Mapping[str, Array], output: Array, noise: Array) -> Array:
-    """Actions from the actor's output and noise drawn beforehand.
+    """Makes actions of the actor's output ``[rows, outputs]`` and noise drawn beforehand ``[rows, action outputs]``.
 
-    Args:
-        net: shapes.
-        parameters: by name.
-        output: ``[rows, outputs]``.
-        noise: ``[rows, action outputs]``; Gumbel noise (discrete) or standard normal (continuous).
-
-    Returns:
-        int32 ``[rows]`` or ``[rows, indices]``, or float32 ``[rows, A]``.
+    Noise is Gumbel (discrete) or standard normal; actions int32 ``[rows]`` or ``[rows, indices]``, or float32
+    ``[rows, A]``.
     """
     if net.discrete:
         return mode(net, output + noise)
@@ -99,10 +94,7 @@ def _categorical(logits: Array, actions: Array) -> tuple[Array, Array]:
 
 def sum_in_order(parts: list[Array]) -> Array:
     """Adds parts, first to last."""
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
+    return functools.reduce(operator.add, parts)
 
 
 def _log_slope(x: Array) -> Array:
@@ -121,7 +113,7 @@ def squash(net: PolicyNet, actions: Array) -> Array:
 
 def random_actions(net: PolicyNet, rows: Array, key: Array) -> Array:
     """Draws random actions ``[n, …]``: uniform over what is allowed or within bounds, normal without bounds."""
-    layout: ActionLayout = net.action
+    layout = net.action
     if layout.discrete:
         noise = jax.random.gumbel(key, (len(rows), layout.outputs))
         mask = action_mask(net.observation, rows)

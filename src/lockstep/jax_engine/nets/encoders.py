@@ -30,12 +30,10 @@ def action_mask(layout: ObservationLayout, rows: Array) -> Array | None:
 
 
 def encode_rows(layout: ObservationLayout, observation: Any, action_mask: Any = None) -> Array:
-    """Rows ``[n, width]`` of a batch of observations, as :meth:`ObservationLayout.encode` makes one on the host.
+    """Makes rows ``[n, width]`` of a batch of observations, as :meth:`ObservationLayout.encode` makes one on the host.
 
-    Args:
-        layout: how observations lie in rows.
-        observation: in the environment's own structure (an array, or nested dicts or tuples), leaves ``[n, …]``.
-        action_mask: bool or numbers ``[n, choices]``, where the environment gives it apart; None: all are allowed.
+    Observations are in the environment's own structure, leaves ``[n, …]``; an action mask ``[n, choices]`` is what the
+    environment gives apart (None: all are allowed).
 
     Raises:
         ValueError: a part hasn't the shape that its space promises.
@@ -122,9 +120,7 @@ class Stage(eqx.Module):
 class ImageNet(eqx.Module):
     """The encoder of one image: convolutions or stages, and a linear layer.
 
-    Attributes:
-        parts: convolutions, each with a ReLU after it; or stages, with one ReLU at the end.
-        out: features of what comes out of them, flat in the order ``[C, H, W]``.
+    Convolutions have a ReLU after each, stages one at the end; what comes out is flat in the order ``[C, H, W]``.
     """
 
     parts: tuple[Convolution, ...] | tuple[Stage, ...]
@@ -140,12 +136,7 @@ class ImageNet(eqx.Module):
 
 
 class Encoder(eqx.Module):
-    """From observation rows to features.
-
-    Attributes:
-        images: an encoder of each image, in the layout's order.
-        layout: how observations lie in rows.
-    """
+    """From observation rows to features, with an encoder of each image in the layout's order."""
 
     images: tuple[ImageNet, ...]
     layout: ObservationLayout = eqx.field(static=True)

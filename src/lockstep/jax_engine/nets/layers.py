@@ -55,12 +55,7 @@ _rows_product.defvjp(_rows_product_forward, _rows_product_backward)
 
 
 class Linear(eqx.Module):
-    """A linear layer: rows ``[…, in]`` to ``[…, out]``.
-
-    Attributes:
-        weight: ``[out, in]``.
-        bias: ``[out]``.
-    """
+    """A linear layer with weights ``[out, in]``: rows ``[…, in]`` to ``[…, out]``."""
 
     weight: Array
     bias: Array
@@ -71,13 +66,7 @@ class Linear(eqx.Module):
 
 
 class MLP(eqx.Module):
-    """A multilayer perceptron.
-
-    Attributes:
-        layers: its linear layers.
-        activation: name of the activation after each layer.
-        activate_last: whether it comes after the last one too.
-    """
+    """A multilayer perceptron, with an activation after each layer, the last one only if ``activate_last``."""
 
     layers: tuple[Linear, ...]
     activation: str = eqx.field(static=True)
@@ -94,13 +83,9 @@ class MLP(eqx.Module):
 
 
 class Convolution(eqx.Module):
-    """A convolution of images ``[n, H, W, C]``; channels last is what compilers make of any other order on CPU and GPU.
+    """A convolution of images ``[n, H, W, C]`` with weights ``[out, in, h, w]``, see :func:`.convolution.convolve`.
 
-    Attributes:
-        weight: ``[out, in, h, w]``.
-        bias: ``[out]``.
-        stride: pixels between windows.
-        padding: zeros around the image.
+    Channels last is what compilers make of any other order on CPU and GPU.
     """
 
     weight: Array

@@ -29,23 +29,13 @@ MASKED_LOGIT = -1e8
 
 @dataclass(frozen=True)
 class PolicyNet(net_shapes.PolicyNet):
-    """Shapes of an actor and a critic.
-
-    Attributes:
-        remat: activations are computed again in the backward pass, in place of being stored.
-    """
+    """Shapes of an actor and a critic; with ``remat`` the backward pass computes activations again, none are stored."""
 
     remat: bool = False
 
 
 class Body(eqx.Module):
-    """A network up to its head, without the hidden layers unless actor and critic share them.
-
-    Attributes:
-        encoder: of observation rows.
-        core: recurrent core, or None.
-        layers: shared hidden layers, or None.
-    """
+    """A network up to its head, without the hidden layers unless actor and critic share them."""
 
     encoder: Encoder
     core: recurrent.LSTM | recurrent.GRU | None
@@ -58,12 +48,7 @@ class Body(eqx.Module):
 
 
 class Networks(eqx.Module):
-    """Actor and critic.
-
-    Attributes:
-        bodies: of actor and critic, or the one that they share.
-        actor: the actor's layers on its body; ``critic`` the critic's, or None.
-    """
+    """Actor and critic: the bodies of both, or the one that they share, and each one's layers on its body."""
 
     bodies: tuple[Body, ...]
     actor: MLP
@@ -122,11 +107,7 @@ def _value(output: Array) -> Array:
 def actor(net: PolicyNet, parameters: Parameters, observations: Array, key: Array | None = None) -> Array:
     """Computes the actor's output float32 ``[n, outputs]`` of rows ``[n, width]``; forbidden logits are -1e8.
 
-    Args:
-        net: the networks.
-        parameters: by name.
-        observations: rows.
-        key: of a custom network's dropout; None: none.
+    ``key`` is of a custom network's dropout; None: none.
     """
     if net.custom is not None:
         return _custom(net, parameters, observations, key)[0]
@@ -180,15 +161,10 @@ def unroll(
     resets: Array,
     actor_only: bool = False,
 ) -> tuple[Array, Array | None, Array]:
-    """Runs recurrent networks over sequences.
+    """Runs recurrent networks over rows ``[steps, n, width]``, from a recurrent state float32 ``[n, carry_size]``.
 
-    Args:
-        net: with a recurrent core.
-        parameters: by name.
-        observations: rows ``[steps, n, width]``.
-        recurrent_state: float32 ``[n, carry_size]`` before the first step.
-        resets: true (or 1.0) where an episode begins with this step, ``[steps, n]``: nothing is carried into it.
-        actor_only: leave the critic out, also where it has a core of its own (whose recurrent_state stays what it was).
+    ``resets`` ``[steps, n]`` is true (or 1.0) where an episode begins with a step: nothing is carried into it. With
+    ``actor_only`` the critic is left out; what its own core carries stays what it was.
 
     Returns:
         The actor's output ``[steps, n, outputs]``, values ``[steps, n]`` or None, and what is carried after each step

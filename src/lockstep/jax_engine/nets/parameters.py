@@ -1,14 +1,15 @@
 """How parameters are held: as one vector on every device, or with FSDP as slices over the mesh's ``fsdp`` axis.
 
-A session chooses one of the two layouts once; both offer what :class:`ParameterLayout` says.
+A session chooses one of the two layouts once; both offer the same.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -26,77 +27,9 @@ Held = Any
 """Parameters, a gradient or a moment as a layout holds it: a vector, or arrays by name."""
 
 
-class ParameterLayout(Protocol):
-    """How parameters, their gradient and Adam's moments are held, float32.
-
-    Attributes:
-        shapes: of every parameter, in order.
-        axes: the axis along which each parameter is cut over the mesh's ``fsdp`` axis, or None; empty without FSDP.
-        synchronize: a user's own reduction in place of the engine's, see :class:`VectorLayout`.
-    """
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:  # noqa: D102
-        ...
-
-    @property
-    def axes(self) -> dict[str, int | None]:  # noqa: D102
-        ...
-
-    @property
-    def synchronize(self) -> Callable[[Named], Named] | None:  # noqa: D102
-        ...
-
-    @property
-    def size(self) -> int:
-        """Number of parameters."""
-        ...
-
-    @property
-    def specs(self) -> Specs:
-        """How they lie on the mesh."""
-        ...
-
-    def of_arrays(self, arrays: Mapping[str, np.ndarray]) -> Held:
-        """Lays arrays by name, of any shapes of the right sizes, out as they are held: whole and on the host."""
-        ...
-
-    def named(self, held: Held) -> Named:
-        """Gives whole parameters by name of what a device holds, inside a mapped program."""
-        ...
-
-    def placed(self, held: Held) -> Named:
-        """Gives the arrays by name of what is held on the mesh, outside of a compiled program."""
-        ...
-
-    def local(self, held: Held) -> Named:
-        """Gives whole parameters by name on this process's first device; with FSDP a collective."""
-        ...
-
-    def on_host(self, held: Held) -> dict[str, np.ndarray]:
-        """Copies whole arrays by name to the host; with FSDP a collective."""
-        ...
-
-    def pack(self, gradient: Named, terms: Array) -> Held:
-        """Joins a block's gradient by name and its loss terms ``[T]`` for :meth:`reduce`."""
-        ...
-
-    def reduce(self, packed: Held) -> tuple[Held, Array]:
-        """Sums what :meth:`pack` made over all shards: of each block ``[blocks, …]``, or summed ``[1, …]``.
-
-        Returns:
-            The gradient as parameters are held, and the terms ``[T]``.
-        """
-        ...
-
-    def norm(self, gradient: Held) -> Array:
-        """Computes the global norm ``[]`` of a reduced gradient."""
-        ...
-
-
 @dataclass(frozen=True)
 class VectorLayout:
-    """Holds parameters as one float32 vector ``[P]``, the same on every device; see :class:`ParameterLayout`.
+    """Holds parameters, their gradient and Adam's moments as float32 vectors ``[P]``, the same on every device.
 
     Attributes:
         shapes: of every parameter, in order.
@@ -112,130 +45,113 @@ class VectorLayout:
 
     @property
     def axes(self) -> dict[str, int | None]:
-        """Nothing is cut."""
+        """The axis along which each parameter is cut over the mesh's ``fsdp`` axis, or None; empty: there is none."""
         return {}
 
     @property
     def size(self) -> int:
         """Number of parameters."""
-        return _size(self.shapes)
+        return sum(math.prod(shape) for shape in self.shapes.values())
 
     @property
     def specs(self) -> Specs:
-        """See :attr:`ParameterLayout.specs`."""
+        """How they lie on the mesh."""
         return REPLICATED
 
-    def split(self, vector: Held) -> Named:
-        """Views a vector ``[P]``, on the host or on devices, as arrays by name."""
-        out, start = {}, 0
-        for name, shape in self.shapes.items():
-            size = int(np.prod(shape))
-            out[name] = vector[start : start + size].reshape(shape)
-            start += size
-        return out
-
     def of_arrays(self, arrays: Mapping[str, np.ndarray]) -> Held:
-        """See :meth:`ParameterLayout.of_arrays`."""
+        """Lays arrays by name, of any shapes of the right sizes, out as they are held: whole and on the host."""
         return np.concatenate([array.ravel() for array in _ordered(self.shapes, arrays).values()])
 
     def named(self, held: Held) -> Named:
-        """See :meth:`ParameterLayout.named`."""
-        return self.split(held)
-
-    def placed(self, held: Held) -> Named:
-        """See :meth:`ParameterLayout.placed`."""
-        return self._split(held)
+        """Views whole parameters by name of what a device holds, inside a mapped program or on the host."""
+        out, start = {}, 0
+        for name, shape in self.shapes.items():
+            size = math.prod(shape)
+            out[name] = held[start : start + size].reshape(shape)
+            start += size
+        return out
 
     @cached_property
-    def _split(self) -> Callable[[Array], Named]:
-        return jax.jit(self.split)
+    def placed(self) -> Callable[[Held], Named]:
+        """Gives the arrays by name of what is held on the mesh, outside of a compiled program."""
+        return jax.jit(self.named)
 
     def local(self, held: Held) -> Named:
-        """See :meth:`ParameterLayout.local`."""
-        return self._split(first_copy(held))
+        """Gives whole parameters by name on this process's first device; with FSDP a collective."""
+        return self.placed(first_copy(held))
 
     def on_host(self, held: Held) -> dict[str, np.ndarray]:
-        """See :meth:`ParameterLayout.on_host`."""
-        return {name: np.array(array) for name, array in self.split(gathered(held)).items()}
+        """Copies whole arrays by name to the host; with FSDP a collective."""
+        return {name: np.array(array) for name, array in self.named(gathered(held)).items()}
 
-    def join(self, named: Named) -> Array:
-        """Joins arrays by name into a vector ``[P]``."""
+    def _join(self, named: Named) -> Array:
         return jnp.concatenate([named[name].reshape(-1) for name in self.shapes])
 
     def pack(self, gradient: Named, terms: Array) -> Held:
-        """See :meth:`ParameterLayout.pack`: one vector ``[P + T]``."""
-        return jnp.concatenate([self.join(gradient), terms])
+        """Joins a block's gradient by name and its loss terms ``[T]`` for :meth:`reduce`: one vector ``[P + T]``."""
+        return jnp.concatenate([self._join(gradient), terms])
 
     def reduce(self, packed: Held) -> tuple[Held, Array]:
-        """See :meth:`ParameterLayout.reduce`; one collective."""
+        """Sums what :meth:`pack` made over all shards: of each block ``[blocks, …]``, or summed ``[1, …]``.
+
+        Returns:
+            The gradient as parameters are held, and the terms ``[T]``; by one collective.
+        """
         if self.synchronize is not None:
             local = packed.sum(0)
-            total = self.synchronize(self.split(local[: self.size]))
-            return self.join(total), lax.psum(local[self.size :], axes())
+            total = self.synchronize(self.named(local[: self.size]))
+            return self._join(total), lax.psum(local[self.size :], axes())
         total = sum_shards(packed) if self.exact else sum_devices(packed.sum(0))
         return total[: self.size], total[self.size :]
 
     def norm(self, gradient: Held) -> Array:
-        """See :meth:`ParameterLayout.norm`."""
+        """Computes the global norm ``[]`` of a reduced gradient."""
         return jnp.sqrt(jnp.square(gradient).sum())
 
 
 @dataclass(frozen=True)
 class SlicedLayout:
-    """Holds parameters by name, the large ones cut over the mesh's ``fsdp`` axis; see :class:`ParameterLayout`.
-
-    Attributes:
-        shapes: of every parameter, in order.
-        axes: the axis along which each is cut, or None.
-    """
+    """Holds parameters by name, the large ones cut over the mesh's ``fsdp`` axis; see :class:`VectorLayout`."""
 
     shapes: dict[str, tuple[int, ...]]
     axes: dict[str, int | None]
-
-    @property
-    def synchronize(self) -> None:
-        """A user's reduction would need whole gradients."""
-        return
-
-    @property
-    def size(self) -> int:
-        """Number of parameters."""
-        return _size(self.shapes)
+    size = VectorLayout.size
+    synchronize = None  # a user's reduction would need whole gradients
 
     @property
     def specs(self) -> Specs:
-        """See :attr:`ParameterLayout.specs`."""
+        """See :attr:`VectorLayout.specs`."""
         return {name: REPLICATED if axis is None else cut_along(axis) for name, axis in self.axes.items()}
 
     def of_arrays(self, arrays: Mapping[str, np.ndarray]) -> Held:
-        """See :meth:`ParameterLayout.of_arrays`."""
+        """See :meth:`VectorLayout.of_arrays`."""
         return _ordered(self.shapes, arrays)
 
     def named(self, held: Held) -> Named:
-        """See :meth:`ParameterLayout.named`: an all-gather over ``fsdp``."""
+        """See :meth:`VectorLayout.named`: an all-gather over ``fsdp``."""
         return {
             name: x if self.axes[name] is None else lax.all_gather(x, FSDP_AXIS, axis=self.axes[name] or 0, tiled=True)
             for name, x in held.items()
         }
 
     def placed(self, held: Held) -> Named:
-        """See :meth:`ParameterLayout.placed`."""
+        """See :meth:`VectorLayout.placed`."""
         return {name: held[name] for name in self.shapes}
 
     def local(self, held: Held) -> Named:
-        """See :meth:`ParameterLayout.local`."""
+        """See :meth:`VectorLayout.local`."""
         return {name: jnp.asarray(gathered(x)) for name, x in held.items()}
 
     def on_host(self, held: Held) -> dict[str, np.ndarray]:
-        """See :meth:`ParameterLayout.on_host`."""
+        """See :meth:`VectorLayout.on_host`."""
         return {name: gathered(held[name]).copy() for name in self.shapes}
 
     def pack(self, gradient: Named, terms: Array) -> Held:
-        """See :meth:`ParameterLayout.pack`: the two as they are."""
+        """See :meth:`VectorLayout.pack`: the two as they are."""
         return gradient, terms
 
     def reduce(self, packed: Held) -> tuple[Held, Array]:
-        """See :meth:`ParameterLayout.reduce`; a collective for each parameter."""
+        """See :meth:`VectorLayout.reduce`; a collective for each parameter."""
         gradients, terms = packed
         local = {name: g.sum(0) for name, g in gradients.items()}
         reduced = {name: self._scattered(g, self.axes[name]) for name, g in local.items()}
@@ -248,15 +164,14 @@ class SlicedLayout:
         return lax.psum(part, axes()[0])
 
     def norm(self, gradient: Held) -> Array:
-        """See :meth:`ParameterLayout.norm`."""
+        """See :meth:`VectorLayout.norm`."""
         cut = [jnp.square(g).sum() for name, g in gradient.items() if self.axes[name] is not None]
         whole = [jnp.square(g).sum() for name, g in gradient.items() if self.axes[name] is None]
         total = sum(whole, jnp.zeros(()))
         return jnp.sqrt(total + lax.psum(sum(cut, jnp.zeros(())), FSDP_AXIS) if cut else total)
 
 
-def _size(shapes: Mapping[str, tuple[int, ...]]) -> int:
-    return sum(int(np.prod(shape)) for shape in shapes.values())
+ParameterLayout = VectorLayout | SlicedLayout
 
 
 def _ordered(shapes: Mapping[str, tuple[int, ...]], arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

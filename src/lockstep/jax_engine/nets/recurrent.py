@@ -11,12 +11,7 @@ from lockstep.jax_engine.nets.layers import Linear, named, product
 
 
 class LSTM(eqx.Module):
-    """Carries hidden and cell state, float32 ``[n, 2 · size]``.
-
-    Attributes:
-        inputs: linear layer of the inputs, ``[4 · size, inputs]``.
-        hidden: weight of the hidden state, ``[4 · size, size]``.
-    """
+    """Carries hidden and cell state, float32 ``[n, 2 · size]``; both weights have ``4 · size`` rows."""
 
     inputs: Linear
     hidden: Array
@@ -32,12 +27,7 @@ class LSTM(eqx.Module):
 
 
 class GRU(eqx.Module):
-    """Carries the hidden state, float32 ``[n, size]``.
-
-    Attributes:
-        inputs: linear layer of the inputs, ``[3 · size, inputs]``.
-        hidden: linear layer of the hidden state, ``[3 · size, size]``; the reset gate multiplies its bias too.
-    """
+    """Carries the hidden state, float32 ``[n, size]``; the reset gate multiplies the bias of its layer too."""
 
     inputs: Linear
     hidden: Linear
@@ -64,14 +54,10 @@ def named_core(core: str, trunk: str) -> LSTM | GRU:
 def unroll(
     core: LSTM | GRU, x: Array, recurrent_state: Array, resets: Array, remat: bool = False
 ) -> tuple[Array, Array]:
-    """Runs a core over sequences.
+    """Runs a core over inputs ``[steps, n, inputs]``, from a recurrent state ``[n, carry_size]``.
 
-    Args:
-        core: the core.
-        x: inputs ``[steps, n, inputs]``.
-        recurrent_state: ``[n, carry_size]`` before the first step.
-        resets: true (or 1.0) where nothing is carried into a step, ``[steps, n]``.
-        remat: compute each step's inner activations again for its gradient, in place of storing them.
+    ``resets`` ``[steps, n]`` is true (or 1.0) where nothing is carried into a step. With ``remat`` each step's inner
+    activations are computed again for its gradient, in place of being stored.
 
     Returns:
         Hidden states ``[steps, n, size]`` and what is carried after each step ``[steps, n, carry_size]``.

@@ -26,13 +26,7 @@ Call = Callable[[TrainState, Inputs, Array, Array, Array], tuple[TrainState, Out
 
 
 class DeviceProgram:
-    """Whole iterations of one device, from rollout to metrics, without a look at the host.
-
-    A call runs a number of iterations that is known only when it is called, so that one compilation serves them all.
-
-    Args:
-        program: whose environment is in it.
-    """
+    """Whole iterations of one device, from rollout to metrics, of a program whose environment is in it."""
 
     def __init__(self, program: Program) -> None:
         assert program.env is not None, "its environment is stepped on the host"
@@ -43,17 +37,17 @@ class DeviceProgram:
 
     def begin_envs(self, state: TrainState, number: int, owned: Array) -> EnvCarry:
         """Begins the first episodes, keyed by ``(seed, "begin", number, shard)``; other ones after other trainings."""
-        return self._begin("begin", jnp.int32(number) - 2 * jnp.asarray(state.optimizer.count), owned, 1)
+        return self._begin(jnp.int32(number) - 2 * jnp.asarray(state.optimizer.count), owned, 1)
 
-    def _begin(self, purpose: str, number: Array, owned: Array, group: int) -> EnvCarry:
+    def _begin(self, number: Array, owned: Array, group: int) -> EnvCarry:
         env, rows = self.env, self.blocks.rows
 
         def one(shard: Array) -> EnvCarry:
-            random = env.reset_random(keyed(self.program.keys[purpose], number, shard), (rows // group,))
+            random = env.reset_random(keyed(self.program.keys["begin"], number, shard), (rows // group,))
             random = jax.tree.map(lambda x: jnp.repeat(x, group, axis=0), random)
             return begin(self.net, env, random)
 
-        return each_shard(one, self.blocks.shards, owned, self.program.shard_ids())
+        return self.program.each_shard(one, owned)
 
     def carry_shapes(self) -> EnvCarry:
         """Gives the shapes of what environments carry, by shard of one device."""
@@ -74,12 +68,9 @@ class DeviceProgram:
             draws = draw(config, self.net, env, self.program.keys, jnp.int32(-1), shard)
             steps = jnp.arange(config.num_steps, dtype=jnp.int32)
             noise = jax.vmap(lambda t: keyed(self.program.keys["random"], shard, t))(steps)
-            policy, rewards, blank = (
-                RandomActor(self.net),
-                self.program.description.rewards,
-                frozen(state.observation_normalizer),
-            )
-            _, rollout = collect(policy, env, rewards, config, blank, carry, draws._replace(noise=noise))
+            rewards, blank = self.program.description.rewards, frozen(state.observation_normalizer)
+            draws = draws._replace(noise=noise)
+            _, rollout = collect(RandomActor(self.net), env, rewards, config, blank, carry, draws)
             return normalizer_moments(config, self.net, rollout, carry.discounted)[0]
 
         parts = each_shard(one, self.blocks.shards, owned, state.envs, self.program.shard_ids())
@@ -100,15 +91,10 @@ class DeviceProgram:
         env, config, blocks = self.env, self.config, self.blocks
         envs = state.envs
         if config.algorithm == "grpo":
-            envs = self._begin("begin", iteration + 2, owned, config.group_size)
+            envs = self._begin(iteration + 2, owned, config.group_size)
         assert envs is not None
         keys = self.program.keys
-        draws = each_shard(
-            lambda shard: draw(config, self.net, env, keys, iteration, shard),
-            blocks.shards,
-            owned,
-            self.program.shard_ids(),
-        )
+        draws = self.program.each_shard(lambda shard: draw(config, self.net, env, keys, iteration, shard), owned)
         draws = Draws(*(blocks.merge(part, axis=2) for part in draws))
         scale = frozen(state.observation_normalizer)
 
@@ -123,8 +109,7 @@ class DeviceProgram:
         blocks = self.blocks
         envs, rollout = self.rollout(state, self.program.layout.named(state.parameters), inputs.iteration, owned)
         state, metrics, carried = self.program.learn(state, rollout, envs.discounted, inputs, stop, owned)
-        envs = envs._replace(**carried._asdict())
-        return state._replace(envs=blocks.split(envs)), self.outputs(rollout, metrics)
+        return state._replace(envs=blocks.split(envs._replace(**carried._asdict()))), self.outputs(rollout, metrics)
 
     def outputs(self, rollout: Rollout, metrics: dict[str, Array]) -> Outputs:
         """Gathers what the host is told: metrics, and the episodes that ended."""
@@ -132,8 +117,7 @@ class DeviceProgram:
         marks = jnp.where(over, rollout.lengths * 4 + rollout.successes.astype(jnp.int32) + 2, 0)
         returns, marks = self.blocks.split((rollout.returns, marks), axis=2)
         if self.program.everywhere:
-            both = jnp.stack([lax.bitcast_convert_type(returns, jnp.int32), marks], -1)
-            both = gather_shards(both)
+            both = gather_shards(jnp.stack([lax.bitcast_convert_type(returns, jnp.int32), marks], -1))
             returns, marks = lax.bitcast_convert_type(both[..., 0], jnp.float32), both[..., 1]
         return Outputs(metrics, returns, marks)
 
@@ -144,10 +128,6 @@ class DeviceProgram:
         """How outputs of a call lie on the mesh, in place of the arrays."""
         episodes: Specs = REPLICATED if self.program.everywhere else TIME_SHARDED
         return Outputs(REPLICATED, episodes, episodes)  # type: ignore[arg-type]
-
-    def compile_initial(self, specs: TrainState, without: TrainState) -> Callable[[TrainState, Array], TrainState]:
-        """Compiles :meth:`initial` over the mesh; ``without`` are the specs of a state without environments."""
-        return jax.jit(self.program.mapped(self.initial, (without, REPLICATED), specs))
 
     def call(
         self, state: TrainState, inputs: Inputs, stop: Array, owned: Array, count: Array
@@ -164,8 +144,7 @@ class DeviceProgram:
         def body(i: Array, carry: tuple[TrainState, Outputs]) -> tuple[TrainState, Outputs]:
             state, outputs = carry
             state, one = self.iteration(state, jax.tree.map(lambda x: x[i], inputs), stop, owned)
-            kept = jax.tree.map(lambda all_, x: lax.dynamic_update_index_in_dim(all_, x, i, 0), outputs, one)
-            return state, kept
+            return state, jax.tree.map(lambda all_, x: lax.dynamic_update_index_in_dim(all_, x, i, 0), outputs, one)
 
         return lax.fori_loop(0, count, body, (state, empty))
 

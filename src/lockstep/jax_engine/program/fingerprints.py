@@ -13,7 +13,7 @@ from lockstep.core.fingerprint import compare_ranks, fingerprints
 from lockstep.jax_engine.distributed.processes import gather_json
 from lockstep.jax_engine.distributed.reductions import FSDP_AXIS
 from lockstep.jax_engine.nets.parameters import ParameterLayout
-from lockstep.jax_engine.state import MOMENTS, NORMALIZERS, OPTIMIZER, POLICY, TrainState
+from lockstep.jax_engine.state import MOMENTS, OPTIMIZER, POLICY, TrainState, normalizer_moments
 
 HELD: dict[str, str | None] = {POLICY: None} | {f"{OPTIMIZER}{name}/": moment for name, moment in MOMENTS.items()}
 """What is held as parameters are, by prefix: parameters, and the optimiser's attributes."""
@@ -24,7 +24,6 @@ class Copies:
     """Holds what each of this process's devices has of a training state, on the host.
 
     Attributes:
-        layout: how parameters are held.
         arrays: of each device by its id; parameters and moments as they are held.
         slices: devices that a cut array is cut over; 1 without FSDP.
     """
@@ -53,12 +52,7 @@ class Copies:
             found |= {prefix + name: x for name, x in held.items() if copied or layout.axes[name] is None}
         found[OPTIMIZER + "step"] = cast(Array, state.optimizer.count)
         found["learning_rate"] = state.learning_rate
-        for name, moments in (
-            ("observations", state.observation_normalizer),
-            ("returns", state.return_normalizer),
-        ):
-            if moments is not None:
-                found |= {f"{NORMALIZERS}{name}.{k}": x for k, x in moments._asdict().items()}
+        found |= normalizer_moments(state)
         return cls(layout, {name: _by_device(x, keep) for name, x in found.items()}, slices)
 
     def alike(self) -> bool:
@@ -92,11 +86,6 @@ class Copies:
         cut = [n for n, name in enumerate(copies) if _cut(name, self.layout)]
         everyone[:, cut] ^= everyone[np.arange(len(everyone)) % self.slices][:, cut]
         return list(copies), everyone
-
-
-def every_fingerprint(state: TrainState, layout: ParameterLayout) -> tuple[list[str], np.ndarray]:
-    """Takes the fingerprints of a state's copies; a collective."""
-    return Copies.of(state, layout).fingerprints()
 
 
 def check_copies(copies: Copies, when: str) -> None:

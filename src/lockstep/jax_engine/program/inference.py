@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import NamedTuple
 
 import jax
 from jax import Array
@@ -15,34 +14,17 @@ from lockstep.jax_engine.distributed.placement import first_copy
 from lockstep.jax_engine.nets import distributions
 from lockstep.jax_engine.nets.parameters import Named
 from lockstep.jax_engine.program.program import Program
-from lockstep.jax_engine.rollout import Actor, action_noise
+from lockstep.jax_engine.rollout import Acted, Actor, action_noise
 from lockstep.jax_engine.shards.blocks import each_shard
 from lockstep.jax_engine.shards.normalizers import Scale, normalized, scale_of
 from lockstep.jax_engine.state import TrainState
 
-
-class Inferred(NamedTuple):
-    """What the policy does with rows ``[k, n, width]``.
-
-    Attributes:
-        actions: ``[k, n, …]``.
-        recurrent_state: after the step, float32 ``[k, n, carry_size]``.
-    """
-
-    actions: Array
-    recurrent_state: Array
-
-
-Act = Callable[[Named, Scale | None, ArrayLike, Array, ArrayLike, Array, Array, Array], Inferred]
-MostLikely = Callable[[Named, Scale | None, ArrayLike, Array, ArrayLike, Array], Inferred]
+Inferred = tuple[Array, Array]
+"""Actions ``[k, n, …]``, and the recurrent state after the step, float32 ``[k, n, carry_size]``."""
 
 
 class Inference:
-    """Compiles functions of a program's networks.
-
-    Args:
-        program: of which networks and settings are taken.
-    """
+    """Compiles functions of a program's networks."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -61,14 +43,20 @@ class Inference:
     def _scale(self) -> Callable[..., Scale]:
         return jax.jit(scale_of)
 
+    def _acted(
+        self, named: Named, scale: Scale | None, rows: Array, recurrent_state: Array, ended: Array, noise: Array
+    ) -> Acted:
+        net = self.program.net
+        seen = normalized(net.observation, rows, scale, self.program.config.normalize.clip_observations)
+        return Actor(net, named)(seen, jnp.where(ended[:, None], 0.0, recurrent_state), noise)
+
     @cached_property
-    def act(self) -> Act:
+    def act(self) -> Callable[[Named, Scale | None, ArrayLike, Array, ArrayLike, Array, Array, Array], Inferred]:
         """Samples actions on one device, for some shards of this process, whose environments are on the host.
 
         Takes parameters, the scale of observations (or None), rows ``[k, n, width]`` as environments gave them, the
         recurrent state, where an episode just ended ``[k, n]``, noise ``[k, T, n, …]``, the step, and ``k``.
         """
-        net, clip = self.program.net, self.program.config.normalize.clip_observations
 
         def act(
             named: Named,
@@ -81,30 +69,25 @@ class Inference:
             owned: Array,
         ) -> Inferred:
             def one(rows: Array, recurrent_state: Array, ended: Array, noise: Array) -> Inferred:
-                seen = normalized(net.observation, rows, scale, clip)
-                kept = jnp.where(ended[:, None], 0.0, recurrent_state)
-                acted = Actor(net, named)(seen, kept, noise[t])
-                return Inferred(acted.actions, acted.recurrent_state)
+                acted = self._acted(named, scale, rows, recurrent_state, ended, noise[t])
+                return acted.actions, acted.recurrent_state
 
             return each_shard(one, len(rows), owned, rows, recurrent_state, ended, noise)
 
         return jax.jit(act)
 
     @cached_property
-    def most_likely(self) -> MostLikely:
+    def most_likely(self) -> Callable[[Named, Scale | None, ArrayLike, Array, ArrayLike, Array], Inferred]:
         """Gives the most likely actions, squashed; takes what :attr:`act` does but noise and step."""
-        net, clip = self.program.net, self.program.config.normalize.clip_observations
+        net = self.program.net
 
         def act(
             named: Named, scale: Scale | None, rows: Array, recurrent_state: Array, ended: Array, owned: Array
         ) -> Inferred:
             def one(rows: Array, recurrent_state: Array, ended: Array) -> Inferred:
-                seen = normalized(net.observation, rows, scale, clip)
                 zeros = jnp.zeros((len(rows), net.action.outputs))
-                kept = jnp.where(ended[:, None], 0.0, recurrent_state)
-                acted = Actor(net, named)(seen, kept, zeros)
-                likeliest = distributions.squash(net, distributions.mode(net, acted.outputs))
-                return Inferred(likeliest, acted.recurrent_state)
+                acted = self._acted(named, scale, rows, recurrent_state, ended, zeros)
+                return distributions.squash(net, distributions.mode(net, acted.outputs)), acted.recurrent_state
 
             return each_shard(one, len(rows), owned, rows, recurrent_state, ended)
 
@@ -116,11 +99,10 @@ class Inference:
 
         def noise(iteration: Array, shards: Array, owned: Array) -> Array:
             key = self.program.keys["action"]
-            return each_shard(
-                lambda shard: action_noise(self.program.config, self.program.net, key, iteration, shard),
-                len(shards),
-                owned,
-                shards,
-            )
+
+            def one(shard: Array) -> Array:
+                return action_noise(self.program.config, self.program.net, key, iteration, shard)
+
+            return each_shard(one, len(shards), owned, shards)
 
         return jax.jit(noise)

@@ -18,12 +18,7 @@ from lockstep.training.metrics import Record, update_metrics
 
 
 class Inputs(NamedTuple):
-    """What a call is told of its iterations, each ``[n]``.
-
-    Attributes:
-        iteration: iterations done before, int32.
-        learning_rate: float32; not looked at where the schedule is adaptive.
-    """
+    """What a call is told of its iterations ``[n]``: how many came before each, int32, and learning rates, float32."""
 
     iteration: Array
     learning_rate: Array
@@ -45,12 +40,7 @@ class Outputs(NamedTuple):
 
 @dataclass(frozen=True)
 class Finished:
-    """Episodes that ended in an iteration.
-
-    Attributes:
-        newest: return, length and success of the newest hundred, by (step, environment).
-        count: of all of them.
-    """
+    """Ended episodes: return, length, success of the newest hundred, by (step, environment), and how many in all."""
 
     newest: list[tuple[float, int, int]]
     count: int
@@ -63,8 +53,6 @@ class Iteration:
     Attributes:
         number: iterations done before it.
         numbers: Python numbers, or lists of them, by name; see :class:`lockstep.jax_engine.update.UpdateResult`.
-        episodes: that ended.
-        seconds: that it took.
         parts: seconds of its parts, where they can be told apart.
     """
 
@@ -76,12 +64,7 @@ class Iteration:
 
 
 def finished(returns: np.ndarray, marks: np.ndarray) -> list[Finished]:
-    """Episodes that ended in each iteration of a call.
-
-    Args:
-        returns: float32 ``[n, num_shards, T, rows]``, see :class:`Outputs`.
-        marks: int32, of the same shape.
-    """
+    """Lists each iteration's ended episodes, of a call's ``[n, num_shards, T, rows]``; see :class:`Outputs`."""
     by_step, values = (x.transpose(0, 2, 1, 3).reshape(len(x), -1) for x in (marks, returns))
     at, ends = np.nonzero(by_step)
     counts = np.bincount(at, minlength=len(marks))

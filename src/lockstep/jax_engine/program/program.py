@@ -29,9 +29,7 @@ from lockstep.jax_engine.nets.nets import PolicyNet
 from lockstep.jax_engine.nets.parameters import ParameterLayout
 from lockstep.jax_engine.periodic import PeriodicUpdate
 from lockstep.jax_engine.program.iterations import Inputs
-from lockstep.jax_engine.rollout import (
-    Rollout,
-)
+from lockstep.jax_engine.rollout import Rollout
 from lockstep.jax_engine.shards.blocks import Blocks, each_shard, shards_together
 from lockstep.jax_engine.shards.keys import key_of, key_words, keyed
 from lockstep.jax_engine.shards.normalizers import frozen
@@ -47,10 +45,9 @@ from lockstep.jax_engine.statistics import (
     normalizer_moments,
     share,
 )
-from lockstep.jax_engine.update import Gradients, Update, all_minibatches, learner_of
+from lockstep.jax_engine.update import Gradients, Learner, Update, all_minibatches
 
 PURPOSES = ("action", "reset", "step", "minibatch", "begin", "random", "dropout")
-
 
 Result = TypeVar("Result")
 
@@ -61,29 +58,13 @@ def purpose_words(seed: int) -> np.ndarray:
 
 
 class Carried(NamedTuple):
-    """What environments carry from one rollout to the next, by block or shard.
+    """What environments carry from one rollout to the next, by block or shard, float32.
 
-    Attributes:
-        recurrent_state: float32 ``[…, n, carry_size]``.
-        discounted: discounted returns so far, float32 ``[…, n]``.
+    Recurrent states ``[…, n, carry_size]``, and discounted returns so far ``[…, n]``.
     """
 
     recurrent_state: Array
     discounted: Array
-
-
-class Evaluated(NamedTuple):
-    """A rollout as the update takes it, by block.
-
-    Attributes:
-        samples: a batch's columns packed in one matrix, ``[blocks, units, words]``.
-        statistics: of this device.
-        carried: into the next rollout.
-    """
-
-    samples: Array
-    statistics: Statistics
-    carried: Carried
 
 
 @dataclass(frozen=True)
@@ -91,15 +72,9 @@ class Program:
     """Says what is compiled, and for what.
 
     Attributes:
-        config: the run's.
-        description: the environment's spaces.
-        net: the networks.
-        layout: how parameters are held.
-        mesh: the devices.
         env: the environment inside the program; None where it is stepped on the host.
         everywhere: whether episodes are brought to all processes.
-        key_words: of each purpose's random key, uint32 ``[len(PURPOSES), 2]``; None: those of the config's seed, which
-            the program then holds as constants.
+        key_words: of each purpose's random key, uint32 ``[len(PURPOSES), 2]``; None: the config's seed's, as constants.
     """
 
     config: Config
@@ -145,49 +120,51 @@ class Program:
         """Gives the global indices of this device's shards, int32 ``[shards]``, inside a mapped program."""
         return shard_index() * self.blocks.shards + jnp.arange(self.blocks.shards, dtype=jnp.int32)
 
+    def each_shard(self, function: Callable[[Array], Result], owned: Array) -> Result:
+        """Calls a function of a shard's global index for each of this device's, see :func:`.blocks.each_shard`."""
+        return each_shard(function, self.blocks.shards, owned, self.shard_ids())
+
     def learn(
         self, state: TrainState, rollout: Rollout, discounted: Array, inputs: Inputs, stop: Array, owned: Array
     ) -> tuple[TrainState, dict[str, Array], Carried]:
         """Computes advantages and statistics of a rollout, updates, and measures.
 
-        Args:
-            state: before the update.
-            rollout: by block, ``[blocks, T, n, …]``.
-            discounted: discounted returns before the rollout ``[blocks, n]``.
-            inputs: of this iteration.
-            stop: this process's stop code ``[1]``.
-            owned: number of shards.
+        The rollout is by block, ``[blocks, T, n, …]``, with the discounted returns before it ``[blocks, n]``; ``stop``
+        is this process's stop code ``[1]``, ``owned`` the number of shards.
 
         Returns:
             State (without environments), metrics, and what environments carry on, by block.
         """
         config, blocks = self.config, self.blocks
-        local, indices, columns = self._evaluated(state, rollout, discounted, inputs.iteration, owned)
-        moments = local.statistics.advantage_moments
+        indices, columns, (samples, local, carried) = self._evaluated(
+            state, rollout, discounted, inputs.iteration, owned
+        )
+        moments = local.advantage_moments
         if blocks.together > 1:  # [blocks, together, …]
             moments = moments.reshape(blocks.shards, *moments.shape[2:])
-        shared = share(local.statistics._replace(advantage_moments=moments), stop)
-        everyone = shared.statistics
+        everyone, asked = share(local._replace(advantage_moments=moments), stop)
         statistics = minibatch_statistics(config, moments, everyone.advantage_moments, blocks)
         rate = state.learning_rate if config.ppo.schedule == "adaptive" else inputs.learning_rate
         numbers, minibatches = all_minibatches(config, indices, statistics, self._dropout(inputs.iteration))
-        update = self._update(columns)
-        learner, result = update(learner_of(state, rate), local.samples, numbers, minibatches, owned)
+        gradients = Gradients(config, self.net, self.layout, blocks, columns, self.mesh.size)
+        update = PeriodicUpdate(gradients) if config.sync_period > 1 else Update(gradients)
+        learner, result = update(Learner(state.parameters, state.optimizer, rate), samples, numbers, minibatches, owned)
         merged = NormalizerMoments(everyone.observation_moments, everyone.return_moments)
         after = merge_normalizers(state, merged)._replace(**learner._asdict())
-        metrics = {**result._asdict(), "stop": shared.stop, "learning_rate": learner.learning_rate}
+        metrics = {**result._asdict(), "stop": asked, "learning_rate": learner.learning_rate}
         metrics |= mean_terms(list(rollout.terms), everyone.terms)
         if everyone.fit is not None:
             metrics["explained_variance"] = explained_variance(everyone.fit)
-        return after, metrics, local.carried
+        return after, metrics, carried
 
     def _evaluated(
         self, state: TrainState, rollout: Rollout, discounted: Array, iteration: Array, owned: Array
-    ) -> tuple[Evaluated, Array, Words]:
+    ) -> tuple[Array, Words, tuple[Array, Statistics, Carried]]:
         """Makes batches and local statistics of a rollout by block.
 
         Returns:
-            These, the minibatches' indices by block, and how the samples' columns are packed.
+            The minibatches' indices by block; how the samples' columns are packed; and by block the samples packed in a
+            matrix ``[blocks, units, words]``, this device's statistics, and what is carried into the next rollout.
         """
         config, net = self.config, self.net
         parameters = self.layout.named(state.parameters)
@@ -195,7 +172,7 @@ class Program:
         indices, scale = self._indices(iteration, owned), frozen(state.return_normalizer)
         layouts: list[Words] = []
 
-        def one(rollout: Rollout, discounted: Array, index: Array) -> Evaluated:
+        def one(rollout: Rollout, discounted: Array, index: Array) -> tuple[Array, Statistics, Carried]:
             batch, recurrent_state = make_batch(net, parameters, reference, rollout, config, scale)
             moments, after = normalizer_moments(config, net, rollout, discounted)
             advantages = self._advantage_moments(batch, index)
@@ -203,30 +180,21 @@ class Program:
             statistics = Statistics(advantages, fit_moments(batch), moments.observations, moments.returns, terms)
             columns = columns_of(batch)
             layouts.append(Words.of(columns))
-            return Evaluated(layouts[-1].pack(columns), statistics, Carried(recurrent_state, after))
+            return layouts[-1].pack(columns), statistics, Carried(recurrent_state, after)
 
-        return self.blocks.each(one, owned, rollout, discounted, indices), indices, layouts[-1]
-
-    def _update(self, columns: Words) -> Update | PeriodicUpdate:
-        gradients = Gradients(self.config, self.net, self.layout, self.blocks, columns, self.mesh.size)
-        return PeriodicUpdate(gradients) if self.config.sync_period > 1 else Update(gradients)
+        evaluated = self.blocks.each(one, owned, rollout, discounted, indices)
+        return indices, layouts[-1], evaluated
 
     def _indices(self, iteration: Array, owned: Array) -> Array:
         key = self.keys["minibatch"]
-        index = each_shard(
-            lambda shard: minibatch_indices(self.config, key, iteration, shard),
-            self.blocks.shards,
-            owned,
-            self.shard_ids(),
-        )
+        index = self.each_shard(lambda shard: minibatch_indices(self.config, key, iteration, shard), owned)
         return self.blocks.merge_indices(index)
 
     def _advantage_moments(self, batch: Batch, index: Array) -> Array:
         if self.blocks.together == 1:
             return advantage_moments(batch.advantages, batch.valid, index)
-        by_shard = index.reshape(*index.shape[:2], self.blocks.together, -1)
         of = jax.vmap(lambda part: advantage_moments(batch.advantages, batch.valid, part), in_axes=2)
-        return of(by_shard)
+        return of(index.reshape(*index.shape[:2], self.blocks.together, -1))
 
     def _dropout(self, iteration: Array) -> Array | None:
         if self.net.custom is None:

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 from jax import numpy as jnp
 
-from lockstep.jax_engine.distributed.mesh import SHARDED, named_sharding, replicate_sharding
+from lockstep.jax_engine.distributed.mesh import REPLICATED, SHARDED, named_sharding, replicate_sharding
 from lockstep.jax_engine.distributed.placement import fetch, gathered, place
 from lockstep.jax_engine.program.calls import CallInputs, Pending, iterations_per_call, no_matter
 from lockstep.jax_engine.program.device_program import DeviceProgram
@@ -20,12 +20,10 @@ from lockstep.jax_engine.state import EnvCarry, TrainState, place_state, state_s
 
 
 class DeviceRun:
-    """Holds the training state on the mesh, and the program that changes it; see :class:`.calls.Run`.
+    """Holds the training state on the mesh, its environments, and the program that changes both.
 
-    Args:
-        program: what is compiled.
-        state: of host arrays, without environments.
-        local_devices: of this process.
+    A run on the host and one of several seeds have the same members, by which a session knows them. It is made of a
+    state of host arrays without environments; ``capacity`` is the most iterations of one call.
     """
 
     before: int = 0
@@ -35,23 +33,24 @@ class DeviceRun:
         self.program, self.config = program, program.config
         self.capacity = iterations_per_call(self.config)
         self._inputs = CallInputs(self.config, program.mesh, local_devices)
-        parameters = program.layout.specs
-        without = state_specs(state, parameters)
-        blocks = program.blocks
-        self.owned = place(np.int32(blocks.shards), replicate_sharding(program.mesh))
+        without = state_specs(state, program.layout.specs)
+        self.owned = place(np.int32(program.blocks.shards), replicate_sharding(program.mesh))
         compiled = DeviceProgram(program)
-        self.specs = state_specs(state._replace(envs=compiled.carry_shapes()), parameters)
+        self.specs = state_specs(state._replace(envs=compiled.carry_shapes()), program.layout.specs)
         self.state = place_state(state, without, program.mesh)
-        self._initial = compiled.compile_initial(self.specs, without)
+        self._initial = jax.jit(program.mapped(compiled.initial, (without, REPLICATED), self.specs))
         self._call = compiled.compile_call(self.specs)
         self._mark = time.perf_counter()
 
     def begin(self) -> None:
-        """See :meth:`.calls.Run.begin`."""
+        """Begins first episodes, and fills normalisers with first statistics."""
         self.state = self._initial(self.state, self.owned)
 
     def dispatch(self, first: int, count: int, stop: int, before: Callable[[], None] = no_matter) -> Pending:
-        """See :meth:`.calls.Run.dispatch`."""
+        """Starts ``count`` iterations, at most ``capacity``, after ``first``; returns while they are under way.
+
+        ``stop`` is this process's stop code; ``before`` is called as late as can be before the state is taken over.
+        """
         inputs, stops, many = self._inputs(first, count, stop, self.before)
         before()
         begun = time.perf_counter()
@@ -59,7 +58,7 @@ class DeviceRun:
         return Pending(first, count, outputs, begun)
 
     def fetch(self, pending: Pending) -> list[Iteration]:
-        """See :meth:`.calls.Run.fetch`."""
+        """Waits for a call and reads what it tells."""
         metrics = {name: fetch(x).tolist() for name, x in pending.outputs.metrics.items()}
         episodes = finished(*(fetch(x)[: pending.count] for x in pending.outputs[1:]))
         now = time.perf_counter()
@@ -71,14 +70,13 @@ class DeviceRun:
         ]
 
     def env_arrays(self) -> dict[int, dict[str, np.ndarray]]:
-        """See :meth:`.calls.Run.env_arrays`."""
+        """Copies what a checkpoint holds of environments, by shard; with several processes a collective."""
         return shard_arrays(self.state, self.config.shards)
 
     def restore(self, state: TrainState, shards: Mapping[int, dict[str, np.ndarray]], iteration: int) -> list[int]:
-        """See :meth:`.calls.Run.restore`; nothing has to be restarted."""
+        """Goes on from a checkpoint; returns environments that couldn't be restored exactly: none."""
         mesh = self.program.mesh
-        without = state_specs(state, self.program.layout.specs)
-        self.state = place_state(state, without, mesh)
+        self.state = place_state(state, state_specs(state, self.program.layout.specs), mesh)
         if self.config.algorithm == "grpo":  # every iteration begins with episodes of its own
             self.state = self.state._replace(envs=self._initial(self.state, self.owned).envs)
             return []
@@ -95,7 +93,7 @@ class DeviceRun:
         return []
 
     def close(self) -> None:
-        """See :meth:`.calls.Run.close`."""
+        """Waits until nothing is under way, and lets the environments go."""
         jax.block_until_ready(self.state)
 
 

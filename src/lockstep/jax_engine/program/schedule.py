@@ -12,13 +12,8 @@ from lockstep.training.schedule import comes_due
 class Schedule:
     """What is due after which iteration.
 
-    Attributes:
-        config: the run's.
-        first: iterations done before this session.
-        stop_at_step: a limit of this session in environment steps, or None.
-        devices: of the mesh, over all ``processes``.
-        processes: see ``devices``.
-        traced: whether fingerprints of every iteration are written.
+    ``first`` iterations were done before this session; ``devices`` are those of all processes; ``traced`` says whether
+    fingerprints of every iteration are written.
     """
 
     config: Config

@@ -19,13 +19,7 @@ import numpy as np
 from jax import Array
 from jax import numpy as jnp
 
-from lockstep.jax_engine.distributed.mesh import (
-    REPLICATED,
-    SHARDED,
-    over_mesh,
-    replicate_sharding,
-    stacked,
-)
+from lockstep.jax_engine.distributed.mesh import REPLICATED, SHARDED, over_mesh, replicate_sharding, stacked
 from lockstep.jax_engine.distributed.placement import fetch, place
 from lockstep.jax_engine.program.calls import CallInputs, Pending, iterations_per_call, no_matter
 from lockstep.jax_engine.program.device_program import DeviceProgram
@@ -46,11 +40,7 @@ CallOfSeeds = Callable[[Array, TrainState, Inputs, Array, Array, Array, Array], 
 class SeedsRun:
     """Holds the training states of all seeds on the mesh, leaves ``[seeds, …]``, and the program that changes them.
 
-    Args:
-        program: of one seed.
-        seeds: of the agents.
-        states: of each seed, host arrays, without environments.
-        local_devices: of this process.
+    It is made of the program of one seed, and of host arrays without environments of each.
     """
 
     def __init__(
@@ -89,7 +79,7 @@ class SeedsRun:
         return jax.jit(self.program.mapped(call, given, (specs, outputs)), donate_argnums=1)
 
     def begin(self) -> None:
-        """See :meth:`.calls.Run.begin`."""
+        """See :meth:`.DeviceRun.begin`."""
 
         def initial(words: Array, state: TrainState, owned: Array, seeds: Array) -> TrainState:
             def one(words: Array, state: TrainState) -> TrainState:
@@ -108,7 +98,7 @@ class SeedsRun:
         return jax.vmap(function)(*trees)
 
     def dispatch(self, first: int, count: int, stop: int, before: Callable[[], None] = no_matter) -> Pending:
-        """Starts ``count`` iterations of every seed; see :meth:`.calls.Run.dispatch`."""
+        """Starts ``count`` iterations of every seed; see :meth:`.DeviceRun.dispatch`."""
         inputs, stops, many = self._inputs(first, count, stop)
         before()
         begun = time.perf_counter()
@@ -143,19 +133,14 @@ class SeedsRun:
 
 
 class OneOfSeeds:
-    """One seed of a :class:`SeedsRun` in the place of a run of its own; see :class:`.calls.Run`.
-
-    Args:
-        run: of all seeds, which has begun.
-        number: its place among them.
-    """
+    """One seed of a :class:`SeedsRun` that has begun, by its place, instead of a run of its own: a ``DeviceRun``."""
 
     def __init__(self, run: SeedsRun, number: int) -> None:
         self._run, self._number, self.capacity = run, number, run.capacity
 
     @property
     def state(self) -> TrainState:
-        """See :attr:`.calls.Run.state`."""
+        """See :attr:`.DeviceRun.state`."""
         return self._run.state_of(self._number)
 
     def begin(self) -> None:
@@ -166,11 +151,11 @@ class OneOfSeeds:
         return self._run.dispatch(first, count, stop, before)
 
     def fetch(self, pending: Pending) -> list[Iteration]:
-        """See :meth:`.calls.Run.fetch`; what the other seeds tell is dropped."""
+        """See :meth:`.DeviceRun.fetch`; what the other seeds tell is dropped."""
         return [iterations[self._number] for iterations in self._run.fetch(pending)]
 
     def env_arrays(self) -> dict[int, dict[str, np.ndarray]]:
-        """See :meth:`.calls.Run.env_arrays`."""
+        """See :meth:`.DeviceRun.env_arrays`."""
         return shard_arrays(self.state, self._run.config.shards)
 
     def restore(self, state: TrainState, shards: Mapping[int, dict[str, np.ndarray]], iteration: int) -> list[int]:

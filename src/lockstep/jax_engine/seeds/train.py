@@ -73,14 +73,7 @@ def _own_program(config: Config, program: Program) -> Program:
 
 
 class SeedsTrainer:
-    """The loop over iterations of all seeds.
-
-    Args:
-        run: of all seeds.
-        trainers: of each, with its own directory.
-        directory: the run's.
-        started: when the session began, by the monotonic clock.
-    """
+    """The loop over iterations of all seeds; each has a trainer with its own directory inside the run's."""
 
     def __init__(self, run: SeedsRun, trainers: Sequence[Trainer], directory: RunDirectory, started: float) -> None:
         self.run, self.trainers, self.directory, self.started = run, list(trainers), directory, started
@@ -121,9 +114,8 @@ class SeedsTrainer:
         """Writes last checkpoints, every seed's ``summary.json``, curves, and the run's own ``summary.json``."""
         seconds = time.monotonic() - self.started
         results = [trainer.recorder.finish(stop) for trainer in self.trainers]
-        path = self.directory.path
         names = {trainer.config.seed: trainer.recorder.run.path for trainer in self.trainers}
-        curve = write_curves(path, f"{self.run.config.env.id}, {len(names)} seeds", names)
+        curve = write_curves(self.directory.path, f"{self.run.config.env.id}, {len(names)} seeds", names)
         if not can_plot():
             self.progress.message(MISSING_PLOT)
         summary = self.summarize([result.summary for result in results], curve, seconds)

@@ -14,19 +14,14 @@ from dataclasses import asdict, dataclass
 
 import jax
 
+from lockstep.core.machine import peak_resident
 from lockstep.core.topology import without_launcher
 from lockstep.jax_engine.setup import set_up
 
 
 @dataclass(frozen=True)
 class Accelerators:
-    """Accelerators of one kind.
-
-    Attributes:
-        count: how many JAX sees here.
-        kind: as JAX calls them.
-        memory: bytes of the smallest one that a program can use; 0: it doesn't say.
-    """
+    """Accelerators of one kind, as JAX calls it, and the bytes of the smallest that a program can use (0: not said)."""
 
     count: int
     kind: str
@@ -42,10 +37,7 @@ def in_this_process() -> Accelerators:
 
 @functools.cache
 def on_this_machine(device: str) -> Accelerators:
-    """Counts those that processes of this machine can share out, found without starting JAX here.
-
-    Args:
-        device: ``cuda`` or ``tpu``.
+    """Counts those (``cuda`` or ``tpu``) that processes of this machine can share out, without starting JAX here.
 
     Raises:
         ValueError: there is none; one line.
@@ -60,6 +52,13 @@ def on_this_machine(device: str) -> Accelerators:
     if "error" in found:
         raise ValueError(found["error"])
     return Accelerators(**found)
+
+
+def peak_memory() -> dict[str, list[float]]:
+    """Returns the most MiB held so far: of the host (worker processes apart), and of this process's accelerators."""
+    stats = [device.memory_stats() or {} for device in jax.local_devices() if device.platform != "cpu"]
+    most = max((int(each.get("peak_bytes_in_use", 0)) for each in stats), default=0)
+    return {"peak_memory_mb": [peak_resident()], "peak_gpu_memory_mb": [most / 2**20]}
 
 
 def _main(device: str) -> dict[str, object]:

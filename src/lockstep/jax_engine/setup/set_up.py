@@ -76,13 +76,10 @@ def add_xla_flags(flags: dict[str, str]) -> None:
 
 
 def configure(threads: int, platform: str, devices: int | None, pool: int | None = None) -> None:
-    """Settings that count only before JAX's first use of a device.
+    """Settles what counts only before JAX's first use of a device.
 
-    Args:
-        threads: CPU threads that one operation may use.
-        platform: ``cpu``, ``cuda`` or ``tpu``.
-        devices: how many devices to make of this process's CPU; one by default.
-        pool: threads of the pool that all CPU devices share; by default the :func:`roomy_pool` of as many devices.
+    ``devices`` are made of this process's CPU, one by default; ``pool`` are the threads that they share, by default
+    those of the :func:`roomy_pool` of as many devices.
 
     Raises:
         ValueError: no such platform; CPU devices on another platform; JAX has started with other settings.

@@ -40,7 +40,6 @@ class Blocks:
 
     Attributes:
         shards: of the device; ``rows`` environments in each.
-        rows: see ``shards``.
         exact: whether sums are kept by block, and functions always called in a loop.
         together: shards of a block, side by side; 1 in ``exact``.
     """
@@ -110,32 +109,18 @@ class Blocks:
         return jnp.repeat(moved, n, axis=-1)
 
     def each(self, function: Callable[[*Trees], Result], owned: Array, *trees: *Trees) -> Result:
-        """Calls a function of one block for each block.
+        """Calls a function of one block's arrays for each of ``[blocks, …]``; gives its results ``[blocks, …]``.
 
-        Args:
-            function: takes one block's arrays.
-            owned: number of shards, int32; an argument of the program, so that the compiler doesn't know it.
-            trees: arrays ``[blocks, …]``.
-
-        Returns:
-            Its results, ``[blocks, …]``.
+        ``owned`` is the number of shards, int32: an argument of the program, so that the compiler doesn't know it.
         """
         if not self.loops:
             return jax.tree.map(lambda x: x[None], function(*_at(trees, 0)))
         return each_shard(function, self.count, owned if self.together == 1 else owned // self.together, *trees)
 
     def sum_parts(self, function: Callable[[*Trees], Result], parts: int, owned: Array, *trees: *Trees) -> Result:
-        """Calls a function of one part of a block for each part, and sums its results; as :meth:`each`.
+        """Calls a function of one part of a block for each of ``[blocks·parts, …]``, and sums its results in order.
 
-        Args:
-            function: takes one part's arrays.
-            parts: of each block.
-            owned: see :meth:`each`.
-            trees: arrays ``[blocks·parts, …]``.
-
-        Returns:
-            Sums over each block's parts ``[blocks, …]`` in ``exact``, over all parts ``[1, …]`` in ``fast``; in the
-            order of parts.
+        Gives sums over each block's parts ``[blocks, …]`` in ``exact``, over all parts ``[1, …]`` in ``fast``.
         """
         if not self.exact and self.count * parts == 1:
             return self.each(function, owned, *trees)

@@ -39,12 +39,7 @@ def merged(moments: Moments, count: Array, mean: Array, m2: Array) -> Moments:
 
 
 class Scale(NamedTuple):
-    """What normalises during an iteration, float32 ``[size]``.
-
-    Attributes:
-        mean: is subtracted from observations.
-        inverse_std: observations or rewards are multiplied by it.
-    """
+    """What normalises during an iteration: the mean is subtracted, then it is multiplied; float32 ``[size]``."""
 
     mean: Array
     inverse_std: Array
@@ -70,9 +65,7 @@ def normalized(layout: ObservationLayout, rows: Array, scale: Scale | None, clip
     if not layout.image_bytes:
         vectors = jnp.clip((rows[..., :size] - scale.mean) * scale.inverse_std, -clip, clip)
         return vectors if size == rows.shape[-1] else jnp.concatenate([vectors, rows[..., size:]], -1)
-    words = rows[..., : 4 * size].reshape(*rows.shape[:-1], size, 4)
-    vectors = lax.bitcast_convert_type(words, jnp.float32)
-    vectors = jnp.clip((vectors - scale.mean) * scale.inverse_std, -clip, clip)
+    vectors = jnp.clip((vectors_of(layout, rows) - scale.mean) * scale.inverse_std, -clip, clip)
     raw = lax.bitcast_convert_type(vectors, jnp.uint8).reshape(*rows.shape[:-1], 4 * size)
     return jnp.concatenate([raw, rows[..., 4 * size :]], -1)
 

@@ -15,12 +15,7 @@ WIDE = {"bool": jnp.int32, "int8": jnp.int32, "int16": jnp.int32}
 
 @dataclass(frozen=True)
 class Words:
-    """Where arrays ``[n, …]`` lie in a matrix ``[n, words]``.
-
-    Attributes:
-        shapes: of one row of each, by name; ``dtypes`` alike.
-        dtypes: see ``shapes``.
-    """
+    """Where arrays ``[n, …]`` lie in a matrix ``[n, words]``: the shapes of one row of each, and dtypes, by name."""
 
     shapes: dict[str, tuple[int, ...]]
     dtypes: dict[str, np.dtype]
