@@ -40,14 +40,7 @@ class Evaluated:
 def interval(
     statistic: Callable[..., float], *samples: np.ndarray, repetitions: int = REPETITIONS, seed: int = 0
 ) -> tuple[float, float]:
-    """Percentile bootstrap interval (Efron 1979) of a statistic of independent samples.
-
-    Args:
-        statistic: of arrays ``[n]``, as many as there are samples.
-        samples: ``[n]`` each, of any lengths; each is drawn from itself.
-        repetitions: bootstrap samples.
-        seed: of the draws.
-    """
+    """Percentile bootstrap interval (Efron 1979) of a statistic of independent samples ``[n]``, of any lengths."""
     generator = keyed_generator(seed, "bootstrap")
     found = [statistic(*(x[generator.integers(len(x), size=len(x))] for x in samples)) for _ in range(repetitions)]
     tail = 50.0 * (1.0 - CONFIDENCE)

@@ -65,11 +65,7 @@ def check_suffix(video: Path) -> None:
 
 
 class Terminal:
-    """Shows texts one after the other: on a terminal each in place of the one before, at their pace.
-
-    Args:
-        fps: texts a second.
-    """
+    """Shows ``fps`` texts a second, each in place of the one before; where no terminal is, all of them at once."""
 
     def __init__(self, fps: int) -> None:
         self._pause = 1 / fps if sys.stdout.isatty() else 0.0
@@ -252,13 +248,7 @@ def record_evaluation(policy: Policy, video: Path) -> float:
 
 
 class EvaluationVideos:
-    """Videos of a run's evaluations, where a process writes; what fails costs the videos, not the run.
-
-    Args:
-        run: the run's directory.
-        trackers: that are told of each video.
-        wanted: whether there are to be any.
-    """
+    """Records a run's evaluations, if wanted, where a process writes; failing costs the videos, not the run."""
 
     def __init__(self, run: RunDirectory, trackers: RunTrackers | NullTrackers, wanted: bool) -> None:
         self._run, self._trackers, self._wanted = run, trackers, wanted

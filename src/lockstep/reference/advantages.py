@@ -87,14 +87,8 @@ def discounted_returns(rewards: ArrayLike, dones: ArrayLike, initial: ArrayLike,
 def explained_variance(values: ArrayLike, returns: ArrayLike) -> float:
     """Share of the returns' variance that the values explain: `1 - Var(returns - values) / Var(returns)`.
 
-    1 is perfect up to a constant, 0 no better than a constant, negative worse than a constant.
-
-    Args:
-        values: Any shape.
-        returns: The same shape.
-
-    Returns:
-        The share, or nan when all returns are equal (their variance is 0).
+    1 is perfect up to a constant, 0 no better than a constant, negative worse than a constant, nan where all returns
+    are equal (their variance is 0).
 
     Raises:
         ValueError: If the shapes differ.

@@ -6,6 +6,19 @@ from numpy.typing import ArrayLike
 from lockstep.reference.arrays import Array, float64
 
 
+def kl_k3(log_prob_p: ArrayLike, log_prob_q: ArrayLike) -> float:
+    """Mean of `(r - 1) - log r`, `r = q(x) / p(x)`, `x ~ p`: unbiased for KL(p || q), never negative.
+
+    For PPO p is the policy that acted (old), q the one being trained (new).
+
+    Source: Schulman 2020, "Approximating KL Divergence", http://joschu.net/blog/kl-approx.html (k3, with his letters
+    exchanged: samples are drawn from p here).
+    """
+    log_prob_p, log_prob_q = float64(log_prob_p=log_prob_p, log_prob_q=log_prob_q)
+    log_ratio = log_prob_q - log_prob_p
+    return float(np.mean(np.expm1(log_ratio) - log_ratio))  # expm1: `exp(x) - 1` loses every digit of a small x
+
+
 def policy_terms(ratio: Array, advantages: Array, clip_range: float) -> Array:
     """Per-sample clipped surrogate, negated: `max(-A * ratio, -A * clip(ratio, 1 - eps, 1 + eps))`."""
     clipped = np.clip(ratio, 1.0 - clip_range, 1.0 + clip_range)

@@ -62,13 +62,7 @@ def check(config: Config, recording: Recording) -> PolicyNet:
 def clone(
     config: Config, recording: Recording, settings: Settings, log: Callable[[dict[str, Any]], None]
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Learns a recording on this process's CPU.
-
-    Args:
-        config: resolved.
-        recording: episodes.
-        settings: how.
-        log: gets a record of each epoch.
+    """Learns a recording on this process's CPU; ``log`` gets a record of each epoch.
 
     Returns:
         Arrays of a checkpoint by name, the critic's as they began; and the last epoch's numbers.

@@ -71,16 +71,6 @@ def update_periodically(
     KL stop and adaptive learning rate look at the mean KL of a whole period, once it is over; a stop comes after the
     period's steps were taken.
 
-    Args:
-        state: changed in place.
-        batch: samples of the local shards.
-        indices: :func:`lockstep.torch_engine.minibatches.minibatch_indices`.
-        statistics: of the global minibatches.
-        config: the run's.
-        plan: the shards here.
-        source: :func:`lockstep.torch_engine.gradients.local_gradient`.
-        communicator: joins the ranks.
-
     Raises:
         NonFiniteError: on every rank at the same synchronisation.
     """

@@ -14,12 +14,7 @@ from lockstep.torch_engine.state import POLICY, make_net
 
 
 class PolicyFunction:
-    """The actor of a checkpoint, on the CPU.
-
-    Args:
-        config: the run's.
-        environment: the description that the checkpoint holds.
-        arrays: ``policy/…`` by name.
+    """The actor of a checkpoint, whose arrays are ``policy/…`` by name, on the CPU.
 
     Attributes:
         observation: how observations lie in rows; ``action`` what actions are.

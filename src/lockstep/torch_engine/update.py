@@ -66,14 +66,7 @@ def adapted_learning_rate(learning_rate: float, kl: float, desired_kl: float) ->
 
 
 def clip_and_step(state: TrainState, gradient: Gradient, max_norm: float | None, learning_rate: float) -> None:
-    """Clips a reduced gradient by its global norm and applies it.
-
-    Args:
-        state: changed in place.
-        gradient: its vector's memory is used up.
-        max_norm: None: no clipping.
-        learning_rate: of this step.
-    """
+    """Clips a reduced gradient, whose memory is used up, by its global norm (None: not), and applies it."""
     vector, norm = gradient.vector, gradient.norm
     if max_norm is not None and norm + CLIP_EPSILON > max_norm:
         vector *= max_norm / (norm + CLIP_EPSILON)
@@ -91,15 +84,6 @@ def update(
     source: GradientSource,
 ) -> UpdateResult:
     """Trains on one rollout.
-
-    Args:
-        state: changed in place.
-        batch: samples of the local shards.
-        indices: :func:`lockstep.torch_engine.minibatches.minibatch_indices`.
-        statistics: counts of the minibatches, and how their advantages are normalised.
-        config: the run's.
-        plan: the shards here.
-        source: gives the reduced gradients.
 
     Raises:
         NonFiniteError: on every rank at the same step, before the optimiser has seen it.

@@ -60,13 +60,7 @@ def set_dropout(net: PolicyNet, columns: Columns | None) -> None:
 
 
 class AutogradFunctions:
-    """Computes a policy's numbers with PyTorch; see :class:`lockstep.torch_engine.nets.functions.PolicyFunctions`.
-
-    Args:
-        net: shapes of the networks.
-        parameters: their weights.
-        config: says whether the loss is compiled.
-    """
+    """Computes a policy's numbers with PyTorch; see :class:`lockstep.torch_engine.nets.functions.PolicyFunctions`."""
 
     def __init__(self, net: PolicyNet, parameters: FlatParameters, config: Config) -> None:
         self.net, self.weights, self._config = net, parameters, config

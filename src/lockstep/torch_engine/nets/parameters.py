@@ -22,12 +22,7 @@ Rule = Callable[[Tensor, float], None]
 
 
 class FlatParameters:
-    """Holds all parameters in one float32 vector ``[P]``, with views of it by name.
-
-    Args:
-        shapes: of each parameter by name, in the order of the vector.
-        device: where the vector lives.
-    """
+    """Holds all parameters in one float32 vector ``[P]``, in the order of ``shapes``, with views of it by name."""
 
     def __init__(self, shapes: dict[str, tuple[int, ...]], device: torch.device) -> None:
         self.shapes = shapes
@@ -84,11 +79,9 @@ class Optimizer(Protocol):
 
 
 class WholeAdam:
-    """Keeps whole moments beside whole parameters, changed in place by a rule: the :class:`Optimizer` of most runs.
+    """Keeps whole moments beside whole parameters: the :class:`Optimizer` of most runs.
 
-    Args:
-        parameters: changed in place.
-        make_rule: makes the rule from the parameters ``[P]`` and the moments by name, which it changes in place.
+    ``make_rule`` makes the rule from parameters ``[P]`` and moments by name, which the rule changes in place.
     """
 
     def __init__(self, parameters: FlatParameters, make_rule: Callable[[Tensor, dict[str, Tensor]], Rule]) -> None:

@@ -11,11 +11,7 @@ from torch import Tensor
 class HostAdam:
     """Adam (Kingma & Ba 2015, algorithm 1) in NumPy: at few parameters most of PyTorch's step goes into calling it.
 
-    Args:
-        flat: parameters ``[P]`` on the CPU, changed in place.
-        moments: ``step``, ``exp_avg`` and ``exp_avg_sq`` by name, changed in place.
-        betas: decay of the two moments.
-        epsilon: added to the square root of the second.
+    Parameters ``[P]`` on the CPU and ``step``, ``exp_avg`` and ``exp_avg_sq`` by name are changed in place.
     """
 
     def __init__(self, flat: Tensor, moments: dict[str, Tensor], betas: tuple[float, float], epsilon: float) -> None:

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 class PlainFunctions:
     """Computes a plain policy's numbers; see :class:`lockstep.torch_engine.nets.functions.PolicyFunctions`.
 
-    Args:
-        net: shapes of the networks; they must be :func:`lockstep.torch_engine.plain.policy.derivable`.
-        parameters: their weights, on the CPU.
+    The networks must be :func:`lockstep.torch_engine.plain.policy.derivable`, the parameters on the CPU.
     """
 
     def __init__(self, net: PolicyNet, parameters: FlatParameters) -> None:

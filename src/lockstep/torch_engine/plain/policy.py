@@ -80,12 +80,9 @@ def _max_columns(x: np.ndarray) -> np.ndarray:
 
 
 class PlainPolicy:
-    """Computes a plain policy's numbers on shards.
+    """Computes the numbers of a :func:`derivable` policy on shards, in the dtype of its parameters.
 
-    Args:
-        net: shapes; it must be :func:`derivable`.
-        parameters: by name, ``[out, in]`` and ``[out]``; changed from outside between calls. Everything is computed in
-            their dtype.
+    Those are ``[out, in]`` and ``[out]`` by name, and may be changed from outside between calls.
     """
 
     def __init__(self, net: PolicyNet, parameters: Mapping[str, np.ndarray]) -> None:

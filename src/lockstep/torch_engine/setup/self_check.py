@@ -14,10 +14,7 @@ from lockstep.torch_engine.nets.shards import ShardFunction, by_shard, part_of
 def shard_invariant(function: ShardFunction, num_shards: int, *arguments: Any) -> bool:
     """Tells whether ``function`` gives each shard the same bits alone and in aligned groups of 2, 4, … all shards.
 
-    Args:
-        function: takes tensors ``[k, …]`` (or dicts of them) and returns one or a tuple of them.
-        num_shards: of the run.
-        arguments: tensors ``[num_shards, …]`` (or dicts of them) at the shapes of the run.
+    The arguments are tensors ``[num_shards, …]``, or dicts of them, at the shapes of the run; see :func:`by_shard`.
     """
     alone = _tensors(by_shard("loop", function, *arguments))
     for size in _groups(num_shards):
