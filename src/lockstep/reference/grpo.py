@@ -69,17 +69,9 @@ def grpo_loss(
     Source: Shao et al. 2024, "DeepSeekMath", eq. 3 and 4; the division: Yu et al. 2025, "DAPO: An Open-Source LLM
     Reinforcement Learning System at Scale", section 3.3.
 
-    Args:
-        new_log_prob: `[N]` (any shape, shared by all arrays), under the policy being trained.
-        old_log_prob: Under the policy that acted.
-        advantages: Of the episode that each step belongs to.
-        mask: True where the step is valid. Elsewhere the other arrays may hold anything, even nan.
-        entropy: Of the policy being trained, per step.
-        clip_range: eps.
-        entropy_coef: Weight of the entropy bonus; the paper has none.
-        kl_coef: Weight of the divergence from the reference policy, the paper's beta.
-        reference_log_prob: Under the reference policy; needed where `kl_coef` isn't 0.
-        count: Valid steps of the global minibatch, not of these arrays.
+    All arrays have one shape, `[N]` or any other; where `mask` is False they may hold anything, even nan. `kl_coef` is
+    the paper's beta, where it isn't 0 the reference policy's log-probabilities are needed; the paper has no entropy
+    bonus.
 
     Returns:
         `policy_loss`, `reference_kl` (0 without a reference policy), `entropy`, `loss`, `approx_kl`, `clip_fraction`.

@@ -50,11 +50,7 @@ def minibatch_indices(config: Config, plan: ShardPlan, iteration: int) -> np.nda
 
 
 def advantage_moments(batch: Batch, indices: np.ndarray) -> Tensor:
-    """Computes count, mean and M2 of every minibatch's advantages by shard.
-
-    Returns:
-        float64 ``[k, num_epochs, num_minibatches, 3]``.
-    """
+    """Computes count, mean and M2 of each minibatch's advantages: float64 ``[k, num_epochs, num_minibatches, 3]``."""
     device, per_shard = batch.advantages.device, []
     for shard, advantages in enumerate(batch.advantages):
         index = torch.from_numpy(np.ascontiguousarray(indices[:, :, shard])).to(device)

@@ -160,8 +160,6 @@ def initial_statistics(
     state: TrainState, rollout: Rollout, plan: ShardPlan, config: Config, communicator: Communicator
 ) -> None:
     """Gives the normalisers their first statistics, from a rollout of random actions."""
-    if state.observation_normalizer is None and state.return_normalizer is None:
-        return
     measured = normalizer_moments(state, rollout, plan)
     local = torch.from_numpy(np.concatenate([sample_counts(rollout, plan)[:, None], measured], 1))
     rows = communicator.gather_shards(local).numpy()

@@ -30,10 +30,8 @@ class UpdateResult:
     """Sums up what an update did, on every rank the same.
 
     Attributes:
-        terms: sums of the loss terms over the minibatches that were evaluated, the one that stopped it included.
-        evaluated: number of those minibatches.
+        terms: sums of the loss terms over the ``evaluated`` minibatches, the one that stopped it included.
         grad_norm: sum over optimiser steps; ``steps`` their number.
-        stopped_by_kl: whether the KL stop ended it.
     """
 
     terms: np.ndarray
@@ -63,6 +61,15 @@ def adapted_learning_rate(learning_rate: float, kl: float, desired_kl: float) ->
     if 0.0 < kl < 0.5 * desired_kl:
         return min(high, learning_rate * LEARNING_RATE_FACTOR)
     return learning_rate
+
+
+def decide(state: TrainState, result: UpdateResult, config: Config, kl: float) -> None:
+    """Decides by the KL divergence of all ranks whether the update stops, and else on the adaptive learning rate."""
+    ppo = config.ppo
+    if ppo.target_kl is not None and kl > KL_STOP_FACTOR * ppo.target_kl:
+        result.stopped_by_kl = True
+    elif ppo.schedule == "adaptive":
+        state.learning_rate = adapted_learning_rate(state.learning_rate, kl, ppo.desired_kl)
 
 
 def clip_and_step(state: TrainState, gradient: Gradient, max_norm: float | None, learning_rate: float) -> None:
@@ -100,12 +107,9 @@ def update(
                 raise non_finite(state.iteration + 1, where, names, terms)
             result.terms += terms
             result.evaluated += 1
-            kl = float(terms[names.index("approx_kl")])
-            if ppo.target_kl is not None and kl > KL_STOP_FACTOR * ppo.target_kl:
-                result.stopped_by_kl = True
+            decide(state, result, config, float(terms[names.index("approx_kl")]))
+            if result.stopped_by_kl:
                 return result
-            if ppo.schedule == "adaptive":
-                state.learning_rate = adapted_learning_rate(state.learning_rate, kl, ppo.desired_kl)
             clip_and_step(state, gradient, ppo.max_grad_norm, state.learning_rate)
             result.grad_norm += gradient.norm
             result.steps += 1

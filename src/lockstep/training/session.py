@@ -20,13 +20,7 @@ from lockstep.runs.checkpoint import Checkpoint, pack, unpack
 
 
 class Counted(Protocol):
-    """Holds the counters of a run.
-
-    Attributes:
-        iteration: iterations done; ``global_step`` environment steps, ``optimizer_steps`` optimiser steps.
-        learning_rate: of the last optimiser step.
-        recent: the last hundred episodes.
-    """
+    """Holds the counters of a run, the last optimiser step's learning rate, and the last hundred episodes."""
 
     iteration: int
     global_step: int
@@ -39,8 +33,6 @@ class TrainingSession(Protocol):
     """What is asked of an engine's session by those who record it; the same on every rank.
 
     Attributes:
-        config: resolved.
-        description: the environment's spaces.
         restarted: environments that this resume couldn't restore exactly; ``restarted_before`` those of earlier ones.
         wall_time_before: seconds of training in earlier sessions.
     """

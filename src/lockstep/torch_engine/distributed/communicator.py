@@ -82,12 +82,8 @@ def tree_sum(x: Tensor) -> Tensor:
 class Communicator:
     """Makes the collectives of one rank. Every float that meets another shard's passes through here.
 
-    Args:
-        topology: this rank's place.
-        plan: its shards; None for a script of a user's, which has none.
-        device: where its tensors live.
-        nccl: whether tensors on a GPU travel by NCCL; else they go through the host.
-        group: of all ranks; None: the process group's own.
+    A script of a user's has no plan. With ``nccl`` tensors on a GPU travel by it, else through the host; ``group`` is
+    of all ranks, or None for the process group's own.
 
     Attributes:
         durations: seconds of each collective since the last :meth:`take_durations`.
@@ -273,12 +269,9 @@ class Communicator:
 
         The memory of ``parameters``, a whole copy of the module's, is freed; ``options`` are PyTorch's of Adam.
         """
-        topology, own = self.topology, self.transport != "nccl"
         from lockstep.torch_engine.distributed.sharded import ShardedAdam, ShardedParameters  # slow to import
 
-        sharded = ShardedParameters(
-            module, self.device, topology.rank, topology.world_size, self.gather_ranks, self.all_reduce, own
-        )
+        sharded = ShardedParameters(module, self)
         return sharded, ShardedAdam(sharded, parameters, options)
 
 

@@ -78,7 +78,7 @@ class Optimizer(Protocol):
         """Frees what :meth:`gather` made."""
 
 
-class WholeAdam:
+class WholeAdam(Optimizer):
     """Keeps whole moments beside whole parameters: the :class:`Optimizer` of most runs.
 
     ``make_rule`` makes the rule from parameters ``[P]`` and moments by name, which the rule changes in place.
@@ -108,12 +108,6 @@ class WholeAdam:
         for name in MOMENTS:
             self._parameters.load(self._moments[name], moments[name])
         self._moments["step"].fill_(step)
-
-    def gather(self) -> None:
-        """See :meth:`Optimizer.gather`: they are whole already."""
-
-    def release(self) -> None:
-        """See :meth:`Optimizer.release`: there is nothing to free."""
 
 
 def fused_adam(flat: Tensor, moments: dict[str, Tensor], options: dict[str, Any]) -> Rule:
