@@ -23,7 +23,7 @@ from lockstep.torch_engine.minibatches import (
     minibatch_statistics,
 )
 from lockstep.torch_engine.nets.parameters import FlatParameters, WholeAdam, fused_adam
-from lockstep.torch_engine.plain.adam import HostAdam
+from lockstep.torch_engine.plain.adam import host_adam
 from lockstep.torch_engine.update import adapted_learning_rate, clip_and_step
 from lockstep.training.limits import LEARNING_RATE_LIMITS
 
@@ -39,7 +39,7 @@ def optimised(parameters: np.ndarray, config: Config, on_host: bool = False) -> 
     flat = FlatParameters(SHAPES, torch.device("cpu"))
     flat.flat.copy_(torch.from_numpy(parameters))
     betas, eps = config.ppo.adam_betas, config.ppo.adam_eps
-    rule = partial(HostAdam, betas=betas, epsilon=eps)
+    rule = partial(host_adam, betas=betas, epsilon=eps)
     if not on_host:
         rule = partial(fused_adam, options={"betas": betas, "eps": eps})
     return SimpleNamespace(parameters=flat, optimizer=WholeAdam(flat, rule), optimizer_steps=0)

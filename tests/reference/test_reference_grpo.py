@@ -16,36 +16,6 @@ def close(actual, expected, tolerance=1e-9):
     np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance)
 
 
-# --- Masks and returns ------------------------------------------------------------------------------------------------
-
-
-def test_first_episode_mask_by_hand():
-    # env 0 never ends, env 1 ends at step 1 and again at step 2, env 2 ends at once, env 3 in the last step.
-    dones = [[0, 0, 1, 0], [0, 1, 0, 0], [0, 1, 0, 1]]
-    mask = reference.first_episode_mask(dones)
-    assert mask.dtype == np.bool_
-    assert mask.tolist() == [[True, True, True, True], [True, True, False, True], [True, False, False, True]]
-
-
-@given(st.integers(0, 2**32 - 1), st.integers(1, 12), st.floats(0, 1))
-def test_the_mask_ends_with_the_first_done_step(seed, steps, probability):
-    dones = np.random.default_rng(seed).random((steps, 5)) < probability
-    mask = reference.first_episode_mask(dones)
-    for env in range(5):
-        ends = np.flatnonzero(dones[:, env])
-        length = ends[0] + 1 if len(ends) else steps
-        assert mask[:, env].tolist() == [True] * length + [False] * (steps - length)
-
-
-def test_episode_returns_by_hand():
-    # env 0: 1 + 2 + 4 = 7, or 1 + 2/2 + 4/4 = 3. env 1: 8 + 16 = 24, or 8 + 16/2 = 16; its nan is masked.
-    rewards, mask = [[1, 8], [2, 16], [4, math.nan]], [[1, 1], [1, 1], [1, 0]]
-    close(reference.episode_returns(rewards, mask), [7, 24])
-    close(reference.episode_returns(rewards, mask, gamma=0.5), [3, 16])
-    with pytest.raises(ValueError, match=r"rewards \(3, 2\), mask \(3,\)"):
-        reference.episode_returns(rewards, [1, 1, 0])
-
-
 # --- Advantages -------------------------------------------------------------------------------------------------------
 
 

@@ -134,18 +134,12 @@ DEFAULT_IMAGE_ENCODER = ImageEncoder()
 
 @dataclass(frozen=True)
 class PolicyNet:
-    """Shapes of an actor and a critic.
+    """Shapes of an actor and, unless ``critic`` is off, a critic.
 
     Attributes:
-        observation: how observations lie in rows.
-        action: what actions are.
-        hidden_sizes: units of the hidden layers.
-        activation: name of the activation.
-        critic: whether there is one.
         shared: whether actor and critic share all but their heads.
         squashed: a tanh squashes continuous actions into their bounds, else they are clipped there.
         state_dependent_std: the actor gives a continuous action's log standard deviation too, else it is a parameter.
-        image: the encoder of images.
         core: recurrent core, or None; ``core_size`` its units.
         custom: a network of the user's own in place of all of this (the engine's ``CustomNet``), or None.
         bf16: matrix products and convolutions are computed in bfloat16; what goes in and comes out is float32.

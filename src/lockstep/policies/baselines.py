@@ -21,11 +21,7 @@ SNAKE = "lockstep/Snake-v0"
 class Actor(Protocol):
     """Plays whole episodes: a trained policy (:class:`lockstep.policies.policy.Policy`) or a baseline.
 
-    Attributes:
-        config: environment, and how its episodes are run.
-        observation: how observations lie in rows.
-        action: what actions are.
-        global_step: environment steps that it was trained for.
+    ``global_step`` counts the environment steps that it was trained for.
     """
 
     config: Config

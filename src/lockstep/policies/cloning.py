@@ -42,17 +42,10 @@ class CloneSettings:
 def clone(
     episodes: Path, out: Path, settings: CloneSettings, network: NetworkConfig | None = None, trust: bool = False
 ) -> dict[str, Any]:
-    """Learns a recording, and writes the policy as a run with one checkpoint.
+    """Learns a recording, and writes the policy as a run with one checkpoint; returns the run's summary.
 
-    Args:
-        episodes: file of :func:`lockstep.policies.recordings.write_recording`.
-        out: run directory to make.
-        settings: how it is learnt.
-        network: the networks to train; None: those of the recording's config.
-        trust: whether to import what the recording names, though this user hasn't trained with it.
-
-    Returns:
-        The run's summary.
+    ``network`` None: the networks of the recording's config. ``trust``: whether to import what the recording names,
+    though this user hasn't trained with it.
 
     Raises:
         ValueError: there is no such recording, the run exists, the networks can't learn so; one line.

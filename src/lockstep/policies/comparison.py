@@ -40,14 +40,7 @@ class Evaluated:
 def interval(
     statistic: Callable[..., float], *samples: np.ndarray, repetitions: int = REPETITIONS, seed: int = 0
 ) -> tuple[float, float]:
-    """Percentile bootstrap interval (Efron 1979) of a statistic of independent samples.
-
-    Args:
-        statistic: of arrays ``[n]``, as many as there are samples.
-        samples: ``[n]`` each, of any lengths; each is drawn from itself.
-        repetitions: bootstrap samples.
-        seed: of the draws.
-    """
+    """Percentile bootstrap interval (Efron 1979) of a statistic of independent samples ``[n]``, of any lengths."""
     generator = keyed_generator(seed, "bootstrap")
     found = [statistic(*(x[generator.integers(len(x), size=len(x))] for x in samples)) for _ in range(repetitions)]
     tail = 50.0 * (1.0 - CONFIDENCE)
@@ -176,8 +169,8 @@ def in_words(found: dict[str, Any]) -> str:
     width = max(len(each["name"]) for each in found["policies"])
     lines = [f"{found['environment']}: means, and in brackets their {found['confidence']:.0%} intervals"]
     for each in found["policies"]:
-        parts = [f"{m} {_number(each[m]['mean'])} [{_number(each[m]['mean_low'])}, {_number(each[m]['mean_high'])}]"
-                 for m in metrics]  # fmt: skip
+        numbers = {m: [f"{each[m][name]:,.2f}" for name in ("mean", "mean_low", "mean_high")] for m in metrics}
+        parts = [f"{m} {mean} [{low}, {high}]" for m, (mean, low, high) in numbers.items()]
         lines.append(f"{each['name']:<{width}}  {each['episodes']} episodes  {'  '.join(parts)}")
     metric = "score" if "score" in metrics else "return"
     for each in found["differences"]:
@@ -190,10 +183,6 @@ def in_words(found: dict[str, Any]) -> str:
             f"{facts['probability_high']:.0%}] of pairs of episodes"
         )
     return "\n".join([*lines, *found["unlike"]])
-
-
-def _number(value: float) -> str:
-    return f"{value:,.2f}"
 
 
 def draw(all_of_them: Sequence[Evaluated], found: dict[str, Any]) -> Any:

@@ -21,12 +21,9 @@ BATCH = 256
 
 
 def run_episodes(envs: HostEnvs, act: Callable[[np.ndarray], np.ndarray], max_steps: int) -> np.ndarray:
-    """Plays one episode in each environment, stepped together in a batch of fixed shape.
+    """Plays one episode, of ``max_steps`` at most, in each environment, stepped together in a batch of fixed shape.
 
-    Args:
-        envs: environments made for evaluation, one an episode.
-        act: observations float32 ``[E, size]`` to actions ``[E]`` or ``[E, A]``.
-        max_steps: longer episodes are cut here.
+    ``act`` maps observation rows ``[E, width]`` to rows of actions.
 
     Returns:
         float64 ``[E, 4]``: return, length, success (1 task solved, -1 not solved, 0 not said), and score (points of

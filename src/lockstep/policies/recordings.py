@@ -71,15 +71,7 @@ class Recorder:
 
 
 def record(actor: Actor, name: str, episodes: int, seed: int | None = None, deterministic: bool = True) -> Recording:
-    """Plays whole episodes with the starts of an evaluation, and keeps what was seen and done.
-
-    Args:
-        actor: that plays.
-        name: what it is called in the file.
-        episodes: how many.
-        seed: of their starts; None: the actor's own.
-        deterministic: the most likely actions, else samples.
-    """
+    """Plays whole episodes with an evaluation's starts (seed None: the actor's own); keeps what was seen and done."""
     recorder, start = Recorder(actor), start_of(actor, seed)
     recorder.reset(start)
     tables, seen, done = [], [], []

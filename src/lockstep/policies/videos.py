@@ -49,12 +49,11 @@ def video_writer(video: Path, fps: int) -> Any:
     """
     check_suffix(video)
     imageio = _imageio("video")
+    video.parent.mkdir(parents=True, exist_ok=True)
     if video.suffix == ".gif":
-        video.parent.mkdir(parents=True, exist_ok=True)
         return imageio.get_writer(video, mode="I", duration=1000 / fps, loop=0)
     # ffmpeg replaces the forked process at once, so that JAX's threads, which the fork lacks, can't be missed
     warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
-    video.parent.mkdir(parents=True, exist_ok=True)
     return imageio.get_writer(video, fps=fps, macro_block_size=2)
 
 
@@ -65,11 +64,7 @@ def check_suffix(video: Path) -> None:
 
 
 class Terminal:
-    """Shows texts one after the other: on a terminal each in place of the one before, at their pace.
-
-    Args:
-        fps: texts a second.
-    """
+    """Shows ``fps`` texts a second, each in place of the one before; where no terminal is, all of them at once."""
 
     def __init__(self, fps: int) -> None:
         self._pause = 1 / fps if sys.stdout.isatty() else 0.0
@@ -164,14 +159,9 @@ def play(
     seed: int | None = None,
     deterministic: bool = True,
 ) -> list[tuple[float, int, int | None]]:
-    """Plays episodes in a window, into a video file, or as text.
+    """Plays episodes in a window (target None), into a video file, or as text (``"terminal"``).
 
-    Args:
-        policy: that plays.
-        target: a video file, ``"terminal"``, or None for a window.
-        episodes: how many.
-        seed: of their starts; None: the run's.
-        deterministic: the most likely actions, else samples.
+    They start by ``seed``, or the run's own; actions are the most likely ones, or samples.
 
     Returns:
         Of each its return, length, and score (None where the environment has none).
@@ -183,7 +173,8 @@ def play(
     prepare_rendering(has_screen())
     mode = "human" if target is None else "ansi" if target == "terminal" else "rgb_array"
     env = drawn_environment(config.env, mode)
-    writer = _writer(target, frames_per_second(env))
+    fps = frames_per_second(env)
+    writer = video_writer(target, fps) if isinstance(target, Path) else Terminal(fps) if target else None
     played = []
     try:
         for episode in range(episodes):
@@ -196,12 +187,6 @@ def play(
     return played
 
 
-def _writer(target: Path | str | None, fps: int) -> Any:
-    if target is None:
-        return None
-    return video_writer(target, fps) if isinstance(target, Path) else Terminal(fps)
-
-
 def check_video(config: EnvConfig) -> None:
     """Draw one picture of an environment, so that a run that records videos doesn't start where it can't.
 
@@ -211,12 +196,9 @@ def check_video(config: EnvConfig) -> None:
     _imageio("eval.record_video")
     prepare_rendering(screen=False)
     try:
-        env = drawn_environment(config, "rgb_array")
-        try:
+        with contextlib.closing(drawn_environment(config, "rgb_array")) as env:
             env.reset(seed=0)
             _frame(env)
-        finally:
-            env.close()
     except ValueError as error:
         raise ValueError(f"eval.record_video: {error}") from None
 
@@ -238,11 +220,8 @@ def record_evaluation(policy: Policy, video: Path) -> float:
     env = drawn_environment(policy.config.env, "rgb_array")
     unfinished = video.with_name(f".{video.stem}.unfinished.mp4")
     try:
-        writer = video_writer(unfinished, frames_per_second(env))
-        try:
+        with contextlib.closing(video_writer(unfinished, frames_per_second(env))) as writer:
             score, *_ = play_episode(env, policy, writer, keyed_seed(policy.config.seed, "eval", 0), True)
-        finally:
-            writer.close()
         unfinished.replace(video)
         return score
     finally:
@@ -252,13 +231,7 @@ def record_evaluation(policy: Policy, video: Path) -> float:
 
 
 class EvaluationVideos:
-    """Videos of a run's evaluations, where a process writes; what fails costs the videos, not the run.
-
-    Args:
-        run: the run's directory.
-        trackers: that are told of each video.
-        wanted: whether there are to be any.
-    """
+    """Records a run's evaluations, if wanted, where a process writes; failing costs the videos, not the run."""
 
     def __init__(self, run: RunDirectory, trackers: RunTrackers | NullTrackers, wanted: bool) -> None:
         self._run, self._trackers, self._wanted = run, trackers, wanted

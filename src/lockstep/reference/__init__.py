@@ -17,11 +17,10 @@ from lockstep.reference.distributions import (
     gaussian_entropy,
     gaussian_log_prob,
 )
-from lockstep.reference.divergence import categorical_kl, gaussian_kl, kl_k1, kl_k2, kl_k3
-from lockstep.reference.grpo import episode_returns, first_episode_mask, group_advantages, grpo_loss
+from lockstep.reference.grpo import group_advantages, grpo_loss
 from lockstep.reference.normalizers import Moments, merge_all, merge_moments, moments, normalize_advantages
 from lockstep.reference.optimizer import adam_step, adaptive_learning_rate, clip_by_global_norm
-from lockstep.reference.ppo import ppo_loss
+from lockstep.reference.ppo import kl_k3, ppo_loss
 
 __all__ = [
     "LOG_2PI",
@@ -30,21 +29,15 @@ __all__ = [
     "adam_step",
     "adaptive_learning_rate",
     "categorical_entropy",
-    "categorical_kl",
     "categorical_log_prob",
     "clip_by_global_norm",
     "discounted_returns",
-    "episode_returns",
     "explained_variance",
-    "first_episode_mask",
     "gae",
     "gaussian_entropy",
-    "gaussian_kl",
     "gaussian_log_prob",
     "group_advantages",
     "grpo_loss",
-    "kl_k1",
-    "kl_k2",
     "kl_k3",
     "merge_all",
     "merge_moments",

@@ -20,19 +20,10 @@ def gae(
     `delta_t = r_t + gamma * V'_t * (1 - terminated_t) - V_t`;
     `A_t = delta_t + gamma * lambda * (1 - (terminated | truncated)_t) * A_{t+1}`, with `A_T = 0`.
 
-    A terminated step bootstraps from 0, a truncated one from the value of its final observation; both end the sum.
+    A terminated step bootstraps from 0, a truncated one from the value of its final observation; both end the sum. All
+    arrays are `[T, E]`; `next_values`, V', are ignored, whatever they hold, where the episode terminated.
 
     Source: Schulman et al. 2016, "High-Dimensional Continuous Control Using Generalized Advantage Estimation", eq. 16.
-
-    Args:
-        rewards: `[T, E]`.
-        values: `[T, E]`, V of the state in which step t was taken.
-        next_values: `[T, E]`, V of the state that follows step t: V(final_obs) where the episode was truncated.
-            Ignored, whatever it holds, where the episode terminated.
-        terminated: `[T, E]` bool.
-        truncated: `[T, E]` bool.
-        gamma: Discount factor.
-        gae_lambda: Exponential weight of the k-step estimators.
 
     Returns:
         `(advantages, returns)`, both `[T, E]`; returns are `advantages + values`.
@@ -56,16 +47,10 @@ def gae(
 def discounted_returns(rewards: ArrayLike, dones: ArrayLike, initial: ArrayLike, gamma: float) -> tuple[Array, Array]:
     """Forward-running discounted return of each environment, whose variance scales rewards.
 
-    `R_t = gamma * R_{t-1} + r_t`. After a done step R is reset to 0; the value at the done step itself is recorded
-    before the reset. Passing `final` as the next call's `initial` continues the sequence without a seam.
+    `R_t = gamma * R_{t-1} + r_t`. After a done step (terminated or truncated) R is reset to 0; the value at the done
+    step itself is recorded before the reset. Passing `final` as the next call's `initial` continues without a seam.
 
     Source: Engstrom et al. 2020, "Implementation Matters in Deep Policy Gradients", section 3 (reward scaling).
-
-    Args:
-        rewards: `[T, E]`.
-        dones: `[T, E]` bool, terminated or truncated.
-        initial: `[E]`, R before the first step (0 at the start of a run).
-        gamma: Discount factor.
 
     Returns:
         `(running, final)`: R at every step, `[T, E]`, and R after the last step and its reset, `[E]`.
@@ -87,14 +72,8 @@ def discounted_returns(rewards: ArrayLike, dones: ArrayLike, initial: ArrayLike,
 def explained_variance(values: ArrayLike, returns: ArrayLike) -> float:
     """Share of the returns' variance that the values explain: `1 - Var(returns - values) / Var(returns)`.
 
-    1 is perfect up to a constant, 0 no better than a constant, negative worse than a constant.
-
-    Args:
-        values: Any shape.
-        returns: The same shape.
-
-    Returns:
-        The share, or nan when all returns are equal (their variance is 0).
+    1 is perfect up to a constant, 0 no better than a constant, negative worse than a constant, nan where all returns
+    are equal (their variance is 0).
 
     Raises:
         ValueError: If the shapes differ.

@@ -37,13 +37,9 @@ def categorical_log_prob(logits: ArrayLike, actions: ArrayLike) -> Array:
 
 
 def categorical_entropy(logits: ArrayLike) -> Array:
-    """`H = -sum_a p(a) log p(a)` in nats, with `0 log 0 = 0`.
+    """`H = -sum_a p(a) log p(a)` in nats, with `0 log 0 = 0`, `[..., num_actions]` to `[...]`.
 
-    Args:
-        logits: `[..., num_actions]`, unnormalised; -inf marks an impossible action.
-
-    Returns:
-        `[...]`.
+    Logits are unnormalised; -inf marks an impossible action.
     """
     (logits,) = float64(logits=logits)
     log_prob = log_softmax(logits)
@@ -74,13 +70,6 @@ def gaussian_log_prob(mean: ArrayLike, log_std: ArrayLike, actions: ArrayLike) -
 
 
 def gaussian_entropy(log_std: ArrayLike) -> Array:
-    """Entropy of a diagonal Gaussian in nats: `sum_i [ 1/2 + log(2 pi) / 2 + log std_i ]`.
-
-    Args:
-        log_std: `[..., action_dim]`.
-
-    Returns:
-        `[...]`.
-    """
+    """Entropy of a diagonal Gaussian in nats: `sum_i [ 1/2 + log(2 pi) / 2 + log std_i ]`, `[..., dim]` to `[...]`."""
     (log_std,) = float64(log_std=log_std)
     return np.sum(0.5 + 0.5 * LOG_2PI + log_std, axis=-1)

@@ -9,66 +9,23 @@ section 4.1, eq. 3 and 4. An action of a step is here what a token is there.
 """
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from lockstep.reference.arrays import Array, float64
 from lockstep.reference.ppo import policy_terms
 
 
-def first_episode_mask(dones: ArrayLike) -> NDArray[np.bool_]:
-    """Which steps of a collection count: those of an environment's first episode, its last step included.
-
-    Args:
-        dones: `[T, E]` bool, terminated or truncated.
-
-    Returns:
-        `[T, E]` bool: True up to and including the first done step, False after it.
-    """
-    ended = np.cumsum(np.asarray(dones, dtype=np.bool_), axis=0) > 0
-    return ~np.concatenate([np.zeros_like(ended[:1]), ended[:-1]])
-
-
-def episode_returns(rewards: ArrayLike, mask: ArrayLike, gamma: float = 1.0) -> Array:
-    """Return of each environment over its valid steps: `R_e = sum_t gamma^t m_te r_te`.
-
-    The paper rewards an output as a whole, once (outcome supervision): its return is the same for every step. An
-    episode that the collection cut short has the return of the part that was seen.
-
-    Args:
-        rewards: `[T, E]`; ignored, whatever they hold, where `mask` is False.
-        mask: `[T, E]` bool.
-        gamma: Discount per step; 1 is the paper's plain sum.
-
-    Returns:
-        `[E]`.
-
-    Raises:
-        ValueError: If the shapes differ.
-    """
-    rewards, valid = float64(rewards=rewards, mask=mask)
-    discounts = gamma ** np.arange(len(rewards), dtype=np.float64)
-    return np.sum(discounts[:, None] * np.where(valid != 0, rewards, 0.0), axis=0)
-
-
 def group_advantages(returns: ArrayLike, group_size: int, eps: float, scale: bool = True) -> Array:
-    """Group-relative advantages of GRPO: `A_i = (R_i - mean_g) / (std_g + eps)`.
+    """Group-relative advantages of GRPO: `A_i = (R_i - mean_g) / (std_g + eps)`, `[num_groups * group_size]`.
 
-    `std_g` is the population standard deviation (divided by `group_size`), as everywhere in this package; the paper
-    leaves the choice open. A group whose returns are all equal has advantages 0 (up to rounding).
+    Group g is the g-th run of `group_size` consecutive returns. `std_g` is the population standard deviation, as
+    everywhere in this package; the paper leaves the choice open. A group whose returns are all equal has advantages 0
+    (up to rounding).
 
     Without `scale`, `A_i = R_i - mean_g`: dividing by the standard deviation weighs groups of nearly equal returns up.
 
     Source: Shao et al. 2024, "DeepSeekMath", section 4.1.2 (outcome supervision); without `scale`: Liu et al. 2025,
     "Understanding R1-Zero-Like Training: A Critical Perspective" (Dr. GRPO), section 3.2.
-
-    Args:
-        returns: `[num_groups * group_size]`; group g is the g-th run of `group_size` consecutive entries.
-        group_size: Members of a group.
-        eps: Added to the standard deviation; unused without `scale`.
-        scale: Whether to divide by the standard deviation.
-
-    Returns:
-        Advantages, `[num_groups * group_size]`.
 
     Raises:
         ValueError: If `returns` isn't one-dimensional or `group_size` doesn't divide its length.
@@ -112,17 +69,9 @@ def grpo_loss(
     Source: Shao et al. 2024, "DeepSeekMath", eq. 3 and 4; the division: Yu et al. 2025, "DAPO: An Open-Source LLM
     Reinforcement Learning System at Scale", section 3.3.
 
-    Args:
-        new_log_prob: `[N]` (any shape, shared by all arrays), under the policy being trained.
-        old_log_prob: Under the policy that acted.
-        advantages: Of the episode that each step belongs to.
-        mask: True where the step is valid. Elsewhere the other arrays may hold anything, even nan.
-        entropy: Of the policy being trained, per step.
-        clip_range: eps.
-        entropy_coef: Weight of the entropy bonus; the paper has none.
-        kl_coef: Weight of the divergence from the reference policy, the paper's beta.
-        reference_log_prob: Under the reference policy; needed where `kl_coef` isn't 0.
-        count: Valid steps of the global minibatch, not of these arrays.
+    All arrays have one shape, `[N]` or any other; where `mask` is False they may hold anything, even nan. `kl_coef` is
+    the paper's beta, where it isn't 0 the reference policy's log-probabilities are needed; the paper has no entropy
+    bonus.
 
     Returns:
         `policy_loss`, `reference_kl` (0 without a reference policy), `entropy`, `loss`, `approx_kl`, `clip_fraction`.

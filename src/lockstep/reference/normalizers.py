@@ -18,13 +18,9 @@ class Moments(NamedTuple):
 
 
 def moments(x: ArrayLike) -> Moments:
-    """Count, mean and m2 over axis 0, in two passes.
+    """Count, mean and m2 over axis 0 of `[N, ...]`, in two passes.
 
-    Args:
-        x: `[N, ...]`. N may be 0: mean and m2 are then 0, the neutral element of `merge_moments`.
-
-    Returns:
-        `(count, mean, m2)` with `count = N` and `mean`, `m2` of shape `[...]`.
+    N may be 0: mean and m2 are then 0, the neutral element of `merge_moments`.
     """
     (x,) = float64(x=x)
     if len(x) == 0:
@@ -34,16 +30,12 @@ def moments(x: ArrayLike) -> Moments:
 
 
 def merge_moments(a: tuple[int, ArrayLike, ArrayLike], b: tuple[int, ArrayLike, ArrayLike]) -> Moments:
-    """Moments of the union of two disjoint sets of samples.
+    """Moments of the union of two disjoint sets of samples, given by their `(count, mean, m2)`.
 
     With `delta = mean_b - mean_a` and `n = n_a + n_b`:
     `mean = mean_a + delta * n_b / n`, `m2 = m2_a + m2_b + delta^2 * n_a * n_b / n`.
 
     Source: Chan, Golub and LeVeque 1983, "Algorithms for Computing the Sample Variance", the pairwise update.
-
-    Args:
-        a: `(count, mean, m2)`.
-        b: `(count, mean, m2)`, of the same shapes.
 
     Raises:
         ValueError: If the shapes differ.
@@ -59,10 +51,7 @@ def merge_moments(a: tuple[int, ArrayLike, ArrayLike], b: tuple[int, ArrayLike, 
 
 
 def merge_all(parts: Sequence[tuple[int, ArrayLike, ArrayLike]]) -> Moments:
-    """Moments of the union of `parts`, merged from first to last: `((p_0 + p_1) + p_2) + ...`.
-
-    Args:
-        parts: At least one `(count, mean, m2)`, in shard order.
+    """Moments of the union of `parts`, in shard order, merged from first to last: `((p_0 + p_1) + p_2) + ...`.
 
     Raises:
         ValueError: If `parts` is empty or the shapes differ.
@@ -77,20 +66,9 @@ def merge_all(parts: Sequence[tuple[int, ArrayLike, ArrayLike]]) -> Moments:
 
 
 def normalize_advantages(advantages: ArrayLike, mean: float, m2: float, count: int, eps: float = 1e-8) -> Array:
-    """`(A - mean) / (std + eps)` with `std = sqrt(m2 / count)`.
+    """`(A - mean) / (std + eps)` with `std = sqrt(m2 / count)`, the population standard deviation.
 
-    `std` is the population standard deviation: `count` in the denominator, where `torch.std` has `count - 1` by
-    default. The statistics are those of the whole global minibatch; `advantages` may be any part of it.
-
-    Args:
-        advantages: Any shape.
-        mean: Mean of the global minibatch.
-        m2: Its sum of squared deviations.
-        count: Its number of samples.
-        eps: Added to the standard deviation.
-
-    Returns:
-        The shape of `advantages`.
+    The statistics are those of the whole global minibatch; `advantages` may be any part of it, of any shape.
 
     Raises:
         ValueError: If `count` isn't positive.

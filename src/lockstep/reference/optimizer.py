@@ -9,16 +9,12 @@ from lockstep.reference.arrays import Array, float64
 
 
 def clip_by_global_norm(grads: Sequence[ArrayLike], max_norm: float) -> tuple[list[Array], float]:
-    """Scale all gradients by `min(1, max_norm / (norm + 1e-6))`, `norm` being that of all of them together.
+    """Scale all gradients by `min(1, max_norm / (norm + 1e-6))`, `norm` being the L2 norm of all of them together.
 
     The form of `torch.nn.utils.clip_grad_norm_`, 1e-6 included: a gradient whose norm is exactly `max_norm` shrinks by
     about 1e-6 of its size. A nan in any gradient makes all of them nan.
 
     Source: Pascanu et al. 2013, "On the difficulty of training recurrent neural networks", algorithm 1.
-
-    Args:
-        grads: Arrays of any shapes.
-        max_norm: Largest allowed L2 norm.
 
     Returns:
         `(clipped, norm)`: new arrays, and the norm before clipping.
@@ -40,7 +36,7 @@ def adam_step(
     beta2: float,
     eps: float,
 ) -> tuple[Array, Array, Array]:
-    """One step of Adam.
+    """One step of Adam, number `step` from 1, on arrays of one shape.
 
     `m = beta1 * m + (1 - beta1) * g`; `v = beta2 * v + (1 - beta2) * g^2`;
     `params -= lr / (1 - beta1^step) * m / (sqrt(v) / sqrt(1 - beta2^step) + eps)`.
@@ -48,19 +44,8 @@ def adam_step(
     Source: Kingma and Ba 2015, "Adam: A Method for Stochastic Optimization", algorithm 1, with eps as in
     `torch.optim.Adam` (added to the bias-corrected root).
 
-    Args:
-        params: Any shape.
-        grad: The same shape.
-        exp_avg: m before this step, the same shape.
-        exp_avg_sq: v before this step, the same shape.
-        step: Number of this step, from 1.
-        lr: Learning rate.
-        beta1: Decay of m.
-        beta2: Decay of v.
-        eps: Added to the denominator.
-
     Returns:
-        `(params, exp_avg, exp_avg_sq)` after the step, as new arrays.
+        `(params, exp_avg, exp_avg_sq)`, with m and v in the names of PyTorch, as new arrays.
 
     Raises:
         ValueError: If the shapes differ or `step` is less than 1.
@@ -81,13 +66,6 @@ def adaptive_learning_rate(lr: float, kl: float, desired_kl: float, low: float =
     A KL of exactly 0 (nothing was learnt, or nothing was measured) changes nothing.
 
     Source: rsl_rl, `PPO.update` with `schedule="adaptive"`; no paper gives these constants.
-
-    Args:
-        lr: Current learning rate.
-        kl: Mean KL of the global minibatch.
-        desired_kl: Target.
-        low: Lower limit, applied when the rate falls.
-        high: Upper limit, applied when the rate rises.
     """
     if kl > 2.0 * desired_kl:
         return max(low, lr / 1.5)

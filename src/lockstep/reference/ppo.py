@@ -6,6 +6,19 @@ from numpy.typing import ArrayLike
 from lockstep.reference.arrays import Array, float64
 
 
+def kl_k3(log_prob_p: ArrayLike, log_prob_q: ArrayLike) -> float:
+    """Mean of `(r - 1) - log r`, `r = q(x) / p(x)`, `x ~ p`: unbiased for KL(p || q), never negative.
+
+    For PPO p is the policy that acted (old), q the one being trained (new).
+
+    Source: Schulman 2020, "Approximating KL Divergence", http://joschu.net/blog/kl-approx.html (k3, with his letters
+    exchanged: samples are drawn from p here).
+    """
+    log_prob_p, log_prob_q = float64(log_prob_p=log_prob_p, log_prob_q=log_prob_q)
+    log_ratio = log_prob_q - log_prob_p
+    return float(np.mean(np.expm1(log_ratio) - log_ratio))  # expm1: `exp(x) - 1` loses every digit of a small x
+
+
 def policy_terms(ratio: Array, advantages: Array, clip_range: float) -> Array:
     """Per-sample clipped surrogate, negated: `max(-A * ratio, -A * clip(ratio, 1 - eps, 1 + eps))`."""
     clipped = np.clip(ratio, 1.0 - clip_range, 1.0 + clip_range)
@@ -44,24 +57,12 @@ def ppo_loss(
     `loss = policy_loss + value_coef * value_loss - entropy_coef * entropy`;
     `approx_kl` is k3 of KL(old || new), `(ratio - 1) - log ratio`; `clip_fraction` counts `|ratio - 1| > eps`.
 
-    Because `count` is the global count, the results of any partition of the minibatch add up to the whole's.
+    Because `count` is the global count, the results of any partition of the minibatch add up to the whole's. All arrays
+    have one shape, `[N]` or any other; "old" are the policy and the values of the rollout, "new" those being trained;
+    advantages are already normalised, if they are to be.
 
     Source: Schulman et al. 2017, "Proximal Policy Optimization Algorithms", eq. 7 and eq. 9 (negated: a loss);
     value clipping: Engstrom et al. 2020, section 3; approx_kl: see `kl_k3`.
-
-    Args:
-        new_log_prob: `[N]` (any shape, shared by all arrays), under the policy being trained.
-        old_log_prob: Under the policy that acted.
-        advantages: Already normalised, if they are to be.
-        new_values: Of the value function being trained.
-        old_values: Of the value function that was used in the rollout. Unused without value clipping.
-        returns: Targets of the value function.
-        entropy: Of the policy being trained, per sample.
-        clip_range: eps.
-        value_clip_range: vclip, or None for no value clipping.
-        entropy_coef: Weight of the entropy bonus.
-        value_coef: Weight of the value loss.
-        count: Samples in the global minibatch, not in these arrays.
 
     Returns:
         `policy_loss`, `value_loss`, `entropy`, `loss`, `approx_kl`, `clip_fraction`.

@@ -20,14 +20,9 @@ def gae(
 ) -> tuple[Tensor, Tensor]:
     """Computes advantages and returns (Schulman et al. 2016, eq. 16), all ``[num_steps, num_envs]`` float32.
 
-    Args:
-        rewards: rewards.
-        values: V of the observation acted on.
-        bootstrap_values: V of what followed: of the final observation where an episode was truncated.
-        terminated: 1.0 where the episode terminated: nothing is bootstrapped.
-        done: 1.0 where it terminated or was truncated: nothing flows back across.
-        gamma: discount.
-        gae_lambda: lambda.
+    ``values`` are V of the observations acted on, ``bootstrap_values`` V of what followed: of the final observation
+    where an episode was truncated. Where ``terminated`` is 1.0 nothing is bootstrapped, where ``done`` is (terminated
+    or truncated) nothing flows back across.
     """
     deltas = rewards + gamma * torch.where(terminated > 0, 0.0, bootstrap_values) - values
     advantages = torch.zeros_like(deltas)

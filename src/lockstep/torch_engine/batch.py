@@ -24,12 +24,9 @@ class Batch:
     With a recurrent policy samples come as sequences, ``[k, n / L, L, …]``.
 
     Attributes:
-        observations: rows.
         actions: as :func:`lockstep.torch_engine.nets.distributions.sample` gives them; ``log_probs`` before the update.
-        log_probs: see ``actions``.
         advantages: not normalised over minibatches yet.
         values: before the update, and ``returns`` what they should be; None without a critic.
-        returns: see ``values``.
         valid: 1.0 where a sample counts, None where all do.
         reference_log_probs: of the actions under the reference policy.
         recurrent_state: what a recurrent policy carries into each sequence ``[k, n / L, size]``.
@@ -62,16 +59,10 @@ def policy_outputs(
     recurrent_state: np.ndarray | None,
     steps: int,
 ) -> PolicyOutputs:
-    """Computes log-probabilities and values of a rollout.
+    """Computes log-probabilities and values of a rollout of ``T`` steps.
 
-    Args:
-        policy: computes them.
-        mode: how shards are called.
-        observations: ``[k, (T+1)·rows, width]``.
-        actions: ``[k, T·rows, …]``.
-        resets: 1.0 where an observation begins an episode, ``[k, (T+1)·rows]``.
-        recurrent_state: what is carried into the rollout, float32 ``[E, size]``; None: nothing.
-        steps: ``T``.
+    Takes observations ``[k, (T+1)·rows, width]``, actions ``[k, T·rows, …]``, resets ``[k, (T+1)·rows]`` (1.0 where an
+    observation begins an episode), and what is carried into the rollout, float32 ``[E, size]`` or None.
     """
     k = len(observations)
     if recurrent_state is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from lockstep.config.run import Config
 from lockstep.core.normalizers import ObservationNormalizer, RunningMoments, shard_moments
 from lockstep.core.shards import keyed_generator
 from lockstep.core.spaces import layouts_from_json
+from lockstep.policies.cloning import CloneSettings
 from lockstep.policies.recordings import Recording
 from lockstep.torch_engine.nets import distributions, nets
 from lockstep.torch_engine.nets.nets import PolicyNet
@@ -20,16 +21,6 @@ from lockstep.torch_engine.nets.parameters import FlatParameters
 from lockstep.torch_engine.state import NORMALIZERS, POLICY, initial_parameters, make_net
 
 MAX_GRAD_NORM = 1.0
-
-
-class Settings(Protocol):
-    """See :class:`lockstep.policies.cloning.CloneSettings`."""
-
-    epochs: int
-    batch: int
-    learning_rate: float
-    seed: int
-    validation: float
 
 
 def learnt_episodes(recording: Recording, validation: float) -> int:
@@ -60,15 +51,9 @@ def check(config: Config, recording: Recording) -> PolicyNet:
 
 
 def clone(
-    config: Config, recording: Recording, settings: Settings, log: Callable[[dict[str, Any]], None]
+    config: Config, recording: Recording, settings: CloneSettings, log: Callable[[dict[str, Any]], None]
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Learns a recording on this process's CPU.
-
-    Args:
-        config: resolved.
-        recording: episodes.
-        settings: how.
-        log: gets a record of each epoch.
+    """Learns a recording on this process's CPU; ``log`` gets a record of each epoch.
 
     Returns:
         Arrays of a checkpoint by name, the critic's as they began; and the last epoch's numbers.
@@ -133,9 +118,8 @@ def _tested(
     """Computes loss and, of indices, share of most likely actions among the held out steps; None without any."""
     if not len(which):
         return {"validation_loss": None, "accuracy": None}
-    parts = [
-        _loss(net, parameters, rows[part], actions[part]) for part in np.array_split(which, -(-len(which) // batch))
-    ]
+    split = np.array_split(which, -(-len(which) // batch))
+    parts = [_loss(net, parameters, rows[part], actions[part]) for part in split]
     sizes = np.array([len(alike) for _, alike in parts])
     loss = float(np.average([loss.item() for loss, _ in parts], weights=sizes))
     accuracy = float(torch.cat([alike for _, alike in parts]).float().mean()) if net.discrete else None

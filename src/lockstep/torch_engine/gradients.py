@@ -118,10 +118,7 @@ def local_gradient(state: TrainState, config: Config, communicator: Communicator
 class PolicyModule(nn.Module):
     """The loss as a module, for DDP and FSDP: every gradient-producing pass goes through its ``forward``.
 
-    Args:
-        net: shapes of the networks.
-        parameters: become the module's own, on the same memory.
-        loss_of: the loss, compiled or not.
+    The parameters become the module's own, on the same memory.
     """
 
     def __init__(self, net: PolicyNet, parameters: Parameters, loss_of: LossFunction) -> None:

@@ -42,19 +42,9 @@ def loss_and_terms(
 ) -> tuple[Tensor, Tensor]:
     """Computes the loss of PPO (Schulman et al. 2017, eq. 9) or GRPO (Shao et al. 2024, eq. 3), summed over rows.
 
-    All tensors are ``[k, rows]`` (or ``[rows]``); advantages are normalised already.
-
-    Args:
-        log_prob: of the actions under the policy; ``old_log_prob`` under the one that took them.
-        entropy: of the policy.
-        values: of the critic, None without one; ``old_values`` before the update; ``returns`` what they should be.
-        old_log_prob: see ``log_prob``.
-        old_values: see ``values``.
-        advantages: of the actions.
-        returns: see ``values``.
-        settings: coefficients and the global count.
-        valid: 1.0 where a sample counts; None where all do.
-        reference_log_prob: of the actions under the policy that ``settings.kl_coef`` ties this one to.
+    All tensors are ``[k, rows]`` (or ``[rows]``); advantages are normalised already. Without a critic there are no
+    values and returns; ``valid`` is 1.0 where a sample counts, None where all do; ``reference_log_prob`` is that of the
+    policy to which ``settings.kl_coef`` ties this one.
 
     Returns:
         The loss ``[k]`` and the terms ``[k, T]`` in the order of ``settings.terms``, sums over rows divided by the

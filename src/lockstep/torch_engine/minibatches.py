@@ -50,11 +50,7 @@ def minibatch_indices(config: Config, plan: ShardPlan, iteration: int) -> np.nda
 
 
 def advantage_moments(batch: Batch, indices: np.ndarray) -> Tensor:
-    """Computes count, mean and M2 of every minibatch's advantages by shard.
-
-    Returns:
-        float64 ``[k, num_epochs, num_minibatches, 3]``.
-    """
+    """Computes count, mean and M2 of each minibatch's advantages: float64 ``[k, num_epochs, num_minibatches, 3]``."""
     device, per_shard = batch.advantages.device, []
     for shard, advantages in enumerate(batch.advantages):
         index = torch.from_numpy(np.ascontiguousarray(indices[:, :, shard])).to(device)
@@ -64,13 +60,7 @@ def advantage_moments(batch: Batch, indices: np.ndarray) -> Tensor:
 
 
 def minibatch_statistics(config: Config, local: Tensor, everyone: Tensor) -> MinibatchStatistics:
-    """Computes counts and scales of the global minibatches.
-
-    Args:
-        config: says over what advantages are normalised.
-        local: :func:`advantage_moments` of the local shards.
-        everyone: the same of all shards, gathered.
-    """
+    """Computes counts and scales of the global minibatches, of the moments of local shards and, gathered, of all."""
     count, mean, std = merge_counts(everyone)
     statistics = MinibatchStatistics(np.maximum(count.cpu().numpy(), 1.0).astype(np.int64))
     if config.ppo.advantage_normalization == "off" or config.algorithm == "grpo":

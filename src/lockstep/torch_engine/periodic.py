@@ -21,20 +21,17 @@ from lockstep.torch_engine.gradients import GradientSource
 from lockstep.torch_engine.minibatches import MinibatchStatistics, epoch_minibatches
 from lockstep.torch_engine.nets.parameters import MOMENTS
 from lockstep.torch_engine.state import TrainState
-from lockstep.torch_engine.update import UpdateResult, adapted_learning_rate, clip_and_step
-from lockstep.training.limits import KL_STOP_FACTOR, non_finite, scheduled_learning_rate
+from lockstep.torch_engine.update import UpdateResult, clip_and_step, decide
+from lockstep.training.limits import non_finite, scheduled_learning_rate
 from lockstep.training.losses import loss_settings
 
 
 @dataclass
 class _Period:
-    """Counts what this rank has seen since the last synchronisation.
+    """Sums what this rank has seen in ``steps`` optimiser steps since the last synchronisation.
 
-    Attributes:
-        terms: sums of its parts of the loss terms ``[T]``.
-        norm: sum of its gradients' norms.
-        broken: minibatches whose loss or gradient was not finite.
-        steps: optimiser steps.
+    ``terms`` are its parts of the loss terms ``[T]``, ``norm`` its gradients' norms, ``broken`` the minibatches whose
+    loss or gradient was not finite.
     """
 
     terms: Tensor
@@ -71,16 +68,6 @@ def update_periodically(
     KL stop and adaptive learning rate look at the mean KL of a whole period, once it is over; a stop comes after the
     period's steps were taken.
 
-    Args:
-        state: changed in place.
-        batch: samples of the local shards.
-        indices: :func:`lockstep.torch_engine.minibatches.minibatch_indices`.
-        statistics: of the global minibatches.
-        config: the run's.
-        plan: the shards here.
-        source: :func:`lockstep.torch_engine.gradients.local_gradient`.
-        communicator: joins the ranks.
-
     Raises:
         NonFiniteError: on every rank at the same synchronisation.
     """
@@ -113,15 +100,11 @@ def take(
     state: TrainState, together: _Period, result: UpdateResult, config: Config, names: tuple[str, ...], where: str
 ) -> None:
     """Adds a period of all ranks to the result, and decides on KL stop and learning rate, on every rank alike."""
-    ppo, terms = config.ppo, together.terms.double().cpu().numpy()
+    terms = together.terms.double().cpu().numpy()
     if together.broken or not np.isfinite(terms).all():
         raise non_finite(state.iteration + 1, where, names, terms)
     result.terms += terms
     result.evaluated += together.steps
     result.steps += together.steps
     result.grad_norm += together.norm
-    kl = float(terms[names.index("approx_kl")]) / together.steps
-    if ppo.target_kl is not None and kl > KL_STOP_FACTOR * ppo.target_kl:
-        result.stopped_by_kl = True
-    elif ppo.schedule == "adaptive":
-        state.learning_rate = adapted_learning_rate(state.learning_rate, kl, ppo.desired_kl)
+    decide(state, result, config, float(terms[names.index("approx_kl")]) / together.steps)

@@ -14,12 +14,7 @@ from lockstep.torch_engine.state import POLICY, make_net
 
 
 class PolicyFunction:
-    """The actor of a checkpoint, on the CPU.
-
-    Args:
-        config: the run's.
-        environment: the description that the checkpoint holds.
-        arrays: ``policy/…`` by name.
+    """The actor of a checkpoint, whose arrays are ``policy/…`` by name, on the CPU.
 
     Attributes:
         observation: how observations lie in rows; ``action`` what actions are.
@@ -38,15 +33,10 @@ class PolicyFunction:
     def __call__(
         self, observations: np.ndarray, noise: np.ndarray | None, carry: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Actions of normalised observation rows.
+        """Gives rows of actions, as :class:`lockstep.envs.host_envs.Buffers` takes them, and what is carried on.
 
-        Args:
-            observations: ``[rows, width]``.
-            noise: float32 ``[rows, action outputs]``, Gumbel or normal; None: the most likely actions.
-            carry: float32 ``[rows, carry_size]``.
-
-        Returns:
-            Rows of actions as :class:`lockstep.envs.host_envs.Buffers` takes them, and what is carried on.
+        Takes normalised observation rows ``[rows, width]``, Gumbel or normal noise, float32 ``[rows, action outputs]``
+        (None: the most likely actions), and what is carried, float32 ``[rows, carry_size]``.
         """
         net, rows = self._net, torch.from_numpy(np.ascontiguousarray(observations)).unsqueeze(0)
         if net.core is None:

@@ -166,15 +166,7 @@ class Collector(Protocol):
 
 
 class HostCollector:
-    """Collects from environments on the host; see :class:`Collector`.
-
-    Args:
-        config: the run's.
-        plan: the shards here.
-        state: the policy's; read at each call.
-        envs: its environments, of the local shards.
-        actor: samples actions.
-    """
+    """Collects from environments on the host, of the local shards; see :class:`Collector`."""
 
     def __init__(self, config: Config, plan: ShardPlan, state: TrainState, envs: HostEnvs, actor: Actor) -> None:
         self._config, self._plan, self._state, self._envs, self._actor = config, plan, state, envs, actor

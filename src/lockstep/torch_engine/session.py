@@ -55,19 +55,9 @@ class Session:
     """Holds what one rank trains with.
 
     Attributes:
-        config: resolved.
-        topology: this rank's place.
-        plan: its shards.
-        communicator: its collectives.
-        description: the environment's spaces.
-        envs: this rank's environments.
-        replay: their live episodes' actions.
-        state: what training changes.
+        envs: this rank's environments; ``replay`` their live episodes' actions.
         mode: whether shards are batched or looped over.
-        collector: fills the rollout.
-        source: gives reduced gradients.
-        restarted: environments that this resume couldn't restore exactly.
-        restarted_before: those of earlier resumes.
+        restarted: environments that this resume couldn't restore exactly; ``restarted_before`` those of earlier ones.
         wall_time_before: seconds of training before this resume.
     """
 

@@ -23,8 +23,8 @@ from lockstep.torch_engine.nets.autograd import AutogradFunctions
 from lockstep.torch_engine.nets.custom import load_custom
 from lockstep.torch_engine.nets.functions import PolicyFunctions
 from lockstep.torch_engine.nets.nets import PolicyNet
-from lockstep.torch_engine.nets.parameters import MOMENTS, FlatParameters, Optimizer, Rule, WholeAdam, fused_adam
-from lockstep.torch_engine.plain.adam import HostAdam
+from lockstep.torch_engine.nets.parameters import MOMENTS, FlatParameters, Optimizer, WholeAdam, fused_adam
+from lockstep.torch_engine.plain.adam import host_adam
 from lockstep.torch_engine.plain.functions import PlainFunctions
 from lockstep.torch_engine.plain.policy import derivable
 
@@ -36,21 +36,15 @@ class TrainState:
     """The whole state of training on one rank; all of it but live episodes' numbers is the same on every rank.
 
     Attributes:
-        net: shapes of the networks.
-        parameters: their weights; sliced by FSDP they have memory only between :func:`gather_parameters` and
+        parameters: weights; sliced by FSDP they have memory only between :func:`gather_parameters` and
             :func:`release_parameters`.
-        policy: computes with them; chosen once.
-        optimizer: changes them; chosen once.
-        observation_normalizer: None where observations are left as they are.
-        return_normalizer: None where rewards are.
+        policy: computes with them; ``optimizer`` changes them; both are chosen once.
+        observation_normalizer: None where observations are left as they are; ``return_normalizer`` where rewards are.
         counter: live episodes' returns and lengths, local environments.
         learning_rate: as the adaptive schedule left it.
         recent: the last hundred episodes.
         recurrent_state: what a recurrent policy carries from step to step, float32 ``[E, size]``, or None.
         reference: GRPO's reference policy, or None.
-        iteration: iterations done.
-        global_step: environment steps done.
-        optimizer_steps: optimiser steps done.
     """
 
     net: PolicyNet
@@ -144,11 +138,8 @@ def make_policy(config: Config, net: PolicyNet, parameters: FlatParameters) -> t
     if config.device != "cpu" or config.precision != "fp32" or not derivable(net) or config.fsdp or config.compile:
         rule = partial(fused_adam, options=optimizer_options(config))
         return AutogradFunctions(net, parameters, config), WholeAdam(parameters, rule)
-
-    def by_hand(flat: torch.Tensor, moments: dict[str, torch.Tensor]) -> Rule:
-        return HostAdam(flat, moments, config.ppo.adam_betas, config.ppo.adam_eps)
-
-    return PlainFunctions(net, parameters), WholeAdam(parameters, by_hand)
+    rule = partial(host_adam, betas=config.ppo.adam_betas, epsilon=config.ppo.adam_eps)
+    return PlainFunctions(net, parameters), WholeAdam(parameters, rule)
 
 
 def carried(state: TrainState) -> dict[str, np.ndarray]:

@@ -109,18 +109,7 @@ def share(
     plan: ShardPlan,
     communicator: Communicator,
 ) -> Shared:
-    """Gathers every shard's statistics, once, in shard order.
-
-    Args:
-        state: normalisers that are on decide what is shared.
-        rollout: observations and rewards as the environments gave them.
-        batch: returns and values.
-        advantage_moments: of the local shards, ``[k, num_epochs, num_minibatches, 3]``.
-        finished: episodes that ended here, see :meth:`EpisodeCounter.finished`.
-        stop: this rank's stop code.
-        plan: the shards here.
-        communicator: joins the ranks.
-    """
+    """Gathers every shard's statistics and this rank's stop code, once, in shard order; moments: of local shards."""
     k, rows = plan.local_num_shards, plan.envs_per_shard
     shard_of = (finished[:, 1].astype(np.int64) // rows) - plan.shards.start
     counts = np.bincount(shard_of, minlength=k).astype(np.float64)
@@ -171,8 +160,6 @@ def initial_statistics(
     state: TrainState, rollout: Rollout, plan: ShardPlan, config: Config, communicator: Communicator
 ) -> None:
     """Gives the normalisers their first statistics, from a rollout of random actions."""
-    if state.observation_normalizer is None and state.return_normalizer is None:
-        return
     measured = normalizer_moments(state, rollout, plan)
     local = torch.from_numpy(np.concatenate([sample_counts(rollout, plan)[:, None], measured], 1))
     rows = communicator.gather_shards(local).numpy()
@@ -189,18 +176,10 @@ def share_metrics(
     plan: ShardPlan,
     communicator: Communicator,
 ) -> tuple[np.ndarray, RankTimes]:
-    """Gathers the episodes and times of all ranks in one collective.
+    """Gathers episodes, see :meth:`EpisodeCounter.finished`, and times of all ranks in one collective.
 
-    Args:
-        finished: episodes that ended here, see :meth:`EpisodeCounter.finished`.
-        episodes: most episodes that ended in one shard.
-        laps: this rank's times.
-        durations: seconds of each of its collectives; every rank has made the same number.
-        plan: the shards here.
-        communicator: joins the ranks.
-
-    Returns:
-        Episodes of all ranks, see :meth:`EpisodeCounter.finished`, and their times.
+    ``episodes`` is the most that ended in one shard; ``durations`` are the seconds of each of this rank's collectives,
+    of which every rank has made the same number.
     """
     table = np.zeros((plan.local_num_shards * episodes, EPISODE_COLUMNS))
     table[: len(finished)] = finished

@@ -35,14 +35,7 @@ from lockstep.training.stop import RUNNING, StopRequest, TrainResult, reached, s
 
 
 class Trainer:
-    """The loop over one rank's iterations.
-
-    Args:
-        session: what it trains with; its state is changed.
-        recorder: writes down what happens.
-        options: limits of this session.
-        request: signals received.
-    """
+    """The loop over one rank's iterations."""
 
     def __init__(self, session: Session, recorder: Recorder, options: RunOptions, request: StopRequest) -> None:
         self.session = session
@@ -161,13 +154,6 @@ def train(
     config: Config, run: RunDirectory, topology: Topology, options: RunOptions, checkpoint: Checkpoint | None = None
 ) -> TrainResult:
     """Trains one rank's part of a run, from its beginning or from a checkpoint.
-
-    Args:
-        config: resolved.
-        run: its directory, as this rank sees it.
-        topology: this rank's place.
-        options: limits of this session.
-        checkpoint: what to resume from.
 
     Raises:
         ValueError: what the config asks for can't be had here; one line.

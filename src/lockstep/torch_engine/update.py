@@ -30,10 +30,8 @@ class UpdateResult:
     """Sums up what an update did, on every rank the same.
 
     Attributes:
-        terms: sums of the loss terms over the minibatches that were evaluated, the one that stopped it included.
-        evaluated: number of those minibatches.
+        terms: sums of the loss terms over the ``evaluated`` minibatches, the one that stopped it included.
         grad_norm: sum over optimiser steps; ``steps`` their number.
-        stopped_by_kl: whether the KL stop ended it.
     """
 
     terms: np.ndarray
@@ -65,15 +63,17 @@ def adapted_learning_rate(learning_rate: float, kl: float, desired_kl: float) ->
     return learning_rate
 
 
-def clip_and_step(state: TrainState, gradient: Gradient, max_norm: float | None, learning_rate: float) -> None:
-    """Clips a reduced gradient by its global norm and applies it.
+def decide(state: TrainState, result: UpdateResult, config: Config, kl: float) -> None:
+    """Decides by the KL divergence of all ranks whether the update stops, and else on the adaptive learning rate."""
+    ppo = config.ppo
+    if ppo.target_kl is not None and kl > KL_STOP_FACTOR * ppo.target_kl:
+        result.stopped_by_kl = True
+    elif ppo.schedule == "adaptive":
+        state.learning_rate = adapted_learning_rate(state.learning_rate, kl, ppo.desired_kl)
 
-    Args:
-        state: changed in place.
-        gradient: its vector's memory is used up.
-        max_norm: None: no clipping.
-        learning_rate: of this step.
-    """
+
+def clip_and_step(state: TrainState, gradient: Gradient, max_norm: float | None, learning_rate: float) -> None:
+    """Clips a reduced gradient, whose memory is used up, by its global norm (None: not), and applies it."""
     vector, norm = gradient.vector, gradient.norm
     if max_norm is not None and norm + CLIP_EPSILON > max_norm:
         vector *= max_norm / (norm + CLIP_EPSILON)
@@ -92,15 +92,6 @@ def update(
 ) -> UpdateResult:
     """Trains on one rollout.
 
-    Args:
-        state: changed in place.
-        batch: samples of the local shards.
-        indices: :func:`lockstep.torch_engine.minibatches.minibatch_indices`.
-        statistics: counts of the minibatches, and how their advantages are normalised.
-        config: the run's.
-        plan: the shards here.
-        source: gives the reduced gradients.
-
     Raises:
         NonFiniteError: on every rank at the same step, before the optimiser has seen it.
     """
@@ -116,12 +107,9 @@ def update(
                 raise non_finite(state.iteration + 1, where, names, terms)
             result.terms += terms
             result.evaluated += 1
-            kl = float(terms[names.index("approx_kl")])
-            if ppo.target_kl is not None and kl > KL_STOP_FACTOR * ppo.target_kl:
-                result.stopped_by_kl = True
+            decide(state, result, config, float(terms[names.index("approx_kl")]))
+            if result.stopped_by_kl:
                 return result
-            if ppo.schedule == "adaptive":
-                state.learning_rate = adapted_learning_rate(state.learning_rate, kl, ppo.desired_kl)
             clip_and_step(state, gradient, ppo.max_grad_norm, state.learning_rate)
             result.grad_norm += gradient.norm
             result.steps += 1

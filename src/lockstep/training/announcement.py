@@ -20,12 +20,8 @@ def start_lines(
 ) -> list[str]:
     """Writes a line that confirms the set-up, once parameters are seen to be in sync, and what leaves the promise.
 
-    Args:
-        session: about to train.
-        options: limits of this session.
-        unit: what the run is spread over: ``ranks`` or ``devices``.
-        set_up: the engine's part of the first line: its name, devices, shards and environments, reduction.
-        own: the engine's own lines of what leaves the promise.
+    ``unit`` is what the run is spread over, ``ranks`` or ``devices``; ``set_up`` is the engine's part of the first
+    line, and ``own`` are its own lines of what leaves the promise.
 
     Raises:
         DesyncError: ranks hold different bytes; on all ranks.

@@ -16,12 +16,9 @@ CLIP_EPSILON = 1e-6
 
 
 def scheduled_learning_rate(config: Config, global_step: int, current: float) -> float:
-    """Returns the learning rate with which an iteration begins.
+    """Returns the learning rate with which an iteration begins, ``global_step`` environment steps being done.
 
-    Args:
-        config: the run's.
-        global_step: environment steps done before it.
-        current: what the adaptive schedule left; the constant one keeps it too.
+    The constant and the adaptive schedule keep the ``current`` one.
     """
     if config.ppo.schedule == "linear":
         return config.ppo.learning_rate * max(0.0, 1.0 - global_step / config.total_steps)
@@ -29,14 +26,7 @@ def scheduled_learning_rate(config: Config, global_step: int, current: float) ->
 
 
 def non_finite(iteration: int, where: str, names: Iterable[str], terms: Iterable[float]) -> NonFiniteError:
-    """Makes the error of a loss or gradient that is not finite.
-
-    Args:
-        iteration: counted from 1.
-        where: epoch and minibatch.
-        names: of the loss terms.
-        terms: of the minibatch, by which the user sees what broke.
-    """
+    """Makes the error of a loss or gradient that is not finite, in an iteration counted from 1, with the loss terms."""
     named = ", ".join(f"{name} {value:.4g}" for name, value in zip(names, terms, strict=True))
     return NonFiniteError(
         f"non-finite loss or gradient in iteration {iteration}, {where} ({named}); a smaller "

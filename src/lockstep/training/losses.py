@@ -19,8 +19,6 @@ class LossSettings:
     Attributes:
         clip_range: of the probability ratio.
         value_clip_range: of values around those before the update; None: none.
-        entropy_coef: weight of the entropy.
-        value_coef: weight of the value loss.
         count: valid samples of the global minibatch, by which sums are divided: an int, or a scalar that is traced.
         kl_coef: weight of the divergence from GRPO's reference policy.
     """

@@ -27,14 +27,7 @@ def update_metrics(
 ) -> Record:
     """Computes ``train/…`` of an iteration, from numbers that are the same on every rank.
 
-    Args:
-        settings: coefficients and names of the terms.
-        terms: sums of the loss terms over the minibatches that were evaluated.
-        evaluated: number of those minibatches.
-        grad_norm: sum of gradient norms over optimiser steps.
-        steps: number of those steps.
-        stopped_by_kl: whether the KL stop ended the update.
-        learning_rate: after it.
+    The terms are summed over the ``evaluated`` minibatches, gradient norms over ``steps``.
     """
     means = {name: total / max(1, evaluated) for name, total in zip(settings.terms, terms, strict=True)}
     loss = means["policy_loss"] + settings.value_coef * means["value_loss"]

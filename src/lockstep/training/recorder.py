@@ -27,17 +27,11 @@ from lockstep.training.stop import TrainResult, status_of
 class Recorder:
     """Writes one run's directory, as one rank sees it: where this rank isn't the writer, nothing but collectives.
 
-    Args:
-        session: that is recorded.
-        run: its directory.
-        started: when the session began, by the monotonic clock.
-        checkpoint: from which it goes on, or None.
+    It goes on from a checkpoint, or None, since ``started`` by the monotonic clock.
 
     Attributes:
         score: by which the best checkpoint is kept: of the last evaluation, or without any of the last episodes.
         saved_iteration: of the last checkpoint of this session.
-        timing: ``timing.jsonl``, or None.
-        fingerprints: ``fingerprints.jsonl``, or None.
     """
 
     def __init__(
@@ -91,9 +85,7 @@ class Recorder:
     def evaluated(self, episodes: np.ndarray, policy: Callable[[], Policy]) -> Record:
         """Takes an evaluation in: as the score, as a video if one is wanted, and as ``eval/…`` of the record.
 
-        Args:
-            episodes: see :func:`lockstep.policies.evaluation.run_episodes`.
-            policy: returns what was evaluated; called where a video is recorded.
+        The table is :func:`lockstep.policies.evaluation.run_episodes`'s; ``policy`` is called for a video only.
         """
         summary = summarize(episodes)
         self.videos.record(policy, self.counted.global_step)
@@ -147,11 +139,7 @@ class Recorder:
         }
 
     def finish(self, stop: int) -> TrainResult:
-        """Compares the ranks for the last time, waits for the last checkpoint and writes ``summary.json``.
-
-        Args:
-            stop: the code with which the loop ended, see :mod:`lockstep.training.stop`.
-        """
+        """Compares the ranks for the last time, waits for the last checkpoint and writes ``summary.json``."""
         self.session.check_in_sync("at the end")
         self.save_checkpoint(force=True)
         self.checkpoints.wait()
@@ -184,13 +172,8 @@ def record_training(
 ) -> TrainResult:
     """Trains and writes down what happens, from the first line that is shown to the summary.
 
-    Args:
-        run: the directory, from which is removed what lies after the session's beginning.
-        started: when this began, by the monotonic clock.
-        checkpoint: from which the session goes on, or None.
-        open_session: begins or restores it; it is closed at the end, whatever happens.
-        start_lines: shown first.
-        loop: trains until the end, a limit or a signal, and returns the stop code.
+    What lies in the run directory after the session's beginning is removed. ``start_lines`` are shown first, ``loop``
+    trains and returns the stop code; the session is closed at the end, whatever happens.
     """
     session = open_session()
     try:

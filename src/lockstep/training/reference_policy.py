@@ -16,10 +16,7 @@ def reference_arrays(
 ) -> dict[str, np.ndarray] | None:
     """Reads the parameters of the reference policy by name; None where the config has no use for one.
 
-    Args:
-        config: resolved; ``grpo.reference`` is the path of a checkpoint, or None for the initial policy.
-        shapes: of this run's parameters.
-        initial: makes the parameters that this run begins with.
+    ``initial`` makes those that this run begins with: the reference where the config names no other.
 
     Raises:
         ValueError: there is no such run, or its networks have other shapes; one line.

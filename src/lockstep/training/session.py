@@ -20,13 +20,7 @@ from lockstep.runs.checkpoint import Checkpoint, pack, unpack
 
 
 class Counted(Protocol):
-    """Holds the counters of a run.
-
-    Attributes:
-        iteration: iterations done; ``global_step`` environment steps, ``optimizer_steps`` optimiser steps.
-        learning_rate: of the last optimiser step.
-        recent: the last hundred episodes.
-    """
+    """Holds the counters of a run, the last optimiser step's learning rate, and the last hundred episodes."""
 
     iteration: int
     global_step: int
@@ -39,8 +33,6 @@ class TrainingSession(Protocol):
     """What is asked of an engine's session by those who record it; the same on every rank.
 
     Attributes:
-        config: resolved.
-        description: the environment's spaces.
         restarted: environments that this resume couldn't restore exactly; ``restarted_before`` those of earlier ones.
         wall_time_before: seconds of training in earlier sessions.
     """
@@ -98,13 +90,7 @@ def load_counters(counted: Counted, values: Mapping[str, Any]) -> None:
 
 
 def checkpoint_facts(session: TrainingSession, wall_time: float, score: float | None) -> dict[str, Any]:
-    """Returns what a checkpoint's ``state.json`` holds.
-
-    Args:
-        session: that is saved.
-        wall_time: seconds of training so far, earlier sessions included.
-        score: by which the best checkpoint is kept.
-    """
+    """Returns what a checkpoint's ``state.json`` holds; ``wall_time`` is in seconds, earlier sessions included."""
     return counters(session.counted) | {
         "wall_time": wall_time,
         "score": score,
@@ -123,12 +109,7 @@ def load_facts(session: TrainingSession, facts: Mapping[str, Any]) -> None:
 def gather_shards(
     local: Mapping[int, Mapping[str, np.ndarray]], gather_bytes: Callable[[bytes], Sequence[bytes]]
 ) -> dict[int, dict[str, np.ndarray]]:
-    """Gathers the arrays of every rank's shards; a collective.
-
-    Args:
-        local: arrays by name, by shard.
-        gather_bytes: from this rank's bytes to those of all ranks.
-    """
+    """Gathers the arrays, by shard and name, of every rank, by a collective for byte strings."""
     merged = {f"{shard}/{name}": array for shard, arrays in local.items() for name, array in arrays.items()}
     gathered: dict[int, dict[str, np.ndarray]] = {}
     for content in gather_bytes(pack(merged)):

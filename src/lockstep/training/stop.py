@@ -67,13 +67,7 @@ def stop_requests() -> Iterator[StopRequest]:
 
 
 def stop_code(request: StopRequest, options: RunOptions, started: float) -> int:
-    """Returns the code that this rank asks for: of a signal, of the time limit, or ``RUNNING``.
-
-    Args:
-        request: signals received.
-        options: limits of this session.
-        started: when the session began, by the monotonic clock.
-    """
+    """Returns the code that this rank asks for: of a signal, of the time limit since ``started``, or ``RUNNING``."""
     if request.signal is not None:
         return SIGNALLED + request.signal
     limit = options.max_hours

@@ -44,10 +44,7 @@ def open_process_group(topology: Topology, config: Config) -> None:
 def join_process_group(topology: Topology, nccl: bool, timeout: datetime.timedelta) -> None:
     """Joins the ranks, over loopback when they all run on this host.
 
-    Args:
-        topology: this rank's place.
-        nccl: whether tensors on a GPU travel by NCCL.
-        timeout: how long a rank waits for the others in a collective.
+    ``timeout`` is how long a rank waits for the others in a collective; with ``nccl`` tensors on a GPU travel by it.
     """
     if topology.loopback:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
@@ -85,18 +82,13 @@ def tree_sum(x: Tensor) -> Tensor:
 class Communicator:
     """Makes the collectives of one rank. Every float that meets another shard's passes through here.
 
-    Args:
-        topology: this rank's place.
-        plan: its shards; None for a script of a user's, which has none.
-        device: where its tensors live.
-        nccl: whether tensors on a GPU travel by NCCL; else they go through the host.
-        group: of all ranks; None: the process group's own.
+    A script of a user's has no plan. With ``nccl`` tensors on a GPU travel by it, else through the host; ``group`` is
+    of all ranks, or None for the process group's own.
 
     Attributes:
         durations: seconds of each collective since the last :meth:`take_durations`.
         bytes_sent: bytes this rank contributed to collectives so far; ``calls`` their number.
-        slots: memory that the ranks share, by which tensors on the CPU travel once :meth:`share_memory` found it.
-        no_slots: why there is none, where it was looked for.
+        slots: shared memory, by which tensors on the CPU travel; ``no_slots`` why there is none, once looked for.
     """
 
     def __init__(
@@ -273,19 +265,13 @@ class Communicator:
     def shard(
         self, module: nn.Module, parameters: FlatParameters, options: dict[str, Any]
     ) -> tuple[ShardedParameters, ShardedAdam]:
-        """Puts a module behind FSDP2, its collectives through this interface unless they are NCCL's own.
+        """Puts a module behind FSDP2 in place, its collectives through this interface unless they are NCCL's own.
 
-        Args:
-            module: sharded in place.
-            parameters: a whole copy of its parameters, whose memory is freed.
-            options: Adam's settings, by PyTorch's names.
+        The memory of ``parameters``, a whole copy of the module's, is freed; ``options`` are PyTorch's of Adam.
         """
-        topology, own = self.topology, self.transport != "nccl"
         from lockstep.torch_engine.distributed.sharded import ShardedAdam, ShardedParameters  # slow to import
 
-        sharded = ShardedParameters(
-            module, self.device, topology.rank, topology.world_size, self.gather_ranks, self.all_reduce, own
-        )
+        sharded = ShardedParameters(module, self)
         return sharded, ShardedAdam(sharded, parameters, options)
 
 

@@ -36,10 +36,6 @@ def join_script(topology: Topology, timeout: datetime.timedelta) -> Communicator
     """Joins the ranks of a script, in its own process group if it has one, and else in one that is opened here.
 
     In the first case the collectives go through a group of their own, so that the script's are none of their business.
-
-    Args:
-        topology: this process's place; of more than one rank.
-        timeout: how long a rank waits for the others in a collective.
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     nccl, group = dist.is_nccl_available() and gpus >= topology.local_world_size, None

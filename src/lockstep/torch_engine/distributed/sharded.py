@@ -9,7 +9,7 @@ before the update.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,9 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
 from lockstep.torch_engine.nets.parameters import MOMENTS, Arrays, FlatParameters
+
+if TYPE_CHECKING:
+    from lockstep.torch_engine.distributed.communicator import Communicator
 
 Collective = Callable[[Tensor], Tensor]
 
@@ -56,42 +59,28 @@ class _Scattering(_Allocating, ReduceScatter):
 class ShardedParameters:
     """One rank's slices of a module's parameters and of their Adam moments.
 
-    Args:
-        module: its parameters, all of them float32 with one axis or more, are sharded in place.
-        device: where they live.
-        rank: this rank's; ``world_size`` the number of ranks.
-        world_size: see ``rank``.
-        gather: ``[…]`` of every rank as ``[world_size, …]``.
-        reduce: sum over ranks.
-        own_transport: whether FSDP's collectives go through these two as well, else through the backend's own, which
-            overlap with the computation (NCCL).
+    The module's parameters, all of them float32 with one axis or more, are sharded in place. FSDP's collectives go
+    through the communicator as well, but for NCCL's own, which overlap with the computation.
 
     Attributes:
         module: what is called for the loss.
         slices: this rank's part of each parameter, memory that the optimiser changes.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        device: torch.device,
-        rank: int,
-        world_size: int,
-        gather: Collective,
-        reduce: Collective,
-        own_transport: bool,
-    ) -> None:
+    def __init__(self, module: nn.Module, communicator: Communicator) -> None:
         self.shapes = [tuple(p.shape) for p in module.parameters()]
+        self._sizes = [p.numel() for p in module.parameters()]
         assert all(self.shapes), "FSDP shards along the first axis"
-        self._rank, self._world_size, self._gather, self._reduce = rank, world_size, gather, reduce
-        mesh = init_device_mesh(device.type, (world_size,))
+        self._rank, self._world_size = communicator.topology.rank, communicator.topology.world_size
+        self._gather, self._reduce = communicator.gather_ranks, communicator.all_reduce
+        mesh = init_device_mesh(communicator.device.type, (self._world_size,))
         wrapped = fully_shard(module, mesh=mesh)
         assert isinstance(wrapped, FSDPModule)
         wrapped.set_gradient_divide_factor(1.0)  # the loss is a part of a global mean already
         wrapped.set_force_sum_reduction_for_comms(True)
-        if own_transport:
-            wrapped.set_custom_all_gather(_Gathering(gather))
-            wrapped.set_custom_reduce_scatter(_Scattering(reduce, rank))
+        if communicator.transport != "nccl":
+            wrapped.set_custom_all_gather(_Gathering(self._gather))
+            wrapped.set_custom_reduce_scatter(_Scattering(self._reduce, self._rank))
         self._wrapped, self.module = wrapped, module
         with torch.no_grad():
             self.slices: list[Tensor] = [p.to_local() for p in module.parameters()]  # type: ignore[attr-defined]
@@ -109,14 +98,12 @@ class ShardedParameters:
             pieces.append(padded.flatten())
         everyone = self._gather(torch.cat(pieces))
         parts = torch.split(everyone, [piece.numel() for piece in pieces], 1)
-        sizes = [torch.Size(shape).numel() for shape in self.shapes]
-        return torch.cat([part.reshape(-1)[:size] for part, size in zip(parts, sizes, strict=True)])
+        return torch.cat([part.reshape(-1)[:size] for part, size in zip(parts, self._sizes, strict=True)])
 
     @torch.no_grad()
     def take(self, slices: Sequence[Tensor], vector: Tensor) -> None:
         """Reverses :meth:`full`: copies this rank's part of a whole vector ``[P]`` into its slices."""
-        sizes = [torch.Size(shape).numel() for shape in self.shapes]
-        for piece, shape, part in zip(slices, self.shapes, torch.split(vector, sizes), strict=True):
+        for piece, shape, part in zip(slices, self.shapes, torch.split(vector, self._sizes), strict=True):
             first = self._rank * self._rows(shape)
             piece.copy_(part.view(shape)[first : first + len(piece)])
 
@@ -143,10 +130,7 @@ class ShardedParameters:
 class ShardedAdam:
     """Adam on this rank's slices alone; see :class:`lockstep.torch_engine.nets.parameters.Optimizer`.
 
-    Args:
-        sharded: the slices, changed in place.
-        parameters: a whole copy, which has memory only between :meth:`gather` and :meth:`release`.
-        options: Adam's settings, by PyTorch's names.
+    The whole copy ``parameters`` has memory only between :meth:`gather` and :meth:`release`; ``options`` are PyTorch's.
     """
 
     def __init__(self, sharded: ShardedParameters, parameters: FlatParameters, options: dict[str, Any]) -> None:
@@ -165,9 +149,8 @@ class ShardedAdam:
     def step(self, gradient: Tensor, learning_rate: float) -> None:
         """See :meth:`Optimizer.step`."""
         self._adam.param_groups[0]["lr"] = learning_rate
-        for mine, part in zip(
-            self._gradients, torch.split(gradient, [g.numel() for g in self._gradients]), strict=True
-        ):
+        parts = torch.split(gradient, [g.numel() for g in self._gradients])
+        for mine, part in zip(self._gradients, parts, strict=True):
             mine.copy_(part.view_as(mine))
         self._adam.step()
 

@@ -69,13 +69,9 @@ class SharedSlots:
     Collective ``n`` uses buffer ``n % 2``. A rank writes there again in collective ``n + 2``, which it enters after it
     has seen every flag at ``n + 1``; a rank raises its flag to ``n + 1`` when it is done with the results of ``n``.
 
-    Args:
-        rank: this rank.
-        world_size: number of ranks, at least 2.
-        memory: what all of them have mapped, :meth:`bytes_needed` long.
-        processes: a pidfd of every rank.
-        timeout: seconds to wait for a peer.
-        slot_bytes: longest message that goes in one piece, a multiple of 64.
+    All of at least 2 ranks have mapped the memory, :meth:`bytes_needed` long; ``processes`` are their pidfds,
+    ``timeout`` the seconds to wait for one, ``slot_bytes`` the longest message that goes in one piece, a multiple of
+    64.
     """
 
     def __init__(
@@ -213,17 +209,10 @@ class SharedSlots:
 def open_shared_slots(
     rank: int, world_size: int, gather_json: GatherJson, timeout: float, slot_bytes: int = SLOT_BYTES
 ) -> SharedSlots | str:
-    """Maps memory that all ranks share, if they can; every rank comes to the same conclusion.
+    """Maps memory that all ranks, at least 2, share, if they can; every rank comes to the same conclusion.
 
-    Args:
-        rank: this rank.
-        world_size: number of ranks, at least 2.
-        gather_json: a JSON value of every rank in rank order, by other means.
-        timeout: seconds that a rank waits for another.
-        slot_bytes: longest message in one piece.
-
-    Returns:
-        The slots, or in a few words why there are none.
+    ``gather_json`` gathers a JSON value of every rank by other means; see :class:`SharedSlots`. Returns the slots, or
+    in a few words why there are none.
     """
     problem, identity = obstacle(), {}
     try:

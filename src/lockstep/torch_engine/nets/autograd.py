@@ -12,7 +12,7 @@ from torch import Tensor
 from lockstep.torch_engine.losses import loss_and_terms
 from lockstep.torch_engine.nets import distributions, nets
 from lockstep.torch_engine.nets.compiled import LossFunction, compiled
-from lockstep.torch_engine.nets.functions import DROPOUT_SEED, Columns
+from lockstep.torch_engine.nets.functions import DROPOUT_SEED, Actor, Columns
 from lockstep.torch_engine.nets.nets import Parameters, PolicyNet
 from lockstep.torch_engine.nets.parameters import FlatParameters
 from lockstep.torch_engine.nets.shards import Mode, aligned, by_shard
@@ -60,13 +60,7 @@ def set_dropout(net: PolicyNet, columns: Columns | None) -> None:
 
 
 class AutogradFunctions:
-    """Computes a policy's numbers with PyTorch; see :class:`lockstep.torch_engine.nets.functions.PolicyFunctions`.
-
-    Args:
-        net: shapes of the networks.
-        parameters: their weights.
-        config: says whether the loss is compiled.
-    """
+    """Computes a policy's numbers with PyTorch; see :class:`lockstep.torch_engine.nets.functions.PolicyFunctions`."""
 
     def __init__(self, net: PolicyNet, parameters: FlatParameters, config: Config) -> None:
         self.net, self.weights, self._config = net, parameters, config
@@ -129,16 +123,13 @@ class AutogradFunctions:
         return torch.cat([*(part.reshape(shards, -1).float() for part in parts), terms], 1)
 
 
-class NetActor:
+class NetActor(Actor):
     """Samples actions of networks without memory; see :class:`lockstep.torch_engine.nets.functions.Actor`."""
 
     def __init__(self, net: PolicyNet, parameters: FlatParameters, plan: ShardPlan, mode: Mode) -> None:
         self._net, self._parameters, self._device = net, parameters, parameters.flat.device
         self._mode: Mode = mode
         self._shards, self._rows = plan.local_num_shards, plan.envs_per_shard
-
-    def begin(self, recurrent_state: np.ndarray | None) -> None:
-        """Does nothing: nothing is carried."""
 
     def __call__(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """See :meth:`Actor.__call__`."""
@@ -157,9 +148,6 @@ class NetActor:
     def _sample(self, x: Tensor, noise: Tensor) -> Tensor:
         weights = self._parameters.expanded(len(x))
         return distributions.sample(self._net, weights, nets.actor(self._net, weights, x), noise)
-
-    def forget(self, done: Tensor) -> None:
-        """Does nothing: nothing is carried."""
 
 
 class RecurrentActor(NetActor):

@@ -77,13 +77,7 @@ class CustomNet:
 
 
 def load_custom(path: str, kwargs: dict[str, Any], net: Any, seed: int) -> CustomNet:
-    """Makes a user's module and tries it on a batch of zeros.
-
-    Args:
-        path: ``module:Class``.
-        kwargs: further arguments.
-        net: what is asked of it: ``observation``, ``outputs``, ``critic``.
-        seed: of PyTorch's generator while it is made.
+    """Makes a user's module ``module:Class`` with PyTorch's generator seeded, and tries it on a batch of zeros.
 
     Raises:
         ValueError: it can't be made, or gives something else than outputs and values; one line.

@@ -31,13 +31,9 @@ def mean_and_log_std(net: PolicyNet, parameters: Mapping[str, Tensor], output: T
 
 
 def sample(net: PolicyNet, parameters: Mapping[str, Tensor], output: Tensor, noise: Tensor) -> Tensor:
-    """Samples actions from the actor's output and noise drawn beforehand.
+    """Samples actions from the actor's output ``[k, rows, outputs]`` and noise drawn beforehand.
 
-    Args:
-        net: shapes.
-        parameters: expanded parameters.
-        output: ``[k, rows, outputs]``.
-        noise: ``[k, rows, action outputs]``; Gumbel noise (discrete) or standard normal (continuous).
+    The noise ``[k, rows, action outputs]`` is Gumbel (discrete) or standard normal (continuous).
 
     Returns:
         int64 ``[k, rows]`` or ``[k, rows, indices]``, or float32 ``[k, rows, A]``.

@@ -44,7 +44,10 @@ class PolicyOutputs:
 
 
 class Actor(Protocol):
-    """Samples a rank's actions step by step, from rows ``[E, width]`` and noise ``[E, action outputs]``."""
+    """Samples a rank's actions step by step, from rows ``[E, width]`` and noise ``[E, action outputs]``.
+
+    Who carries nothing from step to step inherits :meth:`begin` and :meth:`forget`, which do nothing.
+    """
 
     def begin(self, recurrent_state: np.ndarray | None) -> None:
         """Begins a rollout with what a recurrent policy carries into it, float32 ``[E, size]``."""
@@ -84,15 +87,9 @@ class PolicyFunctions(Protocol):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Does what :meth:`evaluate` does for a recurrent policy, over whole rollouts.
 
-        Args:
-            observations: ``[k, T+1, rows, width]``.
-            actions: ``[k, T, rows, …]``.
-            recurrent_state: ``[k, rows, size]`` before the first step.
-            resets: ``[k, T+1, rows]``.
-
-        Returns:
-            Log-probabilities ``[k, T, rows]``, values ``[k, T+1, rows]`` (or empty), recurrent states
-            ``[k, T+1, rows, size]``.
+        Takes observations ``[k, T+1, rows, width]``, actions ``[k, T, rows, …]``, the recurrent state ``[k, rows,
+        size]`` before the first step and resets ``[k, T+1, rows]``; returns log-probabilities ``[k, T, rows]``, values
+        ``[k, T+1, rows]`` (or empty) and recurrent states ``[k, T+1, rows, size]``.
         """
         ...
 

@@ -22,12 +22,7 @@ Rule = Callable[[Tensor, float], None]
 
 
 class FlatParameters:
-    """Holds all parameters in one float32 vector ``[P]``, with views of it by name.
-
-    Args:
-        shapes: of each parameter by name, in the order of the vector.
-        device: where the vector lives.
-    """
+    """Holds all parameters in one float32 vector ``[P]``, in the order of ``shapes``, with views of it by name."""
 
     def __init__(self, shapes: dict[str, tuple[int, ...]], device: torch.device) -> None:
         self.shapes = shapes
@@ -83,12 +78,10 @@ class Optimizer(Protocol):
         """Frees what :meth:`gather` made."""
 
 
-class WholeAdam:
-    """Keeps whole moments beside whole parameters, changed in place by a rule: the :class:`Optimizer` of most runs.
+class WholeAdam(Optimizer):
+    """Keeps whole moments beside whole parameters: the :class:`Optimizer` of most runs.
 
-    Args:
-        parameters: changed in place.
-        make_rule: makes the rule from the parameters ``[P]`` and the moments by name, which it changes in place.
+    ``make_rule`` makes the rule from parameters ``[P]`` and moments by name, which the rule changes in place.
     """
 
     def __init__(self, parameters: FlatParameters, make_rule: Callable[[Tensor, dict[str, Tensor]], Rule]) -> None:
@@ -115,12 +108,6 @@ class WholeAdam:
         for name in MOMENTS:
             self._parameters.load(self._moments[name], moments[name])
         self._moments["step"].fill_(step)
-
-    def gather(self) -> None:
-        """See :meth:`Optimizer.gather`: they are whole already."""
-
-    def release(self) -> None:
-        """See :meth:`Optimizer.release`: there is nothing to free."""
 
 
 def fused_adam(flat: Tensor, moments: dict[str, Tensor], options: dict[str, Any]) -> Rule:

@@ -37,18 +37,10 @@ def _gru(projected: Tensor, state: Tensor, weight: Tensor, bias: Tensor) -> tupl
 def unroll(
     core: str | None, parameters: Mapping[str, Tensor], name: str, x: Tensor, recurrent_state: Tensor, resets: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Runs a core over sequences.
+    """Runs a core (``lstm`` or ``gru``) of the network ``name`` over sequences ``[k, steps, n, inputs]``.
 
-    Args:
-        core: ``lstm`` or ``gru``.
-        parameters: expanded, ``[k, …]``.
-        name: of the network that the core belongs to.
-        x: inputs ``[k, steps, n, inputs]``.
-        recurrent_state: ``[k, n, size]`` before the first step.
-        resets: 1.0 where nothing is carried into a step, ``[k, steps, n]``.
-
-    Returns:
-        Hidden states ``[k, steps, n, size]`` and recurrent states after each step ``[k, steps, n, size]``.
+    The recurrent state ``[k, n, size]`` is that before the first step; resets ``[k, steps, n]`` are 1.0 where nothing
+    is carried into a step. Returns hidden states and recurrent states after each step, ``[k, steps, n, size]``.
     """
     k, steps, n, _ = x.shape
     weight, bias = parameters[f"{name}.core.input.weight"], parameters[f"{name}.core.input.bias"]

@@ -21,12 +21,7 @@ ShardFunction = Callable[..., Any]
 def by_shard(mode: Mode, function: ShardFunction, *arguments: Any) -> Any:
     """Calls a function on all shards at once, or shard by shard with the results concatenated.
 
-    Arrays of NumPy are taken like tensors.
-
-    Args:
-        mode: which of the two.
-        function: of tensors ``[k, …]``, and of dicts of them.
-        arguments: tensors ``[k, …]`` and dicts of them.
+    The arguments are tensors or NumPy arrays ``[k, …]``, and dicts of them.
     """
     if mode == "batched":
         return function(*arguments)

@@ -7,44 +7,35 @@ import math
 import numpy as np
 from torch import Tensor
 
+from lockstep.torch_engine.nets.parameters import Rule
 
-class HostAdam:
-    """Adam (Kingma & Ba 2015, algorithm 1) in NumPy: at few parameters most of PyTorch's step goes into calling it.
 
-    Args:
-        flat: parameters ``[P]`` on the CPU, changed in place.
-        moments: ``step``, ``exp_avg`` and ``exp_avg_sq`` by name, changed in place.
-        betas: decay of the two moments.
-        epsilon: added to the square root of the second.
+def host_adam(flat: Tensor, moments: dict[str, Tensor], betas: tuple[float, float], epsilon: float) -> Rule:
+    """Makes Adam in NumPy the rule (Kingma & Ba 2015, algorithm 1), for parameters ``[P]`` and moments on the CPU.
+
+    At few parameters most of PyTorch's step goes into calling it.
     """
+    parameters, mean, square = flat.detach().numpy(), moments["exp_avg"].numpy(), moments["exp_avg_sq"].numpy()
+    scratch = np.empty_like(parameters)
+    first, second = betas
 
-    def __init__(self, flat: Tensor, moments: dict[str, Tensor], betas: tuple[float, float], epsilon: float) -> None:
-        self._parameters = flat.detach().numpy()
-        self._mean, self._square = moments["exp_avg"].numpy(), moments["exp_avg_sq"].numpy()
-        self._count = moments["step"]
-        self._betas, self._epsilon = betas, epsilon
-        self._scratch = np.empty_like(self._parameters)
-
-    def __call__(self, gradient: Tensor, learning_rate: float) -> None:
-        """Applies a gradient ``[P]``, whose memory is used up."""
-        self.step(gradient.numpy(), learning_rate)
-
-    def step(self, gradient: np.ndarray, learning_rate: float) -> None:
-        """Applies a gradient ``[P]``, whose memory is used up."""
-        first, second = self._betas
-        self._count += 1
-        count = int(self._count)
-        scratch = self._scratch
-        np.subtract(gradient, self._mean, out=scratch)
+    def step(used_up: Tensor, learning_rate: float) -> None:
+        nonlocal parameters, mean, square, scratch
+        gradient = used_up.numpy()
+        moments["step"] += 1
+        count = int(moments["step"])
+        np.subtract(gradient, mean, out=scratch)
         scratch *= 1.0 - first
-        self._mean += scratch
+        mean += scratch
         gradient *= gradient
-        gradient -= self._square
+        gradient -= square
         gradient *= 1.0 - second
-        self._square += gradient
-        np.sqrt(self._square, out=scratch)
+        square += gradient
+        np.sqrt(square, out=scratch)
         scratch *= 1.0 / math.sqrt(1.0 - second**count)
-        scratch += self._epsilon
-        np.divide(self._mean, scratch, out=scratch)
+        scratch += epsilon
+        np.divide(mean, scratch, out=scratch)
         scratch *= learning_rate / (1.0 - first**count)
-        self._parameters -= scratch
+        parameters -= scratch
+
+    return step

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.torch_engine.nets.functions import Columns
+from lockstep.torch_engine.nets.functions import Actor, Columns
 from lockstep.torch_engine.nets.nets import PolicyNet
 from lockstep.torch_engine.nets.parameters import FlatParameters
 from lockstep.torch_engine.nets.shards import Mode, by_shard
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 class PlainFunctions:
     """Computes a plain policy's numbers; see :class:`lockstep.torch_engine.nets.functions.PolicyFunctions`.
 
-    Args:
-        net: shapes of the networks; they must be :func:`lockstep.torch_engine.plain.policy.derivable`.
-        parameters: their weights, on the CPU.
+    The networks must be :func:`lockstep.torch_engine.plain.policy.derivable`, the parameters on the CPU.
     """
 
     def __init__(self, net: PolicyNet, parameters: FlatParameters) -> None:
@@ -58,16 +56,13 @@ class PlainFunctions:
         return torch.from_numpy(self.plain.gradients({name: x.numpy() for name, x in columns.items()}, settings))
 
 
-class PlainActor:
+class PlainActor(Actor):
     """Samples a plain policy's actions; see :class:`lockstep.torch_engine.nets.functions.Actor`."""
 
     def __init__(self, plain: PlainPolicy, plan: ShardPlan, mode: Mode) -> None:
         self._plain = plain
         self._mode: Mode = mode
         self._split = (plan.local_num_shards, plan.envs_per_shard, -1)
-
-    def begin(self, recurrent_state: np.ndarray | None) -> None:
-        """Does nothing: nothing is carried."""
 
     def __call__(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """See :meth:`Actor.__call__`."""
@@ -78,6 +73,3 @@ class PlainActor:
     def tensors(self, observations: Tensor, noise: Tensor) -> Tensor:
         """See :meth:`Actor.tensors`."""
         return torch.from_numpy(self(observations.numpy(), noise.numpy()))
-
-    def forget(self, done: Tensor) -> None:
-        """Does nothing: nothing is carried."""

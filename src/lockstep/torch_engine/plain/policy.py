@@ -80,12 +80,9 @@ def _max_columns(x: np.ndarray) -> np.ndarray:
 
 
 class PlainPolicy:
-    """Computes a plain policy's numbers on shards.
+    """Computes the numbers of a :func:`derivable` policy on shards, in the dtype of its parameters.
 
-    Args:
-        net: shapes; it must be :func:`derivable`.
-        parameters: by name, ``[out, in]`` and ``[out]``; changed from outside between calls. Everything is computed in
-            their dtype.
+    Those are ``[out, in]`` and ``[out]`` by name, and may be changed from outside between calls.
     """
 
     def __init__(self, net: PolicyNet, parameters: Mapping[str, np.ndarray]) -> None:
@@ -150,16 +147,10 @@ class PlainPolicy:
 
     @np.errstate(all="ignore")  # what isn't finite ends the update, with a line of its own
     def gradients(self, columns: Mapping[str, np.ndarray], settings: LossSettings) -> np.ndarray:
-        """Computes each shard's gradient and loss terms ``[k, P + 5]``.
+        """Computes each shard's gradient and loss terms ``[k, P + 5]``, parameters in the order of ``net.shapes()``.
 
-        Args:
-            columns: observations, actions, log_probs, values, advantages and returns, ``[k, rows, …]``; and valid, 1.0
-                where a sample counts, unless all do.
-            settings: coefficients and the global count.
-
-        Returns:
-            Parameters in the order of ``net.shapes()``, then the terms. With several shards the memory is used again
-            by the next call.
+        The columns ``[k, rows, …]`` are observations, actions, log_probs, values, advantages and returns; and valid,
+        1.0 where a sample counts, unless all do. With several shards the memory is used again by the next call.
         """
         observations, actions = columns["observations"], columns["actions"]
         k, rows = observations.shape[:2]

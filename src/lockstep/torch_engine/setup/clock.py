@@ -45,12 +45,7 @@ class Laps:
 
 
 class Clock:
-    """Measures the iterations of one rank, part by part.
-
-    Args:
-        communicator: whose collectives' time is taken out of the parts.
-        watch_memory: whether peak memory is read at each iteration's end.
-    """
+    """Measures the iterations of one rank, part by part, without its collectives; and peak memory, where watched."""
 
     def __init__(self, communicator: Communicator, watch_memory: bool = False) -> None:
         self._communicator, self._watch_memory = communicator, watch_memory
@@ -108,11 +103,7 @@ class RankTimes:
         return cls(tuple(Laps(*row) for row in numbers.tolist()), float(comm), tuple(wait.tolist()), durations.shape[1])
 
     def metrics(self, steps: int) -> dict[str, float]:
-        """Returns ``time/…`` of the metrics record, means over ranks.
-
-        Args:
-            steps: global environment steps of an iteration.
-        """
+        """Returns ``time/…`` of the metrics record, means over ranks; ``steps`` are those of all environments."""
         total = self._mean("total")
         return {
             "time/t_rollout": self._mean("rollout"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,13 +13,10 @@ from lockstep.torch_engine.nets.shards import ShardFunction, by_shard, part_of
 def shard_invariant(function: ShardFunction, num_shards: int, *arguments: Any) -> bool:
     """Tells whether ``function`` gives each shard the same bits alone and in aligned groups of 2, 4, … all shards.
 
-    Args:
-        function: takes tensors ``[k, …]`` (or dicts of them) and returns one or a tuple of them.
-        num_shards: of the run.
-        arguments: tensors ``[num_shards, …]`` (or dicts of them) at the shapes of the run.
+    The arguments are tensors ``[num_shards, …]``, or dicts of them, at the shapes of the run; see :func:`by_shard`.
     """
     alone = _tensors(by_shard("loop", function, *arguments))
-    for size in _groups(num_shards):
+    for size in (2**n for n in range(1, num_shards.bit_length())):
         for start in range(0, num_shards, size):
             together = _tensors(function(*(part_of(a, start, start + size) for a in arguments)))
             pieces = zip(alone, together, strict=True)
@@ -35,10 +31,3 @@ def _tensors(result: Any) -> tuple[Any, ...]:
 
 def _equal(a: Any, b: Any) -> bool:
     return np.array_equal(a, b) if isinstance(a, np.ndarray) else torch.equal(a, b)
-
-
-def _groups(num_shards: int) -> Iterator[int]:
-    size = 2
-    while size <= num_shards:
-        yield size
-        size *= 2
