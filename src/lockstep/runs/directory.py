@@ -22,13 +22,12 @@ from lockstep.runs.trackers import (
     METRICS_CSV,
     METRICS_JSONL,
     TENSORBOARD,
-    NullTrackers,
     RunTrackers,
     cut_trackers,
     wanted_trackers,
 )
 from lockstep.runs.trackers.jsonl import JsonlTracker, cut_jsonl
-from lockstep.runs.trackers.service import TRACKERS_JSON
+from lockstep.runs.trackers.service import TRACKERS_JSON, Tracker
 
 CONFIG, SUMMARY, CHECKPOINTS, FINGERPRINTS = "config.json", "summary.json", "checkpoints", "fingerprints.jsonl"
 TIMING, LOCK, VIDEOS = "timing.jsonl", ".lock", "videos"
@@ -91,10 +90,10 @@ class RunDirectory:
             self._lock.release()
             self._lock = None
 
-    def open_trackers(self, config: Config) -> RunTrackers | NullTrackers:
+    def open_trackers(self, config: Config) -> Tracker:
         """The trackers that a config asks for."""
         if not self.is_writer:
-            return NullTrackers()
+            return Tracker()
         extra = Path(config.log.jsonl) if config.log.jsonl else None
         return RunTrackers(self.path, wanted_trackers(config.log), extra, config=config)
 
@@ -106,13 +105,13 @@ class RunDirectory:
         """The progress display."""
         return make_progress(total_steps, self.quiet) if self.is_writer else NullProgress()
 
-    def open_fingerprints(self) -> JsonlTracker | NullTrackers:
+    def open_fingerprints(self) -> Tracker:
         """``fingerprints.jsonl``: every tensor's fingerprint at each iteration."""
-        return JsonlTracker(self.path / FINGERPRINTS) if self.is_writer else NullTrackers()
+        return JsonlTracker(self.path / FINGERPRINTS) if self.is_writer else Tracker()
 
-    def open_timing(self) -> JsonlTracker | NullTrackers:
+    def open_timing(self) -> Tracker:
         """``timing.jsonl``: each rank's times, bytes and memory at each iteration."""
-        return JsonlTracker(self.path / TIMING) if self.is_writer else NullTrackers()
+        return JsonlTracker(self.path / TIMING) if self.is_writer else Tracker()
 
     def open_checkpoints(self, config: CheckpointConfig) -> CheckpointWriter | NullCheckpointWriter:
         """The checkpoint writer."""

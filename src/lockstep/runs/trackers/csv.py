@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.runs.trackers.files import PlainRecord, open_to_append, replacing
+from lockstep.runs.trackers.service import Tracker
 
 
-class CsvTracker:
+class CsvTracker(Tracker):
     """Appends one row a record and flushes each.
 
     The header is the first record's keys. A record with new keys (the first evaluation, say) has the file rewritten

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.runs.trackers.files import PlainRecord, open_to_append, replacing
+from lockstep.runs.trackers.service import Tracker
 
 _ENCODER = json.JSONEncoder(allow_nan=False)
 
 
-class JsonlTracker:
+class JsonlTracker(Tracker):
     """Appends one JSON object a line and flushes each, with every digit of a float64.
 
     A value that is ``None``, NaN or infinite is written as ``null``.

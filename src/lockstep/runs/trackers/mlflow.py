@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.runs.trackers.service import TrackedRun, flattened, metrics_of
+from lockstep.runs.trackers.service import TrackedRun, Tracker, flattened, metrics_of
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # read on import: nothing goes out unasked
 
@@ -21,14 +21,11 @@ SERVICE = "mlflow"
 MAX_PARAMS = 100  # of one request
 
 
-class MlflowTracker:
+class MlflowTracker(Tracker):
     """One MLflow run in the experiment ``log.project``; a resumed run goes on under the same id.
 
     Without ``MLFLOW_TRACKING_URI`` it goes to the SQLite file ``mlflow.db`` beside the run directory, files to
     ``mlartifacts/`` there. ``log`` returns when the metrics are stored.
-
-    Attributes:
-        place: where to look, in one line.
     """
 
     def __init__(self, run: TrackedRun) -> None:

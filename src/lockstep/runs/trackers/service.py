@@ -1,4 +1,4 @@
-"""Describes a run to a tracking service, and remembers in the run directory under which id."""
+"""What a tracker is, and what it is told of a run: a service's id for it is remembered in the run directory."""
 
 from __future__ import annotations
 
@@ -15,6 +15,32 @@ TRACKERS_JSON = "trackers.json"
 DEFAULT_PROJECT = "lockstep"
 
 
+class Tracker:
+    """Takes what a run has to tell; this one does nothing with it, as on every rank but the one that writes.
+
+    Attributes:
+        place: where to look at it, in one line, if that is outside the run directory.
+    """
+
+    place: str | None = None
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        """Take one metrics record."""
+
+    def text(self, tag: str, text: str) -> None:
+        """Keep markdown, the run's config, say, under ``tag``."""
+
+    def video(self, tag: str, path: Path, global_step: int) -> None:
+        """Keep an mp4 file under ``tag`` at ``global_step``, before that step's record comes."""
+
+    def places(self) -> list[str]:
+        """Tells where to look, a line each."""
+        return []
+
+    def close(self) -> None:
+        """Finish; nothing is logged afterwards."""
+
+
 @dataclass(frozen=True)
 class TrackedRun:
     """A run as a tracker sees it.
@@ -23,7 +49,7 @@ class TrackedRun:
     and how far it had come there.
 
     Attributes:
-        directory: the run's directory; its name is the run's.
+        directory: the run's; its name is the run's.
         config: resolved.
     """
 

@@ -11,7 +11,7 @@ from typing import Any
 import trackio
 from trackio.context_vars import current_run
 
-from lockstep.runs.trackers.service import TrackedRun, flattened, metrics_of
+from lockstep.runs.trackers.service import TrackedRun, Tracker, flattened, metrics_of
 
 SERVICE = "trackio"
 
@@ -23,12 +23,8 @@ def _hushed() -> Iterator[None]:
         yield
 
 
-class TrackioTracker:
-    """One Trackio run, kept where Trackio keeps them (``TRACKIO_DIR``); a resumed run goes on under the same id.
-
-    Attributes:
-        place: where to look, in one line.
-    """
+class TrackioTracker(Tracker):
+    """One Trackio run, kept where Trackio keeps them (``TRACKIO_DIR``); a resumed run goes on under the same id."""
 
     def __init__(self, run: TrackedRun) -> None:
         self._until = run.logged_until(SERVICE)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.runs.trackers.service import TrackedRun, metrics_of
+from lockstep.runs.trackers.service import TrackedRun, Tracker, metrics_of
 
 os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read on import: crash reports go nowhere unasked
 
@@ -16,13 +16,10 @@ import wandb
 SERVICE = "wandb"
 
 
-class WandbTracker:
+class WandbTracker(Tracker):
     """One W&B run in the run directory's ``wandb/``; a resumed run goes on under the same id.
 
     ``WANDB_MODE``, ``WANDB_BASE_URL`` and the other variables of W&B apply.
-
-    Attributes:
-        place: where to look, in one line.
     """
 
     def __init__(self, run: TrackedRun) -> None:
