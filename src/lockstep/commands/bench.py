@@ -18,10 +18,10 @@ from lockstep.config.run import RunOptions
 from lockstep.core.process import EXIT_FAILURE, report_failure
 from lockstep.core.topology import available_cores
 from lockstep.envs.describe import describe
+from lockstep.runs.curves import MISSING_PLOT, can_plot
 from lockstep.scaling.ledger import Ledger, open_ledger
 from lockstep.scaling.measure import Outcome
 from lockstep.scaling.plan import MODES, Job, Plan, parse_world_sizes
-from lockstep.scaling.plot import MISSING, can_plot
 from lockstep.scaling.summarize import Row, run_row
 from lockstep.scaling.sweep import locked_directory, measure_job, sweep_directory, write_results
 
@@ -128,7 +128,7 @@ def _announce(plan: Plan, ledger: Ledger) -> None:
     if plan.config.device == "cpu" and threads > cores:
         print(f"note: {plan.world_sizes[-1]} ranks want {threads} cores and there are {cores}; see the ceiling")
     if not can_plot():
-        print(f"note: {MISSING}")
+        print(f"note: {MISSING_PLOT.format('plots.png')}")
     sys.stdout.flush()
 
 

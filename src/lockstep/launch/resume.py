@@ -36,11 +36,10 @@ def resumed_config(path: Path, overrides: dict[str, Any]) -> Config:
     stored: Config = validate(Config, read_file(path / CONFIG), str(path / CONFIG))
     if not overrides:
         return stored
-    settings = stored.model_dump(mode="json")
     changed: Config = validate(Config, merge(stored.model_dump(mode="json"), overrides), "command line")
     if changed.env.id != stored.env.id:  # the id that the run was asked for with
         changed, _ = stepped_inside(changed)
-    for key, old, new in _differences(settings, changed.model_dump(mode="json")):
+    for key, old, new in _differences(stored.model_dump(mode="json"), changed.model_dump(mode="json")):
         if not key.startswith(CHANGEABLE):
             raise ValueError(
                 f"{key}: run {path} was started with {old} and can't be resumed with {new}; start a new run"
@@ -62,7 +61,7 @@ def _differences(a: dict[str, Any], b: dict[str, Any], prefix: str = "") -> list
 def open_directory(
     config: Config, options: RunOptions, path: Path | None, which: str | None, writer: bool
 ) -> tuple[RunDirectory, str | None]:
-    """Makes a run's directory, or opens it again.
+    """Makes a run's directory, or opens it again; returns it, and the checkpoint to resume from.
 
     Args:
         config: resolved.
@@ -70,9 +69,6 @@ def open_directory(
         path: of the run that is resumed, or None.
         which: checkpoint that was asked for.
         writer: whether this process writes the run, and so locks it.
-
-    Returns:
-        The directory, and the checkpoint to resume from.
     """
     if path is None:
         if not writer:

@@ -39,11 +39,7 @@ class Script:
         return [*(["-m"] if self.is_module else []), self.target, *self.arguments]
 
     def check(self) -> None:
-        """See that there is such a program.
-
-        Raises:
-            ValueError: there is none; one line.
-        """
+        """Raises a one-line ``ValueError`` if there is no such program."""
         if self.is_module:
             top = self.target.partition(".")[0]
             if not top.isidentifier() or importlib.util.find_spec(top) is None:
@@ -53,11 +49,7 @@ class Script:
 
 
 def check_nproc(nproc: int) -> None:
-    """See that ranks can be started here.
-
-    Raises:
-        ValueError: there are none to start, or a launcher started this process as one of its ranks; one line.
-    """
+    """Raises a one-line ``ValueError`` if there are no ranks to start, or this process is one of a launcher's."""
     if nproc < 1:
         raise ValueError(f"nproc: {nproc} is below 1")
     topology = from_environment()

@@ -42,12 +42,7 @@ LOOK_SECONDS = 1.0
 
 
 class Server:
-    """Answers a launcher: ``check``, ``start``, ``signal``, ``kill``.
-
-    Args:
-        channel: to the launcher.
-        settings: what it said.
-    """
+    """Answers a launcher: ``check``, ``start``, ``signal``, ``kill``."""
 
     def __init__(self, channel: Channel, settings: ServerSettings) -> None:
         self._channel, self._settings = channel, settings
@@ -230,7 +225,6 @@ class Server:
         return fork(body)
 
     def _close_own(self) -> None:
-        """Closes what is the server's alone, in a child."""
         self._channel.close()
         os.close(self._awake)
         os.close(self._wake)

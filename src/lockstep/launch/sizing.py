@@ -11,6 +11,7 @@ import numpy as np
 from lockstep.config.checks import resolve
 from lockstep.config.engines import engine_module
 from lockstep.config.run import Config
+from lockstep.core.machine import system_fact
 from lockstep.core.topology import available_cores
 from lockstep.envs.description import EnvDescription
 from lockstep.launch.world import World
@@ -33,13 +34,7 @@ MEMINFO = Path("/proc/meminfo")
 
 @dataclass(frozen=True)
 class Resources:
-    """What a rank has.
-
-    Attributes:
-        cores: CPU cores, at least 1.
-        memory: bytes of host memory that are free for it, None: unknown.
-        device_memory: bytes of its GPU, None without one.
-    """
+    """What a rank has: CPU cores, bytes of free host memory (None: unknown) and of its GPU's memory (None: no GPU)."""
 
     cores: int
     memory: int | None
@@ -56,13 +51,8 @@ def _number(path: Path) -> int | None:
 
 def available_memory() -> int | None:
     """Bytes of memory that this process could still take: the system's, within the container's limit; None: unknown."""
-    found: list[int] = []
-    try:
-        for line in MEMINFO.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                found.append(int(line.split()[1]) * 1024)
-    except OSError:
-        pass
+    available = system_fact(MEMINFO, "MemAvailable")
+    found = [int(available.split()[0]) * 1024] if available else []
     for limit, use in zip(map(_number, CGROUP_LIMITS), map(_number, CGROUP_USES), strict=True):
         if limit is not None:
             found.append(max(0, limit - (use or 0)))
@@ -140,13 +130,8 @@ def size(
 def resolved_here(config: Config, world: World, describe: Callable[[], EnvDescription]) -> tuple[Config, list[str]]:
     """Resolves a config for this machine and these ranks, ``num_envs_per_rank: auto`` too.
 
-    Args:
-        config: as the user gave it.
-        world: the run's ranks.
-        describe: gives the environment's description; called only if it is needed.
-
-    Returns:
-        The resolved config, and what the user should know of how ``num_envs`` was found, a line each.
+    ``describe`` is called only if it is needed. What comes back beside the config is what the user should know of how
+    ``num_envs`` was found, a line each.
 
     Raises:
         ValueError: something doesn't fit; one line.

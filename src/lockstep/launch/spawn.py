@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +45,7 @@ class RankServer:
         ours, theirs = socket.socketpair()
         given = {name: os.environ.get(name) for name in ONE_THREAD}
         settings = ServerSettings(os.getpid(), engine, forks, store, given)
-        command = [sys.executable, "-m", "lockstep.launch.server", str(theirs.fileno()), settings.to_json()]
+        command = [sys.executable, "-m", "lockstep.launch.server", str(theirs.fileno()), json.dumps(asdict(settings))]
         self._process = subprocess.Popen(
             command,
             env={**os.environ, **ONE_THREAD},
@@ -57,19 +59,12 @@ class RankServer:
         self.closed = False
 
     def check(self, module: str, function: str, **arguments: Any) -> bool:
-        """Calls ``module.function(**arguments)`` in a child of the server, where the engine is loaded.
+        """Calls ``module.function(**arguments)`` with JSON values in a child of the server, where the engine is loaded.
 
-        Args:
-            module: imported in the child.
-            function: raises what is wrong.
-            arguments: JSON values.
-
-        Returns:
-            Whether it was called: not where the server can't be forked.
+        Returns whether it was called: not where the server can't be forked.
 
         Raises:
-            ValueError: as the function raised it.
-            OSError: likewise.
+            ValueError: as the function raised it; ``OSError`` likewise.
             RunError: likewise; or the child or the server died.
         """
         if sys.platform != "linux":
@@ -170,14 +165,7 @@ def threads_of(config: Config) -> dict[str, str]:
 
 
 class ServedRanks:
-    """The rank processes of one run, children of a server.
-
-    Args:
-        server: it.
-        pids: process id of each rank.
-        port: where they meet.
-        log_dir: where failing ranks leave their messages.
-    """
+    """The rank processes of one run, children of a server, which meet on ``port``."""
 
     def __init__(self, server: RankServer, pids: Mapping[int, int], port: int, log_dir: Path) -> None:
         self._server, self._pids, self.port, self._log_dir = server, dict(pids), port, log_dir

@@ -37,27 +37,14 @@ class World:
 
 
 def topology_of(options: RunOptions) -> Topology:
-    """This process's place: by the coordinator flags, else by the launcher.
-
-    Raises:
-        ValueError: flags or variables are incomplete or contradict one another; one line.
-    """
+    """This process's place, by the coordinator flags, else by the launcher; errors as theirs."""
     if options.coordinator is None or options.num_processes is None or options.process_id is None:
         return from_environment()
     return from_flags(options.coordinator, options.num_processes, options.process_id)
 
 
 def world_of(options: RunOptions, config: Config, topology: Topology) -> World:
-    """The ranks that a request asks for.
-
-    Args:
-        options: the user's.
-        config: not resolved.
-        topology: this process's place.
-
-    Raises:
-        ValueError: options contradict the launcher or one another; one line.
-    """
+    """The ranks that a request asks for; a one-line ``ValueError`` if it contradicts the launcher or itself."""
     processes = number_of_processes(options, config, topology)
     here = topology.local_world_size if topology.launched else processes
     if config.engine == "torch":

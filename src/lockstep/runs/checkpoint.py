@@ -20,6 +20,8 @@ import numpy as np
 from safetensors.numpy import load as load_safetensors
 from safetensors.numpy import save as save_safetensors
 
+from lockstep.core.files import sync_directory, write_synced
+
 MANIFEST = "manifest.json"
 GROUPS = ("policy", "optimizer", "normalizers")
 POLICY = "policy/"
@@ -182,22 +184,6 @@ def find_checkpoint(directory: Path, which: str = "latest", warn: bool = True) -
 # --- writing ----------------------------------------------------------------------------------------------------
 
 
-def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_directory(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def commit(directory: Path, step: int, files: Mapping[str, bytes], score: float | None) -> Path:
     """Write a run's checkpoint, unless it is there already; see :func:`write_directory`."""
     final = directory / f"step_{step}"
@@ -216,7 +202,7 @@ def write_directory(final: Path, files: Mapping[str, bytes], facts: Mapping[str,
 
     Args:
         final: the directory; one that is there is replaced.
-        files: contents by relative path.
+        files: contents by relative path; at least one.
         facts: what else the manifest says.
 
     Raises:
@@ -226,19 +212,20 @@ def write_directory(final: Path, files: Mapping[str, bytes], facts: Mapping[str,
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         for name, content in files.items():
-            _write(temporary / name, content)
+            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+            write_synced(temporary / name, content)
         hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
         manifest = {"format": FORMAT, **facts, "files": hashes}
-        _write(temporary / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
+        write_synced(temporary / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
         for folder in {(temporary / name).parent for name in files} | {temporary}:
-            _sync_directory(folder)
+            sync_directory(folder)
         aside = aside_of(final)
         shutil.rmtree(aside, ignore_errors=True)
         if final.exists():
             next(final.iterdir(), None)  # a file in the way is an error, not replaced
             final.rename(aside)
         temporary.rename(final)
-        _sync_directory(final.parent)
+        sync_directory(final.parent)
         shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)

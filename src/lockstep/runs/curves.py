@@ -26,7 +26,7 @@ METRIC = "rollout/episode_return_mean"
 CONFIDENCE, REPETITIONS = 0.95, 2000
 MOST_POINTS = 500
 CURVES_CSV, CURVES_JSON, CURVES_PNG = "curves.csv", "curves.json", "curves.png"
-MISSING_PLOT = "curves.png needs matplotlib; pip install 'lockstep-rl[plot]'"
+MISSING_PLOT = "{} needs matplotlib; pip install 'lockstep-rl[plot]'"
 LINE, SINGLE = "#1f5fa8", "#b0b0b0"
 
 

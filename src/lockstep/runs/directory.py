@@ -8,16 +8,18 @@ import json
 import shutil
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lockstep.config.run import CheckpointConfig, Config, LogConfig
 from lockstep.core.errors import RunError
+from lockstep.core.files import replace_text
 from lockstep.core.topology import Topology
 from lockstep.runs.checkpoint import CheckpointWriter, NullCheckpointWriter, checkpoints_in, step_of
 from lockstep.runs.lock import RunLock
-from lockstep.runs.progress import NullProgress, Progress, make_progress
+from lockstep.runs.progress import Progress, make_progress
 from lockstep.runs.trackers import (
     METRICS_CSV,
     METRICS_JSONL,
@@ -103,7 +105,7 @@ class RunDirectory:
 
     def open_progress(self, total_steps: int) -> Progress:
         """The progress display."""
-        return make_progress(total_steps, self.quiet) if self.is_writer else NullProgress()
+        return make_progress(total_steps, self.quiet) if self.is_writer else Progress()
 
     def open_fingerprints(self) -> Tracker:
         """``fingerprints.jsonl``: every tensor's fingerprint at each iteration."""
@@ -154,16 +156,8 @@ class RunDirectory:
         self._write_json(SUMMARY, summary)
 
     def _write_json(self, name: str, value: Any) -> None:
-        if not self.is_writer:
-            return
-        temporary = self.path / f".{name}.tmp"
-        try:
-            temporary.write_text(json.dumps(value, indent=2) + "\n")
-            temporary.replace(self.path / name)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise OSError(error.errno, error.strerror, str(self.path / name)) from None
+        if self.is_writer:
+            replace_text(self.path / name, json.dumps(value, indent=2) + "\n")
 
 
 def is_writer(topology: Topology) -> bool:
@@ -191,6 +185,15 @@ def _untouched(path: Path) -> bool:
         return False
 
 
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Makes what goes wrong with the file system in the block a ``ValueError`` of one line about ``path``."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"runs_dir: {path} can't be written: {error.strerror or error}") from None
+
+
 def create_run(runs_dir: str, name: str | None, config: Config, num_seeds: int = 1) -> RunDirectory:
     """Make a run directory with its ``config.json``; it comes back locked. ``num_seeds`` stands in its default name.
 
@@ -199,30 +202,25 @@ def create_run(runs_dir: str, name: str | None, config: Config, num_seeds: int =
     """
     stem, suffix = name or default_name(config, num_seeds), 1
     path = Path(runs_dir) / stem
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         while name is None and path.exists():
             suffix += 1
             path = Path(runs_dir) / f"{stem}-{suffix}"
+    run = RunDirectory(path)
+    with writing(path):
         if path.exists() and not path.is_dir():
             raise ValueError(f"name: run {path} exists already, as a file; choose another --name")
         path.mkdir(exist_ok=name is not None)
-        run = RunDirectory(path)
         run.lock()
-    except OSError as error:
-        raise ValueError(f"runs_dir: {path} can't be written: {error.strerror or error}") from None
-    try:
+    with contextlib.ExitStack() as stack, writing(path):
+        stack.callback(run.unlock)
         if not _untouched(path):
             raise ValueError(
                 f"name: run {path} exists already; --resume {path} continues it, another --name starts a new one"
             )
         run.write_config(config)
-    except OSError as error:
-        run.unlock()
-        raise ValueError(f"runs_dir: {path} can't be written: {error.strerror or error}") from None
-    except ValueError:
-        run.unlock()
-        raise
+        stack.pop_all()
     return run
 
 

@@ -6,12 +6,12 @@ import csv
 import hashlib
 import io
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lockstep.core.files import replace_text
 from lockstep.scaling.measure import Outcome
 from lockstep.scaling.plan import Job, Plan, differences
 
@@ -138,16 +138,6 @@ def write_tables(path: Path, name: str, rows: Sequence[dict[str, Any]]) -> None:
     for row in rows:
         writer.writerow({k: ";".join(map(str, v)) if isinstance(v, list) else v for k, v in row.items()})
     replace_text(path / f"{name}.csv", text.getvalue())
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Write a file, whole or not at all, also if the power fails."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8", newline="") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def _sha256(text: str) -> str:

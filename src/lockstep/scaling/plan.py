@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import platform
 from dataclasses import dataclass
 from importlib import metadata
@@ -14,6 +13,7 @@ import lockstep
 from lockstep.config.checks import resolve
 from lockstep.config.run import Config, LogConfig
 from lockstep.core.topology import available_cores
+from lockstep.runs.trackers.service import flattened
 
 Mode = Literal["weak", "strong"]
 MODES = ("weak", "strong")
@@ -137,7 +137,7 @@ class Plan:
 
     def identity(self) -> dict[str, Any]:
         """Lists what a number of this sweep depends on, flat: measured otherwise it isn't of this sweep."""
-        config = _flat(self.sized(1).model_dump(mode="json"))
+        config = flattened(self.sized(1).model_dump(mode="json"))
         facts = {
             "mode": self.mode,
             "warmup-iters": self.warmup_iters,
@@ -185,13 +185,3 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, dict) and key != "kwargs":
-            out |= _flat(value, f"{prefix}{key}.")
-        else:
-            out[prefix + key] = json.loads(json.dumps(value))
-    return out

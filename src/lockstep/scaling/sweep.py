@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from lockstep.runs.directory import RunDirectory
+from lockstep.runs.curves import can_plot
+from lockstep.runs.directory import RunDirectory, writing
 from lockstep.scaling.ledger import PLOTS, WORK, Ledger, unfinished, write_tables
 from lockstep.scaling.measure import Outcome, Progress, measure
 from lockstep.scaling.plan import Job, Plan
-from lockstep.scaling.plot import can_plot, write_plots
+from lockstep.scaling.plot import write_plots
 from lockstep.scaling.summarize import Row, run_row, summary_rows
 
 
@@ -30,13 +31,11 @@ def locked_directory(path: Path) -> RunDirectory:
         ValueError: it can't be made, or is somebody's; one line.
     """
     directory = RunDirectory(path)
-    try:
+    with writing(path):
+        if path.exists() and not path.is_dir():
+            raise ValueError(f"name: {path} exists already, as a file; choose another --name")
         path.mkdir(parents=True, exist_ok=True)
         directory.lock()
-    except FileExistsError:
-        raise ValueError(f"name: {path} exists already, as a file; choose another --name") from None
-    except OSError as error:
-        raise ValueError(f"runs_dir: {path} can't be written: {error.strerror or error}") from None
     return directory
 
 

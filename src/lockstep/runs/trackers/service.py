@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.run import Config
+from lockstep.core.files import replace_text
 from lockstep.runs.trackers.files import PlainRecord
 
 TRACKERS_JSON = "trackers.json"
@@ -130,6 +131,4 @@ def _read(directory: Path) -> dict[str, dict[str, Any]]:
 
 def _write(directory: Path, memory: Mapping[str, Any]) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    temporary = directory / f".{TRACKERS_JSON}.tmp"
-    temporary.write_text(json.dumps(memory, indent=2) + "\n")
-    temporary.replace(directory / TRACKERS_JSON)
+    replace_text(directory / TRACKERS_JSON, json.dumps(memory, indent=2) + "\n")
