@@ -295,17 +295,8 @@ GRPO_PRESETS = {
     "lockstep/PushCube-v0": _PUSH_GRPO,
 }
 
-ATARI_GAMES = (
-    *("Alien", "Amidar", "Assault", "Asterix", "Asteroids", "BankHeist", "BattleZone", "BeamRider", "Bowling"),
-    *("Boxing", "Breakout", "Centipede", "CrazyClimber", "DemonAttack", "Enduro", "FishingDerby", "Freeway"),
-    *("Frostbite", "Gopher", "Hero", "IceHockey", "Jamesbond", "Kangaroo", "Krull", "KungFuMaster"),
-    *("MontezumaRevenge", "MsPacman", "NameThisGame", "Pong", "PrivateEye", "Qbert", "Riverraid", "RoadRunner"),
-    *("Seaquest", "SpaceInvaders", "StarGunner", "Tennis", "UpNDown", "Venture", "VideoPinball"),
-)
-"""The usual games; any other id of the same two forms takes the same preset."""
-
 ATARI_ID = re.compile(r"ALE/\w+-v5|\w+NoFrameskip-v4")
-"""Ids of Atari games, as ale-py registers them."""
+"""Ids of Atari games, as ale-py registers them; all take one preset."""
 
 PRESETS: dict[str, dict[str, Any]] = {
     "CartPole-v1": _CARTPOLE,
@@ -342,8 +333,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     "Reacher-v5": _MUJOCO,
     "Swimmer-v5": _SWIMMER,
     "Walker2d-v5": _MUJOCO,
-    **{f"ALE/{game}-v5": _ATARI for game in ATARI_GAMES},
-    **{f"{game}NoFrameskip-v4": _ATARI for game in ATARI_GAMES},
 }
 
 

@@ -11,12 +11,10 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from lockstep.config.sections import (
-    AtariConfig,
     CheckpointConfig,
     EnvConfig,
     EvalConfig,
     GRPOConfig,
-    ImageConfig,
     LogConfig,
     NetworkConfig,
     NormalizeConfig,
@@ -24,23 +22,6 @@ from lockstep.config.sections import (
     ProofConfig,
     Section,
 )
-
-__all__ = [
-    "AtariConfig",
-    "CheckpointConfig",
-    "Config",
-    "EnvConfig",
-    "EvalConfig",
-    "GRPOConfig",
-    "ImageConfig",
-    "LogConfig",
-    "NetworkConfig",
-    "NormalizeConfig",
-    "PPOConfig",
-    "ProofConfig",
-    "RunOptions",
-    "Section",
-]
 
 MAX_SEQUENCE = 32
 COORDINATOR = r"^(\[[0-9a-fA-F:.]+\]|[\w.-]+):[0-9]{1,5}$"

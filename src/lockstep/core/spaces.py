@@ -203,17 +203,20 @@ def channels_first(space: spaces.Box) -> bool:
     return len(space.shape) == 3 and space.shape[0] < min(space.shape[1:])
 
 
+def _choices(space: spaces.Discrete | spaces.MultiDiscrete) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The number of values of each index, and their lowest ones."""
+    sizes = space.n if isinstance(space, spaces.Discrete) else space.nvec
+    return tuple(int(n) for n in np.ravel(sizes)), tuple(int(n) for n in np.ravel(space.start))
+
+
 def _leaf(name: str, space: gymnasium.Space) -> Leaf:
     shape = tuple(int(n) for n in space.shape or ())
     if isinstance(space, spaces.Box):
         if not is_image(space):
             return Leaf(name, "vector", shape)
         return Leaf(name, "image", shape, high=float(np.max(space.high)), channels_first=channels_first(space))
-    if isinstance(space, spaces.Discrete):
-        return Leaf(name, "one_hot", (), (int(space.n),), (int(space.start),))
-    if isinstance(space, spaces.MultiDiscrete):
-        sizes, first = (tuple(int(n) for n in np.ravel(x)) for x in (space.nvec, space.start))
-        return Leaf(name, "one_hot", shape, sizes, first)
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        return Leaf(name, "one_hot", shape, *_choices(space))
     if isinstance(space, spaces.MultiBinary):
         return Leaf(name, "vector", shape)
     raise ValueError(f"observation space {_named(space)} isn't supported; supported are {SUPPORTED_OBSERVATIONS}")
@@ -336,19 +339,14 @@ class ActionLayout:
 
 
 def action_layout(space: gymnasium.Space) -> ActionLayout:
-    """The layout of an action space.
-
-    Raises:
-        ValueError: it isn't supported; one line that names it.
-    """
+    """The layout of an action space; a one-line ``ValueError`` names one that isn't supported."""
     shape, dtype = tuple(int(n) for n in space.shape or ()), str(space.dtype)
     if isinstance(space, spaces.Discrete):
-        return ActionLayout("discrete", (int(space.n),), (int(space.start),), dtype=dtype)
+        return ActionLayout("discrete", *_choices(space), dtype=dtype)
     if isinstance(space, spaces.MultiDiscrete):
-        sizes, first = (tuple(int(n) for n in np.ravel(x)) for x in (space.nvec, space.start))
-        return ActionLayout("multi_discrete", sizes, first, shape, dtype=dtype)
+        return ActionLayout("multi_discrete", *_choices(space), shape, dtype=dtype)
     if isinstance(space, spaces.MultiBinary):
-        count = int(np.prod(shape, dtype=int))
+        count = math.prod(shape)
         return ActionLayout("multi_discrete", (2,) * count, (0,) * count, shape, dtype=dtype)
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
         low, high = (tuple(np.asarray(bound, np.float64).ravel().tolist()) for bound in (space.low, space.high))

@@ -189,11 +189,7 @@ def first_host(nodelist: str) -> str:
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """Slurm's tasks of each node: ``[2, 2, 1]`` of ``2(x2),1``.
-
-    Raises:
-        ValueError: it is written otherwise.
-    """
+    """Slurm's tasks of each node: ``[2, 2, 1]`` of ``2(x2),1``; a ``ValueError`` where it is written otherwise."""
     out = []
     for part in text.split(","):
         found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.config.command_line import Request, read_request
+from lockstep.config.command_line import Request, parse_arguments, read_request
 from lockstep.config.presets import defaults_for, for_grpo, has_preset
 from lockstep.config.run import Config, RunOptions
 from lockstep.envs.batched.twins import stepped_inside
@@ -51,6 +51,17 @@ def request_of(argv: Sequence[str], needs_env: bool = True) -> RunRequest:
     config, line = stepped_inside(config)
     lines += [] if line is None else [line]
     return RunRequest(config, request.options, request.overrides, "\n".join(lines) or None, description)
+
+
+def described_run(command: str, target: str, rest: Sequence[str]) -> Config:
+    """Reads the config of a run that ``command`` starts by itself: of a file or environment id, and of options."""
+    given = parse_arguments(rest)
+    for key in given.settings:
+        if key in RunOptions.model_fields:
+            raise ValueError(f"{key}: {command} starts its own runs; give only what describes the run")
+    if given.positional:
+        raise ValueError(f"{given.positional[0]!r}: one config file or environment id is enough, before the options")
+    return request_of([target, *rest]).config
 
 
 def _description(config: Config, options: RunOptions) -> EnvDescription | None:

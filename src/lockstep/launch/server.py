@@ -127,7 +127,7 @@ class Server:
         return {"RunError": f"a process that made the environment to look at it {how}"}
 
     def _hear(self, reading: int, pid: int) -> bytes:
-        """Reads what a child writes until it has ended; what it leaves behind may hold the pipe open for longer.
+        """Reads what a child writes until it has ended, for what it leaves behind may hold the pipe open for longer.
 
         Raises:
             EOFError: the launcher is gone, or wants no answer any more.

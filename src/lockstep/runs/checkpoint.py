@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load as load_safetensors
-from safetensors.numpy import save as save_safetensors
+from safetensors.numpy import load as unpack
+from safetensors.numpy import save
 
 from lockstep.core.files import sync_directory, write_synced
 
@@ -53,13 +53,8 @@ class Checkpoint:
 
 
 def pack(arrays: Mapping[str, np.ndarray]) -> bytes:
-    """Arrays as safetensors bytes."""
-    return save_safetensors({name: np.array(a, order="C") for name, a in arrays.items()})
-
-
-def unpack(content: bytes) -> dict[str, np.ndarray]:
-    """The reverse of :func:`pack`."""
-    return load_safetensors(content)
+    """Arrays as safetensors bytes; ``unpack`` is the reverse."""
+    return save({name: np.array(a, order="C") for name, a in arrays.items()})
 
 
 def to_files(
@@ -109,11 +104,7 @@ def problem_with(path: Path, required: Iterable[str] = REQUIRED) -> str | None:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Read and check one checkpoint directory.
-
-    Raises:
-        CheckpointError: naming the file that is missing or damaged.
-    """
+    """Reads a checkpoint directory; a ``CheckpointError`` names the file that is missing or damaged."""
     problem = problem_with(path)
     if problem:
         raise CheckpointError(problem)
@@ -251,28 +242,31 @@ class CheckpointWriter:
     """Commits checkpoints in a background thread, one at a time; a failure is raised at the next call.
 
     Args:
-        directory: ``checkpoints/`` of the run.
+        directory: ``checkpoints/`` of the run; None, on a rank that writes nothing: checkpoints are dropped.
         keep_last: newest ones to keep.
         keep_best: whether the best one is kept as well.
     """
 
-    def __init__(self, directory: Path, keep_last: int, keep_best: bool) -> None:
+    def __init__(self, directory: Path | None, keep_last: int, keep_best: bool) -> None:
         self._directory, self._keep_last, self._keep_best = directory, keep_last, keep_best
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        for leftover in directory.glob(".step_*.tmp"):
+        for leftover in directory.glob(".step_*.tmp") if directory is not None else ():
             shutil.rmtree(leftover, ignore_errors=True)
 
     def save(self, step: int, files: Mapping[str, bytes], score: float | None) -> None:
         """Commit a checkpoint in the background, once the one before it is done."""
         self.wait()
-        self._thread = threading.Thread(target=self._run, args=(step, files, score), name="checkpoint-writer")
+        if self._directory is None:
+            return
+        arguments = (self._directory, step, files, score)
+        self._thread = threading.Thread(target=self._run, args=arguments, name="checkpoint-writer")
         self._thread.start()
 
-    def _run(self, step: int, files: Mapping[str, bytes], score: float | None) -> None:
+    def _run(self, directory: Path, step: int, files: Mapping[str, bytes], score: float | None) -> None:
         try:
-            commit(self._directory, step, files, score)
-            prune(self._directory, self._keep_last, self._keep_best)
+            commit(directory, step, files, score)
+            prune(directory, self._keep_last, self._keep_best)
         except BaseException as error:
             self._error = error
 
@@ -284,13 +278,3 @@ class CheckpointWriter:
         if self._error is not None:
             error, self._error = self._error, None
             raise error
-
-
-class NullCheckpointWriter:
-    """The writer of a rank that writes nothing."""
-
-    def save(self, step: int, files: Mapping[str, bytes], score: float | None) -> None:
-        """Nothing to do here."""
-
-    def wait(self) -> None:
-        """Nothing to do here."""

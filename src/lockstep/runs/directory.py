@@ -17,7 +17,7 @@ from lockstep.config.run import CheckpointConfig, Config, LogConfig
 from lockstep.core.errors import RunError
 from lockstep.core.files import replace_text
 from lockstep.core.topology import Topology
-from lockstep.runs.checkpoint import CheckpointWriter, NullCheckpointWriter, checkpoints_in, step_of
+from lockstep.runs.checkpoint import CheckpointWriter, checkpoints_in, step_of
 from lockstep.runs.lock import RunLock
 from lockstep.runs.progress import Progress, make_progress
 from lockstep.runs.trackers import (
@@ -60,11 +60,7 @@ class RunDirectory:
         return self.path / CHECKPOINTS
 
     def lock(self) -> None:
-        """Make sure that no other process writes this run.
-
-        Raises:
-            ValueError: one does.
-        """
+        """Make sure that no other process writes this run; a ``ValueError`` if one does."""
         if not self.is_writer:
             return
         lock = RunLock(self.path / LOCK)
@@ -78,11 +74,7 @@ class RunDirectory:
             self._lock.hand_over()
 
     def take_over(self) -> None:
-        """Write this run from here on, for the process that holds it, if this rank writes.
-
-        Raises:
-            RunError: another process writes it.
-        """
+        """Write this run from here on, for the process that holds it; a ``RunError`` if another one writes it."""
         if self.is_writer and not RunLock(self.path / LOCK).take_over():
             raise RunError(f"run {self.path} is being written by another process; wait for it or stop it")
 
@@ -115,12 +107,11 @@ class RunDirectory:
         """``timing.jsonl``: each rank's times, bytes and memory at each iteration."""
         return JsonlTracker(self.path / TIMING) if self.is_writer else Tracker()
 
-    def open_checkpoints(self, config: CheckpointConfig) -> CheckpointWriter | NullCheckpointWriter:
+    def open_checkpoints(self, config: CheckpointConfig) -> CheckpointWriter:
         """The checkpoint writer."""
-        if not self.is_writer:
-            return NullCheckpointWriter()
-        self.checkpoints.mkdir(exist_ok=True)
-        return CheckpointWriter(self.checkpoints, config.keep_last, config.keep_best)
+        if self.is_writer:
+            self.checkpoints.mkdir(exist_ok=True)
+        return CheckpointWriter(self.checkpoints if self.is_writer else None, config.keep_last, config.keep_best)
 
     def cut_after(self, iteration: int, global_step: int, log: LogConfig) -> None:
         """Remove checkpoints, videos and log lines after a point: the run that goes on from it has one future."""

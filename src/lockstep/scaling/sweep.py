@@ -25,11 +25,7 @@ def sweep_directory(plan: Plan, name: str | None, runs_dir: Path) -> Path:
 
 
 def locked_directory(path: Path) -> RunDirectory:
-    """Makes a sweep's directory and locks it.
-
-    Raises:
-        ValueError: it can't be made, or is somebody's; one line.
-    """
+    """Makes a sweep's directory and locks it; a one-line ``ValueError`` if it can't be made, or is somebody's."""
     directory = RunDirectory(path)
     with writing(path):
         if path.exists() and not path.is_dir():

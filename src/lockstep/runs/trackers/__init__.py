@@ -54,11 +54,7 @@ def wanted_trackers(log: LogConfig) -> list[str]:
 
 
 def check_trackers(log: LogConfig) -> None:
-    """Make sure that what the trackers need is installed.
-
-    Raises:
-        ValueError: a package is missing; one line with the command that installs it.
-    """
+    """Raises a one-line ``ValueError``, with the command that installs it, if what a tracker needs is missing."""
     for name in wanted_trackers(log):
         for module in EXTRAS.get(name, ()):
             spec = importlib.util.find_spec(module)
@@ -120,11 +116,7 @@ class RunTrackers(Tracker):
             raise
 
     def log(self, record: Mapping[str, Any]) -> None:
-        """Hand ``record`` to every tracker.
-
-        Raises:
-            OSError: the run's own record cannot be written.
-        """
+        """Hand ``record`` to every tracker; an ``OSError`` if the run's own record can't be written."""
         plain = PlainRecord.of(record)
         for name, tracker in self._required.items():
             try:

@@ -48,7 +48,7 @@ def cut_jsonl(path: Path, last_iteration: int) -> None:
         for number, line in enumerate(lines, start=1):
             if broken:
                 raise ValueError(f"{path}: line {broken} is no metrics record; remove that line")
-            iteration = _iteration(line)
+            iteration = _integer(line, "iteration")  # half an object is never valid JSON
             if iteration is None:
                 broken = number
             elif iteration <= last_iteration:
@@ -63,11 +63,6 @@ def last_global_step_of(path: Path) -> int | None:
             step = _integer(line, "global_step")
             last = last if step is None else step
     return last
-
-
-def _iteration(line: bytes) -> int | None:
-    """The iteration of one line, ``None`` when the line is no whole record (half an object is never valid JSON)."""
-    return _integer(line, "iteration")
 
 
 def _integer(line: bytes, key: str) -> int | None:
