@@ -87,14 +87,13 @@ def wanted(kind: str, resources: Resources, each: int) -> tuple[int, str]:
 
 
 def size(
-    config: Config, world_size: int, ranks_here: int, resources: Resources, describe: Callable[[], EnvDescription]
+    config: Config, world: World, resources: Resources, describe: Callable[[], EnvDescription]
 ) -> tuple[Config, str | None]:
     """Make a number of ``num_envs_per_rank: auto`` or ``max``.
 
     Args:
         config: not resolved.
-        world_size: ranks of the run; ``ranks_here`` of them share this machine's cores and memory.
-        ranks_here: see ``world_size``.
+        world: the run's ranks; those here share this machine's cores and memory.
         resources: this machine's cores and memory, and each rank's GPU.
         describe: gives the environment's description; called only if it is needed.
 
@@ -108,14 +107,14 @@ def size(
     kind = config.num_envs_per_rank
     if not isinstance(kind, str):
         return config, None
-    memory = None if resources.memory is None else resources.memory // ranks_here
-    mine = Resources(max(1, resources.cores // ranks_here), memory, resources.device_memory)
+    memory = None if resources.memory is None else resources.memory // world.ranks_here
+    mine = Resources(max(1, resources.cores // world.ranks_here), memory, resources.device_memory)
     count, rule = wanted(kind, mine, bytes_per_env(config, describe()))
     reason: ValueError | None = None
     for fitting in range(count, 0, -1):
         sized = config.model_copy(update={"num_envs_per_rank": fitting})
         try:
-            resolve(sized, world_size)
+            resolve(sized, world.ranks)
         except ValueError as error:
             reason = reason or error
             continue
@@ -144,7 +143,7 @@ def resolved_here(config: Config, world: World, describe: Callable[[], EnvDescri
             engine.check_device(config.device, world.ranks_here)
             device_memory = engine.device_memory(config.device)
         resources = Resources(available_cores(), available_memory(), device_memory)
-        config, rule = size(config, world.ranks, world.ranks_here, resources, describe)
+        config, rule = size(config, world, resources, describe)
         lines += [rule or ""]
     per_rank = config.num_envs_per_rank
     config = resolve(config, world.ranks)

@@ -116,14 +116,7 @@ def stop(trainings: Sequence[Training]) -> None:
 
 
 def measure(job: Job, plan: Plan, directory: Path, progress: Progress) -> Outcome:
-    """Do a job; a run that fails is an outcome too.
-
-    Args:
-        job: what.
-        plan: of which sweep.
-        directory: for what the runs leave; it is removed again.
-        progress: see :data:`Progress`.
-    """
+    """Do a job of a sweep; a run that fails is an outcome too. ``directory`` is made, and removed again."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     started = time.monotonic()
@@ -136,7 +129,6 @@ def measure(job: Job, plan: Plan, directory: Path, progress: Progress) -> Outcom
 
 
 def _run(world_size: int, plan: Plan, directory: Path, progress: Progress) -> Outcome:
-    """One run on ``world_size`` ranks."""
     wanted = plan.warmup_iters + plan.iters
     training = start_training(plan.sized(world_size), world_size, "run", directory, plan.steps(world_size))
     try:

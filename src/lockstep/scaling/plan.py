@@ -152,11 +152,7 @@ class Plan:
 
 
 def parse_world_sizes(text: str) -> tuple[int, ...]:
-    """``"1,2,4"`` as numbers of ranks, ascending.
-
-    Raises:
-        ValueError: it is no list of different numbers of ranks.
-    """
+    """``"1,2,4"`` as numbers of ranks, ascending; a ``ValueError`` if it is no list of different ones."""
     try:
         sizes = sorted(int(part) for part in text.split(","))
     except ValueError:
