@@ -174,17 +174,14 @@ class RunOptions(Section):
     def _positive(self) -> RunOptions:
         if self.nproc != "auto" and self.nproc < 1:
             raise ValueError(f"nproc: {self.nproc} ranks; at least 1, or auto")
-        self._check_devices()
-        self._check_coordinator()
-        if self.name is not None and ("/" in self.name or self.name in (".", "..")):
-            raise ValueError(f"name: {self.name!r} is not a plain directory name; --runs-dir says where it is made")
-        return self
-
-    def _check_devices(self) -> None:
         if self.simulate_devices is not None and (self.devices or 0) > self.simulate_devices:
             raise ValueError(
                 f"devices: {self.devices} of only {self.simulate_devices} simulated ones; simulate {self.devices}"
             )
+        self._check_coordinator()
+        if self.name is not None and ("/" in self.name or self.name in (".", "..")):
+            raise ValueError(f"name: {self.name!r} is not a plain directory name; --runs-dir says where it is made")
+        return self
 
     def _check_coordinator(self) -> None:
         flags = {name: getattr(self, name) for name in ("coordinator", "num_processes", "process_id")}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -125,15 +125,10 @@ class RecentEpisodes:
 
     @classmethod
     def from_json(cls, value: dict) -> RecentEpisodes:
-        """The reverse of :meth:`to_json`."""
+        """The reverse of :meth:`to_json`; older checkpoints have no successes."""
         out = cls(total=int(value["total"]))
-        out.window.extend(_episodes(value["window"]))
+        out.window.extend((float(r), int(n), int(s[0]) if s else 0) for r, n, *s in value["window"])
         return out
-
-
-def _episodes(rows: Iterable[list]) -> Iterable[tuple[float, int, int]]:
-    """Episodes of a checkpoint; older ones have no successes."""
-    return ((float(r), int(n), int(s[0]) if s else 0) for r, n, *s in rows)
 
 
 def success_rate(successes: Sequence[float]) -> float | None:

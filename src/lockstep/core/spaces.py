@@ -121,11 +121,7 @@ class ObservationLayout:
         return rows[..., : 4 * self.float_size].view(np.float32) if self.image_bytes else rows
 
     def encode(self, observation: Any, action_mask: Any = None) -> np.ndarray:
-        """The row ``[width]`` of an observation.
-
-        Raises:
-            ValueError: a part of it hasn't the shape that its space promises.
-        """
+        """The row ``[width]`` of an observation; a ``ValueError`` if a part hasn't its space's shape."""
         if self._single_vector:
             return np.array(_checked(self.leaves[0], observation), np.float32).reshape(-1)
         row = np.zeros(self.width, self.dtype)

@@ -55,12 +55,12 @@ def request_of(argv: Sequence[str], needs_env: bool = True) -> RunRequest:
 
 def described_run(command: str, target: str, rest: Sequence[str]) -> Config:
     """Reads the config of a run that ``command`` starts by itself: of a file or environment id, and of options."""
-    given = parse_arguments(rest)
-    for key in given.settings:
+    positional, settings = parse_arguments(rest)
+    for key in settings:
         if key in RunOptions.model_fields:
             raise ValueError(f"{key}: {command} starts its own runs; give only what describes the run")
-    if given.positional:
-        raise ValueError(f"{given.positional[0]!r}: one config file or environment id is enough, before the options")
+    if positional:
+        raise ValueError(f"{positional[0]!r}: one config file or environment id is enough, before the options")
     return request_of([target, *rest]).config
 
 

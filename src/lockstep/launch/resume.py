@@ -87,8 +87,10 @@ def open_directory(
             )
     stored = read_file(path / CONFIG)
     _check_second_log(stored.get("log", {}).get("jsonl"), config.log.jsonl)
-    if writer:
-        _warn_of_new_length(stored.get("total_steps"), config.total_steps)
+    if writer and stored.get("total_steps") != config.total_steps:
+        change = f"total_steps was {stored.get('total_steps')} and is {config.total_steps} from here on"
+        note = "schedules follow it, so a new run of this config.json is another run"
+        print(f"lockstep: warning: {change}; {note}", file=sys.stderr)
     return (open_run(path, config) if writer else RunDirectory(path, is_writer=False)), which
 
 
@@ -96,10 +98,3 @@ def _check_second_log(stored: str | None, second: str | None) -> None:
     """Refuses a second metrics.jsonl that this run didn't write, unless it is new: it would be cut and appended to."""
     if second is not None and second != stored and Path(second).is_file() and Path(second).stat().st_size:
         raise ValueError(f"log.jsonl: {second} already holds another run's records; give another path or remove it")
-
-
-def _warn_of_new_length(before: int | None, steps: int) -> None:
-    if before != steps:
-        change = f"total_steps was {before} and is {steps} from here on"
-        note = "schedules follow it, so a new run of this config.json is another run"
-        print(f"lockstep: warning: {change}; {note}", file=sys.stderr)

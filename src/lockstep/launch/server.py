@@ -71,14 +71,10 @@ class Server:
         except EOFError:
             return
         finally:
-            self._end()
-
-    def _end(self) -> None:
-        """Kills every rank, and whatever ranks have started, at once."""
-        for pid in self._ranks:
-            kill_session(pid)
-        self._ranks.clear()
-        kill_children()
+            for pid in self._ranks:
+                kill_session(pid)
+            self._ranks.clear()
+            kill_children()
 
     def _answer_all(self) -> bool:
         going_on = self._answer(self._channel.receive())

@@ -184,7 +184,10 @@ class ServedRanks:
         except TimeoutError:
             pass
         except EOFError:
-            self._server_died()
+            for rank, pid in self._pids.items():  # they die with their server; here goes what they leave
+                if rank not in self._codes:
+                    kill_session(pid)
+                    self._codes[rank] = KILLED
         return {**self._codes, **{rank: None for rank in self._pids if rank not in self._codes}}
 
     def message_file(self, rank: int) -> str:
@@ -198,10 +201,3 @@ class ServedRanks:
     def kill(self) -> None:
         """End every rank, and whatever it started, at once."""
         self._server.close()
-
-    def _server_died(self) -> None:
-        """Ranks die with their server; see to what they leave, and count those that had not ended as killed."""
-        for rank, pid in self._pids.items():
-            if rank not in self._codes:
-                kill_session(pid)
-                self._codes[rank] = KILLED

@@ -53,7 +53,7 @@ class MlflowTracker(Tracker):
     def _describe(self, run: TrackedRun) -> None:
         """Parameters and tags. A parameter never changes: what a resumed run changed becomes a tag."""
         log, stored = run.config.log, self._client.get_run(self._id).data.params
-        wanted = {key: str(value) for key, value in flattened(run.settings()).items()}
+        wanted = {key: str(value) for key, value in flattened(run.config.model_dump(mode="json")).items()}
         new = [Param(key, value) for key, value in wanted.items() if key not in stored]
         tags = {key: "true" for key in log.tags or ()} | ({"group": log.group} if log.group else {})
         tags |= {f"resumed.{key}": value for key, value in wanted.items() if stored.get(key, value) != value}

@@ -67,10 +67,6 @@ class TrackedRun:
         """The project (MLflow: experiment) that the run belongs to."""
         return self.config.log.project or DEFAULT_PROJECT
 
-    def settings(self) -> dict[str, Any]:
-        """The whole config as JSON holds it, nested."""
-        return self.config.model_dump(mode="json")
-
     def remembered(self, service: str) -> dict[str, Any]:
         """Reads what :meth:`remember` kept of a service; empty when the run is new to it."""
         return dict(_read(self.directory).get(service, {}))

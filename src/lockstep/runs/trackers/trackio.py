@@ -35,7 +35,7 @@ class TrackioTracker(Tracker):
                 project=known.get("project", run.project),
                 name=known.get("name", run.name),
                 group=run.config.log.group,
-                config=flattened(run.settings()) | {"tags": list(run.config.log.tags or ())},
+                config=flattened(run.config.model_dump(mode="json")) | {"tags": list(run.config.log.tags or ())},
                 resume="must" if known else "never",
                 embed=False,
             )

@@ -32,7 +32,7 @@ class WandbTracker(Tracker):
             name=run.name,
             id=known.get("id"),
             resume="allow",
-            config=run.settings(),
+            config=run.config.model_dump(mode="json"),
             allow_val_change=True,
             dir=str(run.directory),
             reinit="create_new",
