@@ -64,10 +64,7 @@ def prepare(
 ) -> tuple[Assignment, RunDirectory, World, RankServer | None]:
     """Resolves and checks everything, once; makes the run directory if this process is the one to write it.
 
-    Args:
-        request: what is to be trained.
-        topology: this process's place.
-        stack: closes the server of the ranks, where several are to be started.
+    ``stack`` closes the server of the ranks, where several are to be started.
     """
     options, writer = request.options, is_writer(topology)
     path, which = (None, None) if options.resume is None else find_run(options.resume, options.runs_dir)

@@ -10,11 +10,7 @@ from lockstep.core.shards import check_shards, check_world_size, default_num_sha
 
 
 def resolve(config: Config, world_size: int = 1) -> Config:
-    """Fixes ``num_envs`` and ``num_shards`` and checks that everything divides.
-
-    Args:
-        config: as the user gave it.
-        world_size: ranks; for the JAX engine devices, of all processes together.
+    """Fixes ``num_envs`` and ``num_shards`` for ``world_size`` ranks (engine jax: devices), and checks what divides.
 
     Raises:
         ValueError: one line with the key, the value and the nearest values that work.

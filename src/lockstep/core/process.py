@@ -109,11 +109,9 @@ def command_that_ends_with_us(*words: str) -> list[str]:
 
 
 def report_failure(message: str, *, secondary: bool = False) -> None:
-    """Say why this rank fails: to the launcher if there is one that listens, else on standard error.
+    """Say why this rank fails, in a line or a traceback: to the launcher if one listens, else on standard error.
 
-    Args:
-        message: one line, or a traceback where the program itself is at fault.
-        secondary: this rank fails only because another one did, or another one says it; shown last or not at all.
+    It is ``secondary`` where another rank failed first, or says it; that is shown last or not at all.
     """
     path = error_file()
     if path is not None:

@@ -173,14 +173,7 @@ def _place(tree: dict, name: str, value: np.ndarray) -> None:
 
 
 class ImageBox(spaces.Box):
-    """An image whose layout is said, where for a plain Box it is guessed from the shape.
-
-    Args:
-        low: lowest values ``[C, H, W]`` or ``[H, W, C]``.
-        high: highest values.
-        dtype: of the pixels, uint8.
-        channels_first: which of the two it is.
-    """
+    """An image whose layout, ``[C, H, W]`` or ``[H, W, C]``, is said; for a plain Box it is guessed from the shape."""
 
     def __init__(self, low: np.ndarray, high: np.ndarray, dtype: type, channels_first: bool) -> None:
         super().__init__(low, high, dtype=dtype)

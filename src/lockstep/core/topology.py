@@ -113,11 +113,9 @@ def from_flags(
 
 
 def _from_torchrun(environ: Mapping[str, str]) -> Topology:
-    missing = [name for name in ("RANK", "WORLD_SIZE") if name not in environ]
-    if missing:
-        raise ValueError(
-            f"launcher variables: {missing[0]} is not set but the other of RANK and WORLD_SIZE is; unset it"
-        )
+    for name in ("RANK", "WORLD_SIZE"):
+        if name not in environ:
+            raise ValueError(f"launcher variables: {name} is not set but the other of RANK and WORLD_SIZE is; unset it")
     try:
         rank, world_size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
         local_rank = int(environ.get("LOCAL_RANK", rank))

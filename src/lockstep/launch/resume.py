@@ -63,12 +63,8 @@ def open_directory(
 ) -> tuple[RunDirectory, str | None]:
     """Makes a run's directory, or opens it again; returns it, and the checkpoint to resume from.
 
-    Args:
-        config: resolved.
-        options: the user's.
-        path: of the run that is resumed, or None.
-        which: checkpoint that was asked for.
-        writer: whether this process writes the run, and so locks it.
+    ``path`` and ``which`` are the run that is resumed and the checkpoint that was asked for; the process that is the
+    ``writer`` locks the run.
     """
     if path is None:
         if not writer:

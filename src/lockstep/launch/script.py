@@ -21,13 +21,7 @@ LOOPBACK_INTERFACE = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" el
 
 @dataclass(frozen=True)
 class Script:
-    """A program as ``python`` takes it.
-
-    Attributes:
-        target: a file, or with ``is_module`` a module's dotted name.
-        arguments: its own.
-        is_module: whether it was given as ``-m MODULE``.
-    """
+    """A program as ``python`` takes it: a file, or with ``is_module`` a module's dotted name; and its own arguments."""
 
     target: str
     arguments: tuple[str, ...] = ()

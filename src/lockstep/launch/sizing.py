@@ -66,13 +66,7 @@ def bytes_per_env(config: Config, description: EnvDescription) -> int:
 
 
 def wanted(kind: str, resources: Resources, each: int) -> tuple[int, str]:
-    """Environments of a rank by the table, as far as memory goes, and the rule in words.
-
-    Args:
-        kind: ``auto`` or ``max``.
-        resources: what the rank has.
-        each: bytes of host memory that an environment takes.
-    """
+    """Environments of a rank by the table, as far as memory goes at ``each`` bytes of one, and the rule in words."""
     if resources.device_memory is not None:
         least, auto, most = next(row for row in GPU_ENVS if resources.device_memory >= row[0] * GB)
         count = auto if kind == "auto" else most

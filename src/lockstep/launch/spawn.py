@@ -88,12 +88,8 @@ class RankServer:
     ) -> ServedRanks:
         """Start ranks, which meet on loopback on a port that the kernel chose.
 
-        Args:
-            nproc: their number.
-            log_dir: where failing ranks leave their messages.
-            assignment: what each is to train, as JSON; or
-            arguments: of ``python``, the same for every rank.
-            environment: more variables for every rank.
+        Each trains what ``assignment`` says, as JSON, or is ``python ARGUMENTS``; failing ones leave their messages in
+        ``log_dir``.
 
         Raises:
             RunError: they can't be started, or the server died; one line.

@@ -72,13 +72,7 @@ def number_of_processes(options: RunOptions, config: Config, topology: Topology)
 
 
 def world_words(config: Config, ranks: int, processes: int = 1) -> list[str]:
-    """Options of ``lockstep train`` that give a run this many ranks.
-
-    Args:
-        config: of the run.
-        ranks: processes of engine torch; devices of engine jax, simulated ones on a CPU.
-        processes: that share the devices (engine jax).
-    """
+    """Options of ``lockstep train`` for this many ranks: processes of engine torch, devices of engine jax."""
     if config.engine == "torch":
         return ["--nproc", str(ranks)]
     option = "--simulate-devices" if config.device == "cpu" else "--devices"

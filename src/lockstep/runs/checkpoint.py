@@ -191,10 +191,7 @@ def aside_of(final: Path) -> Path:
 def write_directory(final: Path, files: Mapping[str, bytes], facts: Mapping[str, Any]) -> None:
     """Write files and their manifest so that they are there whole or not at all: temporary directory, fsync, rename.
 
-    Args:
-        final: the directory; one that is there is replaced.
-        files: contents by relative path; at least one.
-        facts: what else the manifest says.
+    A directory that is there is replaced. ``facts`` is what else the manifest says.
 
     Raises:
         CheckpointError: it can't be written; what was there is untouched.
@@ -241,10 +238,7 @@ def prune(directory: Path, keep_last: int, keep_best: bool) -> None:
 class CheckpointWriter:
     """Commits checkpoints in a background thread, one at a time; a failure is raised at the next call.
 
-    Args:
-        directory: ``checkpoints/`` of the run; None, on a rank that writes nothing: checkpoints are dropped.
-        keep_last: newest ones to keep.
-        keep_best: whether the best one is kept as well.
+    Without a directory, on a rank that writes nothing, they are dropped. ``keep_last`` newest ones stay, and the best.
     """
 
     def __init__(self, directory: Path | None, keep_last: int, keep_best: bool) -> None:

@@ -41,13 +41,7 @@ OWN_NAMES |= {TRACKERS_JSON, "wandb"}
 
 @dataclass
 class RunDirectory:
-    """One run's directory, seen from one rank.
-
-    Attributes:
-        path: ``runs/<name>``.
-        is_writer: whether this rank writes; on the others trackers, progress and checkpoints do nothing.
-        quiet: whether progress is shown.
-    """
+    """One run's directory, seen from one rank: one that doesn't write has trackers and the like that do nothing."""
 
     path: Path
     is_writer: bool = True

@@ -25,9 +25,6 @@ class RunLock:
 
     A launcher takes both bytes, and leaves the second one to the rank that writes once it exists; nobody else can have
     the run in between, nor while any of the two processes lives.
-
-    Args:
-        path: of the file.
     """
 
     def __init__(self, path: Path) -> None:

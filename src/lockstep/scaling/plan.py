@@ -26,12 +26,9 @@ ENGINE_PACKAGES = {"torch": ("torch",), "jax": ("jax", "jaxlib", "equinox", "opt
 
 @dataclass(frozen=True)
 class Job:
-    """One thing to measure, in processes of its own.
+    """One thing to measure, in processes of its own, ``repeat`` from 1 on.
 
-    Attributes:
-        kind: ``run``, one run on ``world_size`` ranks; or ``ceiling``, as many single-rank runs at once.
-        world_size: ranks, or copies.
-        repeat: from 1.
+    A ``run`` is one on ``world_size`` ranks, a ``ceiling`` as many single-rank runs at once.
     """
 
     kind: Literal["run", "ceiling"]
@@ -50,15 +47,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Plan:
-    """A sweep.
+    """A sweep over ``world_sizes``, ascending.
 
-    Attributes:
-        config: what is measured, as the user gave it.
-        mode: ``weak`` (every rank has the config's environments) or ``strong`` (the ranks share them).
-        world_sizes: ascending.
-        repeats: of every world size.
-        warmup_iters: first iterations of each run, left out; ``iters`` those that are measured.
-        ceiling: whether the machine's own ceiling is measured too.
+    In mode ``weak`` every rank has the config's environments, in ``strong`` the ranks share them. The first
+    ``warmup_iters`` iterations of each run are left out and ``iters`` measured; ``ceiling`` is the machine's own.
     """
 
     config: Config

@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -145,16 +145,10 @@ class RunTrackers(Tracker):
             OSError: the run's own record cannot be finished (the others are closed all the same).
         """
         self._try_optional(lambda tracker: tracker.close())
-        self._optional = {}
-        failure = None
-        while self._required:
-            _, tracker = self._required.popitem()
-            try:
-                tracker.close()
-            except OSError as error:
-                failure = error
-        if failure is not None:
-            raise failure
+        required, self._optional, self._required = self._required, {}, {}
+        with ExitStack() as stack:
+            for tracker in required.values():
+                stack.callback(tracker.close)
 
     def _try_optional(self, action: Callable[[Tracker], None]) -> None:
         """Do ``action`` with each optional tracker; warn of one that fails, and drop it."""

@@ -44,14 +44,10 @@ class Tracker:
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """A run as a tracker sees it.
+    """A run as a tracker sees it, by its directory's name.
 
-    ``trackers.json`` in the run directory holds what each service calls the run, so that a resumed run goes on there,
-    and how far it had come there.
-
-    Attributes:
-        directory: the run's; its name is the run's.
-        config: resolved.
+    ``trackers.json`` in the directory holds what each service calls the run, so that a resumed run goes on there, and
+    how far it had come there.
     """
 
     directory: Path
