@@ -44,8 +44,7 @@ def main(argv: Sequence[str]) -> int:
 def start_run(request: RunRequest) -> int:
     """Runs a request on as many ranks as it asks for, or this rank's part under a launcher; returns the exit code.
 
-    Raises:
-        ValueError: one line, before any process is started.
+    A request that can't be run raises a one-line ``ValueError`` before any process is started.
     """
     topology = topology_of(request.options)
     with contextlib.ExitStack() as stack:

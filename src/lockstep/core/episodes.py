@@ -66,8 +66,8 @@ class EpisodeCounter:
 def first_episodes(valid: np.ndarray, scores: np.ndarray, successes: np.ndarray, env_ids: range) -> np.ndarray:
     """Lists each environment's first episode of a rollout, also where the rollout's end cut it.
 
-    Arguments and result are those of :meth:`EpisodeCounter.finished`, but for ``valid``: where no episode had ended
-    before, bool ``[T, E]``.
+    ``valid`` says where no episode had ended before, bool ``[T, E]``; ``scores`` are rewards as they are counted,
+    float64 ``[T, E]``; the rest, and what comes back, is as in :meth:`EpisodeCounter.finished`.
     """
     lengths = valid.sum(0)
     returns = np.where(valid, scores, 0.0).sum(0)

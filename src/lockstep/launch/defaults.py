@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,7 +45,9 @@ def request_of(argv: Sequence[str], needs_env: bool = True) -> RunRequest:
     request = read_request(argv, needs_env)
     config, lines, description = request.config, [], None
     if not has_preset(config.env.id) and request.options.resume is None:
-        description = _description(config, request.options)
+        with contextlib.suppress(ValueError):  # whoever makes it for the run says why it can't be made
+            start_jax(config, request.options)
+            description = describe(config.env)
         if description is not None:
             defaults, lines = defaults_by_spaces(description, request)
             config = request.config_over(defaults)
@@ -62,15 +65,6 @@ def described_run(command: str, target: str, rest: Sequence[str]) -> Config:
     if positional:
         raise ValueError(f"{positional[0]!r}: one config file or environment id is enough, before the options")
     return request_of([target, *rest]).config
-
-
-def _description(config: Config, options: RunOptions) -> EnvDescription | None:
-    """Makes the environment once; None if it can't be made: whoever makes it for the run says why."""
-    try:
-        start_jax(config, options)
-        return describe(config.env)
-    except ValueError:
-        return None
 
 
 def defaults_by_spaces(description: EnvDescription, request: Request) -> tuple[dict[str, Any], list[str]]:

@@ -28,11 +28,7 @@ CHANGEABLE = (
 
 
 def resumed_config(path: Path, overrides: dict[str, Any]) -> Config:
-    """Reads a run's own config, and lays the overrides over it that a resumed run may have.
-
-    Raises:
-        ValueError: an override would change what the run is a function of.
-    """
+    """Reads a run's config under overrides; a ``ValueError`` if one would change what the run is a function of."""
     stored: Config = validate(Config, read_file(path / CONFIG), str(path / CONFIG))
     if not overrides:
         return stored

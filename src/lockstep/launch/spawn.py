@@ -143,10 +143,8 @@ class RankServer:
 def rank_server(config: Config) -> RankServer:
     """The server for the ranks of a run: it loads the engine at once if it is PyTorch's, and forks where that is safe.
 
-    JAX's processes are fresh ones: they compile for seconds, and JAX must not be forked once it has a client.
-
-    Raises:
-        ValueError: PyTorch isn't installed; one line.
+    JAX's processes are fresh ones: they compile for seconds, and JAX must not be forked once it has a client. Without
+    PyTorch it is a one-line ``ValueError``.
     """
     if config.engine != "torch":
         return RankServer()

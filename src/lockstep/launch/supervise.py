@@ -23,7 +23,7 @@ class Ranks(Protocol):
     """Rank processes that an engine's launcher started."""
 
     def exit_codes(self) -> dict[int, int | None]:
-        """Exit code of each rank, None while it runs."""
+        """Exit code of each rank, None while it runs; first the first to end."""
         ...
 
     def message_file(self, rank: int) -> str:
@@ -117,11 +117,8 @@ def _wait(ranks: Ranks) -> dict[int, int | None]:
     They are in the order in which the ranks ended: of two that failed, the first is the one to speak of.
     """
     deadline: float | None = None
-    ended: list[int] = []
     while True:
-        now = ranks.exit_codes()
-        ended += [rank for rank, code in now.items() if code is not None and rank not in ended]
-        codes = {rank: now[rank] for rank in ended} | now
+        codes = ranks.exit_codes()
         if all(code is not None for code in codes.values()):
             return codes
         if deadline is None and any(codes.values()):

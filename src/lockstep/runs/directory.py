@@ -93,13 +93,9 @@ class RunDirectory:
         """The progress display."""
         return make_progress(total_steps, self.quiet) if self.is_writer else Progress()
 
-    def open_fingerprints(self) -> Tracker:
-        """``fingerprints.jsonl``: every tensor's fingerprint at each iteration."""
-        return JsonlTracker(self.path / FINGERPRINTS) if self.is_writer else Tracker()
-
-    def open_timing(self) -> Tracker:
-        """``timing.jsonl``: each rank's times, bytes and memory at each iteration."""
-        return JsonlTracker(self.path / TIMING) if self.is_writer else Tracker()
+    def open_records(self, name: str) -> Tracker:
+        """:data:`FINGERPRINTS`, every tensor's at each iteration, or :data:`TIMING`, each rank's times and memory."""
+        return JsonlTracker(self.path / name) if self.is_writer else Tracker()
 
     def open_checkpoints(self, config: CheckpointConfig) -> CheckpointWriter:
         """The checkpoint writer."""
@@ -182,8 +178,7 @@ def writing(path: Path) -> Iterator[None]:
 def create_run(runs_dir: str, name: str | None, config: Config, num_seeds: int = 1) -> RunDirectory:
     """Make a run directory with its ``config.json``; it comes back locked. ``num_seeds`` stands in its default name.
 
-    Raises:
-        ValueError: the name is taken, or the directory can't be written; one line.
+    If the name is taken, or the directory can't be written, it is a one-line ``ValueError``.
     """
     stem, suffix = name or default_name(config, num_seeds), 1
     path = Path(runs_dir) / stem

@@ -95,11 +95,7 @@ def asked_by(plan: Plan) -> dict[str, Any]:
 
 
 def open_ledger(path: Path, plan: Plan) -> Ledger:
-    """The ledger of a sweep, begun or continued.
-
-    Raises:
-        ValueError: the directory holds something else, or what was measured under other circumstances.
-    """
+    """The ledger of a sweep, begun or continued; a ``ValueError`` if the directory is something else's or another's."""
     identity, ledger = plan.identity(), read_ledger(path)
     if ledger is None:
         if path.exists() and (not path.is_dir() or {p.name for p in path.iterdir()} - BEGUN):

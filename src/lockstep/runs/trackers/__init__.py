@@ -164,11 +164,7 @@ class RunTrackers(Tracker):
 
 
 def cut_trackers(directory: Path, last_iteration: int, last_global_step: int, extra_jsonl: Path | None = None) -> None:
-    """Remove what the trackers of a run hold beyond a checkpoint, before they are opened again.
-
-    Raises:
-        ValueError: a file is damaged elsewhere than at its end.
-    """
+    """Remove what a run's trackers hold beyond a checkpoint; a ``ValueError`` if a file is damaged before its end."""
     note_logged(directory, last_global_step_of(directory / METRICS_JSONL))
     cut_jsonl(directory / METRICS_JSONL, last_iteration)
     cut_csv(directory / METRICS_CSV, last_iteration)
