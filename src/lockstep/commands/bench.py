@@ -19,11 +19,10 @@ from lockstep.core.topology import available_cores
 from lockstep.envs.describe import describe
 from lockstep.launch.defaults import described_run
 from lockstep.runs.curves import MISSING_PLOT, can_plot
-from lockstep.scaling.ledger import Ledger, open_ledger
+from lockstep.scaling.ledger import Ledger, locked_directory, measure_job, open_ledger, sweep_directory, write_results
 from lockstep.scaling.measure import Outcome
 from lockstep.scaling.plan import MODES, Job, Plan, parse_world_sizes
 from lockstep.scaling.summarize import Row, run_row
-from lockstep.scaling.sweep import locked_directory, measure_job, sweep_directory, write_results
 
 INTERRUPTED = 130
 

@@ -99,7 +99,7 @@ def prepare(
 
 
 def _train(assignment: Assignment, server: RankServer, run: RunDirectory, nproc: int) -> int:
-    words, threads = assignment.to_json(), threads_of(assignment.config)
+    words, threads = assignment.to_json(), threads_of(assignment.config.threads)
     run.hand_over()
     return supervise(lambda logs: server.start(nproc, logs, assignment=words, environment=threads))
 

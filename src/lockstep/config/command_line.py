@@ -76,8 +76,7 @@ def _value(leaf: Leaf, flag: str, words: list[str]) -> Any:
 def parse_arguments(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     """Splits a command line into positional words and nested settings, which the config itself checks later.
 
-    Raises:
-        ValueError: an unknown option or a missing value, in one line with the nearest option.
+    An unknown option, or one without its value, is a one-line ``ValueError`` with the nearest option.
     """
     positional: list[str] = []
     settings: dict[str, Any] = {}
@@ -199,8 +198,7 @@ def _env_id(*layers: Mapping[str, Any]) -> str | None:
 def read_request(argv: Sequence[str], needs_env: bool = True) -> Request:
     """Reads the config and options of ``lockstep train ARGV``; without an environment if that is not needed.
 
-    Raises:
-        ValueError: one line that names the key, the value and what would work.
+    What is wrong is a one-line ``ValueError`` that names the key, the value and what would work.
     """
     positional, from_words = parse_arguments(argv)
     if len(positional) > 1:

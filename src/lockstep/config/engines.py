@@ -126,13 +126,8 @@ def check_fsdp_devices(options: RunOptions, devices: int) -> None:
 def default_devices(num_shards: int | None, processes_here: int, cores: int, processes: int | None = None) -> int:
     """CPU devices of each process where the user gives none: the most, up to one a core, that share the shards equally.
 
-    XLA's CPU backend uses two cores better as two devices than as one, and the number can't change the result.
-
-    Args:
-        num_shards: of the run; None: they follow the devices, which must then be a power of two.
-        processes_here: processes that share this machine's cores.
-        cores: CPU cores of this machine that the run may use.
-        processes: of the whole run, on all machines (default: ``processes_here``).
+    XLA's CPU backend uses two cores better as two devices than as one, and the number can't change the result. Without
+    ``num_shards`` those follow the devices, which must then be a power of two.
     """
     processes = processes or processes_here
     most = max(1, cores // processes_here)

@@ -228,15 +228,10 @@ def _leaves(name: str, space: gymnasium.Space) -> list[Leaf]:
 
 
 def observation_layout(space: gymnasium.Space, mask_key: str | None = None, mask_size: int = 0) -> ObservationLayout:
-    """The layout of a space.
+    """The layout of a space; a one-line ``ValueError`` if it isn't supported, or lacks ``mask_key``.
 
-    Args:
-        space: of observations.
-        mask_key: entry of a Dict that says which actions are allowed.
-        mask_size: numbers of a mask that comes apart from the observation, 0 without.
-
-    Raises:
-        ValueError: the space isn't supported, or lacks ``mask_key``; one line that names it.
+    ``mask_key`` is the entry of a Dict that says which actions are allowed, ``mask_size`` how many numbers a mask has
+    that comes apart from the observation.
     """
     leaves = _leaves("", space)
     if mask_key is not None:

@@ -91,11 +91,7 @@ def from_flags(
 ) -> Topology:
     """The place of a process that was started by itself and told its place on the command line.
 
-    Args:
-        coordinator: ``host:port`` of process 0. On loopback all processes run on this host; else each has its own.
-        num_processes: of the run.
-        process_id: ``0 … num_processes-1``.
-        environ: where torchrun's variables would be.
+    With a ``coordinator`` on loopback all processes run on this host; else each has its own.
 
     Raises:
         ValueError: there is a launcher as well, or the port is none.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lockstep.core.process import end_with_parent
 from lockstep.core.topology import from_environment
-from lockstep.launch.spawn import RankServer
+from lockstep.launch.spawn import RankServer, threads_of
 from lockstep.launch.supervise import Ranks
 
 MODULE = "lockstep.launch.script"
@@ -60,7 +60,7 @@ def start_script(words: Sequence[str], nproc: int, log_dir: Path) -> Ranks:
     Where PyTorch is installed, the store in which ranks meet lives in the process that starts them, as it does under
     torchrun: no rank has to listen, and the store outlives each of them.
     """
-    environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(THREADS))}
+    environment = threads_of(THREADS)
     if nproc > 1:
         environment |= {name: os.environ.get(name, value) for name, value in LOOPBACK_INTERFACE.items()}
     server = RankServer(store=importlib.util.find_spec("torch") is not None, stdin=None)

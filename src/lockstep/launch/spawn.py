@@ -153,9 +153,9 @@ def rank_server(config: Config) -> RankServer:
     return RankServer("torch", forks=sys.platform == "linux" and config.device == "cpu", store=True)
 
 
-def threads_of(config: Config) -> dict[str, str]:
-    """The variable that keeps a rank's libraries to ``config.threads`` threads, unless the user set it."""
-    return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(config.threads))}
+def threads_of(threads: int) -> dict[str, str]:
+    """The variable that keeps a rank's libraries to so many threads, unless the user set it."""
+    return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
 
 
 class ServedRanks:

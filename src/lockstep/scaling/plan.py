@@ -74,13 +74,10 @@ class Plan:
             self.sized(world_size)
 
     def sized(self, world_size: int) -> Config:
-        """The config of the run on ``world_size`` ranks, resolved.
+        """The config of the run on ``world_size`` ranks, resolved; a one-line ``ValueError`` if so many can't share it.
 
         Weak: a rank has the same shards, of the same shape, at every world size; environments and shards grow with
         the ranks. Strong: the config as it is.
-
-        Raises:
-            ValueError: that many ranks can't share it; one line with the nearest that can.
         """
         if self.mode == "strong":
             if self.config.num_envs_per_rank is not None:

@@ -67,7 +67,7 @@ class RunTrackers(Tracker):
 
     ``metrics.jsonl`` and ``metrics.csv`` are the run's own record: when one cannot be written, ``log`` raises. The
     optional trackers and the extra JSON lines are company: one that fails after the start costs a warning line and is
-    dropped. At the start any failure stops the run, while nothing is lost yet.
+    dropped. At the start any failure stops the run, by a one-line ``ValueError``, while nothing is lost yet.
 
     Args:
         directory: the run's.
@@ -75,9 +75,6 @@ class RunTrackers(Tracker):
         extra_jsonl: path of a second ``metrics.jsonl``.
         available: how to open each.
         config: the run's, for the trackers that keep it.
-
-    Raises:
-        ValueError: a tracker cannot start; one line that names it and says why.
     """
 
     def __init__(

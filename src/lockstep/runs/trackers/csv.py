@@ -57,10 +57,7 @@ class CsvTracker(Tracker):
 def cut_csv(path: Path, last_iteration: int) -> None:
     """Remove the rows of iterations after ``last_iteration`` and a torn last row, atomically; the header stays.
 
-    A file that doesn't exist is left alone.
-
-    Raises:
-        ValueError: there is no column ``iteration``, or a row before the last doesn't fit the header.
+    A file that doesn't exist is left alone. A ``ValueError`` says where it is no table of metrics.
     """
     if not path.is_file():
         return

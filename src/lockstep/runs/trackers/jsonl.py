@@ -36,10 +36,8 @@ class JsonlTracker(Tracker):
 def cut_jsonl(path: Path, last_iteration: int) -> None:
     """Remove the lines of iterations after ``last_iteration`` and a torn last line, atomically.
 
-    A file that doesn't exist (or isn't a regular one, such as a pipe) is left alone.
-
-    Raises:
-        ValueError: a line before the last is no metrics record.
+    A file that doesn't exist (or isn't a regular one, such as a pipe) is left alone. A ``ValueError`` names a line
+    before the last that is no metrics record.
     """
     if not path.is_file():
         return

@@ -85,12 +85,8 @@ class MlflowTracker(Tracker):
 @contextlib.contextmanager
 def _quiet_migrations() -> Iterator[None]:
     """The first use of a database reports its making line by line."""
-    loggers = [logging.getLogger(name) for name in ("mlflow", "alembic")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.WARNING)
-    try:
+    with contextlib.ExitStack() as stack:
+        for logger in (logging.getLogger("mlflow"), logging.getLogger("alembic")):
+            stack.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.WARNING)
         yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,6 @@ from lockstep.runs.trackers.service import TrackedRun, Tracker, flattened, metri
 SERVICE = "trackio"
 
 
-@contextlib.contextmanager
-def _hushed() -> Iterator[None]:
-    """Trackio prints what it does; the terminal is the progress display's."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        yield
-
-
 class TrackioTracker(Tracker):
     """One Trackio run, kept where Trackio keeps them (``TRACKIO_DIR``); a resumed run goes on under the same id."""
 
@@ -30,7 +23,7 @@ class TrackioTracker(Tracker):
         self._until = run.logged_until(SERVICE)
         # Trackio knows a run from its first record on.
         known = run.remembered(SERVICE) if self._until >= 0 else {}
-        with _hushed():
+        with contextlib.redirect_stdout(io.StringIO()):  # the terminal is the progress display's
             self._run = trackio.init(
                 project=known.get("project", run.project),
                 name=known.get("name", run.name),
@@ -63,7 +56,7 @@ class TrackioTracker(Tracker):
 
     def close(self) -> None:
         """Finish the run: what is queued is written first."""
-        with _hushed():
+        with contextlib.redirect_stdout(io.StringIO()):
             self._run.finish()
         if current_run.get() is self._run:
             current_run.set(None)  # or it is finished, and says so, once more at exit

@@ -43,10 +43,8 @@ class WandbTracker(Tracker):
         self._until = run.logged_until(SERVICE) if self._run.offline else self._run.starting_step - 1
         self._run.define_metric("global_step")
         self._run.define_metric("*", step_metric="global_step")
-        if self._run.offline:
-            self.place = f"wandb sync {run.directory / 'wandb'}/offline-run-*"
-        else:
-            self.place = str(self._run.url)
+        local = f"wandb sync {run.directory / 'wandb'}/offline-run-*"
+        self.place = local if self._run.offline else str(self._run.url)
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Log the record's numbers at its ``global_step``."""
