@@ -53,11 +53,8 @@ def peak_resident() -> float:
 
 def first_difference(everyone: Sequence[Mapping[str, Any]]) -> tuple[int, str] | None:
     """The first rank that says something else than rank 0, and of what; None if all say the same."""
-    for rank, theirs in enumerate(everyone):
-        for key, value in everyone[0].items():
-            if theirs[key] != value:
-                return rank, key
-    return None
+    pairs = ((rank, key) for rank in range(len(everyone)) for key in everyone[0])
+    return next(((rank, key) for rank, key in pairs if everyone[rank][key] != everyone[0][key]), None)
 
 
 def check_facts_alike(everyone: Sequence[Mapping[str, str]]) -> None:

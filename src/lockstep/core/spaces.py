@@ -243,12 +243,10 @@ def observation_layout(space: gymnasium.Space, mask_key: str | None = None, mask
         leaves.append(Leaf(MASK, "mask", (mask_size,), apart=True))
     placed: list[Leaf] = []
     floats = sum(leaf.size for leaf in leaves if leaf.kind != "image")
-    column, byte = 0, 4 * floats
+    starts = {True: 4 * floats, False: 0}  # of the next image, in bytes, and of what is none, in columns
     for leaf in sorted(leaves, key=lambda x: _ORDER.index(x.kind)):
-        start = byte if leaf.kind == "image" else column
-        placed.append(replace(leaf, start=start))
-        byte += leaf.size if leaf.kind == "image" else 0
-        column += 0 if leaf.kind == "image" else leaf.size
+        placed.append(replace(leaf, start=starts[leaf.kind == "image"]))
+        starts[leaf.kind == "image"] += leaf.size
     layout = ObservationLayout(tuple(placed))
     if layout.width == 0:
         raise ValueError(f"observation space {_named(space)} is empty")

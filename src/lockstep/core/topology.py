@@ -78,8 +78,7 @@ def _address(host: str, port: int) -> str:
 def from_environment(environ: Mapping[str, str] = os.environ) -> Topology:
     """Read torchrun's variables or else those of a Slurm step; a single rank when there are neither.
 
-    Raises:
-        ValueError: the variables are incomplete or contradict one another.
+    A ``ValueError`` says which are incomplete or contradict one another.
     """
     if "RANK" in environ or "WORLD_SIZE" in environ:
         return _from_torchrun(environ)

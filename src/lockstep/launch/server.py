@@ -24,6 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lockstep.core.errors import RunError
 from lockstep.core.process import (
     adopt_orphans,
     end_with_parent,
@@ -253,13 +254,10 @@ def _failure_of(check: Mapping[str, Any]) -> dict[str, str]:
     """What ``module.function(**arguments)`` raises, as ``{kind: message}``: an error of the user's, or a traceback."""
     try:
         getattr(importlib.import_module(check["module"]), check["function"])(**check["arguments"])
-    except ValueError as error:
-        return {"ValueError": str(error)}
-    except OSError as error:
-        return {"OSError": str(error)}
-    except Exception as error:
-        kind = "RunError" if type(error).__module__ == "lockstep.core.errors" else "Traceback"
-        return {kind: str(error) if kind == "RunError" else traceback.format_exc()}
+    except (ValueError, OSError, RunError) as error:
+        return {next(k.__name__ for k in (ValueError, OSError, RunError) if isinstance(error, k)): str(error)}
+    except Exception:
+        return {"Traceback": traceback.format_exc()}
     return {}
 
 

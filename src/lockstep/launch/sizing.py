@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,11 +43,9 @@ class Resources:
 
 
 def _number(path: Path) -> int | None:
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None
+    with contextlib.suppress(OSError, ValueError):  # no such file; no limit
+        return int(path.read_text())
+    return None
 
 
 def available_memory() -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -225,13 +226,10 @@ def write_directory(final: Path, files: Mapping[str, bytes], facts: Mapping[str,
 
 def prune(directory: Path, keep_last: int, keep_best: bool) -> None:
     """Remove all but the newest ``keep_last`` valid checkpoints and the best one; damaged ones take no place."""
-    keep: set[Path] = set()
+    valid = (path for path in checkpoints_in(directory) if problem_with(path) is None)
+    keep = {*itertools.islice(valid, keep_last), best_of(directory) if keep_best else None}
     for path in checkpoints_in(directory):
-        if len(keep) < keep_last and problem_with(path) is None:
-            keep.add(path)
-    best = best_of(directory) if keep_best else None
-    for path in checkpoints_in(directory):
-        if path not in keep and path != best and _read_manifest(path) is not None:
+        if path not in keep and _read_manifest(path) is not None:
             shutil.rmtree(path, ignore_errors=True)
 
 

@@ -145,9 +145,6 @@ def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-# --- the sweep -----------------------------------------------------------------------------------------------------
-
-
 def sweep_directory(plan: Plan, name: str | None, runs_dir: Path) -> Path:
     """Chooses a sweep's directory: the one named, the one that the same sweep left unfinished, or a new one."""
     if name is not None:

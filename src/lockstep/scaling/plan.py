@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import platform
 from dataclasses import dataclass
@@ -166,7 +167,6 @@ def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> list[tuple[str,
 
 
 def _version(package: str) -> str | None:
-    try:
+    with contextlib.suppress(metadata.PackageNotFoundError):
         return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    return None

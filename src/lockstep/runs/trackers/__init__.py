@@ -66,15 +66,9 @@ class RunTrackers(Tracker):
     """All trackers of one run.
 
     ``metrics.jsonl`` and ``metrics.csv`` are the run's own record: when one cannot be written, ``log`` raises. The
-    optional trackers and the extra JSON lines are company: one that fails after the start costs a warning line and is
-    dropped. At the start any failure stops the run, by a one-line ``ValueError``, while nothing is lost yet.
-
-    Args:
-        directory: the run's.
-        names: the optional trackers wanted, keys of ``available``.
-        extra_jsonl: path of a second ``metrics.jsonl``.
-        available: how to open each.
-        config: the run's, for the trackers that keep it.
+    optional trackers (``names``, keys of ``available``) and a second ``metrics.jsonl`` (``extra_jsonl``) are company:
+    one that fails after the start costs a warning line and is dropped. At the start any failure stops the run, by a
+    one-line ``ValueError``, while nothing is lost yet.
     """
 
     def __init__(
