@@ -170,14 +170,12 @@ class Server:
         self._channel.send({"started": {str(rank): pid for pid, rank in self._ranks.items()}, "port": number})
         if self._settings.store:  # after the forks: it has threads, and may have PyTorch to import
             threading.Thread(target=self._serve_store, args=(number, port.detach()), daemon=True).start()
-        elif not hasattr(socket, "SO_REUSEPORT"):
-            port.close()
         else:
             self._kept.append(port)
 
     def _bind(self) -> socket.socket:
         port = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        if not self._settings.store and hasattr(socket, "SO_REUSEPORT"):
+        if not self._settings.store:
             port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # rank 0 listens on it beside us
         port.bind((LOOPBACK, 0))
         if self._settings.store:

@@ -95,17 +95,14 @@ class RankServer:
             RunError: they can't be started, or the server died; one line.
         """
         changed = {name: value for name, value in os.environ.items() if self._began_with.get(name) != value}
-        self.channel.send(
-            {
-                "start": {
-                    "nproc": nproc,
-                    "arguments": None if arguments is None else list(arguments),
-                    "assignment": assignment,
-                    "log_dir": str(log_dir),
-                    "environment": {**changed, **(environment or {})},
-                }
-            }
-        )
+        start = {
+            "nproc": nproc,
+            "arguments": None if arguments is None else list(arguments),
+            "assignment": assignment,
+            "log_dir": str(log_dir),
+            "environment": {**changed, **(environment or {})},
+        }
+        self.channel.send({"start": start})
         answer = self._answer()
         return ServedRanks(self, {int(rank): pid for rank, pid in answer["started"].items()}, answer["port"], log_dir)
 
