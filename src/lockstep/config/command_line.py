@@ -118,12 +118,8 @@ def parse_arguments(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
 class Request:
     """Holds what the user asked for, before anybody has looked at the environment.
 
-    Attributes:
-        config: the settings of all sources.
-        options: how and where it is run.
-        preset: nested settings of the environment's preset.
-        file: those of the config file or run directory, or just the environment id.
-        given: those of the command line.
+    Beside the config of all sources stand the nested settings of each: the environment's preset, the file (a config, a
+    run directory, or just the environment id), and what was given on the command line.
     """
 
     config: Config

@@ -19,15 +19,10 @@ from lockstep.runs.trackers.service import flattened
 
 @dataclass(frozen=True)
 class RunRequest:
-    """Holds a request whose config is whole.
+    """Holds a request whose config is whole, but not resolved, and the nested settings that were given explicitly.
 
-    Attributes:
-        config: not resolved.
-        options: how and where it is run.
-        overrides: the settings that were given explicitly, nested.
-        note: what was decided for the user, a line each: defaults for an environment without a preset, an array
-            environment in place of Gymnasium's; else None.
-        description: of the environment, where it had to be looked at.
+    ``note`` is what was decided for the user, a line each: defaults for an environment without a preset, an array
+    environment in place of Gymnasium's. ``description`` is there where the environment had to be looked at.
     """
 
     config: Config

@@ -25,14 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.core.errors import RunError
-from lockstep.core.process import (
-    adopt_orphans,
-    end_with_parent,
-    kill_children,
-    kill_session,
-    name_process,
-    signal_name,
-)
+from lockstep.core.process import adopt_orphans, end_with_parent, kill_children, kill_session, name_process, signal_name
 from lockstep.core.topology import LAUNCHER_VARIABLE
 from lockstep.launch.channel import ONE_THREAD, Channel, ServerSettings
 from lockstep.launch.fork import fork, one_thread, spawn

@@ -13,13 +13,7 @@ from lockstep.core.topology import Topology, available_cores, from_environment, 
 
 @dataclass(frozen=True)
 class World:
-    """The ranks of a run.
-
-    Attributes:
-        processes: of the run.
-        processes_here: those on this machine.
-        devices: of each process, where every device is a rank (engine jax); None: every process is a rank.
-    """
+    """The ranks of a run, here and in all: processes, or (engine jax) the ``devices`` of each process."""
 
     processes: int
     processes_here: int

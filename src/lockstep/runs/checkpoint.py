@@ -38,13 +38,10 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint in memory.
+    """A checkpoint in memory, and where it was read from.
 
-    Attributes:
-        arrays: ``policy/…``, ``optimizer/…`` and ``normalizers/…`` by name.
-        env_shards: each shard's environment arrays.
-        state: counters and whatever else is JSON.
-        path: where it was read from.
+    ``arrays`` are ``policy/…``, ``optimizer/…`` and ``normalizers/…`` by name, ``env_shards`` each shard's environment
+    arrays, ``state`` counters and whatever else is JSON.
     """
 
     arrays: dict[str, np.ndarray]

@@ -20,14 +20,7 @@ from lockstep.core.topology import Topology
 from lockstep.runs.checkpoint import CheckpointWriter, checkpoints_in, step_of
 from lockstep.runs.lock import RunLock
 from lockstep.runs.progress import Progress, make_progress
-from lockstep.runs.trackers import (
-    METRICS_CSV,
-    METRICS_JSONL,
-    TENSORBOARD,
-    RunTrackers,
-    cut_trackers,
-    wanted_trackers,
-)
+from lockstep.runs.trackers import METRICS_CSV, METRICS_JSONL, TENSORBOARD, RunTrackers, cut_trackers, wanted_trackers
 from lockstep.runs.trackers.jsonl import JsonlTracker, cut_jsonl
 from lockstep.runs.trackers.service import TRACKERS_JSON, Tracker
 
