@@ -32,19 +32,8 @@ Train one reinforcement-learning agent on many devices: the same bytes on 1 proc
 
 lockstep COMMAND --help lists every option; lockstep --version prints the version."""
 
-COMMANDS = {
-    "train": "lockstep.commands.train",
-    "eval": "lockstep.commands.eval",
-    "play": "lockstep.commands.play",
-    "compare": "lockstep.commands.compare",
-    "record": "lockstep.commands.record",
-    "clone": "lockstep.commands.clone",
-    "verify": "lockstep.commands.verify",
-    "bench": "lockstep.commands.bench",
-    "run": "lockstep.commands.run",
-    "doctor": "lockstep.commands.doctor",
-}
-"""The module of each command, whose ``main(argv)`` returns the exit status; loaded when the command is called."""
+COMMANDS = ("train", "eval", "play", "compare", "record", "clone", "verify", "bench", "run", "doctor")
+"""Modules of ``lockstep.commands``, whose ``main(argv)`` returns the exit status; one is loaded when it is called."""
 
 
 def _run(name: str, argv: Sequence[str]) -> int:
@@ -52,7 +41,7 @@ def _run(name: str, argv: Sequence[str]) -> int:
         close = difflib.get_close_matches(name, COMMANDS, 1)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(COMMANDS)}"
         raise ValueError(f"{name!r} is no command; {hint}")
-    return importlib.import_module(COMMANDS[name]).main(argv)
+    return importlib.import_module(f"lockstep.commands.{name}").main(argv)
 
 
 def _topology() -> Topology:

@@ -57,7 +57,7 @@ def test_an_option_sets_its_own_setting_and_no_other(path):
     leaf = LEAVES[path]
     word = {"flag": "true", "list": "1", "json": "{}", "value": "x"}[leaf.kind]
     expected = {"flag": "true", "list": ["1"], "json": {}, "value": "x"}[leaf.kind]
-    settings = parse_arguments([f"--{path.replace('_', '-')}", word]).settings
+    _, settings = parse_arguments([f"--{path.replace('_', '-')}", word])
     for part in path.split("."):
         assert list(settings) == [part]
         settings = settings[part]

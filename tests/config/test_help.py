@@ -60,7 +60,7 @@ def test_every_option_listed_is_accepted_and_sets_what_it_says(help_of):
         for spelling in spellings:
             negated = spelling.rpartition(".")[2].removeprefix("--").startswith("no-")
             given = [] if negated else [words[LEAVES[path].kind]]
-            value = parse_arguments([spelling, *given]).settings
+            _, value = parse_arguments([spelling, *given])
             for part in path.split("."):
                 value = value[part]
             assert (value == "false") == negated, spelling

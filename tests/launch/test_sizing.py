@@ -13,6 +13,7 @@ from lockstep.core.topology import Topology
 from lockstep.envs.describe import describe
 from lockstep.launch import sizing
 from lockstep.launch.sizing import ENV_BYTES, GB, Resources, available_memory, bytes_per_env, size, wanted
+from lockstep.launch.world import World
 
 PLENTY = 10**15
 
@@ -52,7 +53,7 @@ def test_long_rollouts_of_large_observations_take_memory(cartpole):
 
 def sized(cartpole, world_size=1, ranks_here=1, resources=None, **settings):
     resources = resources or Resources(2, PLENTY)
-    config, line = size(Config(**settings), world_size, ranks_here, resources, lambda: cartpole)
+    config, line = size(Config(**settings), World(world_size, ranks_here), resources, lambda: cartpole)
     assert line is not None
     return config, line
 
@@ -86,7 +87,7 @@ def test_without_a_number_that_fits_the_error_is_that_of_the_rule(cartpole):
 @pytest.mark.parametrize("settings", [{"num_envs_per_rank": 5}, {"num_envs": 6}, {}])
 def test_a_number_is_left_as_it_is_and_nobody_looks_at_the_environment(settings):
     config = Config(**settings)
-    assert size(config, 1, 1, Resources(1, None), lambda: pytest.fail("asked")) == (config, None)
+    assert size(config, World(1, 1), Resources(1, None), lambda: pytest.fail("asked")) == (config, None)
 
 
 def test_available_memory_is_the_least_of_system_and_container(monkeypatch, tmp_path):

@@ -10,7 +10,7 @@ from lockstep.config.run import CheckpointConfig, Config, EnvConfig, LogConfig
 from lockstep.core.topology import Topology
 from lockstep.launch.defaults import request_of
 from lockstep.runs.checkpoint import CheckpointWriter, pack, to_files
-from lockstep.runs.directory import RunDirectory, create_run, default_name, find_run, is_writer
+from lockstep.runs.directory import FINGERPRINTS, TIMING, RunDirectory, create_run, default_name, find_run, is_writer
 
 CONFIG = resolve(Config(seed=3))
 FILES = to_files({"policy/w": np.ones(2)}, {0: pack({"x": np.ones(1)})}, {"iteration": 1})
@@ -225,10 +225,10 @@ def use_every_writer(run):
     trackers.log(record(1))
     trackers.text("config", "text")
     trackers.close()
-    fingerprints = run.open_fingerprints()
+    fingerprints = run.open_records(FINGERPRINTS)
     fingerprints.log({"iteration": 1})
     fingerprints.close()
-    timing = run.open_timing()
+    timing = run.open_records(TIMING)
     timing.log({"iteration": 1, "t_wait": [0.5, 0.0]})
     timing.close()
     checkpoints = run.open_checkpoints(CheckpointConfig())
@@ -293,8 +293,8 @@ def test_summary_and_config_replace_the_ones_before(tmp_path):
 def test_logs_are_cut_to_the_checkpoint(tmp_path):
     run = RunDirectory(create(tmp_path))
     log = LogConfig(jsonl=str(tmp_path / "second.jsonl"), tensorboard=False)
-    trackers, fingerprints = run.open_trackers(Config(log=log)), run.open_fingerprints()
-    timing = run.open_timing()
+    trackers, fingerprints = run.open_trackers(Config(log=log)), run.open_records(FINGERPRINTS)
+    timing = run.open_records(TIMING)
     for iteration in range(1, 6):
         trackers.log(record(iteration))
         fingerprints.log({"iteration": iteration, "policy/w": iteration})

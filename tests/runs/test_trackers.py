@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lockstep.runs.trackers import NullTrackers, RunTrackers, TextTracker, cut_trackers
+from lockstep.runs.trackers import RunTrackers, Tracker, cut_trackers
 
 RETURN = "rollout/episode_return_mean"
 
@@ -41,7 +41,7 @@ def below_a_file(tmp_path) -> Path:
     return tmp_path / "file" / "run"
 
 
-class Recorder:
+class Recorder(Tracker):
     """An optional tracker that keeps what it gets and fails from the `fails_at`-th record on."""
 
     def __init__(self, fails_at=math.inf):
@@ -175,10 +175,9 @@ def test_a_new_run_does_not_mix_into_another_runs_extra_jsonl(tmp_path):
     assert extra.read_bytes() == before
 
 
-def test_null_trackers_do_nothing(tmp_path, monkeypatch):
+def test_the_tracker_of_other_ranks_does_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    trackers = NullTrackers()
-    assert isinstance(trackers, TextTracker)
+    trackers = Tracker()
     trackers.text("config", "seed: 1")
     log_all(trackers, range(2))
     assert os.listdir(tmp_path) == []

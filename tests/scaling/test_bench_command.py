@@ -238,7 +238,7 @@ def test_a_failed_run_is_a_row_and_the_rest_is_measured(tmp_path):
 )
 def test_bad_input_is_one_line_and_nothing_is_made(tmp_path, monkeypatch, capsys, words, said):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("lockstep.scaling.sweep.measure", None)
+    monkeypatch.setattr("lockstep.scaling.ledger.measure", None)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     assert main(["bench", "CartPole-v1", *words]) == 2
     captured = capsys.readouterr()
@@ -251,7 +251,7 @@ def test_bad_input_is_one_line_and_nothing_is_made(tmp_path, monkeypatch, capsys
 def test_without_matplotlib_it_says_so_and_goes_on(copy, monkeypatch, capsys):
     monkeypatch.chdir(copy)
     (copy / "runs" / "sweep" / "plots.png").unlink()
-    for module in ("lockstep.commands.bench", "lockstep.scaling.sweep"):
+    for module in ("lockstep.commands.bench", "lockstep.scaling.ledger"):
         monkeypatch.setattr(f"{module}.can_plot", lambda: False)
     assert main([*map(str, SWEEP), "--name", "sweep"]) == 0
     assert "note: plots.png needs matplotlib; pip install 'lockstep-rl[plot]'" in capsys.readouterr().out

@@ -10,7 +10,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from lockstep.commands.described import described_run
 from lockstep.commands.parser import CommandParser
 from lockstep.config.engines import engine_module
 from lockstep.config.keys import validate
@@ -18,12 +17,12 @@ from lockstep.config.run import RunOptions
 from lockstep.core.process import EXIT_FAILURE, report_failure
 from lockstep.core.topology import available_cores
 from lockstep.envs.describe import describe
-from lockstep.scaling.ledger import Ledger, open_ledger
+from lockstep.launch.defaults import described_run
+from lockstep.runs.curves import MISSING_PLOT, can_plot
+from lockstep.scaling.ledger import Ledger, locked_directory, measure_job, open_ledger, sweep_directory, write_results
 from lockstep.scaling.measure import Outcome
 from lockstep.scaling.plan import MODES, Job, Plan, parse_world_sizes
-from lockstep.scaling.plot import MISSING, can_plot
 from lockstep.scaling.summarize import Row, run_row
-from lockstep.scaling.sweep import locked_directory, measure_job, sweep_directory, write_results
 
 INTERRUPTED = 130
 
@@ -89,11 +88,7 @@ def _parser() -> CommandParser:
 
 
 def _read_plan(argv: Sequence[str]) -> tuple[Plan, argparse.Namespace]:
-    """Reads the sweep that a command line asks for, checked as far as that goes without starting anything.
-
-    Raises:
-        ValueError: one line.
-    """
+    """Reads the sweep that a command line asks for, checked as far as that goes without starting anything."""
     options, rest = _parser().parse_known_args(list(argv))
     config = described_run("bench", options.config, rest)
     validate(RunOptions, {"name": options.name, "runs_dir": options.runs_dir}, "command line")
@@ -128,7 +123,7 @@ def _announce(plan: Plan, ledger: Ledger) -> None:
     if plan.config.device == "cpu" and threads > cores:
         print(f"note: {plan.world_sizes[-1]} ranks want {threads} cores and there are {cores}; see the ceiling")
     if not can_plot():
-        print(f"note: {MISSING}")
+        print(f"note: {MISSING_PLOT.format('plots.png')}")
     sys.stdout.flush()
 
 

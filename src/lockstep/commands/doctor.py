@@ -22,11 +22,7 @@ WAIT_LIMIT = 20.0
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs ``lockstep doctor ARGV``: exit status 0 IN SYNC, 1 NOT IN SYNC, 2 UNDETERMINED or bad input.
-
-    Raises:
-        ValueError: bad options; one line, before any process starts.
-    """
+    """Runs ``lockstep doctor ARGV``: exit status 0 IN SYNC, 1 NOT IN SYNC, 2 UNDETERMINED or bad input."""
     options = _parser().parse_args(list(argv))
     script = script_of(options, "doctor")
     _check(options)

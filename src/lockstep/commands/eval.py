@@ -42,11 +42,8 @@ def main(argv: Sequence[str]) -> int:
     if options.histogram is not None:
         title = f"{options.policy or options.run}: {facts['environment']}, {facts['episodes']} episodes"
         save_figure(draw_histogram(title, table), options.histogram)
-    print(
-        json.dumps(facts)
-        if prints_json
-        else in_words(actor, facts) + written(json_file, options.csv, options.histogram)
-    )
+    words = in_words(actor, facts) + written(json_file, options.csv, options.histogram)
+    print(json.dumps(facts) if prints_json else words)
     return 0
 
 

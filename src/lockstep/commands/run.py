@@ -30,11 +30,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def script_of(options: argparse.Namespace, command: str) -> Script:
-    """Reads the program that :func:`lockstep.commands.parser.add_script_arguments` found.
-
-    Raises:
-        ValueError: none was given, or it doesn't exist; one line.
-    """
+    """Reads the program that was given; a one-line ``ValueError`` if there is none, or it doesn't exist."""
     words, is_module = list(options.script), options.module
     if words[:1] == ["--"]:
         words = words[1:]

@@ -45,8 +45,7 @@ def main(argv: Sequence[str]) -> int:
 def start_run(request: RunRequest) -> int:
     """Runs a request on as many ranks as it asks for, or this rank's part under a launcher; returns the exit code.
 
-    Raises:
-        ValueError: one line, before any process is started.
+    A request that can't be run raises a one-line ``ValueError`` before any process is started.
     """
     topology = topology_of(request.options)
     with contextlib.ExitStack() as stack:
@@ -65,10 +64,7 @@ def prepare(
 ) -> tuple[Assignment, RunDirectory, World, RankServer | None]:
     """Resolves and checks everything, once; makes the run directory if this process is the one to write it.
 
-    Args:
-        request: what is to be trained.
-        topology: this process's place.
-        stack: closes the server of the ranks, where several are to be started.
+    ``stack`` closes the server of the ranks, where several are to be started.
     """
     options, writer = request.options, is_writer(topology)
     path, which = (None, None) if options.resume is None else find_run(options.resume, options.runs_dir)
@@ -106,7 +102,7 @@ def prepare(
 
 
 def _train(assignment: Assignment, server: RankServer, run: RunDirectory, nproc: int) -> int:
-    words, threads = assignment.to_json(), threads_of(assignment.config)
+    words, threads = assignment.to_json(), threads_of(assignment.config.threads)
     run.hand_over()
     return supervise(lambda logs: server.start(nproc, logs, assignment=words, environment=threads))
 

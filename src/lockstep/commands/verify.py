@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lockstep.commands.described import described_run
 from lockstep.commands.parser import CommandParser
 from lockstep.config.checks import resolve
 from lockstep.config.run import Config
 from lockstep.core.process import EXIT_FAILURE
+from lockstep.launch.defaults import described_run
 from lockstep.proof.setup import setup_of
 from lockstep.proof.verify import Comparison, parse_worlds, verify
 

@@ -6,15 +6,11 @@ import json
 
 from lockstep.config.engines import check_devices, check_engine
 from lockstep.config.run import Config
-from lockstep.core.shards import check_shards, check_world_size, default_num_shards
+from lockstep.core.shards import check_shards, check_world_size, default_num_shards, nearest_divisors
 
 
 def resolve(config: Config, world_size: int = 1) -> Config:
-    """Fixes ``num_envs`` and ``num_shards`` and checks that everything divides.
-
-    Args:
-        config: as the user gave it.
-        world_size: ranks; for the JAX engine devices, of all processes together.
+    """Fixes ``num_envs`` and ``num_shards`` for ``world_size`` ranks (engine jax: devices), and checks what divides.
 
     Raises:
         ValueError: one line with the key, the value and the nearest values that work.
@@ -66,33 +62,26 @@ def _check_minibatches(config: Config, envs_per_shard: int) -> None:
     if config.num_steps % length:
         raise ValueError(
             f"network.sequence_length: {length} doesn't divide num_steps {config.num_steps}; nearest that work: "
-            f"{_nearest_divisors(config.num_steps, length)}"
+            f"{nearest_divisors(config.num_steps, length)}"
         )
     units, wanted = envs_per_shard * config.num_steps // length, config.ppo.num_minibatches
-    what = f"{config.num_steps} steps = {units} samples" if length == 1 else f"{config.num_steps} steps / {length} = "
-    if length > 1:
-        what += f"{units} sequences"
+    what = f"= {units} samples" if length == 1 else f"/ {length} = {units} sequences"
     if units % wanted:
         raise ValueError(
-            f"ppo.num_minibatches: {wanted} doesn't divide a shard's {envs_per_shard} environments x {what}; nearest "
-            f"that work: {_nearest_divisors(units, wanted)}"
+            f"ppo.num_minibatches: {wanted} doesn't divide a shard's {envs_per_shard} environments x "
+            f"{config.num_steps} steps {what}; nearest that work: {nearest_divisors(units, wanted)}"
         )
     part = units // wanted
     if part % config.ppo.gradient_accumulation:
         raise ValueError(
             f"ppo.gradient_accumulation: {config.ppo.gradient_accumulation} doesn't divide a shard's minibatch of "
-            f"{part}; nearest that work: {_nearest_divisors(part, config.ppo.gradient_accumulation)}"
+            f"{part}; nearest that work: {nearest_divisors(part, config.ppo.gradient_accumulation)}"
         )
     if envs_per_shard % config.group_size:
         raise ValueError(
             f"grpo.group_size: {config.group_size} doesn't divide a shard's {envs_per_shard} environments (groups "
-            f"don't cross shards); nearest that work: {_nearest_divisors(envs_per_shard, config.group_size)}"
+            f"don't cross shards); nearest that work: {nearest_divisors(envs_per_shard, config.group_size)}"
         )
-
-
-def _nearest_divisors(number: int, wanted: int) -> str:
-    fits = [n for n in range(1, number + 1) if number % n == 0]
-    return " or ".join(map(str, sorted(sorted(fits, key=lambda n: abs(n - wanted))[:2])))
 
 
 def _check_choices(config: Config) -> None:

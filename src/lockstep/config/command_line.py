@@ -13,7 +13,7 @@ import json
 import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +38,6 @@ Aliases: --total-timesteps, --n-envs, --n-steps, --n-epochs, --learning-rate, --
 
   -h, --help
         show this help message and exit"""
-
-
-@dataclass
-class Arguments:
-    """Holds what a command line says: positional words, and settings as nested dicts."""
-
-    positional: list[str] = field(default_factory=list)
-    settings: dict[str, Any] = field(default_factory=dict)
 
 
 def _leaf_of(flag: str) -> tuple[Leaf, bool]:
@@ -81,22 +73,23 @@ def _value(leaf: Leaf, flag: str, words: list[str]) -> Any:
     return values[0]
 
 
-def parse_arguments(argv: Sequence[str]) -> Arguments:
-    """Splits a command line into positional words and settings; values are checked later, by the config itself.
+def parse_arguments(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """Splits a command line into positional words and nested settings, which the config itself checks later.
 
-    Raises:
-        ValueError: an unknown option or a missing value, in one line with the nearest option.
+    An unknown option, or one without its value, is a one-line ``ValueError`` with the nearest option.
     """
-    out, words = Arguments(), list(argv)
+    positional: list[str] = []
+    settings: dict[str, Any] = {}
+    words = list(argv)
     while words:
         word = words.pop(0)
         if not word.startswith("--"):
-            out.positional.append(word)
+            positional.append(word)
             continue
         if word.partition("=")[0] in SWITCHES:
             if "=" in word:
                 raise ValueError(f"{word}: takes no value; {word.partition('=')[0]} alone says it")
-            out.settings |= dict([SWITCHES[word]])
+            settings |= dict([SWITCHES[word]])
             continue
         flag, _, inline = word.partition("=")
         leaf, negated = _leaf_of(flag)
@@ -114,8 +107,8 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
             if not given:
                 raise ValueError(f"{flag}: needs a value")
             value = _value(leaf, flag, given)
-        merge(out.settings, nest(leaf.path.split("."), value))
-    return out
+        merge(settings, nest(leaf.path.split("."), value))
+    return positional, settings
 
 
 # --- together ---------------------------------------------------------------------------------------------------
@@ -125,13 +118,9 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
 class Request:
     """Holds what the user asked for, before anybody has looked at the environment.
 
-    Attributes:
-        config: the settings of all sources.
-        options: how and where it is run.
-        preset: nested settings of the environment's preset.
-        file: those of the config file or run directory, or just the environment id.
-        given: those of the command line.
-        run: the run directory that the settings of ``file`` are from, if they are from one.
+    Beside the config of all sources stand the nested settings of each: the environment's preset, the file (a config, a
+    run directory, or just the environment id), and what was given on the command line; and the run directory that those
+    of the file are from, if they are from one.
     """
 
     config: Config
@@ -207,13 +196,12 @@ def _env_id(*layers: Mapping[str, Any]) -> str | None:
 def read_request(argv: Sequence[str], needs_env: bool = True) -> Request:
     """Reads the config and options of ``lockstep train ARGV``; without an environment if that is not needed.
 
-    Raises:
-        ValueError: one line that names the key, the value and what would work.
+    What is wrong is a one-line ``ValueError`` that names the key, the value and what would work.
     """
-    arguments = parse_arguments(argv)
-    if len(arguments.positional) > 1:
-        raise ValueError(f"{arguments.positional[1]!r}: one config file or environment id is enough")
-    settings, file = base_settings(arguments.positional[0] if arguments.positional else None)
+    positional, from_words = parse_arguments(argv)
+    if len(positional) > 1:
+        raise ValueError(f"{positional[1]!r}: one config file or environment id is enough")
+    settings, file = base_settings(positional[0] if positional else None)
     if isinstance(settings.get("env"), str):
         settings["env"] = {"id": settings["env"]}
     try:
@@ -221,17 +209,17 @@ def read_request(argv: Sequence[str], needs_env: bool = True) -> Request:
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
     options_in_file = {k: settings.pop(k) for k in list(settings) if k in RunOptions.model_fields}
-    options_given = {k: v for k, v in arguments.settings.items() if k in RunOptions.model_fields}
-    given = {k: v for k, v in arguments.settings.items() if k in Config.model_fields}
+    options_given = {k: v for k, v in from_words.items() if k in RunOptions.model_fields}
+    given = {k: v for k, v in from_words.items() if k in Config.model_fields}
     options = _validated(RunOptions, options_in_file, options_given, file if options_in_file else None)
     env_id = _env_id(settings, given)
-    if needs_env and not arguments.positional and options.resume in (None, AUTO) and env_id is None:
+    if needs_env and not positional and options.resume in (None, AUTO) and env_id is None:
         raise ValueError("a config file or an environment id is needed, e.g. lockstep train CartPole-v1")
     preset = preset_for(env_id) if isinstance(env_id, str) else {}
     if isinstance(env_id, str) and given.get("algorithm", settings.get("algorithm")) == "grpo":
         preset = for_grpo(env_id, preset)
     config = _validated(Config, layered(preset, settings), given, file)
-    run = Path(file).parent if file is not None and file != arguments.positional[0] else None
+    run = Path(file).parent if file is not None and file != positional[0] else None
     return Request(config, options, preset, settings, given, run)
 
 
@@ -249,7 +237,8 @@ def train_help(config: Config, options: RunOptions) -> str:
         for leaf in leaves:
             owner = options if leaf.path in RunOptions.model_fields else config
             value = functools.reduce(getattr, leaf.path.split("."), owner)
-            meaning = f"{leaf.description} (default: {_spelled(value)})"
+            spelled = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            meaning = f"{leaf.description} (default: {spelled})"
             lines += [
                 f"  {_spellings(leaf)}",
                 *textwrap.wrap(meaning, width, initial_indent=" " * 8, subsequent_indent=" " * 8),
@@ -263,8 +252,3 @@ def _spellings(leaf: Leaf) -> str:
     group, _, last = flag.rpartition(".")
     negated = f"{group}.no-{last}" if group else f"--no-{flag[2:]}"
     return f"{flag}, {negated}" if leaf.kind == "flag" else f"{flag} {leaf.type}"
-
-
-def _spelled(value: Any) -> str:
-    """Writes a value as the command line takes it."""
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)

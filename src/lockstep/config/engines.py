@@ -10,7 +10,7 @@ import importlib.util
 from typing import Any
 
 from lockstep.config.run import Config, RunOptions
-from lockstep.core.shards import world_sizes
+from lockstep.core.shards import nearest_divisors, world_sizes_around
 
 
 class MissingPackageError(ValueError):
@@ -35,15 +35,8 @@ def engine_module(engine: str) -> Any:
 
 
 def check_engine(config: Config) -> None:
-    """Check that every setting means something to the config's engine.
-
-    Raises:
-        ValueError: one line with the key, the value and what to use instead.
-    """
-    if config.engine == "torch":
-        _check_torch(config)
-    else:
-        _check_jax(config)
+    """Raise a one-line ``ValueError``, with what to use instead, for a setting that the config's engine hasn't."""
+    (_check_torch if config.engine == "torch" else _check_jax)(config)
 
 
 def _check_torch(config: Config) -> None:
@@ -87,11 +80,7 @@ def _check_jax(config: Config) -> None:
 
 
 def check_engine_options(options: RunOptions, config: Config) -> None:
-    """Check how the run is to be executed against its engine.
-
-    Raises:
-        ValueError: one line with the option, the value and what to use instead.
-    """
+    """Raise a one-line ``ValueError``, with what to use instead, for an option that the config's engine hasn't."""
     if config.engine == "torch":
         _check_torch_options(options)
         return
@@ -128,27 +117,17 @@ def check_fsdp_devices(options: RunOptions, devices: int) -> None:
     """Raise a one-line ``ValueError`` unless the fsdp axis divides the ``devices`` of all processes together."""
     wanted = options.fsdp_devices
     if wanted is not None and devices % wanted:
-        fits = [n for n in range(1, devices + 1) if devices % n == 0]
-        nearest = sorted(sorted(fits, key=lambda n: abs(n - wanted))[:2])
         raise ValueError(
             f"fsdp_devices: {wanted} doesn't divide the run's {devices} devices; nearest that work: "
-            f"{' or '.join(map(str, nearest))}"
+            f"{nearest_divisors(devices, wanted)}"
         )
 
 
 def default_devices(num_shards: int | None, processes_here: int, cores: int, processes: int | None = None) -> int:
-    """CPU devices of each process where the user gives none: one a core, as far as the shards divide.
+    """CPU devices of each process where the user gives none: the most, up to one a core, that share the shards equally.
 
-    XLA's CPU backend uses two cores better as two devices than as one, and the number can't change the result.
-
-    Args:
-        num_shards: of the run; None: they follow the devices, which must then be a power of two.
-        processes_here: processes that share this machine's cores.
-        cores: CPU cores of this machine that the run may use.
-        processes: of the whole run, on all machines (default: ``processes_here``).
-
-    Returns:
-        The largest number for which ``processes * number`` devices can own the shards equally; at least 1.
+    XLA's CPU backend uses two cores better as two devices than as one, and the number can't change the result. Without
+    ``num_shards`` those follow the devices, which must then be a power of two.
     """
     processes = processes or processes_here
     most = max(1, cores // processes_here)
@@ -159,15 +138,12 @@ def default_devices(num_shards: int | None, processes_here: int, cores: int, pro
 
 def check_devices(devices: int, num_envs: int, num_shards: int) -> None:
     """Raise a one-line ``ValueError`` unless ``devices`` of all processes can share the environments equally."""
-    if devices >= 1 and num_shards % devices == 0:
-        return
-    sizes = world_sizes(num_shards)
-    below, above = [n for n in sizes if n < devices], [n for n in sizes if n > devices]
-    fits = " or ".join(map(str, [*below[-1:], *above[:1]]))
-    raise ValueError(
-        f"devices: {devices} can't share {num_envs} environments in {num_shards} shards equally; nearest that work: "
-        f"{fits} devices (num_shards is a power of two that the devices of all processes must divide)"
-    )
+    if devices < 1 or num_shards % devices:
+        raise ValueError(
+            f"devices: {devices} can't share {num_envs} environments in {num_shards} shards equally; nearest "
+            f"that work: {world_sizes_around(devices, num_shards)} devices (num_shards is a power of two that the "
+            "devices of all processes must divide)"
+        )
 
 
 def check_existing(devices: int, cores: int, processes: int = 1, num_shards: int | None = None) -> None:

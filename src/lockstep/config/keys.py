@@ -38,14 +38,7 @@ ALIASES = {
 
 @dataclass(frozen=True)
 class Leaf:
-    """One setting.
-
-    Attributes:
-        path: dotted.
-        annotation: its type.
-        description: its meaning.
-        about: what its section is.
-    """
+    """One setting: its dotted path, type and meaning, and what its section is about."""
 
     path: str
     annotation: Any

@@ -295,29 +295,15 @@ GRPO_PRESETS = {
     "lockstep/PushCube-v0": _PUSH_GRPO,
 }
 
-ATARI_GAMES = (
-    *("Alien", "Amidar", "Assault", "Asterix", "Asteroids", "BankHeist", "BattleZone", "BeamRider", "Bowling"),
-    *("Boxing", "Breakout", "Centipede", "CrazyClimber", "DemonAttack", "Enduro", "FishingDerby", "Freeway"),
-    *("Frostbite", "Gopher", "Hero", "IceHockey", "Jamesbond", "Kangaroo", "Krull", "KungFuMaster"),
-    *("MontezumaRevenge", "MsPacman", "NameThisGame", "Pong", "PrivateEye", "Qbert", "Riverraid", "RoadRunner"),
-    *("Seaquest", "SpaceInvaders", "StarGunner", "Tennis", "UpNDown", "Venture", "VideoPinball"),
-)
-"""The usual games; any other id of the same two forms takes the same preset."""
-
 ATARI_ID = re.compile(r"ALE/\w+-v5|\w+NoFrameskip-v4")
-"""Ids of Atari games, as ale-py registers them."""
+"""Ids of Atari games, as ale-py registers them; all take one preset."""
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "CartPole-v1": _CARTPOLE,
-    "lockstep/CartPole-v1": _CARTPOLE,
-    "Acrobot-v1": _ACROBOT,
-    "lockstep/Acrobot-v1": _ACROBOT,
-    "MountainCar-v0": _MOUNTAIN_CAR,
-    "lockstep/MountainCar-v0": _MOUNTAIN_CAR,
-    "MountainCarContinuous-v0": _MOUNTAIN_CAR_CONTINUOUS,
-    "lockstep/MountainCarContinuous-v0": _MOUNTAIN_CAR_CONTINUOUS,
-    "Pendulum-v1": _PENDULUM,
-    "lockstep/Pendulum-v1": _PENDULUM,
+    **dict.fromkeys(("CartPole-v1", "lockstep/CartPole-v1"), _CARTPOLE),
+    **dict.fromkeys(("Acrobot-v1", "lockstep/Acrobot-v1"), _ACROBOT),
+    **dict.fromkeys(("MountainCar-v0", "lockstep/MountainCar-v0"), _MOUNTAIN_CAR),
+    **dict.fromkeys(("MountainCarContinuous-v0", "lockstep/MountainCarContinuous-v0"), _MOUNTAIN_CAR_CONTINUOUS),
+    **dict.fromkeys(("Pendulum-v1", "lockstep/Pendulum-v1"), _PENDULUM),
     "lockstep/PushCube-v0": _PUSH,
     "lockstep/Snake-v0": _SNAKE,
     "lockstep/GridWorld-v0": _GRID,
@@ -329,21 +315,13 @@ PRESETS: dict[str, dict[str, Any]] = {
     "Taxi-v3": _TAXI,
     "Taxi-v4": _TAXI,
     "Blackjack-v1": _BLACKJACK,
-    "Ant-v5": _MUJOCO,
-    "HalfCheetah-v5": _MUJOCO,
-    "Hopper-v5": _MUJOCO,
+    **dict.fromkeys(("Ant-v5", "HalfCheetah-v5", "Hopper-v5", "Pusher-v5", "Reacher-v5", "Walker2d-v5"), _MUJOCO),
+    **dict.fromkeys(("InvertedDoublePendulum-v5", "InvertedPendulum-v5"), _MUJOCO),
     "Humanoid-v5": _HUMANOID,
     "HumanoidStandup-v5": _HUMANOID,
     "brax/humanoid": {**_WALKING, "env": {"reward_scale": 0.1}},
     "playground/HumanoidWalk": _WALKING,
-    "InvertedDoublePendulum-v5": _MUJOCO,
-    "InvertedPendulum-v5": _MUJOCO,
-    "Pusher-v5": _MUJOCO,
-    "Reacher-v5": _MUJOCO,
     "Swimmer-v5": _SWIMMER,
-    "Walker2d-v5": _MUJOCO,
-    **{f"ALE/{game}-v5": _ATARI for game in ATARI_GAMES},
-    **{f"{game}NoFrameskip-v4": _ATARI for game in ATARI_GAMES},
 }
 
 
@@ -378,12 +356,7 @@ def for_grpo(env_id: str, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def defaults_for(continuous: bool, images: bool) -> tuple[dict[str, Any], str]:
-    """Settings to start from for an environment without a preset, by its spaces, and what to call them.
-
-    Args:
-        continuous: whether actions are, else they are discrete.
-        images: whether observations are images.
-    """
+    """Settings to start from for an environment without a preset, by its spaces, and what to call them."""
     if images:
         return copy.deepcopy(_IMAGES), "image observations (as for Atari)"
     if continuous:

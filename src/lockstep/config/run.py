@@ -11,12 +11,10 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from lockstep.config.sections import (
-    AtariConfig,
     CheckpointConfig,
     EnvConfig,
     EvalConfig,
     GRPOConfig,
-    ImageConfig,
     LogConfig,
     NetworkConfig,
     NormalizeConfig,
@@ -24,23 +22,6 @@ from lockstep.config.sections import (
     ProofConfig,
     Section,
 )
-
-__all__ = [
-    "AtariConfig",
-    "CheckpointConfig",
-    "Config",
-    "EnvConfig",
-    "EvalConfig",
-    "GRPOConfig",
-    "ImageConfig",
-    "LogConfig",
-    "NetworkConfig",
-    "NormalizeConfig",
-    "PPOConfig",
-    "ProofConfig",
-    "RunOptions",
-    "Section",
-]
 
 MAX_SEQUENCE = 32
 AUTO = "auto"
@@ -202,19 +183,16 @@ class RunOptions(Section):
     def _positive(self) -> RunOptions:
         if self.nproc != "auto" and self.nproc < 1:
             raise ValueError(f"nproc: {self.nproc} ranks; at least 1, or auto")
-        self._check_devices()
+        if self.simulate_devices is not None and (self.devices or 0) > self.simulate_devices:
+            raise ValueError(
+                f"devices: {self.devices} of only {self.simulate_devices} simulated ones; simulate {self.devices}"
+            )
         self._check_coordinator()
         if self.resume == AUTO and self.name is None:
             raise ValueError("resume: auto goes on with the run of a name; give --name")
         if self.name is not None and ("/" in self.name or self.name in (".", "..")):
             raise ValueError(f"name: {self.name!r} is not a plain directory name; --runs-dir says where it is made")
         return self
-
-    def _check_devices(self) -> None:
-        if self.simulate_devices is not None and (self.devices or 0) > self.simulate_devices:
-            raise ValueError(
-                f"devices: {self.devices} of only {self.simulate_devices} simulated ones; simulate {self.devices}"
-            )
 
     def _check_coordinator(self) -> None:
         flags = {name: getattr(self, name) for name in ("coordinator", "num_processes", "process_id")}

@@ -1,1 +1,1 @@
-"""What every part stands on: errors, shards, places of ranks, spaces, episodes, moments, machines, fingerprints."""
+"""What every part stands on: errors, shards, places of ranks, spaces, episodes, moments, machines, files."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -66,14 +66,8 @@ class EpisodeCounter:
 def first_episodes(valid: np.ndarray, scores: np.ndarray, successes: np.ndarray, env_ids: range) -> np.ndarray:
     """Lists each environment's first episode of a rollout, also where the rollout's end cut it.
 
-    Args:
-        valid: where no episode had ended before, bool ``[T, E]``.
-        scores: rewards as they are counted, float64 ``[T, E]``.
-        successes: int8 ``[T, E]``.
-        env_ids: global ids of the environments.
-
-    Returns:
-        See :meth:`EpisodeCounter.finished`.
+    ``valid`` says where no episode had ended before, bool ``[T, E]``; ``scores`` are rewards as they are counted,
+    float64 ``[T, E]``; the rest, and what comes back, is as in :meth:`EpisodeCounter.finished`.
     """
     lengths = valid.sum(0)
     returns = np.where(valid, scores, 0.0).sum(0)
@@ -125,15 +119,10 @@ class RecentEpisodes:
 
     @classmethod
     def from_json(cls, value: dict) -> RecentEpisodes:
-        """The reverse of :meth:`to_json`."""
+        """The reverse of :meth:`to_json`; older checkpoints have no successes."""
         out = cls(total=int(value["total"]))
-        out.window.extend(_episodes(value["window"]))
+        out.window.extend((float(r), int(n), int(s[0]) if s else 0) for r, n, *s in value["window"])
         return out
-
-
-def _episodes(rows: Iterable[list]) -> Iterable[tuple[float, int, int]]:
-    """Episodes of a checkpoint; older ones have no successes."""
-    return ((float(r), int(n), int(s[0]) if s else 0) for r, n, *s in rows)
 
 
 def success_rate(successes: Sequence[float]) -> float | None:

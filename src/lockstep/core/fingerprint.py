@@ -33,11 +33,7 @@ def sha256_of(arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def compare_ranks(names: Sequence[str], rows: np.ndarray, when: str) -> None:
-    """Check that every rank's fingerprints ``[world_size, arrays]`` are rank 0's.
-
-    Raises:
-        DesyncError: naming the first array, the ranks and ``when``.
-    """
+    """Raise a ``DesyncError`` unless every rank's fingerprints ``[world_size, arrays]`` are rank 0's."""
     differs = rows != rows[0]
     if not differs.any():
         return

@@ -16,10 +16,10 @@ CPUINFO, STATUS = Path("/proc/cpuinfo"), Path("/proc/self/status")
 INSTRUCTION_SETS = ("avx512f", "avx2", "avx", "sve", "asimd")
 
 
-def _cpuinfo(*keys: str) -> str:
-    """The first value of one of the keys, where the system tells it."""
+def system_fact(file: Path, *keys: str) -> str:
+    """The first value of one of the keys in a file of the kernel's (``key: value`` a line); empty where it isn't."""
     with contextlib.suppress(OSError):
-        for line in CPUINFO.read_text().splitlines():
+        for line in file.read_text().splitlines():
             key, _, value = line.partition(":")
             if key.strip() in keys:
                 return value.strip()
@@ -28,12 +28,12 @@ def _cpuinfo(*keys: str) -> str:
 
 def cpu_model() -> str:
     """The processor's name, where the system tells it."""
-    return _cpuinfo("model name") or platform.processor()
+    return system_fact(CPUINFO, "model name") or platform.processor()
 
 
 def cpu_features() -> tuple[str, ...]:
     """The processor's features by the kernel's names, sorted; empty where the system doesn't tell them."""
-    return tuple(sorted(_cpuinfo("flags", "Features").split()))
+    return tuple(sorted(system_fact(CPUINFO, "flags", "Features").split()))
 
 
 def instruction_set() -> str:
@@ -44,21 +44,17 @@ def instruction_set() -> str:
 
 def peak_resident() -> float:
     """The largest resident set that this process has had so far, in MiB; its children apart."""
-    if STATUS.is_file():  # getrusage would count what the launcher held when it forked this process
-        for line in STATUS.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) / 2**10
+    kilobytes = system_fact(STATUS, "VmHWM")  # getrusage would count what the launcher held when it forked this process
+    if kilobytes:
+        return int(kilobytes.split()[0]) / 2**10
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
 
 
 def first_difference(everyone: Sequence[Mapping[str, Any]]) -> tuple[int, str] | None:
     """The first rank that says something else than rank 0, and of what; None if all say the same."""
-    for rank, theirs in enumerate(everyone):
-        for key, value in everyone[0].items():
-            if theirs[key] != value:
-                return rank, key
-    return None
+    pairs = ((rank, key) for rank in range(len(everyone)) for key in everyone[0])
+    return next(((rank, key) for rank, key in pairs if everyone[rank][key] != everyone[0][key]), None)
 
 
 def check_facts_alike(everyone: Sequence[Mapping[str, str]]) -> None:

@@ -94,11 +94,7 @@ class ObservationNormalizer:
 class RewardNormalizer:
     """Rewards divided by the standard deviation of the discounted return, within ``±clip``.
 
-    Args:
-        moments: of the discounted return, size 1.
-        clip: limit of a normalised reward.
-        gamma: discount.
-        num_envs: local environments; ``running`` is each one's discounted return so far, float64 ``[num_envs]``.
+    ``moments`` are of that return, size 1; ``running`` is each environment's so far, float64 ``[num_envs]``.
     """
 
     def __init__(self, moments: RunningMoments, clip: float, gamma: float, num_envs: int) -> None:

@@ -25,6 +25,11 @@ _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _PARENT, _SESSION = 1, 3
 
 
+def _prctl(option: int, value: int | bytes) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value)
+
+
 def end_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> None:
     """Ask the kernel to signal this process when its parent dies (Linux; elsewhere a closed pipe must do).
 
@@ -36,8 +41,7 @@ def end_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> 
     told = os.environ.pop(PARENT_VARIABLE, None)
     if parent is None and told is not None:
         parent = int(told)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+    _prctl(_PR_SET_PDEATHSIG, number)
     if parent is not None and os.getppid() != parent:
         os._exit(EXIT_FAILURE)
 
@@ -50,8 +54,7 @@ def look_here_last() -> None:
 
 def adopt_orphans() -> None:
     """Become the parent of every descendant whose own parent dies (Linux), so that none can escape."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def signal_name(number: int) -> str:
@@ -64,8 +67,7 @@ def signal_name(number: int) -> str:
 
 def name_process(name: str) -> None:
     """Set the name, of at most 15 characters, that ``ps`` and ``top`` show of this process (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15])
+    _prctl(_PR_SET_NAME, name.encode()[:15])
 
 
 def _processes(field: int) -> dict[int, int]:
@@ -77,14 +79,18 @@ def _processes(field: int) -> dict[int, int]:
     return found
 
 
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+
+
 def kill_session(leader: int) -> None:
     """Kill every process of the session that ``leader`` leads."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
     for pid, session in _processes(_SESSION).items():
         if session == leader:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+            _kill(pid)
 
 
 def kill_children() -> None:
@@ -92,8 +98,7 @@ def kill_children() -> None:
     own = os.getpid()
     while children := [pid for pid, parent in _processes(_PARENT).items() if parent == own]:
         for pid in children:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+            _kill(pid)
         for pid in children:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
@@ -110,11 +115,9 @@ def command_that_ends_with_us(*words: str) -> list[str]:
 
 
 def report_failure(message: str, *, secondary: bool = False) -> None:
-    """Say why this rank fails: to the launcher if there is one that listens, else on standard error.
+    """Say why this rank fails, in a line or a traceback: to the launcher if one listens, else on standard error.
 
-    Args:
-        message: one line, or a traceback where the program itself is at fault.
-        secondary: this rank fails only because another one did, or another one says it; shown last or not at all.
+    It is ``secondary`` where another rank failed first, or says it; that is shown last or not at all.
     """
     path = error_file()
     if path is not None:

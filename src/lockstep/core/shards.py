@@ -73,11 +73,9 @@ def default_num_shards(num_envs: int) -> int:
 def check_shards(num_envs: int, num_shards: int) -> None:
     """Raise a one-line ``ValueError`` unless ``num_shards`` is a power of two that divides ``num_envs``."""
     if num_shards < 1 or num_shards & (num_shards - 1):
-        fits = [1 << n for n in range(num_envs.bit_length()) if num_envs % (1 << n) == 0]
-        nearest = sorted(sorted(fits, key=lambda n: abs(n - num_shards))[:2])
         raise ValueError(
             f"num_shards: {num_shards} is not a power of two (that divides num_envs {num_envs}); nearest that work: "
-            f"{' or '.join(map(str, nearest))}"
+            f"{nearest_divisors(num_envs & -num_envs, num_shards)}"
         )
     if num_envs % num_shards:
         below = num_envs // num_shards * num_shards
@@ -93,18 +91,26 @@ def world_sizes(num_shards: int) -> list[int]:
     return [n for n in range(1, num_shards + 1) if num_shards % n == 0]
 
 
+def nearest_divisors(number: int, wanted: int) -> str:
+    """The two divisors of ``number`` that are nearest to ``wanted``, in words: ``4 or 8``."""
+    fits = [n for n in range(1, number + 1) if number % n == 0]
+    return " or ".join(map(str, sorted(sorted(fits, key=lambda n: abs(n - wanted))[:2])))
+
+
+def world_sizes_around(world_size: int, num_shards: int) -> str:
+    """The nearest numbers of ranks, below and above, that can own ``num_shards`` shards equally: ``4 or 8``."""
+    sizes = world_sizes(num_shards)
+    below, above = [n for n in sizes if n < world_size], [n for n in sizes if n > world_size]
+    return " or ".join(map(str, [*below[-1:], *above[:1]]))
+
+
 def check_world_size(world_size: int, num_shards: int) -> None:
     """Raise a one-line ``ValueError`` unless ``world_size`` ranks can own ``num_shards`` shards equally."""
     if world_size < 1 or num_shards % world_size:
-        sizes = world_sizes(num_shards)
-        nearest = [
-            max((n for n in sizes if n < world_size), default=None),
-            min((n for n in sizes if n > world_size), default=None),
-        ]
-        fits = " or ".join(str(n) for n in nearest if n is not None)
         raise ValueError(
-            f"nproc: {world_size} ranks can't own {num_shards} shards equally; nearest that work: {fits} ranks "
-            f"(num_shards is a power of two that the number of ranks must divide)"
+            f"nproc: {world_size} ranks can't own {num_shards} shards equally; nearest that work: "
+            f"{world_sizes_around(world_size, num_shards)} ranks "
+            "(num_shards is a power of two that the number of ranks must divide)"
         )
 
 

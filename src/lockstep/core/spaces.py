@@ -121,11 +121,7 @@ class ObservationLayout:
         return rows[..., : 4 * self.float_size].view(np.float32) if self.image_bytes else rows
 
     def encode(self, observation: Any, action_mask: Any = None) -> np.ndarray:
-        """The row ``[width]`` of an observation.
-
-        Raises:
-            ValueError: a part of it hasn't the shape that its space promises.
-        """
+        """The row ``[width]`` of an observation; a ``ValueError`` if a part hasn't its space's shape."""
         if self._single_vector:
             return np.array(_checked(self.leaves[0], observation), np.float32).reshape(-1)
         row = np.zeros(self.width, self.dtype)
@@ -177,14 +173,7 @@ def _place(tree: dict, name: str, value: np.ndarray) -> None:
 
 
 class ImageBox(spaces.Box):
-    """An image whose layout is said, where for a plain Box it is guessed from the shape.
-
-    Args:
-        low: lowest values ``[C, H, W]`` or ``[H, W, C]``.
-        high: highest values.
-        dtype: of the pixels, uint8.
-        channels_first: which of the two it is.
-    """
+    """An image whose layout, ``[C, H, W]`` or ``[H, W, C]``, is said; for a plain Box it is guessed from the shape."""
 
     def __init__(self, low: np.ndarray, high: np.ndarray, dtype: type, channels_first: bool) -> None:
         super().__init__(low, high, dtype=dtype)
@@ -203,17 +192,20 @@ def channels_first(space: spaces.Box) -> bool:
     return len(space.shape) == 3 and space.shape[0] < min(space.shape[1:])
 
 
+def _choices(space: spaces.Discrete | spaces.MultiDiscrete) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The number of values of each index, and their lowest ones."""
+    sizes = space.n if isinstance(space, spaces.Discrete) else space.nvec
+    return tuple(int(n) for n in np.ravel(sizes)), tuple(int(n) for n in np.ravel(space.start))
+
+
 def _leaf(name: str, space: gymnasium.Space) -> Leaf:
     shape = tuple(int(n) for n in space.shape or ())
     if isinstance(space, spaces.Box):
         if not is_image(space):
             return Leaf(name, "vector", shape)
         return Leaf(name, "image", shape, high=float(np.max(space.high)), channels_first=channels_first(space))
-    if isinstance(space, spaces.Discrete):
-        return Leaf(name, "one_hot", (), (int(space.n),), (int(space.start),))
-    if isinstance(space, spaces.MultiDiscrete):
-        sizes, first = (tuple(int(n) for n in np.ravel(x)) for x in (space.nvec, space.start))
-        return Leaf(name, "one_hot", shape, sizes, first)
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        return Leaf(name, "one_hot", shape, *_choices(space))
     if isinstance(space, spaces.MultiBinary):
         return Leaf(name, "vector", shape)
     raise ValueError(f"observation space {_named(space)} isn't supported; supported are {SUPPORTED_OBSERVATIONS}")
@@ -236,15 +228,10 @@ def _leaves(name: str, space: gymnasium.Space) -> list[Leaf]:
 
 
 def observation_layout(space: gymnasium.Space, mask_key: str | None = None, mask_size: int = 0) -> ObservationLayout:
-    """The layout of a space.
+    """The layout of a space; a one-line ``ValueError`` if it isn't supported, or lacks ``mask_key``.
 
-    Args:
-        space: of observations.
-        mask_key: entry of a Dict that says which actions are allowed.
-        mask_size: numbers of a mask that comes apart from the observation, 0 without.
-
-    Raises:
-        ValueError: the space isn't supported, or lacks ``mask_key``; one line that names it.
+    ``mask_key`` is the entry of a Dict that says which actions are allowed, ``mask_size`` how many numbers a mask has
+    that comes apart from the observation.
     """
     leaves = _leaves("", space)
     if mask_key is not None:
@@ -256,12 +243,10 @@ def observation_layout(space: gymnasium.Space, mask_key: str | None = None, mask
         leaves.append(Leaf(MASK, "mask", (mask_size,), apart=True))
     placed: list[Leaf] = []
     floats = sum(leaf.size for leaf in leaves if leaf.kind != "image")
-    column, byte = 0, 4 * floats
+    starts = {True: 4 * floats, False: 0}  # of the next image, in bytes, and of what is none, in columns
     for leaf in sorted(leaves, key=lambda x: _ORDER.index(x.kind)):
-        start = byte if leaf.kind == "image" else column
-        placed.append(replace(leaf, start=start))
-        byte += leaf.size if leaf.kind == "image" else 0
-        column += 0 if leaf.kind == "image" else leaf.size
+        placed.append(replace(leaf, start=starts[leaf.kind == "image"]))
+        starts[leaf.kind == "image"] += leaf.size
     layout = ObservationLayout(tuple(placed))
     if layout.width == 0:
         raise ValueError(f"observation space {_named(space)} is empty")
@@ -336,19 +321,14 @@ class ActionLayout:
 
 
 def action_layout(space: gymnasium.Space) -> ActionLayout:
-    """The layout of an action space.
-
-    Raises:
-        ValueError: it isn't supported; one line that names it.
-    """
+    """The layout of an action space; a one-line ``ValueError`` names one that isn't supported."""
     shape, dtype = tuple(int(n) for n in space.shape or ()), str(space.dtype)
     if isinstance(space, spaces.Discrete):
-        return ActionLayout("discrete", (int(space.n),), (int(space.start),), dtype=dtype)
+        return ActionLayout("discrete", *_choices(space), dtype=dtype)
     if isinstance(space, spaces.MultiDiscrete):
-        sizes, first = (tuple(int(n) for n in np.ravel(x)) for x in (space.nvec, space.start))
-        return ActionLayout("multi_discrete", sizes, first, shape, dtype=dtype)
+        return ActionLayout("multi_discrete", *_choices(space), shape, dtype=dtype)
     if isinstance(space, spaces.MultiBinary):
-        count = int(np.prod(shape, dtype=int))
+        count = math.prod(shape)
         return ActionLayout("multi_discrete", (2,) * count, (0,) * count, shape, dtype=dtype)
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
         low, high = (tuple(np.asarray(bound, np.float64).ravel().tolist()) for bound in (space.low, space.high))

@@ -78,8 +78,7 @@ def _address(host: str, port: int) -> str:
 def from_environment(environ: Mapping[str, str] = os.environ) -> Topology:
     """Read torchrun's variables or else those of a Slurm step; a single rank when there are neither.
 
-    Raises:
-        ValueError: the variables are incomplete or contradict one another.
+    A ``ValueError`` says which are incomplete or contradict one another.
     """
     if "RANK" in environ or "WORLD_SIZE" in environ:
         return _from_torchrun(environ)
@@ -91,11 +90,7 @@ def from_flags(
 ) -> Topology:
     """The place of a process that was started by itself and told its place on the command line.
 
-    Args:
-        coordinator: ``host:port`` of process 0. On loopback all processes run on this host; else each has its own.
-        num_processes: of the run.
-        process_id: ``0 … num_processes-1``.
-        environ: where torchrun's variables would be.
+    With a ``coordinator`` on loopback all processes run on this host; else each has its own.
 
     Raises:
         ValueError: there is a launcher as well, or the port is none.
@@ -113,11 +108,9 @@ def from_flags(
 
 
 def _from_torchrun(environ: Mapping[str, str]) -> Topology:
-    missing = [name for name in ("RANK", "WORLD_SIZE") if name not in environ]
-    if missing:
-        raise ValueError(
-            f"launcher variables: {missing[0]} is not set but the other of RANK and WORLD_SIZE is; unset it"
-        )
+    for name in ("RANK", "WORLD_SIZE"):
+        if name not in environ:
+            raise ValueError(f"launcher variables: {name} is not set but the other of RANK and WORLD_SIZE is; unset it")
     try:
         rank, world_size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
         local_rank = int(environ.get("LOCAL_RANK", rank))
@@ -189,11 +182,7 @@ def first_host(nodelist: str) -> str:
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """Slurm's tasks of each node: ``[2, 2, 1]`` of ``2(x2),1``.
-
-    Raises:
-        ValueError: it is written otherwise.
-    """
+    """Slurm's tasks of each node: ``[2, 2, 1]`` of ``2(x2),1``; a ``ValueError`` where it is written otherwise."""
     out = []
     for part in text.split(","):
         found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)

@@ -6,7 +6,7 @@ import contextlib
 import json
 import select
 import socket
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -14,11 +14,7 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_
 
 
 class Channel:
-    """Exchanges JSON values, a line each, over a socket.
-
-    Args:
-        connection: a stream socket, which this object closes.
-    """
+    """Exchanges JSON values, a line each, over a stream socket, which it closes."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -82,7 +78,3 @@ class ServerSettings:
     forks: bool
     store: bool
     environment: dict[str, str | None]
-
-    def to_json(self) -> str:
-        """One command-line argument."""
-        return json.dumps(asdict(self))

@@ -60,16 +60,7 @@ def with_reference(config: Config, runs_dir: str) -> Config:
 
 
 def check_machine(config: Config, ranks_here: int, describe: Callable[[], EnvDescription]) -> None:
-    """Checks that this machine can run a resolved config: devices, back end of the environments, networks.
-
-    Args:
-        config: resolved.
-        ranks_here: ranks on this machine.
-        describe: gives the environment's description.
-
-    Raises:
-        ValueError: one line.
-    """
+    """Raises a one-line ``ValueError`` if this machine can't run a resolved config: devices, environments, networks."""
     engine = engine_module(config.engine)
     if config.device != "cpu":
         engine.check_device(config.device, ranks_here)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.command_line import Request, read_request
+from lockstep.config.command_line import Request, parse_arguments, read_request
 from lockstep.config.presets import defaults_for, for_grpo, has_preset
 from lockstep.config.run import AUTO, Config, RunOptions
 from lockstep.envs.batched.twins import stepped_inside
@@ -21,15 +22,10 @@ from lockstep.runs.trust import check_trusted
 
 @dataclass(frozen=True)
 class RunRequest:
-    """Holds a request whose config is whole.
+    """Holds a request whose config is whole, but not resolved, and the nested settings that were given explicitly.
 
-    Attributes:
-        config: not resolved.
-        options: how and where it is run.
-        overrides: the settings that were given explicitly, nested.
-        note: what was decided for the user, a line each: defaults for an environment without a preset, an array
-            environment in place of Gymnasium's; else None.
-        description: of the environment, where it had to be looked at.
+    ``note`` is what was decided for the user, a line each: defaults for an environment without a preset, an array
+    environment in place of Gymnasium's. ``description`` is there where the environment had to be looked at.
     """
 
     config: Config
@@ -49,7 +45,9 @@ def request_of(argv: Sequence[str], needs_env: bool = True) -> RunRequest:
         check_trusted(request.config, request.run / CONFIG, request.options.trust, flattened(request.given))
     config, options, lines, description = request.config, resumed_if_begun(request.options), [], None
     if not has_preset(config.env.id) and options.resume is None:
-        description = _description(config, options)
+        with contextlib.suppress(ValueError):  # whoever makes it for the run says why it can't be made
+            start_jax(config, options)
+            description = describe(config.env)
         if description is not None:
             defaults, lines = defaults_by_spaces(description, request)
             config = request.config_over(defaults)
@@ -67,13 +65,15 @@ def resumed_if_begun(options: RunOptions) -> RunOptions:
     return options.model_copy(update=settled)
 
 
-def _description(config: Config, options: RunOptions) -> EnvDescription | None:
-    """Makes the environment once; None if it can't be made: whoever makes it for the run says why."""
-    try:
-        start_jax(config, options)
-        return describe(config.env)
-    except ValueError:
-        return None
+def described_run(command: str, target: str, rest: Sequence[str]) -> Config:
+    """Reads the config of a run that ``command`` starts by itself: of a file or environment id, and of options."""
+    positional, settings = parse_arguments(rest)
+    for key in settings:
+        if key in RunOptions.model_fields:
+            raise ValueError(f"{key}: {command} starts its own runs; give only what describes the run")
+    if positional:
+        raise ValueError(f"{positional[0]!r}: one config file or environment id is enough, before the options")
+    return request_of([target, *rest]).config
 
 
 def defaults_by_spaces(description: EnvDescription, request: Request) -> tuple[dict[str, Any], list[str]]:

@@ -20,10 +20,6 @@ def start_jax(config: Config, options: RunOptions) -> None:
     will only start the others looks with its CPU, for who starts JAX on a GPU holds its memory. MuJoCo, where
     pictures will be asked for, chooses its graphics library when it is imported: that is said here too.
 
-    Args:
-        config: of the run, not resolved.
-        options: the user's.
-
     Raises:
         ValueError: this machine has no such device; one line.
     """

@@ -28,13 +28,9 @@ from lockstep.runs.directory import CHECKPOINTS, RunDirectory, is_writer
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a rank is to do.
+    """What a rank is to do, by a resolved config; ``resume_from`` is ``latest`` or ``step_<n>``.
 
-    Attributes:
-        config: resolved.
-        path: the run directory; on a rank that doesn't write and starts anew it may not exist.
-        options: limits of this session.
-        resume_from: checkpoint to resume from (``latest`` or ``step_<n>``), or None to begin.
+    On a rank that doesn't write and starts anew the run's directory may not exist.
     """
 
     config: Config

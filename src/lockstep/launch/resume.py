@@ -29,25 +29,14 @@ CHANGEABLE = (
 
 
 def resumed_config(path: Path, overrides: dict[str, Any], trust: bool = False) -> Config:
-    """Reads a run's own config, and lays the overrides over it that a resumed run may have.
-
-    Args:
-        path: of the run.
-        overrides: nested settings.
-        trust: whether the user accepts for this once whatever code the run names.
-
-    Raises:
-        ValueError: an override would change what the run is a function of, or the run names code that this user
-            hasn't trained with.
-    """
+    """Reads a run's config under overrides; a ``ValueError`` if one would change what the run is a function of."""
     stored = trusted_config(path, trust)
     if not overrides:
         return stored
-    settings = stored.model_dump(mode="json")
     changed: Config = validate(Config, merge(stored.model_dump(mode="json"), overrides), "command line")
     if changed.env.id != stored.env.id:  # the id that the run was asked for with
         changed, _ = stepped_inside(changed)
-    for key, old, new in _differences(settings, changed.model_dump(mode="json")):
+    for key, old, new in _differences(stored.model_dump(mode="json"), changed.model_dump(mode="json")):
         if not key.startswith(CHANGEABLE):
             raise ValueError(
                 f"{key}: run {path} was started with {old} and can't be resumed with {new}; start a new run"
@@ -69,17 +58,10 @@ def _differences(a: dict[str, Any], b: dict[str, Any], prefix: str = "") -> list
 def open_directory(
     config: Config, options: RunOptions, path: Path | None, which: str | None, writer: bool
 ) -> tuple[RunDirectory, str | None]:
-    """Makes a run's directory, or opens it again.
+    """Makes a run's directory, or opens it again; returns it, and the checkpoint to resume from.
 
-    Args:
-        config: resolved.
-        options: the user's.
-        path: of the run that is resumed, or None.
-        which: checkpoint that was asked for.
-        writer: whether this process writes the run, and so locks it.
-
-    Returns:
-        The directory, and the checkpoint to resume from.
+    ``path`` and ``which`` are the run that is resumed and the checkpoint that was asked for; the process that is the
+    ``writer`` locks the run.
     """
     if path is None:
         if not writer:
@@ -98,8 +80,10 @@ def open_directory(
             )
     stored = read_file(path / CONFIG)
     _check_second_log(stored.get("log", {}).get("jsonl"), config.log.jsonl)
-    if writer:
-        _warn_of_new_length(stored.get("total_steps"), config.total_steps)
+    if writer and stored.get("total_steps") != config.total_steps:
+        change = f"total_steps was {stored.get('total_steps')} and is {config.total_steps} from here on"
+        note = "schedules follow it, so a new run of this config.json is another run"
+        print(f"lockstep: warning: {change}; {note}", file=sys.stderr)
     return (open_run(path, config) if writer else RunDirectory(path, is_writer=False)), which
 
 
@@ -107,10 +91,3 @@ def _check_second_log(stored: str | None, second: str | None) -> None:
     """Refuses a second metrics.jsonl that this run didn't write, unless it is new: it would be cut and appended to."""
     if second is not None and second != stored and Path(second).is_file() and Path(second).stat().st_size:
         raise ValueError(f"log.jsonl: {second} already holds another run's records; give another path or remove it")
-
-
-def _warn_of_new_length(before: int | None, steps: int) -> None:
-    if before != steps:
-        change = f"total_steps was {before} and is {steps} from here on"
-        note = "schedules follow it, so a new run of this config.json is another run"
-        print(f"lockstep: warning: {change}; {note}", file=sys.stderr)

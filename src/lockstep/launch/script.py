@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lockstep.core.process import end_with_parent
 from lockstep.core.topology import from_environment
-from lockstep.launch.spawn import RankServer
+from lockstep.launch.spawn import RankServer, threads_of
 from lockstep.launch.supervise import Ranks
 
 MODULE = "lockstep.launch.script"
@@ -21,13 +21,7 @@ LOOPBACK_INTERFACE = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" el
 
 @dataclass(frozen=True)
 class Script:
-    """A program as ``python`` takes it.
-
-    Attributes:
-        target: a file, or with ``is_module`` a module's dotted name.
-        arguments: its own.
-        is_module: whether it was given as ``-m MODULE``.
-    """
+    """A program as ``python`` takes it: a file, or with ``is_module`` a module's dotted name; and its own arguments."""
 
     target: str
     arguments: tuple[str, ...] = ()
@@ -39,11 +33,7 @@ class Script:
         return [*(["-m"] if self.is_module else []), self.target, *self.arguments]
 
     def check(self) -> None:
-        """See that there is such a program.
-
-        Raises:
-            ValueError: there is none; one line.
-        """
+        """Raises a one-line ``ValueError`` if there is no such program."""
         if self.is_module:
             top = self.target.partition(".")[0]
             if not top.isidentifier() or importlib.util.find_spec(top) is None:
@@ -53,11 +43,7 @@ class Script:
 
 
 def check_nproc(nproc: int) -> None:
-    """See that ranks can be started here.
-
-    Raises:
-        ValueError: there are none to start, or a launcher started this process as one of its ranks; one line.
-    """
+    """Raises a one-line ``ValueError`` if there are no ranks to start, or this process is one of a launcher's."""
     if nproc < 1:
         raise ValueError(f"nproc: {nproc} is below 1")
     topology = from_environment()
@@ -74,7 +60,7 @@ def start_script(words: Sequence[str], nproc: int, log_dir: Path) -> Ranks:
     Where PyTorch is installed, the store in which ranks meet lives in the process that starts them, as it does under
     torchrun: no rank has to listen, and the store outlives each of them.
     """
-    environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(THREADS))}
+    environment = threads_of(THREADS)
     if nproc > 1:
         environment |= {name: os.environ.get(name, value) for name, value in LOOPBACK_INTERFACE.items()}
     server = RankServer(store=importlib.util.find_spec("torch") is not None, stdin=None)

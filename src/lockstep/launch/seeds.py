@@ -12,16 +12,7 @@ EACH = "start a run for each --seed"
 
 
 def check_seeds(options: RunOptions, config: Config, processes: int) -> None:
-    """Check that ``num_seeds`` agents can be trained at once.
-
-    Args:
-        options: the user's.
-        config: of the run, engine jax.
-        processes: of the run.
-
-    Raises:
-        ValueError: they can't; one line with the key, the value and what works instead.
-    """
+    """Raises a one-line ``ValueError``, with what works instead, if ``num_seeds`` agents can't be trained at once."""
     if options.num_seeds == 1:
         return
     asked = f"num_seeds: {options.num_seeds}"

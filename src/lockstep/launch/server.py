@@ -24,6 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lockstep.core.errors import RunError
 from lockstep.core.process import (
     adopt_orphans,
     end_with_parent,
@@ -43,12 +44,7 @@ LOOK_SECONDS = 1.0
 
 
 class Server:
-    """Answers a launcher: ``check``, ``start``, ``signal``, ``kill``.
-
-    Args:
-        channel: to the launcher.
-        settings: what it said.
-    """
+    """Answers a launcher: ``check``, ``start``, ``signal``, ``kill``."""
 
     def __init__(self, channel: Channel, settings: ServerSettings) -> None:
         self._channel, self._settings = channel, settings
@@ -77,14 +73,10 @@ class Server:
         except EOFError:
             return
         finally:
-            self._end()
-
-    def _end(self) -> None:
-        """Kills every rank, and whatever ranks have started, at once."""
-        for pid in self._ranks:
-            kill_session(pid)
-        self._ranks.clear()
-        kill_children()
+            for pid in self._ranks:
+                kill_session(pid)
+            self._ranks.clear()
+            kill_children()
 
     def _answer_all(self) -> bool:
         going_on = self._answer(self._channel.receive())
@@ -133,7 +125,7 @@ class Server:
         return {"RunError": f"a process that made the environment to look at it {how}"}
 
     def _hear(self, reading: int, pid: int) -> bytes:
-        """Reads what a child writes until it has ended; what it leaves behind may hold the pipe open for longer.
+        """Reads what a child writes until it has ended, for what it leaves behind may hold the pipe open for longer.
 
         Raises:
             EOFError: the launcher is gone, or wants no answer any more.
@@ -179,14 +171,12 @@ class Server:
         self._channel.send({"started": {str(rank): pid for pid, rank in self._ranks.items()}, "port": number})
         if self._settings.store:  # after the forks: it has threads, and may have PyTorch to import
             threading.Thread(target=self._serve_store, args=(number, port.detach()), daemon=True).start()
-        elif not hasattr(socket, "SO_REUSEPORT"):
-            port.close()
         else:
             self._kept.append(port)
 
     def _bind(self) -> socket.socket:
         port = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        if not self._settings.store and hasattr(socket, "SO_REUSEPORT"):
+        if not self._settings.store:
             port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # rank 0 listens on it beside us
         port.bind((LOOPBACK, 0))
         if self._settings.store:
@@ -231,7 +221,6 @@ class Server:
         return fork(body)
 
     def _close_own(self) -> None:
-        """Closes what is the server's alone, in a child."""
         self._channel.close()
         os.close(self._awake)
         os.close(self._wake)
@@ -264,13 +253,10 @@ def _failure_of(check: Mapping[str, Any]) -> dict[str, str]:
     """What ``module.function(**arguments)`` raises, as ``{kind: message}``: an error of the user's, or a traceback."""
     try:
         getattr(importlib.import_module(check["module"]), check["function"])(**check["arguments"])
-    except ValueError as error:
-        return {"ValueError": str(error)}
-    except OSError as error:
-        return {"OSError": str(error)}
-    except Exception as error:
-        kind = "RunError" if type(error).__module__ == "lockstep.core.errors" else "Traceback"
-        return {kind: str(error) if kind == "RunError" else traceback.format_exc()}
+    except (ValueError, OSError, RunError) as error:
+        return {next(k.__name__ for k in (ValueError, OSError, RunError) if isinstance(error, k)): str(error)}
+    except Exception:
+        return {"Traceback": traceback.format_exc()}
     return {}
 
 

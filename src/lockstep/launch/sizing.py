@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 from lockstep.config.checks import resolve
 from lockstep.config.engines import engine_module
 from lockstep.config.run import Config
+from lockstep.core.machine import system_fact
 from lockstep.core.topology import available_cores
 from lockstep.envs.description import EnvDescription
 from lockstep.launch.world import World
@@ -33,13 +35,7 @@ MEMINFO = Path("/proc/meminfo")
 
 @dataclass(frozen=True)
 class Resources:
-    """What a rank has.
-
-    Attributes:
-        cores: CPU cores, at least 1.
-        memory: bytes of host memory that are free for it, None: unknown.
-        device_memory: bytes of its GPU, None without one.
-    """
+    """What a rank has: CPU cores, bytes of free host memory (None: unknown) and of its GPU's memory (None: no GPU)."""
 
     cores: int
     memory: int | None
@@ -47,22 +43,15 @@ class Resources:
 
 
 def _number(path: Path) -> int | None:
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None
+    with contextlib.suppress(OSError, ValueError):  # no such file; no limit
+        return int(path.read_text())
+    return None
 
 
 def available_memory() -> int | None:
     """Bytes of memory that this process could still take: the system's, within the container's limit; None: unknown."""
-    found: list[int] = []
-    try:
-        for line in MEMINFO.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                found.append(int(line.split()[1]) * 1024)
-    except OSError:
-        pass
+    available = system_fact(MEMINFO, "MemAvailable")
+    found = [int(available.split()[0]) * 1024] if available else []
     for limit, use in zip(map(_number, CGROUP_LIMITS), map(_number, CGROUP_USES), strict=True):
         if limit is not None:
             found.append(max(0, limit - (use or 0)))
@@ -76,13 +65,7 @@ def bytes_per_env(config: Config, description: EnvDescription) -> int:
 
 
 def wanted(kind: str, resources: Resources, each: int) -> tuple[int, str]:
-    """Environments of a rank by the table, as far as memory goes, and the rule in words.
-
-    Args:
-        kind: ``auto`` or ``max``.
-        resources: what the rank has.
-        each: bytes of host memory that an environment takes.
-    """
+    """Environments of a rank by the table, as far as memory goes at ``each`` bytes of one, and the rule in words."""
     if resources.device_memory is not None:
         least, auto, most = next(row for row in GPU_ENVS if resources.device_memory >= row[0] * GB)
         count = auto if kind == "auto" else most
@@ -97,14 +80,13 @@ def wanted(kind: str, resources: Resources, each: int) -> tuple[int, str]:
 
 
 def size(
-    config: Config, world_size: int, ranks_here: int, resources: Resources, describe: Callable[[], EnvDescription]
+    config: Config, world: World, resources: Resources, describe: Callable[[], EnvDescription]
 ) -> tuple[Config, str | None]:
     """Make a number of ``num_envs_per_rank: auto`` or ``max``.
 
     Args:
         config: not resolved.
-        world_size: ranks of the run; ``ranks_here`` of them share this machine's cores and memory.
-        ranks_here: see ``world_size``.
+        world: the run's ranks; those here share this machine's cores and memory.
         resources: this machine's cores and memory, and each rank's GPU.
         describe: gives the environment's description; called only if it is needed.
 
@@ -118,14 +100,14 @@ def size(
     kind = config.num_envs_per_rank
     if not isinstance(kind, str):
         return config, None
-    memory = None if resources.memory is None else resources.memory // ranks_here
-    mine = Resources(max(1, resources.cores // ranks_here), memory, resources.device_memory)
+    memory = None if resources.memory is None else resources.memory // world.ranks_here
+    mine = Resources(max(1, resources.cores // world.ranks_here), memory, resources.device_memory)
     count, rule = wanted(kind, mine, bytes_per_env(config, describe()))
     reason: ValueError | None = None
     for fitting in range(count, 0, -1):
         sized = config.model_copy(update={"num_envs_per_rank": fitting})
         try:
-            resolve(sized, world_size)
+            resolve(sized, world.ranks)
         except ValueError as error:
             reason = reason or error
             continue
@@ -140,13 +122,8 @@ def size(
 def resolved_here(config: Config, world: World, describe: Callable[[], EnvDescription]) -> tuple[Config, list[str]]:
     """Resolves a config for this machine and these ranks, ``num_envs_per_rank: auto`` too.
 
-    Args:
-        config: as the user gave it.
-        world: the run's ranks.
-        describe: gives the environment's description; called only if it is needed.
-
-    Returns:
-        The resolved config, and what the user should know of how ``num_envs`` was found, a line each.
+    ``describe`` is called only if it is needed. What comes back beside the config is what the user should know of how
+    ``num_envs`` was found, a line each.
 
     Raises:
         ValueError: something doesn't fit; one line.
@@ -159,7 +136,7 @@ def resolved_here(config: Config, world: World, describe: Callable[[], EnvDescri
             engine.check_device(config.device, world.ranks_here)
             device_memory = engine.device_memory(config.device)
         resources = Resources(available_cores(), available_memory(), device_memory)
-        config, rule = size(config, world.ranks, world.ranks_here, resources, describe)
+        config, rule = size(config, world, resources, describe)
         lines += [rule or ""]
     per_rank = config.num_envs_per_rank
     config = resolve(config, world.ranks)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +45,9 @@ class RankServer:
         ours, theirs = socket.socketpair()
         given = {name: os.environ.get(name) for name in ONE_THREAD}
         settings = ServerSettings(os.getpid(), engine, forks, store, given)
-        command = [sys.executable, "-P", "-m", "lockstep.launch.server", str(theirs.fileno()), settings.to_json()]
+        words = ("-P", "-m", "lockstep.launch.server", str(theirs.fileno()), json.dumps(asdict(settings)))
         self._process = subprocess.Popen(
-            command,
+            [sys.executable, *words],
             env={**os.environ, **ONE_THREAD},
             stdin=stdin,
             pass_fds=[theirs.fileno()],
@@ -57,19 +59,12 @@ class RankServer:
         self.closed = False
 
     def check(self, module: str, function: str, **arguments: Any) -> bool:
-        """Calls ``module.function(**arguments)`` in a child of the server, where the engine is loaded.
+        """Calls ``module.function(**arguments)`` with JSON values in a child of the server, where the engine is loaded.
 
-        Args:
-            module: imported in the child.
-            function: raises what is wrong.
-            arguments: JSON values.
-
-        Returns:
-            Whether it was called: not where the server can't be forked.
+        Returns whether it was called: not where the server can't be forked.
 
         Raises:
-            ValueError: as the function raised it.
-            OSError: likewise.
+            ValueError: as the function raised it; ``OSError`` likewise.
             RunError: likewise; or the child or the server died.
         """
         if sys.platform != "linux":
@@ -93,28 +88,21 @@ class RankServer:
     ) -> ServedRanks:
         """Start ranks, which meet on loopback on a port that the kernel chose.
 
-        Args:
-            nproc: their number.
-            log_dir: where failing ranks leave their messages.
-            assignment: what each is to train, as JSON; or
-            arguments: of ``python``, the same for every rank.
-            environment: more variables for every rank.
+        Each trains what ``assignment`` says, as JSON, or is ``python ARGUMENTS``; failing ones leave their messages in
+        ``log_dir``.
 
         Raises:
             RunError: they can't be started, or the server died; one line.
         """
         changed = {name: value for name, value in os.environ.items() if self._began_with.get(name) != value}
-        self.channel.send(
-            {
-                "start": {
-                    "nproc": nproc,
-                    "arguments": None if arguments is None else list(arguments),
-                    "assignment": assignment,
-                    "log_dir": str(log_dir),
-                    "environment": {**changed, **(environment or {})},
-                }
-            }
-        )
+        start = {
+            "nproc": nproc,
+            "arguments": None if arguments is None else list(arguments),
+            "assignment": assignment,
+            "log_dir": str(log_dir),
+            "environment": {**changed, **(environment or {})},
+        }
+        self.channel.send({"start": start})
         answer = self._answer()
         return ServedRanks(self, {int(rank): pid for rank, pid in answer["started"].items()}, answer["port"], log_dir)
 
@@ -152,10 +140,8 @@ class RankServer:
 def rank_server(config: Config) -> RankServer:
     """The server for the ranks of a run: it loads the engine at once if it is PyTorch's, and forks where that is safe.
 
-    JAX's processes are fresh ones: they compile for seconds, and JAX must not be forked once it has a client.
-
-    Raises:
-        ValueError: PyTorch isn't installed; one line.
+    JAX's processes are fresh ones: they compile for seconds, and JAX must not be forked once it has a client. Without
+    PyTorch it is a one-line ``ValueError``.
     """
     if config.engine != "torch":
         return RankServer()
@@ -164,20 +150,13 @@ def rank_server(config: Config) -> RankServer:
     return RankServer("torch", forks=sys.platform == "linux" and config.device == "cpu", store=True)
 
 
-def threads_of(config: Config) -> dict[str, str]:
-    """The variable that keeps a rank's libraries to ``config.threads`` threads, unless the user set it."""
-    return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(config.threads))}
+def threads_of(threads: int) -> dict[str, str]:
+    """The variable that keeps a rank's libraries to so many threads, unless the user set it."""
+    return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
 
 
 class ServedRanks:
-    """The rank processes of one run, children of a server.
-
-    Args:
-        server: it.
-        pids: process id of each rank.
-        port: where they meet.
-        log_dir: where failing ranks leave their messages.
-    """
+    """The rank processes of one run, children of a server, which meet on ``port``."""
 
     def __init__(self, server: RankServer, pids: Mapping[int, int], port: int, log_dir: Path) -> None:
         self._server, self._pids, self.port, self._log_dir = server, dict(pids), port, log_dir
@@ -196,7 +175,10 @@ class ServedRanks:
         except TimeoutError:
             pass
         except EOFError:
-            self._server_died()
+            for rank, pid in self._pids.items():  # they die with their server; here goes what they leave
+                if rank not in self._codes:
+                    kill_session(pid)
+                    self._codes[rank] = KILLED
         return {**self._codes, **{rank: None for rank in self._pids if rank not in self._codes}}
 
     def message_file(self, rank: int) -> str:
@@ -210,10 +192,3 @@ class ServedRanks:
     def kill(self) -> None:
         """End every rank, and whatever it started, at once."""
         self._server.close()
-
-    def _server_died(self) -> None:
-        """Ranks die with their server; see to what they leave, and count those that had not ended as killed."""
-        for rank, pid in self._pids.items():
-            if rank not in self._codes:
-                kill_session(pid)
-                self._codes[rank] = KILLED

@@ -23,7 +23,7 @@ class Ranks(Protocol):
     """Rank processes that an engine's launcher started."""
 
     def exit_codes(self) -> dict[int, int | None]:
-        """Exit code of each rank, None while it runs."""
+        """Exit code of each rank, None while it runs; first the first to end."""
         ...
 
     def message_file(self, rank: int) -> str:
@@ -117,11 +117,8 @@ def _wait(ranks: Ranks) -> dict[int, int | None]:
     They are in the order in which the ranks ended: of two that failed, the first is the one to speak of.
     """
     deadline: float | None = None
-    ended: list[int] = []
     while True:
-        now = ranks.exit_codes()
-        ended += [rank for rank, code in now.items() if code is not None and rank not in ended]
-        codes = {rank: now[rank] for rank in ended} | now
+        codes = ranks.exit_codes()
         if all(code is not None for code in codes.values()):
             return codes
         if deadline is None and any(codes.values()):
@@ -131,26 +128,17 @@ def _wait(ranks: Ranks) -> dict[int, int | None]:
         time.sleep(POLL_SECONDS)
 
 
-def _own_failure(ranks: Ranks, codes: dict[int, int | None]) -> str | None:
-    for rank, code in codes.items():
-        failure = read_failure(ranks.message_file(rank)) if code else None
-        if failure and not failure[1]:
-            return failure[0] if len(codes) == 1 else f"rank {rank}: {failure[0]}"
-    return None
-
-
 def failure_message(ranks: Ranks, codes: dict[int, int | None]) -> str:
     """The error of the rank that failed of itself: its own message, else how it ended."""
-    own = _own_failure(ranks, codes)
-    if own is not None:
-        return own
-    silent = [rank for rank, code in codes.items() if code and read_failure(ranks.message_file(rank)) is None]
-    for rank in silent:
-        code = codes[rank] or 0
-        if code < 0:
+    told = {rank: read_failure(ranks.message_file(rank)) for rank in codes}
+    failed = [(rank, code, told[rank]) for rank, code in codes.items() if code]
+    for rank, _, failure in failed:
+        if failure and not failure[1]:
+            return failure[0] if len(codes) == 1 else f"rank {rank}: {failure[0]}"
+    for rank, code, failure in failed:
+        if failure is None and code < 0:
             name = signal_name(-code)
-            hint = "; out of memory?" if name == "SIGKILL" else ""
-            return f"rank {rank} was killed by {name}{hint}"
-        return f"rank {rank} ended with exit code {code}"
-    secondary = [failure[0] for rank in codes if (failure := read_failure(ranks.message_file(rank)))]
-    return secondary[0] if secondary else "a rank failed without a message"
+            return f"rank {rank} was killed by {name}{'; out of memory?' if name == 'SIGKILL' else ''}"
+        if failure is None:
+            return f"rank {rank} ended with exit code {code}"
+    return next((failure[0] for failure in told.values() if failure), "a rank failed without a message")

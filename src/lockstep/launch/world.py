@@ -13,13 +13,7 @@ from lockstep.core.topology import Topology, available_cores, from_environment, 
 
 @dataclass(frozen=True)
 class World:
-    """The ranks of a run.
-
-    Attributes:
-        processes: of the run.
-        processes_here: those on this machine.
-        devices: of each process, where every device is a rank (engine jax); None: every process is a rank.
-    """
+    """The ranks of a run, here and in all: processes, or (engine jax) the ``devices`` of each process."""
 
     processes: int
     processes_here: int
@@ -37,27 +31,14 @@ class World:
 
 
 def topology_of(options: RunOptions) -> Topology:
-    """This process's place: by the coordinator flags, else by the launcher.
-
-    Raises:
-        ValueError: flags or variables are incomplete or contradict one another; one line.
-    """
+    """This process's place, by the coordinator flags, else by the launcher; errors as theirs."""
     if options.coordinator is None or options.num_processes is None or options.process_id is None:
         return from_environment()
     return from_flags(options.coordinator, options.num_processes, options.process_id)
 
 
 def world_of(options: RunOptions, config: Config, topology: Topology) -> World:
-    """The ranks that a request asks for.
-
-    Args:
-        options: the user's.
-        config: not resolved.
-        topology: this process's place.
-
-    Raises:
-        ValueError: options contradict the launcher or one another; one line.
-    """
+    """The ranks that a request asks for; a one-line ``ValueError`` if it contradicts the launcher or itself."""
     processes = number_of_processes(options, config, topology)
     here = topology.local_world_size if topology.launched else processes
     if config.engine == "torch":
@@ -85,13 +66,7 @@ def number_of_processes(options: RunOptions, config: Config, topology: Topology)
 
 
 def world_words(config: Config, ranks: int, processes: int = 1) -> list[str]:
-    """Options of ``lockstep train`` that give a run this many ranks.
-
-    Args:
-        config: of the run.
-        ranks: processes of engine torch; devices of engine jax, simulated ones on a CPU.
-        processes: that share the devices (engine jax).
-    """
+    """Options of ``lockstep train`` for this many ranks: processes of engine torch, devices of engine jax."""
     if config.engine == "torch":
         return ["--nproc", str(ranks)]
     option = "--simulate-devices" if config.device == "cpu" else "--devices"

@@ -20,7 +20,7 @@ from lockstep.envs.gymnasium.make import make_environment
 from lockstep.envs.gymnasium.wrappers import LIFE_LOST
 from lockstep.policies.policy import Policy
 from lockstep.runs.directory import RunDirectory
-from lockstep.runs.trackers import NullTrackers, RunTrackers
+from lockstep.runs.trackers.service import Tracker
 
 VIDEO_SUFFIXES = (".mp4", ".gif")
 CLEAR = "\x1b[H\x1b[J"
@@ -233,7 +233,7 @@ def record_evaluation(policy: Policy, video: Path) -> float:
 class EvaluationVideos:
     """Records a run's evaluations, if wanted, where a process writes; failing costs the videos, not the run."""
 
-    def __init__(self, run: RunDirectory, trackers: RunTrackers | NullTrackers, wanted: bool) -> None:
+    def __init__(self, run: RunDirectory, trackers: Tracker, wanted: bool) -> None:
         self._run, self._trackers, self._wanted = run, trackers, wanted
 
     def record(self, policy: Callable[[], Policy], step: int) -> None:

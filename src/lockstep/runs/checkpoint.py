@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -17,8 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load as load_safetensors
-from safetensors.numpy import save as save_safetensors
+from safetensors.numpy import load as unpack
+from safetensors.numpy import save
+
+from lockstep.core.files import sync_directory, write_synced
 
 MANIFEST = "manifest.json"
 GROUPS = ("policy", "optimizer", "normalizers")
@@ -35,13 +38,10 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint in memory.
+    """A checkpoint in memory, and where it was read from.
 
-    Attributes:
-        arrays: ``policy/…``, ``optimizer/…`` and ``normalizers/…`` by name.
-        env_shards: each shard's environment arrays.
-        state: counters and whatever else is JSON.
-        path: where it was read from.
+    ``arrays`` are ``policy/…``, ``optimizer/…`` and ``normalizers/…`` by name, ``env_shards`` each shard's environment
+    arrays, ``state`` counters and whatever else is JSON.
     """
 
     arrays: dict[str, np.ndarray]
@@ -51,13 +51,8 @@ class Checkpoint:
 
 
 def pack(arrays: Mapping[str, np.ndarray]) -> bytes:
-    """Arrays as safetensors bytes."""
-    return save_safetensors({name: np.array(a, order="C") for name, a in arrays.items()})
-
-
-def unpack(content: bytes) -> dict[str, np.ndarray]:
-    """The reverse of :func:`pack`."""
-    return load_safetensors(content)
+    """Arrays as safetensors bytes; ``unpack`` is the reverse."""
+    return save({name: np.array(a, order="C") for name, a in arrays.items()})
 
 
 def to_files(
@@ -107,11 +102,7 @@ def problem_with(path: Path, required: Iterable[str] = REQUIRED) -> str | None:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Read and check one checkpoint directory.
-
-    Raises:
-        CheckpointError: naming the file that is missing or damaged.
-    """
+    """Reads a checkpoint directory; a ``CheckpointError`` names the file that is missing or damaged."""
     problem = problem_with(path)
     if problem:
         raise CheckpointError(problem)
@@ -182,22 +173,6 @@ def find_checkpoint(directory: Path, which: str = "latest", warn: bool = True) -
 # --- writing ----------------------------------------------------------------------------------------------------
 
 
-def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_directory(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def commit(directory: Path, step: int, files: Mapping[str, bytes], score: float | None) -> Path:
     """Write a run's checkpoint, unless it is there already; see :func:`write_directory`."""
     final = directory / f"step_{step}"
@@ -214,10 +189,7 @@ def aside_of(final: Path) -> Path:
 def write_directory(final: Path, files: Mapping[str, bytes], facts: Mapping[str, Any]) -> None:
     """Write files and their manifest so that they are there whole or not at all: temporary directory, fsync, rename.
 
-    Args:
-        final: the directory; one that is there is replaced.
-        files: contents by relative path.
-        facts: what else the manifest says.
+    A directory that is there is replaced. ``facts`` is what else the manifest says.
 
     Raises:
         CheckpointError: it can't be written; what was there is untouched.
@@ -226,19 +198,20 @@ def write_directory(final: Path, files: Mapping[str, bytes], facts: Mapping[str,
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         for name, content in files.items():
-            _write(temporary / name, content)
+            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+            write_synced(temporary / name, content)
         hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
         manifest = {"format": FORMAT, **facts, "files": hashes}
-        _write(temporary / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
+        write_synced(temporary / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
         for folder in {(temporary / name).parent for name in files} | {temporary}:
-            _sync_directory(folder)
+            sync_directory(folder)
         aside = aside_of(final)
         shutil.rmtree(aside, ignore_errors=True)
         if final.exists():
             next(final.iterdir(), None)  # a file in the way is an error, not replaced
             final.rename(aside)
         temporary.rename(final)
-        _sync_directory(final.parent)
+        sync_directory(final.parent)
         shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -250,42 +223,39 @@ def write_directory(final: Path, files: Mapping[str, bytes], facts: Mapping[str,
 
 def prune(directory: Path, keep_last: int, keep_best: bool) -> None:
     """Remove all but the newest ``keep_last`` valid checkpoints and the best one; damaged ones take no place."""
-    keep: set[Path] = set()
+    valid = (path for path in checkpoints_in(directory) if problem_with(path) is None)
+    keep = {*itertools.islice(valid, keep_last), best_of(directory) if keep_best else None}
     for path in checkpoints_in(directory):
-        if len(keep) < keep_last and problem_with(path) is None:
-            keep.add(path)
-    best = best_of(directory) if keep_best else None
-    for path in checkpoints_in(directory):
-        if path not in keep and path != best and _read_manifest(path) is not None:
+        if path not in keep and _read_manifest(path) is not None:
             shutil.rmtree(path, ignore_errors=True)
 
 
 class CheckpointWriter:
     """Commits checkpoints in a background thread, one at a time; a failure is raised at the next call.
 
-    Args:
-        directory: ``checkpoints/`` of the run.
-        keep_last: newest ones to keep.
-        keep_best: whether the best one is kept as well.
+    Without a directory, on a rank that writes nothing, they are dropped. ``keep_last`` newest ones stay, and the best.
     """
 
-    def __init__(self, directory: Path, keep_last: int, keep_best: bool) -> None:
+    def __init__(self, directory: Path | None, keep_last: int, keep_best: bool) -> None:
         self._directory, self._keep_last, self._keep_best = directory, keep_last, keep_best
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        for leftover in directory.glob(".step_*.tmp"):
+        for leftover in directory.glob(".step_*.tmp") if directory is not None else ():
             shutil.rmtree(leftover, ignore_errors=True)
 
     def save(self, step: int, files: Mapping[str, bytes], score: float | None) -> None:
         """Commit a checkpoint in the background, once the one before it is done."""
         self.wait()
-        self._thread = threading.Thread(target=self._run, args=(step, files, score), name="checkpoint-writer")
+        if self._directory is None:
+            return
+        arguments = (self._directory, step, files, score)
+        self._thread = threading.Thread(target=self._run, args=arguments, name="checkpoint-writer")
         self._thread.start()
 
-    def _run(self, step: int, files: Mapping[str, bytes], score: float | None) -> None:
+    def _run(self, directory: Path, step: int, files: Mapping[str, bytes], score: float | None) -> None:
         try:
-            commit(self._directory, step, files, score)
-            prune(self._directory, self._keep_last, self._keep_best)
+            commit(directory, step, files, score)
+            prune(directory, self._keep_last, self._keep_best)
         except BaseException as error:
             self._error = error
 
@@ -297,13 +267,3 @@ class CheckpointWriter:
         if self._error is not None:
             error, self._error = self._error, None
             raise error
-
-
-class NullCheckpointWriter:
-    """The writer of a rank that writes nothing."""
-
-    def save(self, step: int, files: Mapping[str, bytes], score: float | None) -> None:
-        """Nothing to do here."""
-
-    def wait(self) -> None:
-        """Nothing to do here."""

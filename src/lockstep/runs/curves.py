@@ -26,7 +26,7 @@ METRIC = "rollout/episode_return_mean"
 CONFIDENCE, REPETITIONS = 0.95, 2000
 MOST_POINTS = 500
 CURVES_CSV, CURVES_JSON, CURVES_PNG = "curves.csv", "curves.json", "curves.png"
-MISSING_PLOT = "curves.png needs matplotlib; pip install 'lockstep-rl[plot]'"
+MISSING_PLOT = "{} needs matplotlib; pip install 'lockstep-rl[plot]'"
 LINE, SINGLE = "#1f5fa8", "#b0b0b0"
 
 
@@ -38,21 +38,20 @@ def interquartile_mean(values: np.ndarray) -> np.ndarray:
 
 
 def bootstrap_interval(
-    values: np.ndarray, confidence: float = CONFIDENCE, repetitions: int = REPETITIONS, seed: int = 0
+    values: np.ndarray, confidence: float = CONFIDENCE, repetitions: int = REPETITIONS
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Percentile interval of the interquartile mean over seeds.
+    """Percentile interval of the interquartile mean over seeds; every point has the same draws of seeds.
 
     Args:
         values: ``[points, seeds]``.
         confidence: share of the bootstrap samples inside.
-        repetitions: bootstrap samples; the same draws of seeds at every point.
-        seed: of the draws.
+        repetitions: bootstrap samples.
 
     Returns:
         Lower and upper ends, ``[points]`` each.
     """
     count = values.shape[1]
-    drawn = keyed_generator(seed, "bootstrap").integers(count, size=(repetitions, count))
+    drawn = keyed_generator(0, "bootstrap").integers(count, size=(repetitions, count))
     tail = 50.0 * (1.0 - confidence)
     ends = [np.percentile(interquartile_mean(row[drawn]), (tail, 100.0 - tail)) for row in values]
     return tuple(np.array(ends).reshape(-1, 2).T)  # type: ignore[return-value]
@@ -64,11 +63,8 @@ class Curve:
 
     Attributes:
         iterations: of each point, and ``global_steps`` environment steps of one seed.
-        global_steps: see ``iterations``.
         returns: of every seed, float64 ``[points, seeds]``.
         iqm: interquartile mean, with ``low`` and ``high`` the ends of its confidence interval, ``[points]`` each.
-        low: see ``iqm``.
-        high: see ``iqm``.
     """
 
     iterations: list[int]
@@ -82,8 +78,7 @@ class Curve:
 def curve_of(records: Sequence[Sequence[Mapping[str, Any]]]) -> Curve:
     """The curve of each seed's metrics records, over the iterations by which every seed has finished an episode.
 
-    Args:
-        records: of each seed, in order of iterations; where they are many, evenly spaced ones of them become points.
+    Where there are many of those, evenly spaced ones become points.
     """
     rows = [row for row in zip(*records, strict=False) if all(_known(record) for record in row)]
     kept = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), MOST_POINTS)).round().astype(int))
@@ -106,13 +101,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 
 def write_curves(path: Path, title: str, seeds: Mapping[int, Path]) -> Curve:
-    """Write ``curves.csv``, ``curves.json`` and, where matplotlib is installed, ``curves.png`` of several seeds.
-
-    Args:
-        path: directory to write into.
-        title: of the plot.
-        seeds: each seed's run directory.
-    """
+    """Write ``curves.csv``, ``curves.json`` and, with matplotlib, ``curves.png`` of several seeds' run directories."""
     curve = curve_of([read_records(directory) for directory in seeds.values()])
     names = ["iteration", "global_step", "iqm", "low", "high", *(f"seed_{seed}" for seed in seeds)]
     columns = [curve.iterations, curve.global_steps, curve.iqm.tolist(), curve.low.tolist(), curve.high.tolist()]

@@ -8,27 +8,21 @@ import json
 import shutil
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lockstep.config.run import CheckpointConfig, Config, LogConfig
 from lockstep.core.errors import RunError
+from lockstep.core.files import replace_text
 from lockstep.core.topology import Topology
-from lockstep.runs.checkpoint import CheckpointWriter, NullCheckpointWriter, checkpoints_in, step_of
+from lockstep.runs.checkpoint import CheckpointWriter, checkpoints_in, step_of
 from lockstep.runs.lock import RunLock
-from lockstep.runs.progress import NullProgress, Progress, make_progress
-from lockstep.runs.trackers import (
-    METRICS_CSV,
-    METRICS_JSONL,
-    TENSORBOARD,
-    NullTrackers,
-    RunTrackers,
-    cut_trackers,
-    wanted_trackers,
-)
+from lockstep.runs.progress import Progress, make_progress
+from lockstep.runs.trackers import METRICS_CSV, METRICS_JSONL, TENSORBOARD, RunTrackers, cut_trackers, wanted_trackers
 from lockstep.runs.trackers.jsonl import JsonlTracker, cut_jsonl
-from lockstep.runs.trackers.service import TRACKERS_JSON
+from lockstep.runs.trackers.service import TRACKERS_JSON, Tracker
 
 CONFIG, SUMMARY, CHECKPOINTS, FINGERPRINTS = "config.json", "summary.json", "checkpoints", "fingerprints.jsonl"
 TIMING, LOCK, VIDEOS = "timing.jsonl", ".lock", "videos"
@@ -40,13 +34,7 @@ OWN_NAMES |= {TRACKERS_JSON, "wandb"}
 
 @dataclass
 class RunDirectory:
-    """One run's directory, seen from one rank.
-
-    Attributes:
-        path: ``runs/<name>``.
-        is_writer: whether this rank writes; on the others trackers, progress and checkpoints do nothing.
-        quiet: whether progress is shown.
-    """
+    """One run's directory, seen from one rank: one that doesn't write has trackers and the like that do nothing."""
 
     path: Path
     is_writer: bool = True
@@ -59,11 +47,7 @@ class RunDirectory:
         return self.path / CHECKPOINTS
 
     def lock(self) -> None:
-        """Make sure that no other process writes this run.
-
-        Raises:
-            ValueError: one does.
-        """
+        """Make sure that no other process writes this run; a ``ValueError`` if one does."""
         if not self.is_writer:
             return
         lock = RunLock(self.path / LOCK)
@@ -77,11 +61,7 @@ class RunDirectory:
             self._lock.hand_over()
 
     def take_over(self) -> None:
-        """Write this run from here on, for the process that holds it, if this rank writes.
-
-        Raises:
-            RunError: another process writes it.
-        """
+        """Write this run from here on, for the process that holds it; a ``RunError`` if another one writes it."""
         if self.is_writer and not RunLock(self.path / LOCK).take_over():
             raise RunError(f"run {self.path} is being written by another process; wait for it or stop it")
 
@@ -91,10 +71,10 @@ class RunDirectory:
             self._lock.release()
             self._lock = None
 
-    def open_trackers(self, config: Config) -> RunTrackers | NullTrackers:
+    def open_trackers(self, config: Config) -> Tracker:
         """The trackers that a config asks for."""
         if not self.is_writer:
-            return NullTrackers()
+            return Tracker()
         extra = Path(config.log.jsonl) if config.log.jsonl else None
         return RunTrackers(self.path, wanted_trackers(config.log), extra, config=config)
 
@@ -104,22 +84,17 @@ class RunDirectory:
 
     def open_progress(self, total_steps: int) -> Progress:
         """The progress display."""
-        return make_progress(total_steps, self.quiet) if self.is_writer else NullProgress()
+        return make_progress(total_steps, self.quiet) if self.is_writer else Progress()
 
-    def open_fingerprints(self) -> JsonlTracker | NullTrackers:
-        """``fingerprints.jsonl``: every tensor's fingerprint at each iteration."""
-        return JsonlTracker(self.path / FINGERPRINTS) if self.is_writer else NullTrackers()
+    def open_records(self, name: str) -> Tracker:
+        """:data:`FINGERPRINTS`, every tensor's at each iteration, or :data:`TIMING`, each rank's times and memory."""
+        return JsonlTracker(self.path / name) if self.is_writer else Tracker()
 
-    def open_timing(self) -> JsonlTracker | NullTrackers:
-        """``timing.jsonl``: each rank's times, bytes and memory at each iteration."""
-        return JsonlTracker(self.path / TIMING) if self.is_writer else NullTrackers()
-
-    def open_checkpoints(self, config: CheckpointConfig) -> CheckpointWriter | NullCheckpointWriter:
+    def open_checkpoints(self, config: CheckpointConfig) -> CheckpointWriter:
         """The checkpoint writer."""
-        if not self.is_writer:
-            return NullCheckpointWriter()
-        self.checkpoints.mkdir(exist_ok=True)
-        return CheckpointWriter(self.checkpoints, config.keep_last, config.keep_best)
+        if self.is_writer:
+            self.checkpoints.mkdir(exist_ok=True)
+        return CheckpointWriter(self.checkpoints if self.is_writer else None, config.keep_last, config.keep_best)
 
     def cut_after(self, iteration: int, global_step: int, log: LogConfig) -> None:
         """Remove checkpoints, videos and log lines after a point: the run that goes on from it has one future."""
@@ -155,16 +130,8 @@ class RunDirectory:
         self._write_json(SUMMARY, summary)
 
     def _write_json(self, name: str, value: Any) -> None:
-        if not self.is_writer:
-            return
-        temporary = self.path / f".{name}.tmp"
-        try:
-            temporary.write_text(json.dumps(value, indent=2) + "\n")
-            temporary.replace(self.path / name)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise OSError(error.errno, error.strerror, str(self.path / name)) from None
+        if self.is_writer:
+            replace_text(self.path / name, json.dumps(value, indent=2) + "\n")
 
 
 def is_writer(topology: Topology) -> bool:
@@ -192,38 +159,41 @@ def _untouched(path: Path) -> bool:
         return False
 
 
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Makes what goes wrong with the file system in the block a ``ValueError`` of one line about ``path``."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"runs_dir: {path} can't be written: {error.strerror or error}") from None
+
+
 def create_run(runs_dir: str, name: str | None, config: Config, num_seeds: int = 1) -> RunDirectory:
     """Make a run directory with its ``config.json``; it comes back locked. ``num_seeds`` stands in its default name.
 
-    Raises:
-        ValueError: the name is taken, or the directory can't be written; one line.
+    If the name is taken, or the directory can't be written, it is a one-line ``ValueError``.
     """
     stem, suffix = name or default_name(config, num_seeds), 1
     path = Path(runs_dir) / stem
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         while name is None and path.exists():
             suffix += 1
             path = Path(runs_dir) / f"{stem}-{suffix}"
+    run = RunDirectory(path)
+    with writing(path):
         if path.exists() and not path.is_dir():
             raise ValueError(f"name: run {path} exists already, as a file; choose another --name")
         path.mkdir(exist_ok=name is not None)
-        run = RunDirectory(path)
         run.lock()
-    except OSError as error:
-        raise ValueError(f"runs_dir: {path} can't be written: {error.strerror or error}") from None
-    try:
+    with contextlib.ExitStack() as stack, writing(path):
+        stack.callback(run.unlock)
         if not _untouched(path):
             raise ValueError(
                 f"name: run {path} exists already; --resume {path} continues it, another --name starts a new one"
             )
         run.write_config(config)
-    except OSError as error:
-        run.unlock()
-        raise ValueError(f"runs_dir: {path} can't be written: {error.strerror or error}") from None
-    except ValueError:
-        run.unlock()
-        raise
+        stack.pop_all()
     return run
 
 

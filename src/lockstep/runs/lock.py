@@ -25,9 +25,6 @@ class RunLock:
 
     A launcher takes both bytes, and leaves the second one to the rank that writes once it exists; nobody else can have
     the run in between, nor while any of the two processes lives.
-
-    Args:
-        path: of the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -43,7 +40,7 @@ class RunLock:
             if not (_lock(file, RUN, 0.0) and _lock(file, WRITER, PATIENCE)):
                 file.close()
                 return False
-            if self._is(file):
+            if self._key() == _key_of(file):
                 self._keep(file)
                 return True
             file.close()  # its last holder removed it between our opening and locking it
@@ -83,9 +80,6 @@ class RunLock:
             status = self._path.stat()
             return os.getpid(), status.st_dev, status.st_ino
         return None
-
-    def _is(self, file: IO[bytes]) -> bool:
-        return self._key() == _key_of(file)
 
 
 def _key_of(file: IO[bytes]) -> tuple[int, int, int]:

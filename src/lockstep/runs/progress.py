@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -22,26 +22,23 @@ LINE_INTERVAL = 2.0  # seconds between two plain lines
 DRAW_INTERVAL = 0.1  # seconds between two drawings of the live bar
 
 
-class Progress(Protocol):
-    """Shows how far a run is."""
+class Progress:
+    """Shows how far a run is; this one shows nothing: for ``--quiet`` and for every rank but 0."""
 
     def update(self, record: Mapping[str, Any]) -> None:
         """Show the state after one iteration: ``record`` is its metrics record."""
-        ...
 
     def message(self, text: str) -> None:
         """Print a line of its own, above the bar if there is one."""
-        ...
 
     def close(self) -> None:
         """Show the last state and leave the terminal as it was; a second call does nothing."""
-        ...
 
 
 def make_progress(total_steps: int, quiet: bool, stream: TextIO | None = None) -> Progress:
     """The display that suits ``stream`` (default: stdout): live on a terminal, plain lines elsewhere, none if quiet."""
     if quiet:
-        return NullProgress()
+        return Progress()
     output = sys.stdout if stream is None else stream
     if output.isatty():
         console = Console(file=output)
@@ -50,20 +47,7 @@ def make_progress(total_steps: int, quiet: bool, stream: TextIO | None = None) -
     return PlainProgress(total_steps, output)
 
 
-class NullProgress:
-    """Shows nothing: for ``--quiet`` and for every rank but 0."""
-
-    def update(self, record: Mapping[str, Any]) -> None:
-        """Do nothing."""
-
-    def message(self, text: str) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-class PlainProgress:
+class PlainProgress(Progress):
     """Prints a line at the first update, then at most one every two seconds, and the last state on closing.
 
     When nobody reads any more (``| head``) it falls silent, and training goes on.
@@ -102,7 +86,7 @@ class PlainProgress:
             self._unprinted = None
 
 
-class TerminalProgress:
+class TerminalProgress(Progress):
     """A bar over the run's global steps, with return, speed, time left and time gone, redrawn in place.
 
     Whatever else is printed meanwhile appears above the bar.

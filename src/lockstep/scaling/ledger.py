@@ -1,4 +1,4 @@
-"""Keeps a sweep's own directory: which runs are done, their records, and the tables made of them."""
+"""Measures a sweep job by job, and keeps its directory: which runs are done, their records, tables and plots."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import csv
 import hashlib
 import io
 import json
-import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lockstep.scaling.measure import Outcome
+from lockstep.core.files import replace_text
+from lockstep.runs.curves import can_plot
+from lockstep.runs.directory import RunDirectory, writing
+from lockstep.scaling.measure import Outcome, Progress, measure
 from lockstep.scaling.plan import Job, Plan, differences
+from lockstep.scaling.plot import write_plots
+from lockstep.scaling.summarize import Row, run_row, summary_rows
 
 BENCH, LOGS, WORK, PLOTS = "bench.json", "logs", "work", "plots.png"
 BEGUN = {".lock", f".{BENCH}.tmp", LOGS}
@@ -95,11 +100,7 @@ def asked_by(plan: Plan) -> dict[str, Any]:
 
 
 def open_ledger(path: Path, plan: Plan) -> Ledger:
-    """The ledger of a sweep, begun or continued.
-
-    Raises:
-        ValueError: the directory holds something else, or what was measured under other circumstances.
-    """
+    """The ledger of a sweep, begun or continued; a ``ValueError`` if the directory is something else's or another's."""
     identity, ledger = plan.identity(), read_ledger(path)
     if ledger is None:
         if path.exists() and (not path.is_dir() or {p.name for p in path.iterdir()} - BEGUN):
@@ -140,15 +141,49 @@ def write_tables(path: Path, name: str, rows: Sequence[dict[str, Any]]) -> None:
     replace_text(path / f"{name}.csv", text.getvalue())
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Write a file, whole or not at all, also if the power fails."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8", newline="") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
 def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def sweep_directory(plan: Plan, name: str | None, runs_dir: Path) -> Path:
+    """Chooses a sweep's directory: the one named, the one that the same sweep left unfinished, or a new one."""
+    if name is not None:
+        return runs_dir / name
+    environment = plan.config.env.id.rpartition(":")[2].replace("/", "-")
+    stem = f"bench-{environment}-{plan.mode}"
+    found = unfinished(runs_dir, stem, plan)
+    return found or runs_dir / f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def locked_directory(path: Path) -> RunDirectory:
+    """Makes a sweep's directory and locks it; a one-line ``ValueError`` if it can't be made, or is somebody's."""
+    directory = RunDirectory(path)
+    with writing(path):
+        if path.exists() and not path.is_dir():
+            raise ValueError(f"name: {path} exists already, as a file; choose another --name")
+        path.mkdir(parents=True, exist_ok=True)
+        directory.lock()
+    return directory
+
+
+def measure_job(job: Job, plan: Plan, ledger: Ledger, progress: Progress) -> Outcome:
+    """Measures one job of a sweep, keeps its outcome, and writes the tables anew."""
+    ledger.begin(job)
+    outcome = measure(job, plan, ledger.path / WORK, progress)
+    ledger.record(job, outcome)
+    write_results(plan, ledger, plots=False)
+    return outcome
+
+
+def write_results(plan: Plan, ledger: Ledger, plots: bool = True) -> tuple[list[Row], list[Row]]:
+    """Writes both tables and the plots of what is done of a plan; returns the tables."""
+    outcomes = [(job, ledger.outcome(job)) for job in plan.jobs()]
+    rows = [run_row(job, plan, outcome) for job, outcome in outcomes if outcome is not None]
+    summary = summary_rows(rows, plan)
+    if rows:
+        write_tables(ledger.path, "per_run", rows)
+    write_tables(ledger.path, "summary", summary)
+    if plots and can_plot():
+        title = f"{plan.config.env.id}: {plan.mode} scaling, {plan.repeats} repeats"
+        write_plots(ledger.path / PLOTS, title, rows, summary)
+    return rows, summary

@@ -72,15 +72,10 @@ class Training:
 def start_training(
     config: Config, world_size: int, name: str, directory: Path, steps: int | None, gpu: str | None = None
 ) -> Training:
-    """Start ``lockstep train`` on ``world_size`` ranks.
+    """Start ``lockstep train`` on ``world_size`` ranks (engine jax: devices of one process).
 
-    Args:
-        config: resolved.
-        world_size: ranks; devices of one process with the JAX engine.
-        name: of the run.
-        directory: where it is made.
-        steps: global steps after which it ends, or None: when it is told to.
-        gpu: the only GPU that it is to see.
+    It makes the run ``name`` in ``directory``, ends after ``steps`` global steps (None: when it is told to), and sees
+    only the GPU ``gpu``.
     """
     source = directory / f"{name}.json"
     source.write_text(config.model_dump_json())
@@ -116,14 +111,7 @@ def stop(trainings: Sequence[Training]) -> None:
 
 
 def measure(job: Job, plan: Plan, directory: Path, progress: Progress) -> Outcome:
-    """Do a job; a run that fails is an outcome too.
-
-    Args:
-        job: what.
-        plan: of which sweep.
-        directory: for what the runs leave; it is removed again.
-        progress: see :data:`Progress`.
-    """
+    """Do a job of a sweep; a run that fails is an outcome too. ``directory`` is made, and removed again."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     started = time.monotonic()
@@ -136,7 +124,6 @@ def measure(job: Job, plan: Plan, directory: Path, progress: Progress) -> Outcom
 
 
 def _run(world_size: int, plan: Plan, directory: Path, progress: Progress) -> Outcome:
-    """One run on ``world_size`` ranks."""
     wanted = plan.warmup_iters + plan.iters
     training = start_training(plan.sized(world_size), world_size, "run", directory, plan.steps(world_size))
     try:
@@ -185,9 +172,7 @@ def _ceiling(copies: int, plan: Plan, directory: Path, progress: Progress) -> Ou
 def side_by_side(copies: Sequence[Sequence[dict[str, Any]]], warmup_iters: int) -> list[list[bool]]:
     """Marks the iterations of runs at once that count: all of it beside a warmed-up iteration of every other.
 
-    Args:
-        copies: each run's records, in order; ``ended`` and ``t_iter`` say when an iteration took place.
-        warmup_iters: first iterations of each that never count.
+    ``ended`` and ``t_iter`` of each run's records, which are in order, say when an iteration took place.
     """
     if any(len(records) <= warmup_iters for records in copies):
         return [[False] * len(records) for records in copies]

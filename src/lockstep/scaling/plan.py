@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import json
 import platform
 from dataclasses import dataclass
 from importlib import metadata
@@ -14,6 +14,7 @@ import lockstep
 from lockstep.config.checks import resolve
 from lockstep.config.run import Config, LogConfig
 from lockstep.core.topology import available_cores
+from lockstep.runs.trackers.service import flattened
 
 Mode = Literal["weak", "strong"]
 MODES = ("weak", "strong")
@@ -26,12 +27,9 @@ ENGINE_PACKAGES = {"torch": ("torch",), "jax": ("jax", "jaxlib", "equinox", "opt
 
 @dataclass(frozen=True)
 class Job:
-    """One thing to measure, in processes of its own.
+    """One thing to measure, in processes of its own, ``repeat`` from 1 on.
 
-    Attributes:
-        kind: ``run``, one run on ``world_size`` ranks; or ``ceiling``, as many single-rank runs at once.
-        world_size: ranks, or copies.
-        repeat: from 1.
+    A ``run`` is one on ``world_size`` ranks, a ``ceiling`` as many single-rank runs at once.
     """
 
     kind: Literal["run", "ceiling"]
@@ -50,15 +48,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Plan:
-    """A sweep.
+    """A sweep over ``world_sizes``, ascending.
 
-    Attributes:
-        config: what is measured, as the user gave it.
-        mode: ``weak`` (every rank has the config's environments) or ``strong`` (the ranks share them).
-        world_sizes: ascending.
-        repeats: of every world size.
-        warmup_iters: first iterations of each run, left out; ``iters`` those that are measured.
-        ceiling: whether the machine's own ceiling is measured too.
+    In mode ``weak`` every rank has the config's environments, in ``strong`` the ranks share them. The first
+    ``warmup_iters`` iterations of each run are left out and ``iters`` measured; ``ceiling`` is the machine's own.
     """
 
     config: Config
@@ -82,13 +75,10 @@ class Plan:
             self.sized(world_size)
 
     def sized(self, world_size: int) -> Config:
-        """The config of the run on ``world_size`` ranks, resolved.
+        """The config of the run on ``world_size`` ranks, resolved; a one-line ``ValueError`` if so many can't share it.
 
         Weak: a rank has the same shards, of the same shape, at every world size; environments and shards grow with
         the ranks. Strong: the config as it is.
-
-        Raises:
-            ValueError: that many ranks can't share it; one line with the nearest that can.
         """
         if self.mode == "strong":
             if self.config.num_envs_per_rank is not None:
@@ -137,7 +127,7 @@ class Plan:
 
     def identity(self) -> dict[str, Any]:
         """Lists what a number of this sweep depends on, flat: measured otherwise it isn't of this sweep."""
-        config = _flat(self.sized(1).model_dump(mode="json"))
+        config = flattened(self.sized(1).model_dump(mode="json"))
         facts = {
             "mode": self.mode,
             "warmup-iters": self.warmup_iters,
@@ -152,11 +142,7 @@ class Plan:
 
 
 def parse_world_sizes(text: str) -> tuple[int, ...]:
-    """``"1,2,4"`` as numbers of ranks, ascending.
-
-    Raises:
-        ValueError: it is no list of different numbers of ranks.
-    """
+    """``"1,2,4"`` as numbers of ranks, ascending; a ``ValueError`` if it is no list of different ones."""
     try:
         sizes = sorted(int(part) for part in text.split(","))
     except ValueError:
@@ -181,17 +167,6 @@ def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> list[tuple[str,
 
 
 def _version(package: str) -> str | None:
-    try:
+    with contextlib.suppress(metadata.PackageNotFoundError):
         return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, dict) and key != "kwargs":
-            out |= _flat(value, f"{prefix}{key}.")
-        else:
-            out[prefix + key] = json.loads(json.dumps(value))
-    return out
+    return None

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lockstep.scaling.summarize import PARTS, Row
-
-MISSING = "plots.png needs matplotlib; pip install 'lockstep-rl[plot]'"
 
 MEASURED, CEILING, IDEAL = "#1f5fa8", "#d9822b", "#8a8a8a"
 COLORS = dict(zip(PARTS, ("#2f7f5f", "#1f5fa8", "#c0392b", "#e8a33d", "#b0b0b0"), strict=True))
@@ -20,11 +17,6 @@ MEANING = {
     "t_wait": "wait (for the slowest rank)",
     "t_other": "other (metrics, logging)",
 }
-
-
-def can_plot() -> bool:
-    """Whether matplotlib is installed."""
-    return importlib.util.find_spec("matplotlib") is not None
 
 
 def write_plots(path: Path, title: str, rows: Sequence[Row], summary: Sequence[Row]) -> bool:

@@ -17,7 +17,7 @@ from lockstep.policies.evaluation import summarize
 from lockstep.policies.policy import Policy
 from lockstep.policies.videos import EvaluationVideos
 from lockstep.runs.checkpoint import POLICY, Checkpoint
-from lockstep.runs.directory import RunDirectory
+from lockstep.runs.directory import FINGERPRINTS, TIMING, RunDirectory
 from lockstep.training.metrics import Record
 from lockstep.training.schedule import comes_due, evaluation_due
 from lockstep.training.session import TrainingSession
@@ -48,10 +48,10 @@ class Recorder:
         self.score: float | None = None if checkpoint is None else checkpoint.state.get("score")
         self.saved_iteration: int | None = None
         self.trackers = run.open_trackers(config)
-        self.fingerprints = run.open_fingerprints() if config.proof.trace else None
+        self.fingerprints = run.open_records(FINGERPRINTS) if config.proof.trace else None
         self.checkpoints = run.open_checkpoints(config.checkpoint)
         self.progress = run.open_progress(config.total_steps)
-        self.timing = run.open_timing() if config.log.timing else None
+        self.timing = run.open_records(TIMING) if config.log.timing else None
         self.videos = EvaluationVideos(run, self.trackers, config.eval.record_video)
 
     def begin(self, lines: Iterable[str]) -> None:

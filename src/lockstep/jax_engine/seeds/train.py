@@ -26,7 +26,7 @@ from lockstep.jax_engine.state import check_networks
 from lockstep.jax_engine.train import Trainer
 from lockstep.jax_engine.train import train as train_one
 from lockstep.runs.checkpoint import Checkpoint
-from lockstep.runs.curves import METRIC, MISSING_PLOT, Curve, can_plot, interquartile_mean, write_curves
+from lockstep.runs.curves import CURVES_PNG, METRIC, MISSING_PLOT, Curve, can_plot, interquartile_mean, write_curves
 from lockstep.runs.directory import RunDirectory, open_seed
 from lockstep.training.recorder import Recorder
 from lockstep.training.stop import RUNNING, StopRequest, TrainResult, stop_requests
@@ -117,7 +117,7 @@ class SeedsTrainer:
         names = {trainer.config.seed: trainer.recorder.run.path for trainer in self.trainers}
         curve = write_curves(self.directory.path, f"{self.run.config.env.id}, {len(names)} seeds", names)
         if not can_plot():
-            self.progress.message(MISSING_PLOT)
+            self.progress.message(MISSING_PLOT.format(CURVES_PNG))
         summary = self.summarize([result.summary for result in results], curve, seconds)
         self.directory.write_summary(summary)
         return TrainResult(results[0].status, results[0].signal, summary)

@@ -6,59 +6,24 @@ A metrics record is a flat dict in a fixed order: ``iteration``, ``global_step``
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from lockstep.config.run import Config, LogConfig
 from lockstep.runs.trackers.csv import CsvTracker, cut_csv
 from lockstep.runs.trackers.files import PlainRecord
 from lockstep.runs.trackers.jsonl import JsonlTracker, cut_jsonl, last_global_step_of
-from lockstep.runs.trackers.service import TrackedRun, note_logged
+from lockstep.runs.trackers.service import TrackedRun, Tracker, note_logged
 
 METRICS_JSONL = "metrics.jsonl"
 METRICS_CSV = "metrics.csv"
 TENSORBOARD = "tensorboard"
-
-
-class Tracker(Protocol):
-    """Takes metrics records."""
-
-    def log(self, record: Mapping[str, Any]) -> None:
-        """Take one record."""
-        ...
-
-    def close(self) -> None:
-        """Finish; nothing is logged afterwards."""
-        ...
-
-
-@runtime_checkable
-class TextTracker(Tracker, Protocol):
-    """A tracker that takes text too: the run's config, say."""
-
-    def text(self, tag: str, text: str) -> None:
-        """Keep ``text`` (markdown) under ``tag``."""
-        ...
-
-
-@runtime_checkable
-class VideoTracker(Tracker, Protocol):
-    """A tracker that takes videos too."""
-
-    def video(self, tag: str, path: Path, global_step: int) -> None:
-        """Keep the mp4 file ``path`` under ``tag`` at ``global_step``, before that step's record comes."""
-        ...
-
-
-@runtime_checkable
-class PlacedTracker(Tracker, Protocol):
-    """A tracker that says where to look, in one line."""
-
-    place: str
 
 
 def _tensorboard(run: TrackedRun) -> Tracker:
@@ -67,29 +32,15 @@ def _tensorboard(run: TrackedRun) -> Tracker:
     return TensorBoardTracker(run.directory / TENSORBOARD)
 
 
-def _wandb(run: TrackedRun) -> Tracker:
-    from lockstep.runs.trackers.wandb import WandbTracker
-
-    return WandbTracker(run)
-
-
-def _trackio(run: TrackedRun) -> Tracker:
-    from lockstep.runs.trackers.trackio import TrackioTracker
-
-    return TrackioTracker(run)
-
-
-def _mlflow(run: TrackedRun) -> Tracker:
-    from lockstep.runs.trackers.mlflow import MlflowTracker
-
-    return MlflowTracker(run)
+def _service(name: str, tracker: str, run: TrackedRun) -> Tracker:
+    return getattr(importlib.import_module(f"{__name__}.{name}"), tracker)(run)
 
 
 OPTIONAL_TRACKERS: Mapping[str, Callable[[TrackedRun], Tracker]] = {
     "tensorboard": _tensorboard,
-    "wandb": _wandb,
-    "trackio": _trackio,
-    "mlflow": _mlflow,
+    "wandb": partial(_service, "wandb", "WandbTracker"),
+    "trackio": partial(_service, "trackio", "TrackioTracker"),
+    "mlflow": partial(_service, "mlflow", "MlflowTracker"),
 }
 """Name of each optional tracker, also its key in the config's ``log``, and how to open it for a run."""
 
@@ -103,11 +54,7 @@ def wanted_trackers(log: LogConfig) -> list[str]:
 
 
 def check_trackers(log: LogConfig) -> None:
-    """Make sure that what the trackers need is installed.
-
-    Raises:
-        ValueError: a package is missing; one line with the command that installs it.
-    """
+    """Raises a one-line ``ValueError``, with the command that installs it, if what a tracker needs is missing."""
     for name in wanted_trackers(log):
         for module in EXTRAS.get(name, ()):
             spec = importlib.util.find_spec(module)
@@ -115,22 +62,13 @@ def check_trackers(log: LogConfig) -> None:
                 raise ValueError(f"log.{name}: needs the package {module}; pip install 'lockstep-rl[{name}]'")
 
 
-class RunTrackers:
+class RunTrackers(Tracker):
     """All trackers of one run.
 
     ``metrics.jsonl`` and ``metrics.csv`` are the run's own record: when one cannot be written, ``log`` raises. The
-    optional trackers and the extra JSON lines are company: one that fails after the start costs a warning line and is
-    dropped. At the start any failure stops the run, while nothing is lost yet.
-
-    Args:
-        directory: the run's directory.
-        names: the optional trackers wanted, keys of ``available``.
-        extra_jsonl: path of a second ``metrics.jsonl``.
-        available: optional trackers by name.
-        config: the run's, for the trackers that keep it.
-
-    Raises:
-        ValueError: a tracker cannot start; one line that names it and says why.
+    optional trackers (``names``, keys of ``available``) and a second ``metrics.jsonl`` (``extra_jsonl``) are company:
+    one that fails after the start costs a warning line and is dropped. At the start any failure stops the run, by a
+    one-line ``ValueError``, while nothing is lost yet.
     """
 
     def __init__(
@@ -148,22 +86,28 @@ class RunTrackers:
         jsonl = directory / METRICS_JSONL
         is_new = not jsonl.is_file() or jsonl.stat().st_size == 0
         try:
-            self._required["jsonl"] = _start("jsonl", lambda: JsonlTracker(jsonl))
-            self._required["csv"] = _start("csv", lambda: CsvTracker(directory / METRICS_CSV))
+            with _starting("jsonl"):
+                self._required["jsonl"] = JsonlTracker(jsonl)
+            with _starting("csv"):
+                self._required["csv"] = CsvTracker(directory / METRICS_CSV)
             if extra_jsonl is not None:
-                self._optional["extra jsonl"] = _start("extra jsonl", lambda: _extra_jsonl(extra_jsonl, is_new))
+                with _starting("extra jsonl"):
+                    if is_new and extra_jsonl.is_file() and extra_jsonl.stat().st_size:
+                        raise ValueError(
+                            f"{extra_jsonl} already holds another run's records; give another path or remove it"
+                        )
+                    self._optional["extra jsonl"] = JsonlTracker(extra_jsonl)
             for name in names:
-                self._optional[name] = _start(name, lambda name=name: _lookup(name, available)(run))
+                with _starting(name):
+                    if name not in available:
+                        raise ValueError(f"there is no such tracker; choose from {', '.join(sorted(available))}")
+                    self._optional[name] = available[name](run)
         except ValueError:
             self.close()
             raise
 
     def log(self, record: Mapping[str, Any]) -> None:
-        """Hand ``record`` to every tracker.
-
-        Raises:
-            OSError: the run's own record cannot be written.
-        """
+        """Hand ``record`` to every tracker; an ``OSError`` if the run's own record can't be written."""
         plain = PlainRecord.of(record)
         for name, tracker in self._required.items():
             try:
@@ -174,19 +118,16 @@ class RunTrackers:
         self._try_optional(lambda tracker: tracker.log(plain))
 
     def text(self, tag: str, text: str) -> None:
-        """Hand ``text`` to the trackers that take text; for a new run only, or it stands there twice."""
-        self._try_optional(lambda tracker: tracker.text(tag, text) if isinstance(tracker, TextTracker) else None)
+        """Hand ``text`` to the optional trackers; for a new run only, or it stands there twice."""
+        self._try_optional(lambda tracker: tracker.text(tag, text))
 
     def video(self, tag: str, path: Path, global_step: int) -> None:
-        """Hand an mp4 file to the trackers that take videos."""
-        self._try_optional(
-            lambda tracker: tracker.video(tag, path, global_step) if isinstance(tracker, VideoTracker) else None
-        )
+        """Hand an mp4 file to the optional trackers."""
+        self._try_optional(lambda tracker: tracker.video(tag, path, global_step))
 
     def places(self) -> list[str]:
         """Tells where to look at the trackers outside the run directory, a line each."""
-        placed = {name: tracker.place for name, tracker in self._optional.items() if isinstance(tracker, PlacedTracker)}
-        return [f"{name}: {place}" for name, place in placed.items()]
+        return [f"{name}: {tracker.place}" for name, tracker in self._optional.items() if tracker.place]
 
     def close(self) -> None:
         """Close every tracker; a second call does nothing.
@@ -195,16 +136,10 @@ class RunTrackers:
             OSError: the run's own record cannot be finished (the others are closed all the same).
         """
         self._try_optional(lambda tracker: tracker.close())
-        self._optional = {}
-        failure = None
-        while self._required:
-            _, tracker = self._required.popitem()
-            try:
-                tracker.close()
-            except OSError as error:
-                failure = error
-        if failure is not None:
-            raise failure
+        required, self._optional, self._required = self._required, {}, {}
+        with ExitStack() as stack:
+            for tracker in required.values():
+                stack.callback(tracker.close)
 
     def _try_optional(self, action: Callable[[Tracker], None]) -> None:
         """Do ``action`` with each optional tracker; warn of one that fails, and drop it."""
@@ -219,38 +154,8 @@ class RunTrackers:
                     tracker.close()
 
 
-class NullTrackers:
-    """The trackers of every rank but 0: they do nothing."""
-
-    def log(self, record: Mapping[str, Any]) -> None:
-        """Do nothing."""
-
-    def text(self, tag: str, text: str) -> None:
-        """Do nothing."""
-
-    def video(self, tag: str, path: Path, global_step: int) -> None:
-        """Do nothing."""
-
-    def places(self) -> list[str]:
-        """Nowhere."""
-        return []
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
 def cut_trackers(directory: Path, last_iteration: int, last_global_step: int, extra_jsonl: Path | None = None) -> None:
-    """Remove what the trackers of a run hold beyond a checkpoint, before they are opened again.
-
-    Args:
-        directory: the run's directory.
-        last_iteration: the last iteration that the checkpoint includes.
-        last_global_step: ``global_step`` of that iteration.
-        extra_jsonl: path of the second ``metrics.jsonl``.
-
-    Raises:
-        ValueError: a file is damaged elsewhere than at its end.
-    """
+    """Remove what a run's trackers hold beyond a checkpoint; a ``ValueError`` if a file is damaged before its end."""
     note_logged(directory, last_global_step_of(directory / METRICS_JSONL))
     cut_jsonl(directory / METRICS_JSONL, last_iteration)
     cut_csv(directory / METRICS_CSV, last_iteration)
@@ -262,23 +167,12 @@ def cut_trackers(directory: Path, last_iteration: int, last_global_step: int, ex
         cut_tensorboard(directory / TENSORBOARD, last_global_step)
 
 
-def _start(name: str, open_tracker: Callable[[], Tracker]) -> Tracker:
+@contextmanager
+def _starting(name: str) -> Iterator[None]:
     try:
-        return open_tracker()
+        yield
     except Exception as error:
         raise ValueError(f"tracker {name} cannot start: {_reason(error)}") from error
-
-
-def _lookup(name: str, available: Mapping[str, Callable[[TrackedRun], Tracker]]) -> Callable[[TrackedRun], Tracker]:
-    if name not in available:
-        raise ValueError(f"there is no such tracker; choose from {', '.join(sorted(available))}")
-    return available[name]
-
-
-def _extra_jsonl(path: Path, is_new_run: bool) -> JsonlTracker:
-    if is_new_run and path.is_file() and path.stat().st_size:
-        raise ValueError(f"{path} already holds another run's records; give another path or remove it")
-    return JsonlTracker(path)
 
 
 def _reason(error: Exception) -> str:

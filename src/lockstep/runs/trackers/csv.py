@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.runs.trackers.files import PlainRecord, open_to_append, replacing
+from lockstep.runs.trackers.service import Tracker
 
 
-class CsvTracker:
+class CsvTracker(Tracker):
     """Appends one row a record and flushes each.
 
     The header is the first record's keys. A record with new keys (the first evaluation, say) has the file rewritten
@@ -56,10 +57,7 @@ class CsvTracker:
 def cut_csv(path: Path, last_iteration: int) -> None:
     """Remove the rows of iterations after ``last_iteration`` and a torn last row, atomically; the header stays.
 
-    A file that doesn't exist is left alone.
-
-    Raises:
-        ValueError: there is no column ``iteration``, or a row before the last doesn't fit the header.
+    A file that doesn't exist is left alone. A ``ValueError`` says where it is no table of metrics.
     """
     if not path.is_file():
         return

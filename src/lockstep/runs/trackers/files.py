@@ -13,6 +13,8 @@ from typing import Any, BinaryIO, TextIO
 
 import numpy as np
 
+from lockstep.core.files import sync_directory
+
 
 def plain_value(value: Any) -> Any:
     """A metric as a plain Python value: NumPy scalars unwrapped, NaN and infinities as ``None``.
@@ -67,13 +69,4 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         with suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
-    _sync_directory(path.parent)
-
-
-def _sync_directory(directory: Path) -> None:
-    """Make a rename in ``directory`` survive a power loss."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_directory(path.parent)

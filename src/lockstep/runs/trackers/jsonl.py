@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.runs.trackers.files import PlainRecord, open_to_append, replacing
+from lockstep.runs.trackers.service import Tracker
 
 _ENCODER = json.JSONEncoder(allow_nan=False)
 
 
-class JsonlTracker:
+class JsonlTracker(Tracker):
     """Appends one JSON object a line and flushes each, with every digit of a float64.
 
     A value that is ``None``, NaN or infinite is written as ``null``.
@@ -35,10 +36,8 @@ class JsonlTracker:
 def cut_jsonl(path: Path, last_iteration: int) -> None:
     """Remove the lines of iterations after ``last_iteration`` and a torn last line, atomically.
 
-    A file that doesn't exist (or isn't a regular one, such as a pipe) is left alone.
-
-    Raises:
-        ValueError: a line before the last is no metrics record.
+    A file that doesn't exist (or isn't a regular one, such as a pipe) is left alone. A ``ValueError`` names a line
+    before the last that is no metrics record.
     """
     if not path.is_file():
         return
@@ -47,7 +46,7 @@ def cut_jsonl(path: Path, last_iteration: int) -> None:
         for number, line in enumerate(lines, start=1):
             if broken:
                 raise ValueError(f"{path}: line {broken} is no metrics record; remove that line")
-            iteration = _iteration(line)
+            iteration = _integer(line, "iteration")  # half an object is never valid JSON
             if iteration is None:
                 broken = number
             elif iteration <= last_iteration:
@@ -62,11 +61,6 @@ def last_global_step_of(path: Path) -> int | None:
             step = _integer(line, "global_step")
             last = last if step is None else step
     return last
-
-
-def _iteration(line: bytes) -> int | None:
-    """The iteration of one line, ``None`` when the line is no whole record (half an object is never valid JSON)."""
-    return _integer(line, "iteration")
 
 
 def _integer(line: bytes, key: str) -> int | None:

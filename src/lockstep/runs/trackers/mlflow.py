@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.runs.trackers.service import TrackedRun, flattened, metrics_of
+from lockstep.runs.trackers.service import TrackedRun, Tracker, flattened, metrics_of
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # read on import: nothing goes out unasked
 
@@ -21,14 +21,11 @@ SERVICE = "mlflow"
 MAX_PARAMS = 100  # of one request
 
 
-class MlflowTracker:
+class MlflowTracker(Tracker):
     """One MLflow run in the experiment ``log.project``; a resumed run goes on under the same id.
 
     Without ``MLFLOW_TRACKING_URI`` it goes to the SQLite file ``mlflow.db`` beside the run directory, files to
     ``mlartifacts/`` there. ``log`` returns when the metrics are stored.
-
-    Attributes:
-        place: where to look, in one line.
     """
 
     def __init__(self, run: TrackedRun) -> None:
@@ -56,7 +53,7 @@ class MlflowTracker:
     def _describe(self, run: TrackedRun) -> None:
         """Parameters and tags. A parameter never changes: what a resumed run changed becomes a tag."""
         log, stored = run.config.log, self._client.get_run(self._id).data.params
-        wanted = {key: str(value) for key, value in flattened(run.settings()).items()}
+        wanted = {key: str(value) for key, value in flattened(run.config.model_dump(mode="json")).items()}
         new = [Param(key, value) for key, value in wanted.items() if key not in stored]
         tags = {key: "true" for key in log.tags or ()} | ({"group": log.group} if log.group else {})
         tags |= {f"resumed.{key}": value for key, value in wanted.items() if stored.get(key, value) != value}
@@ -88,12 +85,8 @@ class MlflowTracker:
 @contextlib.contextmanager
 def _quiet_migrations() -> Iterator[None]:
     """The first use of a database reports its making line by line."""
-    loggers = [logging.getLogger(name) for name in ("mlflow", "alembic")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.WARNING)
-    try:
+    with contextlib.ExitStack() as stack:
+        for logger in (logging.getLogger("mlflow"), logging.getLogger("alembic")):
+            stack.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.WARNING)
         yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

@@ -1,4 +1,4 @@
-"""Describes a run to a tracking service, and remembers in the run directory under which id."""
+"""What a tracker is, and what it is told of a run: a service's id for it is remembered in the run directory."""
 
 from __future__ import annotations
 
@@ -9,22 +9,45 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.run import Config
+from lockstep.core.files import replace_text
 from lockstep.runs.trackers.files import PlainRecord
 
 TRACKERS_JSON = "trackers.json"
 DEFAULT_PROJECT = "lockstep"
 
 
-@dataclass(frozen=True)
-class TrackedRun:
-    """A run as a tracker sees it.
-
-    ``trackers.json`` in the run directory holds what each service calls the run, so that a resumed run goes on there,
-    and how far it had come there.
+class Tracker:
+    """Takes what a run has to tell; this one does nothing with it, as on every rank but the one that writes.
 
     Attributes:
-        directory: the run's directory; its name is the run's.
-        config: resolved.
+        place: where to look at it, in one line, if that is outside the run directory.
+    """
+
+    place: str | None = None
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        """Take one metrics record."""
+
+    def text(self, tag: str, text: str) -> None:
+        """Keep markdown, the run's config, say, under ``tag``."""
+
+    def video(self, tag: str, path: Path, global_step: int) -> None:
+        """Keep an mp4 file under ``tag`` at ``global_step``, before that step's record comes."""
+
+    def places(self) -> list[str]:
+        """Tells where to look, a line each."""
+        return []
+
+    def close(self) -> None:
+        """Finish; nothing is logged afterwards."""
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """A run as a tracker sees it, by its directory's name.
+
+    ``trackers.json`` in the directory holds what each service calls the run, so that a resumed run goes on there, and
+    how far it had come there.
     """
 
     directory: Path
@@ -39,10 +62,6 @@ class TrackedRun:
     def project(self) -> str:
         """The project (MLflow: experiment) that the run belongs to."""
         return self.config.log.project or DEFAULT_PROJECT
-
-    def settings(self) -> dict[str, Any]:
-        """The whole config as JSON holds it, nested."""
-        return self.config.model_dump(mode="json")
 
     def remembered(self, service: str) -> dict[str, Any]:
         """Reads what :meth:`remember` kept of a service; empty when the run is new to it."""
@@ -104,6 +123,4 @@ def _read(directory: Path) -> dict[str, dict[str, Any]]:
 
 def _write(directory: Path, memory: Mapping[str, Any]) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    temporary = directory / f".{TRACKERS_JSON}.tmp"
-    temporary.write_text(json.dumps(memory, indent=2) + "\n")
-    temporary.replace(directory / TRACKERS_JSON)
+    replace_text(directory / TRACKERS_JSON, json.dumps(memory, indent=2) + "\n")

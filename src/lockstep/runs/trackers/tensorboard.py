@@ -20,11 +20,12 @@ from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import PyRecordReader_
 from tensorboard.plugins.text.summary_v2 import text_pb
 
 from lockstep.runs.trackers.files import PlainRecord, replacing
+from lockstep.runs.trackers.service import Tracker
 
 EVENT_FILES = "events.out.tfevents.*"
 
 
-class TensorBoardTracker:
+class TensorBoardTracker(Tracker):
     """Writes every metric whose name has a ``/`` as a scalar, at the record's ``global_step``.
 
     Each tracker starts an event file of its own after those already in ``directory``: TensorBoard reads them in the

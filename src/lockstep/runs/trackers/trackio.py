@@ -4,42 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import trackio
 from trackio.context_vars import current_run
 
-from lockstep.runs.trackers.service import TrackedRun, flattened, metrics_of
+from lockstep.runs.trackers.service import TrackedRun, Tracker, flattened, metrics_of
 
 SERVICE = "trackio"
 
 
-@contextlib.contextmanager
-def _hushed() -> Iterator[None]:
-    """Trackio prints what it does; the terminal is the progress display's."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        yield
-
-
-class TrackioTracker:
-    """One Trackio run, kept where Trackio keeps them (``TRACKIO_DIR``); a resumed run goes on under the same id.
-
-    Attributes:
-        place: where to look, in one line.
-    """
+class TrackioTracker(Tracker):
+    """One Trackio run, kept where Trackio keeps them (``TRACKIO_DIR``); a resumed run goes on under the same id."""
 
     def __init__(self, run: TrackedRun) -> None:
         self._until = run.logged_until(SERVICE)
         # Trackio knows a run from its first record on.
         known = run.remembered(SERVICE) if self._until >= 0 else {}
-        with _hushed():
+        with contextlib.redirect_stdout(io.StringIO()):  # the terminal is the progress display's
             self._run = trackio.init(
                 project=known.get("project", run.project),
                 name=known.get("name", run.name),
                 group=run.config.log.group,
-                config=flattened(run.settings()) | {"tags": list(run.config.log.tags or ())},
+                config=flattened(run.config.model_dump(mode="json")) | {"tags": list(run.config.log.tags or ())},
                 resume="must" if known else "never",
                 embed=False,
             )
@@ -67,7 +56,7 @@ class TrackioTracker:
 
     def close(self) -> None:
         """Finish the run: what is queued is written first."""
-        with _hushed():
+        with contextlib.redirect_stdout(io.StringIO()):
             self._run.finish()
         if current_run.get() is self._run:
             current_run.set(None)  # or it is finished, and says so, once more at exit

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.runs.trackers.service import TrackedRun, metrics_of
+from lockstep.runs.trackers.service import TrackedRun, Tracker, metrics_of
 
 os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read on import: crash reports go nowhere unasked
 
@@ -16,13 +16,10 @@ import wandb
 SERVICE = "wandb"
 
 
-class WandbTracker:
+class WandbTracker(Tracker):
     """One W&B run in the run directory's ``wandb/``; a resumed run goes on under the same id.
 
     ``WANDB_MODE``, ``WANDB_BASE_URL`` and the other variables of W&B apply.
-
-    Attributes:
-        place: where to look, in one line.
     """
 
     def __init__(self, run: TrackedRun) -> None:
@@ -35,7 +32,7 @@ class WandbTracker:
             name=run.name,
             id=known.get("id"),
             resume="allow",
-            config=run.settings(),
+            config=run.config.model_dump(mode="json"),
             allow_val_change=True,
             dir=str(run.directory),
             reinit="create_new",
@@ -46,10 +43,8 @@ class WandbTracker:
         self._until = run.logged_until(SERVICE) if self._run.offline else self._run.starting_step - 1
         self._run.define_metric("global_step")
         self._run.define_metric("*", step_metric="global_step")
-        if self._run.offline:
-            self.place = f"wandb sync {run.directory / 'wandb'}/offline-run-*"
-        else:
-            self.place = str(self._run.url)
+        local = f"wandb sync {run.directory / 'wandb'}/offline-run-*"
+        self.place = local if self._run.offline else str(self._run.url)
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Log the record's numbers at its ``global_step``."""

@@ -1,0 +1,36 @@
+"""Writes files so that they are there whole or not at all, also if the power fails."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+
+def write_synced(path: Path, content: bytes) -> None:
+    """Writes a file, which is on the disk on return."""
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_directory(path: Path) -> None:
+    """Makes what was renamed in a directory survive a power loss."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Writes a text file whole or not at all: beside its place, then renamed; an ``OSError`` names ``path``."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        write_synced(temporary, text.encode())
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise OSError(error.errno, error.strerror, str(path)) from None
