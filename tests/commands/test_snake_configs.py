@@ -8,6 +8,7 @@ from lockstep.config.checks import resolve
 from lockstep.envs.describe import describe
 from lockstep.launch.defaults import request_of
 from lockstep.launch.sizing import GB, Resources, size
+from lockstep.launch.world import World
 
 FOLDER = Path(__file__).parents[2] / "examples" / "snake"
 FILES = sorted(path.name for path in FOLDER.glob("*.yaml"))
@@ -35,7 +36,7 @@ def test_there_are_three_sizes_and_three_ablations():
 def test_every_file_is_a_run_for_1_2_and_4_ranks(name, world_size):
     config = request_of([str(FOLDER / name)]).config
     described = describe(config.env)
-    config, _ = size(config, world_size, world_size, Resources(2, None), lambda: described)
+    config, _ = size(config, World(world_size, world_size), Resources(2, None), lambda: described)
     assert resolve(config, world_size).envs % world_size == 0
     edge = config.env.kwargs["size"]
     assert described.observation.leaves[0].image_shape == (3 * config.env.frame_stack, edge, edge)
@@ -76,7 +77,7 @@ def test_the_command_line_of_the_large_one():
     for kind, count in (("auto", 48), ("max", 64)):
         config = request_of([str(FOLDER / "snake-large.yaml"), *LARGE, "--num-envs-per-rank", kind]).config
         resources = Resources(16, None, 85 * GB)
-        config, line = size(config, 4, 4, resources, lambda: describe(request.config.env))
+        config, line = size(config, World(4, 4), resources, lambda: describe(request.config.env))
         assert resolve(config, 4).envs == 4 * count
         assert str(line).startswith(f"num_envs_per_rank {kind}: {count} on a GPU of 85 GB")
 

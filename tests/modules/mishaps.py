@@ -81,7 +81,7 @@ def poisoned():
 def dying():
     """The process is killed while it writes the checkpoint ``$DIES``, once all eight iterations have been logged."""
 
-    def write(path, content, original=checkpoint._write):
+    def write(path, content, original=checkpoint.write_synced):
         if not path.parent.name.startswith(f".{os.environ.get('DIES')}.") or path.name != "optimizer.safetensors":
             return original(path, content)
         original(path, content[: len(content) // 2])
@@ -90,5 +90,5 @@ def dying():
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    checkpoint._write = write
+    checkpoint.write_synced = write
     return cart_pole()
