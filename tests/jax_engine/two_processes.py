@@ -23,7 +23,7 @@ def error_of(function, *args, **kwargs):
 def reduced(jax, mesh, rank, world_size):
     """The tree over shards of a product, with each process's rows made by itself."""
     random = np.random.default_rng(0)
-    x, y = (random.normal(size=(8, 500)).astype(np.float32)[4 * rank : 4 * rank + 4] for _ in range(2))
+    x, y = (random.normal(size=(8, 500)).astype(np.float32).reshape(world_size, -1, 500)[rank] for _ in range(2))
     arrays = [placement.shard_rows(a, mesh) for a in (x, y)]
     program = meshes.over_mesh(
         lambda x, y: (reductions.sum_shards(x * y), x + reductions.shard_index()), mesh, SHARDED, (REPLICATED, SHARDED)
@@ -46,7 +46,7 @@ def placed(jax, mesh, rank):
     whole = placement.replicate_on_mesh({"w": np.arange(6.0), "k": jax.random.key(1), "d": jnp.ones((2, 2))}, mesh)
     copies = placement.replicate({"w": np.arange(3.0)}, mesh)
     keys = placement.split_key_across_devices(jax.random.key(7), mesh.size)
-    expected = jax.random.split(jax.random.key(7), mesh.size).reshape(2, -1)[rank]
+    expected = jax.random.split(jax.random.key(7), mesh.size).reshape(jax.process_count(), -1)[rank]
     mine = np.concatenate([np.asarray(jax.random.key_data(s.data)) for s in keys.addressable_shards])
     on_all = [placement.fetch(whole["w"]).tolist(), whole["k"].is_fully_replicated, placement.fetch(whole["d"]).shape]
     big = np.arange(16.0, dtype=np.float32).reshape(4, 4)
