@@ -56,4 +56,4 @@ def test_a_custom_network_stays_in_its_engine(trained, tmp_path):
     (copied / "config.json").write_text(json.dumps(config))
     (copied / "checkpoints").symlink_to(run.path / "checkpoints")
     with pytest.raises(ValueError, match=r"^engine: users_nets:Tiny is a network of the torch engine; jax can't comp"):
-        load_policy(copied, engine="jax")
+        load_policy(copied, engine="jax", trust=True)

@@ -34,9 +34,9 @@ def stored(tmp_path):
 @pytest.mark.parametrize(("before", "after"), [({}, {"dropout": 0.5}), ({"dropout": 0.1}, {"units": 9})])
 def test_a_resumed_run_keeps_its_custom_networks_arguments(stored, before, after):
     path = stored(before)
-    assert resumed_config(path, {"network": {"custom_kwargs": before}}).network.custom_kwargs == before
+    assert resumed_config(path, {"network": {"custom_kwargs": before}}, trust=True).network.custom_kwargs == before
     with pytest.raises(ValueError, match=r"^network\.custom_kwargs: run .* was started with"):
-        resumed_config(path, {"network": {"custom_kwargs": after}})
+        resumed_config(path, {"network": {"custom_kwargs": after}}, trust=True)
 
 
 SMALL = ("--num-envs", "16", "--num-steps", "8", "--total-steps", "128", "--ppo.num-minibatches", "1", "--quiet")
