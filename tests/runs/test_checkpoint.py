@@ -161,6 +161,53 @@ def test_a_planted_pickle_is_not_executed(tmp_path, name):
     assert not (tmp_path / "executed").exists()
 
 
+def name_in_manifest(path, name):
+    """Adds a file to a checkpoint's manifest."""
+    manifest = json.loads((path / MANIFEST).read_text())
+    manifest["files"][name] = "0" * 64
+    (path / MANIFEST).write_text(json.dumps(manifest))
+
+
+OUTSIDE = ["../../secret.json", "/etc/hostname", "envs/../../../secret.json", "envs/.hidden.json", ""]
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_a_manifest_that_leads_out_of_its_checkpoint_is_refused(tmp_path, name):
+    (tmp_path / "secret.json").write_text("{}")
+    path = save(tmp_path / "checkpoints", 1)
+    name_in_manifest(path, name)
+    with pytest.raises(CheckpointError, match="is no file of a checkpoint") as caught:
+        read_checkpoint(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["policy.safetensors", "state.json", "envs/shard_0.safetensors"])
+def test_a_link_in_a_checkpoint_is_refused(tmp_path, name):
+    path = save(tmp_path / "checkpoints", 1)
+    elsewhere = tmp_path / "elsewhere"
+    (path / name).rename(elsewhere)
+    (path / name).symlink_to(elsewhere)
+    with pytest.raises(CheckpointError, match="is a link, which no checkpoint holds"):
+        read_checkpoint(path)
+    (path / name).unlink()
+    elsewhere.rename(path / name)
+    read_checkpoint(path)
+
+
+def test_so_is_a_folder_that_is_a_link(tmp_path):
+    path = save(tmp_path / "checkpoints", 1)
+    (path / "envs").rename(tmp_path / "envs")
+    (path / "envs").symlink_to(tmp_path / "envs")
+    with pytest.raises(CheckpointError, match="is a link"):
+        read_checkpoint(path)
+
+
+def test_a_run_may_lie_behind_a_link(tmp_path):
+    save(tmp_path / "on_another_disk", 1)
+    (tmp_path / "checkpoints").symlink_to(tmp_path / "on_another_disk")
+    assert find_checkpoint(tmp_path / "checkpoints").state["iteration"] == 1
+
+
 # ---- damage
 
 

@@ -9,7 +9,8 @@ from lockstep.config.checks import resolve
 from lockstep.config.run import CheckpointConfig, Config, EnvConfig, LogConfig
 from lockstep.core.topology import Topology
 from lockstep.launch.defaults import request_of
-from lockstep.runs.checkpoint import CheckpointWriter, pack, to_files
+from lockstep.runs import checkpoint
+from lockstep.runs.checkpoint import CheckpointError, CheckpointWriter, pack, to_files
 from lockstep.runs.directory import FINGERPRINTS, TIMING, RunDirectory, create_run, default_name, find_run, is_writer
 
 CONFIG = resolve(Config(seed=3))
@@ -31,6 +32,8 @@ def create(tmp_path, name: str | None = "a", config=CONFIG):
 
 def save_checkpoint(path, step=100):
     run = RunDirectory(path)
+    for name in ("metrics.jsonl", "metrics.csv"):
+        (path / name).touch()
     writer = run.open_checkpoints(CheckpointConfig())
     assert isinstance(writer, CheckpointWriter)
     writer.save(step, FILES, None)
@@ -309,3 +312,23 @@ def test_logs_are_cut_to_the_checkpoint(tmp_path):
     assert len((run.path / "metrics.csv").read_text().splitlines()) == 1 + 3
     run.cut_after(3, 30, log)
     assert len((run.path / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+def test_a_checkpoint_waits_for_the_rows_that_it_counts_on(tmp_path, monkeypatch):
+    path, order = create(tmp_path), []
+    for name, function in (("sync_path", checkpoint.sync_path), ("commit", checkpoint.commit)):
+        monkeypatch.setattr(checkpoint, name, lambda *a, n=name, f=function: (order.append((n, a[0])), f(*a))[1])
+    save_checkpoint(path)
+    committed = order.index(("commit", path / "checkpoints"))
+    assert {("sync_path", path / name) for name in ("metrics.jsonl", "metrics.csv")} <= set(order[:committed])
+
+
+def test_without_them_there_is_no_checkpoint(tmp_path):
+    path = create(tmp_path)
+    writer = RunDirectory(path).open_checkpoints(CheckpointConfig())
+    writer.save(100, FILES, None)
+    with pytest.raises(
+        CheckpointError, match=r"metrics.jsonl can't be written: No such file .*; the run counts on it$"
+    ):
+        writer.wait()
+    assert not any((path / "checkpoints").iterdir())

@@ -68,7 +68,7 @@ def prepare(
     """
     options, writer = request.options, is_writer(topology)
     path, which = (None, None) if options.resume is None else find_run(options.resume, options.runs_dir)
-    config = request.config if path is None else resumed_config(path, request.overrides, options.trust)
+    config = request.config if path is None else resumed_config(path, request.overrides, options.trust, writer)
     check_engine_options(options, config)
     start_jax(config, options)
     world = world_of(options, config, topology)

@@ -15,8 +15,8 @@ def write_synced(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def sync_directory(path: Path) -> None:
-    """Makes what was renamed in a directory survive a power loss."""
+def sync_path(path: Path) -> None:
+    """Makes what was written to a file, or renamed in a directory, survive a power loss."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

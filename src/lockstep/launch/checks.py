@@ -6,15 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from lockstep.config.engines import engine_module
-from lockstep.config.files import read_file
-from lockstep.config.keys import validate
 from lockstep.config.run import Config, RunOptions
 from lockstep.envs.batched.envpool import check_envpool_options
 from lockstep.envs.describe import describe
 from lockstep.envs.description import EnvDescription
 from lockstep.envs.tensor import check_tensor_options
 from lockstep.runs.checkpoint import find_checkpoint
-from lockstep.runs.directory import CHECKPOINTS, CONFIG, find_run
+from lockstep.runs.directory import CHECKPOINTS, find_run
+from lockstep.runs.stored import stored_config
 from lockstep.runs.trackers import check_trackers
 
 
@@ -48,7 +47,7 @@ def with_reference(config: Config, runs_dir: str) -> Config:
     if not config.grpo.kl_coef:
         raise ValueError(f"grpo.reference: {name}, but grpo.kl_coef is 0; give it a weight, e.g. 0.05")
     path, which = find_run(name, runs_dir)
-    theirs: Config = validate(Config, read_file(path / CONFIG), str(path / CONFIG))
+    theirs = stored_config(path)
     for whose, normalize in (("it", theirs.normalize), ("this run", config.normalize)):
         if normalize.observations:
             raise ValueError(

@@ -6,12 +6,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.files import merge, read_file
+from lockstep.config.files import merge
 from lockstep.config.keys import FREE, validate
 from lockstep.config.run import Config, RunOptions
 from lockstep.envs.batched.twins import stepped_inside
 from lockstep.runs.checkpoint import checkpoints_in, find_checkpoint
 from lockstep.runs.directory import CHECKPOINTS, CONFIG, RunDirectory, create_run, open_run
+from lockstep.runs.stored import stored_config, written_config
 from lockstep.runs.trust import trusted_config
 
 # Settings that a resumed run may change: they don't decide the agent's bytes up to total_steps.
@@ -28,9 +29,10 @@ CHANGEABLE = (
 )
 
 
-def resumed_config(path: Path, overrides: dict[str, Any], trust: bool = False) -> Config:
+def resumed_config(path: Path, overrides: dict[str, Any], trust: bool = False, warn: bool = True) -> Config:
     """Reads a run's config under overrides; a ``ValueError`` if one would change what the run is a function of."""
-    stored = trusted_config(path, trust)
+    stored = trusted_config(path, trust, warn)
+    _check_unchanged(path, stored)
     if not overrides:
         return stored
     changed: Config = validate(Config, merge(stored.model_dump(mode="json"), overrides), "command line")
@@ -42,6 +44,20 @@ def resumed_config(path: Path, overrides: dict[str, Any], trust: bool = False) -
                 f"{key}: run {path} was started with {old} and can't be resumed with {new}; start a new run"
             )
     return changed
+
+
+def _check_unchanged(path: Path, stored: Config) -> None:
+    """Refuses a ``config.json`` in which a setting was edited that a resumed run may not change."""
+    written = written_config(path)
+    if written is None:  # no checkpoint yet, or one of a version that kept no config in it
+        return
+    config, step = written
+    for key, old, new in _differences(config.model_dump(mode="json"), stored.model_dump(mode="json")):
+        if not key.startswith(CHANGEABLE):
+            raise ValueError(
+                f"{key}: {path / CONFIG} says {new}, but it was {old} when step_{step} was written; put it back, or "
+                "start a new run"
+            )
 
 
 def _differences(a: dict[str, Any], b: dict[str, Any], prefix: str = "") -> list[tuple[str, Any, Any]]:
@@ -78,10 +94,10 @@ def open_directory(
                 f"resume: {path} is a cloned policy, which has no environments to go on with; eval, play, compare and "
                 "record read it"
             )
-    stored = read_file(path / CONFIG)
-    _check_second_log(stored.get("log", {}).get("jsonl"), config.log.jsonl)
-    if writer and stored.get("total_steps") != config.total_steps:
-        change = f"total_steps was {stored.get('total_steps')} and is {config.total_steps} from here on"
+    stored = stored_config(path, warn=False)
+    _check_second_log(stored.log.jsonl, config.log.jsonl)
+    if writer and stored.total_steps != config.total_steps:
+        change = f"total_steps was {stored.total_steps} and is {config.total_steps} from here on"
         note = "schedules follow it, so a new run of this config.json is another run"
         print(f"lockstep: warning: {change}; {note}", file=sys.stderr)
     return (open_run(path, config) if writer else RunDirectory(path, is_writer=False)), which

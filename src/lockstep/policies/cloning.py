@@ -70,7 +70,7 @@ def clone(
             "cloned": True,
         }
         run.checkpoints.mkdir(exist_ok=True)
-        commit(run.checkpoints, 0, to_files(arrays, {}, state), None)
+        commit(run.checkpoints, 0, to_files(arrays, {}, state), None, {"config": config.model_dump(mode="json")})
         summary = {
             "status": "cloned",
             "environment": config.env.id,

@@ -12,7 +12,7 @@ import re
 import shutil
 import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import numpy as np
 from safetensors.numpy import load as unpack
 from safetensors.numpy import save
 
-from lockstep.core.files import sync_directory, write_synced
+from lockstep.core.files import sync_path, write_synced
 
 MANIFEST = "manifest.json"
 GROUPS = ("policy", "optimizer", "normalizers")
@@ -30,6 +30,8 @@ POLICY = "policy/"
 REQUIRED = (*(f"{group}.safetensors" for group in GROUPS), "state.json")
 FORMAT = 1
 _NAME = re.compile(r"step_(\d+)$")
+_PLAIN = re.compile(r"([A-Za-z_]\w*/)?[A-Za-z_]\w*\.(safetensors|json)")
+"""Names of files in a checkpoint: none leads out of it."""
 
 
 class CheckpointError(ValueError):
@@ -92,6 +94,10 @@ def problem_with(path: Path, required: Iterable[str] = REQUIRED) -> str | None:
         if name not in manifest["files"]:
             return f"{path / MANIFEST} doesn't name {name}"
     for name, expected in manifest["files"].items():
+        if not _PLAIN.fullmatch(name):
+            return f"{path / MANIFEST} names {name!r}, which is no file of a checkpoint"
+        if (path / name).is_symlink() or ((path / name).parent.is_symlink() and (path / name).parent != path):
+            return f"{path / name} is a link, which no checkpoint holds"
         try:
             actual = hashlib.sha256((path / name).read_bytes()).hexdigest()
         except (OSError, ValueError):
@@ -113,6 +119,11 @@ def read_checkpoint(path: Path) -> Checkpoint:
     named = [name for name in (_read_manifest(path) or {"files": {}})["files"] if name.startswith("envs/shard_")]
     shards = {int(Path(n).stem.removeprefix("shard_")): unpack((path / n).read_bytes()) for n in named}
     return Checkpoint(arrays, shards, json.loads((path / "state.json").read_text()), path)
+
+
+def newest_manifest(directory: Path) -> dict[str, Any] | None:
+    """The manifest of a run's newest checkpoint that has one; None without any."""
+    return next((found for path in checkpoints_in(directory) if (found := _read_manifest(path)) is not None), None)
 
 
 def step_of(path: Path) -> int | None:
@@ -173,11 +184,13 @@ def find_checkpoint(directory: Path, which: str = "latest", warn: bool = True) -
 # --- writing ----------------------------------------------------------------------------------------------------
 
 
-def commit(directory: Path, step: int, files: Mapping[str, bytes], score: float | None) -> Path:
+def commit(
+    directory: Path, step: int, files: Mapping[str, bytes], score: float | None, facts: Mapping[str, Any] | None = None
+) -> Path:
     """Write a run's checkpoint, unless it is there already; see :func:`write_directory`."""
     final = directory / f"step_{step}"
     if not final.exists() or problem_with(final) is not None:
-        write_directory(final, files, {"step": step, "score": score})
+        write_directory(final, files, {"step": step, "score": score, **(facts or {})})
     return final
 
 
@@ -204,14 +217,14 @@ def write_directory(final: Path, files: Mapping[str, bytes], facts: Mapping[str,
         manifest = {"format": FORMAT, **facts, "files": hashes}
         write_synced(temporary / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
         for folder in {(temporary / name).parent for name in files} | {temporary}:
-            sync_directory(folder)
+            sync_path(folder)
         aside = aside_of(final)
         shutil.rmtree(aside, ignore_errors=True)
         if final.exists():
             next(final.iterdir(), None)  # a file in the way is an error, not replaced
             final.rename(aside)
         temporary.rename(final)
-        sync_directory(final.parent)
+        sync_path(final.parent)
         shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -230,31 +243,43 @@ def prune(directory: Path, keep_last: int, keep_best: bool) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
+def _sync_record(path: Path) -> None:
+    try:
+        sync_path(path)
+    except OSError as error:
+        raise CheckpointError(f"{path} can't be written: {error.strerror or error}; the run counts on it") from None
+
+
 class CheckpointWriter:
     """Commits checkpoints in a background thread, one at a time; a failure is raised at the next call.
 
     Without a directory, on a rank that writes nothing, they are dropped. ``keep_last`` newest ones stay, and the best.
+    ``records`` are files whose lines a checkpoint counts on: they are on the disk before it is.
     """
 
-    def __init__(self, directory: Path | None, keep_last: int, keep_best: bool) -> None:
-        self._directory, self._keep_last, self._keep_best = directory, keep_last, keep_best
+    def __init__(self, directory: Path | None, keep_last: int, keep_best: bool, records: Sequence[Path] = ()) -> None:
+        self._directory, self._keep_last, self._keep_best, self._records = directory, keep_last, keep_best, records
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         for leftover in directory.glob(".step_*.tmp") if directory is not None else ():
             shutil.rmtree(leftover, ignore_errors=True)
 
-    def save(self, step: int, files: Mapping[str, bytes], score: float | None) -> None:
-        """Commit a checkpoint in the background, once the one before it is done."""
+    def save(
+        self, step: int, files: Mapping[str, bytes], score: float | None, facts: Mapping[str, Any] | None = None
+    ) -> None:
+        """Commit a checkpoint in the background, once the one before it is done; ``facts`` go into its manifest."""
         self.wait()
         if self._directory is None:
             return
-        arguments = (self._directory, step, files, score)
+        arguments = (self._directory, step, files, score, facts)
         self._thread = threading.Thread(target=self._run, args=arguments, name="checkpoint-writer")
         self._thread.start()
 
-    def _run(self, directory: Path, step: int, files: Mapping[str, bytes], score: float | None) -> None:
+    def _run(self, directory: Path, *checkpoint: Any) -> None:
         try:
-            commit(directory, step, files, score)
+            for record in self._records:
+                _sync_record(record)
+            commit(directory, *checkpoint)
             prune(directory, self._keep_last, self._keep_best)
         except BaseException as error:
             self._error = error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import itertools
 import json
 import shutil
 import sys
@@ -17,11 +18,11 @@ from lockstep.config.run import CheckpointConfig, Config, LogConfig
 from lockstep.core.errors import RunError
 from lockstep.core.files import replace_text
 from lockstep.core.topology import Topology
-from lockstep.runs.checkpoint import CheckpointWriter, checkpoints_in, step_of
+from lockstep.runs.checkpoint import CheckpointWriter, checkpoints_in, newest_manifest, step_of
 from lockstep.runs.lock import RunLock
 from lockstep.runs.progress import Progress, make_progress
 from lockstep.runs.trackers import METRICS_CSV, METRICS_JSONL, TENSORBOARD, RunTrackers, cut_trackers, wanted_trackers
-from lockstep.runs.trackers.jsonl import JsonlTracker, cut_jsonl
+from lockstep.runs.trackers.jsonl import JsonlTracker, cut_jsonl, iterations_of
 from lockstep.runs.trackers.service import TRACKERS_JSON, Tracker
 
 CONFIG, SUMMARY, CHECKPOINTS, FINGERPRINTS = "config.json", "summary.json", "checkpoints", "fingerprints.jsonl"
@@ -94,7 +95,17 @@ class RunDirectory:
         """The checkpoint writer."""
         if self.is_writer:
             self.checkpoints.mkdir(exist_ok=True)
-        return CheckpointWriter(self.checkpoints if self.is_writer else None, config.keep_last, config.keep_best)
+        records = [self.path / METRICS_JSONL, self.path / METRICS_CSV]
+        return CheckpointWriter(
+            self.checkpoints if self.is_writer else None, config.keep_last, config.keep_best, records
+        )
+
+    def missing_rows(self, iteration: int) -> list[tuple[int, int]]:
+        """Which iterations up to this one have no row in ``metrics.jsonl``: the first and last of each stretch."""
+        if not self.is_writer:
+            return []
+        found = sorted(n for n in iterations_of(self.path / METRICS_JSONL) if n <= iteration)
+        return [(a + 1, b - 1) for a, b in itertools.pairwise([0, *found, iteration + 1]) if b - a > 1]
 
     def cut_after(self, iteration: int, global_step: int, log: LogConfig) -> None:
         """Remove checkpoints, videos and log lines after a point: the run that goes on from it has one future."""
@@ -230,10 +241,10 @@ def find_run(run: str, runs_dir: str = "runs") -> tuple[Path, str]:
         ValueError: there is no such run, or it holds several, one a seed; the line names those that are there.
     """
     for path in (Path(run), Path(runs_dir) / run):
-        if (path / CONFIG).is_file():
+        if _is_run(path):
             _check_single(path)
             return path, "latest"
-        if path.parent.name == CHECKPOINTS and (path.parent.parent / CONFIG).is_file() and path.is_dir():
+        if path.parent.name == CHECKPOINTS and _is_run(path.parent.parent) and path.is_dir():
             return path.parent.parent, path.name
     there = sorted(p.parent.name for p in Path(runs_dir).glob(f"*/{CONFIG}"))
     close = difflib.get_close_matches(run, there, 1, 0.6)
@@ -241,6 +252,11 @@ def find_run(run: str, runs_dir: str = "runs") -> tuple[Path, str]:
     listed = f"; in {runs_dir} there are: {', '.join(there[:5])}{more}" if there else f"; {runs_dir} holds no runs"
     listed = f"; did you mean {close[0]}?" if close else listed
     raise ValueError(f"run: neither {run} nor {Path(runs_dir) / run} is a run directory{listed}")
+
+
+def _is_run(path: Path) -> bool:
+    """Whether a directory is a run's: it has a config, or a checkpoint that has kept it."""
+    return (path / CONFIG).is_file() or "config" in (newest_manifest(path / CHECKPOINTS) or {})
 
 
 def _check_single(path: Path) -> None:

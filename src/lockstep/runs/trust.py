@@ -14,11 +14,10 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.files import read_file
-from lockstep.config.keys import validate
 from lockstep.config.run import Config
 from lockstep.core.private import make_private, only_we_write
 from lockstep.runs.directory import CONFIG
+from lockstep.runs.stored import stored_config
 
 NAME = re.compile(r"([A-Za-z_][\w.]*):(?![/\\])\S+")
 """``module:attribute``, as Python and Gymnasium import it."""
@@ -57,17 +56,18 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(inner)
 
 
-def trusted_config(run: Path, trust: bool = False) -> Config:
+def trusted_config(run: Path, trust: bool = False, warn: bool = True) -> Config:
     """Reads the config of a run directory, which names only what this user has trained with.
 
     Args:
         run: the directory.
         trust: whether the user accepts for this once whatever it names.
+        warn: whether to say where it comes from, if not from ``config.json``.
 
     Raises:
         ValueError: it can't be read, or names something else; one line.
     """
-    config: Config = validate(Config, read_file(run / CONFIG), str(run / CONFIG))
+    config = stored_config(run, warn)
     check_trusted(config, run / CONFIG, trust)
     return config
 

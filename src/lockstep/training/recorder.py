@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -47,6 +47,7 @@ class Recorder:
         self.steps_before = session.counted.global_step
         self.score: float | None = None if checkpoint is None else checkpoint.state.get("score")
         self.saved_iteration: int | None = None
+        self.missing_rows = [] if checkpoint is None else run.missing_rows(session.counted.iteration)
         self.trackers = run.open_trackers(config)
         self.fingerprints = run.open_records(FINGERPRINTS) if config.proof.trace else None
         self.checkpoints = run.open_checkpoints(config.checkpoint)
@@ -61,6 +62,8 @@ class Recorder:
         restarted = self.session.restarted
         if restarted:
             self.run.warn(f"environments {restarted} couldn't be restored exactly and began a new episode")
+        if self.missing_rows:
+            self.run.warn(missing_in_words(self.missing_rows, self.counted.iteration))
         if self.is_new:
             self.trackers.text("config", f"```json\n{self.config.model_dump_json(indent=2)}\n```")
 
@@ -106,7 +109,8 @@ class Recorder:
         if not (force or comes_due(self.config.checkpoint.interval, iteration)):
             return
         files = self.session.checkpoint_files(self.wall_time(), self.score)
-        self.checkpoints.save(self.counted.global_step, files, self.score)
+        facts = {"rows": iteration, "config": self.config.model_dump(mode="json")}
+        self.checkpoints.save(self.counted.global_step, files, self.score, facts)
         self.saved_iteration = iteration
 
     def wall_time(self) -> float:
@@ -134,6 +138,7 @@ class Recorder:
             "num_shards": config.shards,
             "reduction": config.reduction,
             "restarted_environments": session.restarted_before + session.restarted,
+            "missing_rows": self.missing_rows,
             "lockstep": __version__,
             **session.facts(),
         }
@@ -157,6 +162,14 @@ class Recorder:
             if writer is not None:
                 with contextlib.suppress(OSError):  # every line was written when it was logged
                     writer.close()
+
+
+def missing_in_words(stretches: Sequence[tuple[int, int]], iterations: int) -> str:
+    """Says which rows of ``metrics.jsonl`` a run that is resumed doesn't find any more."""
+    missing = sum(last - first + 1 for first, last in stretches)
+    shown = ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in stretches[:5])
+    more = "" if len(stretches) <= 5 else f" and {len(stretches) - 5} more stretches"
+    return f"metrics.jsonl misses {missing:,} of {iterations:,} rows, of iterations {shown}{more}; they stay lost"
 
 
 Session = TypeVar("Session", bound=TrainingSession)

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, TextIO
 
 import numpy as np
 
-from lockstep.core.files import sync_directory
+from lockstep.core.files import sync_path
 
 
 def plain_value(value: Any) -> Any:
@@ -69,4 +69,4 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         with suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
-    sync_directory(path.parent)
+    sync_path(path.parent)

@@ -53,6 +53,12 @@ def cut_jsonl(path: Path, last_iteration: int) -> None:
                 kept.write(line.rstrip(b"\n") + b"\n")
 
 
+def iterations_of(path: Path) -> set[int]:
+    """The iterations that have a whole record."""
+    with path.open("rb") if path.is_file() else nullcontext([]) as lines:
+        return {number for line in lines if (number := _integer(line, "iteration")) is not None}
+
+
 def last_global_step_of(path: Path) -> int | None:
     """``global_step`` of the last whole record, ``None`` when there is none."""
     last = None

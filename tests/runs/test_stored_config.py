@@ -1,0 +1,90 @@
+"""A run's config, and the rows that its checkpoints count on: what is missing comes back or is said."""
+
+import json
+import shutil
+
+import pytest
+from command_line import CARTPOLE, copy_of, error_line, lockstep, resume, same
+
+from lockstep.runs.checkpoint import checkpoints_in
+from lockstep.runs.stored import stored_config, written_config
+
+
+@pytest.fixture
+def stopped(trained, tmp_path):
+    """A copy of a run that was stopped after five of eight iterations."""
+    return copy_of(trained(*CARTPOLE, "--stop-at-step", 640), tmp_path / "run")
+
+
+def manifests(run):
+    return [json.loads((path / "manifest.json").read_text()) for path in checkpoints_in(run / "checkpoints")]
+
+
+def test_every_checkpoint_holds_the_config_and_the_number_of_rows(stopped):
+    config = json.loads((stopped / "config.json").read_text())
+    assert [(each["rows"], each["config"] == config) for each in manifests(stopped)] == [(5, True), (3, True)]
+
+
+@pytest.mark.parametrize("damage", ["emptied", "torn", "removed"])
+def test_a_config_that_is_gone_comes_back_from_the_checkpoint(trained, stopped, damage):
+    file = stopped / "config.json"
+    text = file.read_text()
+    {"emptied": lambda: file.write_text(""), "torn": lambda: file.write_text(text[:99]), "removed": file.unlink}[
+        damage
+    ]()
+    run = resume(stopped)
+    assert run.ended.stderr == f"lockstep: warning: {file} can't be read; taken from checkpoint step_640\n"
+    same(trained(*CARTPOLE), run)
+    assert json.loads(file.read_text()) == json.loads(text)
+
+
+def test_without_a_checkpoint_it_is_an_error(stopped, tmp_path):
+    shutil.rmtree(stopped / "checkpoints")
+    (stopped / "config.json").write_text("")
+    assert str(stopped / "config.json") in error_line(lockstep("train", "--resume", stopped, cwd=tmp_path))
+
+
+def test_a_config_that_was_edited_is_refused_as_an_option_is(stopped, tmp_path):
+    file = stopped / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"ppo": config["ppo"] | {"learning_rate": 0.5}}))
+    message = error_line(lockstep("train", "--resume", stopped, cwd=tmp_path))
+    assert f"ppo.learning_rate: {file} says 0.5, but it was 0.005 when step_640 was written; put it back" in message
+    file.write_text(json.dumps(config | {"eval": config["eval"] | {"interval": 4}, "total_steps": 1152}))
+    assert resume(stopped, "--total-steps", 1024).summary["iteration"] == 8
+
+
+def test_a_run_of_a_version_that_kept_no_config_in_checkpoints_is_read_as_before(stopped):
+    for path in checkpoints_in(stopped / "checkpoints"):
+        manifest = json.loads((path / "manifest.json").read_text())
+        del manifest["config"], manifest["rows"]
+        (path / "manifest.json").write_text(json.dumps(manifest))
+    assert written_config(stopped) is None
+    assert stored_config(stopped).seed == 0
+    assert resume(stopped).ended.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("keep", "stretches", "said"),
+    [
+        ([], [[1, 5]], "misses 5 of 5 rows, of iterations 1 to 5; they stay lost"),
+        ([1, 3, 4], [[2, 2], [5, 5]], "misses 2 of 5 rows, of iterations 2, 5; they stay lost"),
+    ],
+)
+def test_rows_that_are_gone_are_said_and_listed(trained, stopped, keep, stretches, said):
+    file = stopped / "metrics.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[n - 1] for n in keep))
+    run = resume(stopped)
+    assert run.ended.stderr == f"lockstep: warning: metrics.jsonl {said}\n"
+    assert run.summary["missing_rows"] == stretches
+    assert run.agent == trained(*CARTPOLE).agent
+    assert [row["iteration"] for row in run.metrics] == [*keep, 6, 7, 8]
+
+
+def test_a_torn_last_row_that_no_checkpoint_counts_on_is_nothing(stopped):
+    with (stopped / "metrics.jsonl").open("a") as file:
+        file.write('{"iteration": 6, "glo')
+    run = resume(stopped)
+    assert run.ended.stderr == ""
+    assert run.summary["missing_rows"] == []
