@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ ARGUMENTS = [
     "--ppo.num-epochs",
     "2",
 ]
+HOSTS = Path("/etc/netns")
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 
 
@@ -50,19 +52,27 @@ def hosts() -> Iterator[list[tuple[str, str]]]:
             _ip("-n", namespace, "addr", "add", f"{address}/24", "dev", interface)
             _ip("-n", namespace, "link", "set", "lo", "up")
             _ip("-n", namespace, "link", "set", interface, "up")
+            _name_of_loopback(namespace)
         yield pairs
     finally:
         for namespace, _ in pairs:
+            shutil.rmtree(HOSTS / namespace, ignore_errors=True)
             subprocess.run(["ip", "netns", "del", namespace], check=False, capture_output=True, timeout=20)
 
 
-def _start(number: int, namespace: str, interface: str, directory: Path, *more: str) -> subprocess.Popen[str]:
+def _name_of_loopback(namespace: str) -> None:
+    """Lets the host's own name lead to 127.0.1.1 there, as Debian does."""
+    (HOSTS / namespace).mkdir(parents=True)
+    (HOSTS / namespace / "hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {socket.gethostname()}\n")
+
+
+def _start(number: int, namespace: str, directory: Path, *more: str) -> subprocess.Popen[str]:
     torchrun = ["-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(number), "--nproc-per-node", "1"]
     torchrun += ["--master-addr", ADDRESSES[0], "--master-port", "29477"]
     return subprocess.Popen(
         ["ip", "netns", "exec", namespace, sys.executable, *torchrun, *ARGUMENTS, *more, "--name", "two"],
         cwd=directory,
-        env=os.environ | {"GLOO_SOCKET_IFNAME": interface, "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -73,25 +83,30 @@ def _summary(directory: Path, name: str) -> dict:
     return json.loads((directory / "runs" / name / "summary.json").read_text())
 
 
-def test_one_rank_on_each_of_two_hosts_gives_the_same_agent(hosts: list[tuple[str, str]], tmp_path: Path) -> None:
-    processes = [_start(number, *host, tmp_path) for number, host in enumerate(hosts)]
+@pytest.mark.parametrize("words", [("--engine", "torch"), ("--engine", "jax", "--devices", "1")], ids=lambda w: w[1])
+def test_one_rank_on_each_of_two_hosts_gives_the_same_agent(
+    hosts: list[tuple[str, str]], tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    processes = [_start(number, host[0], tmp_path, *words) for number, host in enumerate(hosts)]
     try:
         outputs = [process.communicate(timeout=600)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
     assert [process.returncode for process in processes] == [0, 0], outputs
-    subprocess.run([sys.executable, *ARGUMENTS, "--name", "one", "--quiet"], cwd=tmp_path, check=True, timeout=600)
+    subprocess.run(
+        [sys.executable, *ARGUMENTS, *words, "--name", "one", "--quiet"], cwd=tmp_path, check=True, timeout=600
+    )
     two, one = _summary(tmp_path, "two"), _summary(tmp_path, "one")
     assert (two["world_size"], one["world_size"]) == (2, 1)
-    assert (two["collectives"], one["collectives"]) == ("gloo", "none")
+    assert two["collectives"] == {"torch": "gloo", "jax": "xla"}[words[1]]
     assert two["state_sha256"] == one["state_sha256"]
 
 
 def test_two_hosts_that_are_told_to_share_memory_say_that_they_cannot(
     hosts: list[tuple[str, str]], tmp_path: Path
 ) -> None:
-    processes = [_start(number, *host, tmp_path, "--collectives", "shared") for number, host in enumerate(hosts)]
+    processes = [_start(number, host[0], tmp_path, "--collectives", "shared") for number, host in enumerate(hosts)]
     try:
         outputs = [process.communicate(timeout=600)[0] for process in processes]
     finally:

@@ -38,6 +38,7 @@ class Topology:
         master_addr: host where the ranks meet, rank 0's; loopback unless a launcher says otherwise.
         master_port: where on that host.
         agent_store: whether the launcher itself listens on that port, and holds PyTorch's store there.
+        attempt: how many times the launcher has started all ranks again, after one of them failed.
     """
 
     rank: int = 0
@@ -48,6 +49,7 @@ class Topology:
     master_addr: str = "127.0.0.1"
     master_port: int = DEFAULT_PORT
     agent_store: bool = False
+    attempt: int = 0
 
     @property
     def on_one_host(self) -> bool:
@@ -126,7 +128,9 @@ def _from_torchrun(environ: Mapping[str, str]) -> Topology:
         )
     master, port = _master(environ, "127.0.0.1", DEFAULT_PORT)
     store = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return Topology(rank, world_size, local_rank, local_world_size, True, master, port, store)
+    again = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    attempt = int(again) if again.isdecimal() else 0
+    return Topology(rank, world_size, local_rank, local_world_size, True, master, port, store, attempt)
 
 
 def _master(environ: Mapping[str, str], host: str, port: int) -> tuple[str, int]:

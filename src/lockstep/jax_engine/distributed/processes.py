@@ -16,6 +16,7 @@ from jax.experimental import multihost_utils
 
 from lockstep.core.errors import RankMismatchError
 from lockstep.core.machine import check_facts_alike
+from lockstep.core.network import own_address
 from lockstep.core.topology import Topology
 from lockstep.jax_engine.setup.accelerators import on_this_machine
 from lockstep.jax_engine.setup.set_up import check_device, configure, machine_facts
@@ -91,12 +92,13 @@ def _join_processes(topology: Topology, gpus: list[int] | None) -> None:
         reason = str(error).splitlines()[0]
         raise RankMismatchError(f"rank {topology.rank} can't meet the others at {address}: {reason}") from None
     _joined = topology
-    if topology.loopback:
-        _keep_gloo_on_loopback()
+    address = LOOPBACK_ADDRESS if topology.loopback else own_address(topology.master_addr)
+    if address is not None:
+        _keep_gloo_on(address)
 
 
-def _keep_gloo_on_loopback() -> None:
-    """Makes gloo listen on loopback rather than where the host's name leads, which may be the network or nowhere.
+def _keep_gloo_on(address: str) -> None:
+    """Makes gloo listen on an address of this host rather than where its name leads, which may be nowhere.
 
     JAX has no public setting for it; a version without these internals listens where the host's name leads.
     """
@@ -105,7 +107,7 @@ def _keep_gloo_on_loopback() -> None:
         from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
         collectives = _jax.make_gloo_tcp_collectives(
-            distributed_client=distributed.global_state.client, hostname=LOOPBACK_ADDRESS
+            distributed_client=distributed.global_state.client, hostname=address
         )
         make_client = functools.partial(xla_bridge.make_cpu_client, collectives=collectives)
         xla_bridge.register_backend_factory("cpu", make_client, priority=0, fail_quietly=False)

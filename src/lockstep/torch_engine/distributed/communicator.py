@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lockstep.config.run import Config
 from lockstep.core.errors import NoSharedMemoryError, PeerFailureError
 from lockstep.core.machine import check_facts_alike
+from lockstep.core.network import interface_of, own_address
 from lockstep.core.shards import ShardPlan
 from lockstep.core.topology import Topology
 from lockstep.torch_engine.distributed.shared_memory import SharedSlots, open_shared_slots
@@ -49,9 +50,16 @@ def join_process_group(topology: Topology, nccl: bool, timeout: datetime.timedel
     if topology.loopback:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-    backend = BACKENDS[nccl]
-    store = "env://" if topology.agent_store else f"tcp://{topology.master}"  # torchrun's own, or rank 0's
-    dist.init_process_group(backend, store, timeout, world_size=topology.world_size, rank=topology.rank)
+    elif (interface := interface_of(own_address(topology.master_addr) or "")) is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    place: dict[str, Any] = {"world_size": topology.world_size, "rank": topology.rank}
+    if topology.agent_store:  # of all attempts that torchrun makes: what a killed one left in it is not for the next
+        address = (topology.master_addr, topology.master_port)
+        agents = dist.TCPStore(*address, world_size=topology.world_size, is_master=False, timeout=timeout)
+        store = dist.PrefixStore(f"lockstep/attempt_{topology.attempt}", agents)
+        dist.init_process_group(BACKENDS[nccl], store=store, timeout=timeout, **place)
+    else:
+        dist.init_process_group(BACKENDS[nccl], f"tcp://{topology.master}", timeout, **place)
 
 
 def collective_timeout(config: Config) -> datetime.timedelta:

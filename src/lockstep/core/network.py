@@ -1,0 +1,50 @@
+"""Which of this host's addresses and interfaces leads to the other ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+import struct
+import sys
+
+ELSEWHERE = ("192.0.2.1", "2001:db8::1")
+"""Addresses of documentation (RFC 5737, RFC 3849): which way a packet to anywhere would leave. None is sent."""
+_SIOCGIFADDR = 0x8915
+_PORT = 9
+
+
+def own_address(host: str) -> str | None:
+    """Finds the address by which this host is reached by those that reach ``host``; None if there is none but loopback.
+
+    It is the source address of a datagram that isn't sent, so the name of this host may lead anywhere, 127.0.1.1 too.
+    """
+    for target in (host, *ELSEWHERE):
+        with contextlib.suppress(OSError):
+            for family, kind, _, _, address in socket.getaddrinfo(target, _PORT, type=socket.SOCK_DGRAM):
+                with socket.socket(family, kind) as probe, contextlib.suppress(OSError):
+                    probe.connect(address)
+                    found = probe.getsockname()[0]
+                    if not ipaddress.ip_address(found.partition("%")[0]).is_loopback:
+                        return found
+    return next((address for address in _addresses().values() if not ipaddress.ip_address(address).is_loopback), None)
+
+
+def interface_of(address: str) -> str | None:
+    """Names the network interface that has an IPv4 address; None where that can't be found out."""
+    return next((name for name, found in _addresses().items() if found == address), None)
+
+
+def _addresses() -> dict[str, str]:
+    """The first IPv4 address of each interface that has one (Linux)."""
+    if sys.platform != "linux":
+        return {}
+    import fcntl
+
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                reply = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                found[name] = socket.inet_ntoa(reply[20:24])
+    return found
