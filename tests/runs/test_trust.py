@@ -27,7 +27,7 @@ def refusal(config, tmp_path, **more):
 
 
 def test_names_are_found_wherever_a_config_can_have_them(tmp_path):
-    kwargs = {"deep": [{"of": "evil:env"}], "size": 3, "url": "http://x:80/a", "place": "C:\\x", "text": "a : b"}
+    kwargs = {"deep": [{"of": "evil:env"}], "size": 3, "url": "http://x:80/a", "place": "C:\\x", "text": "no colon"}
     settings = {"env": {"id": "tasks:Mine-v0", "kwargs": kwargs}, "log": {"jsonl": str(tmp_path / "log")}}
     settings["network"] = {"custom": "nets:Net", "custom_kwargs": {"activation": "torch.nn:SiLU"}}
     assert names_in(config_of(**settings)) == {
@@ -37,6 +37,23 @@ def test_names_are_found_wherever_a_config_can_have_them(tmp_path):
         "torch.nn:SiLU": "network.custom_kwargs",
         str(tmp_path / "log"): "log.jsonl",
     }
+
+
+STRANGE = ["my-evil:Env-v0", "evil:/x", "évil:E", "0evil:E", "evil:E v0", "evil :E", "pkg/evil:X", "evil:"]
+
+
+@pytest.mark.parametrize("env_id", STRANGE)
+def test_whatever_python_would_import_is_a_name(env_id, tmp_path):
+    assert names_in(config_of(env=env_id)) == {env_id: "env.id"}
+    assert f"names {env_id}," in refusal(config_of(env=env_id), tmp_path)
+    assert env_id in names_in(config_of(env={"id": "CartPole-v1", "kwargs": {"env_id": env_id}}))
+
+
+def test_services_that_would_be_sent_to_are_names_too(tmp_path):
+    theirs = config_of(log={"wandb": True, "entity": "them", "project": "p"})
+    assert "names wandb:them/p, to which metrics would be sent" in refusal(theirs, tmp_path)
+    remember_names(theirs)
+    check_trusted(theirs, tmp_path)
 
 
 @pytest.mark.parametrize(

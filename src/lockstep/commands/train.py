@@ -29,7 +29,7 @@ from lockstep.launch.world import World, topology_of, world_of
 from lockstep.runs.directory import SUMMARY, RunDirectory, find_run, is_writer
 from lockstep.runs.trust import remember_names
 
-STOPPED_BY_SIGNAL = (130, 143)
+STOPPED_BY_SIGNAL = (129, 130, 143)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -104,7 +104,7 @@ def prepare(
 def _train(assignment: Assignment, server: RankServer, run: RunDirectory, nproc: int) -> int:
     words, threads = assignment.to_json(), threads_of(assignment.config.threads)
     run.hand_over()
-    return supervise(lambda logs: server.start(nproc, logs, assignment=words, environment=threads))
+    return supervise(lambda logs: server.start(nproc, logs, assignment=words, environment=threads), trains=True)
 
 
 def _report(assignment: Assignment, code: int) -> None:

@@ -6,6 +6,7 @@ import json
 
 from lockstep.config.engines import check_devices, check_engine
 from lockstep.config.run import Config
+from lockstep.config.sections import SERVICES
 from lockstep.core.shards import check_shards, check_world_size, default_num_shards, nearest_divisors
 
 
@@ -147,5 +148,6 @@ def _check_log(config: Config) -> None:
     if log.entity is not None and not log.wandb:
         raise ValueError(f"log.entity: {log.entity} is for Weights & Biases, which is off; add --log.wandb")
     given = [key for key in ("project", "group", "tags") if getattr(log, key)]
-    if given and not (log.wandb or log.trackio or log.mlflow):
-        raise ValueError(f"log.{given[0]}: no tracker takes it; add --log.wandb, --log.trackio or --log.mlflow")
+    if given and not any(getattr(log, service) for service in SERVICES):
+        options = [f"--log.{service}" for service in SERVICES]
+        raise ValueError(f"log.{given[0]}: no tracker takes it; add {', '.join(options[:-1])} or {options[-1]}")

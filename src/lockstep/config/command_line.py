@@ -209,6 +209,9 @@ def read_request(argv: Sequence[str], needs_env: bool = True) -> Request:
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
     options_in_file = {k: settings.pop(k) for k in list(settings) if k in RunOptions.model_fields}
+    run = Path(file).parent if file is not None and file != positional[0] else None
+    for key in options_in_file if run is not None else ():
+        raise ValueError(f"{key}: {file} is the config of a run, which doesn't say how and where another is run")
     options_given = {k: v for k, v in from_words.items() if k in RunOptions.model_fields}
     given = {k: v for k, v in from_words.items() if k in Config.model_fields}
     options = _validated(RunOptions, options_in_file, options_given, file if options_in_file else None)
@@ -219,7 +222,6 @@ def read_request(argv: Sequence[str], needs_env: bool = True) -> Request:
     if isinstance(env_id, str) and given.get("algorithm", settings.get("algorithm")) == "grpo":
         preset = for_grpo(env_id, preset)
     config = _validated(Config, layered(preset, settings), given, file)
-    run = Path(file).parent if file is not None and file != positional[0] else None
     return Request(config, options, preset, settings, given, run)
 
 

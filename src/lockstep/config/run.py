@@ -190,6 +190,8 @@ class RunOptions(Section):
         self._check_coordinator()
         if self.resume == AUTO and self.name is None:
             raise ValueError("resume: auto goes on with the run of a name; give --name")
+        if self.resume == AUTO and self.num_seeds > 1:
+            raise ValueError(f"resume: auto with num_seeds {self.num_seeds}; each seed is resumed by itself")
         if self.name is not None and ("/" in self.name or self.name in (".", "..")):
             raise ValueError(f"name: {self.name!r} is not a plain directory name; --runs-dir says where it is made")
         return self

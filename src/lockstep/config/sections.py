@@ -268,6 +268,10 @@ class EvalConfig(Section):
     )
 
 
+SERVICES = ("wandb", "trackio", "mlflow")
+"""Trackers that send what they get elsewhere, by their keys in ``log``."""
+
+
 class LogConfig(Section):
     """Trackers; metrics.jsonl and metrics.csv are always written."""
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 
 def write_synced(path: Path, content: bytes) -> None:
-    """Writes a file, which is on the disk on return."""
-    with path.open("wb") as file:
+    """Writes a new file, which is on the disk on return; what had its name, a link too, is removed, not followed."""
+    path.unlink(missing_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,12 +18,15 @@ from lockstep.core.topology import error_file, started_by_lockstep
 EXIT_USER_ERROR = 2
 EXIT_FAILURE = 1
 ERROR_PREFIX = "lockstep: error: "
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Ask for an end: of a scheduler, of a user, of a terminal that is closed."""
+UNDONE = "ended with exit code 0 before the run was done; an environment or a network may have called exit"
 
 PARENT_VARIABLE = "LOCKSTEP_PARENT"
 """Tells a process that we start the process id of the one that starts it."""
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _PARENT, _SESSION = 1, 3
+_DONE = ".done"
 
 
 def _prctl(option: int, value: int | bytes) -> None:
@@ -55,6 +59,30 @@ def look_here_last() -> None:
 def adopt_orphans() -> None:
     """Become the parent of every descendant whose own parent dies (Linux), so that none can escape."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def stop_signals() -> list[signal.Signals]:
+    """The signals that ask for an end, but for a closed terminal's where that is ignored (``nohup``)."""
+    return [n for n in STOP_SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+
+
+@contextlib.contextmanager
+def no_silent_exit() -> Iterator[None]:
+    """Makes ``os._exit(0)`` of this process, which an environment may call, a failure that says so."""
+    original, own = os._exit, os.getpid()
+
+    def leave(code: int) -> NoReturn:
+        if code == 0 and os.getpid() == own:
+            report_failure(f"this process {UNDONE}")
+            sys.stderr.flush()
+            code = EXIT_FAILURE
+        original(code)
+
+    os._exit = leave
+    try:
+        yield
+    finally:
+        os._exit = original
 
 
 def signal_name(number: int) -> str:
@@ -125,6 +153,18 @@ def report_failure(message: str, *, secondary: bool = False) -> None:
         path.write_text(json.dumps({"message": {"message": message, "extraInfo": extra}}))
     if path is None or not (secondary or started_by_lockstep()):
         print(f"{ERROR_PREFIX}{message}", file=sys.stderr, flush=True)
+
+
+def report_done() -> None:
+    """Tells the launcher, if there is one that listens, that this rank has done what it was to do."""
+    path = error_file()
+    if path is not None and started_by_lockstep():
+        path.with_suffix(_DONE).touch()
+
+
+def is_done(path: str) -> bool:
+    """Whether the rank whose failure would stand in a file has called :func:`report_done`."""
+    return Path(path).with_suffix(_DONE).exists()
 
 
 def read_failure(path: str | None) -> tuple[str, bool] | None:

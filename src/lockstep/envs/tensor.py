@@ -6,7 +6,6 @@ environments are. Nothing here imports an engine; :mod:`lockstep.torch_engine.en
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
 from typing import Any, Protocol, cast
@@ -83,7 +82,7 @@ def named_object(name: str) -> Any:
         raise ValueError(f"env.id: {name}: {error}") from None
     except AttributeError:
         raise ValueError(f"env.id: {name}: module {module} has no {attribute}") from None
-    if not (inspect.isclass(found) or inspect.isfunction(found) or isinstance(found, functools.partial)):
+    if not callable(found) or inspect.isbuiltin(found):
         raise ValueError(f"env.id: {name} is neither a function nor a class")
     return found
 

@@ -41,7 +41,7 @@ from lockstep.jax_engine.state import (
 from lockstep.policies.policy import Policy
 from lockstep.runs.checkpoint import Checkpoint, pack, to_files
 from lockstep.training.reference_policy import reference_arrays
-from lockstep.training.session import checkpoint_facts, load_facts, make_eval_envs, policy_of
+from lockstep.training.session import beginning_of, checkpoint_facts, load_facts, make_eval_envs, policy_of
 
 if TYPE_CHECKING:
     from lockstep.jax_engine.seeds.run import OneOfSeeds
@@ -149,7 +149,9 @@ def parameter_layout(
     return SlicedLayout(shapes, {name: cut_axis(sharding) for name, sharding in shardings.items()})
 
 
-def open_program(config: Config, topology: Topology, options: RunOptions) -> Program:
+def open_program(
+    config: Config, topology: Topology, options: RunOptions, checkpoint: Checkpoint | None = None
+) -> Program:
     """Joins the processes, makes the mesh, and looks at the environment: everything that is to be compiled.
 
     Raises:
@@ -164,7 +166,7 @@ def open_program(config: Config, topology: Topology, options: RunOptions) -> Pro
         check_pool(pool, "fsdp")
     devices = None if options.devices is None else options.devices * topology.world_size
     with quiet_connections():
-        check_ranks_alike(hashlib.sha256(config.model_dump_json().encode()).hexdigest())
+        check_ranks_alike(hashlib.sha256(config.model_dump_json().encode()).hexdigest(), beginning_of(checkpoint))
         fsdp = options.fsdp_devices or devices or jax.device_count()
         mesh = make_mesh(fsdp if config.fsdp else 1, devices)
         if topology.world_size > 1:
@@ -196,7 +198,7 @@ def open_session(config: Config, topology: Topology, options: RunOptions, checkp
     Raises:
         ValueError: see :func:`open_program`.
     """
-    program = open_program(config, topology, options)
+    program = open_program(config, topology, options, checkpoint)
     plan = ShardPlan(config.envs, config.shards, topology.world_size, topology.rank)
     state, local = first_state(config, program), num_local_devices(program.mesh)
     run = DeviceRun(program, state, local) if program.env is not None else HostRun(program, state, plan, local)

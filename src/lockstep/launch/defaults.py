@@ -15,7 +15,7 @@ from lockstep.envs.batched.twins import stepped_inside
 from lockstep.envs.describe import describe
 from lockstep.envs.description import EnvDescription
 from lockstep.launch.jax_start import start_jax
-from lockstep.runs.directory import CONFIG
+from lockstep.runs.directory import CONFIG, is_run
 from lockstep.runs.trackers.service import flattened
 from lockstep.runs.trust import check_trusted
 
@@ -53,7 +53,7 @@ def request_of(argv: Sequence[str], needs_env: bool = True) -> RunRequest:
             config = request.config_over(defaults)
     config, line = stepped_inside(config)
     lines += [] if line is None else [line]
-    return RunRequest(config, options, request.overrides, "\n".join(lines) or None, description)
+    return RunRequest(config, options, _as_begun(request, options), "\n".join(lines) or None, description)
 
 
 def resumed_if_begun(options: RunOptions) -> RunOptions:
@@ -61,15 +61,23 @@ def resumed_if_begun(options: RunOptions) -> RunOptions:
     if options.resume != AUTO or options.name is None:
         return options
     path = Path(options.runs_dir) / options.name
-    settled = {"resume": str(path), "name": None} if (path / CONFIG).is_file() else {"resume": None}
-    return options.model_copy(update=settled)
+    return options.model_copy(update={"resume": str(path), "name": None} if is_run(path) else {"resume": None})
+
+
+def _as_begun(request: Request, options: RunOptions) -> dict[str, Any]:
+    """The settings that were given, but for those which ``resume: auto`` has settled when the run began."""
+    overrides = request.overrides
+    if request.options.resume == AUTO and options.resume is not None:
+        overrides.pop("num_envs_per_rank", None)
+        overrides.get("grpo", {}).pop("reference", None)
+    return overrides
 
 
 def described_run(command: str, target: str, rest: Sequence[str]) -> Config:
     """Reads the config of a run that ``command`` starts by itself: of a file or environment id, and of options."""
     positional, settings = parse_arguments(rest)
     for key in settings:
-        if key in RunOptions.model_fields:
+        if key in RunOptions.model_fields and key != "trust":
             raise ValueError(f"{key}: {command} starts its own runs; give only what describes the run")
     if positional:
         raise ValueError(f"{positional[0]!r}: one config file or environment id is enough, before the options")

@@ -19,10 +19,12 @@ from lockstep.core.process import (
     end_with_parent,
     look_here_last,
     name_process,
+    no_silent_exit,
+    report_done,
     report_failure,
 )
 from lockstep.core.topology import Topology, from_environment
-from lockstep.runs.checkpoint import find_checkpoint
+from lockstep.runs.checkpoint import CheckpointError, find_checkpoint
 from lockstep.runs.directory import CHECKPOINTS, RunDirectory, is_writer
 
 
@@ -39,7 +41,7 @@ class Assignment:
     resume_from: str | None = None
 
     def to_json(self) -> str:
-        """As one command-line argument."""
+        """As text."""
         return TypeAdapter(Assignment).dump_json(self).decode()
 
     @classmethod
@@ -53,12 +55,14 @@ def run_rank(assignment: Assignment, topology: Topology) -> int:
     try:
         config = assignment.config
         engine = engine_module(config.engine)
-        run = RunDirectory(assignment.path, is_writer=is_writer(topology), quiet=assignment.options.quiet)
+        path = assignment.path.absolute()  # environments may change the working directory
+        run = RunDirectory(path, is_writer=is_writer(topology), quiet=assignment.options.quiet)
         run.take_over()
         checkpoint = None
         if assignment.resume_from is not None:
             checkpoint = find_checkpoint(run.path / CHECKPOINTS, assignment.resume_from, warn=run.is_writer)
-        result = engine.train(config, run, topology, assignment.options, checkpoint)
+        with no_silent_exit():
+            result = engine.train(config, run, topology, assignment.options, checkpoint)
     except PeerFailureError as error:
         report_failure(str(error), secondary=True)
         return EXIT_FAILURE
@@ -70,22 +74,27 @@ def run_rank(assignment: Assignment, topology: Topology) -> int:
             traceback.print_exc()
         said_by_another = getattr(error, "everywhere", False) and not is_writer(topology)
         report_failure(" ".join(str(error).split()), secondary=said_by_another)
-        return EXIT_USER_ERROR if isinstance(error, ValueError) else EXIT_FAILURE
+        bad_input = isinstance(error, ValueError) and not isinstance(error, CheckpointError)  # found before the start
+        return EXIT_USER_ERROR if bad_input else EXIT_FAILURE
+    except SystemExit:
+        report_failure("an environment or a network called sys.exit before the run was done")
+        return EXIT_FAILURE
     except Exception:
         report_failure("this is a bug in lockstep or in a custom part\n" + traceback.format_exc())
         return EXIT_FAILURE
+    report_done()
     if result.signal is not None and not topology.launched:
         return 128 + result.signal
     return 0
 
 
 def main() -> int:
-    """Entry of a rank that ``lockstep train --nproc`` started: the assignment is its only argument."""
+    """Entry of a rank that ``lockstep train --nproc`` started: a file that holds the assignment is its argument."""
     end_with_parent()
     look_here_last()
     topology = from_environment()
     name_process(f"lockstep rank {topology.rank}")
-    return run_rank(Assignment.from_json(sys.argv[1]), topology)
+    return run_rank(Assignment.from_json(Path(sys.argv[1]).read_text()), topology)
 
 
 if __name__ == "__main__":

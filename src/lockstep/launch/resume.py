@@ -100,7 +100,7 @@ def open_directory(
         change = f"total_steps was {stored.total_steps} and is {config.total_steps} from here on"
         note = "schedules follow it, so a new run of this config.json is another run"
         print(f"lockstep: warning: {change}; {note}", file=sys.stderr)
-    return (open_run(path, config) if writer else RunDirectory(path, is_writer=False)), which
+    return (open_run(path, config, options.trust) if writer else RunDirectory(path, is_writer=False)), which
 
 
 def _check_second_log(stored: str | None, second: str | None) -> None:

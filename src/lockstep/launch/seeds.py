@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.run import Config, RunOptions
+from lockstep.config.sections import SERVICES
 from lockstep.envs.description import stepped_as_arrays
 
 EACH = "start a run for each --seed"
@@ -43,7 +44,7 @@ def _refused(config: Config) -> list[tuple[str, Any, str]]:
             "every seed has a metrics.jsonl of its own, and one file can't hold all: leave it out",
         ),
     ]
-    services = [name for name in ("wandb", "trackio", "mlflow") if getattr(log, name)]
+    services = [name for name in SERVICES if getattr(log, name)]
     found += [(f"log.{name}", "true", f"a process logs one run there, not one a seed; {EACH}") for name in services]
     return [one for one in found if one[1]]
 

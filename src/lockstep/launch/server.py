@@ -41,6 +41,7 @@ from lockstep.launch.fork import fork, one_thread, spawn
 LOOPBACK = "127.0.0.1"
 BACKLOG = 1024
 LOOK_SECONDS = 1.0
+ASSIGNMENT = "assignment.json"
 
 
 class Server:
@@ -158,6 +159,9 @@ class Server:
         port = self._bind()
         number = port.getsockname()[1]
         common = self._environment(nproc, number) | dict(environment)
+        file = Path(log_dir) / ASSIGNMENT  # not on a command line, which every user of the machine can read
+        if assignment is not None:
+            file.write_text(assignment)
         for rank in range(nproc):
             own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             own["TORCHELASTIC_ERROR_FILE"] = str(Path(log_dir) / f"rank_{rank}.json")
@@ -166,7 +170,7 @@ class Server:
             elif self._settings.forks and one_thread():
                 pid = self._fork_rank(common | own, str(assignment), port)
             else:
-                pid = spawn(["-P", "-m", "lockstep.launch.rank", str(assignment)], common | own, subprocess.DEVNULL)
+                pid = spawn(["-P", "-m", "lockstep.launch.rank", str(file)], common | own, subprocess.DEVNULL)
             self._ranks[pid] = rank
         self._channel.send({"started": {str(rank): pid for pid, rank in self._ranks.items()}, "port": number})
         if self._settings.store:  # after the forks: it has threads, and may have PyTorch to import

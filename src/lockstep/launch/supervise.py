@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import signal
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from lockstep.core.process import EXIT_FAILURE, STOP_SIGNALS, read_failure, signal_name
+from lockstep.core.process import EXIT_FAILURE, UNDONE, is_done, read_failure, signal_name, stop_signals
+from lockstep.core.temporary import temporary_directory
 
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 3.0
@@ -73,7 +73,7 @@ class StopSignals:
 def forwarding() -> Iterator[StopSignals]:
     """Take stop signals for ranks as long as the block runs."""
     signals = StopSignals()
-    previous = {number: signal.signal(number, signals) for number in STOP_SIGNALS}
+    previous = {number: signal.signal(number, signals) for number in stop_signals()}
     try:
         yield signals
     finally:
@@ -81,23 +81,26 @@ def forwarding() -> Iterator[StopSignals]:
             signal.signal(number, handler)
 
 
-def supervise(start: Callable[[Path], Ranks], interrupted: str = INTERRUPTED, not_begun: str = NOT_BEGUN) -> int:
+def supervise(
+    start: Callable[[Path], Ranks], interrupted: str = INTERRUPTED, not_begun: str = NOT_BEGUN, trains: bool = False
+) -> int:
     """Start ranks and wait for them.
 
     Args:
         start: starts them, given a directory for their messages.
         interrupted: what to say of ranks that a second Ctrl-C killed.
         not_begun: what to say of ranks that a stop signal ended as it ends any process.
+        trains: whether a rank says when it is done, so that exit code 0 alone means nothing.
 
     Returns:
         0 if all ended well, ``128 + n`` if signal ``n`` stopped the run, else 1; one rank's own error is shown, once.
     """
-    with tempfile.TemporaryDirectory(prefix="lockstep-") as directory, forwarding() as signals:
-        ranks, received = start(Path(directory)), signals.received
+    with temporary_directory() as directory, forwarding() as signals:
+        ranks, received = start(directory), signals.received
         try:
             signals.go_to(ranks)
-            codes = _wait(ranks)
-            message = failure_message(ranks, codes) if any(codes.values()) else None
+            codes, early = _wait(ranks, trains)
+            message = failure_message(ranks, codes, early) if early or any(codes.values()) else None
         finally:
             ranks.kill()
         if message is None:
@@ -111,30 +114,34 @@ def supervise(start: Callable[[Path], Ranks], interrupted: str = INTERRUPTED, no
         return 128 + received[0] if stopped else EXIT_FAILURE
 
 
-def _wait(ranks: Ranks) -> dict[int, int | None]:
+def _wait(ranks: Ranks, trains: bool) -> tuple[dict[int, int | None], list[int]]:
     """Exit codes once all ranks are done, or some seconds after the first failed: a checkpoint may be under way.
 
-    They are in the order in which the ranks ended: of two that failed, the first is the one to speak of.
+    They are in the order in which the ranks ended: of two that failed, the first is the one to speak of. Second come
+    those of ranks that train which ended with 0 before they were done.
     """
     deadline: float | None = None
     while True:
         codes = ranks.exit_codes()
+        early = [rank for rank, code in codes.items() if trains and code == 0 and not is_done(ranks.message_file(rank))]
         if all(code is not None for code in codes.values()):
-            return codes
-        if deadline is None and any(codes.values()):
+            return codes, early
+        if deadline is None and (early or any(codes.values())):
             deadline = time.monotonic() + GRACE_SECONDS
         if deadline is not None and time.monotonic() > deadline:
-            return codes
+            return codes, early
         time.sleep(POLL_SECONDS)
 
 
-def failure_message(ranks: Ranks, codes: dict[int, int | None]) -> str:
-    """The error of the rank that failed of itself: its own message, else how it ended."""
+def failure_message(ranks: Ranks, codes: dict[int, int | None], early: Sequence[int] = ()) -> str:
+    """The error of the rank that failed of itself: its own message, else how it ended; ``early``: with 0, too soon."""
     told = {rank: read_failure(ranks.message_file(rank)) for rank in codes}
     failed = [(rank, code, told[rank]) for rank, code in codes.items() if code]
     for rank, _, failure in failed:
         if failure and not failure[1]:
             return failure[0] if len(codes) == 1 else f"rank {rank}: {failure[0]}"
+    for rank in early:
+        return f"rank {rank} {UNDONE}"
     for rank, code, failure in failed:
         if failure is None and code < 0:
             name = signal_name(-code)

@@ -23,7 +23,7 @@ def setup_of(config: Config, ranks: int, processes: int) -> str:
         ValueError: this machine has no such devices; one line.
     """
     arguments = [config.model_dump_json(), *map(str, (ranks, processes, os.getpid()))]
-    command = [sys.executable, "-m", "lockstep.proof.setup", *arguments]
+    command = [sys.executable, "-P", "-m", "lockstep.proof.setup", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=without_launcher(), check=False)
     if done.returncode:
         raise ValueError(said_error(done.stderr, done.returncode))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 from lockstep.config.checks import resolve
 from lockstep.config.run import Config, LogConfig
 from lockstep.core.process import command_that_ends_with_us, said_error
+from lockstep.core.temporary import temporary_directory
 from lockstep.core.topology import without_launcher
 from lockstep.envs.describe import describe
 from lockstep.launch.world import world_words
@@ -62,7 +62,7 @@ def run_trace(config: Config, world_size: int, iterations: int, directory: Path,
     name = f"world_size_{world_size}_processes_{processes}"
     source = directory / f"{name}.json"
     source.write_text(config.model_dump_json())
-    command = command_that_ends_with_us("train", str(source), *world_words(config, world_size, processes))
+    command = command_that_ends_with_us("train", str(source), "--trust", *world_words(config, world_size, processes))
     command += ["--name", name, "--runs-dir", str(directory), "--quiet"]
     command += ["--stop-at-step", str(iterations * config.steps_per_iteration)]
     done = subprocess.run(command, capture_output=True, text=True, env=without_launcher(), check=False)
@@ -120,8 +120,8 @@ def verify(config: Config, worlds: Sequence[tuple[int, int]], iterations: int) -
     log = LogConfig(tensorboard=False)
     steps = max(config.total_steps, iterations * config.steps_per_iteration)
     config = config.model_copy(update={"proof": proof, "log": log, "total_steps": steps})
-    with tempfile.TemporaryDirectory(prefix="lockstep-verify-") as directory:
-        traces = [run_trace(config, n, iterations, Path(directory), processes) for n, processes in worlds]
+    with temporary_directory() as directory:
+        traces = [run_trace(config, n, iterations, directory, processes) for n, processes in worlds]
     return [compare(traces[0], trace) for trace in traces]
 
 

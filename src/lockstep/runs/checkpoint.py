@@ -30,7 +30,7 @@ POLICY = "policy/"
 REQUIRED = (*(f"{group}.safetensors" for group in GROUPS), "state.json")
 FORMAT = 1
 _NAME = re.compile(r"step_(\d+)$")
-_PLAIN = re.compile(r"([A-Za-z_]\w*/)?[A-Za-z_]\w*\.(safetensors|json)")
+_PLAIN = re.compile(r"(envs/shard_\d+|[A-Za-z_]\w*)\.(safetensors|json)")
 """Names of files in a checkpoint: none leads out of it."""
 
 
@@ -98,6 +98,8 @@ def problem_with(path: Path, required: Iterable[str] = REQUIRED) -> str | None:
             return f"{path / MANIFEST} names {name!r}, which is no file of a checkpoint"
         if (path / name).is_symlink() or ((path / name).parent.is_symlink() and (path / name).parent != path):
             return f"{path / name} is a link, which no checkpoint holds"
+        if (path / name).exists() and not (path / name).is_file():
+            return f"{path / name} is no file"
         try:
             actual = hashlib.sha256((path / name).read_bytes()).hexdigest()
         except (OSError, ValueError):

@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import itertools
 import json
+import os
 import shutil
 import sys
 import time
@@ -41,6 +42,7 @@ class RunDirectory:
     is_writer: bool = True
     quiet: bool = False
     _lock: RunLock | None = field(default=None, repr=False)
+    _cwd: Path = field(default_factory=Path.cwd, repr=False)  # environments may change it
 
     @property
     def checkpoints(self) -> Path:
@@ -76,7 +78,7 @@ class RunDirectory:
         """The trackers that a config asks for."""
         if not self.is_writer:
             return Tracker()
-        extra = Path(config.log.jsonl) if config.log.jsonl else None
+        extra = self._cwd / config.log.jsonl if config.log.jsonl else None
         return RunTrackers(self.path, wanted_trackers(config.log), extra, config=config)
 
     def video_path(self, global_step: int) -> Path | None:
@@ -95,10 +97,8 @@ class RunDirectory:
         """The checkpoint writer."""
         if self.is_writer:
             self.checkpoints.mkdir(exist_ok=True)
-        records = [self.path / METRICS_JSONL, self.path / METRICS_CSV]
-        return CheckpointWriter(
-            self.checkpoints if self.is_writer else None, config.keep_last, config.keep_best, records
-        )
+        directory, records = self.checkpoints if self.is_writer else None, [self.path / METRICS_JSONL]
+        return CheckpointWriter(directory, config.keep_last, config.keep_best, records)
 
     def missing_rows(self, iteration: int) -> list[tuple[int, int]]:
         """Which iterations up to this one have no row in ``metrics.jsonl``: the first and last of each stretch."""
@@ -118,7 +118,7 @@ class RunDirectory:
             step = path.stem.removeprefix("step_")
             if step.isdecimal() and int(step) > global_step:
                 path.unlink(missing_ok=True)
-        cut_trackers(self.path, iteration, global_step, Path(log.jsonl) if log.jsonl else None)
+        cut_trackers(self.path, iteration, global_step, self._cwd / log.jsonl if log.jsonl else None)
         for name in (FINGERPRINTS, TIMING):
             cut_jsonl(self.path / name, iteration)
 
@@ -218,12 +218,18 @@ def open_seed(run: RunDirectory, config: Config) -> RunDirectory:
     return seed
 
 
-def open_run(path: Path, config: Config) -> RunDirectory:
+def open_run(path: Path, config: Config, trust: bool = False) -> RunDirectory:
     """A run that is resumed, its ``config.json`` brought up to date; it comes back locked.
 
     Raises:
-        ValueError: another process is writing it.
+        ValueError: another process is writing it; or it would be written through a link, and that isn't trusted.
     """
+    links = [] if trust else [name for name in sorted(OWN_NAMES) if (path / name).is_symlink()]
+    if links:
+        raise ValueError(
+            f"run {path}: {links[0]} is a link to {os.path.realpath(path / links[0])}, which would be written; if that "
+            "is yours, give --trust"
+        )
     run = RunDirectory(path)
     run.lock()
     try:
@@ -241,10 +247,10 @@ def find_run(run: str, runs_dir: str = "runs") -> tuple[Path, str]:
         ValueError: there is no such run, or it holds several, one a seed; the line names those that are there.
     """
     for path in (Path(run), Path(runs_dir) / run):
-        if _is_run(path):
+        if is_run(path):
             _check_single(path)
             return path, "latest"
-        if path.parent.name == CHECKPOINTS and _is_run(path.parent.parent) and path.is_dir():
+        if path.parent.name == CHECKPOINTS and is_run(path.parent.parent) and path.is_dir():
             return path.parent.parent, path.name
     there = sorted(p.parent.name for p in Path(runs_dir).glob(f"*/{CONFIG}"))
     close = difflib.get_close_matches(run, there, 1, 0.6)
@@ -254,7 +260,7 @@ def find_run(run: str, runs_dir: str = "runs") -> tuple[Path, str]:
     raise ValueError(f"run: neither {run} nor {Path(runs_dir) / run} is a run directory{listed}")
 
 
-def _is_run(path: Path) -> bool:
+def is_run(path: Path) -> bool:
     """Whether a directory is a run's: it has a config, or a checkpoint that has kept it."""
     return (path / CONFIG).is_file() or "config" in (newest_manifest(path / CHECKPOINTS) or {})
 

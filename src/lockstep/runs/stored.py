@@ -37,4 +37,5 @@ def written_config(run: Path) -> tuple[Config, int] | None:
     manifest = newest_manifest(run / CHECKPOINTS)
     if manifest is None or not isinstance(manifest.get("config"), dict):
         return None
-    return validate(Config, manifest["config"], str(run / CHECKPOINTS / f"step_{manifest['step']}")), manifest["step"]
+    step = int(manifest.get("step") or 0)
+    return validate(Config, manifest["config"], str(run / CHECKPOINTS / f"step_{step}")), step

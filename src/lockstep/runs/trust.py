@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Iterable, Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
 from lockstep.config.run import Config
+from lockstep.config.sections import SERVICES
 from lockstep.core.private import make_private, only_we_write
 from lockstep.runs.directory import CONFIG
 from lockstep.runs.stored import stored_config
 
-NAME = re.compile(r"([A-Za-z_][\w.]*):(?![/\\])\S+")
-"""``module:attribute``, as Python and Gymnasium import it."""
+NO_NAME = re.compile(r"[^:]*|\w+://.*|[A-Za-z]:[\\/].*", re.DOTALL)
+"""What isn't ``module:attribute``, whatever Python and Gymnasium would make of it: no colon, a URL, a drive's path."""
 OWN_REGISTRY = "lockstep.envs:lockstep/"
 """Begins the ids of the array environments as Gymnasium knows them; a registry, not a name of code."""
 TRUSTED = "trusted_names"
@@ -38,10 +39,15 @@ def names_in(config: Config) -> dict[str, str]:
     }
     for key, value in settings.items():
         for text in _texts(value):
-            if NAME.fullmatch(text) and not text.startswith(OWN_REGISTRY):
+            is_id = key in ("env.id", "network.custom")
+            if (":" in text if is_id else not NO_NAME.fullmatch(text)) and not text.startswith(OWN_REGISTRY):
                 found.setdefault(text, key)
     if config.log.jsonl is not None:
         found[os.path.abspath(config.log.jsonl)] = LOG
+    for service in SERVICES:
+        if getattr(config.log, service):
+            place = "/".join(filter(None, (config.log.entity, config.log.project)))
+            found[f"{service}:{place}"] = f"log.{service}"
     return found
 
 
@@ -72,7 +78,7 @@ def trusted_config(run: Path, trust: bool = False, warn: bool = True) -> Config:
     return config
 
 
-def check_trusted(config: Config, source: Path, trust: bool = False, given: Container[str] = ()) -> None:
+def check_trusted(config: Config, source: Path, trust: bool = False, given: Iterable[str] = ()) -> None:
     """Makes sure that a run names no code and no file which this user hasn't trained with.
 
     Args:
@@ -84,16 +90,21 @@ def check_trusted(config: Config, source: Path, trust: bool = False, given: Cont
     Raises:
         ValueError: it does; one line that says which, from where it would be imported, and what to do.
     """
-    named = {} if trust else {name: key for name, key in names_in(config).items() if key not in given}
+    named = {} if trust else {name: key for name, key in names_in(config).items() if not _is_given(key, given)}
     known = trusted_names() if named else set()
     for name, key in named.items():
         if name in known:
             continue
         what = "which would be written" if key == LOG else f"which would be imported {origin_of(name)}"
+        what = "to which metrics would be sent" if key.removeprefix("log.") in SERVICES else what
         raise ValueError(
             f"{key}: {source} names {name}, {what}, and you haven't trained with it on this account; look at it, then "
             "give --trust"
         )
+
+
+def _is_given(key: str, given: Iterable[str]) -> bool:
+    return any(each == key or each.startswith(f"{key}.") for each in given)
 
 
 def origin_of(name: str) -> str:
@@ -110,7 +121,8 @@ def origin_of(name: str) -> str:
 
 def trusted_file() -> Path:
     """Names the file that holds the names which this user has trained with, one a line."""
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "lockstep" / TRUSTED
+    home = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
+    return Path(os.path.realpath(Path(home, "lockstep", TRUSTED)))  # dotfiles may be links to elsewhere
 
 
 def trusted_names() -> set[str]:
@@ -129,7 +141,7 @@ def remember_names(config: Config) -> None:
         return
     file = trusted_file()
     try:
-        if make_private(file.parent):
+        if make_private(file.parent) and (only_we_write(file) or not file.exists()):
             with os.fdopen(os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "w") as lines:
                 lines.writelines(f"{name}\n" for name in new)
     except OSError:

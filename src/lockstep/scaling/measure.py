@@ -79,7 +79,7 @@ def start_training(
     """
     source = directory / f"{name}.json"
     source.write_text(config.model_dump_json())
-    words = command_that_ends_with_us("train", str(source), *world_words(config, world_size))
+    words = command_that_ends_with_us("train", str(source), "--trust", *world_words(config, world_size))
     words += ["--name", name, "--runs-dir", str(directory), "--quiet"]
     words += [] if steps is None else ["--stop-at-step", str(steps)]
     environment = without_launcher() | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})

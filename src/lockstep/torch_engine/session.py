@@ -47,7 +47,14 @@ from lockstep.torch_engine.state import (
 )
 from lockstep.torch_engine.statistics import initial_statistics
 from lockstep.training.reference_policy import reference_arrays
-from lockstep.training.session import checkpoint_facts, gather_shards, load_facts, make_eval_envs, policy_of
+from lockstep.training.session import (
+    beginning_of,
+    checkpoint_facts,
+    gather_shards,
+    load_facts,
+    make_eval_envs,
+    policy_of,
+)
 
 
 @dataclass
@@ -147,7 +154,7 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
     plan = ShardPlan(config.envs, config.shards, topology.world_size, topology.rank)
     open_process_group(topology, config)
     communicator = Communicator(topology, plan, device, uses_nccl(config))
-    check_ranks_alike(communicator, config)
+    check_ranks_alike(communicator, config, beginning_of(checkpoint))
     communicator.share_memory(config)
     description = describe(config.env)
     envs = make_envs(

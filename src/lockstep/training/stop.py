@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 from lockstep.config.run import Config, RunOptions
-from lockstep.core.process import STOP_SIGNALS
+from lockstep.core.process import stop_signals
 
 RUNNING, TIME_LIMIT, STEP_LIMIT, FINISHED = 0, 1, -1, -2
 """Stop codes; ranks agree on the highest that any of them asks for. A signal's is ``128 + n``."""
@@ -53,12 +53,12 @@ class StopRequest:
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """Turns SIGTERM and SIGINT into a request for as long as the block runs (in the main thread; else never)."""
+    """Turns stop signals into a request for as long as the block runs (in the main thread; else never)."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    previous = {number: signal.signal(number, request) for number in STOP_SIGNALS}
+    previous = {number: signal.signal(number, request) for number in stop_signals()}
     try:
         yield request
     finally:

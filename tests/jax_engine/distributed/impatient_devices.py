@@ -30,7 +30,7 @@ def test_devices_that_are_in_different_collectives_are_told():
 
 
 def test_devices_that_bring_messages_of_different_sizes_are_told(monkeypatch):
-    monkeypatch.setattr(reductions, "_number_in_memory", lambda names: 7)
+    monkeypatch.setattr(reductions, "_number_in_memory", lambda: 7)
 
     def of_a_device(x):
         long = lambda x: sum_shards(x).sum()  # noqa: E731

@@ -94,7 +94,8 @@ class ArrayEnvironment(ABC):
 
     def pose(self, renderer: Any, row: dict[str, np.ndarray]) -> None:
         """Put Gymnasium's environment ``renderer``, if there is one, into the state ``row`` of one environment."""
-        return
+        if self.gymnasium_id is not None:
+            raise NotImplementedError(f"{type(self).__name__} has a gymnasium_id, so it needs pose(renderer, row)")
 
     def render(self, state: State, index: int = 0) -> np.ndarray:
         """Draw environment ``index`` of a state ``[n, …]`` of any namespace and device: uint8 ``[height, width, 3]``.

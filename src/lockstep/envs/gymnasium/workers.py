@@ -22,6 +22,8 @@ from lockstep.envs.gymnasium.keyed import KeyedEnv
 from lockstep.envs.host_envs import Buffers, HostEnvs, WantedEnvs, buffer_layout
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_SAFE_PATH = "PYTHONSAFEPATH"
+"""Keeps the working directory from coming first on a worker's path, until it has the path of its rank."""
 
 
 def _views(raw: dict[str, Any], layout: dict[str, tuple[tuple[int, ...], Any]]) -> Buffers:
@@ -55,6 +57,7 @@ def _work(
 ) -> None:
     """A worker's whole life: make its environments, answer commands until the rank closes the pipe."""
     end_with_parent(parent)
+    os.environ.pop(_SAFE_PATH, None)
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # the rank decides when to stop
     try:
@@ -92,8 +95,8 @@ class WorkerEnvs(HostEnvs):
         self._bounds = [count * w // workers for w in range(workers + 1)]
         self._processes: list[Any] = []
         self._connections: list[Connection] = []
-        saved = {name: os.environ.get(name) for name in _THREAD_VARIABLES}
-        os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))
+        saved = {name: os.environ.get(name) for name in (*_THREAD_VARIABLES, _SAFE_PATH)}
+        os.environ.update(dict.fromkeys(saved, "1"))
         try:
             for slot, (first, last) in enumerate(zip(self._bounds, self._bounds[1:], strict=False)):
                 ours, theirs = context.Pipe()

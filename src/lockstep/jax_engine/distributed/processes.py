@@ -15,7 +15,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from lockstep.core.errors import RankMismatchError
-from lockstep.core.machine import check_facts_alike
+from lockstep.core.machine import ANEW, check_facts_alike
 from lockstep.core.network import own_address
 from lockstep.core.topology import Topology
 from lockstep.jax_engine.setup.accelerators import on_this_machine
@@ -156,6 +156,6 @@ def gather_json(value: Any) -> list[Any]:
     return [json.loads(content) for content in gather_bytes(json.dumps(value).encode())]
 
 
-def check_ranks_alike(config_sha256: str) -> None:
-    """Raises a ``RankMismatchError`` in every process if machines, versions or configs differ between processes."""
-    check_facts_alike(gather_json(machine_facts() | {"config": config_sha256}))
+def check_ranks_alike(config_sha256: str, beginning: str = ANEW) -> None:
+    """Raises a ``RankMismatchError`` in every process if machines, versions, configs or beginnings differ."""
+    check_facts_alike(gather_json(machine_facts() | {"config": config_sha256, "beginning": beginning}))

@@ -43,7 +43,7 @@ def on_this_machine(device: str) -> Accelerators:
         ValueError: there is none; one line.
     """
     environment = without_launcher() | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    command = [sys.executable, "-m", "lockstep.jax_engine.setup.accelerators", device]
+    command = [sys.executable, "-P", "-m", "lockstep.jax_engine.setup.accelerators", device]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         said = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]

@@ -15,11 +15,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.config.run import Config
 from lockstep.core.errors import NoSharedMemoryError, PeerFailureError
-from lockstep.core.machine import check_facts_alike
+from lockstep.core.machine import ANEW, check_facts_alike
 from lockstep.core.network import interface_of, own_address
 from lockstep.core.shards import ShardPlan
 from lockstep.core.topology import Topology
@@ -55,8 +56,8 @@ def join_process_group(topology: Topology, nccl: bool, timeout: datetime.timedel
     place: dict[str, Any] = {"world_size": topology.world_size, "rank": topology.rank}
     if topology.agent_store:  # of all attempts that torchrun makes: what a killed one left in it is not for the next
         address = (topology.master_addr, topology.master_port)
-        agents = dist.TCPStore(*address, world_size=topology.world_size, is_master=False, timeout=timeout)
-        store = dist.PrefixStore(f"lockstep/attempt_{topology.attempt}", agents)
+        agents = TCPStore(*address, world_size=topology.world_size, is_master=False, timeout=timeout)
+        store = PrefixStore(f"lockstep/attempt_{topology.attempt}", agents)
         dist.init_process_group(BACKENDS[nccl], store=store, timeout=timeout, **place)
     else:
         dist.init_process_group(BACKENDS[nccl], f"tcp://{topology.master}", timeout, **place)
@@ -290,8 +291,8 @@ def mean_over_ranks(communicator: Communicator, gradients: Tensor) -> torch.futu
     return done
 
 
-def check_ranks_alike(communicator: Communicator, config: Config) -> None:
-    """Raises a ``RankMismatchError`` on every rank if machines, versions or configs differ between ranks."""
-    facts = machine_facts(communicator.device)
+def check_ranks_alike(communicator: Communicator, config: Config, beginning: str = ANEW) -> None:
+    """Raises a ``RankMismatchError`` on every rank if machines, versions, configs or beginnings differ."""
+    facts = machine_facts(communicator.device) | {"beginning": beginning}
     facts["config"] = hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:16]
     check_facts_alike(communicator.gather_json(facts))
