@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
         check_suffix(options.video)
     policy = load_policy(options.run, options.checkpoint, options.runs_dir, trust=options.trust)
     if options.video is None and not options.terminal and not has_screen():
-        raise ValueError("there is no screen here; --video out.mp4 (or .gif) writes a file instead, --terminal text")
+        raise ValueError("there is no screen here; --video out.mp4 (or .gif) writes a file instead")
     target = "terminal" if options.terminal else options.video
     try:
         episodes = play(policy, target, options.episodes, options.seed, deterministic=not options.stochastic)

@@ -14,7 +14,7 @@ from lockstep.config.sections import NetworkConfig
 from lockstep.core.fingerprint import sha256_of
 from lockstep.policies.recordings import read_recording
 from lockstep.runs.checkpoint import commit, to_files
-from lockstep.runs.directory import create_run
+from lockstep.runs.directory import CONFIG, create_run
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trackers.jsonl import JsonlTracker
 from lockstep.runs.trust import check_trusted
@@ -57,6 +57,8 @@ def clone(
     engine = _engine()
     engine.check(config, recording)
     engine.learnt_episodes(recording, settings.validation)
+    if (out / CONFIG).exists():
+        raise ValueError(f"out: run {out} exists already; choose another --out")
     run = create_run(str(out.parent), out.name, config)
     try:
         metrics = JsonlTracker(run.path / METRICS_JSONL)

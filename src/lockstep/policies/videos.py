@@ -143,7 +143,11 @@ def _frame(env: Any) -> Any:
         why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise ValueError(f"{env.spec.id} can't be rendered here: {why}{hint}") from None
     if frame is None:
-        raise ValueError(f"{env.spec.id} gives no picture in render mode {env.render_mode}")
+        raise ValueError(
+            f"{env.spec.id} can't be shown as text; --video out.mp4 shows it"
+            if env.render_mode == "ansi"
+            else f"{env.spec.id} gives no picture in render mode {env.render_mode}"
+        )
     return frame
 
 
