@@ -59,7 +59,7 @@ def test_a_video_that_fails_later_costs_a_warning_and_no_more(trained, tmp_path)
     ended = lockstep("train", *UNDRAWABLE, "--name", "run", cwd=tmp_path, FRAMES="3")
     assert ended.code == 0, ended.stderr
     (line,) = ended.stderr.splitlines()
-    assert line.startswith("lockstep: warning: runs/run/videos/step_512.mp4 can't be recorded: ")
+    assert line.startswith(f"lockstep: warning: {tmp_path / 'runs/run/videos/step_512.mp4'} can't be recorded: ")
     assert line.endswith("RuntimeError: the screen is gone; no more videos, training goes on")
     run = Run(tmp_path / "runs" / "run", ended)
     assert videos(run.path) == set()

@@ -191,6 +191,7 @@ def test_a_summary_says_what_the_run_is_and_how_it_ended(recorder_of, tmp_path):
         "num_shards": 4,
         "reduction": "exact",
         "restarted_environments": [1, 4],
+        "missing_rows": [],
         "engine": "none",
         "world_size": 1,
     }

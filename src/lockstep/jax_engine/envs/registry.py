@@ -98,17 +98,17 @@ def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _own(env_id: str, kwargs: dict[str, Any]) -> tuple[Any, Any]:
     kind = named_object(env_id)
-    if inspect.isclass(kind):  # looked at before it is called: it may be any class
-        _check_environment(env_id, kind, ("reset", "step"))
+    if inspect.isclass(kind) and not (hasattr(kind, "reset") and hasattr(kind, "step")):
+        _check_environment(env_id, kind)  # before it is called: it may be any class
     made = _constructed(env_id, kind, kwargs)
     if isinstance(made, tuple) and len(made) == 2:
         return made
-    _check_environment(env_id, made, ("reset", "step", "observation_space", "action_space"))
+    _check_environment(env_id, made)
     return made, getattr(made, "default_params", None)
 
 
-def _check_environment(env_id: str, made: Any, needed: Iterable[str]) -> None:
-    missing = [name for name in needed if not hasattr(made, name)]
+def _check_environment(env_id: str, made: Any) -> None:
+    missing = [name for name in ("reset", "step", "observation_space", "action_space") if not hasattr(made, name)]
     if missing:
         raise ValueError(
             f"env.id: {env_id} has no {' and no '.join(missing)}; an environment has reset(key, params), "
