@@ -22,7 +22,9 @@ from device_runs import CARTPOLE, JAX, ON_THE_HOST, TWO_PROCESSES, devices, insi
 
 from lockstep.runs.checkpoint import checkpoints_in, problem_with
 
-PLACES = pytest.mark.parametrize("place", [devices(2), TWO_PROCESSES], ids=["two devices", "two processes"])
+PLACES = pytest.mark.parametrize(
+    "place", [devices(2), pytest.param(TWO_PROCESSES, marks=pytest.mark.long)], ids=["two devices", "two processes"]
+)
 
 START = 120.0
 """Seconds in which a run has been compiled and has begun, on a busy machine too."""
