@@ -78,8 +78,13 @@ class Session:
 
     def attacked(self, fault: Fault) -> Told:
         """Waits for a fault's moment, does it, and waits for what comes of it; for the end of a run that was faster."""
-        if not self._reaches(fault):
-            return self.ended()
+        try:
+            if not self._reaches(fault):
+                return self.ended()
+        except TimeoutError as error:
+            send(marked(self._mark), signal.SIGKILL)
+            self._process.wait()
+            return Told(None, 0, "", rows_of(self._run), 0.0, [f"{fault.label}: {error}"])
         time.sleep(fault.delay)
         rows, targets = rows_of(self._run), roles(self._mark, self._process.pid)
         victims = targets.get(fault.target, [])
