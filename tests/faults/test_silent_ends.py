@@ -124,7 +124,8 @@ def test_an_environment_that_changes_the_directory_moves_no_file(trained, tmp_pa
     assert not os.path.exists("/second.jsonl")
 
 
-def test_what_killed_launchers_left_in_the_temporary_directory_is_swept(tmp_path):
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_what_killed_launchers_left_in_the_temporary_directory_is_swept(tmp_path, nproc):
     temporary = tmp_path / "tmp"
     stale, held, others = (temporary / f"lockstep-{name}" for name in ("stale", "held", "others"))
     for directory in (stale, held):
@@ -135,6 +136,6 @@ def test_what_killed_launchers_left_in_the_temporary_directory_is_swept(tmp_path
 
     with (held / ".held").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        ended = lockstep("train", *CARTPOLE, "--nproc", 2, cwd=tmp_path, TMPDIR=str(temporary))
+        ended = lockstep("train", *CARTPOLE, "--nproc", nproc, cwd=tmp_path, TMPDIR=str(temporary))
     assert ended.code == 0
     assert {path.name for path in temporary.iterdir() if "lockstep" in path.name} == {held.name, others.name}

@@ -14,6 +14,7 @@ from typing import Any
 from lockstep.config.command_line import train_help
 from lockstep.config.engines import check_engine_options
 from lockstep.config.files import read_file
+from lockstep.core.temporary import sweep_temporary
 from lockstep.core.topology import Topology
 from lockstep.envs.describe import describe
 from lockstep.launch.checks import check_company, check_limits, check_machine, with_reference
@@ -48,6 +49,7 @@ def start_run(request: RunRequest) -> int:
     A request that can't be run raises a one-line ``ValueError`` before any process is started.
     """
     topology = topology_of(request.options)
+    sweep_temporary()
     with contextlib.ExitStack() as stack:
         assignment, run, world, server = prepare(request, topology, stack)
         stack.callback(run.unlock)

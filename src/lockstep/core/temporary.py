@@ -25,7 +25,7 @@ def temporary_directory() -> Iterator[Path]:
     with (begun / _HELD).open("w") as held:
         _lock(held.fileno())
         begun.rename(directory)  # nobody sees it under this name before it is locked
-        _sweep(base)
+        sweep_temporary()
         try:
             yield directory
         finally:
@@ -44,9 +44,9 @@ def _lock(descriptor: int) -> bool:
     return False
 
 
-def _sweep(base: Path) -> None:
-    """Removes directories of this user that nobody holds."""
-    for held in base.glob(f"{PREFIX}*/{_HELD}"):
+def sweep_temporary() -> None:
+    """Removes directories of this user that nobody holds: their makers were killed."""
+    for held in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{_HELD}"):
         with contextlib.suppress(OSError):
             if held.stat(follow_symlinks=False).st_uid != os.getuid() or held.parent.is_symlink():
                 continue
