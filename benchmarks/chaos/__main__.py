@@ -32,7 +32,7 @@ def read_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=100, help="faults in all (100)")
     parser.add_argument("--seed", type=int, default=0, help="of the faults; the same seed draws the same ones (0)")
     parser.add_argument("--each", type=int, default=8, help="faults of a run at most (8)")
-    parser.add_argument("--cases", default=",".join(names()), help="which runs: a list of numbers or names in quotes")
+    parser.add_argument("--cases", default=",".join(names()), help="which runs, with commas between them (all)")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     arguments = parser.parse_args(argv)
     for name in ("kills", "each"):

@@ -115,3 +115,31 @@ def test_a_log_elsewhere_is_not_written(theirs, tmp_path):
     message = error_line(lockstep("train", "--resume", path, cwd=tmp_path))
     assert f"names {tmp_path / 'mine'}, which would be written" in message
     assert (tmp_path / "mine").read_text() == "precious\n"
+
+
+def test_its_config_says_nothing_of_how_another_run_is_started(theirs, tmp_path):
+    path = theirs(trust=True, env=popen(tmp_path))
+    message = error_line(lockstep("train", path, cwd=tmp_path))
+    assert f"trust: {path / 'config.json'} is the config of a run" in message
+    assert not (tmp_path / "owned").exists()
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints"])
+def test_nothing_is_written_through_a_link(theirs, tmp_path, name):
+    path, mine = theirs(total_steps=2048), tmp_path / "mine"
+    (path / name).rename(mine)
+    (path / name).symlink_to(mine)
+    before = sorted(mine.iterdir()) if mine.is_dir() else mine.read_text()
+    message = error_line(lockstep("train", "--resume", path, cwd=tmp_path))
+    assert f"{name} is a link to {mine}, which would be written" in message
+    assert before == (sorted(mine.iterdir()) if mine.is_dir() else mine.read_text())
+
+
+def test_nor_through_one_where_a_temporary_file_will_be(theirs, tmp_path):
+    path, mine = theirs(), tmp_path / "mine"
+    mine.write_text("precious\n")
+    for name in (".config.json.tmp", ".summary.json.tmp"):
+        (path / name).symlink_to(mine)
+    assert lockstep("train", "--resume", path, cwd=tmp_path).code == 0
+    assert mine.read_text() == "precious\n"
+    assert not (path / "config.json").is_symlink()

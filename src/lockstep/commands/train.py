@@ -96,9 +96,9 @@ def prepare(
         )
     if not checked:
         check_machine(config, world.ranks_here, description)
+    run, which = open_directory(config, options, path, which, writer)
     if writer and not options.trust:
         remember_names(config)
-    run, which = open_directory(config, options, path, which, writer)
     settled = options.model_copy(update={"devices": world.devices})
     return Assignment(config, run.path, settled, which), run, world, server
 

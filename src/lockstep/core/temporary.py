@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,10 +34,6 @@ def temporary_directory() -> Iterator[Path]:
 
 def _lock(descriptor: int) -> bool:
     """Locks a file for as long as this process has it open; says whether nobody else has."""
-    if sys.platform == "win32":
-        return False
-    import fcntl
-
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
