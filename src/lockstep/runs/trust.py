@@ -31,16 +31,13 @@ LOG = "log.jsonl"
 def names_in(config: Config) -> dict[str, str]:
     """Finds the code, and the file to write, that a config names: the key by the name."""
     found: dict[str, str] = {}
-    settings = {
-        "env.id": config.env.id,
-        "env.kwargs": config.env.kwargs,
-        "network.custom": config.network.custom,
-        "network.custom_kwargs": config.network.custom_kwargs,
-    }
-    for key, value in settings.items():
+    for key, text in (("env.id", config.env.id), ("network.custom", config.network.custom or "")):
+        if ":" in text and not text.startswith(OWN_REGISTRY):  # it is imported, whatever stands around the colon
+            found.setdefault(text, key)
+    free = {"env.kwargs": config.env.kwargs, "network.custom_kwargs": config.network.custom_kwargs}
+    for key, value in free.items():
         for text in _texts(value):
-            is_id = key in ("env.id", "network.custom")
-            if (":" in text if is_id else not NO_NAME.fullmatch(text)) and not text.startswith(OWN_REGISTRY):
+            if not (NO_NAME.fullmatch(text) or text.startswith(OWN_REGISTRY)):
                 found.setdefault(text, key)
     if config.log.jsonl is not None:
         found[os.path.abspath(config.log.jsonl)] = LOG
