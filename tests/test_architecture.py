@@ -37,7 +37,7 @@ JAX_COLLECTIVE_FILES = (
     "jax_engine/distributed/processes.py",
 )
 RANKS = ("rank", "local_rank", "global_rank", "node_rank")
-WRITERS = ("runs/", "launch/", "cli.py", "integrations/attach/process_group.py")
+WRITERS = ("runs/", "launch/", "cli.py", "core/topology.py", "integrations/attach/process_group.py")
 UNSAFE_MODULES = ("pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib")
 UNSAFE_BUILTINS = ("eval", "exec", "compile", "__import__")
 UNSAFE_CALLS = ("yaml.load", "yaml.unsafe_load", "yaml.full_load", "torch.load", "torch.save", "np.load", "numpy.load")

@@ -6,6 +6,7 @@ import sys
 import pytest
 from command_line import Run, run_words
 from device_runs import JAX, devices, same_agent
+from variants import variants
 
 SHORT = (
     *JAX,
@@ -67,7 +68,7 @@ def run_of(tmp_path_factory):
 
 
 @pytest.mark.parametrize("number", [2, pytest.param(4, marks=pytest.mark.long)])  # each kind is compiled again for it
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", variants(KINDS, [kind for kind in KINDS if kind != "images"]))
 def test_each_kind_is_the_same_on_one_device_and_on_more(run_of, kind, number):
     one, many = run_of(1, kind), run_of(number, kind)
     assert many.summary["world_size"] == number

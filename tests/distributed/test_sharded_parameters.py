@@ -103,6 +103,7 @@ def weighed(iterations: int = 2, **changes) -> list[dict]:
     return out
 
 
+@pytest.mark.long
 def test_a_rank_of_two_holds_half_of_the_parameters_and_moments():
     replicated, sharded = weighed(), weighed(fsdp=True)
     whole = replicated[0]["whole network"]

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from command_line import Run, copy_of, lockstep, resume
+from variants import variants
 
 from lockstep.runs.checkpoint import read_checkpoint
 
@@ -47,7 +48,7 @@ ON_FOUR = ("LSTM", "GRPO")
 """Cases that begin on four ranks; the others on two."""
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", variants(CASES, ["LSTM", "Dict with an image", "squashed, std by state"]))
 def test_ranks_that_go_on_as_half_as_many_end_as_one_that_never_stopped(trained, tmp_path, case):
     words, ranks = CASES[case], 4 if case in ON_FOUR else 2
     one = trained(*words)

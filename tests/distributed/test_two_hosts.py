@@ -8,10 +8,12 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from command_line import wait_until
 
 ARGUMENTS = [
     "-m",
@@ -101,6 +103,50 @@ def test_one_rank_on_each_of_two_hosts_gives_the_same_agent(
     assert (two["world_size"], one["world_size"]) == (2, 1)
     assert two["collectives"] == {"torch": "gloo", "jax": "xla"}[words[1]]
     assert two["state_sha256"] == one["state_sha256"]
+
+
+LIMIT = 15
+"""Seconds without progress: more than anything takes here on a busy machine, also to compile."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("words", [("--engine", "torch"), ("--engine", "jax", "--devices", "1")], ids=lambda w: w[1])
+def test_a_cable_that_is_cut_ends_both_hosts_in_time_and_in_words(
+    hosts: list[tuple[str, str]], tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    words = (*words, "--total-steps", "100000000", "--collective-timeout", str(LIMIT), "--name", "cut")
+    place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0", "OMP_NUM_THREADS": "1"}
+    place |= {"MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29478"}
+    processes = [
+        subprocess.Popen(
+            ["ip", "netns", "exec", namespace, sys.executable, *ARGUMENTS, *words],
+            cwd=tmp_path,
+            env=os.environ | place | {"RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank, (namespace, _) in enumerate(hosts)
+    ]
+    metrics = tmp_path / "runs" / "cut" / "metrics.jsonl"
+    try:
+        wait_until(lambda: metrics.is_file() and metrics.read_text().count("\n") > 3, "nothing is logged")
+        _ip("-n", hosts[1][0], "link", "set", hosts[1][1], "down")
+        cut = time.monotonic()
+        said = [process.communicate(timeout=600)[1] for process in processes]
+        seconds = time.monotonic() - cut
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [1, 1], said
+    for rank, errors in enumerate(said):
+        (line,) = [line for line in errors.splitlines() if line.startswith("lockstep: error: ")]
+        assert line.startswith(
+            f"lockstep: error: rank {rank} lost its peers: nobody has made progress for {LIMIT} s"
+        ), line
+        assert f"rank {1 - rank} was last heard of" in line
+    assert seconds > LIMIT * 0.9
+    assert not (tmp_path / "runs" / "cut" / ".lock").exists()
 
 
 def test_two_hosts_that_are_told_to_share_memory_say_that_they_cannot(

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from doctored import doctor
+from variants import variants
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "doctor"
 EXPECTED = {
@@ -35,7 +36,7 @@ def test_every_example_is_expected():
     assert {path.stem for path in EXAMPLES.glob("*.py")} == set(EXPECTED)
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("name", variants(EXPECTED, ["correct_ddp", "ddp_bypassed", "local_normalizer", "same_seed"]))
 def test_verdict_cause_and_exit_status(report, name):
     verdict, status, kinds, cause = EXPECTED[name]
     found = report(name)

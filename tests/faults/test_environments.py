@@ -5,6 +5,7 @@ import re
 
 import pytest
 from command_line import SMALL, assert_no_orphans, error_line, lockstep
+from variants import variants
 
 from lockstep.runs.checkpoint import checkpoints_in, problem_with
 
@@ -46,7 +47,7 @@ def test_raising_in_a_reset(tmp_path, nproc, workers):
     assert_checkpoints_whole(tmp_path)
 
 
-@pytest.mark.parametrize(("nproc", "workers"), [(1, 0), (2, 0), (2, 1)])
+@pytest.mark.parametrize(("nproc", "workers"), variants([(1, 0), (2, 0), (2, 1)], [(1, 0), (2, 0)]))
 def test_hanging_in_a_step(tmp_path, nproc, workers):
     limit = 3 if workers == 0 else 10  # the worker's start counts too
     line = fail(tmp_path, "hang", nproc, workers, "--env.timeout", limit)

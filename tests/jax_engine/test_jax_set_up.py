@@ -150,8 +150,9 @@ def test_flags_are_appended_and_the_users_stay(monkeypatch):
 def test_processors_that_differ_have_caches_of_their_own(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(set_up, "cpu_features", lambda: ("avx2",))
-    narrow = set_up.default_cache_directory()
-    assert narrow == set_up.default_cache_directory()
+    narrow = set_up.cache_directory()
+    assert narrow == set_up.cache_directory()
     monkeypatch.setattr(set_up, "cpu_features", lambda: ("avx2", "avx512f"))
-    assert narrow != set_up.default_cache_directory()
+    assert narrow != set_up.cache_directory()
+    assert narrow is not None
     assert narrow.parent == tmp_path / "lockstep" / "jax"

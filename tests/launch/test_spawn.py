@@ -301,8 +301,8 @@ def test_only_torch_on_cpus_of_linux_is_forked(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     rank_server(Config())
     forked, gpu, jax, mac = asked
-    assert forked == (("torch",), {"forks": True, "store": True})
-    assert gpu == mac == (("torch",), {"forks": False, "store": True})
+    assert forked == (("torch",), {"forks": True, "meeting": "file"})
+    assert gpu == mac == (("torch",), {"forks": False, "meeting": "file"})
     assert jax == ((), {})
 
 

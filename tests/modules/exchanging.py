@@ -14,7 +14,7 @@ from lockstep.config.run import Config
 from lockstep.core.errors import PeerFailureError
 from lockstep.core.shards import ShardPlan
 from lockstep.core.topology import from_environment
-from lockstep.torch_engine.distributed.communicator import Communicator, open_process_group
+from lockstep.torch_engine.distributed.communicator import Communicator
 from lockstep.torch_engine.distributed.shared_memory import SharedSlots, open_shared_slots
 
 SLOT = 1 << 12
@@ -33,10 +33,10 @@ class Ranks:
         torch.set_num_threads(1)
         self.topology = from_environment()
         self.rank, self.size = self.topology.rank, self.topology.world_size
-        self.config = resolve(Config(num_envs=8, num_steps=16), self.size)
-        open_process_group(self.topology, self.config)
+        self.config = resolve(Config(num_envs=8, num_steps=16, collectives="backend"), self.size)
         self.plan = ShardPlan(8, 8, self.size, self.rank)
         self.backend = self.communicator()
+        self.backend.join(self.config)
 
     def communicator(self):
         return Communicator(self.topology, self.plan, torch.device("cpu"))

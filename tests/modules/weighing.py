@@ -18,7 +18,7 @@ from lockstep.config.checks import resolve
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.topology import from_environment
 from lockstep.runs.directory import RunDirectory
-from lockstep.torch_engine.distributed.communicator import close_process_group
+from lockstep.torch_engine.distributed.process_group import close_process_group
 from lockstep.torch_engine.nets.parameters import MOMENTS
 from lockstep.torch_engine.session import open_session
 from lockstep.torch_engine.state import POLICY, state_arrays

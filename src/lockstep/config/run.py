@@ -25,6 +25,7 @@ from lockstep.config.sections import (
 
 MAX_SEQUENCE = 32
 AUTO = "auto"
+MOST_SILENCE = 600.0
 COORDINATOR = r"^(\[[0-9a-fA-F:.]+\]|[\w.-]+):[0-9]{1,5}$"
 """``host:port``, ``[IPv6 address]:port``."""
 
@@ -83,6 +84,12 @@ class Config(Section):
         description="how CPU tensors travel; shared: memory of one host (jax: of one process); backend: its own (jax: "
         "XLA's); auto: shared where possible",
     )
+    collective_timeout: float | None = Field(
+        default=None,
+        gt=0,
+        description="seconds without progress on any rank after which a run of several ends; default 600, or twice "
+        "env.timeout",
+    )
     ppo: PPOConfig = PPOConfig()
     grpo: GRPOConfig = GRPOConfig()
     network: NetworkConfig = NetworkConfig()
@@ -111,6 +118,11 @@ class Config(Section):
             return 1
         wanted = self.network.sequence_length
         return wanted or max(n for n in range(1, MAX_SEQUENCE + 1) if self.num_steps % n == 0)
+
+    @property
+    def silence(self) -> float:
+        """Seconds without progress on any rank after which a run of several ends."""
+        return self.collective_timeout or max(MOST_SILENCE, 2 * self.env.timeout)
 
     @property
     def group_size(self) -> int:

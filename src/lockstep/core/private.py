@@ -18,6 +18,20 @@ def only_we_write(path: Path) -> bool:
     return False
 
 
+def make_cache(directory: Path, top: Path) -> Path | None:
+    """Makes a directory, and those between it and ``top``, for this user alone; None if others may write in any.
+
+    Raises:
+        OSError: it can't be made.
+    """
+    within = [directory, *(parent for parent in directory.parents if parent.is_relative_to(top))]
+    for each in reversed(within):
+        each.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not only_we_write(each.resolve()):  # it may be our link to another disk
+            return None
+    return directory
+
+
 def make_private(directory: Path) -> bool:
     """Makes a directory, and those above it that are missing, for this user alone; says whether it is so.
 

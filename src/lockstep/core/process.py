@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,6 +24,8 @@ UNDONE = "ended with exit code 0 before the run was done; an environment or a ne
 
 PARENT_VARIABLE = "LOCKSTEP_PARENT"
 """Tells a process that we start the process id of the one that starts it."""
+at_failure: list[Callable[[], None]] = []
+"""What a process that :func:`fail_now` ends does yet, briefly."""
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _PARENT, _SESSION = 1, 3
 _DONE = ".done"
@@ -91,6 +93,12 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def killed_by(number: int) -> str:
+    """Says that a signal ended a process, and why it may have been sent."""
+    name = signal_name(number)
+    return f"was killed by {name}{'; out of memory?' if name == 'SIGKILL' else ''}"
 
 
 def name_process(name: str) -> None:
@@ -185,8 +193,11 @@ def said_error(stderr: str, code: int) -> str:
     return (said[-1].removeprefix(ERROR_PREFIX) if said else stderr.strip()[-500:]) or f"exit status {code}"
 
 
-def fail_now(message: str) -> NoReturn:
+def fail_now(message: str, secondary: bool = False) -> NoReturn:
     """Report and end this process at once, from any thread, whatever the main thread is stuck in."""
-    report_failure(message)
+    report_failure(message, secondary=secondary)
+    for tidy in at_failure:
+        with contextlib.suppress(Exception):
+            tidy()
     sys.stderr.flush()
     os._exit(EXIT_FAILURE)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LAUNCHER_VARIABLE = "LOCKSTEP_LAUNCHER"
+MEMORY_VARIABLE, STORE_VARIABLE = "LOCKSTEP_MEMORY", "LOCKSTEP_STORE"
+"""What our launcher gives its ranks: the descriptor of memory that they share, and a file in which they meet."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 DEFAULT_PORT = 29500
 PORTS = 65536
@@ -39,6 +41,8 @@ class Topology:
         master_port: where on that host.
         agent_store: whether the launcher itself listens on that port, and holds PyTorch's store there.
         attempt: how many times the launcher has started all ranks again, after one of them failed.
+        memory: descriptor of memory that the ranks of this host share from their start, by our launcher.
+        store_file: file of our launcher's in which ranks can meet: nobody but this user reads it.
     """
 
     rank: int = 0
@@ -50,6 +54,8 @@ class Topology:
     master_port: int = DEFAULT_PORT
     agent_store: bool = False
     attempt: int = 0
+    memory: int | None = None
+    store_file: str | None = None
 
     @property
     def on_one_host(self) -> bool:
@@ -60,6 +66,11 @@ class Topology:
     def loopback(self) -> bool:
         """Whether the ranks meet over the loopback interface."""
         return self.on_one_host and self.master_addr in LOOPBACK
+
+    @property
+    def holds_store(self) -> bool:
+        """Whether PyTorch's store, in which ranks meet over TCP, lives in this process."""
+        return self.rank == 0 and not self.agent_store and self.store_file is None
 
     @property
     def master(self) -> str:
@@ -130,7 +141,9 @@ def _from_torchrun(environ: Mapping[str, str]) -> Topology:
     store = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     again = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     attempt = int(again) if again.isdecimal() else 0
-    return Topology(rank, world_size, local_rank, local_world_size, True, master, port, store, attempt)
+    memory = int(environ[MEMORY_VARIABLE]) if MEMORY_VARIABLE in environ else None
+    ours = {"memory": memory, "store_file": environ.get(STORE_VARIABLE)}
+    return Topology(rank, world_size, local_rank, local_world_size, True, master, port, store, attempt, **ours)
 
 
 def _master(environ: Mapping[str, str], host: str, port: int) -> tuple[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
-from lockstep.jax_engine.distributed.processes import gather_json
+from lockstep.jax_engine.distributed.processes import gather_json, wait_for_all
 from lockstep.jax_engine.session import Session
 from lockstep.policies.evaluation import COLUMNS, run_episodes
 
@@ -29,4 +29,5 @@ def evaluate_policy(session: Session) -> np.ndarray:
         return np.asarray(actions).reshape(len(rows), *actions.shape[2:])
 
     episodes = run_episodes(envs, act, session.config.eval.max_steps)
+    wait_for_all(f"evaluated {session.iteration}")
     return np.array([row for rows in gather_json(episodes.tolist()) for row in rows], np.float64).reshape(-1, COLUMNS)

@@ -161,7 +161,8 @@ def open_program(
     simulated = options.simulate_devices or options.devices if on_cpu else None
     description = None if config.env.jax_only else describe(config.env)
     pool = pool_of(config, simulated or 1, topology, description) if on_cpu else None
-    set_up_jax(config.threads, config.device, simulated, topology, pool, None if on_cpu else options.devices)
+    gpus = None if on_cpu else options.devices
+    set_up_jax(config.threads, config.device, simulated, topology, pool, gpus, config.silence)
     if pool and config.fsdp:
         check_pool(pool, "fsdp")
     devices = None if options.devices is None else options.devices * topology.world_size

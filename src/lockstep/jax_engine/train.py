@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from lockstep.config.run import Config, RunOptions
+from lockstep.core.life import Part, life
 from lockstep.core.topology import Topology
 from lockstep.jax_engine.announcement import start_lines
-from lockstep.jax_engine.distributed.processes import leave_processes
+from lockstep.jax_engine.distributed.processes import leave_processes, wait_for_all
 from lockstep.jax_engine.evaluation import evaluate_policy
 from lockstep.jax_engine.program.fingerprints import Copies
 from lockstep.jax_engine.program.iterations import Iteration, numbers_of
@@ -150,9 +151,12 @@ class Trainer:
         """Evaluates the policy if that is due; returns ``eval/…`` of the record."""
         if not self.recorder.evaluation_due():
             return {}
+        life.begin(Part.EVALUATION)
         episodes = evaluate_policy(self.session)
         policy: Any = current_policy(self.session) if self.config.eval.record_video else None  # with FSDP a collective
-        return self.recorder.evaluated(episodes, lambda: policy)
+        record = self.recorder.evaluated(episodes, lambda: policy)
+        wait_for_all(f"recorded {self.session.iteration}")
+        return record
 
     def prove(self, last: bool) -> None:
         """Compares the devices' copies if that is due, and writes this iteration's fingerprints if they are traced."""

@@ -12,6 +12,9 @@ from typing import Any
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 """Libraries that are loaded with these start no threads, which a fork would lose."""
 
+FILE, STORE, PORT = "file", "store", "port"
+"""How ranks meet: in a file of this user's, in PyTorch's store that listens in the server, or at rank 0's port."""
+
 
 class Channel:
     """Exchanges JSON values, a line each, over a stream socket, which it closes."""
@@ -69,12 +72,12 @@ class ServerSettings:
         parent: the launcher's process id.
         engine: whose modules are loaded before anything is asked; None: none are.
         forks: whether ranks may be forked from the server; else they are fresh processes.
-        store: whether PyTorch's store, in which ranks meet, lives in the server.
+        meeting: how the ranks meet, by ``FILE``, ``STORE`` or ``PORT``.
         environment: the launcher's values of the variables in ``ONE_THREAD``, which ranks get back.
     """
 
     parent: int
     engine: str | None
     forks: bool
-    store: bool
+    meeting: str
     environment: dict[str, str | None]

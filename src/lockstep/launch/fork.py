@@ -72,12 +72,15 @@ def _leave(body: Callable[[], int]) -> NoReturn:
         os._exit(code)
 
 
-def spawn(arguments: Sequence[str], environment: Mapping[str, str], stdin: int | None) -> int:
-    """Starts a fresh process of ``python ARGUMENTS`` in a session of its own; its process id."""
+def spawn(
+    arguments: Sequence[str], environment: Mapping[str, str], stdin: int | None, passed: Sequence[int] = ()
+) -> int:
+    """Starts a fresh process of ``python ARGUMENTS`` in a session of its own, with descriptors; its process id."""
     process = subprocess.Popen(
         [sys.executable, *arguments],
         env={**environment, PARENT_VARIABLE: str(os.getpid())},
         stdin=stdin,
+        pass_fds=passed,
         start_new_session=True,
     )
     process.returncode = 0  # the server collects it itself

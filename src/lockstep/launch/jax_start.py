@@ -38,7 +38,7 @@ def start_jax(config: Config, options: RunOptions) -> None:
     if device != "cpu" and not topology.launched and options.nproc != 1:
         device = "cpu"
     pool = engine.roomy_pool(max(devices or 1, engine.pool_devices(config.num_shards)))
-    engine.set_up_jax(1, device, devices, topology, pool, accelerators)
+    engine.set_up_jax(1, device, devices, topology, pool, accelerators, config.silence)
 
 
 def _most_devices(config: Config, options: RunOptions) -> int:

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 from lockstep.config.engines import engine_module
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.errors import PeerFailureError, RunError
+from lockstep.core.life import Part, life
 from lockstep.core.process import (
     EXIT_FAILURE,
     EXIT_USER_ERROR,
@@ -24,6 +25,7 @@ from lockstep.core.process import (
     report_failure,
 )
 from lockstep.core.topology import Topology, from_environment
+from lockstep.launch.native_errors import write_natively_elsewhere
 from lockstep.runs.checkpoint import CheckpointError, find_checkpoint
 from lockstep.runs.directory import CHECKPOINTS, RunDirectory, is_writer
 
@@ -58,6 +60,8 @@ def run_rank(assignment: Assignment, topology: Topology) -> int:
         path = assignment.path.absolute()  # environments may change the working directory
         run = RunDirectory(path, is_writer=is_writer(topology), quiet=assignment.options.quiet)
         run.take_over()
+        life.inherit(topology)
+        life.begin(Part.START)
         checkpoint = None
         if assignment.resume_from is not None:
             checkpoint = find_checkpoint(run.path / CHECKPOINTS, assignment.resume_from, warn=run.is_writer)
@@ -92,6 +96,7 @@ def main() -> int:
     """Entry of a rank that ``lockstep train --nproc`` started: a file that holds the assignment is its argument."""
     end_with_parent()
     look_here_last()
+    write_natively_elsewhere()
     topology = from_environment()
     name_process(f"lockstep rank {topology.rank}")
     return run_rank(Assignment.from_json(Path(sys.argv[1]).read_text()), topology)

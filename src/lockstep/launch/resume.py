@@ -25,6 +25,7 @@ CHANGEABLE = (
     "env.workers",
     "env.timeout",
     "collectives",
+    "collective_timeout",
     "fsdp",
 )
 
@@ -82,6 +83,7 @@ def open_directory(
     if path is None:
         if not writer:
             return RunDirectory(Path(options.runs_dir), is_writer=False), None
+        _check_second_log(None, config.log.jsonl)
         return create_run(options.runs_dir, options.name, config, options.num_seeds), None
     if not checkpoints_in(path / CHECKPOINTS):
         which = None  # it ended before its first checkpoint: it begins again

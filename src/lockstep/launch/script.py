@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lockstep.core.process import end_with_parent
 from lockstep.core.topology import from_environment
+from lockstep.launch.channel import PORT, STORE
 from lockstep.launch.spawn import RankServer, threads_of
 from lockstep.launch.supervise import Ranks
 
@@ -63,7 +64,8 @@ def start_script(words: Sequence[str], nproc: int, log_dir: Path) -> Ranks:
     environment = threads_of(THREADS)
     if nproc > 1:
         environment |= {name: os.environ.get(name, value) for name, value in LOOPBACK_INTERFACE.items()}
-    server = RankServer(store=importlib.util.find_spec("torch") is not None, stdin=None)
+    meeting = PORT if importlib.util.find_spec("torch") is None else STORE
+    server = RankServer(meeting=meeting, stdin=None)
     try:
         return server.start(nproc, log_dir, arguments=["-m", MODULE, *words], environment=environment)
     except BaseException:

@@ -35,11 +35,12 @@ from lockstep.core.process import (
     signal_name,
 )
 from lockstep.core.topology import LAUNCHER_VARIABLE
-from lockstep.launch.channel import ONE_THREAD, Channel, ServerSettings
+from lockstep.launch import native_errors
+from lockstep.launch.channel import ONE_THREAD, STORE, Channel, ServerSettings
 from lockstep.launch.fork import fork, one_thread, spawn
+from lockstep.launch.meeting import LOOPBACK, Meeting
+from lockstep.launch.native_errors import HOLD_SECONDS, NativeErrors
 
-LOOPBACK = "127.0.0.1"
-BACKLOG = 1024
 LOOK_SECONDS = 1.0
 ASSIGNMENT = "assignment.json"
 
@@ -50,6 +51,7 @@ class Server:
     def __init__(self, channel: Channel, settings: ServerSettings) -> None:
         self._channel, self._settings = channel, settings
         self._ranks: dict[int, int] = {}
+        self._errors = NativeErrors()
         self._kept: list[Any] = []
         self._failure: str | None = None
         self._awake, self._wake = os.pipe()
@@ -62,10 +64,14 @@ class Server:
         """Answers until the launcher has had enough, or is gone; then nothing is left of the ranks."""
         try:
             while os.getppid() == self._settings.parent:
-                ready, _, _ = select.select([self._channel, self._awake], [], [], LOOK_SECONDS)
+                watched = [self._channel, self._awake, *self._errors.descriptors]
+                seconds = HOLD_SECONDS / 2 if self._errors.waits else LOOK_SECONDS
+                ready, _, _ = select.select(watched, [], [], seconds)
                 if self._awake in ready:
                     os.read(self._awake, 1 << 12)
+                self._errors.read(ready)
                 self._collect()
+                self._errors.pass_on()
                 if self._failure is not None:
                     self._channel.send({"failed": self._failure})
                     return
@@ -78,6 +84,7 @@ class Server:
                 kill_session(pid)
             self._ranks.clear()
             kill_children()
+            self._errors.close()
 
     def _answer_all(self) -> bool:
         going_on = self._answer(self._channel.receive())
@@ -156,9 +163,8 @@ class Server:
         environment: Mapping[str, str],
     ) -> None:
         """Starts ranks, of ``python ARGUMENTS`` or by ``assignment``, and tells the launcher their process ids."""
-        port = self._bind()
-        number = port.getsockname()[1]
-        common = self._environment(nproc, number) | dict(environment)
+        meeting = Meeting.of(self._settings.meeting, nproc, Path(log_dir), shared=arguments is None)
+        common = self._environment(nproc) | meeting.environment | dict(environment)
         file = Path(log_dir) / ASSIGNMENT  # not on a command line, which every user of the machine can read
         if assignment is not None:
             file.write_text(assignment)
@@ -168,24 +174,24 @@ class Server:
             if arguments is not None:
                 pid = spawn(arguments, common | own, None)
             elif self._settings.forks and one_thread():
-                pid = self._fork_rank(common | own, str(assignment), port)
+                pid = self._fork_rank(common | own, str(assignment), meeting)
             else:
-                pid = spawn(["-P", "-m", "lockstep.launch.rank", str(file)], common | own, subprocess.DEVNULL)
+                pid = self._spawn_rank(common | own, rank, file, meeting)
             self._ranks[pid] = rank
-        self._channel.send({"started": {str(rank): pid for pid, rank in self._ranks.items()}, "port": number})
-        if self._settings.store:  # after the forks: it has threads, and may have PyTorch to import
-            threading.Thread(target=self._serve_store, args=(number, port.detach()), daemon=True).start()
-        else:
-            self._kept.append(port)
+        self._channel.send({"started": {str(rank): pid for pid, rank in self._ranks.items()}, "port": meeting.number})
+        if self._settings.meeting == STORE:  # after the forks: it has threads, and may have PyTorch to import
+            assert meeting.port is not None
+            listener = meeting.port.detach()
+            threading.Thread(target=self._serve_store, args=(meeting.number, listener), daemon=True).start()
+        self._kept.append(meeting)
 
-    def _bind(self) -> socket.socket:
-        port = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        if not self._settings.store:
-            port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # rank 0 listens on it beside us
-        port.bind((LOOPBACK, 0))
-        if self._settings.store:
-            port.listen(BACKLOG)
-        return port
+    def _spawn_rank(self, environment: Mapping[str, str], rank: int, assignment: Path, meeting: Meeting) -> int:
+        errors = self._errors.pipe(rank)
+        own = {native_errors.VARIABLE: str(errors)}
+        words = ["-P", "-m", "lockstep.launch.rank", str(assignment)]
+        pid = spawn(words, {**environment, **own}, subprocess.DEVNULL, [*meeting.passed, errors])
+        os.close(errors)
+        return pid
 
     def _serve_store(self, port: int, listener: int) -> None:
         """Holds PyTorch's store; a failure ends the run, for ranks could only wait in vain."""
@@ -196,24 +202,15 @@ class Server:
             self._failure = f"the store in which ranks meet can't be opened: {_in_one_line(error)}"
             os.write(self._wake, b".")
 
-    def _environment(self, nproc: int, port: int) -> dict[str, str]:
+    def _environment(self, nproc: int) -> dict[str, str]:
         given = {name: value for name, value in self._settings.environment.items() if value is not None}
         rest = {k: v for k, v in os.environ.items() if k not in ONE_THREAD and not k.startswith("TORCHELASTIC_")}
-        place = {
-            "WORLD_SIZE": str(nproc),
-            "LOCAL_WORLD_SIZE": str(nproc),
-            "MASTER_ADDR": LOOPBACK,
-            "MASTER_PORT": str(port),
-            LAUNCHER_VARIABLE: "1",
-        }
-        if self._settings.store:
-            place |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "lockstep"}
-        return rest | given | place
+        return rest | given | {"WORLD_SIZE": str(nproc), "LOCAL_WORLD_SIZE": str(nproc), LAUNCHER_VARIABLE: "1"}
 
-    def _fork_rank(self, environment: Mapping[str, str], assignment: str, port: socket.socket) -> int:
+    def _fork_rank(self, environment: Mapping[str, str], assignment: str, meeting: Meeting) -> int:
         def body() -> int:
             self._close_own()
-            port.close()
+            meeting.leave_port()
             os.environ.clear()
             os.environ.update(environment)
             name_process(f"lockstep rank {environment['RANK']}")
@@ -234,7 +231,9 @@ class Server:
         while (ended := _next_ended()) is not None:
             pid, status = ended
             if pid in self._ranks:
-                self._channel.send({"ended": self._ranks.pop(pid), "code": os.waitstatus_to_exitcode(status)})
+                rank, code = self._ranks.pop(pid), os.waitstatus_to_exitcode(status)
+                self._errors.ended(rank, code)
+                self._channel.send({"ended": rank, "code": code})
 
 
 def _next_ended() -> tuple[int, int] | None:

@@ -18,7 +18,7 @@ from typing import Any
 from lockstep.config.run import Config
 from lockstep.core import errors
 from lockstep.core.process import kill_session
-from lockstep.launch.channel import ONE_THREAD, Channel, ServerSettings
+from lockstep.launch.channel import FILE, ONE_THREAD, PORT, Channel, ServerSettings
 
 KILL_SECONDS = 5.0
 KILLED = -signal.SIGKILL
@@ -30,7 +30,7 @@ class RankServer:
     Args:
         engine: whose modules the server loads at once, and in children of which checks run; None: none.
         forks: whether ranks may be forked from the server; they are fresh processes where that turns out unsafe.
-        store: whether PyTorch's store lives in the server; else rank 0 listens on the port that the server keeps free.
+        meeting: how the ranks meet: ``FILE``, ``STORE`` or ``PORT``.
         stdin: the server's standard input, which ranks of a script read as well; None: this process's.
     """
 
@@ -39,12 +39,12 @@ class RankServer:
         engine: str | None = None,
         *,
         forks: bool = False,
-        store: bool = False,
+        meeting: str = PORT,
         stdin: int | None = subprocess.DEVNULL,
     ) -> None:
         ours, theirs = socket.socketpair()
         given = {name: os.environ.get(name) for name in ONE_THREAD}
-        settings = ServerSettings(os.getpid(), engine, forks, store, given)
+        settings = ServerSettings(os.getpid(), engine, forks, meeting, given)
         words = ("-P", "-m", "lockstep.launch.server", str(theirs.fileno()), json.dumps(asdict(settings)))
         self._process = subprocess.Popen(
             [sys.executable, *words],
@@ -86,7 +86,7 @@ class RankServer:
         arguments: Sequence[str] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> ServedRanks:
-        """Start ranks, which meet on loopback on a port that the kernel chose.
+        """Start ranks, which meet as the server was told, a port is one that the kernel chose on loopback.
 
         Each trains what ``assignment`` says, as JSON, or is ``python ARGUMENTS``; failing ones leave their messages in
         ``log_dir``.
@@ -147,7 +147,7 @@ def rank_server(config: Config) -> RankServer:
         return RankServer()
     if importlib.util.find_spec("torch") is None:
         raise ValueError("engine: torch needs torch; pip install 'lockstep-rl[torch]'")
-    return RankServer("torch", forks=sys.platform == "linux" and config.device == "cpu", store=True)
+    return RankServer("torch", forks=sys.platform == "linux" and config.device == "cpu", meeting=FILE)
 
 
 def threads_of(threads: int) -> dict[str, str]:
@@ -156,9 +156,9 @@ def threads_of(threads: int) -> dict[str, str]:
 
 
 class ServedRanks:
-    """The rank processes of one run, children of a server, which meet on ``port``."""
+    """The rank processes of one run, children of a server, which meet on ``port`` if they use one."""
 
-    def __init__(self, server: RankServer, pids: Mapping[int, int], port: int, log_dir: Path) -> None:
+    def __init__(self, server: RankServer, pids: Mapping[int, int], port: int | None, log_dir: Path) -> None:
         self._server, self._pids, self.port, self._log_dir = server, dict(pids), port, log_dir
         self._codes: dict[int, int] = {}
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from lockstep.core.process import EXIT_FAILURE, UNDONE, is_done, read_failure, signal_name, stop_signals
+from lockstep.core.process import EXIT_FAILURE, UNDONE, is_done, killed_by, read_failure, stop_signals
 from lockstep.core.temporary import temporary_directory
 
 POLL_SECONDS = 0.05
@@ -139,13 +139,13 @@ def failure_message(ranks: Ranks, codes: dict[int, int | None], early: Sequence[
     failed = [(rank, code, told[rank]) for rank, code in codes.items() if code]
     for rank, _, failure in failed:
         if failure and not failure[1]:
-            return failure[0] if len(codes) == 1 else f"rank {rank}: {failure[0]}"
+            named = len(codes) == 1 or failure[0].startswith(f"rank {rank} ")
+            return failure[0] if named else f"rank {rank}: {failure[0]}"
     for rank in early:
         return f"rank {rank} {UNDONE}"
     for rank, code, failure in failed:
         if failure is None and code < 0:
-            name = signal_name(-code)
-            return f"rank {rank} was killed by {name}{'; out of memory?' if name == 'SIGKILL' else ''}"
+            return f"rank {rank} {killed_by(-code)}"
         if failure is None:
             return f"rank {rank} ended with exit code {code}"
     return next((failure[0] for failure in told.values() if failure), "a rank failed without a message")

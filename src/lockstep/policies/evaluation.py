@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from lockstep.core.episodes import success_rate
+from lockstep.core.life import life
 from lockstep.core.process import fail_now
 from lockstep.envs.describe import describe
 from lockstep.envs.host_envs import HostEnvs
@@ -35,6 +36,7 @@ def run_episodes(envs: HostEnvs, act: Callable[[np.ndarray], np.ndarray], max_st
     for _ in range(max_steps):
         b.actions[:] = act(b.observations)
         envs.step()
+        life.progressed()
         out[live, 0] += b.rewards[live]
         out[live, 1] += 1
         out[live, 2] = b.successes[live]

@@ -13,6 +13,7 @@ from typing import Any
 
 from lockstep.config.engines import engine_module
 from lockstep.config.run import EnvConfig
+from lockstep.core.life import life
 from lockstep.core.shards import keyed_seed
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 from lockstep.envs.gymnasium.keyed import environment_failure, stated_mask
@@ -123,6 +124,7 @@ def play_episode(
             observation, reward, terminated, truncated, info = env.step(action)
             if info.get(LIFE_LOST):
                 policy.reset()
+            life.progressed()
             total, steps, over = total + float(reward), steps + 1, terminated or truncated
     except (ValueError, OSError):
         raise

@@ -22,6 +22,7 @@ from safetensors.numpy import load as unpack
 from safetensors.numpy import save
 
 from lockstep.core.files import sync_path, write_synced
+from lockstep.core.life import life
 
 MANIFEST = "manifest.json"
 GROUPS = ("policy", "optimizer", "normalizers")
@@ -215,6 +216,7 @@ def write_directory(final: Path, files: Mapping[str, bytes], facts: Mapping[str,
         for name, content in files.items():
             (temporary / name).parent.mkdir(parents=True, exist_ok=True)
             write_synced(temporary / name, content)
+            life.progressed()
         hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
         manifest = {"format": FORMAT, **facts, "files": hashes}
         write_synced(temporary / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())

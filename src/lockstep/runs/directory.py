@@ -54,7 +54,12 @@ class RunDirectory:
         if not self.is_writer:
             return
         lock = RunLock(self.path / LOCK)
-        if not lock.acquire():
+        try:
+            acquired = lock.acquire()
+        except OSError as error:
+            why = error.strerror or error
+            raise ValueError(f"run {self.path} can't be written ({why}); copy it to where you may write") from None
+        if not acquired:
             raise ValueError(f"run {self.path} is being written by another process; wait for it or stop it")
         self._lock = lock
 
@@ -234,9 +239,9 @@ def open_run(path: Path, config: Config, trust: bool = False) -> RunDirectory:
     run.lock()
     try:
         run.write_config(config)
-    except OSError:
+    except OSError as error:
         run.unlock()
-        raise
+        raise ValueError(f"run {path}: {CONFIG} can't be written ({error.strerror or error})") from None
     return run
 
 

@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import IO
 
+from lockstep.core.process import at_failure
+
 RUN, WRITER = 0, 1
 """Bytes of the lock file: whoever is responsible for the run holds the first, the process that writes the second."""
 PATIENCE = 10.0
@@ -74,6 +76,12 @@ class RunLock:
     def _keep(self, file: IO[bytes]) -> None:
         self._file = file
         _held[_key_of(file)] = self
+        at_failure.append(self._release_own)
+
+    def _release_own(self) -> None:
+        """Releases the lock unless it is that of the process which forked this one."""
+        if self._file is not None and _key_of(self._file) in _held:
+            self.release()
 
     def _key(self) -> tuple[int, int, int] | None:
         with contextlib.suppress(FileNotFoundError):

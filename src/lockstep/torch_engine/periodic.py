@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lockstep.config.run import Config
+from lockstep.core.life import life
 from lockstep.core.shards import ShardPlan
 from lockstep.torch_engine.batch import Batch
 from lockstep.torch_engine.distributed.communicator import Communicator
@@ -84,6 +85,7 @@ def update_periodically(
             period.norm += local.norm
             clip_and_step(state, local, ppo.max_grad_norm, state.learning_rate)
             period.steps += 1
+            life.progressed()
             done += 1
             if done % config.sync_period and done < total:
                 continue

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from lockstep.config.run import Config
+from lockstep.core.life import life
 from lockstep.core.normalizers import ObservationNormalizer
 from lockstep.core.shards import ShardPlan, keyed_generator
 from lockstep.core.spaces import ObservationLayout
@@ -199,6 +200,7 @@ def collect(state: TrainState, envs: HostEnvs, actor: Actor, noise: np.ndarray, 
             out.native[t] = distributions.squash(state.net, out.actions[t])
         buffers.actions[...] = out.native[t]
         envs.step()
+        life.progressed()
         out.take(t, buffers)
         if out.dead is None and buffers.truncated.any():
             for env in np.flatnonzero(out.truncated[t]):
@@ -219,6 +221,7 @@ def collect_random(config: Config, plan: ShardPlan, envs: HostEnvs, out: Rollout
         out.raw[t] = buffers.observations
         buffers.actions[...] = allowed_actions(observation, action, buffers.observations, actions[t])
         envs.step()
+        life.progressed()
         out.take(t, buffers)
     out.shape_rewards(envs.description.rewards)
     buffers.episodes += 1

@@ -21,12 +21,8 @@ from lockstep.envs.restore.replay import ReplayLog
 from lockstep.envs.restore.snapshot import load_shards, save_shards
 from lockstep.policies.policy import Policy
 from lockstep.runs.checkpoint import Checkpoint, pack, to_files
-from lockstep.torch_engine.distributed.communicator import (
-    Communicator,
-    check_ranks_alike,
-    open_process_group,
-    uses_nccl,
-)
+from lockstep.torch_engine.distributed.communicator import Communicator, check_ranks_alike
+from lockstep.torch_engine.distributed.process_group import uses_nccl
 from lockstep.torch_engine.envs.tensor_envs import TensorEnvs
 from lockstep.torch_engine.envs.tensor_rollout import TensorCollector
 from lockstep.torch_engine.gradients import GradientSource, choose_source
@@ -152,8 +148,8 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
     """
     device = set_up_torch(config, topology)
     plan = ShardPlan(config.envs, config.shards, topology.world_size, topology.rank)
-    open_process_group(topology, config)
     communicator = Communicator(topology, plan, device, uses_nccl(config))
+    communicator.join(config)
     check_ranks_alike(communicator, config, beginning_of(checkpoint))
     communicator.share_memory(config)
     description = describe(config.env)

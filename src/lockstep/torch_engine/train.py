@@ -7,12 +7,13 @@ import time
 import numpy as np
 
 from lockstep.config.run import Config, RunOptions
+from lockstep.core.life import Part, life
 from lockstep.core.topology import Topology
 from lockstep.runs.checkpoint import Checkpoint
 from lockstep.runs.directory import RunDirectory
 from lockstep.torch_engine.announcement import start_lines
 from lockstep.torch_engine.batch import Batch, make_batch
-from lockstep.torch_engine.distributed.communicator import close_process_group
+from lockstep.torch_engine.distributed.process_group import close_process_group
 from lockstep.torch_engine.evaluation import evaluate_policy
 from lockstep.torch_engine.groups import begin_groups, finished_episodes
 from lockstep.torch_engine.minibatches import (
@@ -80,6 +81,7 @@ class Trainer:
     def collect(self) -> np.ndarray:
         """Fills the session's rollout; returns the episodes that ended here, see :func:`.groups.finished_episodes`."""
         session, state = self.session, self.state
+        life.begin(Part.ROLLOUT)
         if self.config.algorithm == "grpo":
             begin_groups(state, session.envs)
         gather_parameters(state)
@@ -105,6 +107,7 @@ class Trainer:
     def update(self, batch: Batch, indices: np.ndarray, statistics: MinibatchStatistics) -> UpdateResult:
         """Takes the optimiser steps, each combined over the ranks or only every ``sync_period`` of them."""
         state, config, plan, source = self.state, self.config, self.plan, self.session.source
+        life.begin(Part.UPDATE)
         if config.sync_period == 1:
             return update(state, batch, indices, statistics, config, plan, source)
         return update_periodically(state, batch, indices, statistics, config, plan, source, self.communicator)
@@ -138,6 +141,7 @@ class Trainer:
         """Evaluates the policy if that is due; returns ``eval/…`` of the record."""
         if not self.recorder.evaluation_due():
             return {}
+        life.begin(Part.EVALUATION)
         gather_parameters(self.state)
         record = self.recorder.evaluated(evaluate_policy(self.session), lambda: current_policy(self.session))
         release_parameters(self.state)

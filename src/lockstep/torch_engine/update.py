@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lockstep.config.run import Config
+from lockstep.core.life import life
 from lockstep.core.shards import ShardPlan
 from lockstep.torch_engine.batch import Batch
 from lockstep.torch_engine.gradients import Gradient, GradientSource
@@ -113,4 +114,5 @@ def update(
             clip_and_step(state, gradient, ppo.max_grad_norm, state.learning_rate)
             result.grad_norm += gradient.norm
             result.steps += 1
+            life.progressed()
     return result

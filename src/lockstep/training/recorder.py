@@ -13,6 +13,7 @@ from lockstep import __version__
 from lockstep.core.episodes import SUCCESS_RATE
 from lockstep.core.errors import RunError
 from lockstep.core.fingerprint import array_digest, sha256_of
+from lockstep.core.life import Part, life
 from lockstep.policies.evaluation import summarize
 from lockstep.policies.policy import Policy
 from lockstep.policies.videos import EvaluationVideos
@@ -73,6 +74,7 @@ class Recorder:
         Raises:
             RunError: the run's own record can't be written; one line.
         """
+        life.begin(Part.LOGGING)
         if not self.config.eval.interval:
             self.score = record["rollout/episode_return_mean"]
         try:
@@ -91,6 +93,7 @@ class Recorder:
         The table is :func:`lockstep.policies.evaluation.run_episodes`'s; ``policy`` is called for a video only.
         """
         summary = summarize(episodes)
+        life.begin(Part.VIDEO)
         self.videos.record(policy, self.counted.global_step)
         self.score = summary["return_mean"]
         return {f"eval/{name}": value for name, value in summary.items()}
@@ -108,6 +111,7 @@ class Recorder:
             return
         if not (force or comes_due(self.config.checkpoint.interval, iteration)):
             return
+        life.begin(Part.CHECKPOINT)
         files = self.session.checkpoint_files(self.wall_time(), self.score)
         facts = {"rows": iteration, "config": self.config.model_dump(mode="json")}
         self.checkpoints.save(self.counted.global_step, files, self.score, facts)

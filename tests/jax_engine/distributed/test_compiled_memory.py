@@ -11,7 +11,8 @@ import pytest
 ROOT = Path(__file__).parents[3]
 CHECKS = "tests/jax_engine/distributed/impatient_devices.py"
 
-needs_compiler = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler")
+COMPILER = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), "")
+needs_compiler = pytest.mark.skipif(not COMPILER, reason="no C compiler")
 
 
 def python(*words, **environment):
@@ -45,6 +46,44 @@ def test_a_kept_file_that_cannot_be_loaded_is_made_again(tmp_path):
     assert "can't compile" in python("-c", WHY, XDG_CACHE_HOME=str(tmp_path), CC="false").stdout
     assert python("-c", WHY, XDG_CACHE_HOME=str(tmp_path), CC="  ").stdout == "None\n"
     assert len(kept.read_bytes()) > 1000
+
+
+AN_INTRUDERS = """
+#include <stdio.h>
+#include <stdlib.h>
+__attribute__((constructor)) static void intrude(void) { puts("an intruder's code runs"); exit(0); }
+"""
+
+
+def give_away(path):
+    """Make a file or directory another user's, or at least one that others may write."""
+    try:
+        os.chown(path, 65534, 65534)
+    except PermissionError:
+        path.chmod(0o777)
+
+
+@needs_compiler
+@pytest.mark.parametrize("others", ["nothing", "the file", "its directory", "the cache"])
+def test_what_others_may_have_written_is_not_executed(tmp_path, others):
+    assert python("-c", WHY, XDG_CACHE_HOME=str(tmp_path)).stdout == "None\n"
+    (kept,) = tmp_path.rglob("collectives-*")
+    (tmp_path / "intruder.c").write_text(AN_INTRUDERS)
+    subprocess.run([COMPILER, "-shared", "-fPIC", str(tmp_path / "intruder.c"), "-o", str(kept)], check=True)
+    places = {"nothing": None, "the file": kept, "its directory": kept.parent, "the cache": tmp_path / "lockstep"}
+    if places[others] is not None:
+        give_away(places[others])
+    ended = python("-c", WHY, XDG_CACHE_HOME=str(tmp_path))
+    assert ended.stdout == ("an intruder's code runs\n" if others == "nothing" else "None\n")
+    assert ("isn't used, for others may write there" in ended.stderr) == (others in ("its directory", "the cache"))
+
+
+@needs_compiler
+def test_a_cache_behind_a_link_of_ones_own_is_used(tmp_path):
+    (tmp_path / "scratch").mkdir(mode=0o700)
+    (tmp_path / "lockstep").symlink_to(tmp_path / "scratch")
+    assert python("-c", WHY, XDG_CACHE_HOME=str(tmp_path)).stdout == "None\n"
+    assert list((tmp_path / "scratch").rglob("collectives-*.so"))
 
 
 @needs_compiler

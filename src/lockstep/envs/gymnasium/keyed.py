@@ -12,6 +12,7 @@ import gymnasium
 import numpy as np
 
 from lockstep.core.errors import EnvironmentFailureError
+from lockstep.core.life import life
 from lockstep.core.spaces import MASK
 from lockstep.envs.gymnasium.make import make_environment
 from lockstep.envs.gymnasium.wrappers import LIFE_LOST, stateful
@@ -91,6 +92,7 @@ class KeyedEnv:
     def reset(self, episode: int) -> np.ndarray:
         """Start the k-th episode; the observation's row."""
         self._heartbeat += 1
+        life.progressed()
         try:
             observation, info = self._env.reset(seed=self._wanted.episode_seed(self._number, episode))
             return self._row(observation, info)
@@ -107,6 +109,7 @@ class KeyedEnv:
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool]:
         """Takes one row of actions, clipped to their bounds; the observation's row, reward, terminated, truncated."""
         self._heartbeat += 1
+        life.progressed()
         try:
             native = self._description.action.native(action)
             observation, reward, terminated, truncated, info = self._env.step(native)

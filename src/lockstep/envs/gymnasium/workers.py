@@ -8,6 +8,7 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from multiprocessing.connection import Connection
@@ -16,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from lockstep.core.errors import EnvironmentFailureError
-from lockstep.core.process import STOP_SIGNALS, end_with_parent
+from lockstep.core.life import life
+from lockstep.core.process import STOP_SIGNALS, end_with_parent, killed_by
 from lockstep.envs.gymnasium.in_process import reset_envs, restore_env, step_envs
 from lockstep.envs.gymnasium.keyed import KeyedEnv
 from lockstep.envs.host_envs import Buffers, HostEnvs, WantedEnvs, buffer_layout
@@ -24,6 +26,7 @@ from lockstep.envs.host_envs import Buffers, HostEnvs, WantedEnvs, buffer_layout
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _SAFE_PATH = "PYTHONSAFEPATH"
 """Keeps the working directory from coming first on a worker's path, until it has the path of its rank."""
+_INTERRUPTED = 128 + signal.SIGINT
 
 
 def _views(raw: dict[str, Any], layout: dict[str, tuple[tuple[int, ...], Any]]) -> Buffers:
@@ -70,12 +73,25 @@ def _work(
         while True:
             command, *arguments = connection.recv()
             connection.send(("ok", _serve(envs, buffers, rows.start, slot, command, tuple(arguments))))
-    except (EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
+    except (EOFError, BrokenPipeError, ConnectionResetError):
         return
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)
     except Exception as error:
         known = isinstance(error, EnvironmentFailureError | ValueError)
         with contextlib.suppress(OSError):  # the rank may have failed for another environment already
             connection.send(("failed", str(error) if known else f"worker {slot}: {type(error).__name__}: {error}"))
+
+
+def _ended_how(code: int | None) -> str:
+    """Says how a worker has ended that was still needed."""
+    if code == _INTERRUPTED:
+        return "was interrupted"
+    if code == 0:
+        return "ended before the run was done (exit code 0); the environment may have called exit"
+    if code is not None and code < 0:
+        return killed_by(-code)
+    return f"died (exit code {code})"
 
 
 class WorkerEnvs(HostEnvs):
@@ -139,6 +155,7 @@ class WorkerEnvs(HostEnvs):
             beat, (seen, since) = int(self.buffers.heartbeats[slot]), beats[slot]
             if beat != seen:
                 beats[slot] = (beat, now)
+                life.progressed()
             elif now - since > self._timeout:
                 name = self._name(slot)
                 self.close()
@@ -149,9 +166,9 @@ class WorkerEnvs(HostEnvs):
             status, value = self._connections[slot].recv()
         except (EOFError, ConnectionResetError):
             self._processes[slot].join(1)
-            code = self._processes[slot].exitcode
+            how = _ended_how(self._processes[slot].exitcode)
             self.close()
-            raise EnvironmentFailureError(f"{self._name(slot)}, died (exit code {code})") from None
+            raise EnvironmentFailureError(f"{self._name(slot)}, {how}") from None
         if status == "failed":
             self.close()
             raise EnvironmentFailureError(value)

@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from lockstep.core.episodes import EpisodeCounter
+from lockstep.core.life import Part, life
 from lockstep.envs.host_envs import HostEnvs
 from lockstep.envs.restore.replay import ReplayLog
 
@@ -100,6 +101,7 @@ def load_shards(
         counter.lengths[part] = arrays["lengths"]
         for name, values in carried.items():
             values[part] = arrays[name]
+    life.begin(Part.RESUMING)
     for local, shard in enumerate(plan.shards):
         for row in range(rows):
             env = local * rows + row

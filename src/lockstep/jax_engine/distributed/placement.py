@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from jax.tree_util import KeyPath
 from jax.typing import ArrayLike
 
+from lockstep.core.life import life
 from lockstep.jax_engine.distributed.mesh import (
     REPLICATED,
     SHARDED,
@@ -59,7 +60,8 @@ def fetch(array: ArrayLike) -> np.ndarray:
     """Copies a replicated or fully addressable array to the host."""
     if isinstance(array, Array) and not (array.is_fully_addressable or array.is_fully_replicated):
         raise ValueError(f"an array {array.shape} cut over processes can't be fetched whole; use fetch_rows")
-    return np.asarray(array)
+    with life.waiting():
+        return np.asarray(array)
 
 
 def gathered(array: ArrayLike) -> np.ndarray:
@@ -67,7 +69,8 @@ def gathered(array: ArrayLike) -> np.ndarray:
     if isinstance(array, Array) and not (array.is_fully_addressable or array.is_fully_replicated):
         assert isinstance(array.sharding, NamedSharding), array.sharding
         array = jax.jit(lambda x: x, out_shardings=NamedSharding(array.sharding.mesh, REPLICATED))(array)
-    return np.asarray(array)
+    with life.waiting():
+        return np.asarray(array)
 
 
 def connect(mesh: Mesh) -> None:
@@ -77,7 +80,8 @@ def connect(mesh: Mesh) -> None:
         return [jax.lax.all_gather(x, group) for group in (axes(), *axes())]
 
     rows = shard_rows(np.zeros(num_local_devices(mesh), np.float32), mesh)
-    jax.block_until_ready(jax.jit(over_mesh(together, mesh, SHARDED, REPLICATED))(rows))
+    with life.waiting():
+        jax.block_until_ready(jax.jit(over_mesh(together, mesh, SHARDED, REPLICATED))(rows))
 
 
 def first_copy(array: Array) -> Array:
@@ -107,7 +111,8 @@ def shard_rows(x: ArrayLike, mesh: Mesh, axis: int = 0) -> Array:
 def fetch_rows(array: Array, axis: int = 0) -> np.ndarray:
     """This process's rows of an array that is cut along one axis, on the host; the reverse of :func:`shard_rows`."""
     parts = {shard.index[axis].start or 0: shard.data for shard in array.addressable_shards}
-    return np.concatenate([np.asarray(parts[start]) for start in sorted(parts)], axis=axis)
+    with life.waiting():
+        return np.concatenate([np.asarray(parts[start]) for start in sorted(parts)], axis=axis)
 
 
 def shard_pytree(pytree: Tree, mesh: Mesh) -> Tree:

@@ -14,9 +14,12 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from lockstep.config.run import MOST_SILENCE
 from lockstep.core.errors import RankMismatchError
+from lockstep.core.life import life
 from lockstep.core.machine import ANEW, check_facts_alike
 from lockstep.core.network import own_address
+from lockstep.core.silence import Watch, watch
 from lockstep.core.topology import Topology
 from lockstep.jax_engine.setup.accelerators import on_this_machine
 from lockstep.jax_engine.setup.set_up import check_device, configure, machine_facts
@@ -24,7 +27,12 @@ from lockstep.jax_engine.setup.set_up import check_device, configure, machine_fa
 SHUTDOWN_TIMEOUT_SECONDS = 30
 LOOPBACK_ADDRESS = "127.0.0.1"
 
+LONGER, HEARTBEAT_SECONDS = 1.5, 30
+WITHOUT_LIMIT_SECONDS = 20 * 86400.0
+"""In milliseconds it still fits into 32 bits."""
+
 _joined: Topology | None = None
+_watch: Watch | None = None
 
 
 def set_up_jax(
@@ -34,12 +42,13 @@ def set_up_jax(
     topology: Topology,
     pool: int | None = None,
     accelerators: int | None = None,
+    silence: float = MOST_SILENCE,
 ) -> None:
     """Sets JAX up, before anything uses a device, and joins the processes of the run; what is done is done once.
 
     With one of the ``threads`` XLA's own operations are single-threaded. ``accelerators`` are the GPUs of each process
-    where several share a host, an equal share by default; for the rest see
-    :func:`~lockstep.jax_engine.setup.set_up.configure`.
+    where several share a host, an equal share by default. When no process makes progress for ``silence`` seconds, each
+    of them ends. For the rest see :func:`~lockstep.jax_engine.setup.set_up.configure`.
 
     Raises:
         ValueError: the machine has no such device or too few, or JAX has started with other settings in this process.
@@ -47,7 +56,7 @@ def set_up_jax(
     """
     configure(threads, platform, simulate_devices, pool)
     if topology.world_size > 1 and not jax.distributed.is_initialized():
-        _join_processes(topology, _own_gpus(topology, accelerators) if platform == "cuda" else None)
+        _join_processes(topology, _own_gpus(topology, accelerators) if platform == "cuda" else None, silence)
     check_device(platform)
 
 
@@ -72,9 +81,9 @@ def processes_here() -> int:
     return 1 if _joined is None else _joined.local_world_size
 
 
-def _join_processes(topology: Topology, gpus: list[int] | None) -> None:
+def _join_processes(topology: Topology, gpus: list[int] | None, silence: float) -> None:
     """Meets the other processes at rank 0's coordinator, and holds these of the host's GPUs (None: all)."""
-    global _joined
+    global _joined, _watch
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, on which a run saves and stops
     address = topology.coordinator
@@ -86,15 +95,51 @@ def _join_processes(topology: Topology, gpus: list[int] | None) -> None:
             local_device_ids=gpus,
             cluster_detection_method="deactivate",
             coordinator_bind_address=address if topology.loopback else None,
+            initialization_timeout=max(1, int(silence)),
+            heartbeat_timeout_seconds=int(LONGER * silence) + HEARTBEAT_SECONDS,  # our own limit comes first
             shutdown_timeout_seconds=SHUTDOWN_TIMEOUT_SECONDS,
         )
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise RankMismatchError(f"rank {topology.rank} can't meet the others at {address}: {reason}") from None
     _joined = topology
+    _watch = _watch_processes(topology, silence)
     address = LOOPBACK_ADDRESS if topology.loopback else own_address(topology.master_addr)
     if address is not None:
         _keep_gloo_on(address)
+
+
+def wait_for_all(what: str) -> None:
+    """Waits until every process has come here, however long that takes while they make progress; ``what`` is told once.
+
+    A collective of XLA's on CPUs gives up after half an hour, whatever the other processes do.
+    """
+    client = _client()
+    if jax.process_count() > 1 and client is not None:
+        with life.waiting():
+            client.wait_at_barrier(f"lockstep/{what}", int(WITHOUT_LIMIT_SECONDS * 1000))
+
+
+def _client() -> Any:
+    """Finds the coordinator's store, to which JAX has no public way; None in a version without these internals."""
+    from jax._src import distributed
+
+    return getattr(distributed.global_state, "client", None)
+
+
+def _watch_processes(topology: Topology, silence: float) -> Watch | None:
+    """Watches the other processes: by memory that they share, else through the coordinator's store."""
+    client = _client()
+    if client is None or not hasattr(client, "key_value_try_get"):
+        return None
+
+    def get(name: str) -> str | None:
+        try:
+            return client.key_value_try_get(name)
+        except jax.errors.JaxRuntimeError:  # nothing is there yet
+            return None
+
+    return watch(topology, silence, lambda name, text: client.key_value_set(name, text, True), get)
 
 
 def _keep_gloo_on(address: str) -> None:
@@ -132,6 +177,8 @@ def quiet_connections() -> Iterator[None]:
 
 def leave_processes() -> None:
     """Leaves the other processes of the run, if there are any."""
+    if _watch is not None:
+        _watch.close()
     if jax.distributed.is_initialized():
         jax.distributed.shutdown()
 
@@ -146,8 +193,9 @@ def gather_bytes(payload: bytes) -> list[bytes]:
     if jax.process_count() == 1:
         return [payload]
     words = np.frombuffer(payload, np.uint8)
-    sizes = multihost_utils.process_allgather(np.array([words.size], np.int32)).reshape(-1)
-    rows = multihost_utils.process_allgather(np.pad(words, (0, int(sizes.max()) - words.size)))
+    with life.waiting():
+        sizes = multihost_utils.process_allgather(np.array([words.size], np.int32)).reshape(-1)
+        rows = multihost_utils.process_allgather(np.pad(words, (0, int(sizes.max()) - words.size)))
     return [bytes(row[:size]) for row, size in zip(rows, sizes, strict=True)]
 
 

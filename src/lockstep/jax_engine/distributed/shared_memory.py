@@ -27,7 +27,8 @@ import numpy as np
 from jax import Array
 
 from lockstep.config.run import Config
-from lockstep.jax_engine.setup.set_up import default_cache_directory
+from lockstep.core.private import only_we_write
+from lockstep.jax_engine.setup.set_up import cache_directory
 
 SOURCE = Path(__file__).with_name("shared_memory.c")
 FUNCTIONS = ("lockstep_tree_sum", "lockstep_gather")
@@ -94,25 +95,27 @@ def _library() -> ctypes.CDLL:
     """Loads the file that an earlier run kept in the user's cache directory, or one that is compiled now."""
     said = f"{jaxlib.version.__version__} {sys.platform} {' '.join(FLAGS)}"
     digest = hashlib.sha256(SOURCE.read_bytes() + said.encode()).hexdigest()[:16]
-    kept = default_cache_directory() / f"collectives-{digest}.so"
-    if kept.exists():
+    cache = cache_directory()
+    kept = None if cache is None else cache / f"collectives-{digest}.so"
+    if kept is not None and only_we_write(kept):
         with contextlib.suppress(OSError):  # of another machine, or damaged: it is made again
             return ctypes.CDLL(str(kept))
     with tempfile.TemporaryDirectory(prefix="lockstep-") as work:  # once it is loaded, its file isn't needed any more
-        made = Path(work) / kept.name
+        made = Path(work) / f"collectives-{digest}.so"
         _compile(made)
         library = ctypes.CDLL(str(made))
-        with contextlib.suppress(OSError):  # no place to keep it
-            _keep(made, kept)
+        if kept is not None:
+            with contextlib.suppress(OSError):  # no place to keep it
+                _keep(made, kept)
         return library
 
 
 def _keep(made: Path, kept: Path) -> None:
     """Copies a file to where it is kept: whole or not at all, whoever else does the same."""
-    kept.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".collectives-", dir=kept.parent) as work:
         copy = Path(work) / kept.name
         shutil.copy(made, copy)
+        copy.chmod(0o700)
         copy.replace(kept)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array
 
 from lockstep.config.run import Config
+from lockstep.core.life import life
 from lockstep.core.shards import ShardPlan
 from lockstep.envs.gymnasium.random_policy import allowed_actions, random_actions
 from lockstep.envs.host_envs import Buffers, HostEnvs
@@ -97,12 +98,16 @@ def collect(
     steps = len(out.scores)
     for t in range(steps):
         for g, group in enumerate(envs):
-            actions = np.asarray(under_way[g]).reshape(out.actions[t, parts[g]].shape)
+            life.wait()  # the networks may still be under way, in a collective
+            actions = np.asarray(under_way[g])
+            life.go_on()
+            actions = actions.reshape(out.actions[t, parts[g]].shape)
             out.actions[t, parts[g]] = actions
             out.native[t, parts[g]] = group.buffers.actions[...] = squash(actions)
             group.begin_step()
         for g, group in enumerate(envs):
             group.end_step()
+            life.progressed()
             out.take(t, parts[g], group.buffers)
             if t + 1 < steps:
                 under_way[g] = infer(g, t + 1, out.raw[t + 1, parts[g]])
@@ -121,6 +126,7 @@ def collect_random(config: Config, plan: ShardPlan, envs: Sequence[HostEnvs], ou
                 description.observation, description.action, b.observations, actions[t, part]
             )
             group.step()
+            life.progressed()
             out.take(t, part, b)
         b.episodes += 1
         group.reset()

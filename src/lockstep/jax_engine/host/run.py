@@ -13,6 +13,7 @@ from jax import Array
 from jax import numpy as jnp
 
 from lockstep.core.episodes import EPISODES_PER_ITERATION, WINDOW, EpisodeCounter, first_episodes
+from lockstep.core.life import Part, life
 from lockstep.core.process import fail_now
 from lockstep.core.shards import ShardPlan
 from lockstep.envs.host_envs import HostEnvs
@@ -117,6 +118,7 @@ class HostRun:
     def dispatch(self, first: int, count: int, stop: int, before: Callable[[], None] = no_matter) -> HostPending:
         """Collects a rollout and starts the update; see :meth:`.DeviceRun.dispatch`."""
         assert count == 1, count
+        life.begin(Part.ROLLOUT)
         started = time.perf_counter()
         config, mesh = self.config, self.program.mesh
         self._take_carried()
@@ -137,6 +139,7 @@ class HostRun:
 
     def fetch(self, pending: HostPending) -> list[Iteration]:
         """See :meth:`.DeviceRun.fetch`."""
+        life.begin(Part.PROGRAM)
         metrics = {name: fetch(x).tolist() for name, x in pending.metrics.items()}
         everyone = gather_json(pending.episodes.tolist()) if jax.process_count() > 1 else [pending.episodes.tolist()]
         table = np.array([row for rows in everyone for row in rows], np.float64).reshape(-1, 5)

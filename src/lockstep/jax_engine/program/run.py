@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array
 from jax import numpy as jnp
 
+from lockstep.core.life import Part, life
 from lockstep.jax_engine.distributed.mesh import REPLICATED, SHARDED, named_sharding, replicate_sharding
 from lockstep.jax_engine.distributed.placement import fetch, gathered, place
 from lockstep.jax_engine.program.calls import CallInputs, Pending, iterations_per_call, no_matter
@@ -59,6 +60,7 @@ class DeviceRun:
 
     def fetch(self, pending: Pending) -> list[Iteration]:
         """Waits for a call and reads what it tells."""
+        life.begin(Part.PROGRAM)
         metrics = {name: fetch(x).tolist() for name, x in pending.outputs.metrics.items()}
         episodes = finished(*(fetch(x)[: pending.count] for x in pending.outputs[1:]))
         now = time.perf_counter()

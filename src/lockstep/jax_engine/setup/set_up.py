@@ -7,13 +7,16 @@ import os
 import platform as machine
 import re
 import sys
+import warnings
 from pathlib import Path
 
 import jax
 import jaxlib.version
 import numpy as np
 
+from lockstep.core.life import life
 from lockstep.core.machine import cpu_features, cpu_model, instruction_set
+from lockstep.core.private import make_cache
 from lockstep.core.shards import MAX_DEFAULT_SHARDS
 
 PLATFORMS = {"cpu": "cpu", "cuda": "cuda,cpu", "tpu": "tpu,cpu"}
@@ -32,6 +35,7 @@ ONE_THREAD_FLAGS = {"xla_cpu_multi_thread_eigen": "false"}
 GPU_FLAGS = {"xla_gpu_deterministic_ops": "true", "xla_gpu_autotune_level": "0"}
 
 CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
+PRIVATE_HINT = "remove it, or chmod -R go-w ~/.cache/lockstep"
 MIN_COMPILE_SECONDS = 0.2
 
 
@@ -101,6 +105,12 @@ def configure(threads: int, platform: str, devices: int | None, pool: int | None
     if platform == "cpu":
         _set_cpu_devices(devices or 1)
     use_compilation_cache()
+    jax.monitoring.register_event_duration_secs_listener(_compiled)
+
+
+def _compiled(*_: object, **__: object) -> None:
+    """Counts what JAX has done on the way to a program: traced, lowered, compiled it."""
+    life.progressed()
 
 
 def _set_cpu_devices(devices: int) -> None:
@@ -155,21 +165,29 @@ def _wanted_cpu_devices() -> int:
     return max([1, jax.config.values["jax_num_cpu_devices"], *map(int, flagged)])
 
 
-def default_cache_directory() -> Path:
-    """Says where compiled programs are kept: in the user's cache directory, apart by what the processor can execute."""
+def cache_directory() -> Path | None:
+    """Makes the directory of compiled programs in the user's cache, apart by what the processor can execute.
+
+    None where it can't be made, or others may write there, and so put a program there that this user would execute.
+    """
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     features = hashlib.sha256(" ".join(cpu_features()).encode()).hexdigest()[:8]
-    return base / "lockstep" / "jax" / f"{machine.machine()}-{features}"
+    directory = base / "lockstep" / "jax" / f"{machine.machine()}-{features}"
+    try:
+        made = make_cache(directory, base / "lockstep")
+    except OSError:
+        return None  # no place to keep them; everything else works
+    if made is None:
+        warnings.warn(f"{directory} isn't used, for others may write there: {PRIVATE_HINT}", stacklevel=2)
+    return made
 
 
 def use_compilation_cache() -> None:
     """Keeps compiled programs between runs, where ``JAX_COMPILATION_CACHE_DIR`` says or in the user's cache."""
     if CACHE_VARIABLE not in os.environ and jax.config.values["jax_compilation_cache_dir"] is None:
-        directory = default_cache_directory()
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            return  # no place to keep them; everything else works
+        directory = cache_directory()
+        if directory is None:
+            return
         jax.config.update("jax_compilation_cache_dir", str(directory))
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_SECONDS)
@@ -177,12 +195,14 @@ def use_compilation_cache() -> None:
 
 def check_device(platform: str) -> None:
     """Starts JAX's back end; raises a one-line ``ValueError`` if this machine has none of that platform."""
+    expected = "gpu" if platform == "cuda" else platform
     try:
         found = jax.default_backend()
+        if found != expected:
+            jax.devices(platform)
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"device: {platform}, but JAX {jax.__version__} finds none here ({reason})") from None
-    expected = "gpu" if platform == "cuda" else platform
     if found != expected:
         raise ValueError(f"device: {platform}, but JAX has started on {found} in this process; start a fresh one")
 

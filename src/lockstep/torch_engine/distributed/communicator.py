@@ -1,13 +1,10 @@
-"""The process group, and the few collectives that a run needs."""
+"""The few collectives that a run needs, by shared memory or by PyTorch's process group."""
 
 from __future__ import annotations
 
 import datetime
-import gc
 import hashlib
 import json
-import os
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -15,69 +12,28 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.config.run import Config
 from lockstep.core.errors import NoSharedMemoryError, PeerFailureError
+from lockstep.core.life import life
 from lockstep.core.machine import ANEW, check_facts_alike
-from lockstep.core.network import interface_of, own_address
 from lockstep.core.shards import ShardPlan
+from lockstep.core.silence import Watch, watch
 from lockstep.core.topology import Topology
-from lockstep.torch_engine.distributed.shared_memory import SharedSlots, open_shared_slots
+from lockstep.torch_engine.distributed.process_group import (
+    WITHOUT_LIMIT,
+    join_process_group,
+    leave,
+    meet,
+    needs_backend,
+)
+from lockstep.torch_engine.distributed.shared_memory import SharedSlots, inherited_slots, open_shared_slots
 from lockstep.torch_engine.setup.devices import machine_facts
 
 if TYPE_CHECKING:
     from lockstep.torch_engine.distributed.sharded import ShardedAdam, ShardedParameters
     from lockstep.torch_engine.nets.parameters import FlatParameters
-
-COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
-
-BACKENDS = {True: "cpu:gloo,cuda:nccl", False: "gloo"}
-"""By whether tensors on a GPU travel by NCCL."""
-
-
-def open_process_group(topology: Topology, config: Config) -> None:
-    """Joins the ranks, over loopback when they all run on this host; does nothing for a single rank."""
-    if topology.world_size > 1:
-        join_process_group(topology, uses_nccl(config), collective_timeout(config))
-
-
-def join_process_group(topology: Topology, nccl: bool, timeout: datetime.timedelta) -> None:
-    """Joins the ranks, over loopback when they all run on this host.
-
-    ``timeout`` is how long a rank waits for the others in a collective; with ``nccl`` tensors on a GPU travel by it.
-    """
-    if topology.loopback:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-    elif (interface := interface_of(own_address(topology.master_addr) or "")) is not None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-    place: dict[str, Any] = {"world_size": topology.world_size, "rank": topology.rank}
-    if topology.agent_store:  # of all attempts that torchrun makes: what a killed one left in it is not for the next
-        address = (topology.master_addr, topology.master_port)
-        agents = TCPStore(*address, world_size=topology.world_size, is_master=False, timeout=timeout)
-        store = PrefixStore(f"lockstep/attempt_{topology.attempt}", agents)
-        dist.init_process_group(BACKENDS[nccl], store=store, timeout=timeout, **place)
-    else:
-        dist.init_process_group(BACKENDS[nccl], f"tcp://{topology.master}", timeout, **place)
-
-
-def collective_timeout(config: Config) -> datetime.timedelta:
-    """Returns how long a rank waits for the others in a collective."""
-    return max(COLLECTIVE_TIMEOUT, datetime.timedelta(seconds=2 * config.env.timeout))
-
-
-def uses_nccl(config: Config) -> bool:
-    """Tells whether tensors on a GPU travel by NCCL; with gloo they go through the host."""
-    return config.device == "cuda" and config.backend in ("auto", "nccl")
-
-
-def close_process_group() -> None:
-    """Leaves the process group, if there is one."""
-    if dist.is_initialized():
-        gc.collect()  # FSDP's modules hold groups in cycles; their threads must end before the process does
-        dist.destroy_process_group()
 
 
 def tree_sum(x: Tensor) -> Tensor:
@@ -114,6 +70,35 @@ class Communicator:
         self.calls = 0
         self.slots: SharedSlots | None = None
         self.no_slots: str | None = None
+        self._watch: Watch | None = None
+        self._store: Any = None
+
+    def join(self, config: Config) -> None:
+        """Joins the other ranks: through memory that the launcher gave them, where that is enough, else by a backend.
+
+        From here on nobody waits longer than config allows while no rank makes progress.
+
+        Raises:
+            RankMismatchError: the others didn't come; one line.
+        """
+        if self.alone:
+            return
+        memory = self.topology.memory
+        if memory is not None and config.collectives != "backend":
+            self._take(inherited_slots(self.topology.rank, self.topology.world_size, memory, config.silence))
+        if self.slots is None or needs_backend(config):
+            self._open_backend(config)
+
+    def _open_backend(self, config: Config) -> None:
+        """Joins the ranks in PyTorch's process group, whose own limit is none: the ranks watch one another."""
+        store: Any = meet(self.topology, datetime.timedelta(seconds=config.silence))
+        self._store = store
+
+        def get(name: str) -> str | None:
+            return store.get(name).decode() if store.check([name]) else None
+
+        self._watch = watch(self.topology, config.silence, store.set, get)
+        join_process_group(self.topology, self.nccl, WITHOUT_LIMIT, store.clone())
 
     @property
     def alone(self) -> bool:
@@ -128,14 +113,17 @@ class Communicator:
         """
         if self.alone or config.collectives == "backend":
             return
-        self.open_slots(collective_timeout(config))
+        if self.slots is None:
+            self.open_slots(datetime.timedelta(seconds=config.silence))
         if config.collectives == "shared" and self.slots is None:
             raise NoSharedMemoryError(f"collectives: shared can't be had: {self.no_slots}; use collectives auto")
 
     def open_slots(self, timeout: datetime.timedelta) -> None:
         """Finds memory that all ranks share, or notes in ``no_slots`` why there is none."""
         rank, world_size = self.topology.rank, self.topology.world_size
-        found = open_shared_slots(rank, world_size, self.gather_json, timeout.total_seconds())
+        self._take(open_shared_slots(rank, world_size, self.gather_json, timeout.total_seconds()))
+
+    def _take(self, found: SharedSlots | str) -> None:
         if isinstance(found, SharedSlots):
             self.slots = found
         else:
@@ -151,14 +139,18 @@ class Communicator:
         return "gloo" if self.slots is None else "shared memory"
 
     def close(self) -> None:
-        """Leaves the memory that the ranks share."""
+        """Leaves the memory that the ranks share, and the store once nobody needs this rank's."""
         if self.slots is not None:
             self.slots.close()
+        if self._watch is not None:
+            self._watch.close()
+            leave(self._store, self.topology)
 
     def _timed(self, operation: Any, x: Tensor, *args: Any) -> Any:
         if x.is_cuda:
             torch.cuda.synchronize(x.device)
         started = time.perf_counter()
+        life.wait()
         try:
             result = operation(*args)
             if x.is_cuda:
@@ -167,6 +159,7 @@ class Communicator:
             raise
         except RuntimeError as error:
             raise PeerFailureError(f"rank {self.topology.rank} lost its peers: {str(error).splitlines()[0]}") from error
+        life.go_on()
         self.durations.append(time.perf_counter() - started)
         self.bytes_sent += x.numel() * x.element_size()
         self.calls += 1

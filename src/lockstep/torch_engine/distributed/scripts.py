@@ -12,12 +12,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.core.topology import Topology, from_environment
-from lockstep.torch_engine.distributed.communicator import (
-    BACKENDS,
-    Communicator,
-    close_process_group,
-    join_process_group,
-)
+from lockstep.torch_engine.distributed.communicator import Communicator
+from lockstep.torch_engine.distributed.process_group import BACKENDS, close_process_group, join_process_group
 
 
 def script_topology() -> Topology:

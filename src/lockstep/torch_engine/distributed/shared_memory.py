@@ -26,11 +26,13 @@ import torch
 from torch import Tensor
 
 from lockstep.core.errors import PeerFailureError
+from lockstep.core.life import LINE_BYTES, life, shared_pid, shared_signs
+from lockstep.core.silence import Silence
 
 SLOT_BYTES = 1 << 20  # longer messages go in pieces; a piece this long costs its copies, not its flags
-LINE_BYTES = 128  # a flag has two cache lines to itself: processors fetch them in pairs
 SPINS = 4000  # looks at a flag before sleeping on it, as long as that helps
 FEWEST_SPINS = 200
+BEGIN_SECONDS = 0.001
 SLEEP = 0.005  # then sleep until the peer wakes this rank, at most so many seconds before looking whether it lives
 LEFT, SIZES, AWAITED = 1, 2, 4  # words of a rank's line behind its flag: it has left; bytes of its even and its odd
 # collectives; the collective for which a peer sleeps
@@ -84,26 +86,30 @@ class SharedSlots:
         slot_bytes: int = SLOT_BYTES,
     ) -> None:
         self._rank, self._world_size, self._timeout, self._slot_bytes = rank, world_size, timeout, slot_bytes
+        self._memory = memory
         words = LINE_BYTES // 8
         self._words, self._bytes = memoryview(memory).cast("B").cast("q"), memoryview(memory)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self._sleep = _Timespec(0, int(SLEEP * 1e9))
-        self._line = (1 + rank) * words
-        self._peers = [(r, (1 + r) * words) for r in range(world_size) if r != rank]
+        self._line = (world_size + 1 + rank) * words
+        self._peers = [(r, (world_size + 1 + r) * words) for r in range(world_size) if r != rank]
         self._spins = SPINS
         self._processes, self._watch = processes, select.poll()
         for r, _ in self._peers:
             self._watch.register(processes[r], select.POLLIN)
         self._collective = 0
-        first = (1 + world_size) * LINE_BYTES
+        first = (1 + 2 * world_size) * LINE_BYTES
         everything = torch.frombuffer(memory, dtype=torch.uint8)[first:].view(2, world_size, slot_bytes)
         self._buffers: list[dict[torch.dtype, Tensor]] = [{torch.uint8: everything[0]}, {torch.uint8: everything[1]}]
         self._mine = [first + (parity * world_size + rank) * slot_bytes for parity in range(2)]
 
     @staticmethod
     def bytes_needed(world_size: int, slot_bytes: int = SLOT_BYTES) -> int:
-        """Returns the length of the memory: a line for the token, and a line and two slots for each rank."""
-        return LINE_BYTES + world_size * (LINE_BYTES + 2 * slot_bytes)
+        """Returns the length of the memory.
+
+        First come lines of what each rank has done, then one for a token, each rank's line, and each one's two slots.
+        """
+        return LINE_BYTES + 2 * world_size * (LINE_BYTES + slot_bytes)
 
     def gather(self, x: Tensor) -> Tensor:
         """Gathers ``[…]`` of every rank, contiguous and on the CPU: ``[world_size, …]`` in memory of its own.
@@ -168,20 +174,23 @@ class SharedSlots:
                 self._spins = min(SPINS, self._spins + FEWEST_SPINS)
 
     def _wait_long(self, peer: int, line: int, number: int) -> None:
-        words, deadline = self._words, time.monotonic() + self._timeout
-        while True:
-            gone = self._gone()  # before the flag: a peer may end as soon as it has raised it
-            reached = words[line]
-            if reached >= number:
-                return
-            if gone is not None:
-                raise PeerFailureError(f"rank {self._rank} lost its peers: {gone}")
-            if time.monotonic() > deadline:
-                raise PeerFailureError(
-                    f"rank {self._rank} lost its peers: rank {peer} didn't come to a collective in {self._timeout:g} s"
-                )
-            words[line + AWAITED] = number
-            self._futex(line, FUTEX_WAIT, reached, ctypes.byref(self._sleep))
+        words, silence = self._words, Silence(self._rank, self._timeout)
+        with life.waiting():
+            while True:
+                gone = self._gone()  # before the flag: a peer may end as soon as it has raised it
+                reached = words[line]
+                if reached >= number:
+                    return
+                if gone is not None:
+                    raise PeerFailureError(f"rank {self._rank} lost its peers: {gone}")
+                signs = shared_signs(self._memory, self._world_size)
+                if (said := silence.listen(signs)) is not None:
+                    if not signs[peer].count:  # a script's, which counts nothing
+                        said = f"rank {peer} didn't come to a collective in {self._timeout:g} s"
+                        said = f"rank {self._rank} lost its peers: {said}"
+                    raise PeerFailureError(said)
+                words[line + AWAITED] = number
+                self._futex(line, FUTEX_WAIT, reached, ctypes.byref(self._sleep))
 
     def _futex(self, line: int, operation: int, value: int, limit: Any = None) -> None:
         """Sleeps while a flag's lower half is ``value``, or wakes who does. A wake may be missed: sleeps are short."""
@@ -200,10 +209,40 @@ class SharedSlots:
     def close(self) -> None:
         """Tells the peers that this rank comes to no further collective; what they still read stays."""
         self._words[self._line + LEFT] = 1
+        life.leave(self._memory)
         for process in self._processes:
             with contextlib.suppress(OSError):
                 os.close(process)
         self._processes = []
+
+
+def inherited_slots(rank: int, world_size: int, memory: int, timeout: float) -> SharedSlots | str:
+    """Maps memory whose descriptor all ranks, at least 2, have from the launcher that started them on this host.
+
+    Returns the slots, or in a few words why there are none, which is so on every rank.
+
+    Raises:
+        PeerFailureError: a rank didn't come in time, or it has ended.
+        OSError: the memory can't be mapped.
+    """
+    problem = obstacle()
+    if problem is not None:
+        return problem
+    size = SharedSlots.bytes_needed(world_size)
+    os.ftruncate(memory, size)
+    mapped = mmap.mmap(memory, size)
+    life.share(mapped, rank)
+    deadline, processes = time.monotonic() + timeout, []
+    for peer in range(world_size):
+        while not (pid := shared_pid(mapped, peer)):
+            if time.monotonic() > deadline:
+                raise PeerFailureError(f"rank {rank} lost its peers: rank {peer} didn't begin in {timeout:g} s")
+            time.sleep(BEGIN_SECONDS)
+        try:
+            processes.append(os.pidfd_open(pid))
+        except ProcessLookupError:
+            raise PeerFailureError(f"rank {rank} lost its peers: rank {peer} has ended") from None
+    return SharedSlots(rank, world_size, mapped, processes, timeout)
 
 
 def open_shared_slots(
@@ -232,6 +271,7 @@ def open_shared_slots(
 def _attach(rank: int, world_size: int, gather_json: GatherJson, timeout: float, slot_bytes: int) -> SharedSlots | str:
     """Offers memory, maps the first rank's, and tells the other ranks whether that worked."""
     token, size = secrets.token_bytes(16), SharedSlots.bytes_needed(world_size, slot_bytes)
+    where = world_size * LINE_BYTES
     offered, problem = -1, None
     processes: list[int] = []
     memory: mmap.mmap | None = None
@@ -239,13 +279,13 @@ def _attach(rank: int, world_size: int, gather_json: GatherJson, timeout: float,
         try:
             offered = os.memfd_create("lockstep", os.MFD_CLOEXEC)
             os.ftruncate(offered, size)
-            os.pwrite(offered, token, 0)
+            os.pwrite(offered, token, where)
         except OSError as error:
             problem = f"no memory to share ({error.strerror or error})"
         offers = gather_json({"pid": os.getpid(), "fd": offered, "token": token.hex()})
         if problem is None:
             try:
-                memory = _map(offers[0], size)
+                memory = _map(offers[0], size, where)
                 processes += [os.pidfd_open(offer["pid"]) for offer in offers]
             except OSError as error:
                 problem = f"rank {rank} can't map another rank's memory ({error.strerror or error})"
@@ -258,16 +298,17 @@ def _attach(rank: int, world_size: int, gather_json: GatherJson, timeout: float,
             os.close(process)
         return str(problems[0])
     assert memory is not None
+    life.share(memory, rank)
     return SharedSlots(rank, world_size, memory, processes, timeout, slot_bytes)
 
 
-def _map(offer: dict[str, Any], size: int) -> mmap.mmap:
-    """Maps the memory that a rank offers, and makes sure that it is that rank's."""
+def _map(offer: dict[str, Any], size: int, where: int) -> mmap.mmap:
+    """Maps the memory that a rank offers, and makes sure that it is that rank's by the token that stands there."""
     fd = os.open(f"/proc/{offer['pid']}/fd/{offer['fd']}", os.O_RDWR | os.O_CLOEXEC)
     try:
         memory = mmap.mmap(fd, size)
     finally:
         os.close(fd)
-    if memory[:16].hex() != offer["token"]:
+    if memory[where : where + 16].hex() != offer["token"]:
         raise OSError("it holds something else")
     return memory

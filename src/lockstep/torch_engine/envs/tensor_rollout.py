@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lockstep.config.run import Config
+from lockstep.core.life import life
 from lockstep.core.normalizers import ObservationNormalizer
 from lockstep.core.shards import ShardPlan, keyed_seed
 from lockstep.core.spaces import ObservationLayout
@@ -169,6 +170,7 @@ def collect(state: TrainState, envs: TensorEnvs, actor: Actor, noise: Tensor, ou
             out.native[t] = native = squash(actions)  # pyright: ignore[reportArgumentType]
         step = envs.advance(native)
         out.keep(t, step)
+        life.progressed()
         actor.forget(step.terminated | step.truncated)
         out.observations[t + 1] = normalize(envs.observations)
     out.to_host(normalize)

@@ -1,0 +1,143 @@
+"""Ends a run of which no rank makes progress any more, with a line that says who was silent, and in what."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from lockstep.core.life import Part, Sign, life, shared_signs
+from lockstep.core.process import fail_now
+from lockstep.core.topology import Topology
+
+SETTING = "collective_timeout"
+_LOOKS = 20
+"""Looks in the time that ranks may be silent, but at least one a second."""
+_NAMED = 3
+CLOSE_SECONDS = 2.0
+
+Put = Callable[[str, str], None]
+Get = Callable[[str], str | None]
+
+
+class Silence:
+    """Says when nobody among the ranks has made progress for longer than ``limit`` seconds."""
+
+    def __init__(self, rank: int, limit: float) -> None:
+        self._rank, self._limit = rank, limit
+        self._seen: list[int] = []
+        self._since = time.monotonic()
+
+    def listen(self, signs: Sequence[Sign]) -> str | None:
+        """Takes what every rank has shown, in rank order; returns one line if all have been silent for too long."""
+        counts, now = [sign.count for sign in signs], time.monotonic()
+        if counts != self._seen:
+            self._seen, self._since = counts, now
+        if now - self._since <= self._limit:
+            return None
+        own = signs[self._rank]
+        if not own.waits:
+            return f"rank {self._rank} made no progress for {self._limit:g} s in {own.part} ({SETTING})"
+        return (
+            f"rank {self._rank} lost its peers: nobody has made progress for {self._limit:g} s ({SETTING}); "
+            f"{_who(signs, self._rank)}"
+        )
+
+
+def _who(signs: Sequence[Sign], rank: int) -> str:
+    """Names the ranks that others wait for, or those of which this one can't know."""
+    others = [(r, sign) for r, sign in enumerate(signs) if r != rank]
+    silent = [(r, sign) for r, sign in others if not sign.waits] or others
+    said = [f"rank {r} was last heard of {'waiting in' if sign.waits else 'in'} {sign.part}" for r, sign in silent]
+    more = f", and {len(said) - _NAMED} more" if len(said) > _NAMED else ""
+    return ", ".join(said[:_NAMED]) + more
+
+
+class Watch:
+    """Ends this process, from a thread, when nobody has made progress for longer than ``limit`` seconds.
+
+    For ranks that wait where nothing can be looked at: in a library's collective, in a compiled program. ``signs``
+    tells what every rank has shown, in rank order.
+    """
+
+    def __init__(
+        self, rank: int, limit: float, signs: Callable[[], Sequence[Sign]], relay: Relay | None = None
+    ) -> None:
+        self._rank, self._limit, self._signs, self._relay = rank, limit, signs, relay
+        self._closed = threading.Event()
+        threading.Thread(target=self._look, name="silence", daemon=True).start()
+
+    def _look(self) -> None:
+        silence, seconds = Silence(self._rank, self._limit), look_seconds(self._limit)
+        while (said := silence.listen(self._signs())) is None:
+            if self._closed.wait(seconds):
+                return
+        fail_now(said, secondary=life.sign().waits)
+
+    def close(self) -> None:
+        """Stops looking, and telling other hosts."""
+        self._closed.set()
+        if self._relay is not None:
+            self._relay.close()
+
+
+class Relay:
+    """Tells the ranks of other hosts what this one has done, and hears it of them, through a store, from a thread.
+
+    ``put`` keeps a text under a name, ``get`` finds it or None; both may raise, or hang where a connection is cut.
+    What is told is what the rank has done, not that the relay is there.
+    """
+
+    def __init__(self, topology: Topology, seconds: float, put: Put, get: Get) -> None:
+        self._rank, self._seconds, self._put, self._get = topology.rank, seconds, put, get
+        self._signs = [Sign(0, Part.START, False)] * topology.world_size
+        self._told: Sign | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="relay", daemon=True)
+        self._thread.start()
+
+    def signs(self) -> list[Sign]:
+        """Returns what is known of every rank, in rank order."""
+        return [*self._signs[: self._rank], life.sign(), *self._signs[self._rank + 1 :]]
+
+    def _run(self) -> None:
+        while not self._closed.wait(self._seconds):
+            with contextlib.suppress(Exception):  # whoever can't be heard is silent, and the limit is for that
+                self._exchange()
+
+    def _exchange(self) -> None:
+        own = life.sign()
+        if own != self._told:
+            self._put(_name(self._rank), json.dumps(own))
+            self._told = own
+        for rank in range(len(self._signs)):
+            if rank != self._rank and (said := self._get(_name(rank))) is not None:
+                count, part, waits = json.loads(said)
+                self._signs[rank] = Sign(count, Part(part), waits)
+
+    def close(self) -> None:
+        """Ends the thread, unless it hangs."""
+        self._closed.set()
+        self._thread.join(CLOSE_SECONDS)
+
+
+def _name(rank: int) -> str:
+    return f"lockstep/sign/{rank}"
+
+
+def look_seconds(limit: float) -> float:
+    """Returns the pause between two looks."""
+    return min(1.0, limit / _LOOKS)
+
+
+def watch(topology: Topology, limit: float, put: Put, get: Get) -> Watch:
+    """Watches the ranks: in the memory that those of a host share, else through a store, see :class:`Relay`."""
+    memory = life.memory
+    if memory is not None:
+        return Watch(topology.rank, limit, lambda: shared_signs(memory, topology.world_size))
+    relay = Relay(topology, look_seconds(limit), put, get)
+    atexit.register(relay.close)  # a thread in a library's store must not meet the end of Python
+    return Watch(topology.rank, limit, relay.signs, relay)

@@ -1,0 +1,90 @@
+"""Passes on what libraries in ranks write to standard error, but for what they say because another rank has ended.
+
+JAX's coordination service ends its other processes with an abort and the stack of its C++ threads; the launcher says
+in one line which rank ended, and how.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterable
+from io import TextIOWrapper
+
+VARIABLE = "LOCKSTEP_NATIVE_ERRORS"
+"""Tells a rank the descriptor that is to be its standard error, but for Python's own."""
+HOLD_SECONDS = 0.2
+"""How long a text waits, for whoever writes it may do so before it is known here that a rank has ended."""
+_CHUNK = 1 << 16
+
+
+class NativeErrors:
+    """The standard errors of the ranks of a run, read in the process that has started them."""
+
+    def __init__(self) -> None:
+        self._ranks: dict[int, int] = {}
+        self._held: list[tuple[float, int, bytes]] = []
+        self._failed: int | None = None
+
+    def pipe(self, rank: int) -> int:
+        """Makes a rank's; the descriptor into which it writes, which is the caller's to close."""
+        reading, writing = os.pipe()
+        os.set_blocking(reading, False)
+        self._ranks[reading] = rank
+        return writing
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Lists what can be waited for."""
+        return list(self._ranks)
+
+    @property
+    def waits(self) -> bool:
+        """Tells whether a text is held that will be passed on."""
+        return bool(self._held)
+
+    def read(self, ready: Iterable[object]) -> None:
+        """Takes what is there of those descriptors that are ready."""
+        for descriptor in [fd for fd in self._ranks if fd in ready]:
+            text = b""
+            with contextlib.suppress(BlockingIOError):
+                text = os.read(descriptor, _CHUNK)
+                if not text:
+                    del self._ranks[descriptor]
+                    os.close(descriptor)
+                    continue
+            self._held.append((time.monotonic(), self._ranks[descriptor], text))
+
+    def ended(self, rank: int, code: int) -> None:
+        """Takes note of a rank's end."""
+        if code and self._failed is None:
+            self._failed = rank
+
+    def pass_on(self, everything: bool = False) -> None:
+        """Writes what has been held for long enough, but not what ranks said after the first of them had failed."""
+        due = time.monotonic() - HOLD_SECONDS
+        while self._held and (everything or self._held[0][0] < due):
+            _, rank, text = self._held.pop(0)
+            if self._failed in (None, rank):
+                with contextlib.suppress(OSError):
+                    os.write(2, text)
+
+    def close(self) -> None:
+        """Passes on what is left, once the ranks have ended."""
+        self.read(self.descriptors)
+        self.pass_on(everything=True)
+
+
+def write_natively_elsewhere() -> None:
+    """Gives libraries of this process the standard error that the launcher wants for them; Python keeps its own."""
+    given = os.environ.pop(VARIABLE, None)
+    if given is None:
+        return
+    own = os.dup(2)
+    sys.stderr.flush()
+    os.dup2(int(given), 2)
+    os.close(int(given))
+    assert isinstance(sys.stderr, TextIOWrapper)
+    sys.stderr = open(own, "w", buffering=1, encoding=sys.stderr.encoding, errors=sys.stderr.errors)  # noqa: SIM115

@@ -1,0 +1,112 @@
+import json
+import mmap
+import time
+
+import pytest
+
+from lockstep.core import silence
+from lockstep.core.life import LINE_BYTES, Life, Part, Sign, shared_pid, shared_signs
+from lockstep.core.silence import Relay, Silence
+from lockstep.core.topology import Topology
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds that the code under test believes to have passed."""
+    now = [0.0]
+    monkeypatch.setattr(silence.time, "monotonic", lambda: now[0])
+    return now
+
+
+def signs(*counts, waits=(), part=Part.ROLLOUT):
+    return [Sign(count, part, rank in waits) for rank, count in enumerate(counts)]
+
+
+def test_as_long_as_one_rank_makes_progress_nobody_is_silent(clock):
+    heard = Silence(0, 10.0)
+    for step in range(100):
+        clock[0] += 9.0
+        assert heard.listen(signs(5, 5, step, waits=(0, 1))) is None
+
+
+def test_the_limit_is_of_the_time_since_the_last_progress(clock):
+    heard = Silence(0, 10.0)
+    assert heard.listen(signs(1, 1, waits=(0,))) is None
+    clock[0] = 10.0
+    assert heard.listen(signs(1, 2, waits=(0,))) is None
+    clock[0] = 20.0
+    assert heard.listen(signs(1, 2, waits=(0,))) is None
+    clock[0] = 20.1
+    assert heard.listen(signs(1, 2, waits=(0,))) == (
+        "rank 0 lost its peers: nobody has made progress for 10 s (collective_timeout); "
+        "rank 1 was last heard of in a rollout"
+    )
+
+
+@pytest.mark.parametrize(
+    ("waits", "named"),
+    [
+        ((0, 1), "rank 2 was last heard of in an evaluation, rank 3 was last heard of in an evaluation"),
+        ((0, 1, 2, 3), ", ".join(f"rank {r} was last heard of waiting in an evaluation" for r in (1, 2, 3))),
+        ((1, 2, 3), "rank 0 made no progress for 1 s in an evaluation (collective_timeout)"),
+    ],
+)
+def test_those_are_named_who_do_not_wait_for_others(clock, waits, named):
+    heard = Silence(0, 1.0)
+    heard.listen(signs(1, 1, 1, 1))
+    clock[0] = 2.0
+    said = heard.listen(signs(1, 1, 1, 1, waits=waits, part=Part.EVALUATION))
+    assert said is not None
+    assert said.endswith(named)
+
+
+def test_of_many_three_are_named(clock):
+    heard = Silence(0, 1.0)
+    heard.listen(signs(*[1] * 9))
+    clock[0] = 2.0
+    assert str(heard.listen(signs(*[1] * 9, waits=(0,)))).endswith(", and 5 more")
+
+
+def test_what_a_process_does_is_counted_and_seen_by_others_of_its_host():
+    memory, one, other = mmap.mmap(-1, 2 * LINE_BYTES), Life(), Life()
+    one.begin(Part.UPDATE)
+    one.share(memory, 0)
+    assert shared_pid(memory, 1) == 0
+    other.share(memory, 1)
+    assert shared_pid(memory, 1) == shared_pid(memory, 0) > 0
+    one.progressed()
+    other.begin(Part.CHECKPOINT)
+    with other.waiting():
+        assert shared_signs(memory, 2) == [(2, Part.UPDATE, False), (1, Part.CHECKPOINT, True)]
+    assert shared_signs(memory, 2)[1] == (2, Part.CHECKPOINT, False)
+
+
+def test_who_counts_nothing_does_not_count_waiting():
+    life = Life()
+    with life.waiting():
+        pass
+    assert life.sign() == (0, Part.START, False)
+
+
+def test_ranks_of_several_hosts_hear_of_each_other_through_a_store_that_may_fail():
+    kept, broken = {}, [True]
+
+    def get(name):
+        if broken[0]:
+            raise RuntimeError("the connection is gone")
+        return kept.get(name)
+
+    relay = Relay(Topology(rank=0, world_size=3), 0.001, kept.__setitem__, get)
+    try:
+        kept["lockstep/sign/2"] = json.dumps(Sign(7, Part.VIDEO, False))
+        time.sleep(0.05)
+        assert relay.signs()[1:] == [(0, Part.START, False)] * 2
+        broken[0] = False
+        deadline = time.monotonic() + 60
+        while relay.signs()[2] != (7, Part.VIDEO, False) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert relay.signs()[1:] == [(0, Part.START, False), (7, Part.VIDEO, False)]
+        assert json.loads(kept["lockstep/sign/0"])[0] == relay.signs()[0].count
+    finally:
+        relay.close()
+    assert not relay._thread.is_alive()
