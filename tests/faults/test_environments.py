@@ -54,6 +54,7 @@ def test_hanging_in_a_step(tmp_path, nproc, workers):
     assert NUMBER in line
     assert f"didn't answer within {limit} s (env.timeout)" in line
     assert_checkpoints_whole(tmp_path)
+    assert not (tmp_path / "runs" / "run" / ".lock").exists()
 
 
 @pytest.mark.parametrize(("nproc", "workers"), [(1, 2), (2, 1)])
@@ -61,6 +62,11 @@ def test_a_worker_process_that_dies(tmp_path, nproc, workers):
     line = fail(tmp_path, "death", nproc, workers)
     assert NUMBER in line
     assert "died (exit code 3)" in line
+    assert_checkpoints_whole(tmp_path)
+
+
+def test_a_worker_process_that_is_interrupted(tmp_path):
+    assert fail(tmp_path, "interrupt", 1, 2).endswith("was interrupted")
     assert_checkpoints_whole(tmp_path)
 
 

@@ -6,7 +6,18 @@ import shutil
 import subprocess
 
 import pytest
-from command_line import CARTPOLE, SMALL, assert_no_orphans, copy_of, error_line, lockstep, metrics_of, resume, same
+from command_line import (
+    CARTPOLE,
+    SMALL,
+    Run,
+    assert_no_orphans,
+    copy_of,
+    error_line,
+    lockstep,
+    metrics_of,
+    resume,
+    same,
+)
 
 from lockstep.cli import main
 from lockstep.runs.checkpoint import checkpoints_in, problem_with
@@ -71,6 +82,23 @@ def test_a_run_directory_below_a_file(tmp_path, monkeypatch, capsys):
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("lockstep: error: runs_dir: notes/runs/")
     assert (tmp_path / "notes").read_text() == "mine"
+
+
+def test_the_record_of_another_run_is_not_written_over(trained, tmp_path):
+    other = trained(*CARTPOLE)
+    record, rows = other.path / "metrics.jsonl", other.metrics
+    words = ("train", *CARTPOLE, "--name", "run", "--log-jsonl", record)
+    line = error_line(lockstep(*words, cwd=tmp_path))
+    assert line.endswith(f"log.jsonl: {record} already holds another run's records; give another path or remove it")
+    assert Run(other.path, other.ended).metrics == rows
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_that_cannot_be_written_is_not_resumed(trained, tmp_path):
+    path = copy_of(trained(*CARTPOLE), tmp_path / "run")
+    (path / ".lock").mkdir()  # what a file system that is read only does to anybody, this does to root
+    line = error_line(lockstep("train", "--resume", path, cwd=tmp_path))
+    assert line.endswith(f"run {path} can't be written (Is a directory); copy it to where you may write")
 
 
 def test_a_disk_that_is_full_at_a_checkpoint(small_disk, tmp_path):

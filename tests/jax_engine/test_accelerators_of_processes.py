@@ -1,8 +1,11 @@
 """Which GPUs a process takes, and who starts JAX to count them."""
 
+import re
+import shutil
 import types
 
 import pytest
+from command_line import error_line, lockstep
 
 from lockstep.core.topology import Topology
 from lockstep.jax_engine.distributed import devices, processes
@@ -65,7 +68,7 @@ def told(monkeypatch):
             monkeypatch.setattr(jax_start, "topology_of", lambda options: place(0, 2, 0, 2))
         request = request_of(["CartPole-v1", "--engine", "jax", *words])
         jax_start.start_jax(request.config, request.options)
-        return [(platform, number) for _, platform, number, _, _, _ in calls]
+        return [(platform, number) for _, platform, number, *_ in calls]
 
     return of
 
@@ -84,6 +87,14 @@ def test_another_process_finds_no_gpu_here_and_says_so():
     on_this_machine.cache_clear()
     with pytest.raises(ValueError, match=r"^device: tpu, but JAX .* finds none here"):
         on_this_machine("tpu")
+
+
+@pytest.mark.parametrize("environment", ["CartPole-v1", "lockstep/CartPole-v1"])
+def test_a_run_on_a_gpu_says_that_there_is_none(tmp_path, environment):
+    if shutil.which("nvidia-smi"):
+        pytest.skip("this machine may have a GPU")
+    ended = lockstep("train", environment, "--engine", "jax", "--device", "cuda", cwd=tmp_path)
+    assert re.search(r"device: cuda, but JAX .* finds none here", error_line(ended))
 
 
 def test_the_report_of_the_other_process_is_read(monkeypatch):

@@ -51,6 +51,8 @@ class FaultyCartPole(CartPoleEnv):
             time.sleep(3600)
         if self._fails("death"):
             os._exit(3)
+        if self._fails("interrupt"):
+            raise KeyboardInterrupt
         observation, reward, terminated, truncated, info = super().step(action)
         if self._fails("nan reward"):
             reward = float("nan")
