@@ -13,17 +13,23 @@ import datetime
 import json
 import os
 import platform
+import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks.chaos.campaign import Campaign, attack, reference_of
+from benchmarks.chaos.campaign import Campaign, Reference, attack, reference_of
 from benchmarks.chaos.disk import can_mount
 from benchmarks.chaos.plan import CASES
 from benchmarks.chaos.report import faults_table, totals
-from lockstep import __version__
 from lockstep.core.machine import cpu_model
+
+ROOT = Path(__file__).parents[2]
+LIBRARIES = ("lockstep-rl", "torch", "jax", "numpy", "gymnasium")
 
 
 def read_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -32,10 +38,11 @@ def read_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=100, help="faults in all (100)")
     parser.add_argument("--seed", type=int, default=0, help="of the faults; the same seed draws the same ones (0)")
     parser.add_argument("--each", type=int, default=8, help="faults of a run at most (8)")
+    parser.add_argument("--jobs", type=int, default=1, help="runs that are attacked at the same time (1)")
     parser.add_argument("--cases", default=",".join(names()), help="which runs, with commas between them (all)")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     arguments = parser.parse_args(argv)
-    for name in ("kills", "each"):
+    for name in ("kills", "each", "jobs"):
         if getattr(arguments, name) < 1:
             parser.error(f"--{name}: {getattr(arguments, name)} is below 1")
     known = names()
@@ -58,37 +65,64 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not sys.platform.startswith("linux"):
         print("chaos: needs Linux, where processes are found through /proc", file=sys.stderr)
         return 2
-    campaigns: list[Campaign] = []
     with tempfile.TemporaryDirectory(prefix="chaos-") as name:
         root = Path(name)
         with_disk = can_mount(root / "mounts")
         if not with_disk:
             print("file systems can't be mounted here: no disk is filled", flush=True)
         references = {case.name: reference_of(case, root / f"reference_{n}") for n, case in enumerate(arguments.cases)}
-        number = 0
-        while (done := sum(len(campaign.faults) for campaign in campaigns)) < arguments.kills:
-            case = arguments.cases[number % len(arguments.cases)]
-            place = root / f"campaign_{number}"
-            place.mkdir()
-            kills = min(arguments.each, arguments.kills - done)
-            campaign = attack(case, arguments.seed + number, kills, place, references[case.name], with_disk)
-            campaigns.append(campaign)
-            what = "; ".join(campaign.problems) or "as if nothing had been"
-            print(f"{case.name}, seed {campaign.seed}: {len(campaign.faults)} faults in {campaign.seconds} s: {what}")
-            sys.stdout.flush()
-            number += 1
+        campaigns = attack_all(arguments, root, references, with_disk)
     print(f"\n{faults_table(campaigns)}\n\n{totals(campaigns)}")
     if arguments.out is not None:
         arguments.out.write_text(json.dumps(as_json(arguments, campaigns, with_disk), indent=1) + "\n")
     return int(any(campaign.problems for campaign in campaigns))
 
 
+def attack_all(
+    arguments: argparse.Namespace, root: Path, references: Mapping[str, Reference], with_disk: bool
+) -> list[Campaign]:
+    """Attacks run after run, or several at a time, until there were enough faults; in the order of their seeds."""
+    campaigns: dict[int, Campaign] = {}
+    under_way: dict[int, int] = {}
+    guard = threading.Lock()
+
+    def begin() -> tuple[int, int]:
+        """Gives the next run's number and the faults that it may suffer, 0 if there are enough."""
+        with guard:
+            wanted = arguments.kills - sum(len(c.faults) for c in campaigns.values()) - sum(under_way.values())
+            number, kills = len(campaigns) + len(under_way), min(arguments.each, max(0, wanted))
+            if kills:
+                under_way[number] = kills
+            return number, kills
+
+    def work() -> None:
+        while (next_one := begin())[1]:
+            number, kills = next_one
+            case = arguments.cases[number % len(arguments.cases)]
+            place = root / f"campaign_{number}"
+            place.mkdir()
+            campaign = attack(case, arguments.seed + number, kills, place, references[case.name], with_disk)
+            with guard:
+                del under_way[number]
+                campaigns[number] = campaign
+            what = "; ".join(campaign.problems) or "as if nothing had been"
+            said = f"{case.name}, seed {campaign.seed}: {len(campaign.faults)} faults in {campaign.seconds} s: {what}"
+            print(said, flush=True)
+
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        for done in [pool.submit(work) for _ in range(arguments.jobs)]:
+            done.result()
+    return [campaigns[number] for number in sorted(campaigns)]
+
+
 def as_json(arguments: argparse.Namespace, campaigns: Sequence[Campaign], with_disk: bool) -> dict[str, object]:
     """What is kept: when, where, and every fault."""
     return {
         "date": str(datetime.date.today()),
-        "lockstep": __version__,
-        "python": platform.python_version(),
+        "commit": subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
+        ).stdout.strip(),
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
         "machine": f"{os.cpu_count()} cores of {cpu_model()}",
         "kills": arguments.kills,
         "seed": arguments.seed,

@@ -19,6 +19,9 @@ from benchmarks.chaos.session import Session, Told, rows_of
 
 MOST_SESSIONS = 40
 
+Reference = tuple[dict[str, Any], set[str]]
+"""What comes of an undisturbed run, and what lies in its directory."""
+
 
 @dataclass
 class Campaign:
@@ -50,16 +53,14 @@ def result_of(run: Path) -> dict[str, Any]:
     }
 
 
-def reference_of(case: Case, directory: Path) -> tuple[dict[str, Any], set[str]]:
+def reference_of(case: Case, directory: Path) -> Reference:
     """Trains a case undisturbed on one rank or device; what comes of it, and what lies in its run directory."""
     words = [*case.command(), *case.worlds[0], "--name", "run", "--runs-dir", str(directory), "--quiet"]
     subprocess.run([sys.executable, "-m", "lockstep", "train", *words], check=True)
     return result_of(directory / "run"), {path.name for path in (directory / "run").iterdir()}
 
 
-def attack(
-    case: Case, seed: int, kills: int, directory: Path, reference: tuple[dict[str, Any], set[str]], with_disk: bool
-) -> Campaign:
+def attack(case: Case, seed: int, kills: int, directory: Path, reference: Reference, with_disk: bool) -> Campaign:
     """Attacks one run.
 
     Args:
@@ -114,7 +115,7 @@ def newest_checkpoint(run: Path) -> int:
     return max((int(p.name.removeprefix("step_")) for p in (run / "checkpoints").glob("step_*")), default=0)
 
 
-def differences(run: Path, reference: tuple[dict[str, Any], set[str]], temporary: Path) -> list[str]:
+def differences(run: Path, reference: Reference, temporary: Path) -> list[str]:
     """What tells a finished run from the undisturbed one: bits, rows, files."""
     expected, names = reference
     found, problems = result_of(run), []

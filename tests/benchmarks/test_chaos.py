@@ -2,7 +2,9 @@
 
 import json
 import random
+import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +12,8 @@ from benchmarks.chaos import __main__ as chaos
 from benchmarks.chaos.campaign import Campaign, differences, newest_checkpoint
 from benchmarks.chaos.plan import CASES, KINDS, drawn, world_of
 from benchmarks.chaos.report import faults_table, totals
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_a_seed_draws_the_same_faults_again_and_another_seed_others():
@@ -111,10 +115,32 @@ def test_ten_faults_break_nothing(tmp_path, capsys):
     assert chaos.main([*words, "--out", str(tmp_path / "chaos.json")]) == 0, capsys.readouterr().out
     kept = json.loads((tmp_path / "chaos.json").read_text())
     assert sum(len(campaign["faults"]) for campaign in kept["campaigns"]) == 10
-    assert {"date", "lockstep", "python", "machine", "seed"} <= set(kept)
+    assert {"date", "commit", "versions", "machine", "seed"} <= set(kept)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(5400)
-def test_nor_do_forty_of_both_engines(capsys):
-    assert chaos.main(["--kills", "40", "--seed", "12"]) == 0, capsys.readouterr().out
+def test_nor_do_a_hundred_of_both_engines(capsys):
+    assert chaos.main(["--kills", "100", "--seed", "12"]) == 0, capsys.readouterr().out
+
+
+def test_several_runs_at_a_time_are_as_many_faults(monkeypatch, tmp_path):
+    def attack(case, seed, kills, place, reference, with_disk):
+        time.sleep(0.001 * (seed % 3))
+        return Campaign(case.name, seed, [{"fault": "x"}] * min(kills, 1 + seed % 4))
+
+    monkeypatch.setattr(chaos, "attack", attack)
+    arguments = chaos.read_arguments(["--kills", "50", "--jobs", "3"])
+    campaigns = chaos.attack_all(arguments, tmp_path, {case.name: ({}, set()) for case in CASES}, False)
+    assert sum(len(campaign.faults) for campaign in campaigns) == 50
+    assert [campaign.seed for campaign in campaigns] == list(range(len(campaigns)))
+
+
+def test_the_documentation_shows_what_was_kept():
+    kept = json.loads((ROOT / "benchmarks" / "results" / "chaos.json").read_text())
+    campaigns = [Campaign(**campaign) for campaign in kept["campaigns"]]
+    page = (ROOT / "docs" / "reliability.md").read_text()
+    assert faults_table(campaigns) in page
+    assert totals(campaigns) in page
+    assert kept["date"] in page
+    assert kept["commit"] in page
