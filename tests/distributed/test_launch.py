@@ -62,7 +62,7 @@ def test_ranks_listen_on_loopback_or_nowhere_and_die_with_their_parent(tmp_path,
     gate, path = tmp_path / "gate", tmp_path / "runs" / "run"
     gate.touch()
     words = ("train", *GATED, "--nproc", 2, "--env.workers", 1, "--name", "run", "--collectives", collectives)
-    with running(*words, cwd=tmp_path, GATE=str(gate)) as (process, mark):
+    with running(*words, cwd=tmp_path, GATE=str(gate), MASTER_ADDR="192.0.2.9", MASTER_PORT="x") as (process, mark):
         wait_until(lambda: len(metrics_of(path)) == 4, "the run doesn't reach the gate")
         sockets = {pid: sockets_of(pid) for pid in marked(mark)}
         ranks = [ranks_of(mark, rank) for rank in range(2)]

@@ -12,6 +12,7 @@ from lockstep.launch.defaults import request_of
 from lockstep.runs import checkpoint
 from lockstep.runs.checkpoint import CheckpointError, CheckpointWriter, pack, to_files
 from lockstep.runs.directory import FINGERPRINTS, TIMING, RunDirectory, create_run, default_name, find_run, is_writer
+from lockstep.runs.lock import RunLock
 
 CONFIG = resolve(Config(seed=3))
 FILES = to_files({"policy/w": np.ones(2)}, {0: pack({"x": np.ones(1)})}, {"iteration": 1})
@@ -158,6 +159,7 @@ def test_a_run_that_is_not_there(tmp_path):
 
 LOCK = """
 import pathlib, sys
+from lockstep.runs.lock import RunLock
 from lockstep.runs.directory import RunDirectory
 run = RunDirectory(pathlib.Path(sys.argv[1]))
 run.lock()
@@ -190,6 +192,29 @@ def test_a_second_process_is_kept_out_until_the_first_lets_go(tmp_path):
     with other_process(path) as other:
         out, _ = other.communicate(timeout=600)
     assert out == "locked\n"
+
+
+def test_a_rank_that_fails_leaves_the_run_to_its_launcher(tmp_path):
+    path = create(tmp_path)
+    launcher = RunDirectory(path)
+    launcher.lock()
+    launcher.hand_over()
+    rank = RunLock(path / ".lock")
+    rank._keep((path / ".lock").open("ab"))  # as take_over does, in another process
+    rank._release_own()
+    assert (path / ".lock").exists()
+    launcher.unlock()
+    assert everything_in(path) == ["config.json"]
+
+
+def test_who_lets_go_late_takes_nobody_elses_lock_away(tmp_path):
+    path = create(tmp_path)
+    first = RunDirectory(path)
+    first.lock()
+    (path / ".lock").unlink()
+    (path / ".lock").write_text("another run's")
+    first.unlock()
+    assert (path / ".lock").exists()
 
 
 def test_a_process_that_is_killed_leaves_no_lock(tmp_path):

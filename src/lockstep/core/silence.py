@@ -7,7 +7,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from lockstep.core.life import Part, Sign, life, shared_signs
 from lockstep.core.process import fail_now
@@ -18,25 +18,34 @@ _LOOKS = 20
 """Looks in the time that ranks may be silent, but at least one a second."""
 _NAMED = 3
 CLOSE_SECONDS = 2.0
+SIGNS = "lockstep/sign/"
+RANKS_A_SECOND = 64
+"""Ranks that may ask a store for all others' signs in the time between two looks; more ask less often."""
 
 Put = Callable[[str, str], None]
-Get = Callable[[str], str | None]
+Get = Callable[[], Mapping[int, str]]
 
 
 class Silence:
-    """Says when nobody among the ranks has made progress for longer than ``limit`` seconds."""
+    """Says when nobody among the ranks has made progress for longer than ``limit`` seconds, and some of them wait.
+
+    Time in which this process was itself stopped, or its machine asleep, doesn't count.
+    """
 
     def __init__(self, rank: int, limit: float) -> None:
-        self._rank, self._limit = rank, limit
+        self._rank, self._limit, self._most = rank, limit, 2 * look_seconds(limit)
         self._seen: list[int] = []
-        self._since = time.monotonic()
+        self._looked, self._silent = time.monotonic(), 0.0
 
     def listen(self, signs: Sequence[Sign]) -> str | None:
         """Takes what every rank has shown, in rank order; returns one line if all have been silent for too long."""
         counts, now = [sign.count for sign in signs], time.monotonic()
-        if counts != self._seen:
-            self._seen, self._since = counts, now
-        if now - self._since <= self._limit:
+        passed, self._looked = min(now - self._looked, self._most), now
+        if counts != self._seen or not any(sign.waits for sign in signs):
+            self._seen, self._silent = counts, 0.0
+            return None
+        self._silent += passed
+        if self._silent <= self._limit:
             return None
         own = signs[self._rank]
         if not own.waits:
@@ -87,12 +96,13 @@ class Watch:
 class Relay:
     """Tells the ranks of other hosts what this one has done, and hears it of them, through a store, from a thread.
 
-    ``put`` keeps a text under a name, ``get`` finds it or None; both may raise, or hang where a connection is cut.
-    What is told is what the rank has done, not that the relay is there.
+    ``put`` keeps a text under a name, ``get`` finds those of all ranks, by rank, "" where there is none yet; both may
+    raise, or hang where a connection is cut. What is told is what the rank has done, not that the relay is there.
     """
 
     def __init__(self, topology: Topology, seconds: float, put: Put, get: Get) -> None:
-        self._rank, self._seconds, self._put, self._get = topology.rank, seconds, put, get
+        self._rank, self._put, self._get = topology.rank, put, get
+        self._seconds = seconds * max(1.0, topology.world_size / RANKS_A_SECOND)  # one process answers all
         self._signs = [Sign(0, Part.START, False)] * topology.world_size
         self._told: Sign | None = None
         self._closed = threading.Event()
@@ -111,10 +121,10 @@ class Relay:
     def _exchange(self) -> None:
         own = life.sign()
         if own != self._told:
-            self._put(_name(self._rank), json.dumps(own))
+            self._put(sign_name(self._rank), json.dumps(own))
             self._told = own
-        for rank in range(len(self._signs)):
-            if rank != self._rank and (said := self._get(_name(rank))) is not None:
+        for rank, said in self._get().items():
+            if rank != self._rank and said:
                 count, part, waits = json.loads(said)
                 self._signs[rank] = Sign(count, Part(part), waits)
 
@@ -124,8 +134,9 @@ class Relay:
         self._thread.join(CLOSE_SECONDS)
 
 
-def _name(rank: int) -> str:
-    return f"lockstep/sign/{rank}"
+def sign_name(rank: int) -> str:
+    """Names what a rank tells the others in a store."""
+    return f"{SIGNS}{rank}"
 
 
 def look_seconds(limit: float) -> float:

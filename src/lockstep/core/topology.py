@@ -23,7 +23,7 @@ SLURM_PORTS = 4096
 
 _STEP = "SLURM_STEP_NODELIST"
 """Set in a step that srun started, and not in a batch script."""
-_LAUNCHERS = ("RANK", "WORLD_SIZE", LAUNCHER_VARIABLE, _STEP)
+_LAUNCHERS = ("RANK", "WORLD_SIZE", LAUNCHER_VARIABLE, MEMORY_VARIABLE, STORE_VARIABLE, _STEP)
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.core.life import LINE_BYTES
-from lockstep.core.topology import MEMORY_VARIABLE, STORE_VARIABLE
+from lockstep.core.topology import DEFAULT_PORT, MEMORY_VARIABLE, STORE_VARIABLE
 from lockstep.launch.channel import FILE, STORE
 
 LOOPBACK = "127.0.0.1"
@@ -40,12 +41,14 @@ class Meeting:
         made = cls({})
         if meeting == FILE:
             made.environment[STORE_VARIABLE] = str(directory / MEETING_FILE)
+            made.environment |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(DEFAULT_PORT)}  # not what the shell says
         else:
             made._keep_port(listens=meeting == STORE)
         if shared and hasattr(os, "memfd_create"):
-            made.memory = os.memfd_create("lockstep", os.MFD_CLOEXEC)
-            os.ftruncate(made.memory, nproc * LINE_BYTES)
-            made.environment[MEMORY_VARIABLE] = str(made.memory)
+            with contextlib.suppress(OSError):  # of a sandbox: ranks meet in the file then
+                made.memory = os.memfd_create("lockstep", os.MFD_CLOEXEC)
+                os.ftruncate(made.memory, nproc * LINE_BYTES)
+                made.environment[MEMORY_VARIABLE] = str(made.memory)
         return made
 
     def _keep_port(self, listens: bool) -> None:

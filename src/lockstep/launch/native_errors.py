@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import sys
 import time
 from collections.abc import Iterable
@@ -67,9 +68,12 @@ class NativeErrors:
         due = time.monotonic() - HOLD_SECONDS
         while self._held and (everything or self._held[0][0] < due):
             _, rank, text = self._held.pop(0)
-            if self._failed in (None, rank):
-                with contextlib.suppress(OSError):
-                    os.write(2, text)
+            if self._failed not in (None, rank):
+                continue
+            rest = _write(text)
+            if rest:  # whoever reads is slow, and the ranks are not to wait for that
+                self._held.insert(0, (0.0, rank, rest))
+                return
 
     def close(self) -> None:
         """Passes on what is left, once the ranks have ended."""
@@ -77,10 +81,22 @@ class NativeErrors:
         self.pass_on(everything=True)
 
 
+def _write(text: bytes) -> bytes:
+    """Writes to standard error what can be written without waiting; returns the rest."""
+    with contextlib.suppress(OSError, ValueError):
+        while text and select.select([], [2], [], 0)[1]:
+            text = text[os.write(2, text[: select.PIPE_BUF]) :]
+        return text
+    return b""
+
+
 def write_natively_elsewhere() -> None:
     """Gives libraries of this process the standard error that the launcher wants for them; Python keeps its own."""
     given = os.environ.pop(VARIABLE, None)
     if given is None:
+        return
+    if sys.stderr is None:  # pyright: ignore[reportUnnecessaryComparison]
+        os.close(int(given))
         return
     own = os.dup(2)
     sys.stderr.flush()

@@ -24,7 +24,7 @@ from lockstep.core.process import (
     report_done,
     report_failure,
 )
-from lockstep.core.topology import Topology, from_environment
+from lockstep.core.topology import MEMORY_VARIABLE, STORE_VARIABLE, Topology, from_environment
 from lockstep.launch.native_errors import write_natively_elsewhere
 from lockstep.runs.checkpoint import CheckpointError, find_checkpoint
 from lockstep.runs.directory import CHECKPOINTS, RunDirectory, is_writer
@@ -61,6 +61,8 @@ def run_rank(assignment: Assignment, topology: Topology) -> int:
         run = RunDirectory(path, is_writer=is_writer(topology), quiet=assignment.options.quiet)
         run.take_over()
         life.inherit(topology)
+        for name in (MEMORY_VARIABLE, STORE_VARIABLE):
+            os.environ.pop(name, None)  # for this process alone, not for what it starts
         life.begin(Part.START)
         checkpoint = None
         if assignment.resume_from is not None:

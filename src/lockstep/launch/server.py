@@ -34,7 +34,7 @@ from lockstep.core.process import (
     name_process,
     signal_name,
 )
-from lockstep.core.topology import LAUNCHER_VARIABLE
+from lockstep.core.topology import LAUNCHER_VARIABLE, MEMORY_VARIABLE, STORE_VARIABLE
 from lockstep.launch import native_errors
 from lockstep.launch.channel import ONE_THREAD, STORE, Channel, ServerSettings
 from lockstep.launch.fork import fork, one_thread, spawn
@@ -204,7 +204,8 @@ class Server:
 
     def _environment(self, nproc: int) -> dict[str, str]:
         given = {name: value for name, value in self._settings.environment.items() if value is not None}
-        rest = {k: v for k, v in os.environ.items() if k not in ONE_THREAD and not k.startswith("TORCHELASTIC_")}
+        foreign = {*ONE_THREAD, MEMORY_VARIABLE, STORE_VARIABLE}
+        rest = {k: v for k, v in os.environ.items() if k not in foreign and not k.startswith("TORCHELASTIC_")}
         return rest | given | {"WORLD_SIZE": str(nproc), "LOCAL_WORLD_SIZE": str(nproc), LAUNCHER_VARIABLE: "1"}
 
     def _fork_rank(self, environment: Mapping[str, str], assignment: str, meeting: Meeting) -> int:

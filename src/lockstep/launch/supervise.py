@@ -144,6 +144,8 @@ def failure_message(ranks: Ranks, codes: dict[int, int | None], early: Sequence[
     for rank in early:
         return f"rank {rank} {UNDONE}"
     for rank, code, failure in failed:
+        if failure is None and code == -signal.SIGABRT and any(told.values()):
+            continue  # JAX's processes end so when they miss the one that said why
         if failure is None and code < 0:
             return f"rank {rank} {killed_by(-code)}"
         if failure is None:

@@ -32,6 +32,7 @@ class RunLock:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: IO[bytes] | None = None
+        self._whole = False
 
     def acquire(self) -> bool:
         """Take the run for this process, which will write it; False if another one has it."""
@@ -44,6 +45,7 @@ class RunLock:
                 return False
             if self._key() == _key_of(file):
                 self._keep(file)
+                self._whole = True
                 return True
             file.close()  # its last holder removed it between our opening and locking it
 
@@ -68,7 +70,8 @@ class RunLock:
         if self._file is None:
             return
         with contextlib.suppress(OSError):
-            self._path.unlink()
+            if self._key() == _key_of(self._file):  # not another run's that began in between
+                self._path.unlink()
         _held.pop(_key_of(self._file), None)
         self._file.close()
         self._file = None
@@ -79,8 +82,8 @@ class RunLock:
         at_failure.append(self._release_own)
 
     def _release_own(self) -> None:
-        """Releases the lock unless it is that of the process which forked this one."""
-        if self._file is not None and _key_of(self._file) in _held:
+        """Releases the run unless the process that forked this one holds it, or our launcher, which will."""
+        if self._whole and self._file is not None and _key_of(self._file) in _held:
             self.release()
 
     def _key(self) -> tuple[int, int, int] | None:

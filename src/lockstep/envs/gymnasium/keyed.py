@@ -79,6 +79,7 @@ class KeyedEnv:
         self._wanted, self._number, self._heartbeat = wanted, row, heartbeat
         self._description = wanted.description
         self._env = make_environment(wanted.config)
+        life.progressed()
         self._wrapped = stateful(wanted.config)
         self._all_allowed = np.ones(self._description.action.outputs, np.float32)
         self.lost = False

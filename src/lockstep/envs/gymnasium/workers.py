@@ -146,6 +146,7 @@ class WorkerEnvs(HostEnvs):
             for connection in ready:
                 slot = waiting.pop(connection)  # type: ignore[call-overload]
                 answers[slot] = self._receive(slot)
+                life.progressed()
         return answers
 
     def _check_heartbeats(self, beats: dict[int, tuple[int, float]], waiting: Iterable[int]) -> None:

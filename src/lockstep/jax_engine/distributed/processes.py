@@ -19,7 +19,7 @@ from lockstep.core.errors import RankMismatchError
 from lockstep.core.life import life
 from lockstep.core.machine import ANEW, check_facts_alike
 from lockstep.core.network import own_address
-from lockstep.core.silence import Watch, watch
+from lockstep.core.silence import SIGNS, Watch, watch
 from lockstep.core.topology import Topology
 from lockstep.jax_engine.setup.accelerators import on_this_machine
 from lockstep.jax_engine.setup.set_up import check_device, configure, machine_facts
@@ -130,14 +130,11 @@ def _client() -> Any:
 def _watch_processes(topology: Topology, silence: float) -> Watch | None:
     """Watches the other processes: by memory that they share, else through the coordinator's store."""
     client = _client()
-    if client is None or not hasattr(client, "key_value_try_get"):
+    if client is None or not hasattr(client, "key_value_dir_get"):
         return None
 
-    def get(name: str) -> str | None:
-        try:
-            return client.key_value_try_get(name)
-        except jax.errors.JaxRuntimeError:  # nothing is there yet
-            return None
+    def get() -> dict[int, str]:
+        return {int(name.rpartition("/")[2]): text for name, text in client.key_value_dir_get(SIGNS)}
 
     return watch(topology, silence, lambda name, text: client.key_value_set(name, text, True), get)
 

@@ -22,7 +22,7 @@ from lockstep.envs.restore.replay import ReplayLog
 from lockstep.envs.restore.snapshot import load_shards, save_shards
 from lockstep.jax_engine.distributed.mesh import replicate_sharding
 from lockstep.jax_engine.distributed.placement import fetch, fetch_rows, place, shard_rows
-from lockstep.jax_engine.distributed.processes import gather_bytes, gather_json
+from lockstep.jax_engine.distributed.processes import gather_bytes, gather_json, wait_for_all
 from lockstep.jax_engine.host.program import compile_first, compile_learn
 from lockstep.jax_engine.host.rollout import HostRollout, collect, collect_random, record_replay
 from lockstep.jax_engine.program.calls import no_matter
@@ -259,6 +259,7 @@ class HostRun:
                 continue
             carries = self._carries(group.part)
             restarted += load_shards(group.envs, group.replay, group.counter, carries, group, shards)
+        wait_for_all("restored")  # a replay may take long
         return sorted(env for ids in gather_json(restarted) for env in ids)
 
     def close(self) -> None:

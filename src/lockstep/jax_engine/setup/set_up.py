@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import platform as machine
@@ -105,12 +106,13 @@ def configure(threads: int, platform: str, devices: int | None, pool: int | None
     if platform == "cpu":
         _set_cpu_devices(devices or 1)
     use_compilation_cache()
-    jax.monitoring.register_event_duration_secs_listener(_compiled)
+    _count_compilations()
 
 
-def _compiled(*_: object, **__: object) -> None:
-    """Counts what JAX has done on the way to a program: traced, lowered, compiled it."""
-    life.progressed()
+@functools.cache
+def _count_compilations() -> None:
+    """Lets what JAX does on the way to a program count as progress: to trace, lower and compile it."""
+    jax.monitoring.register_event_duration_secs_listener(lambda *_, **__: life.progressed())
 
 
 def _set_cpu_devices(devices: int) -> None:

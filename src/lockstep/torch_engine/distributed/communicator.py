@@ -19,7 +19,7 @@ from lockstep.core.errors import NoSharedMemoryError, PeerFailureError
 from lockstep.core.life import life
 from lockstep.core.machine import ANEW, check_facts_alike
 from lockstep.core.shards import ShardPlan
-from lockstep.core.silence import Watch, watch
+from lockstep.core.silence import Watch, sign_name, watch
 from lockstep.core.topology import Topology
 from lockstep.torch_engine.distributed.process_group import (
     WITHOUT_LIMIT,
@@ -94,8 +94,10 @@ class Communicator:
         store: Any = meet(self.topology, datetime.timedelta(seconds=config.silence))
         self._store = store
 
-        def get(name: str) -> str | None:
-            return store.get(name).decode() if store.check([name]) else None
+        names = [sign_name(rank) for rank in range(self.topology.world_size)]
+
+        def get() -> dict[int, str]:  # they are all there since the ranks have met
+            return {rank: text.decode() for rank, text in enumerate(store.multi_get(names))}
 
         self._watch = watch(self.topology, config.silence, store.set, get)
         join_process_group(self.topology, self.nccl, WITHOUT_LIMIT, store.clone())
@@ -115,6 +117,9 @@ class Communicator:
             return
         if self.slots is None:
             self.open_slots(datetime.timedelta(seconds=config.silence))
+            if self.slots is not None and self._watch is not None:  # ranks see one another without the store
+                self._watch.close()
+                self._watch = watch(self.topology, config.silence, lambda *_: None, dict)
         if config.collectives == "shared" and self.slots is None:
             raise NoSharedMemoryError(f"collectives: shared can't be had: {self.no_slots}; use collectives auto")
 

@@ -16,6 +16,7 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 from lockstep.config.run import Config
 from lockstep.core.errors import RankMismatchError
 from lockstep.core.network import interface_of, own_address
+from lockstep.core.silence import sign_name
 from lockstep.core.topology import Topology
 
 WITHOUT_LIMIT = datetime.timedelta(days=20)
@@ -50,7 +51,7 @@ def meet(topology: Topology, timeout: datetime.timedelta) -> Store:
     """
     rank, world_size = topology.rank, topology.world_size
     try:
-        if topology.store_file is not None:
+        if topology.store_file is not None and not topology.agent_store:
             store: Store = FileStore(topology.store_file, world_size)
         else:
             address = (topology.master_addr, topology.master_port)
@@ -59,11 +60,11 @@ def meet(topology: Topology, timeout: datetime.timedelta) -> Store:
             )
         # of all attempts that torchrun makes: what a killed one left in it is not for the next
         store = PrefixStore(f"lockstep/attempt_{topology.attempt}", store)
-        store.set(f"here/{rank}", "")
-        store.wait([f"here/{r}" for r in range(world_size)], timeout)
+        store.set(sign_name(rank), "")
+        store.wait([sign_name(r) for r in range(world_size)], timeout)
     except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise RankMismatchError(f"rank {rank} can't meet the others at {topology.master}: {reason}") from None
+        reason, where = str(error).splitlines()[0], topology.store_file or topology.master
+        raise RankMismatchError(f"rank {rank} can't meet the others at {where}: {reason}") from None
     return store
 
 

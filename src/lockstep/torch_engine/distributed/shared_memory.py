@@ -1,9 +1,10 @@
 """Collectives between the ranks of one host: slots in memory that all of them map, and flags that they watch.
 
-The memory has no name (``memfd_create``): ranks open it through ``/proc`` of the rank that offers it, so nothing can be
-left behind, whatever ends them. A rank copies its tensor into its slot and then stores the collective's number in its
-flag; who reads that number finds the tensor. That order needs no fence on x86-64, where stores become visible in
-program order; other processors would need one that Python can't give, so they use the backend's collectives.
+The memory has no name (``memfd_create``): ranks inherit it from our launcher, or open it through ``/proc`` of the rank
+that offers it, so nothing can be left behind, whatever ends them. A rank copies its tensor into its slot and then
+stores the collective's number in its flag; who reads that number finds the tensor. That order needs no fence on x86-64,
+where stores become visible in program order; other processors would need one that Python can't give, so they use the
+backend's collectives.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.core.errors import PeerFailureError
+from lockstep.core.errors import PeerFailureError, RunError
 from lockstep.core.life import LINE_BYTES, life, shared_pid, shared_signs
-from lockstep.core.silence import Silence
+from lockstep.core.silence import SETTING, Silence
 
 SLOT_BYTES = 1 << 20  # longer messages go in pieces; a piece this long costs its copies, not its flags
 SPINS = 4000  # looks at a flag before sleeping on it, as long as that helps
@@ -48,6 +49,10 @@ def obstacle() -> str | None:
         return "it needs Linux"
     if platform.machine() not in ("x86_64", "AMD64"):
         return f"it needs x86-64, not {platform.machine()}"
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError as error:  # of a sandbox, alike in all processes of the host
+        return f"processes can't be watched here ({error.strerror or error})"
     return None
 
 
@@ -223,20 +228,28 @@ def inherited_slots(rank: int, world_size: int, memory: int, timeout: float) -> 
 
     Raises:
         PeerFailureError: a rank didn't come in time, or it has ended.
-        OSError: the memory can't be mapped.
+        RunError: the memory can't be mapped.
     """
     problem = obstacle()
     if problem is not None:
         return problem
     size = SharedSlots.bytes_needed(world_size)
-    os.ftruncate(memory, size)
-    mapped = mmap.mmap(memory, size)
+    try:
+        os.ftruncate(memory, size)
+        mapped = mmap.mmap(memory, size)
+    except OSError as error:
+        why = error.strerror or error
+        raise RunError(
+            f"rank {rank} can't map {size:,} bytes of shared memory ({why}); use --collectives backend"
+        ) from None
     life.share(mapped, rank)
     deadline, processes = time.monotonic() + timeout, []
     for peer in range(world_size):
         while not (pid := shared_pid(mapped, peer)):
             if time.monotonic() > deadline:
-                raise PeerFailureError(f"rank {rank} lost its peers: rank {peer} didn't begin in {timeout:g} s")
+                raise PeerFailureError(
+                    f"rank {rank} lost its peers: rank {peer} didn't begin in {timeout:g} s ({SETTING})"
+                )
             time.sleep(BEGIN_SECONDS)
         try:
             processes.append(os.pidfd_open(pid))
