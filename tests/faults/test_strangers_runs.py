@@ -1,10 +1,14 @@
 """A run directory that somebody else made executes nothing, reads and writes nothing outside, unless it is trusted."""
 
+import hashlib
 import json
+import os
 import shutil
 
+import numpy as np
 import pytest
 from command_line import CARTPOLE, copy_of, error_line, lockstep
+from safetensors.numpy import save
 
 import lockstep as library
 
@@ -135,11 +139,95 @@ def test_nothing_is_written_through_a_link(theirs, tmp_path, name):
     assert before == (sorted(mine.iterdir()) if mine.is_dir() else mine.read_text())
 
 
-def test_nor_through_one_where_a_temporary_file_will_be(theirs, tmp_path):
-    path, mine = theirs(), tmp_path / "mine"
+LINKS = (
+    "tensorboard/events.out.tfevents.0000000001.lockstep",
+    "checkpoints/.step_2048.77.tmp",
+    "videos/.step_2048.unfinished.mp4",
+    ".config.json.tmp",
+    ".lock",
+)
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_nor_through_one_further_down_or_where_a_temporary_file_will_be(theirs, tmp_path, name):
+    path, mine = theirs(total_steps=2048), tmp_path / "mine"
     mine.write_text("precious\n")
-    for name in (".config.json.tmp", ".summary.json.tmp"):
-        (path / name).symlink_to(mine)
-    assert lockstep("train", "--resume", path, cwd=tmp_path).code == 0
+    (path / name).parent.mkdir(exist_ok=True)
+    (path / name).symlink_to(mine)
+    message = error_line(lockstep("train", "--resume", path, cwd=tmp_path))
+    assert f"run {path}: {name} is a link to {mine}, which would be written; if that is yours, give --trust" in message
     assert mine.read_text() == "precious\n"
-    assert not (path / "config.json").is_symlink()
+
+
+@pytest.mark.parametrize("resume", [(), ("--resume", "auto")])
+def test_nor_when_a_run_begins_in_a_directory_that_is_there(tmp_path, resume):
+    mine, path = tmp_path / "mine", tmp_path / "runs" / "run"
+    path.mkdir(parents=True)
+    (path / "metrics.jsonl").symlink_to(mine)
+    message = error_line(lockstep("train", *CARTPOLE, "--name", "run", *resume, cwd=tmp_path))
+    assert f"metrics.jsonl is a link to {mine}" in message
+    assert not mine.exists()
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", ".lock", "checkpoints/step_1024/manifest.json"])
+def test_a_pipe_keeps_nobody_waiting(theirs, tmp_path, name):
+    path = theirs(total_steps=2048)
+    (path / name).unlink(missing_ok=True)
+    os.mkfifo(path / name)
+    message = error_line(lockstep("train", "--resume", path, cwd=tmp_path))
+    assert f"{name} is neither a file nor a directory" in message
+    if name.startswith("checkpoints"):
+        assert lockstep("eval", path, "--episodes", 2, cwd=tmp_path).code == 0  # of the checkpoint before
+
+
+def test_a_log_of_another_run_of_ones_own_is_not_cut_and_gone_on_with(tmp_path):
+    words = ("train", *CARTPOLE, "--log-jsonl", "second.jsonl")
+    assert lockstep(*words, "--name", "one", cwd=tmp_path).code == 0
+    before = (tmp_path / "second.jsonl").read_text()
+    shutil.copytree(tmp_path / "runs" / "one", tmp_path / "runs" / "other")
+    rows = (tmp_path / "runs" / "other" / "metrics.jsonl").read_text()
+    (tmp_path / "runs" / "other" / "metrics.jsonl").write_text(rows.replace('"rollout/episodes"', '"rollout/others"'))
+    message = error_line(lockstep("train", "--resume", "runs/other", cwd=tmp_path))
+    assert "already holds another run's records" in message
+    assert (tmp_path / "second.jsonl").read_text() == before
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    assert lockstep("eval", tmp_path / "runs" / "one", "--episodes", 2, cwd=elsewhere).code == 0  # the path is absolute
+    again = lockstep("train", "--resume", tmp_path / "runs" / "one", "--total-steps", 1152, cwd=elsewhere)
+    assert again.code == 0, again.stderr
+    assert (tmp_path / "second.jsonl").read_text().startswith(before)
+    assert not list(elsewhere.glob("*.jsonl"))
+
+
+def replaced(path, name, content):
+    """Another content of a checkpoint's file, with a manifest that says so."""
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / name).write_bytes(content)
+    manifest["files"][name] = hashlib.sha256(content).hexdigest()
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("policy.safetensors", b"garbage!", "holds what no checkpoint holds"),
+        ("policy.safetensors", (1 << 62).to_bytes(8, "little") + b"{}", "holds what no checkpoint holds"),
+        ("state.json", b"{}", "state.json lacks environment"),
+        ("state.json", b"[" * 200_000, "holds what no checkpoint holds"),
+        ("policy.safetensors", save({"x": np.zeros(1, np.float32)}), "lacks 'policy/"),
+    ],
+    ids=["garbage", "huge header", "empty state", "deep state", "other arrays"],
+)
+@pytest.mark.parametrize("words", [("eval",), ("train", "--resume")], ids=" ".join)
+def test_contents_that_are_not_a_checkpoints_are_one_line(theirs, tmp_path, words, name, content, said):
+    path = theirs(total_steps=2048)
+    for other in ("step_384", "step_768"):
+        shutil.rmtree(path / "checkpoints" / other, ignore_errors=True)
+    replaced(path / "checkpoints" / "step_1024", name, content)
+    message = error_line(lockstep(*words, path, cwd=tmp_path))
+    assert said in message or (words[0] == "train" and "policy/" in message), message
+
+
+def test_a_name_that_paints_the_screen_is_shown_plainly(theirs, tmp_path):
+    path = theirs(env={"kwargs": {"name": "evil:\x1b[2J\x07 all is well"}})
+    assert "evil:\\x1b[2J\\x07 all is well" in error_line(lockstep("eval", path, cwd=tmp_path))

@@ -130,6 +130,8 @@ def test_a_run_of_that_name_is_resumed_if_it_has_begun(unknown, tmp_path):
     assert started.config.normalize.returns  # defaults by its spaces, as without --resume
     (tmp_path / "x").mkdir()
     assert request_of(words).options.resume is None  # it was killed before it had a config
+    (tmp_path / "x" / "config.json").touch()
+    assert request_of(words).options.resume is None  # or before it was on the disk
     (tmp_path / "x" / "config.json").write_text("{}")
     resumed = request_of(words)
     assert (resumed.options.resume, resumed.options.name) == (str(tmp_path / "x"), None)

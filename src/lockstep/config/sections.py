@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
 class Section(BaseModel):
@@ -287,6 +288,12 @@ class LogConfig(Section):
     group: str | None = Field(default=None, min_length=1, description="of runs, in W&B, Trackio and MLflow")
     tags: tuple[str, ...] | None = Field(default=None, description="labels in W&B, Trackio and MLflow")
     entity: str | None = Field(default=None, min_length=1, description="W&B user or team")
+
+    @field_validator("jsonl")
+    @classmethod
+    def _absolute(cls, path: str | None) -> str | None:
+        """The path means the same wherever the run goes on."""
+        return None if path is None else os.path.abspath(path)
 
 
 class ProofConfig(Section):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import warnings
 from pathlib import Path
 
+PRIVATE_HINT = "remove it, or chmod -R go-w ~/.cache/lockstep"
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -30,6 +32,22 @@ def make_cache(directory: Path, top: Path) -> Path | None:
         if not only_we_write(each.resolve()):  # it may be our link to another disk
             return None
     return directory
+
+
+def user_cache(name: str) -> tuple[Path, bool]:
+    """Makes a directory in the user's cache; returns it, and whether it can be used: others may write there, or nobody.
+
+    ``name`` may have several parts.
+    """
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    directory = base / "lockstep" / name
+    try:
+        made = make_cache(directory, base / "lockstep")
+    except OSError:
+        return directory, False  # no place to keep it; everything else works
+    if made is None:
+        warnings.warn(f"{directory} isn't used, for others may write there: {PRIVATE_HINT}", stacklevel=3)
+    return directory, made is not None
 
 
 def make_private(directory: Path) -> bool:

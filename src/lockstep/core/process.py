@@ -155,7 +155,7 @@ def report_failure(message: str, *, secondary: bool = False) -> None:
 
     It is ``secondary`` where another rank failed first, or says it; that is shown last or not at all.
     """
-    path = error_file()
+    path, message = error_file(), "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in message)
     if path is not None:
         extra = {"timestamp": str(int(time.time())), "secondary": secondary}
         path.write_text(json.dumps({"message": {"message": message, "extraInfo": extra}}))

@@ -191,7 +191,7 @@ def train(
     run.remove_summary()
     with stop_requests() as request:
         try:
-            return record_training(
+            result = record_training(
                 run,
                 started,
                 checkpoint,
@@ -199,5 +199,9 @@ def train(
                 lambda session: start_lines(session, options),
                 lambda session, recorder: Trainer(session, recorder, options, request).loop(),
             )
-        finally:
-            leave_processes()
+        except Exception as error:
+            if getattr(error, "everywhere", False):
+                leave_processes()  # all of them do; one alone would wait for the others, and be ended by JAX meanwhile
+            raise
+        leave_processes()
+        return result

@@ -15,7 +15,7 @@ from lockstep.envs.batched.twins import stepped_inside
 from lockstep.envs.describe import describe
 from lockstep.envs.description import EnvDescription
 from lockstep.launch.jax_start import start_jax
-from lockstep.runs.directory import CONFIG, is_run
+from lockstep.runs.directory import CONFIG, has_begun
 from lockstep.runs.trackers.service import flattened
 from lockstep.runs.trust import check_trusted
 
@@ -61,7 +61,7 @@ def resumed_if_begun(options: RunOptions) -> RunOptions:
     if options.resume != AUTO or options.name is None:
         return options
     path = Path(options.runs_dir) / options.name
-    return options.model_copy(update={"resume": str(path), "name": None} if is_run(path) else {"resume": None})
+    return options.model_copy(update={"resume": str(path), "name": None} if has_begun(path) else {"resume": None})
 
 
 def _as_begun(request: Request, options: RunOptions) -> dict[str, Any]:

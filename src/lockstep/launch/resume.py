@@ -10,9 +10,11 @@ from lockstep.config.files import merge
 from lockstep.config.keys import FREE, validate
 from lockstep.config.run import Config, RunOptions
 from lockstep.envs.batched.twins import stepped_inside
-from lockstep.runs.checkpoint import checkpoints_in, find_checkpoint
+from lockstep.runs.checkpoint import checkpoints_in, find_training_state
 from lockstep.runs.directory import CHECKPOINTS, CONFIG, RunDirectory, create_run, open_run
 from lockstep.runs.stored import stored_config, written_config
+from lockstep.runs.trackers import METRICS_JSONL
+from lockstep.runs.trackers.jsonl import records_differ
 from lockstep.runs.trust import trusted_config
 
 # Settings that a resumed run may change: they don't decide the agent's bytes up to total_steps.
@@ -90,14 +92,14 @@ def open_directory(
         if writer and not options.quiet:
             print(f"run {path} has no checkpoint yet; it begins again")
     else:
-        found = find_checkpoint(path / CHECKPOINTS, which or "latest", warn=False)
+        found = find_training_state(path / CHECKPOINTS, which or "latest", warn=False)
         if found.state.get("cloned"):
             raise ValueError(
                 f"resume: {path} is a cloned policy, which has no environments to go on with; eval, play, compare and "
                 "record read it"
             )
     stored = stored_config(path, warn=False)
-    _check_second_log(stored.log.jsonl, config.log.jsonl)
+    _check_second_log(stored.log.jsonl, config.log.jsonl, path)
     if writer and stored.total_steps != config.total_steps:
         change = f"total_steps was {stored.total_steps} and is {config.total_steps} from here on"
         note = "schedules follow it, so a new run of this config.json is another run"
@@ -105,7 +107,9 @@ def open_directory(
     return (open_run(path, config, options.trust) if writer else RunDirectory(path, is_writer=False)), which
 
 
-def _check_second_log(stored: str | None, second: str | None) -> None:
+def _check_second_log(stored: str | None, second: str | None, run: Path | None = None) -> None:
     """Refuses a second metrics.jsonl that this run didn't write, unless it is new: it would be cut and appended to."""
-    if second is not None and second != stored and Path(second).is_file() and Path(second).stat().st_size:
+    if second is None or not Path(second).is_file() or not Path(second).stat().st_size:
+        return
+    if second != stored or (run is not None and records_differ(Path(second), run / METRICS_JSONL)):
         raise ValueError(f"log.jsonl: {second} already holds another run's records; give another path or remove it")

@@ -13,7 +13,7 @@ from lockstep.config.run import Config
 from lockstep.core.normalizers import ObservationNormalizer, RunningMoments
 from lockstep.core.shards import keyed_generator
 from lockstep.core.spaces import ActionLayout, ObservationLayout
-from lockstep.runs.checkpoint import Checkpoint, find_checkpoint
+from lockstep.runs.checkpoint import Checkpoint, CheckpointError, find_training_state
 from lockstep.runs.directory import CHECKPOINTS, find_run
 from lockstep.runs.trust import trusted_config
 
@@ -174,5 +174,8 @@ def load_policy(
     """
     path, which = find_run(str(run), runs_dir)
     config = trusted_config(path, trust)
-    found = find_checkpoint(path / CHECKPOINTS, checkpoint if which == "latest" else which)
-    return Policy(config, found, engine)
+    found = find_training_state(path / CHECKPOINTS, checkpoint if which == "latest" else which)
+    try:
+        return Policy(config, found, engine)
+    except KeyError as error:
+        raise CheckpointError(f"{found.path} lacks {error}: it isn't a checkpoint of this run's networks") from None

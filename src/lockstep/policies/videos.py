@@ -225,6 +225,7 @@ def record_evaluation(policy: Policy, video: Path) -> float:
     prepare_rendering(screen=False)
     env = drawn_environment(policy.config.env, "rgb_array")
     unfinished = video.with_name(f".{video.stem}.unfinished.mp4")
+    unfinished.unlink(missing_ok=True)  # a link would be written through
     try:
         with contextlib.closing(video_writer(unfinished, frames_per_second(env))) as writer:
             score, *_ = play_episode(env, policy, writer, keyed_seed(policy.config.seed, "eval", 0), True)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load as unpack
 from safetensors.numpy import save
 
@@ -28,7 +29,10 @@ MANIFEST = "manifest.json"
 GROUPS = ("policy", "optimizer", "normalizers")
 POLICY = "policy/"
 """Begins the names of parameters; what follows is the name that the network gives them."""
-REQUIRED = (*(f"{group}.safetensors" for group in GROUPS), "state.json")
+STATE = "state.json"
+STATE_KEYS = ("environment", "global_step")
+"""What everybody reads in it."""
+REQUIRED = (*(f"{group}.safetensors" for group in GROUPS), STATE)
 FORMAT = 1
 _NAME = re.compile(r"step_(\d+)$")
 _PLAIN = re.compile(r"(envs/shard_\d+|[A-Za-z_]\w*)\.(safetensors|json)")
@@ -76,13 +80,15 @@ def to_files(
 
 def _read_manifest(path: Path) -> dict[str, Any] | None:
     """A checkpoint's manifest, or None if it hasn't the shape of one."""
+    if (path / MANIFEST).is_symlink() or not (path / MANIFEST).is_file():
+        return None
     try:
         manifest = json.loads((path / MANIFEST).read_text())
         files = manifest["files"]
         if not all(isinstance(name, str) and isinstance(digest, str) for name, digest in files.items()):
             return None
-        return manifest if manifest["format"] == FORMAT else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return manifest if manifest["format"] == FORMAT and isinstance(manifest.get("step", 0), int) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
@@ -116,12 +122,25 @@ def read_checkpoint(path: Path) -> Checkpoint:
     if problem:
         raise CheckpointError(problem)
     arrays: dict[str, np.ndarray] = {}
-    for group in GROUPS:
-        members = unpack((path / f"{group}.safetensors").read_bytes())
-        arrays |= {f"{group}/{name}": a for name, a in members.items()}
     named = [name for name in (_read_manifest(path) or {"files": {}})["files"] if name.startswith("envs/shard_")]
-    shards = {int(Path(n).stem.removeprefix("shard_")): unpack((path / n).read_bytes()) for n in named}
-    return Checkpoint(arrays, shards, json.loads((path / "state.json").read_text()), path)
+    try:
+        for group in GROUPS:
+            members = unpack((path / f"{group}.safetensors").read_bytes())
+            arrays |= {f"{group}/{name}": a for name, a in members.items()}
+        shards = {int(Path(n).stem.removeprefix("shard_")): unpack((path / n).read_bytes()) for n in named}
+        state = json.loads((path / STATE).read_text())
+    except (SafetensorError, ValueError, RecursionError, MemoryError) as error:
+        raise CheckpointError(f"{path} holds what no checkpoint holds: {' '.join(str(error).split())}") from None
+    return Checkpoint(arrays, shards, state, path)
+
+
+def find_training_state(directory: Path, which: str = "latest", warn: bool = True) -> Checkpoint:
+    """Reads a run's checkpoint as :func:`find_checkpoint`, and makes sure that training wrote it."""
+    found = find_checkpoint(directory, which, warn)
+    missing = [key for key in STATE_KEYS if not isinstance(found.state, dict) or key not in found.state]
+    if missing:
+        raise CheckpointError(f"{found.path}: {STATE} lacks {missing[0]}; it isn't a run's")
+    return found
 
 
 def newest_manifest(directory: Path) -> dict[str, Any] | None:
@@ -137,7 +156,7 @@ def step_of(path: Path) -> int | None:
 
 def checkpoints_in(directory: Path) -> list[Path]:
     """Checkpoint directories, newest first, valid or not."""
-    found = [p for p in directory.glob("step_*") if p.is_dir() and step_of(p) is not None]
+    found = [p for p in directory.glob("step_*") if p.is_dir() and not p.is_symlink() and step_of(p) is not None]
     return sorted(found, key=lambda p: step_of(p) or 0, reverse=True)
 
 
@@ -173,11 +192,14 @@ def find_checkpoint(directory: Path, which: str = "latest", warn: bool = True) -
         return read_checkpoint(path)
     problems = []
     for path in checkpoints_in(directory):
-        problem = problem_with(path)
-        if problem is None:
+        try:
+            checkpoint = read_checkpoint(path)
+        except CheckpointError as error:
+            problem = str(error)
+        else:
             for passed in problems if warn else ():
                 print(f"lockstep: warning: {passed}; passed over for {path.name}", file=sys.stderr)
-            return read_checkpoint(path)
+            return checkpoint
         problems.append(problem)
     raise CheckpointError(
         "; ".join(problems) if problems else f"{directory} holds no checkpoint to resume from or load"
@@ -212,7 +234,10 @@ def write_directory(final: Path, files: Mapping[str, bytes], facts: Mapping[str,
     """
     temporary = final.parent / f".{final.name}.{os.getpid()}.tmp"
     try:
+        if temporary.is_symlink():
+            temporary.unlink()
         shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)  # not one that somebody else has made
         for name, content in files.items():
             (temporary / name).parent.mkdir(parents=True, exist_ok=True)
             write_synced(temporary / name, content)

@@ -31,7 +31,8 @@ TIMING, LOCK, VIDEOS = "timing.jsonl", ".lock", "videos"
 SEED = "seed_"
 """What the directory of one of several seeds is called, before the seed itself."""
 OWN_NAMES = {CONFIG, SUMMARY, CHECKPOINTS, FINGERPRINTS, TIMING, LOCK, METRICS_JSONL, METRICS_CSV, TENSORBOARD, VIDEOS}
-OWN_NAMES |= {TRACKERS_JSON, "wandb"}
+WANDB = "wandb"
+OWN_NAMES |= {TRACKERS_JSON, WANDB}
 
 
 @dataclass
@@ -169,8 +170,9 @@ def _untouched(path: Path) -> bool:
     metrics = path / METRICS_JSONL
     if (metrics.is_file() and metrics.stat().st_size > 0) or any((path / CHECKPOINTS).glob("step_*")):
         return False
+    config = path / CONFIG
     try:
-        return not (path / CONFIG).exists() or bool(Config.model_validate_json((path / CONFIG).read_text()))
+        return not config.exists() or not config.stat().st_size or bool(Config.model_validate_json(config.read_text()))
     except ValueError:
         return False
 
@@ -201,6 +203,8 @@ def create_run(runs_dir: str, name: str | None, config: Config, num_seeds: int =
         if path.exists() and not path.is_dir():
             raise ValueError(f"name: run {path} exists already, as a file; choose another --name")
         path.mkdir(exist_ok=name is not None)
+        if (odd := odd_entry(path)) is not None:
+            raise ValueError(f"name: run {path} exists already, and {odd}; choose another --name")
         run.lock()
     with contextlib.ExitStack() as stack, writing(path):
         stack.callback(run.unlock)
@@ -229,12 +233,8 @@ def open_run(path: Path, config: Config, trust: bool = False) -> RunDirectory:
     Raises:
         ValueError: another process is writing it; or it would be written through a link, and that isn't trusted.
     """
-    links = [] if trust else [name for name in sorted(OWN_NAMES) if (path / name).is_symlink()]
-    if links:
-        raise ValueError(
-            f"run {path}: {links[0]} is a link to {os.path.realpath(path / links[0])}, which would be written; if that "
-            "is yours, give --trust"
-        )
+    if not trust and (odd := odd_entry(path)) is not None:
+        raise ValueError(f"run {path}: {odd}; if that is yours, give --trust")
     run = RunDirectory(path)
     run.lock()
     try:
@@ -243,6 +243,26 @@ def open_run(path: Path, config: Config, trust: bool = False) -> RunDirectory:
         run.unlock()
         raise ValueError(f"run {path}: {CONFIG} can't be written ({error.strerror or error})") from None
     return run
+
+
+def odd_entry(path: Path) -> str | None:
+    """Finds something in a run's directory through which others' files would be written, or which is no file at all."""
+    for folder, folders, files in os.walk(path):
+        if Path(folder) == path and WANDB in folders and not (path / WANDB).is_symlink():
+            folders.remove(WANDB)  # has links of its own, and is written by its own software
+        for name in sorted([*folders, *files]):
+            entry = Path(folder, name)
+            if entry.is_symlink():
+                return f"{entry.relative_to(path)} is a link to {os.path.realpath(entry)}, which would be written"
+            if not (entry.is_file() or entry.is_dir()):
+                return f"{entry.relative_to(path)} is neither a file nor a directory"
+    return None
+
+
+def has_begun(path: Path) -> bool:
+    """Whether a directory is a run's of which something is left: more than a config that was lost at the start."""
+    empty = (path / CONFIG).is_file() and (path / CONFIG).stat().st_size == 0
+    return is_run(path) and not (empty and _untouched(path))
 
 
 def find_run(run: str, runs_dir: str = "runs") -> tuple[Path, str]:
@@ -271,7 +291,8 @@ def is_run(path: Path) -> bool:
 
 
 def _check_single(path: Path) -> None:
-    seeds = sorted(path.glob(f"{SEED}*/{CONFIG}"), key=lambda p: int(p.parent.name.removeprefix(SEED)))
+    found = {p.parent.name.removeprefix(SEED): p for p in path.glob(f"{SEED}*/{CONFIG}")}
+    seeds = [found[seed] for seed in sorted(filter(str.isdecimal, found), key=int)]
     if seeds:
         raise ValueError(
             f"run: {path} holds a run for each of {len(seeds)} seeds; give one of them, e.g. {seeds[0].parent}"

@@ -20,8 +20,10 @@ def stored_config(run: Path, warn: bool = True) -> Config:
     """
     file = run / CONFIG
     try:
+        if file.exists() and not file.is_file():
+            raise ValueError(f"{file} is no file")
         settings = read_file(file)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         written = written_config(run)
         if written is None:
             raise

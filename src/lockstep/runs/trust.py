@@ -20,7 +20,7 @@ from lockstep.core.private import make_private, only_we_write
 from lockstep.runs.directory import CONFIG
 from lockstep.runs.stored import stored_config
 
-NO_NAME = re.compile(r"[^:]*|\w+://.*|[A-Za-z]:[\\/].*", re.DOTALL)
+NO_NAME = re.compile(r"[^:]*|(?:https?|file|s3|gs|hf)://.*|[A-Za-z]:[\\/].*", re.DOTALL)
 """What isn't ``module:attribute``, whatever Python and Gymnasium would make of it: no colon, a URL, a drive's path."""
 OWN_REGISTRY = "lockstep.envs:lockstep/"
 """Begins the ids of the array environments as Gymnasium knows them; a registry, not a name of code."""

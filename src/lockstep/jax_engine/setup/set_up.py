@@ -8,7 +8,6 @@ import os
 import platform as machine
 import re
 import sys
-import warnings
 from pathlib import Path
 
 import jax
@@ -17,7 +16,7 @@ import numpy as np
 
 from lockstep.core.life import life
 from lockstep.core.machine import cpu_features, cpu_model, instruction_set
-from lockstep.core.private import make_cache
+from lockstep.core.private import user_cache
 from lockstep.core.shards import MAX_DEFAULT_SHARDS
 
 PLATFORMS = {"cpu": "cpu", "cuda": "cuda,cpu", "tpu": "tpu,cpu"}
@@ -36,7 +35,6 @@ ONE_THREAD_FLAGS = {"xla_cpu_multi_thread_eigen": "false"}
 GPU_FLAGS = {"xla_gpu_deterministic_ops": "true", "xla_gpu_autotune_level": "0"}
 
 CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
-PRIVATE_HINT = "remove it, or chmod -R go-w ~/.cache/lockstep"
 MIN_COMPILE_SECONDS = 0.2
 
 
@@ -172,16 +170,9 @@ def cache_directory() -> Path | None:
 
     None where it can't be made, or others may write there, and so put a program there that this user would execute.
     """
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     features = hashlib.sha256(" ".join(cpu_features()).encode()).hexdigest()[:8]
-    directory = base / "lockstep" / "jax" / f"{machine.machine()}-{features}"
-    try:
-        made = make_cache(directory, base / "lockstep")
-    except OSError:
-        return None  # no place to keep them; everything else works
-    if made is None:
-        warnings.warn(f"{directory} isn't used, for others may write there: {PRIVATE_HINT}", stacklevel=2)
-    return made
+    directory, usable = user_cache(f"jax/{machine.machine()}-{features}")
+    return directory if usable else None
 
 
 def use_compilation_cache() -> None:

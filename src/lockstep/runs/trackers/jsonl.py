@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,19 @@ def cut_jsonl(path: Path, last_iteration: int) -> None:
                 broken = number
             elif iteration <= last_iteration:
                 kept.write(line.rstrip(b"\n") + b"\n")
+
+
+def records_differ(path: Path, other: Path) -> bool:
+    """Whether two files have a whole record of the same iteration that isn't the same."""
+    known = dict(_records(other))
+    return any(known.get(iteration, line) != line for iteration, line in _records(path))
+
+
+def _records(path: Path) -> Iterator[tuple[int, bytes]]:
+    with path.open("rb") if path.is_file() else nullcontext([]) as lines:
+        for line in lines:
+            if (iteration := _integer(line, "iteration")) is not None:
+                yield iteration, line.rstrip(b"\n")
 
 
 def iterations_of(path: Path) -> set[int]:

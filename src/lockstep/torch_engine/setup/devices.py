@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from lockstep.config.run import Config
 from lockstep.core.machine import cpu_model
+from lockstep.core.private import user_cache
 from lockstep.core.topology import Topology
 
 # Defaults that only apply where the user set nothing.
@@ -56,6 +57,9 @@ def name_ranks(config: Config, ranks: int, processes: int) -> tuple[str, list[st
     return f"{ranks} process{'es' if ranks > 1 else ''} of {threads}", names
 
 
+COMPILER_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+
+
 def set_up_torch(config: Config, topology: Topology) -> torch.device:
     """Pins down what decides the last bits (threads, TF32, autotuning) and gives this rank its device."""
     torch.set_num_threads(config.threads)
@@ -64,6 +68,10 @@ def set_up_torch(config: Config, topology: Topology) -> torch.device:
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_tf32 = False
     leave_out_compiler()
+    if config.compile and COMPILER_CACHE not in os.environ:  # PyTorch's own is in /tmp, where others could have made it
+        directory, usable = user_cache("inductor")
+        if usable:
+            os.environ[COMPILER_CACHE] = str(directory)
     if config.device == "cpu":
         return torch.device("cpu")
     for name, value in (NCCL_DEFAULTS | DETERMINISTIC_DEFAULTS).items():
