@@ -1,0 +1,68 @@
+"""Which rank's error the launcher shows, and what of the ranks' own standard error it passes on."""
+
+import json
+import os
+import signal
+
+import pytest
+
+from lockstep.launch.native_errors import NativeErrors
+from lockstep.launch.supervise import failure_message
+
+
+class Ended:
+    """Ranks that have ended; ``told`` are the messages of some, and whether another rank's came first."""
+
+    def __init__(self, directory, told):
+        self.directory = directory
+        for rank, (message, secondary) in told.items():
+            content = {"message": {"message": message, "extraInfo": {"secondary": secondary}}}
+            (directory / f"rank_{rank}.json").write_text(json.dumps(content))
+
+    def message_file(self, rank):
+        return str(self.directory / f"rank_{rank}.json")
+
+
+@pytest.mark.parametrize(
+    ("codes", "told", "shown"),
+    [
+        ({0: 1, 1: 1}, {0: ("lost its peers", True), 1: ("the motor is gone", False)}, "rank 1: the motor is gone"),
+        ({1: -9, 0: 1}, {0: ("rank 0 lost its peers", True)}, "rank 1 was killed by SIGKILL; out of memory?"),
+        ({0: 1, 1: -6}, {0: ("rank 0 lost its peers: nobody", True)}, "rank 0 lost its peers: nobody"),
+        ({0: 1, 1: -6}, {}, "rank 0 ended with exit code 1"),
+        ({1: -6, 0: -9}, {}, "rank 1 was killed by SIGABRT"),
+        ({1: 1}, {1: ("rank 1 made no progress", False)}, "rank 1 made no progress"),
+        ({1: 1, 0: 1}, {1: ("rank 1 made no progress", False)}, "rank 1 made no progress"),
+    ],
+)
+def test_the_rank_is_shown_that_failed_of_itself(tmp_path, codes, told, shown):
+    assert failure_message(Ended(tmp_path, told), codes) == shown  # pyright: ignore[reportArgumentType]
+
+
+def test_what_libraries_say_is_passed_on_unless_another_rank_has_failed(capfd):
+    errors = NativeErrors()
+    writing = [errors.pipe(rank) for rank in range(2)]
+    os.write(writing[1], b"a warning\n")
+    errors.read(errors.descriptors)
+    errors.pass_on()
+    assert errors.waits
+    assert capfd.readouterr().err == ""  # whether a rank has ended isn't known yet
+    errors.pass_on(everything=True)
+    assert capfd.readouterr().err == "a warning\n"
+    errors.ended(0, -signal.SIGKILL)
+    os.write(writing[0], b"my own last words\n")
+    os.write(writing[1], b"*** Check failure stack trace: ***\n")
+    for descriptor in writing:
+        os.close(descriptor)
+    errors.close()
+    assert capfd.readouterr().err == "my own last words\n"
+
+
+def test_a_rank_that_is_done_silences_nobody(capfd):
+    errors = NativeErrors()
+    writing = errors.pipe(1)
+    errors.ended(0, 0)
+    os.write(writing, b"still here\n")
+    os.close(writing)
+    errors.close()
+    assert capfd.readouterr().err == "still here\n"
