@@ -1,5 +1,7 @@
 """Several seeds in one run: what doesn't go together with them is one line, before anything starts."""
 
+from pathlib import Path
+
 import pytest
 
 from lockstep.commands.train import start_run
@@ -26,7 +28,7 @@ def refused(folder, *words):
         (("--fsdp", "--reduction", "fast"), "fsdp: true with num_seeds 3", "leave it out"),
         (("--eval.interval", "5"), "eval.interval: 5 with num_seeds 3", "lockstep eval RUN/seed_N"),
         (("--proof.trace",), "proof.trace: true with num_seeds 3", "start a run for each --seed"),
-        (("--log.jsonl", "x.jsonl"), "log.jsonl: x.jsonl with num_seeds 3", "leave it out"),
+        (("--log.jsonl", "x.jsonl"), f"log.jsonl: {Path('x.jsonl').absolute()} with num_seeds 3", "leave it out"),
         (("--log.mlflow",), "log.mlflow: true with num_seeds 3", "start a run for each --seed"),
         (("--env.backend", "gymnasium"), "num_seeds: 3: CartPole-v1 is stepped on the host", "for each --seed"),
     ],

@@ -116,7 +116,8 @@ def failure(what, operation):
 def fail():
     """What a rank sees of a peer that brings another size, stays away, leaves, and is killed; the first one waits."""
     ranks = Ranks()
-    mismatched, late, leaving, killed = ranks.sharing(), ranks.sharing(timeout=0.3), ranks.sharing(), ranks.sharing()
+    mismatched, late, leaving, killed = (ranks.sharing() for _ in range(4))
+    late.slots._timeout = 0.3  # once it is open, for which a busy machine takes longer
     failure("size", lambda: mismatched.gather_ranks(torch.zeros(3 + ranks.rank)))
     if ranks.rank == 0:
         failure("late", lambda: late.gather_ranks(torch.zeros(3)))

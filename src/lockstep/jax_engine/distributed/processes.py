@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from lockstep.config.run import MOST_SILENCE
-from lockstep.core.errors import RankMismatchError
+from lockstep.core.errors import PeerFailureError, RankMismatchError
 from lockstep.core.life import life
 from lockstep.core.machine import ANEW, check_facts_alike
 from lockstep.core.network import own_address
@@ -30,6 +31,9 @@ LOOPBACK_ADDRESS = "127.0.0.1"
 LONGER, HEARTBEAT_SECONDS = 1.5, 30
 WITHOUT_LIMIT_SECONDS = 20 * 86400.0
 """In milliseconds it still fits into 32 bits."""
+
+LOST = re.compile(r"gloo|nccl|connection|coordination service|heartbeat|barrier", re.IGNORECASE)
+"""What a status of XLA's speaks of when another process is gone."""
 
 _joined: Topology | None = None
 _watch: Watch | None = None
@@ -153,6 +157,18 @@ def _keep_gloo_on(address: str) -> None:
         )
         make_client = functools.partial(xla_bridge.make_cpu_client, collectives=collectives)
         xla_bridge.register_backend_factory("cpu", make_client, priority=0, fail_quietly=False)
+
+
+@contextlib.contextmanager
+def peers_needed(topology: Topology) -> Iterator[None]:
+    """Raises a ``PeerFailureError`` for what JAX says when another process is gone: a status as one of two errors."""
+    try:
+        yield
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
+        first = str(error).partition("\n")[0]
+        if topology.world_size == 1 or not re.match("[A-Z_]+: ", first) or not LOST.search(first):
+            raise
+        raise PeerFailureError(f"rank {topology.rank} lost its peers: {first}") from error
 
 
 @contextlib.contextmanager

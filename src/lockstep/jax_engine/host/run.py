@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -264,6 +265,7 @@ class HostRun:
 
     def close(self) -> None:
         """See :meth:`.DeviceRun.close`."""
-        jax.block_until_ready(self.state)
+        with contextlib.suppress(Exception):  # what failed is on its way already
+            jax.block_until_ready(self.state)
         for envs in self.envs:
             envs.close()

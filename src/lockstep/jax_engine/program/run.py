@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 
@@ -96,7 +97,8 @@ class DeviceRun:
 
     def close(self) -> None:
         """Waits until nothing is under way, and lets the environments go."""
-        jax.block_until_ready(self.state)
+        with contextlib.suppress(Exception):  # what failed is on its way already
+            jax.block_until_ready(self.state)
 
 
 def shard_arrays(state: TrainState, shards: int) -> dict[int, dict[str, np.ndarray]]:

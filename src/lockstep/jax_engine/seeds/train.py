@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -194,5 +195,6 @@ def _train_seeds(
             recorder.begin([])
         return trainer.finish(trainer.loop())
     finally:
-        jax.block_until_ready(seeds.state)
+        with contextlib.suppress(Exception):  # what failed is on its way already
+            jax.block_until_ready(seeds.state)
         trainer.close()

@@ -189,6 +189,7 @@ class SharedSlots:
                 if gone is not None:
                     raise PeerFailureError(f"rank {self._rank} lost its peers: {gone}")
                 signs = shared_signs(self._memory, self._world_size)
+                signs[self._rank] = signs[self._rank]._replace(waits=True)  # even if it counts in other memory
                 if (said := silence.listen(signs)) is not None:
                     if not signs[peer].count:  # a script's, which counts nothing
                         said = f"rank {peer} didn't come to a collective in {self._timeout:g} s"
