@@ -111,6 +111,7 @@ def test_a_recording_is_what_was_seen_and_done(greedy):
     assert set(greedy_actions(images[:10], np.random.default_rng(0)).tolist()) <= {0, 1, 2, 3}
 
 
+@pytest.mark.long
 def test_a_clone_plays_like_what_it_saw(greedy, capsys, tmp_path):
     out = tmp_path / "runs" / "clone"
     words = ("--epochs", 12, "--learning-rate", 4e-3, "--batch", 128)

@@ -38,6 +38,7 @@ def launched(tmp_path_factory):
     return Run(folder / "runs" / "run", Ended(0, "", "", "")), [out for out, _ in ended]
 
 
+@pytest.mark.long
 def test_launched_processes_join_before_jax_starts(launched):
     run, _ = launched
     assert (run.summary["status"], run.summary["processes"], run.summary["world_size"]) == ("finished", 2, 2)

@@ -1,5 +1,6 @@
 """An Atari game in its standard wrappers: the same agent on two ranks, and after a stop in the middle of its games."""
 
+import pytest
 from command_line import metrics_of, resume, same, train
 
 BREAKOUT = (
@@ -8,6 +9,7 @@ BREAKOUT = (
 )
 
 
+@pytest.mark.long
 def test_games_are_the_same_on_two_ranks_and_after_a_stop_in_their_middle(tmp_path):
     whole = train(tmp_path, *BREAKOUT, "--nproc", 2, name="whole")
     stopped = train(tmp_path, *BREAKOUT, "--stop-at-step", 128, name="stopped")

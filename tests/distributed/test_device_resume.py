@@ -1,5 +1,6 @@
 """Engine jax: a run that was stopped, and moved to other devices, ends as the one that never stopped."""
 
+import pytest
 from command_line import SMALL, copy_of, resume
 from device_runs import CHEETAH, EVALUATED, JAX, PENDULUM, TWO_PROCESSES, devices, inside, same_agent
 
@@ -33,6 +34,7 @@ def test_four_devices_that_go_on_as_one_and_as_four_again(trained, tmp_path):
     ends_as(trained(*EVALUATED, *devices(1)), third)
 
 
+@pytest.mark.long
 def test_a_process_that_goes_on_as_two_and_two_as_one(trained, tmp_path):
     whole = trained(*EVALUATED, *devices(1))
     one = stopped_at_half(trained, *EVALUATED, *devices(4))
@@ -46,6 +48,7 @@ def test_normalisers_go_on(trained, tmp_path):
     ends_as(trained(*PENDULUM, *devices(1)), resume(copy_of(stopped, tmp_path / "run"), *devices(2)))
 
 
+@pytest.mark.long
 def test_host_environments_are_restored_in_worker_processes_too(trained, tmp_path):
     stopped = stopped_at_half(trained, *CHEETAH, *devices(2))
     shards = read_checkpoint(stopped.path / "checkpoints" / "step_512").env_shards

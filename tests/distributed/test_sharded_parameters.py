@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 from command_line import CARTPOLE, EVALUATED, TIMEOUT, Run, copy_of, error_line, lockstep, resume, surroundings
+from variants import variants
 
 from lockstep import load_policy
 from lockstep.runs.checkpoint import read_checkpoint
@@ -36,7 +37,7 @@ def apart(a: Run, b: Run) -> float:
     return max(float(np.abs(one[name] - other[name]).max()) for name in one)
 
 
-@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("net", variants(NETS, ["SiLU"]))
 def test_two_ranks_train_with_fsdp_as_they_do_with_ddp(trained, net):
     words = (*CARTPOLE, *STEPS, *FAST, *NETS[net], "--proof.interval", 1)
     replicated, sharded = trained(*words), trained(*words, "--fsdp")
@@ -46,6 +47,7 @@ def test_two_ranks_train_with_fsdp_as_they_do_with_ddp(trained, net):
     assert "fsdp" not in replicated.ended.stdout
 
 
+@pytest.mark.long
 def test_a_sharded_run_goes_on_alone_and_a_lone_one_sharded(trained, tmp_path):
     words = (*CARTPOLE, *FAST, *SILU)
     sharded = trained(*words, "--fsdp", "--stop-at-step", 512)

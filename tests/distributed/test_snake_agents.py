@@ -37,6 +37,7 @@ def test_another_seed_and_another_engine_are_other_agents(trained):
     assert len(agents) == 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["auto", "tensor"])
 def test_stacked_frames_play_as_one_too(trained, backend):
     words = (*STACKED, "--env.backend", backend)

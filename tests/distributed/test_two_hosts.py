@@ -85,7 +85,11 @@ def _summary(directory: Path, name: str) -> dict:
     return json.loads((directory / "runs" / name / "summary.json").read_text())
 
 
-@pytest.mark.parametrize("words", [("--engine", "torch"), ("--engine", "jax", "--devices", "1")], ids=lambda w: w[1])
+@pytest.mark.parametrize(
+    "words",
+    [("--engine", "torch"), pytest.param(("--engine", "jax", "--devices", "1"), marks=pytest.mark.long)],
+    ids=lambda w: w[1],
+)
 def test_one_rank_on_each_of_two_hosts_gives_the_same_agent(
     hosts: list[tuple[str, str]], tmp_path: Path, words: tuple[str, ...]
 ) -> None:
@@ -149,6 +153,7 @@ def test_a_cable_that_is_cut_ends_both_hosts_in_time_and_in_words(
     assert not (tmp_path / "runs" / "cut" / ".lock").exists()
 
 
+@pytest.mark.long
 def test_two_hosts_that_are_told_to_share_memory_say_that_they_cannot(
     hosts: list[tuple[str, str]], tmp_path: Path
 ) -> None:

@@ -40,6 +40,7 @@ def reports():
     return [json.loads(stdout.splitlines()[-1]) for stdout, _ in outputs]
 
 
+@pytest.mark.long
 def test_every_process_concludes_the_same(reports):
     assert reports[0] == reports[1]
 

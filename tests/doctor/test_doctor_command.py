@@ -56,6 +56,7 @@ def script(tmp_path):
     return tmp_path
 
 
+@pytest.mark.long
 def test_the_script_runs_as_python_would_run_it(script):
     found = doctor("script.py", "--nproc", "x", "leave", cwd=script)
     assert found.json["verdict"] == "IN SYNC"
@@ -65,6 +66,7 @@ def test_the_script_runs_as_python_would_run_it(script):
         assert (script / f"{rank}.told").read_text() == expected
 
 
+@pytest.mark.long
 def test_under_torchrun_every_rank_is_watched_and_one_reports(script):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
     torchrun += ["--nproc-per-node", "2"]
@@ -99,6 +101,7 @@ def test_ranks_that_wait_for_one_another_are_ended_with_their_stacks(script):
     assert_no_orphans(found.ended)
 
 
+@pytest.mark.long
 @NEEDS_PROC
 def test_ranks_that_wait_in_a_line_of_the_script_itself_are_seen_too(script):
     found = doctor("--time-limit", 0.5, "script.py", "own line", cwd=script)
@@ -106,6 +109,7 @@ def test_ranks_that_wait_in_a_line_of_the_script_itself_are_seen_too(script):
     assert "(script.py:" in found.ended.stdout
 
 
+@pytest.mark.long
 def test_a_script_that_fails_is_reported_by_rank_and_line(script):
     found = doctor("script.py", "raise", cwd=script)
     assert (found.json["verdict"], found.kinds) == ("UNDETERMINED", ["failure"])
@@ -114,6 +118,7 @@ def test_a_script_that_fails_is_reported_by_rank_and_line(script):
     assert "lockstep/doctor" not in found.ended.stderr  # the traceback is the script's
 
 
+@pytest.mark.long
 @NEEDS_PROC
 def test_ctrl_c_ends_the_ranks_and_reports_what_was_seen(script):
     with running("doctor", "--json", "report.json", "script.py", "stay", cwd=script) as (process, _):
@@ -127,6 +132,7 @@ def test_ctrl_c_ends_the_ranks_and_reports_what_was_seen(script):
     assert "UNDETERMINED" in stdout
 
 
+@pytest.mark.long
 def test_an_exit_status_of_the_scripts_own_is_told(script):
     found = doctor("--nproc", 1, "--first", 2, "--interval", 4, "script.py", "alone", "status", cwd=script)
     assert (found.json["verdict"], found.kinds) == ("UNDETERMINED", ["one_rank", "failure"])

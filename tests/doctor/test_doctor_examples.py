@@ -66,6 +66,7 @@ def test_the_headline_says_step_tensors_and_size(report):
     )
 
 
+@pytest.mark.long
 def test_a_local_stop_is_seen_by_counts_while_parameters_stay_equal(report):
     found = report("local_kl_stop").json
     counts = found["findings"][0]["details"]["steps"]

@@ -1,5 +1,6 @@
 """Exit status 0 means done: whatever ends a rank early, or takes its run directory, is an error of one line."""
 
+import itertools
 import os
 import shutil
 import signal
@@ -21,6 +22,7 @@ from command_line import (
     same,
     wait_until,
 )
+from variants import variants
 
 LEAVES = """
 import os, sys, gymnasium
@@ -45,9 +47,12 @@ def leaving(tmp_path):
     return make
 
 
-@pytest.mark.parametrize("how", ["os._exit(0)", "sys.exit(0)", "os._exit(3)"])
-@pytest.mark.parametrize(("ranks", "which"), [(1, 0), (2, 0), (2, 1)])
-def test_a_rank_that_leaves_has_not_done_its_work(leaving, tmp_path, how, ranks, which):
+WAYS = list(itertools.product([(1, 0), (2, 0), (2, 1)], ["os._exit(0)", "sys.exit(0)", "os._exit(3)"]))
+
+
+@pytest.mark.parametrize(("place", "how"), variants(WAYS, [*WAYS[:4], WAYS[8]]))
+def test_a_rank_that_leaves_has_not_done_its_work(leaving, tmp_path, place, how):
+    ranks, which = place
     ended = lockstep(*leaving(how), "--nproc", ranks, cwd=tmp_path, WHICH=str(which))
     if how == "os._exit(3)" and ranks == 1:
         assert ended.code == 3  # nobody is left to say more
@@ -65,6 +70,7 @@ def test_a_rank_that_leaves_has_not_done_its_work(leaving, tmp_path, how, ranks,
     assert not (tmp_path / "runs" / "run" / "summary.json").exists()
 
 
+@pytest.mark.long
 def test_jaxs_processes_too(leaving, tmp_path):
     words = ("--engine", "jax", "--nproc", 2, "--simulate-devices", 1)
     ended = lockstep(*leaving("os._exit(0)"), *words, cwd=tmp_path, WHICH="1")
@@ -74,7 +80,7 @@ def test_jaxs_processes_too(leaving, tmp_path):
 
 
 @NEEDS_PROC
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", variants([1, 2], [2]))
 def test_a_run_directory_that_vanishes_ends_the_run(tmp_path, ranks):
     gate, path = tmp_path / "gate", tmp_path / "runs" / "gone"
     gate.touch()
@@ -91,7 +97,7 @@ def test_a_run_directory_that_vanishes_ends_the_run(tmp_path, ranks):
 
 
 @NEEDS_PROC
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", variants([1, 2], [2]))
 def test_a_closed_terminal_stops_a_run_with_a_checkpoint(trained, tmp_path, ranks):
     gate, path = tmp_path / "gate", tmp_path / "runs" / "stopped"
     gate.touch()
@@ -106,6 +112,7 @@ def test_a_closed_terminal_stops_a_run_with_a_checkpoint(trained, tmp_path, rank
     same(trained(*CARTPOLE), resume(path))
 
 
+@pytest.mark.long
 def test_an_environment_that_changes_the_directory_moves_no_file(trained, tmp_path):
     (tmp_path / "wandering.py").write_text(
         "import os, gymnasium\nfrom gymnasium.envs.classic_control import CartPoleEnv\n"

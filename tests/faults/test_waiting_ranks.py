@@ -47,7 +47,7 @@ def waiting(tmp_path):
     return run
 
 
-@pytest.mark.parametrize("meeting", HOW_THEY_MEET)
+@pytest.mark.parametrize("meeting", variants(HOW_THEY_MEET, ["memory"]))
 def test_a_rank_that_hangs_ends_the_run_by_name(waiting, meeting):
     ended = waiting("hang", meeting)
     assert ended.code == 1
@@ -60,7 +60,7 @@ def test_a_rank_that_hangs_ends_the_run_by_name(waiting, meeting):
     assert said.endswith(silent) or said.endswith(f"{waited} a rollout"), said
 
 
-@pytest.mark.parametrize("meeting", variants(HOW_THEY_MEET, ["memory", "gloo"]))
+@pytest.mark.parametrize("meeting", variants(HOW_THEY_MEET, ["memory"]))
 def test_an_evaluation_that_is_slow_on_one_rank_is_waited_for(waiting, tmp_path, meeting):
     evaluates = ("--eval.interval", 8, "--eval.episodes", 8, "--eval.max-steps", 40)
     ended = waiting("slow evaluation", meeting, *evaluates)
@@ -68,6 +68,7 @@ def test_an_evaluation_that_is_slow_on_one_rank_is_waited_for(waiting, tmp_path,
     assert [row["iteration"] for row in metrics_of(tmp_path / "runs" / "run") if "eval/episodes" in row]
 
 
+@pytest.mark.long
 def test_a_video_that_is_slow_to_draw_is_waited_for(waiting, tmp_path):
     evaluates = ("--eval.interval", 8, "--eval.episodes", 8, "--eval.max-steps", 40, "--eval.record-video")
     ended = waiting("slow video", "memory", *evaluates)

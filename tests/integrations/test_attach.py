@@ -11,7 +11,7 @@ FAR = 1e-2
 OPTIMIZERS = ("SGD", "Adam")
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.long)])
 def ranks(request):
     return spawn_ranks("attaching", request.param, "everything")
 
@@ -262,6 +262,7 @@ def test_seeds_are_each_rank_s_own_and_one_rank_writes(ranks):
     assert every(ranks, "who", "writer") == [True, *[False] * (len(ranks) - 1)]
 
 
+@pytest.mark.long
 def test_a_script_s_own_process_group_is_used_beside_it():
     for rank in spawn_ranks("attaching", 2, "own_group"):
         assert rank["own group"]["sum"] == [2.0] * 3

@@ -10,7 +10,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "attach_ppo.py"
 RANDOM_RETURN = 22.0
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_the_example_learns(world_size):
     writer, *others = run_script([str(EXAMPLE), "--total-steps", "12800"], world_size)
     lines = re.findall(r"^step (\d+) return ([\d.]+) kl", writer, re.MULTILINE)

@@ -10,6 +10,7 @@ import stable_baselines3
 from command_line import lockstep, run_words
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
+from variants import variants
 
 from lockstep.integrations.sb3 import PPO
 
@@ -35,6 +36,7 @@ def example(request, tmp_path_factory):
     return request.param, folder / "out", ended.stdout
 
 
+@pytest.mark.long
 def test_it_solves_cartpole(example):
     ranks, _, stdout = example
     told = [float(found) for found in re.findall(r"mean return over 20 episodes: ([0-9.]+)", stdout)]
@@ -42,6 +44,7 @@ def test_it_solves_cartpole(example):
     assert min(told) >= SOLVED
 
 
+@pytest.mark.long
 def test_its_zip_is_the_librarys_and_acts_alike(example):
     _, folder, _ = example
     theirs = stable_baselines3.PPO.load(folder / "ppo_cartpole", device="cpu")
@@ -54,6 +57,7 @@ def test_its_zip_is_the_librarys_and_acts_alike(example):
     assert np.mean(mean) >= SOLVED
 
 
+@pytest.mark.long
 def test_it_leaves_one_set_of_files(example):
     ranks, folder, stdout = example
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
@@ -82,7 +86,7 @@ PPO("MlpPolicy", Fails(gymnasium.make("CartPole-v1")), n_steps=16, device="cpu")
 """
 
 
-@pytest.mark.parametrize("how", ["raises", "killed"])
+@pytest.mark.parametrize("how", variants(["raises", "killed"], ["raises"]))
 def test_a_failing_rank_ends_every_rank_and_is_named(how, tmp_path):
     (tmp_path / "fails.py").write_text(FAILS)
     ended = lockstep("run", "--nproc", 2, "fails.py", how, cwd=tmp_path)

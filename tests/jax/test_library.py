@@ -46,6 +46,7 @@ def error_of(function, *args, **kwargs):
     return str(caught.value)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_everything_that_needs_two_devices():
     output = fresh("-m", "pytest", "-p", "no:xdist", "tests/jax_engine/two_devices.py").stdout

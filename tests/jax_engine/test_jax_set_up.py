@@ -86,6 +86,7 @@ def test_neither_cores_nor_devices_decide_the_bits(tmp_path):
     assert {file.name: file.stat().st_mtime_ns for file in Path(one["cache"]).glob("*-cache")} == kept
 
 
+@pytest.mark.long
 def test_a_lean_pool_gives_the_same_bits_as_a_roomy_one(tmp_path):
     roomy, *lean = child(tmp_path), child(tmp_path, pool=1), child(tmp_path, devices=2, pool=2)
     assert [found["bits"] for found in lean] == [roomy["bits"]] * 2

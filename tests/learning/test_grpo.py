@@ -1,5 +1,6 @@
 """GRPO learns: balancing, and to push the cube towards the goal."""
 
+import pytest
 from learned import learned
 
 __all__ = ["learned"]
@@ -21,6 +22,7 @@ def test_a_policy_stays_near_its_reference(learned):
     assert learned(*words, "--grpo.kl-coef", 20, name="held")["final_return"] < 40 < free
 
 
+@pytest.mark.long
 def test_pushing(learned):
     """A fifth of the preset's length; the preset's 3 M steps end at a success rate above 0.9 (docs/networks.md)."""
     words = ("lockstep/PushCube-v0", "--algorithm", "grpo", "--ppo.schedule", "constant")

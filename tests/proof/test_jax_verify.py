@@ -47,6 +47,7 @@ def test_devices_that_keep_their_gradients_to_themselves_are_caught(folder):
     assert "policy/actor.0.weight" in row["difference"]
 
 
+@pytest.mark.long
 def test_samples_that_cross_devices_are_caught(folder):
     """What they cost is counted in ``tests/jax_engine/test_training_on_devices.py``, by the same mistake."""
     ended = verify(folder, inside("shuffled"), "--world-sizes", "1,2", "--json")

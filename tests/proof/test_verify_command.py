@@ -47,6 +47,7 @@ def test_a_loss_that_bypasses_the_reduction_is_caught(folder):
     assert ended.stdout.splitlines()[-1].startswith("NOT VERIFIED")
 
 
+@pytest.mark.long
 def test_seeding_by_rank_is_caught(folder):
     ended = verify(folder, "seeded_by_rank:CartPole-v1", "--world-sizes", "2", "--json")
     assert ended.code == 1
@@ -56,6 +57,7 @@ def test_seeding_by_rank_is_caught(folder):
     assert "first policy/actor.0.weight" in row["difference"]
 
 
+@pytest.mark.long
 def test_shuffling_by_rank_is_caught(folder):
     ended = verify(folder, "shuffled_by_rank:CartPole-v1", "--world-sizes", "1,2", "--json")
     assert ended.code == 1

@@ -180,6 +180,7 @@ def interrupt(folder, number):
     return ended
 
 
+@pytest.mark.long
 @NEEDS_PROC
 def test_an_interrupted_sweep_goes_on_by_the_same_command(tmp_path):
     ended = interrupt(tmp_path, signal.SIGINT)
@@ -201,6 +202,7 @@ def test_an_interrupted_sweep_goes_on_by_the_same_command(tmp_path):
     assert not (folder / "work").exists()
 
 
+@pytest.mark.long
 def test_a_failed_run_is_a_row_and_the_rest_is_measured(tmp_path):
     words = ("--env.kwargs", '{"fault": "construction in a rank"}', "--name", "sweep", "--no-ceiling")
     ended = lockstep("bench", "faulty:FaultyCartPole-v0", *SMALL, *SHORT, *words, cwd=tmp_path)

@@ -66,6 +66,7 @@ def test_delayed_collectives_are_nowhere_else(plain, slow_collectives):
         assert middle(slow_collectives[0], part) - middle(plain, part) < 0.1 * 4 * slow_collectives[1], part
 
 
+@pytest.mark.long
 def test_the_others_wait_for_a_slow_rank(slow_rank):
     records, delay = slow_rank
     for rank in (0, 1, 3):

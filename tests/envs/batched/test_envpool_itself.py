@@ -32,7 +32,14 @@ def test_a_pool_answers_one_step_late():
     pool.close()
 
 
-@pytest.mark.parametrize("words", [("--nproc", 2), ("--nproc", 4), ("--env.workers", 2)])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--nproc", 2),
+        pytest.param(("--nproc", 4), marks=pytest.mark.long),
+        pytest.param(("--env.workers", 2), marks=pytest.mark.long),
+    ],
+)
 def test_ranks_and_threads_change_no_byte(alone, tmp_path, words):
     other = train(tmp_path, *ON_ENVPOOL, *words)
     assert other.agent == alone.agent
@@ -40,6 +47,7 @@ def test_ranks_and_threads_change_no_byte(alone, tmp_path, words):
     assert alone.metrics[-1]["rollout/episode_length_mean"] > 8
 
 
+@pytest.mark.long
 def test_a_run_is_evaluated_and_goes_on(alone, tmp_path):
     ended = lockstep("eval", alone.path, "--episodes", 4, "--json", cwd=tmp_path)
     assert ended.code == 0, ended.stderr

@@ -38,6 +38,7 @@ def test_it_is_compiled_once_and_kept_in_the_cache(tmp_path):
     assert python("-c", WHY, XDG_CACHE_HOME=str(tmp_path), CC="/no/such/compiler").stdout == "None\n"
 
 
+@pytest.mark.long
 @needs_compiler
 def test_a_kept_file_that_cannot_be_loaded_is_made_again(tmp_path):
     assert python("-c", WHY, XDG_CACHE_HOME=str(tmp_path)).stdout == "None\n"
