@@ -83,13 +83,14 @@ def test_who_does_not_judge_follows(tmp_path):
     assert outcome == Outcome()
 
 
-def test_the_verdict_is_read_by_all_before_it_goes(tmp_path):
+def test_the_verdict_is_read_by_all_before_it_goes(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervisor, "VERDICT_SECONDS", 600.0)
     rank_directory(tmp_path, 1).mkdir()
     write_json(tmp_path / "verdict.json", {"status": 2})
     assert await_verdict(tmp_path, 1) == 2
     began = time.monotonic()
     await_leaving(tmp_path, [1])
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < 300.0  # it doesn't wait for its limit
 
 
 def test_a_rank_that_works_on_keeps_the_others_waiting(tmp_path, monkeypatch):

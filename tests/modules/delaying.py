@@ -1,7 +1,8 @@
-"""CartPole in a rank process whose every collective takes ``$COLLECTIVE_DELAY`` seconds longer.
+"""CartPole in rank processes whose time is counted, not measured: what isn't put into a run takes none.
 
-And whose environments on rank ``$SLOW_RANK`` take ``$SLOW_SECONDS`` longer, once in 16 steps. A busy machine sleeps
-longer than it was asked to: how long it really was goes to ``$SLEPT``, a line each.
+Every collective takes ``$COLLECTIVE_DELAY`` seconds and ends on all ranks at once; the environments of rank
+``$SLOW_RANK`` take ``$SLOW_SECONDS``, once in 16 steps. Everything between takes ``TICK``, so that no iteration is
+without length, each time that somebody looks at the clock.
 """
 
 import os
@@ -14,43 +15,57 @@ DELAY = float(os.environ.get("COLLECTIVE_DELAY", "0"))
 IS_SLOW = os.environ.get("RANK") == os.environ.get("SLOW_RANK", "none")
 SECONDS = float(os.environ.get("SLOW_SECONDS", "0"))
 NUM_STEPS = 16
+TICK = 2.0**-20
 
 
-def sleep(seconds):
-    """Sleep, and write down for how long."""
-    started = time.perf_counter()
-    time.sleep(seconds)
-    with open(os.environ["SLEPT"], "a") as file:
-        file.write(f"{time.perf_counter() - started}\n")
+class Counted:
+    """Stands in for the module ``time`` where iterations are measured."""
+
+    sleep, monotonic_ns, time = time.sleep, time.monotonic_ns, time.time
+
+    def __init__(self):
+        self.now = 0.0
+
+    def perf_counter(self):
+        self.now += TICK
+        return self.now
+
+    monotonic = perf_counter
 
 
-if DELAY and "RANK" in os.environ:
-    from lockstep.torch_engine.distributed.communicator import Communicator
+if "RANK" in os.environ:
+    import torch
 
-    _timed = Communicator._timed
+    from lockstep.torch_engine.distributed import communicator
+    from lockstep.torch_engine.setup import clock
 
-    def timed(self, operation, x, *args):
+    COUNTED = communicator.time = clock.time = Counted()
+    timed = communicator.Communicator._timed
+
+    def together(self, operation, x, *args):
         def delayed(*given):
-            sleep(DELAY)
-            return operation(*given)
+            result = operation(*given)
+            everybody = self.slots.gather(torch.tensor([COUNTED.now], dtype=torch.float64))
+            COUNTED.now = float(everybody.max()) + DELAY
+            return result
 
-        return _timed(self, delayed, x, *args)
+        return timed(self, delayed, x, *args)
 
-    Communicator._timed = timed
+    communicator.Communicator._timed = together
 
 
 class UnevenCartPole(CartPoleEnv):
-    """Only the first instance that is stepped in a process sleeps."""
+    """Only the first instance that is stepped in a process is slow."""
 
-    _sleeper = None
+    _slow = None
     _steps = 0
 
     def step(self, action):
         cls = type(self)
-        cls._sleeper = cls._sleeper or self
+        cls._slow = cls._slow or self
         self._steps += 1
-        if IS_SLOW and cls._sleeper is self and self._steps % NUM_STEPS == 0:
-            sleep(SECONDS)
+        if IS_SLOW and cls._slow is self and self._steps % NUM_STEPS == 0:
+            COUNTED.now += SECONDS
         return super().step(action)
 
 
