@@ -18,10 +18,10 @@ test-all: $(VENV)/.test-all
 	$(MAKE) --jobs --no-print-directory tests-all lint
 
 tests: $(VENV)/.test
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not long"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long"
 
 tests-all: $(VENV)/.test-all
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: format types layers
 

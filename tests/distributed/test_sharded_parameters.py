@@ -65,6 +65,7 @@ def test_a_sharded_run_goes_on_alone_and_a_lone_one_sharded(trained, tmp_path):
     assert apart(lone, whole) > 1e-2
 
 
+@pytest.mark.long
 def test_a_sharded_run_evaluates_and_its_policy_loads(trained):
     run = trained(*EVALUATED, *FAST, *SILU, "--fsdp", "--proof.trace")
     replicated = trained(*EVALUATED, *FAST, *SILU)

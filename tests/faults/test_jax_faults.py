@@ -86,6 +86,7 @@ def test_the_last_comparison_comes_before_the_last_checkpoint(tmp_path):
 # --- losses that are no numbers ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_loss_that_is_no_number_ends_the_run_in_one_line_and_it_goes_on_from_before(trained, tmp_path):
     path = copy_of(trained(*inside("poisoned"), "--stop-at-step", 384, *devices(2)), tmp_path / "run")
     ended = lockstep("train", "--resume", path, *TWO_PROCESSES, cwd=tmp_path, POISON="1")

@@ -184,6 +184,7 @@ Training(*ljax.make("CartPole-v1"), ljax.PPOConfig(), ljax.RunnerConfig(10_000))
 """
 
 
+@pytest.mark.long
 def test_a_line_says_that_jax_had_started_too_early():
     assert fresh("-c", OPENED.format(first="jax.devices()")).stderr.count("prepare_jax() first") == 1
     assert fresh("-c", OPENED.format(first="ljax.prepare_jax(); jax.devices()")).stderr == ""
