@@ -48,7 +48,7 @@ def file_complaint(tmp_path):
         ({"num_env": 1}, "num_env", "num_envs"),
         ({"normalise": {"observations": True}}, "normalise", "normalize"),
         ({"normalize": {"observation": True}}, "normalize.observation", "normalize.observations"),
-        ({"ppo": {"lr": 0.1}}, "ppo.lr", "ppo.learning_rate"),
+        ({"grpo": {"lr": 0.1}}, "grpo.lr", "ppo.learning_rate"),
     ],
 )
 def test_an_unknown_key_in_a_file(file_complaint, settings, wrong, right):
@@ -68,7 +68,6 @@ def test_an_unknown_key_like_no_other_gets_no_suggestion(file_complaint):
         ("--lerning-rate", "--learning-rate"),
         ("--num-env", "--num-envs"),
         ("--log.no-tensorbord", "--log."),
-        ("--ppo.lr", "--ppo.learning-rate"),
     ],
 )
 def test_an_unknown_option(wrong, right):

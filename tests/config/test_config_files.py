@@ -132,8 +132,8 @@ def test_a_name_inside_a_section_is_that_sections_own(write):
     path = write("a.json", {"env": "CartPole-v1", "ppo": {"gamma": 0.5, "gae_lambda": 0.25, "max_grad_norm": 0.125}})
     ppo = read_request([path]).config.ppo
     assert (ppo.gamma, ppo.gae_lambda, ppo.max_grad_norm) == (0.5, 0.25, 0.125)
-    with pytest.raises(ValueError, match=r"ppo\.lr: unknown key"):
-        read_request([write("b.json", {"env": "CartPole-v1", "ppo": {"lr": 0.5}})])
+    with pytest.raises(ValueError, match=r"normalize\.lr: unknown key"):
+        read_request([write("b.json", {"env": "CartPole-v1", "normalize": {"lr": 0.5}})])
 
 
 # ---- layers

@@ -6,7 +6,15 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from lockstep.runs.progress import PlainProgress, Progress, TerminalProgress, make_progress, plain_line
+from lockstep.runs.progress import (
+    PlainProgress,
+    Progress,
+    TerminalProgress,
+    evaluation_line,
+    full_lines,
+    make_progress,
+    plain_line,
+)
 
 TOTAL = 200_000
 
@@ -58,7 +66,15 @@ def test_plain_line_shows_dashes_for_what_is_not_known(missing):
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"), [(-1234.56, "-1,234.6"), (100.0, "100.0"), (99.996, "100.00"), (0.953, "0.95"), (0.0, "0.00")]
+    ("value", "shown"),
+    [
+        (-1234.56, "-1,234.6"),
+        (100.0, "100.0"),
+        (99.996, "100.00"),
+        (0.953, "0.953"),
+        (-0.00421, "-0.00421"),
+        (0.0, "0.00"),
+    ],
 )
 def test_returns_have_digits_that_suit_their_size(value, shown):
     assert f"return {shown} " in plain_line(make_record(0, value), TOTAL)
@@ -225,3 +241,38 @@ def test_quiet_prints_nothing():
     progress.message("hello")
     progress.close()
     assert stream.getvalue() == ""
+
+
+# ---- evaluations, and whole records
+
+
+def test_an_evaluation_is_a_line_of_its_own():
+    record = {"global_step": 2048, "eval/episodes": 16, "eval/return_mean": 78.3125, "eval/return_std": 32.3}
+    assert evaluation_line(record) == "evaluation at step 2,048: return 78.31 ± 32.30 over 16 episodes"
+    assert evaluation_line(record | {"eval/success_rate": 0.5}).endswith("episodes, success rate 0.50")
+    assert evaluation_line({"global_step": 2048}) is None
+
+
+def test_a_whole_record_says_times_and_losses():
+    record = {"iteration": 3, "global_step": 768, "rollout/episode_return_mean": 19.24, "time/t_rollout": 0.0101}
+    record |= {
+        "time/global_fps": 1516.0,
+        "time/world_size": 2,
+        "train/policy_loss": -0.5,
+        "train/explained_variance": None,
+    }
+    assert full_lines(record | {"rollout/episode_length_mean": 19.5}).splitlines() == [
+        "iteration 3  step 768  return 19.24  length 19.50  1,516 steps/s",
+        "  time: rollout 0.0101 s",
+        "  train: policy_loss -0.5",
+    ]
+    assert full_lines({"iteration": 3, "global_step": 768}) == "iteration 3  step 768  return –  length –  – steps/s"
+
+
+def test_where_each_iteration_is_shown_the_state_is_not_repeated():
+    stream = StringIO()
+    progress = make_progress(TOTAL, quiet=False, stream=stream, states=False)
+    progress.update(make_record(2048))
+    progress.message("all of it")
+    progress.close()
+    assert stream.getvalue() == "all of it\n"

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.command_line import train_help
 from lockstep.config.engines import check_engine_options
-from lockstep.config.files import read_file
+from lockstep.config.files import config_text, read_file
+from lockstep.config.help import train_help
 from lockstep.core.temporary import sweep_temporary
 from lockstep.core.topology import Topology
 from lockstep.envs.describe import describe
@@ -31,15 +31,19 @@ from lockstep.runs.directory import SUMMARY, RunDirectory, find_run, is_writer
 from lockstep.runs.trust import remember_names
 
 STOPPED_BY_SIGNAL = (129, 130, 143)
+_HELP, _PRINT = ("-h", "--help", "--help-all"), "--print-config"
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs ``lockstep train ARGV``: exit status 0, 1 (failed), 2 (bad input) or 128 + n (stopped by signal n)."""
-    words = [word for word in argv if word not in ("--help", "-h")]
+    words = [word for word in argv if word not in (*_HELP, _PRINT)]
     if len(words) == len(argv):
         return start_run(request_of(argv))
+    if _PRINT in argv:
+        print(config_text(request_of(words).config), end="")
+        return 0
     request = request_of(words, needs_env=False)
-    print(train_help(request.config, request.options))
+    print(train_help(request.config, request.options, everything=_HELP[-1] in argv))
     return 0
 
 

@@ -17,6 +17,9 @@ def resolve(config: Config, world_size: int = 1) -> Config:
         ValueError: one line with the key, the value and the nearest values that work.
     """
     num_envs, num_shards = envs_and_shards(config, world_size)
+    config = counted(config, num_envs)
+    if config.num_shards is None:
+        _check_enough(config, world_size, num_envs, num_shards)
     if config.engine == "jax":
         check_devices(world_size, num_envs, num_shards)
     else:
@@ -24,6 +27,38 @@ def resolve(config: Config, world_size: int = 1) -> Config:
     _check_minibatches(config, num_envs // num_shards)
     _check_choices(config)
     return config.model_copy(update={"num_envs": num_envs, "num_envs_per_rank": None, "num_shards": num_shards})
+
+
+def _check_enough(config: Config, world_size: int, num_envs: int, num_shards: int) -> None:
+    """Names ``num_envs`` where that is why there are too few shards."""
+    if num_shards >= world_size or world_size & (world_size - 1):
+        return
+    ranks = f"{world_size} {'devices' if config.engine == 'jax' else 'ranks'}"
+    step = world_size * config.group_size
+    fits = " or ".join(str(n) for n in (num_envs // step * step, (num_envs // step + 1) * step) if n)
+    raise ValueError(
+        f"num_envs: {num_envs} environments make {num_shards} shard{'s' if num_shards > 1 else ''} and {ranks} need "
+        f"one each; nearest that work: num_envs {fits}"
+    )
+
+
+def counted(config: Config, num_envs: int) -> Config:
+    """Puts ``total_steps`` and ``ppo.num_minibatches`` in the place of what stands for them; errors as :func:`resolve`.
+
+    ``num_envs`` are the environments of the whole run.
+    """
+    samples, size = num_envs * config.num_steps, config.ppo.batch_size
+    if size is not None:
+        if samples % size:
+            raise ValueError(
+                f"ppo.batch_size: {size} doesn't divide num_envs {num_envs} x num_steps {config.num_steps} = {samples} "
+                f"samples; nearest that work: {nearest_divisors(samples, size)}"
+            )
+        ppo = config.ppo.model_copy(update={"num_minibatches": samples // size, "batch_size": None})
+        config = config.model_copy(update={"ppo": ppo})
+    if config.total_iterations is None:
+        return config
+    return config.model_copy(update={"total_steps": config.total_iterations * samples, "total_iterations": None})
 
 
 def envs_and_shards(config: Config, world_size: int) -> tuple[int, int]:

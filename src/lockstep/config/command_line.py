@@ -8,54 +8,43 @@ from __future__ import annotations
 
 import copy
 import difflib
-import functools
 import json
-import shutil
-import textwrap
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.files import FILE_SUFFIXES, merge, nest, read_file
-from lockstep.config.keys import ALIASES, FREE, LEAVES, Leaf, validate
-from lockstep.config.presets import for_grpo, preset_for
+from lockstep.config.files import FILE_SUFFIXES, in_our_words, layered, merge, nest, read_file
+from lockstep.config.keys import FREE, LEAVES, Leaf, validate
+from lockstep.config.presets import for_grpo, preset_for, with_version
 from lockstep.config.run import AUTO, Config, RunOptions
+from lockstep.config.words import ALIASES, CONFIG_FILE, SWITCHES, advice, plain
 
-SWITCHES = {"--amp": ("precision", "bf16"), "--no-amp": ("precision", "fp32")}
-"""Options without a value that stand for a value of another."""
-
-USAGE = """\
-usage: lockstep train CONFIG_FILE_OR_ENV_ID [OPTIONS]
-
-Train an agent.
-
-CONFIG_FILE_OR_ENV_ID is a YAML, JSON or TOML file, a run directory, or an environment id whose preset is the start.
---env.kwargs '{"g": 9.8}' gives the environment arguments, as JSON; --network.custom-kwargs the custom network's.
---amp is --precision bf16.
-Aliases: --total-timesteps, --n-envs, --n-steps, --n-epochs, --learning-rate, --lr, --gamma, --gae-lambda, --ent-coef,
---target-kl, --max-grad-norm, --log-jsonl, --env-id, --world-size.
-
-  -h, --help
-        show this help message and exit"""
+ASSIGNMENT = re.compile(r"\+{0,2}[A-Za-z_][\w.-]*=")
+"""``key=value``, as ``--key value``."""
 
 
-def _leaf_of(flag: str) -> tuple[Leaf, bool]:
+def _leaf_of(flag: str, value: str) -> tuple[Leaf, bool]:
     """Finds the setting that ``--flag`` names, and whether it is negated (``--no-quiet``, ``--log.no-tensorboard``)."""
     name = flag[2:].replace("-", "_")
-    name = ALIASES.get(name, name)
+    name = name if name in LEAVES else ALIASES.get(plain(flag), name)
     if name in LEAVES:
         return LEAVES[name], False
     group, _, last = name.rpartition(".")
-    positive = f"{group}.{last[3:]}" if group else last[3:]
+    aliased = ALIASES.get(last, "")
+    if group and aliased.startswith(f"{group}."):
+        return LEAVES[aliased], False
+    positive = f"{group}.{last[3:]}" if group else ALIASES.get(last[3:], last[3:])
     if last.startswith("no_") and positive in LEAVES and LEAVES[positive].kind == "flag":
         return LEAVES[positive], True
+    said = advice(flag, value) or advice("--" + last.removeprefix("no_").replace("_", "-"), value)
+    if said is not None:
+        raise ValueError(said)
     flags = ["--" + path.replace("_", "-") for path in [*LEAVES, *ALIASES]]
-    alias = ALIASES.get(last)
-    same_group = alias is not None and group and alias.startswith(f"{group}.")
-    close = ["--" + alias.replace("_", "-")] if alias and same_group else difflib.get_close_matches(flag, flags, 1, 0.6)
+    close = difflib.get_close_matches(flag, flags, 1, 0.6)
     raise ValueError(
-        f"{flag}: unknown option{f'; did you mean {close[0]}?' if close else ''} (lockstep train --help lists all)"
+        f"{flag}: unknown option{f'; did you mean {close[0]}?' if close else ''} (lockstep train --help-all lists all)"
     )
 
 
@@ -65,12 +54,58 @@ def _value(leaf: Leaf, flag: str, words: list[str]) -> Any:
             return json.loads(words[0])
         except ValueError:
             raise ValueError(f"{flag}: {words[0]!r} is not JSON, e.g. '{{\"g\": 9.8}}'") from None
-    values = [None if w.lower() in ("none", "null") else w for w in words]
-    if leaf.kind == "list" and values == [None] and leaf.optional:
-        return None
     if leaf.kind == "list":
-        return [part for w in words for part in w.split(",") if part]
-    return values[0]
+        words = [part for word in words for part in word.strip("[]()").replace(",", " ").split()]
+    values = [None if w.lower() in ("none", "null") else w for w in words]
+    if leaf.kind == "list":
+        return None if values == [None] and leaf.optional else values
+    return in_our_words(leaf.path, values[0])
+
+
+class _Words:
+    """What is left of a command line."""
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        self.left = list(argv)
+
+    def next(self) -> tuple[str, str | None]:
+        """Takes an option and the value that stands in the same word, or a positional word."""
+        word = self.left.pop(0)
+        if not word.startswith("--") and ASSIGNMENT.match(word) and not Path(word).exists():
+            word = "--" + word.lstrip("+")
+        if not word.startswith("--"):
+            return word, None
+        flag, equals, inline = word.partition("=")
+        return flag, inline if equals else None
+
+    def values(self, most: int) -> list[str]:
+        """Takes up to ``most`` words that are no options."""
+        taken: list[str] = []
+        while self.left and len(taken) < most and not self.left[0].startswith("--"):
+            if taken and ASSIGNMENT.match(self.left[0]):
+                break
+            taken.append(self.left.pop(0))
+        return taken
+
+    def truth(self) -> str:
+        """Takes ``true`` or ``false`` where one of them is next, else the former without taking anything."""
+        spoken = bool(self.left) and self.left[0].lower() in ("true", "false")
+        return self.left.pop(0) if spoken else "true"
+
+
+def _switched(flag: str, inline: str | None, words: _Words) -> tuple[str, str] | None:
+    """Reads an option that stands for a value of another: the other's path, and the value."""
+    name = plain(flag)
+    found = SWITCHES.get(name) or SWITCHES.get(name.removeprefix("no_"))
+    if found is None:
+        return None
+    path, on, off = found
+    if name not in SWITCHES and inline is not None:
+        raise ValueError(f"{flag}: takes no value; {flag} alone says it")
+    said = "false" if name not in SWITCHES else inline or words.truth()
+    if said.lower() not in ("true", "false"):
+        raise ValueError(f"{flag}: {said!r} is neither true nor false")
+    return path, on if said.lower() == "true" else off
 
 
 def parse_arguments(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
@@ -80,35 +115,38 @@ def parse_arguments(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     """
     positional: list[str] = []
     settings: dict[str, Any] = {}
-    words = list(argv)
-    while words:
-        word = words.pop(0)
-        if not word.startswith("--"):
-            positional.append(word)
+    words = _Words(argv)
+    while words.left:
+        flag, inline = words.next()
+        if not flag.startswith("--"):
+            positional.append(flag)
             continue
-        if word.partition("=")[0] in SWITCHES:
-            if "=" in word:
-                raise ValueError(f"{word}: takes no value; {word.partition('=')[0]} alone says it")
-            settings |= dict([SWITCHES[word]])
+        if plain(flag) in CONFIG_FILE:
+            positional += [inline] if inline is not None else _needed(flag, words.values(1))
             continue
-        flag, _, inline = word.partition("=")
-        leaf, negated = _leaf_of(flag)
-        given = [inline] if "=" in word else []
+        switched = _switched(flag, inline, words)
+        if switched is not None:
+            path, value = switched
+            merge(settings, nest(path.split("."), _value(LEAVES[path], flag, [value])))
+            continue
+        following = words.left[0] if words.left and not words.left[0].startswith("--") else ""
+        leaf, negated = _leaf_of(flag, inline if inline is not None else following)
         if leaf.kind == "flag":
-            if not given and words and words[0].lower() in ("true", "false"):
-                given = [words.pop(0)]
-            if negated and given:
+            if negated and inline is not None:
                 raise ValueError(f"{flag}: takes no value; {flag} alone says false")
-            value: Any = (given[0] if given else "true") if not negated else "false"
+            value = "false" if negated else words.truth() if inline is None else inline
         else:
-            takes = len(words) if leaf.kind == "list" else 1
-            while "=" not in word and words and len(given) < takes and not words[0].startswith("--"):
-                given.append(words.pop(0))
-            if not given:
-                raise ValueError(f"{flag}: needs a value")
+            most = len(words.left) if leaf.kind == "list" else 1
+            given = [inline] if inline is not None else _needed(flag, words.values(most))
             value = _value(leaf, flag, given)
         merge(settings, nest(leaf.path.split("."), value))
     return positional, settings
+
+
+def _needed(flag: str, values: list[str]) -> list[str]:
+    if not values:
+        raise ValueError(f"{flag}: needs a value")
+    return values
 
 
 # --- together ---------------------------------------------------------------------------------------------------
@@ -168,17 +206,6 @@ def _no_booleans(values: Any, path: str = "") -> None:
             _no_booleans(value, f"{inner}.")
 
 
-def layered(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Lays nested settings over one another, the last on top; ``num_envs`` and ``num_envs_per_rank`` take turns."""
-    out: dict[str, Any] = {}
-    for layer in layers:
-        for number, other in (("num_envs_per_rank", "num_envs"), ("num_envs", "num_envs_per_rank")):
-            if layer.get(number) is not None and other not in layer:
-                out.pop(other, None)
-        merge(out, copy.deepcopy(layer))
-    return out
-
-
 def _validated(model: Any, below: dict[str, Any], given: dict[str, Any], file: str | None) -> Any:
     """Validates what a file says, if there is one, and what the command line makes of it, if that says anything."""
     found = None if file is None else validate(model, below, file)
@@ -193,17 +220,38 @@ def _env_id(*layers: Mapping[str, Any]) -> str | None:
     return found
 
 
+def _complete_id(layer: dict[str, Any]) -> None:
+    """Writes an environment's id as a section of its own, with its version."""
+    if isinstance(layer.get("env"), str):
+        layer["env"] = {"id": layer["env"]}
+    env = layer.get("env")
+    if isinstance(env, dict) and isinstance(env.get("id"), str):
+        env["id"] = with_version(env["id"])
+
+
+def _one_target(positional: list[str], given: dict[str, Any]) -> list[str]:
+    """Leaves the config file of a config file and an environment id, which is given then as an option would."""
+    files = [word for word in positional if Path(word).suffix in FILE_SUFFIXES]
+    if len(positional) == 2 and len(files) == 1 and _env_id(given) is None:
+        (env_id,) = (word for word in positional if word not in files)
+        if not Path(env_id).exists():
+            merge(given, {"env": {"id": env_id}})
+            return files
+    if len(positional) > 1:
+        raise ValueError(f"{positional[1]!r}: one config file or environment id is enough")
+    return positional
+
+
 def read_request(argv: Sequence[str], needs_env: bool = True) -> Request:
     """Reads the config and options of ``lockstep train ARGV``; without an environment if that is not needed.
 
     What is wrong is a one-line ``ValueError`` that names the key, the value and what would work.
     """
     positional, from_words = parse_arguments(argv)
-    if len(positional) > 1:
-        raise ValueError(f"{positional[1]!r}: one config file or environment id is enough")
+    positional = _one_target(positional, from_words)
     settings, file = base_settings(positional[0] if positional else None)
-    if isinstance(settings.get("env"), str):
-        settings["env"] = {"id": settings["env"]}
+    for layer in (settings, from_words):
+        _complete_id(layer)
     try:
         _no_booleans(settings)
     except ValueError as error:
@@ -223,34 +271,3 @@ def read_request(argv: Sequence[str], needs_env: bool = True) -> Request:
         preset = for_grpo(env_id, preset)
     config = _validated(Config, layered(preset, settings), given, file)
     return Request(config, options, preset, settings, given, run)
-
-
-# --- help -------------------------------------------------------------------------------------------------------
-
-
-def train_help(config: Config, options: RunOptions) -> str:
-    """Lists every option of ``lockstep train`` by section, with its type, its meaning and these values as defaults."""
-    sections: dict[str, list[Leaf]] = {"": []}
-    for leaf in LEAVES.values():
-        sections.setdefault(leaf.path.rpartition(".")[0], []).append(leaf)
-    width, lines = shutil.get_terminal_size().columns, [USAGE]
-    for name, leaves in sections.items():
-        lines += ["", *textwrap.wrap(f"{name} options: {leaves[0].about}" if name else "options:", width)]
-        for leaf in leaves:
-            owner = options if leaf.path in RunOptions.model_fields else config
-            value = functools.reduce(getattr, leaf.path.split("."), owner)
-            spelled = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-            meaning = f"{leaf.description} (default: {spelled})"
-            lines += [
-                f"  {_spellings(leaf)}",
-                *textwrap.wrap(meaning, width, initial_indent=" " * 8, subsequent_indent=" " * 8),
-            ]
-    return "\n".join(lines)
-
-
-def _spellings(leaf: Leaf) -> str:
-    """Writes an option as the command line takes it, with its type."""
-    flag = "--" + leaf.path.replace("_", "-")
-    group, _, last = flag.rpartition(".")
-    negated = f"{group}.no-{last}" if group else f"--no-{flag[2:]}"
-    return f"{flag}, {negated}" if leaf.kind == "flag" else f"{flag} {leaf.type}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import json
 import tomllib
@@ -9,7 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.keys import ALIASES, FREE, FREE_NAMES
+from pydantic import BaseModel
+
+from lockstep.config.keys import FREE, FREE_NAMES, LEAVES
+from lockstep.config.words import ALIASES, VALUES, plain
 
 FILE_SUFFIXES = (".yaml", ".yml", ".json", ".toml")
 
@@ -48,14 +52,27 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def nested(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Turns dotted keys into nested dicts and, at the top, aliases into the names they stand for."""
+    """Turns dotted keys into nested dicts, and aliases, at the top or in their section, into what they stand for."""
     out: dict[str, Any] = {}
     for key, value in values.items():
         name = str(key).replace("-", "_")
-        path = name if prefix or isinstance(value, dict) else ALIASES.get(name, name)
+        path = name if isinstance(value, dict) and prefix + name not in FREE else _unaliased(name, prefix)
         inner = isinstance(value, dict) and prefix + path not in FREE
-        merge(out, nest(path.split("."), nested(value, f"{prefix}{path}.") if inner else value))
+        value = nested(value, f"{prefix}{path}.") if inner else in_our_words(prefix + path, value)
+        merge(out, nest(path.split("."), value))
     return out
+
+
+def _unaliased(name: str, prefix: str) -> str:
+    """Finds the key that a word of another library's stands for, below a prefix."""
+    full = ALIASES.get(plain(name), "")
+    known = prefix + name in LEAVES or not full or not full.startswith(prefix)
+    return name if known else full.removeprefix(prefix)
+
+
+def in_our_words(path: str, value: Any) -> Any:
+    """Replaces a value that goes by another name elsewhere: ``precision: amp``."""
+    return VALUES.get(path, {}).get(value, value) if isinstance(value, str) else value
 
 
 def nest(path: Sequence[str], value: Any) -> dict[str, Any]:
@@ -73,3 +90,62 @@ def merge(base: dict[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
         else:
             base[key] = value
     return base
+
+
+TURNS = (
+    ("num_envs", "num_envs_per_rank"),
+    ("total_steps", "total_iterations"),
+    ("ppo.num_minibatches", "ppo.batch_size"),
+)
+"""Settings that say the same in two ways: a layer that gives one takes away what is below of the other."""
+
+
+def layered(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Lays nested settings over one another, the last on top; of settings that take turns one is left.
+
+    Raises:
+        ValueError: a layer gives both of two such; one line.
+    """
+    out: dict[str, Any] = {}
+    for layer in layers:
+        for pair in TURNS:
+            given = [_found(layer, key) for key in pair]
+            if None not in given and pair[0] != "num_envs":  # how many ranks there are decides that one
+                raise ValueError(f"{pair[1]}: {given[1]} given together with {pair[0]} {given[0]}; give one")
+            for value, other in zip(given, reversed(pair), strict=True):
+                if value is not None and _found(layer, other) is None:
+                    _section(out, other).pop(other.rpartition(".")[2], None)
+        merge(out, copy.deepcopy(layer))
+    return out
+
+
+def _section(settings: Mapping[str, Any], key: str) -> Any:
+    section, _, _ = key.rpartition(".")
+    found = settings.get(section, {}) if section else settings
+    return found if isinstance(found, Mapping) else {}
+
+
+def _found(settings: Mapping[str, Any], key: str) -> Any:
+    return _section(settings, key).get(key.rpartition(".")[2])
+
+
+def config_text(config: BaseModel) -> str:
+    """Writes a config as YAML that a command reads again, without what is None by default."""
+    import yaml
+
+    values = _said(config)
+    for instead_of, given in TURNS:
+        if _found(values, given) is not None:
+            _section(values, instead_of).pop(instead_of.rpartition(".")[2], None)
+    return yaml.safe_dump(values, sort_keys=False, default_flow_style=None)
+
+
+def _said(section: BaseModel) -> dict[str, Any]:
+    values = section.model_dump(mode="json")
+    for name, info in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, BaseModel):
+            values[name] = _said(value)
+        elif value is None and info.default is None:
+            del values[name]
+    return values

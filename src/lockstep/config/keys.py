@@ -12,28 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from lockstep.config.run import Config, RunOptions
-
-ALIASES = {
-    "env": "env.id",
-    "env_id": "env.id",
-    "total_timesteps": "total_steps",
-    "timesteps": "total_steps",
-    "n_envs": "num_envs",
-    "n_steps": "num_steps",
-    "n_epochs": "ppo.num_epochs",
-    "learning_rate": "ppo.learning_rate",
-    "lr": "ppo.learning_rate",
-    "gamma": "ppo.gamma",
-    "gae_lambda": "ppo.gae_lambda",
-    "ent_coef": "ppo.entropy_coef",
-    "target_kl": "ppo.target_kl",
-    "max_grad_norm": "ppo.max_grad_norm",
-    "log_jsonl": "log.jsonl",
-    "num_workers": "env.workers",
-    "world_size": "nproc",
-    "nproc_per_node": "nproc",
-}
-"""Keys that users of other libraries know."""
+from lockstep.config.words import ALIASES, advice, plain
 
 
 @dataclass(frozen=True)
@@ -101,7 +80,7 @@ FREE_NAMES = {path.split(".")[-1] for path in FREE}
 
 def nearest(key: str, known: Sequence[str]) -> str:
     """``'; did you mean X?'`` for the closest known key, or nothing."""
-    alias = ALIASES.get(key.split(".")[-1])
+    alias = ALIASES.get(plain(key.split(".")[-1]))
     if alias in known:
         return f"; did you mean {alias}?"
     lookup = {k.split(".")[-1]: k for k in known} | {k: k for k in known}
@@ -129,7 +108,8 @@ def _describe(error: Any) -> str:
     if path == "coordinator" and kind == "string_pattern_mismatch":
         return f"coordinator: {value!r}: a host and a port are wanted, e.g. 10.0.0.1:29400"
     if kind == "extra_forbidden":
-        return f"{path}: unknown key{nearest(path, list(LEAVES))}"
+        said = advice(path.rpartition(".")[2], str(value))
+        return f"{path}: unknown key{nearest(path, list(LEAVES))}" if said is None else said
     if kind in ("value_error", "assertion_error"):
         text = str(error["ctx"]["error"])
         return text if text.startswith(path) or not path else f"{path}: {text}"

@@ -325,6 +325,17 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
+def with_version(env_id: str) -> str:
+    """Completes an id without a version to its newest, as Gymnasium does; one that isn't known stays."""
+    if re.search(r"-v\d+$", env_id) or ":" in env_id or env_id in PRESETS:
+        return env_id
+    import gymnasium  # what it has registered costs a tenth of a second, which other ids needn't wait for
+
+    known = (name.rpartition("-v") for name in [*gymnasium.registry, *SHORT_IDS])
+    versions = [int(version) for name, _, version in known if name == env_id and version.isdigit()]
+    return f"{env_id}-v{max(versions)}" if versions else env_id
+
+
 def has_preset(env_id: str) -> bool:
     """Whether an environment has a preset of its own; ``module:Id-v0`` has that of ``Id-v0``."""
     return _preset(env_id) is not None

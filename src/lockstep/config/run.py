@@ -43,6 +43,9 @@ class Config(Section):
     )
     seed: int = Field(default=0, ge=0, description="of every random number")
     total_steps: int = Field(default=100_000, ge=1, description="global environment steps; schedules run over them")
+    total_iterations: int | None = Field(
+        default=None, ge=1, description="instead of total_steps: that many times num_envs x num_steps"
+    )
     num_envs: int | None = Field(default=None, ge=1, description="environments of the whole run (default 8)")
     num_envs_per_rank: Annotated[int, Field(ge=1)] | Literal["auto", "max"] | None = Field(
         default=None,

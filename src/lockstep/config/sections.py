@@ -135,6 +135,9 @@ class PPOConfig(Section):
     gae_lambda: float = Field(default=0.95, ge=0, le=1, description="lambda of GAE (Schulman et al. 2016)")
     num_epochs: int = Field(default=4, ge=1, description="passes over each rollout")
     num_minibatches: int = Field(default=4, ge=1, description="minibatches (optimiser steps) per epoch")
+    batch_size: int | None = Field(
+        default=None, ge=1, description="instead of num_minibatches: samples of a minibatch, of the whole run"
+    )
     gradient_accumulation: int = Field(
         default=1, ge=1, description="parts in which a minibatch goes through the networks, to save memory"
     )
@@ -278,6 +281,9 @@ class LogConfig(Section):
 
     tensorboard: bool = Field(default=True, description="write TensorBoard event files")
     jsonl: str | None = Field(default=None, description="a second metrics.jsonl at this path")
+    console: Literal["short", "full"] = Field(
+        default="short", description="full: each iteration's speed, times and losses instead of the state now and then"
+    )
     timing: bool = Field(default=False, description="write each rank's times, bytes and memory to timing.jsonl")
     wandb: bool = Field(default=False, description="log to Weights & Biases; WANDB_MODE=offline: to files only")
     trackio: bool = Field(default=False, description="log to Trackio")

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from lockstep.config.checks import counted
 from lockstep.config.files import merge
 from lockstep.config.keys import FREE, validate
 from lockstep.config.run import Config, RunOptions
@@ -39,6 +40,7 @@ def resumed_config(path: Path, overrides: dict[str, Any], trust: bool = False, w
     if not overrides:
         return stored
     changed: Config = validate(Config, merge(stored.model_dump(mode="json"), overrides), "command line")
+    changed = counted(changed, stored.envs)
     if changed.env.id != stored.env.id:  # the id that the run was asked for with
         changed, _ = stepped_inside(changed)
     for key, old, new in _differences(stored.model_dump(mode="json"), changed.model_dump(mode="json")):
@@ -93,6 +95,9 @@ def open_directory(
             print(f"run {path} has no checkpoint yet; it begins again")
     else:
         found = find_training_state(path / CHECKPOINTS, which or "latest", warn=False)
+        done = found.state["global_step"]
+        if writer and not options.quiet and done >= config.total_steps:
+            print(f"run {path} has done {done:,} of {config.total_steps:,} steps; --total-steps N trains it further")
         if found.state.get("cloned"):
             raise ValueError(
                 f"resume: {path} is a cloned policy, which has no environments to go on with; eval, play, compare and "

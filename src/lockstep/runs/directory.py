@@ -91,9 +91,9 @@ class RunDirectory:
         """Names the file of an evaluation's video; None on the ranks that don't write."""
         return self.path / VIDEOS / f"step_{global_step}.mp4" if self.is_writer else None
 
-    def open_progress(self, total_steps: int) -> Progress:
-        """The progress display."""
-        return make_progress(total_steps, self.quiet) if self.is_writer else Progress()
+    def open_progress(self, total_steps: int, states: bool = True) -> Progress:
+        """The progress display; see :func:`~lockstep.runs.progress.make_progress`."""
+        return make_progress(total_steps, self.quiet, states=states) if self.is_writer else Progress()
 
     def open_records(self, name: str) -> Tracker:
         """:data:`FINGERPRINTS`, every tensor's at each iteration, or :data:`TIMING`, each rank's times and memory."""

@@ -35,8 +35,11 @@ class Progress:
         """Show the last state and leave the terminal as it was; a second call does nothing."""
 
 
-def make_progress(total_steps: int, quiet: bool, stream: TextIO | None = None) -> Progress:
-    """The display that suits ``stream`` (default: stdout): live on a terminal, plain lines elsewhere, none if quiet."""
+def make_progress(total_steps: int, quiet: bool, stream: TextIO | None = None, states: bool = True) -> Progress:
+    """The display that suits ``stream`` (default: stdout): live on a terminal, plain lines elsewhere, none if quiet.
+
+    Plain lines are messages alone without ``states``, where every iteration is one.
+    """
     if quiet:
         return Progress()
     output = sys.stdout if stream is None else stream
@@ -44,7 +47,7 @@ def make_progress(total_steps: int, quiet: bool, stream: TextIO | None = None) -
         console = Console(file=output)
         if console.is_terminal and not console.is_dumb_terminal:
             return TerminalProgress(total_steps, console)
-    return PlainProgress(total_steps, output)
+    return PlainProgress(total_steps if states else None, output)
 
 
 class PlainProgress(Progress):
@@ -53,7 +56,7 @@ class PlainProgress(Progress):
     When nobody reads any more (``| head``) it falls silent, and training goes on.
     """
 
-    def __init__(self, total_steps: int, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, total_steps: int | None, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._total_steps = total_steps
         self._stream: TextIO | None = stream
         self._clock = clock
@@ -81,7 +84,7 @@ class PlainProgress(Progress):
         self._print_state()
 
     def _print_state(self) -> None:
-        if self._unprinted is not None:
+        if self._unprinted is not None and self._total_steps is not None:
             self.message(plain_line(self._unprinted, self._total_steps))
             self._unprinted = None
 
@@ -145,12 +148,47 @@ def plain_line(record: Mapping[str, Any], total_steps: int) -> str:
     )
 
 
+def evaluation_line(record: Mapping[str, Any]) -> str | None:
+    """Says what an evaluation found, where the record holds one: return, spread, episodes, successes."""
+    if "eval/episodes" not in record:
+        return None
+    mean, std = (_number(record, f"eval/return_{name}") for name in ("mean", "std"))
+    spread = UNKNOWN if std is None else format_number(std)
+    line = f"evaluation at step {record['global_step']:,}: return {UNKNOWN if mean is None else format_number(mean)}"
+    line += f" ± {spread} over {record['eval/episodes']:,} episodes"
+    success = _number(record, "eval/success_rate")
+    return line if success is None else f"{line}, success rate {success:.2f}"
+
+
+def full_lines(record: Mapping[str, Any]) -> str:
+    """Says what a record holds of an iteration in up to three lines: where it is, times of its parts, the update."""
+    parts = {"time": [], "train": []}
+    for name, value in record.items():
+        group, _, short = name.partition("/")
+        if group in parts and value is not None and name not in ("time/global_fps", "time/world_size"):
+            unit = " s" if short.startswith("t_") else ""
+            parts[group].append(f"{short.removeprefix('t_')} {value:.4g}{unit}")
+    length = _number(record, "rollout/episode_length_mean")
+    lines = [
+        f"iteration {record['iteration']:,}  step {record['global_step']:,}  return {format_return(record)}  "
+        f"length {UNKNOWN if length is None else format_number(length)}  {format_speed(record)} steps/s",
+        *(f"  {group}: {'  '.join(said)}" for group, said in parts.items() if said),
+    ]
+    return "\n".join(lines)
+
+
+def format_number(value: float) -> str:
+    """Writes a number with the digits that fit its size: one after the point from 100 on, two from 1, else three."""
+    size = abs(value)
+    if size >= 100:
+        return f"{value:,.1f}"
+    return f"{value:.2f}" if size >= 1 or not value else f"{value:.3g}"
+
+
 def format_return(record: Mapping[str, Any]) -> str:
     """The mean return: one digit after the point from 100 on, two below; a dash until an episode has ended."""
     value = _number(record, "rollout/episode_return_mean")
-    if value is None:
-        return UNKNOWN
-    return f"{value:,.1f}" if abs(value) >= 100 else f"{value:.2f}"
+    return UNKNOWN if value is None else format_number(value)
 
 
 def format_speed(record: Mapping[str, Any]) -> str:

@@ -39,6 +39,8 @@ def _own_notes(session: Session) -> list[str]:
         out.append("fsdp: each rank keeps a slice of parameters and moments; a whole copy is gathered for each rollout")
     elif config.fsdp:
         out.append("fsdp: a single rank has nobody to share its parameters with")
+    if config.backend == "gloo" and communicator.transport == "shared memory":
+        out.append("backend gloo: ranks of one host meet in memory; --collectives backend sends all by gloo")
     if communicator.no_slots is not None and session.topology.on_one_host:
         out.append(f"collectives go through {communicator.transport}, not memory: {communicator.no_slots}")
     return out

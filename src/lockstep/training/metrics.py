@@ -11,6 +11,10 @@ Record = dict[str, float | int | None]
 """A metrics record: name to number, in a fixed order; None where nothing is known this time."""
 
 
+WORLD_SIZE = "time/world_size"
+"""Ranks of an iteration; like all that hardware decides it stands with the times, outside of what must be equal."""
+
+
 def episode_metrics(iteration: int, global_step: int, recent: RecentEpisodes) -> Record:
     """Begins a record with the counters after an iteration, and ``rollout/…`` of the last episodes."""
     return {"iteration": iteration, "global_step": global_step, **recent.metrics()}

@@ -19,7 +19,8 @@ from lockstep.policies.policy import Policy
 from lockstep.policies.videos import EvaluationVideos
 from lockstep.runs.checkpoint import POLICY, Checkpoint
 from lockstep.runs.directory import FINGERPRINTS, TIMING, RunDirectory
-from lockstep.training.metrics import Record
+from lockstep.runs.progress import evaluation_line, full_lines
+from lockstep.training.metrics import WORLD_SIZE, Record
 from lockstep.training.schedule import comes_due, evaluation_due
 from lockstep.training.session import TrainingSession
 from lockstep.training.stop import TrainResult, status_of
@@ -44,6 +45,7 @@ class Recorder:
         self.config = config
         self.run = run
         self.started = started
+        self.world_size: int = session.facts()["world_size"]
         self.is_new = checkpoint is None
         self.steps_before = session.counted.global_step
         self.score: float | None = None if checkpoint is None else checkpoint.state.get("score")
@@ -52,7 +54,7 @@ class Recorder:
         self.trackers = run.open_trackers(config)
         self.fingerprints = run.open_records(FINGERPRINTS) if config.proof.trace else None
         self.checkpoints = run.open_checkpoints(config.checkpoint)
-        self.progress = run.open_progress(config.total_steps)
+        self.progress = run.open_progress(config.total_steps, states=config.log.console == "short")
         self.timing = run.open_records(TIMING) if config.log.timing else None
         self.videos = EvaluationVideos(run, self.trackers, config.eval.record_video)
 
@@ -69,18 +71,28 @@ class Recorder:
             self.trackers.text("config", f"```json\n{self.config.model_dump_json(indent=2)}\n```")
 
     def log(self, record: Record) -> None:
-        """Hands a record to trackers and progress.
+        """Hands a record, with the number of ranks, to trackers and progress.
 
         Raises:
             RunError: the run's own record can't be written; one line.
         """
         life.begin(Part.LOGGING)
+        record = {**record, WORLD_SIZE: self.world_size}
         if not self.config.eval.interval:
             self.score = record["rollout/episode_return_mean"]
         try:
             self.trackers.log(record)
         except OSError as error:
             raise RunError(f"{error.filename} can't be written: {error.strerror or error}") from error
+        self.show(record)
+
+    def show(self, record: Record) -> None:
+        """Shows an iteration on the console: the state, or with ``log.console full`` all of it; any evaluation."""
+        if self.config.log.console == "full":
+            self.progress.message(full_lines(record))
+        evaluated = evaluation_line(record)
+        if evaluated is not None:
+            self.progress.message(evaluated)
         self.progress.update(record)
 
     def evaluation_due(self) -> bool:

@@ -1,0 +1,164 @@
+"""The words of other libraries: which setting each stands for, or what to write where its meaning is another.
+
+They are those of Stable-Baselines3 and its RL Zoo, CleanRL, rsl_rl, PureJaxRL and common training scripts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+ALIASES = {
+    "env": "env.id",
+    "env_id": "env.id",
+    "env_name": "env.id",
+    "task": "env.id",
+    "env_kwargs": "env.kwargs",
+    "num_workers": "env.workers",
+    "algo": "algorithm",
+    "total_timesteps": "total_steps",
+    "n_timesteps": "total_steps",
+    "timesteps": "total_steps",
+    "total_iters": "total_iterations",
+    "max_iterations": "total_iterations",
+    "num_updates": "total_iterations",
+    "n_envs": "num_envs",
+    "local_num_envs": "num_envs_per_rank",
+    "n_steps": "num_steps",
+    "rollout_steps": "num_steps",
+    "num_steps_per_env": "num_steps",
+    "num_threads": "threads",
+    "learning_rate": "ppo.learning_rate",
+    "lr": "ppo.learning_rate",
+    "gamma": "ppo.gamma",
+    "gae_lambda": "ppo.gae_lambda",
+    "lam": "ppo.gae_lambda",
+    "num_epochs": "ppo.num_epochs",
+    "n_epochs": "ppo.num_epochs",
+    "update_epochs": "ppo.num_epochs",
+    "epochs": "ppo.num_epochs",
+    "num_learning_epochs": "ppo.num_epochs",
+    "batch_size": "ppo.batch_size",
+    "minibatch_size": "ppo.batch_size",
+    "num_minibatches": "ppo.num_minibatches",
+    "minibatches": "ppo.num_minibatches",
+    "n_minibatches": "ppo.num_minibatches",
+    "num_mini_batches": "ppo.num_minibatches",
+    "clip_range": "ppo.clip_range",
+    "clip_coef": "ppo.clip_range",
+    "clip_eps": "ppo.clip_range",
+    "clip_param": "ppo.clip_range",
+    "clip_range_vf": "ppo.value_clip_range",
+    "ent_coef": "ppo.entropy_coef",
+    "target_kl": "ppo.target_kl",
+    "desired_kl": "ppo.desired_kl",
+    "max_grad_norm": "ppo.max_grad_norm",
+    "hidden_sizes": "network.hidden_sizes",
+    "activation": "network.activation",
+    "norm_obs": "normalize.observations",
+    "norm_reward": "normalize.returns",
+    "n_eval_episodes": "eval.episodes",
+    "eval_episodes": "eval.episodes",
+    "log_jsonl": "log.jsonl",
+    "wandb_project_name": "log.project",
+    "wandb_project": "log.project",
+    "wandb_entity": "log.entity",
+    "wandb_tags": "log.tags",
+    "world_size": "nproc",
+    "nproc_per_node": "nproc",
+    "num_gpus": "nproc",
+    "run_name": "name",
+    "exp_name": "name",
+    "experiment_name": "name",
+}
+"""Words that mean what a setting means."""
+
+CONFIG_FILE = ("config", "config_file", "conf_file", "cfg")
+"""Options before a config file, which needs none."""
+
+SWITCHES: dict[str, tuple[str, str, str]] = {
+    "amp": ("precision", "bf16", "fp32"),
+    "track": ("log.wandb", "true", "false"),
+    "anneal_lr": ("ppo.schedule", "linear", "constant"),
+    "norm_adv": ("ppo.advantage_normalization", "global", "off"),
+    "normalize_advantage": ("ppo.advantage_normalization", "global", "off"),
+    "cuda": ("device", "cuda", "cpu"),
+    "max_utilization": ("num_envs_per_rank", "max", "none"),
+}
+"""Options that are on or off, with the setting that each stands for and its values then."""
+
+VALUES = {
+    "precision": {"amp": "bf16", "bfloat16": "bf16", "bf16-mixed": "bf16", "float32": "fp32", "32": "fp32"},
+    "algorithm": {"PPO": "ppo", "GRPO": "grpo"},
+}
+"""Other words for values of a setting."""
+
+
+def _times(text: str, factor: float) -> str:
+    try:
+        return f"{float(text) * factor:g}"
+    except ValueError:
+        return f"{factor:g}X"
+
+
+_RESUME = "--resume RUN goes on with a run; lockstep eval RUN and lockstep play RUN load a policy"
+_FREQ = "every so many steps isn't counted here, but iterations of num_envs x num_steps steps: "
+
+ADVICE: dict[str, str | Callable[[str], str]] = {
+    "vf_coef": lambda v: (
+        f"libraries count the value loss with a factor 0.5 or without: CleanRL's and PureJaxRL's is "
+        f"--ppo.value-coef {v or 'X'}, SB3's --ppo.value-coef {_times(v, 2)}"
+    ),
+    "value_loss_coef": lambda v: f"rsl_rl's loss has no factor 0.5: write --ppo.value-coef {_times(v, 2)}",
+    "clip_vloss": "the limit is a setting of its own: --ppo.value-clip-range 0.2, or none",
+    "use_clipped_value_loss": "the limit is a setting of its own: --ppo.value-clip-range 0.2, or none",
+    "eval_freq": _FREQ + "write --eval.interval 10",
+    "eval_interval_steps": _FREQ + "write --eval.interval 10",
+    "save_freq": _FREQ + "write --checkpoint.interval 50",
+    "save_interval": "write --checkpoint.interval, in iterations",
+    "log_interval": "every iteration is logged; leave it out",
+    "capture_video": "evaluations are filmed: --eval.interval 10 --eval.record-video",
+    "record_video": "evaluations are filmed: --eval.interval 10 --eval.record-video",
+    "distributed": "--nproc 4 starts four ranks; under torchrun, Slurm or MPI nothing is needed",
+    "multi_gpu": "--nproc 4 starts four ranks; under torchrun, Slurm or MPI nothing is needed",
+    "device_ids": "--nproc 2 --device cuda takes a GPU a rank; CUDA_VISIBLE_DEVICES says which",
+    "gpu_id": lambda v: f"CUDA_VISIBLE_DEVICES={v or 0} before the command chooses the GPU, --device cuda uses it",
+    "torch_deterministic": "runs are always deterministic; leave it out",
+    "verbose": "--quiet shows less, --log.console full more",
+    "progress": "progress is shown on a terminal by itself; leave it out",
+    "progress_bar": "progress is shown on a terminal by itself; leave it out",
+    "tensorboard_log": "TensorBoard's files lie in the run directory; --runs-dir DIR says where those are made",
+    "log_folder": "--runs-dir DIR says where run directories are made",
+    "log_dir": "--runs-dir DIR says where run directories are made",
+    "save_dir": "--runs-dir DIR says where run directories are made",
+    "output_dir": "--runs-dir DIR says where run directories are made",
+    "load_run": _RESUME,
+    "checkpoint_path": _RESUME,
+    "trained_agent": _RESUME,
+    "save_model": "every run keeps checkpoints and its best policy; leave it out",
+    "policy": "networks follow from the observation; --network.hidden-sizes, --network.recurrent and others shape them",
+    "policy_kwargs": "networks are shaped by --network.hidden-sizes, --network.activation, --network.log-std-init",
+    "net_arch": lambda v: f"write --network.hidden-sizes {v.strip('[]()').replace(',', ' ') or '64 64'}",
+    "use_sde": "there is no state-dependent exploration; --network.state-dependent-std learns the spread by state",
+    "vec_env": "--env.workers 4 steps environments in four worker processes a rank",
+    "normalize": "--normalize.observations and --normalize.returns",
+    "logger": lambda v: f"write --log.{v}" if v in ("wandb", "mlflow", "trackio", "tensorboard") else "see --log.wandb",
+    "headless": "nothing is drawn while training; leave it out",
+    "render": "nothing is drawn while training; lockstep play RUN shows a policy",
+    "render_mode": "nothing is drawn while training; lockstep play RUN shows a policy",
+    "optimizer": "the optimiser is Adam; --ppo.learning-rate, --ppo.adam-eps and --ppo.adam-betas are its settings",
+}
+"""Words whose meaning is another here, with what to write."""
+
+
+def plain(flag: str) -> str:
+    """Reads an option's or key's name, ``--Clip-Coef`` or ``CLIP_COEF``: ``clip_coef``."""
+    name = flag.lstrip("-+").replace("-", "_")
+    return name.lower() if name.isupper() else name
+
+
+def advice(flag: str, value: str) -> str | None:
+    """Says in one line what to write in place of an option of another library's, if it is known."""
+    found = ADVICE.get(plain(flag))
+    if found is None:
+        return None
+    return f"{flag}{f' {value}' if value else ''}: {found(value) if callable(found) else found}"

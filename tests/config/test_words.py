@@ -1,0 +1,214 @@
+"""Command lines and files as users of other libraries write them."""
+
+import re
+
+import pytest
+
+from lockstep.config.checks import resolve
+from lockstep.config.command_line import parse_arguments, read_request
+from lockstep.config.help import COMMON
+from lockstep.config.keys import ALIASES, LEAVES
+from lockstep.config.words import ADVICE, CONFIG_FILE, SWITCHES, VALUES
+
+
+def config_of(*words):
+    return read_request(["CartPole-v1", *words]).config
+
+
+def refused(*words):
+    with pytest.raises(ValueError) as caught:
+        resolve(read_request(["CartPole-v1", *words]).config)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# ---- whole command lines
+
+
+def test_as_for_cleanrl():
+    words = "--env-id CartPole-v1 --total-timesteps 500000 --learning-rate 2.5e-4 --num-envs 4 --num-steps 128"
+    words += " --no-anneal-lr --gamma 0.99 --gae-lambda 0.95 --num-minibatches 4 --update-epochs 4 --norm-adv"
+    words += " --clip-coef 0.2 --ent-coef 0.01 --max-grad-norm 0.5 --seed 1 --no-cuda --track --wandb-project-name p"
+    config = resolve(read_request(words.split()).config)
+    ppo = config.ppo
+    assert (config.total_steps, config.envs, config.num_steps, config.seed) == (500_000, 4, 128, 1)
+    assert (ppo.schedule, ppo.num_epochs, ppo.clip_range, ppo.entropy_coef) == ("constant", 4, 0.2, 0.01)
+    assert (ppo.advantage_normalization, config.device) == ("global", "cpu")
+    assert (config.log.wandb, config.log.project) == (True, "p")
+
+
+def test_as_for_sb3():
+    words = "--algo ppo --env CartPole-v1 --n-timesteps 1e5 --n-envs 8 --n-steps 32 --batch-size 64 --n-epochs 20"
+    config = resolve(read_request(words.split()).config)
+    assert (config.envs, config.num_steps, config.total_steps) == (8, 32, 100_000)
+    assert (config.ppo.num_minibatches, config.ppo.num_epochs) == (4, 20)
+
+
+def test_as_for_a_trainer_of_robots():
+    words = "--task CartPole-v1 --num_envs 16 --num-steps-per-env 24 --max_iterations 10 --num-mini-batches 4"
+    words += " --num-learning-epochs 5 --clip-param 0.2 --lam 0.95 --desired-kl 0.01 --run-name first"
+    request = read_request(words.split())
+    config = resolve(request.config)
+    assert (config.total_steps, config.num_iterations) == (16 * 24 * 10, 10)
+    assert (config.ppo.num_minibatches, config.ppo.num_epochs) == (4, 5)
+    assert request.options.name == "first"
+
+
+def test_as_for_purejaxrl(tmp_path):
+    file = tmp_path / "c.json"
+    file.write_text('{"ENV_NAME": "CartPole-v1", "LR": 0.001, "CLIP_EPS": 0.3, "ppo": {"UPDATE_EPOCHS": 2}}')
+    config = read_request([str(file), "GAE_LAMBDA=0.8"]).config
+    assert (config.ppo.learning_rate, config.ppo.clip_range, config.ppo.num_epochs) == (0.001, 0.3, 2)
+    assert config.ppo.gae_lambda == 0.8
+
+
+# ---- words that mean the same
+
+
+@pytest.mark.parametrize(("switch", "found"), SWITCHES.items())
+def test_a_switch_is_on_off_or_says_so(switch, found):
+    path, on, off = found
+    flag = "--" + switch.replace("_", "-")
+    for words, value in (([flag], on), ([flag, "True"], on), ([f"{flag}=false"], off), ([f"--no-{flag[2:]}"], off)):
+        assert parse_arguments(words) == parse_arguments([f"--{path}={value}"])
+    with pytest.raises(ValueError, match="takes no value"):
+        parse_arguments([f"--no-{flag[2:]}=true"])
+    with pytest.raises(ValueError, match="neither true nor false"):
+        parse_arguments([f"{flag}=maybe"])
+
+
+@pytest.mark.parametrize(("path", "word"), [(path, word) for path, words in VALUES.items() for word in words])
+def test_a_value_goes_by_other_words(tmp_path, path, word):
+    file = tmp_path / "c.json"
+    file.write_text(f'{{"env": "CartPole-v1", "{path}": "{word}"}}')
+    assert config_of(f"--{path}", word) == config_of(f"--{path}", VALUES[path][word])
+    assert getattr(read_request([str(file)]).config, path) == VALUES[path][word]
+    assert VALUES[path][word] in str(LEAVES[path].annotation)
+
+
+def test_other_values_are_refused_as_before():
+    assert "precision: 'fp16'" in refused("--precision", "fp16")
+
+
+@pytest.mark.parametrize("word", ["lr=0.5", "ppo.learning_rate=0.5", "+ppo.lr=0.5", "++LR=0.5", "learning-rate=0.5"])
+def test_a_key_and_its_value_after_the_environment(word):
+    assert config_of(word) == config_of("--lr", "0.5")
+
+
+def test_lists_in_brackets():
+    assert config_of("network.hidden_sizes=[32,16]").network.hidden_sizes == (32, 16)
+    assert config_of("--network.hidden-sizes", "[32,", "16]", "seed=3").network.hidden_sizes == (32, 16)
+
+
+def test_an_unknown_key_before_an_equals_sign_is_refused():
+    assert "did you mean --num-envs" in refused("num_env=4")
+
+
+@pytest.mark.parametrize("flag", CONFIG_FILE)
+def test_a_config_file_after_an_option(tmp_path, flag):
+    file = tmp_path / "c.yaml"
+    file.write_text("env: Acrobot-v1\nseed: 3\n")
+    flag = "--" + flag.replace("_", "-")
+    assert read_request([flag, str(file)]) == read_request([str(file)])
+    assert read_request([f"{flag}={file}"]) == read_request([str(file)])
+    other = read_request(["CartPole-v1", flag, str(file)])
+    assert other == read_request([str(file), "--env.id", "CartPole-v1"])
+    assert (other.config.env.id, other.config.seed) == ("CartPole-v1", 3)
+    with pytest.raises(ValueError, match="needs a value"):
+        read_request([flag])
+    with pytest.raises(ValueError, match="one config file or environment id is enough"):
+        read_request([str(file), flag, str(file)])
+
+
+def test_an_alias_in_its_section_and_no_other(tmp_path):
+    file = tmp_path / "c.json"
+    file.write_text('{"env": "CartPole-v1", "ppo": {"lr": 0.5, "n_epochs": 3}, "eval": {"n_eval_episodes": 7}}')
+    config = read_request([str(file)]).config
+    assert (config.ppo.learning_rate, config.ppo.num_epochs, config.eval.episodes) == (0.5, 3, 7)
+    assert config_of("--ppo.lr", "0.5").ppo.learning_rate == 0.5
+    file.write_text('{"env": "CartPole-v1", "network": {"lr": 0.5}}')
+    with pytest.raises(ValueError, match=r"network\.lr: unknown key; did you mean ppo\.learning_rate\?"):
+        read_request([str(file)])
+
+
+def test_an_id_without_a_version_is_the_newest():
+    assert read_request(["CartPole"]) == read_request(["CartPole-v1"])
+    assert read_request(["--env.id", "Snake"]) == read_request(["--env.id", "Snake-v0"])
+    assert read_request(["NoSuchThing"]).config.env.id == "NoSuchThing"
+    assert read_request(["CartPole-v0"]).config.env.id == "CartPole-v0"
+
+
+# ---- numbers that follow from others
+
+
+def test_a_batch_size_is_a_number_of_minibatches():
+    config = resolve(config_of("--num-envs", "8", "--num-steps", "64", "--batch-size", "128"))
+    assert (config.ppo.num_minibatches, config.ppo.batch_size) == (4, None)
+    assert config == resolve(config_of("--num-envs", "8", "--num-steps", "64", "--ppo.num-minibatches", "4"))
+    text = refused("--num-envs", "8", "--num-steps", "64", "--batch-size", "100")
+    assert text == (
+        "ppo.batch_size: 100 doesn't divide num_envs 8 x num_steps 64 = 512 samples; nearest that work: 64 or 128"
+    )
+
+
+def test_iterations_are_a_number_of_steps():
+    words = ("--num-envs", "8", "--num-steps", "64")
+    config = resolve(config_of(*words, "--total-iters", "3"))
+    assert config == resolve(config_of(*words, "--total-steps", str(3 * 8 * 64)))
+    assert config.total_iterations is None
+
+
+def test_of_two_that_say_the_same_the_nearer_layer_counts(tmp_path):
+    file = tmp_path / "c.json"
+    file.write_text('{"env": "CartPole-v1", "total_iterations": 3, "ppo": {"batch_size": 64}}')
+    config = read_request([str(file), "--total-steps", "9", "--minibatches", "2"]).config
+    assert (config.total_iterations, config.total_steps) == (None, 9)
+    assert (config.ppo.batch_size, config.ppo.num_minibatches) == (None, 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--total-iters", "3", "--total-steps", "9"), "total_iterations: 3 given together with total_steps 9"),
+        (("--batch-size", "8", "--minibatches", "2"), "ppo.batch_size: 8 given together with ppo.num_minibatches 2"),
+    ],
+)
+def test_both_at_once_are_refused(words, said):
+    assert refused(*words).startswith(said)
+
+
+# ---- words that mean something else
+
+
+@pytest.mark.parametrize("word", sorted(ADVICE))
+def test_what_to_write_instead_is_said_and_can_be_written(word, tmp_path):
+    flag = "--" + word.replace("_", "-")
+    text = refused(flag, "0.5")
+    assert text.startswith(f"{flag} 0.5: ")
+    assert refused(flag).startswith(f"{flag}: ")
+    said = re.findall(r"(--[a-z][\w.-]*)(?: ([\w.]+))?", text.partition(": ")[2])
+    for option, value in said:
+        leaf = LEAVES.get(option[2:].replace("-", "_"))
+        assert leaf is not None, option
+        taken = [] if leaf.kind == "flag" else [value if re.fullmatch(r"[\d.]+|none|cuda|max", value) else "1"]
+        parse_arguments([option, *taken])
+    file = tmp_path / "c.json"
+    file.write_text(f'{{"env": "CartPole-v1", "ppo": {{"{word}": 1}}}}')
+    with pytest.raises(ValueError, match=f"{word} 1: "):
+        read_request([str(file)])
+
+
+def test_the_factor_of_value_losses():
+    assert "CleanRL's and PureJaxRL's is --ppo.value-coef 0.5, SB3's --ppo.value-coef 1" in refused("--vf-coef", "0.5")
+    assert "--ppo.value-coef 2" in refused("--value-loss-coef=1.0")
+
+
+def test_no_word_stands_for_two_things():
+    words = [*ALIASES, *SWITCHES, *ADVICE, *CONFIG_FILE]
+    assert len(words) == len(set(words))
+    assert not set(words) & set(LEAVES)
+
+
+def test_common_options_are_options():
+    assert set(COMMON) <= set(LEAVES)
+    assert len(COMMON) == 20
