@@ -20,6 +20,7 @@ Train one reinforcement-learning agent on many devices: the same bytes on 1 proc
 
   lockstep train CartPole-v1                    train by the environment's preset
   lockstep train config.yaml --nproc 4          the same run on four ranks
+  lockstep check CartPole-v1                    whether an environment is fit for training
   lockstep train --resume runs/NAME             continue, on any number of ranks
   lockstep eval RUN --episodes 20               returns of the trained policy
   lockstep play RUN --video out.mp4             watch it
@@ -32,7 +33,7 @@ Train one reinforcement-learning agent on many devices: the same bytes on 1 proc
 
 lockstep COMMAND --help lists every option; lockstep --version prints the version."""
 
-COMMANDS = ("train", "eval", "play", "compare", "record", "clone", "verify", "bench", "run", "doctor")
+COMMANDS = ("train", "check", "eval", "play", "compare", "record", "clone", "verify", "bench", "run", "doctor")
 """Modules of ``lockstep.commands``, whose ``main(argv)`` returns the exit status; one is loaded when it is called."""
 
 

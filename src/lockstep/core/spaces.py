@@ -208,7 +208,12 @@ def _leaf(name: str, space: gymnasium.Space) -> Leaf:
         return Leaf(name, "one_hot", shape, *_choices(space))
     if isinstance(space, spaces.MultiBinary):
         return Leaf(name, "vector", shape)
-    raise ValueError(f"observation space {_named(space)} isn't supported; supported are {SUPPORTED_OBSERVATIONS}")
+    what = f"observation {name!r}: space {_named(space)}" if name else f"observation space {_named(space)}"
+    helps = "; gymnasium.wrappers.FilterObservation leaves a key out" if name else ""
+    raise ValueError(
+        f"{what} isn't supported; supported are {SUPPORTED_OBSERVATIONS}{helps}; gymnasium.wrappers."
+        "TransformObservation makes another space of it"
+    )
 
 
 def _named(space: gymnasium.Space) -> str:

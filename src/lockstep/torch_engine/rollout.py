@@ -15,6 +15,7 @@ from lockstep.core.shards import ShardPlan, keyed_generator
 from lockstep.core.spaces import ObservationLayout
 from lockstep.envs.gymnasium.random_policy import allowed_actions, random_actions
 from lockstep.envs.host_envs import Buffers, HostEnvs
+from lockstep.envs.numbers import check_numbers
 from lockstep.envs.restore.replay import ReplayLog, row_hashes
 from lockstep.envs.rewards import RewardShaping
 from lockstep.torch_engine.nets import distributions
@@ -160,7 +161,11 @@ class Collector(Protocol):
     rollout: Rollout
 
     def collect(self) -> None:
-        """Fills the rollout with this iteration's steps of the policy."""
+        """Fills the rollout with this iteration's steps of the policy.
+
+        Raises:
+            EnvironmentFailureError: an environment gave a number that isn't finite; one line that names it.
+        """
 
     def collect_random(self) -> None:
         """Fills it with random actions, for the normalisers' first statistics; every episode starts anew then."""
@@ -178,10 +183,13 @@ class HostCollector:
         """See :meth:`Collector.collect`."""
         noise = action_noise(self._config, self._plan, self._state.net, self._state.iteration)
         collect(self._state, self._envs, self._actor, noise, self.rollout)
+        rollout, envs = self.rollout, self._envs
+        check_numbers(envs.description, envs.env_ids, rollout.raw, rollout.scores, self._state.iteration)
 
     def collect_random(self) -> None:
         """See :meth:`Collector.collect_random`."""
         collect_random(self._config, self._plan, self._envs, self.rollout)
+        check_numbers(self._envs.description, self._envs.env_ids, self.rollout.raw, self.rollout.scores, -1)
 
 
 @torch.inference_mode()

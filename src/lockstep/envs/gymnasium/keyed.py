@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+import re
+import sys
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +21,29 @@ from lockstep.envs.gymnasium.make import make_environment
 from lockstep.envs.gymnasium.wrappers import LIFE_LOST, stateful
 from lockstep.envs.host_envs import WantedEnvs
 from lockstep.envs.restore.replay import row_hashes
+
+WATCHED_STEPS = 200
+"""Steps of the first environment whose observations are compared with its space."""
+
+
+def wrong_number(env: gymnasium.Env, where: str, error: BaseException) -> str | None:
+    """Says in Gymnasium's words that a step or reset returned another number of values, and where it is written."""
+    found = (
+        re.search(r"unpack \(expected (\d+)(?:, got (\d+))?\)", str(error)) if isinstance(error, ValueError) else None
+    )
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = bool(frames) and Path(frames[-1].filename).is_relative_to(Path(__file__).parent)
+    theirs = bool(frames) and "gymnasium" in Path(frames[-1].filename).parts
+    if found is None or not (ours or theirs) or found[1] != ("5" if where == "step" else "2"):
+        return None
+    wanted = "observation, reward, terminated, truncated, info" if where == "step" else "observation, info"
+    function = getattr(type(env.unwrapped), where)
+    try:
+        line = f"{inspect.getsourcefile(function)}:{inspect.getsourcelines(function)[1]}"
+    except (OSError, TypeError):
+        line = f"{type(env.unwrapped).__module__}.{type(env.unwrapped).__qualname__}.{where}"
+    got = f"{found[2]} values" if found[2] else "something else"
+    return f"{where}() must return {wanted}, and returned {got}, as for Gymnasium's older interface ({line})"
 
 
 def environment_failure(name: str, where: str, error: BaseException) -> EnvironmentFailureError:
@@ -64,6 +90,29 @@ def stated_mask(env: gymnasium.Env, info: Mapping[str, Any], source: str) -> np.
     return np.concatenate([np.ravel(part) for part in mask]) if isinstance(mask, tuple | list) else np.ravel(mask)
 
 
+def outside(space: gymnasium.Space, observation: Any, name: str = "") -> str:
+    """Says how an observation differs from its space: by a key, its shape, its dtype or a value."""
+    what = f"the observation{f' under {name!r}' if name else ''}"
+    if isinstance(space, gymnasium.spaces.Dict) and isinstance(observation, Mapping):
+        missing, more = set(space.spaces) - set(observation), set(observation) - set(space.spaces)
+        if missing or more:
+            return f"{what} has other keys than its space: {sorted(missing | more)}"
+        wrong = [key for key, part in space.spaces.items() if not part.contains(observation[key])]
+        return outside(space.spaces[wrong[0]], observation[wrong[0]], f"{name}/{wrong[0]}".lstrip("/"))
+    array = np.asarray(observation)
+    if array.shape != space.shape and space.shape is not None:
+        return f"{what} has shape {array.shape}, its space says {space.shape}"
+    if isinstance(space, gymnasium.spaces.Box):
+        if not np.can_cast(array.dtype, space.dtype):
+            return f"{what} is of dtype {array.dtype}, its space says {space.dtype}"
+        below, above = array < space.low, array > space.high
+        if (below | above).any():
+            at = tuple(int(i) for i in np.argwhere(below | above)[0])
+            low, high = space.low[at], space.high[at]
+            return f"{what} is {array[at]:g} at {list(at)}, its space says {low:g} to {high:g}"
+    return f"{what} is {' '.join(str(observation).split())[:80]}, which isn't in {space}"
+
+
 class KeyedEnv:
     """A Gymnasium environment with keyed resets, observations as rows and bounded actions.
 
@@ -82,13 +131,28 @@ class KeyedEnv:
         life.progressed()
         self._wrapped = stateful(wanted.config)
         self._all_allowed = np.ones(self._description.action.outputs, np.float32)
+        first = wanted.purpose == "reset" and wanted.env_ids[row] == 0
+        self._watched = WATCHED_STEPS if first else 0
         self.lost = False
         self.success = 0
         self.score = math.nan
 
     def _failure(self, where: str, error: BaseException) -> EnvironmentFailureError:
         name = f"environment {self._wanted.env_ids[self._number]} ({self._description.id})"
-        return environment_failure(name, where, error)
+        said = wrong_number(self._env, where, error)
+        return EnvironmentFailureError(f"{name}: {said}") if said else environment_failure(name, where, error)
+
+    def _look(self, observation: Any, reward: Any = 0.0) -> None:
+        """Warns once, of the run's first environment alone, of what its spaces don't say."""
+        self._watched -= 1
+        said = None
+        if np.ndim(reward):
+            said = f"the reward returned by step() must be a number, and is an array of shape {np.shape(reward)}"
+        elif not self._env.observation_space.contains(observation):
+            said = outside(self._env.observation_space, observation)
+        if said is not None:
+            self._watched = 0
+            print(f"lockstep: warning: {self._description.id}: {said}", file=sys.stderr, flush=True)
 
     def reset(self, episode: int) -> np.ndarray:
         """Start the k-th episode; the observation's row."""
@@ -96,6 +160,8 @@ class KeyedEnv:
         life.progressed()
         try:
             observation, info = self._env.reset(seed=self._wanted.episode_seed(self._number, episode))
+            if self._watched:
+                self._look(observation)
             return self._row(observation, info)
         except (Exception, SystemExit) as error:
             raise self._failure("reset", error) from error
@@ -114,10 +180,17 @@ class KeyedEnv:
         try:
             native = self._description.action.native(action)
             observation, reward, terminated, truncated, info = self._env.step(native)
+            if self._watched:
+                self._look(observation, reward)
             self.lost = bool(info.get(LIFE_LOST))
             self.success, self.score = stated_success(info), stated_score(info)
             row = self._row(observation, info, bool(terminated or truncated))
-            return row, float(reward), bool(terminated), bool(truncated)
+            return (
+                row,
+                float(np.asarray(reward).item()) if np.ndim(reward) else float(reward),
+                bool(terminated),
+                bool(truncated),
+            )
         except (Exception, SystemExit) as error:
             raise self._failure("step", error) from error
 

@@ -18,6 +18,7 @@ from lockstep.core.life import Part, life
 from lockstep.core.process import fail_now
 from lockstep.core.shards import ShardPlan
 from lockstep.envs.host_envs import HostEnvs
+from lockstep.envs.numbers import check_numbers
 from lockstep.envs.registry import make_envs
 from lockstep.envs.restore.replay import ReplayLog
 from lockstep.envs.restore.snapshot import load_shards, save_shards
@@ -114,6 +115,7 @@ class HostRun:
             envs.reset()
         if self.config.normalize.observations or self.config.normalize.returns:
             collect_random(self.config, self.plan, self.envs, self.rollout)
+            check_numbers(self.envs[0].description, self.plan.env_ids, self.rollout.raw, self.rollout.scores, -1)
             self.state = self._first(self.state, *self._placed(), self.owned)
 
     def dispatch(self, first: int, count: int, stop: int, before: Callable[[], None] = no_matter) -> HostPending:
@@ -126,6 +128,7 @@ class HostRun:
         if config.algorithm == "grpo":
             self._begin_groups(first)
         self._collect(first)
+        check_numbers(self.envs[0].description, self.plan.env_ids, self.rollout.raw, self.rollout.scores, first)
         if self.envs[0].replayed and config.algorithm == "ppo":
             record_replay([group.replay for group in self.groups], self.envs, self.rollout)
         episodes = self._finished()

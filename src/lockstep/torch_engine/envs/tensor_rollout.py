@@ -15,6 +15,7 @@ from lockstep.core.normalizers import ObservationNormalizer
 from lockstep.core.shards import ShardPlan, keyed_seed
 from lockstep.core.spaces import ObservationLayout
 from lockstep.envs.gymnasium.random_policy import allowed_actions, random_actions
+from lockstep.envs.numbers import check_numbers
 from lockstep.torch_engine.envs.simulators import Step
 from lockstep.torch_engine.envs.tensor_envs import TensorEnvs
 from lockstep.torch_engine.nets import distributions
@@ -146,10 +147,19 @@ class TensorCollector:
         """See :meth:`Collector.collect`."""
         noise = device_noise(self._config, self._plan, self._state.net, self._state.iteration, self._envs.device)
         collect(self._state, self._envs, self._actor, noise, self._buffers)
+        self._check_numbers(self._state.iteration)
+
+    def _check_numbers(self, iteration: int) -> None:
+        layout, out, envs = self._envs.description.observation, self._buffers, self._envs
+        rows: Any = out.raw
+        vectors = float_columns(layout, rows)[..., : layout.vector_size]
+        if not torch.isfinite(vectors.sum() + out.device_scores.sum()):
+            check_numbers(envs.description, envs.env_ids, out.raw_rows(), out.scores, iteration)
 
     def collect_random(self) -> None:
         """See :meth:`Collector.collect_random`."""
         collect_random(self._config, self._plan, self._envs, self._buffers)
+        self._check_numbers(-1)
 
 
 @torch.no_grad()  # not inference mode: simulators would keep tensors that nothing outside may change

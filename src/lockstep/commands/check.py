@@ -1,0 +1,41 @@
+"""``lockstep check`` says whether an environment is fit for training, and what it would be trained with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lockstep.commands.parser import CommandParser, at_least_one
+from lockstep.config.run import RunOptions
+from lockstep.core.process import EXIT_FAILURE
+from lockstep.envs.examine import examine
+from lockstep.launch.defaults import described_run
+from lockstep.launch.jax_start import start_jax
+
+WORDS = {"ok": "ok     ", "note": "note   ", "problem": "PROBLEM"}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs ``lockstep check ENV``: exit status 0, or 1 if there is a problem that a run would meet."""
+    options, rest = _parser().parse_known_args(list(argv))
+    config = described_run("check", options.env, rest)
+    start_jax(config, RunOptions())
+    problems = 0
+    for finding in examine(config.env, options.steps, config.seed):
+        print(f"{WORDS[finding.level]}  {finding.text}", flush=True)
+        problems += finding.level == "problem"
+    print(f"{config.env.id}: {f'{problems} problem' + 's' * (problems > 1) if problems else 'fit for training'}")
+    return EXIT_FAILURE if problems else 0
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        prog="lockstep check",
+        description="Examine an environment: Gymnasium's rules, finite numbers, repeatability, resuming, worker "
+        "processes, speed, and the settings that it would be trained with.",
+        allow_abbrev=False,
+        epilog="Every option of lockstep train that describes the environment is accepted too, e.g. --env.frame-stack "
+        "4, --env.kwargs '{\"g\": 9.8}', --seed 3.",
+    )
+    parser.add_argument("env", metavar="ENV_ID_OR_CONFIG_FILE")
+    parser.add_argument("--steps", type=at_least_one, default=1000, help="random actions in each of two environments")
+    return parser

@@ -1,0 +1,219 @@
+"""Examines an environment as a run would use it: by Gymnasium's checker, and by what resuming and proving need."""
+
+from __future__ import annotations
+
+import re
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Literal, NamedTuple
+
+import gymnasium
+import numpy as np
+from gymnasium.utils.env_checker import check_env
+
+from lockstep.config.presets import defaults_for, has_preset
+from lockstep.config.run import EnvConfig
+from lockstep.core.errors import RunError
+from lockstep.core.process import fail_now
+from lockstep.core.shards import keyed_generator
+from lockstep.envs.describe import describe
+from lockstep.envs.description import EnvDescription
+from lockstep.envs.gymnasium.keyed import outside, wrong_number
+from lockstep.envs.gymnasium.make import make_environment
+from lockstep.envs.gymnasium.random_policy import allowed_actions, draw_actions
+from lockstep.envs.host_envs import HostEnvs
+from lockstep.envs.numbers import check_numbers
+from lockstep.envs.registry import make_envs
+from lockstep.envs.restore.replay import row_hashes
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+Level = Literal["ok", "note", "problem"]
+NUM_ENVS = 2
+
+
+class Finding(NamedTuple):
+    """Says one thing of an environment: that it is well, worth knowing, or a problem for a run."""
+
+    level: Level
+    text: str
+
+
+class Played(NamedTuple):
+    """Holds what random actions led to: hashes of each step uint64 ``[T, E]``, seconds, episodes that ended."""
+
+    hashes: np.ndarray
+    seconds: float
+    episodes: int
+
+
+Make = Callable[[EnvConfig], HostEnvs]
+
+
+def examine(config: EnvConfig, steps: int, seed: int) -> Iterator[Finding]:
+    """Examines an environment with ``steps`` random actions in each of two; yields what is found, as it is found.
+
+    Raises:
+        ValueError: it can't be made, or a space isn't supported; one line.
+    """
+    description = describe(config)
+    yield Finding("ok", f"spaces: {in_words(description)}")
+    yield _settings(description)
+    if not (config.jax_only or config.backend in ("tensor", "envpool") or description.is_array):
+        yield from by_gymnasium(config, steps, seed)
+
+    def make(wanted: EnvConfig) -> HostEnvs:
+        return make_envs(wanted, description, seed, range(NUM_ENVS), fail, purpose="check")
+
+    try:
+        yield from _played(config, description, make, steps, seed)
+    except (RunError, ValueError) as error:
+        yield Finding("problem", str(error))
+
+
+def fail(message: str) -> None:
+    """Ends the examination from the thread that watches an environment which hangs."""
+    fail_now(message)
+
+
+def in_words(description: EnvDescription) -> str:
+    """Says what a policy sees and does."""
+    parts = []
+    for leaf in description.observation.leaves:
+        shape = "×".join(map(str, leaf.shape)) or "1"
+        parts.append(f"{leaf.kind.replace('_', '-')} {shape}{f' ({leaf.name})' if leaf.name else ''}")
+    action = description.action
+    does = f"one of {action.choices[0]}" if action.kind == "discrete" else f"{len(action.low)} numbers"
+    if action.kind == "multi_discrete":
+        does = f"indices of {', '.join(map(str, action.choices))}"
+    limit = description.max_episode_steps
+    return f"sees {', '.join(parts)}; does {does}; {f'at most {limit} steps' if limit else 'no time limit'}"
+
+
+def _settings(description: EnvDescription) -> Finding:
+    if has_preset(description.id):
+        return Finding("ok", f"settings: lockstep train {description.id} has a preset")
+    images = bool(description.observation.image_bytes)
+    _, kind = defaults_for(continuous=not description.action.discrete, images=images)
+    return Finding("note", f"settings: no preset; lockstep train begins with the defaults for {kind}")
+
+
+# --- Gymnasium's rules ------------------------------------------------------------------------------------------------
+
+
+def by_gymnasium(config: EnvConfig, steps: int, seed: int) -> Iterator[Finding]:
+    """Applies Gymnasium's own checker, then compares every observation of random actions with the space."""
+    env = make_environment(config)
+    try:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            try:
+                check_env(env.unwrapped, skip_render_check=True)
+            except Exception as error:
+                wrong = (wrong_number(env, where, error) for where in ("reset", "step"))
+                text = next((text for text in wrong if text), f"Gymnasium's checker: {_line(error)}")
+                yield Finding("problem", text)
+                return
+        texts = dict.fromkeys(_COLOURS.sub("", " ".join(str(one.message).split())) for one in said)
+        for text in texts:
+            yield Finding("note", f"Gymnasium's checker: {text.removeprefix('WARN: ')}")
+        if not texts:
+            yield Finding("ok", "Gymnasium's checker has nothing to say")
+        yield _inside(env, steps, seed)
+    finally:
+        env.close()
+
+
+def _inside(env: gymnasium.Env, steps: int, seed: int) -> Finding:
+    env.action_space.seed(seed)
+    observation, _ = env.reset(seed=seed)
+    for step in range(steps):
+        if not env.observation_space.contains(observation):
+            return Finding("note", f"in step {step} of random actions {outside(env.observation_space, observation)}")
+        observation, _, terminated, truncated, _ = env.step(env.action_space.sample())
+        if terminated or truncated:
+            observation, _ = env.reset()
+    return Finding("ok", f"{steps:,} observations lie in the space")
+
+
+def _line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if isinstance(error, AssertionError) and text else f"{type(error).__name__}: {text}"
+
+
+# --- what a run needs -------------------------------------------------------------------------------------------------
+
+
+def _played(config: EnvConfig, description: EnvDescription, make: Make, steps: int, seed: int) -> Iterator[Finding]:
+    first, restored = play(make(config), description, steps, seed, lambda: make(config))
+    yield Finding("ok", f"{NUM_ENVS * steps:,} rewards and observations are finite; {first.episodes} episodes ended")
+    yield Finding("ok", f"speed: {NUM_ENVS * steps / first.seconds:,.0f} steps a second in one process")
+    again, _ = play(make(config), description, steps, seed)
+    same = np.array_equal(first.hashes, again.hashes)
+    if not same:
+        step = int(np.argwhere((first.hashes != again.hashes).any(1))[0, 0]) + 1
+        yield Finding(
+            "problem",
+            f"the same seed and actions gave something else in step {step}: runs can't be repeated, and a rank that "
+            "resumes begins new episodes; draw every random number from self.np_random, and read no clock",
+        )
+    else:
+        yield Finding("ok", "the same seeds and actions give the same bytes")
+    if restored:
+        yield Finding("ok", f"resumes exactly in the middle of an episode, {restored}")
+    elif same:
+        yield Finding("note", "resumes with a new episode: what it returns depends on more than seed and actions")
+    if not (config.jax_only or config.backend in ("tensor", "envpool") or description.is_array):
+        apart, _ = play(make(config.model_copy(update={"workers": 1})), description, min(steps, 100), seed)
+        if np.array_equal(apart.hashes, again.hashes[: len(apart.hashes)]):
+            yield Finding("ok", "steps in a worker process (env.workers) with the same bytes")
+        elif same:
+            yield Finding(
+                "problem", "a worker process (env.workers) gives other bytes: something is kept in the process"
+            )
+
+
+def play(
+    envs: HostEnvs, description: EnvDescription, steps: int, seed: int, others: Callable[[], HostEnvs] | None = None
+) -> tuple[Played, str]:
+    """Takes keyed random actions, and closes the environments.
+
+    ``others`` makes environments into which a live episode is brought then, as a run does that is resumed; how that
+    went comes second, in a few words, "" if it failed.
+    """
+    try:
+        actions = draw_actions(keyed_generator(seed, "check"), description.action, (steps, envs.num_envs))
+        envs.reset()
+        b = envs.buffers
+        rows, rewards = np.zeros((steps, *b.observations.shape), b.observations.dtype), np.zeros((steps, envs.num_envs))
+        episodes, live = 0, 0
+        taken: list[np.ndarray] = []
+        started = time.perf_counter()
+        for t in range(steps):
+            b.actions[...] = allowed_actions(description.observation, description.action, b.observations, actions[t])
+            taken.append(b.actions[0].copy())
+            envs.step()
+            rows[t], rewards[t] = b.observations, b.rewards
+            ended = b.terminated | b.truncated
+            episodes += int(ended.sum())
+            live = t + 1 if ended[0] else live
+        seconds = time.perf_counter() - started
+        check_numbers(description, envs.env_ids, rows, rewards, -1)
+        hashes = row_hashes(rows, rewards)
+        restored = "" if others is None else _restored(envs, others(), np.array(taken[live:]), hashes[live:, 0])
+        return Played(hashes, seconds, episodes), restored
+    finally:
+        envs.close()
+
+
+def _restored(envs: HostEnvs, others: HostEnvs, actions: np.ndarray, hashes: np.ndarray) -> str:
+    try:
+        state, b = envs.save_states()[0], others.buffers
+        b.episodes[...], b.observations[...] = envs.buffers.episodes, envs.buffers.observations
+        if state:
+            actions, hashes = np.zeros((len(actions), *b.actions.shape[1:]), b.actions.dtype), hashes[:0]
+        if not others.restore(0, actions.reshape(-1, *b.actions.shape[1:]), hashes, state or {}):
+            return ""
+        return "by its own state" if state else "by replaying its actions"
+    finally:
+        others.close()

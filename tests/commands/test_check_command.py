@@ -1,0 +1,106 @@
+"""``lockstep check``: what it says of environments that are fit, and of one mistake each."""
+
+import re
+
+import pytest
+
+from lockstep.cli import main
+
+
+@pytest.fixture
+def check(capfd):
+    """Runs ``lockstep check``; its exit status, its lines, and what it wrote to standard error."""
+
+    def run(*words):
+        code = main(["check", *words])
+        out, err = capfd.readouterr()
+        return code, out.splitlines(), err
+
+    return run
+
+
+def problems(lines):
+    return [line.removeprefix("PROBLEM  ") for line in lines if line.startswith("PROBLEM")]
+
+
+def said(lines, level, pattern):
+    return [line for line in lines if line.startswith(level) and re.search(pattern, line)]
+
+
+def test_a_fit_environment(check):
+    code, lines, err = check("unfit:Fit-v0", "--steps", "200")
+    assert (code, err, problems(lines)) == (0, "", [])
+    assert said(lines, "ok", "sees vector 4; does one of 2; at most 500 steps")
+    assert said(lines, "note", "no preset; .* defaults for discrete actions")
+    assert said(lines, "ok", "resumes exactly .* by replaying its actions")
+    assert said(lines, "ok", "worker process .* the same bytes")
+    assert said(lines, "ok", r"speed: [\d,]+ steps a second")
+    assert lines[-1] == "unfit:Fit-v0: fit for training"
+    assert not any("\x1b" in line for line in lines)
+
+
+def test_environments_in_arrays_and_inside_the_program_too(check):
+    for env_id in ("lockstep/Snake-v0", "gymnax/CartPole-v1"):
+        code, lines, _ = check(env_id, "--steps", "50")
+        assert code == 0
+        assert said(lines, "ok", "the same seeds and actions give the same bytes")
+        assert said(lines, "ok", "resumes exactly")
+
+
+def test_one_that_keeps_its_own_state(check):
+    code, lines, _ = check("unfit:Hooked-v0", "--steps", "50")
+    assert code == 0
+    assert said(lines, "ok", "resumes exactly in the middle of an episode, by its own state")
+
+
+def test_a_preset_is_named(check):
+    _, lines, _ = check("CartPole", "--steps", "20")
+    assert said(lines, "ok", "lockstep train CartPole-v1 has a preset")
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("OldStep", r"step\(\) must return observation, .* returned 4 values.*unfit\.py:\d+\)"),
+        ("OldReset", r"reset\(\) must return observation, info, .*unfit\.py:\d+\)"),
+        ("Endless", r"environment 0 \(unfit:Endless-v0\) gave reward -inf in step 60 "),
+        ("Unseen", r"gave observation nan in 'arm/pole' \(component 2\) in step 59 "),
+        ("Clocked", r"the same seed and actions gave something else in step 1:"),
+        ("Kept", "the same seed and actions gave something else in step 1:"),
+    ],
+)
+def test_a_problem_is_named(check, name, problem):
+    code, lines, _ = check(f"unfit:{name}-v0", "--steps", "100")
+    assert code == 1
+    assert any(re.search(problem, line) for line in problems(lines)), lines
+    assert re.search(r"\d problems?$", lines[-1])
+
+
+@pytest.mark.parametrize(
+    ("name", "note"),
+    [
+        ("Wide", "the observation is of dtype float64, its space says float32"),
+        ("Outside", r"the observation is -?0\.\d+ at \[\d\], its space says -0\.01 to 0\.01"),
+    ],
+)
+def test_what_a_run_can_live_with_is_a_note(check, name, note):
+    code, lines, _ = check(f"unfit:{name}-v0", "--steps", "50")
+    assert code == 0
+    assert said(lines, "note", note)
+
+
+def test_what_cannot_be_made_is_bad_input(check):
+    code, lines, err = check("NoSuch-v0")
+    assert (code, lines) == (2, [])
+    assert "no environment 'NoSuch-v0' is registered" in err
+    code, _, err = check("unfit:Worded-v0")
+    assert code == 2
+    assert "observation 'name': space Text" in err
+    assert "FilterObservation" in err
+
+
+def test_options_of_the_environment_count(check):
+    _, lines, _ = check("unfit:Fit-v0", "--steps", "20", "--env.frame-stack", "3")
+    assert said(lines, "ok", "sees vector 12|sees vector 3×4")
+    assert check("CartPole-v1", "--steps", "0")[0] == 2
+    assert check("CartPole-v1", "--nproc", "2")[0] == 2

@@ -1,0 +1,49 @@
+"""Environments with one mistake each: a run names environment, step and value, or the line to mend."""
+
+import pytest
+from command_line import SMALL, error_line, lockstep
+
+ENGINES = pytest.mark.parametrize("engine", ["torch", pytest.param("jax", marks=pytest.mark.long)])
+
+
+def train(tmp_path, name, *words):
+    return lockstep("train", f"unfit:{name}-v0", *SMALL, "--name", "run", *words, cwd=tmp_path)
+
+
+@ENGINES
+def test_a_reward_that_is_no_number_is_not_blamed_on_the_learning_rate(tmp_path, engine):
+    line = error_line(train(tmp_path, "Endless", "--engine", engine))
+    assert "environment 0 (unfit:Endless-v0) gave reward -inf in step" in line
+    assert "of iteration" in line
+    assert "learning_rate" not in line
+
+
+@ENGINES
+def test_nor_is_an_observation(tmp_path, engine):
+    line = error_line(train(tmp_path, "Unseen", "--engine", engine))
+    assert "(unfit:Unseen-v0) gave observation nan in 'arm/pole' (component 2)" in line
+
+
+@ENGINES
+@pytest.mark.parametrize(("name", "where"), [("OldStep", "step()"), ("OldReset", "reset()")])
+def test_the_older_interface_is_said_in_the_newer_ones_words(tmp_path, name, where, engine):
+    line = error_line(train(tmp_path, name, "--engine", engine))
+    assert f"{where} must return observation, " in line
+    assert "unfit.py:" in line
+
+
+@ENGINES
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("ShapedReward", "the reward returned by step() must be a number, and is an array of shape (1,)"),
+        ("Wide", "the observation is of dtype float64, its space says float32"),
+        ("Outside", "its space says -0.01 to 0.01"),
+    ],
+)
+def test_what_can_be_trained_on_is_one_warning(tmp_path, name, said, engine):
+    ended = train(tmp_path, name, "--engine", engine, "--nproc", 2 if engine == "torch" else 1, "--env.workers", 1)
+    assert ended.code == 0, ended.stderr
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith(f"lockstep: warning: unfit:{name}-v0: ")
+    assert line.endswith(said)

@@ -1,0 +1,108 @@
+"""Environments that a run can't use as they are, each by one mistake; ``Hooked`` and ``Fit`` have none."""
+
+import time
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs.classic_control import CartPoleEnv
+
+
+class Fit(CartPoleEnv):
+    pass
+
+
+class OldStep(CartPoleEnv):
+    def step(self, action):
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, reward, terminated or truncated, info
+
+
+class OldReset(CartPoleEnv):
+    def reset(self, **kwargs):
+        return super().reset(**kwargs)[0]
+
+
+class ShapedReward(CartPoleEnv):
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        return observation, np.array([reward]), *rest
+
+
+class Wide(CartPoleEnv):
+    def step(self, action):
+        observation, *rest = super().step(action)
+        return observation.astype(np.float64), *rest
+
+
+class Outside(CartPoleEnv):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.observation_space = spaces.Box(-0.01, 0.01, (4,), np.float32)
+
+
+class Endless(CartPoleEnv):
+    steps = 0
+
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        self.steps += 1
+        return observation, float("-inf") if self.steps == 60 else reward, *rest
+
+
+class Unseen(CartPoleEnv):
+    """A NaN far inside of a Dict."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.observation_space = spaces.Dict({"arm": spaces.Dict({"pole": self.observation_space})})
+        self.steps = 0
+
+    def _as_dict(self, observation):
+        self.steps += 1
+        if self.steps == 60:
+            observation = np.where(np.arange(4) == 2, np.nan, observation).astype(np.float32)
+        return {"arm": {"pole": observation}}
+
+    def reset(self, **kwargs):
+        observation, info = super().reset(**kwargs)
+        return self._as_dict(observation), info
+
+    def step(self, action):
+        observation, *rest = super().step(action)
+        return self._as_dict(observation), *rest
+
+
+class Clocked(CartPoleEnv):
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation, time.perf_counter(), *rest
+
+
+class Kept(CartPoleEnv):
+    """What it returns depends on how often the class was stepped: a new process begins anew."""
+
+    steps = 0
+
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        Kept.steps += 1
+        return observation, float(Kept.steps), *rest
+
+
+class Hooked(CartPoleEnv):
+    def get_env_state(self):
+        return {"state": np.array(self.state, np.float64)}
+
+    def set_env_state(self, arrays):
+        self.state = tuple(arrays["state"])
+
+
+class Worded(CartPoleEnv):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.observation_space = spaces.Dict({"pole": self.observation_space, "name": spaces.Text(4)})
+
+
+for kind in (Fit, OldStep, OldReset, ShapedReward, Wide, Outside, Endless, Unseen, Clocked, Kept, Hooked, Worded):
+    gymnasium.register(f"{kind.__name__}-v0", f"unfit:{kind.__name__}", max_episode_steps=500)
