@@ -63,8 +63,9 @@ def test_a_preset_is_named(check):
     [
         ("OldStep", r"step\(\) must return observation, .* returned 4 values.*unfit\.py:\d+\)"),
         ("OldReset", r"reset\(\) must return observation, info, .*unfit\.py:\d+\)"),
-        ("Endless", r"environment 0 \(unfit:Endless-v0\) gave reward -inf in step 60 "),
-        ("Unseen", r"gave observation nan in 'arm/pole' \(component 2\) in step 59 "),
+        ("Endless", r"environment 0 \(unfit:Endless-v0\) gave reward -inf in step 60 of random actions$"),
+        ("Unseen", r"gave observation nan in 'arm/pole' \(component 2\) in step \d+ of random actions$"),
+        ("Outside", "Gymnasium's checker: The first element returned by `env.reset.*` is not within the observation space"),
         ("Clocked", r"the same seed and actions gave something else in step 1:"),
         ("Kept", "the same seed and actions gave something else in step 1:"),
     ],
@@ -80,7 +81,6 @@ def test_a_problem_is_named(check, name, problem):
     ("name", "note"),
     [
         ("Wide", "the observation is of dtype float64, its space says float32"),
-        ("Outside", r"the observation is -?0\.\d+ at \[\d\], its space says -0\.01 to 0\.01"),
     ],
 )
 def test_what_a_run_can_live_with_is_a_note(check, name, note):

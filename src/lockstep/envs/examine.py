@@ -128,8 +128,8 @@ def _inside(env: gymnasium.Env, steps: int, seed: int) -> Finding:
     env.action_space.seed(seed)
     observation, _ = env.reset(seed=seed)
     for step in range(steps):
-        if not env.observation_space.contains(observation):
-            return Finding("note", f"in step {step} of random actions {outside(env.observation_space, observation)}")
+        if not env.observation_space.contains(observation) and (said := outside(env.observation_space, observation)):
+            return Finding("note", f"in step {step} of random actions {said}")
         observation, _, terminated, truncated, _ = env.step(env.action_space.sample())
         if terminated or truncated:
             observation, _ = env.reset()
@@ -198,7 +198,7 @@ def play(
             episodes += int(ended.sum())
             live = t + 1 if ended[0] else live
         seconds = time.perf_counter() - started
-        check_numbers(description, envs.env_ids, rows, rewards, -1)
+        check_numbers(description, envs.env_ids, rows, rewards, None)
         hashes = row_hashes(rows, rewards)
         restored = "" if others is None else _restored(envs, others(), np.array(taken[live:]), hashes[live:, 0])
         return Played(hashes, seconds, episodes), restored

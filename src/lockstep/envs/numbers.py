@@ -12,7 +12,7 @@ from lockstep.envs.description import EnvDescription
 
 
 def check_numbers(
-    description: EnvDescription, env_ids: Sequence[int], rows: np.ndarray, rewards: np.ndarray, iteration: int
+    description: EnvDescription, env_ids: Sequence[int], rows: np.ndarray, rewards: np.ndarray, iteration: int | None
 ) -> None:
     """Checks that a rollout's rewards, and the vectors of its observations, are finite; one pass over each.
 
@@ -21,7 +21,7 @@ def check_numbers(
         env_ids: global ids of the environments, in the order of the columns.
         rows: observations as the environments gave them, ``[T, E, width]`` or with the last one ``[T+1, E, width]``.
         rewards: as the environments gave them, ``[T, E]``.
-        iteration: iterations done before this one; -1 for the random actions before the first.
+        iteration: iterations done before this one; -1 for the random actions before the first, None for an examination.
 
     Raises:
         EnvironmentFailureError: some number isn't; one line with environment, step and value of the first.
@@ -41,8 +41,8 @@ def check_numbers(
     if found:
         step, env, what = min(found)
         when = f"in step {step} of" if step else "before the first step of"
+        text = f"environment {env_ids[env]} ({description.id}) gave {what} {when}"
+        if iteration is None:
+            raise EnvironmentFailureError(f"{text} random actions")
         rollout = f"iteration {iteration + 1}" if iteration >= 0 else "the random actions before the first iteration"
-        raise EnvironmentFailureError(
-            f"environment {env_ids[env]} ({description.id}) gave {what} {when} {rollout}; "
-            f"lockstep check {description.id} looks for such numbers"
-        )
+        raise EnvironmentFailureError(f"{text} {rollout}; lockstep check {description.id} looks for such numbers")

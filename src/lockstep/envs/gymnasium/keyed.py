@@ -90,8 +90,11 @@ def stated_mask(env: gymnasium.Env, info: Mapping[str, Any], source: str) -> np.
     return np.concatenate([np.ravel(part) for part in mask]) if isinstance(mask, tuple | list) else np.ravel(mask)
 
 
-def outside(space: gymnasium.Space, observation: Any, name: str = "") -> str:
-    """Says how an observation differs from its space: by a key, its shape, its dtype or a value."""
+def outside(space: gymnasium.Space, observation: Any, name: str = "") -> str | None:
+    """Says how an observation differs from its space: by a key, its shape, its dtype or a value.
+
+    A NaN is none of these, and is named with the environment that gave it (``envs.numbers``).
+    """
     what = f"the observation{f' under {name!r}' if name else ''}"
     if isinstance(space, gymnasium.spaces.Dict) and isinstance(observation, Mapping):
         missing, more = set(space.spaces) - set(observation), set(observation) - set(space.spaces)
@@ -105,6 +108,8 @@ def outside(space: gymnasium.Space, observation: Any, name: str = "") -> str:
     if isinstance(space, gymnasium.spaces.Box):
         if not np.can_cast(array.dtype, space.dtype):
             return f"{what} is of dtype {array.dtype}, its space says {space.dtype}"
+        if np.isnan(array).any():
+            return None
         below, above = array < space.low, array > space.high
         if (below | above).any():
             at = tuple(int(i) for i in np.argwhere(below | above)[0])
