@@ -63,6 +63,11 @@ def test_sums_serve_unequal_parts(ranks):
     assert len(set(every(ranks, "sum", "rows"))) > 1 or len(ranks) == 3
 
 
+def test_what_ddp_wraps_is_attached_as_it_is(ranks):
+    assert only(ranks, "wrapped", "equal")
+    assert not only(ranks, "bypassed", "equal")
+
+
 @pytest.mark.parametrize(
     "what",
     [

@@ -113,6 +113,21 @@ def say_error(what, operation):
     say(what, **error_of(operation))
 
 
+def check_wrapped():
+    """An agent in DDP, whose loss goes round its forward: by itself, and attached as it is."""
+    with script() as s:
+        s.backward()
+        expected = s.gradients()
+        for what, attached in (("bypassed", False), ("wrapped", True)):
+            ddp = DistributedDataParallel(Agent(), broadcast_buffers=False)
+            handle = lockstep.attach(ddp, torch.optim.SGD(ddp.parameters(), 0.1)) if attached else None
+            ddp.module.losses(s.x).mean().backward()
+            found = {name: p.grad for name, p in ddp.module.named_parameters() if p.grad is not None}
+            say(what, equal=gap(found, expected) == 0)
+            if handle is not None:
+                handle.detach()
+
+
 # --- gradients --------------------------------------------------------------------------------------------------
 
 
@@ -429,7 +444,7 @@ def check_modules():
         buffer = io.BytesIO()
         torch.save(agent.state_dict(), buffer)
     say_error("attached again after detach", lambda: lockstep.attach(agent).detach())
-    say_error("ddp", lambda: lockstep.attach(DistributedDataParallel(Agent())))
+    say_error("ddp", lambda: lockstep.attach(nn.Sequential(DistributedDataParallel(Agent()))))
     say_error("other optimiser", lambda: lockstep.attach(Agent(), torch.optim.SGD(Agent().parameters(), 0.1)))
     unknown: Any = "median"
     say_error("reduction", lambda: lockstep.attach(Agent(), reduction=unknown))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 ATTACH = "lockstep.attach(model, optimizer) reduces gradients whichever method computed the loss"
+BARE = "one line: lockstep.attach(agent.module, optimizer), where agent is what DDP returned"
 SB3 = "from lockstep.integrations.sb3 import PPO instead of Stable-Baselines3's own"
 
 CAUSES = {
@@ -19,6 +20,12 @@ CAUSES = {
         "these tensors aren't in the module that DDP wraps, or their part of the loss didn't go through DDP's"
         " forward, or the last forward pass before the step was made within no_sync()"
     ),
+    "outside_ddp": "these tensors belong to a module that was never given to DDP, though another one was",
+    "skipped": (
+        "other gradients are reduced before the step, and the code that does it leaves these tensors out (a list of"
+        " parameters that was made too early, a condition, a name)"
+    ),
+    "required": "requires_grad differs between ranks for these parameters: one rank trains what another doesn't",
     "unreduced": (
         "nothing reduces them: there is neither DDP nor FSDP in the process, and no all-reduce before the step"
     ),
@@ -42,6 +49,18 @@ CAUSES = {
         "the optimiser's state came from different places (a checkpoint loaded on one rank only, an optimiser"
         " that was built anew)"
     ),
+    "loaded": "a checkpoint of the optimiser was loaded on some ranks only, or from different files",
+    "settings": "the optimiser is built from values that aren't the same on every rank",
+    "frozen": (
+        "a model that isn't trained (a target, a reference, an average, a frozen critic) was initialised by each rank,"
+        " or copied before the parameters of rank 0 were sent to all"
+    ),
+    "frozen_later": (
+        "a model that isn't trained is another one on every rank since: a copy that each rank updates in its own way,"
+        " or opponents that each rank draws for itself, which is no mistake"
+    ),
+    "server": "the rank that steps doesn't send all parameters to the others after each step",
+    "unmatched": "they are held where no name leads that is the same on every rank",
     "rates": "each rank adapts its learning rate by a value of its own (the KL divergence of its own data)",
     "steps": (
         "a rank ends its epochs by a value of its own (the KL divergence of its own minibatch, its own loss):"
@@ -62,10 +81,12 @@ CAUSES = {
 
 FIXES = {
     "independent": "torch.distributed.init_process_group() first, then DDP; or " + ATTACH,
-    "bypassed": "call ddp(...) itself, with a forward that returns all that the loss needs; or leave DDP out: "
-    + ATTACH,
+    "bypassed": BARE + "; or call agent(...) itself, with a forward that returns all that the loss needs",
     "bypassed_sb3": SB3,
     "partly_reduced": "wrap all that the optimiser updates, in one module; or " + ATTACH,
+    "outside_ddp": "wrap that module, too; or lockstep.attach([actor, critic], [optimizer, …]) with all of them",
+    "skipped": "reduce every parameter of the optimiser, in a loop over its param_groups; or " + ATTACH,
+    "required": "set requires_grad alike on every rank, before DDP or lockstep.attach",
     "unreduced": ATTACH,
     "rounding": "torch.use_deterministic_algorithms(True), and reduce by one collective whose result all ranks take",
     "local_change": (
@@ -78,6 +99,13 @@ FIXES = {
     ),
     "diverged": "do it on every rank alike, from combined values, or broadcast the parameters afterwards",
     "moments": "load the optimiser's state on every rank from the same file",
+    "loaded": "load the optimiser's state on every rank from the same file, or on none",
+    "settings": "build it from the same configuration on every rank",
+    "frozen": (
+        "copy it from the trained model after DDP or lockstep.attach has sent rank 0's, or broadcast it from rank 0"
+    ),
+    "server": "broadcast every parameter and buffer from the rank that steps, after each step",
+    "unmatched": "hold them as attributes mean, var and count of an object that a variable of the script leads to",
     "rates": "decide together: all-reduce the value (lockstep.all_mean) before the learning rate is changed by it",
     "steps": (
         "decide together: all-reduce the value before it is compared (lockstep.all_mean), or lockstep.stop_if(flag)"

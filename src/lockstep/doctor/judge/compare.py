@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lockstep.doctor.judge.normalizers import match_normalizers
 from lockstep.doctor.judge.traces import Kept, Moment, Part, RankTrace
 from lockstep.doctor.watch.side_store import OPTIMIZED
 
@@ -16,7 +17,7 @@ class Comparison:
     """One kind of tensors at one moment on all ranks.
 
     Attributes:
-        kind: ``parameters``, ``gradients``, ``moments``, ``buffers``, ``normalizers`` or ``gathered``.
+        kind: ``parameters``, ``gradients``, ``moments``, ``frozen``, ``buffers``, ``normalizers`` or ``gathered``.
         compared: number of tensors that ranks should hold wholly and alike.
         sharded: number of tensors of which each rank rightly holds another part.
         differing: names of those that differ, in order.
@@ -139,8 +140,9 @@ def shared_moments(traces: Sequence[RankTrace]) -> list[Moment]:
     return sorted(shared, key=lambda m: (m.optimizer, m.step, order[m.when]))
 
 
-def comparisons(traces: Sequence[RankTrace]) -> Iterator[Comparison]:
-    """Every kind of tensors at every moment that all ranks share."""
+def comparisons(traces: Sequence[RankTrace], unmatched: set[str]) -> Iterator[Comparison]:
+    """Every kind of tensors at every moment that all ranks share; adds classes of normalisers that can't be matched."""
+    unplaced = {trace.rank: trace.unplaced for trace in traces}
     alike = {o: named_alike(traces, o) for o in {moment.optimizer for moment in shared_moments(traces)}}
     for moment in shared_moments(traces):
         checks = {trace.rank: trace.checks[moment] for trace in traces}
@@ -149,6 +151,9 @@ def comparisons(traces: Sequence[RankTrace]) -> Iterator[Comparison]:
             if not all(kind in check.parts for check in checks.values()):
                 continue
             parts = {rank: check.parts[kind] for rank, check in checks.items()}
+            if kind == "normalizers":
+                parts, unknown = match_normalizers(parts, unplaced)
+                unmatched |= set(unknown)
             if kind not in OPTIMIZED:
                 yield compare_parts(kind, moment, parts)
                 continue

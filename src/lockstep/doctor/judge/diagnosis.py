@@ -9,15 +9,10 @@ from typing import Any
 from lockstep.doctor.judge.advice import CAUSES, FIXES
 from lockstep.doctor.judge.compare import OPTIMIZED
 from lockstep.doctor.judge.endings import failure_finding, unheard_finding, waiting_finding
+from lockstep.doctor.judge.evidence import DOUBT, FAULT, NOTE, Evidence, Finding, gather_evidence
 from lockstep.doctor.judge.findings import (
-    DOUBT,
-    FAULT,
-    NOTE,
-    Evidence,
-    Finding,
     buffer_finding,
     data_finding,
-    gather_evidence,
     gradient_finding,
     no_evidence_finding,
     normalizer_finding,
@@ -27,6 +22,14 @@ from lockstep.doctor.judge.findings import (
     start_finding,
     step_finding,
     step_reduction_finding,
+)
+from lockstep.doctor.judge.others import (
+    frozen_finding,
+    loaded_finding,
+    server_finding,
+    settings_finding,
+    unknown_finding,
+    unmatched_finding,
 )
 from lockstep.doctor.judge.traces import RankTrace
 
@@ -87,13 +90,18 @@ def _findings(traces: Sequence[RankTrace], evidence: Evidence, deadlock: bool, i
     independent = _independent_finding(evidence)
     if independent is not None:
         return [independent, *_there([normalizer_finding(evidence), *endings])]
-    gradients, start, rates = gradient_finding(evidence), start_finding(evidence), rate_finding(evidence)
-    found = [gradients, start, step_finding(evidence), rates]
-    if not _there([gradients, start, rates]):  # they explain what follows
-        found.append(parameter_finding(evidence))
-    found += [normalizer_finding(evidence), buffer_finding(evidence), *endings]
-    found += [data_finding(evidence), no_evidence_finding(evidence)]
-    return _there([*found, step_reduction_finding(evidence), sharded_finding(evidence)])
+    if (server := server_finding(evidence)) is not None:
+        return [server, *_there([*endings, unknown_finding(evidence)])]
+    steps, start = step_finding(evidence), start_finding(evidence)
+    before = evidence.until(steps)  # ranks that pair different minibatches since have nothing to be compared by
+    gradients, rates = gradient_finding(before), rate_finding(before)
+    causes = [gradients, start, rates, settings_finding(evidence), loaded_finding(evidence)]
+    found = [gradients, start, steps, *causes[2:]]
+    if not _there(causes):  # they explain what follows
+        found.append(parameter_finding(before))
+    found += [frozen_finding(before), normalizer_finding(before), buffer_finding(before), *endings]
+    found += [data_finding(evidence), no_evidence_finding(evidence), unmatched_finding(evidence)]
+    return _there([*found, step_reduction_finding(evidence), sharded_finding(evidence), unknown_finding(evidence)])
 
 
 def _there(findings: Sequence[Finding | None]) -> list[Finding]:
@@ -115,6 +123,8 @@ def _steps_compared(evidence: Evidence) -> int:
 
 
 def _well(evidence: Evidence) -> str:
+    if (server := server_finding(evidence)) is not None:
+        return server.text
     ranks, steps = len(evidence.traces), _steps_compared(evidence)
     if not any(evidence.reduced(optimizer) for optimizer in evidence.optimizers):
         times = sum(1 for c in evidence.of("gathered") if c.equal)
@@ -155,7 +165,7 @@ def _most_compared(evidence: Evidence, kind: str) -> int:
     return sum(most.values())
 
 
-KINDS = ("parameters", "gradients", "moments", "buffers", "normalizers")
+KINDS = ("parameters", "gradients", "moments", "frozen", "buffers", "normalizers")
 
 
 def _overhead(traces: Sequence[RankTrace]) -> dict[str, float]:

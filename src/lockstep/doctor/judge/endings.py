@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lockstep.doctor.judge.advice import CAUSES, FIXES
-from lockstep.doctor.judge.findings import DOUBT, FAULT, Finding, listed
+from lockstep.doctor.judge.evidence import DOUBT, FAULT, Finding, listed
 from lockstep.doctor.judge.traces import RankTrace
 from lockstep.doctor.watch.stacks import own_lines
 
@@ -72,7 +72,8 @@ def failure_finding(traces: Sequence[RankTrace], interrupted: bool, deadlock: bo
         return Finding("interrupted", DOUBT, "the script was stopped: what is said here was seen until then")
     if not own or (waiting_finding(traces, deadlock) is not None and all(waited(t, deadlock) for t in own)):
         return None
-    first = min(own, key=lambda t: t.ended_at or 0.0)
+    raised = all("raised_at" in (t.end or {}) for t in own)
+    first = min(own, key=lambda t: ((t.end or {})["raised_at"] if raised else t.ended_at) or 0.0)
     return Finding(
         "failure", DOUBT, f"the script failed: rank {first.rank} {_how(first)}", "", "", {"rank": first.rank}
     )

@@ -1,146 +1,21 @@
-"""Finds what is wrong with the script in what ranks left, the worst first."""
+"""Finds what is wrong with the script in what its optimisers' steps left, the worst first."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
-
 from lockstep.doctor.judge.advice import CAUSES, FIXES
-from lockstep.doctor.judge.compare import (
-    Comparison,
-    comparisons,
-    first_rate_difference,
-    inputs_at,
-    phase_lengths,
-    rate_at,
-    same,
-    shared_moments,
-    told,
-    uneven_phase,
+from lockstep.doctor.judge.compare import Comparison, first_rate_difference, phase_lengths, rate_at, told, uneven_phase
+from lockstep.doctor.judge.evidence import (
+    DOUBT,
+    NOTE,
+    Evidence,
+    Finding,
+    difference,
+    fault,
+    figures,
+    of_optimizer,
 )
-from lockstep.doctor.judge.traces import Moment, RankTrace
 
-FAULT, DOUBT, NOTE = "fault", "doubt", "note"
 ROUNDING = 1e-4
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Something to tell.
-
-    Attributes:
-        kind: a word for it.
-        level: ``fault`` (ranks aren't one agent), ``doubt`` (can't be told) or ``note``.
-        details: figures, of JSON types.
-    """
-
-    kind: str
-    level: str
-    text: str
-    cause: str = ""
-    fix: str = ""
-    details: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
-class Evidence:
-    """All comparisons, sorted for the questions that are asked of them."""
-
-    traces: Sequence[RankTrace]
-    compared: list[Comparison]
-    inputs: dict[Moment, str]
-
-    def of(self, kind: str, when: str | None = None) -> list[Comparison]:
-        """Comparisons of one kind of tensors."""
-        return [c for c in self.compared if c.kind == kind and when in (None, c.moment.when)]
-
-    def first_difference(self, kind: str, when: str | None = None) -> Comparison | None:
-        """The earliest step at which tensors of a kind differ."""
-        unequal = [c for c in self.of(kind, when) if c.differing]
-        return min(unequal, key=lambda c: c.moment.step, default=None)
-
-    @property
-    def wrappers(self) -> set[str]:
-        """Of modules in any rank's process."""
-        return set().union(*(trace.wrappers for trace in self.traces))
-
-    @property
-    def libraries(self) -> set[str]:
-        """Of any rank's process."""
-        return set().union(*(trace.libraries for trace in self.traces))
-
-    @property
-    def joined(self) -> int:
-        """The largest process group that was seen, 0 without any."""
-        return max((trace.state.get("world", {}).get("size", 0) for trace in self.traces), default=0)
-
-    @property
-    def optimizers(self) -> list[int]:
-        """Of any rank."""
-        return sorted(set().union(*(trace.steps for trace in self.traces)))
-
-    def reduced(self, optimizer: int) -> bool:
-        """Whether an optimiser's gradients were ever equal though the data differed, or made equal by its ``step``."""
-        gradients = [c for c in self.of("gradients") if c.moment.optimizer == optimizer]
-        seen = any(c.equal and c.nonzero and self.inputs[c.moment] == "differ" for c in gradients)
-        return seen or self.reduced_in_step(optimizer)
-
-    def reduced_in_step(self, optimizer: int) -> bool:
-        """Whether steps made of gradients that differ the same parameters on all ranks: it reduces them itself.
-
-        Every parameter with such a gradient must have been seen to move by such a step.
-        """
-        unequal = [c for c in self.of("gradients") if c.moment.optimizer == optimizer and c.differing]
-        equal = {c.moment.step for c in self.of("parameters", "after") if c.moment.optimizer == optimizer and c.equal}
-        if not unequal or not all(c.moment.step in equal for c in unequal):
-            return False
-        moved = set().union(*(self._moved(optimizer, c.moment.step) for c in unequal))
-        return all(name in moved for c in unequal for name in c.differing)
-
-    def _moved(self, optimizer: int, step: int) -> set[str]:
-        """Names of the parameters that a step changed, seen on the first rank."""
-        first = self.traces[0]
-        before = Moment(optimizer, step - 1, "after") if step > 1 else Moment(optimizer, 1, "before")
-        checks = [first.checks.get(moment) for moment in (before, Moment(optimizer, step, "after"))]
-        then, now = (None if check is None else check.parts.get("parameters") for check in checks)
-        if then is None or now is None:
-            return set()
-        names = first.names.get(optimizer, {})
-        return {told(place, names) for place, kept in now.items() if place in then and not same(kept, then[place])}
-
-
-def gather_evidence(traces: Sequence[RankTrace]) -> Evidence:
-    """Compare all ranks."""
-    inputs = {m: inputs_at(traces, m) for m in shared_moments(traces) if m.when == "before"}
-    return Evidence(traces, list(comparisons(traces)), inputs)
-
-
-def listed(ranks: Sequence[int]) -> str:
-    """``rank 1``, ``ranks 0 and 1``, ``ranks 0, 1 and 2``."""
-    words = [str(rank) for rank in ranks]
-    text = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-    return f"rank{'s' if len(words) > 1 else ''} {text}"
-
-
-def _difference(evidence: Evidence, c: Comparison) -> str:
-    """``ranks 0 and 1 differ from optimiser step 1 in 12 of 12 tensors, first …, largest relative difference …``."""
-    who = listed([min(t.rank for t in evidence.traces), *c.ranks])
-    optimizer = _of_optimizer(evidence, c.moment.optimizer)
-    since = f"from optimiser step {c.moment.step}{optimizer}" if c.moment.when != "end" else "at the end"
-    size = "" if not math.isfinite(c.relative) else f", largest relative difference {c.relative:.1e}"
-    return f"{who} differ {since} in {len(c.differing)} of {c.compared} tensors, first {c.differing[0]}{size}"
-
-
-def _figures(c: Comparison) -> dict[str, Any]:
-    relative = c.relative if math.isfinite(c.relative) else None
-    figures = {"step": c.moment.step, "optimizer": c.moment.optimizer, "ranks": list(c.ranks)}
-    return figures | {"tensors": list(c.differing), "of": c.compared, "largest_relative_difference": relative}
-
-
-def _finding(kind: str, text: str, advice: str, details: dict[str, Any] | None = None) -> Finding:
-    return Finding(kind, FAULT, text, CAUSES[advice], FIXES[advice], details or {})
 
 
 # --- tensors ----------------------------------------------------------------------------------------------------
@@ -153,32 +28,65 @@ def gradient_finding(evidence: Evidence) -> Finding | None:
     found = min(unreduced, key=lambda c: c.moment.step, default=None)
     if found is None:
         return None
-    own = found.moment.optimizer
+    advice, what = _why(evidence, found)
+    return fault("gradients", f"{what}: {difference(evidence, found)}", advice, figures(found) | {"why": advice})
+
+
+def _why(evidence: Evidence, found: Comparison) -> tuple[str, str]:
+    """Why gradients differ, as a word of the advice, and what to call it."""
+    own, ddp, never = found.moment.optimizer, "ddp" in evidence.wrappers, "gradients are never reduced"
+    some = "some gradients are never reduced"
     equal = [c for c in evidence.of("gradients") if c.moment.optimizer == own and c.equal and c.nonzero]
     checks = [check for t in evidence.traces for moment, check in t.checks.items() if moment.optimizer == own]
     through = {wrapper for check in checks for wrapper in check.facts.get("through", ())}
+    others = any(evidence.reduced(other) for other in evidence.optimizers if other != own)
+    differing = set(found.differing)
+    if differing & _required_by_some(evidence, found):
+        return "required", "some gradients are there on some ranks only"
     if found.relative < ROUNDING:
-        advice, what = "rounding", "gradients are reduced but rounded differently"
-    elif any(evidence.reduced(other) for other in evidence.optimizers if other != own) and not evidence.wrappers:
-        advice, what = "others_reduced", "some gradients are never reduced"
-    elif len(found.differing) < found.compared:
-        advice, what = "partly_reduced", "some gradients are never reduced"
-    elif "ddp" in evidence.wrappers and "ddp" not in through:
-        advice = "bypassed_sb3" if "stable_baselines3" in evidence.libraries else "bypassed"
-        what = "gradients are never reduced"
-    else:
-        advice = "local_change" if "ddp" in evidence.wrappers else "unreduced"
-        never = "gradients differ in spite of DDP" if advice == "local_change" else "gradients are never reduced"
-        what = "gradients are not reduced at every step" if equal else never
-    return _finding("gradients", f"{what}: {_difference(evidence, found)}", advice, _figures(found) | {"why": advice})
+        return "rounding", "gradients are reduced but rounded differently"
+    if (
+        ddp
+        and differing <= _outside_ddp(evidence, own)
+        and (others or len(differing) < found.compared or "ddp" in through)
+    ):
+        return "outside_ddp", some
+    if others and not evidence.wrappers:
+        return "others_reduced", some
+    if len(differing) < found.compared:
+        return ("partly_reduced" if evidence.wrappers else "skipped"), some
+    if ddp and "ddp" not in through:
+        return ("bypassed_sb3" if "stable_baselines3" in evidence.libraries else "bypassed"), never
+    if ddp:
+        return (
+            "local_change",
+            "gradients are not reduced at every step" if equal else "gradients differ in spite of DDP",
+        )
+    return "unreduced", "gradients are not reduced at every step" if equal else never
+
+
+def _required_by_some(evidence: Evidence, found: Comparison) -> set[str]:
+    """Names of an optimiser's parameters that require gradients on some ranks and not on others, at a moment."""
+    fixed = []
+    for trace in evidence.traces:
+        names = trace.names.get(found.moment.optimizer, {})
+        fixed.append({told(place, names) for place in trace.checks[found.moment].facts.get("fixed", ())})
+    return set.union(*fixed) - set.intersection(*fixed)
+
+
+def _outside_ddp(evidence: Evidence, optimizer: int) -> set[str]:
+    """Names of an optimiser's parameters that no module in DDP holds."""
+    first = evidence.traces[0]
+    names, wrapped = first.names.get(optimizer, {}), first.wrapped.get(optimizer, set())
+    return {told(place, names) for place in names if place not in wrapped}
 
 
 def start_finding(evidence: Evidence) -> Finding | None:
     """Parameters that differ before the first step."""
     if (found := evidence.first_difference("parameters", "before")) is None:
         return None
-    text = f"parameters differ before the first step: {_difference(evidence, found).replace(' from ', ' before ')}"
-    return _finding("start", text, "start", _figures(found))
+    text = f"parameters differ before the first step: {difference(evidence, found).replace(' from ', ' before ')}"
+    return fault("start", text, "start", figures(found))
 
 
 def rate_finding(evidence: Evidence) -> Finding | None:
@@ -191,8 +99,8 @@ def rate_finding(evidence: Evidence) -> Finding | None:
             text = f"learning rates differ between ranks from optimiser step {step + 1}: {said}"
             after = evidence.first_difference("parameters", "after")
             if after is not None:
-                text += f"; parameters of {_difference(evidence, after)}"
-            return _finding("learning_rate", text, "rates", {"step": step + 1, "rates": rates})
+                text += f"; parameters of {difference(evidence, after)}"
+            return fault("learning_rate", text, "rates", {"step": step + 1, "rates": rates})
     return None
 
 
@@ -201,7 +109,7 @@ def parameter_finding(evidence: Evidence) -> Finding | None:
     for kind, advice in (("parameters", "diverged"), ("moments", "moments")):
         found = evidence.first_difference(kind)
         if found is not None:
-            return _finding(kind, f"{kind} differ: {_difference(evidence, found)}", advice, _figures(found))
+            return fault(kind, f"{kind} differ: {difference(evidence, found)}", advice, figures(found))
     return None
 
 
@@ -209,8 +117,8 @@ def normalizer_finding(evidence: Evidence) -> Finding | None:
     """Running statistics of observations or rewards that differ."""
     if (found := evidence.first_difference("normalizers")) is None:
         return None
-    text = f"normalisers drift apart: statistics of {_difference(evidence, found)}"
-    return _finding("normalizers", text, "normalizers", _figures(found))
+    text = f"normalisers drift apart: statistics of {difference(evidence, found)}"
+    return fault("normalizers", text, "normalizers", figures(found))
 
 
 def buffer_finding(evidence: Evidence) -> Finding | None:
@@ -223,11 +131,11 @@ def buffer_finding(evidence: Evidence) -> Finding | None:
     works = evidence.first_difference("gradients") is None  # and so DDP's forward is used
     own = [c for c in unequal if not (works and set(c.differing) <= sent)]
     if own:
-        text = f"buffers drift apart: {_difference(evidence, own[0])}"
-        return _finding("buffers", text, "buffers", _figures(own[0]))
+        text = f"buffers drift apart: {difference(evidence, own[0])}"
+        return fault("buffers", text, "buffers", figures(own[0]))
     text = f"buffers are rank 0's: DDP replaces them before each forward pass ({len(unequal[0].differing)} tensors, "
     text += f"first {unequal[0].differing[0]}), so that what other ranks' data add to them is lost"
-    return Finding("ddp_buffers", NOTE, text, "", FIXES["buffers"], _figures(unequal[0]))
+    return Finding("ddp_buffers", NOTE, text, "", FIXES["buffers"], figures(unequal[0]))
 
 
 # --- steps and data -----------------------------------------------------------------------------------------------
@@ -239,23 +147,20 @@ def step_finding(evidence: Evidence) -> Finding | None:
     for optimizer in evidence.optimizers:
         phase = uneven_phase(traces, optimizer)
         if phase is not None:
-            counts = {t.rank: phase_lengths(t.boundaries[optimizer])[phase] for t in traces}
+            lengths = {t.rank: phase_lengths(t.boundaries[optimizer]) for t in traces}
+            counts = {rank: each[phase] for rank, each in lengths.items()}
+            before = sum(lengths[traces[0].rank][:phase])
             said = ", ".join(f"{count} (rank {rank})" for rank, count in counts.items())
             text = f"ranks take different numbers of optimiser steps: {said} in rollout phase {phase + 1}"
             if not any(c.differing for c in evidence.of("parameters")):
                 text += ", while their parameters stay equal"
-            return _finding("steps", text, "steps", {"phase": phase + 1, "steps": counts})
+            return fault("steps", text, "steps", {"phase": phase + 1, "steps": counts, "before": before})
         totals = {t.rank: t.steps.get(optimizer, 0) for t in traces}
         if len(set(totals.values())) > 1 and all(t.finished for t in traces):
             said = ", ".join(f"{count} (rank {rank})" for rank, count in totals.items())
             text = f"ranks take different numbers of optimiser steps: {said} in all"
-            return _finding("steps", text, "steps", {"steps": totals})
+            return fault("steps", text, "steps", {"steps": totals})
     return None
-
-
-def _of_optimizer(evidence: Evidence, optimizer: int) -> str:
-    """Names an optimiser by the order of their first steps, from 1; nothing if it is the only one."""
-    return f" of optimiser {optimizer + 1}" if len(evidence.optimizers) > 1 else ""
 
 
 def data_finding(evidence: Evidence) -> Finding | None:
@@ -265,7 +170,7 @@ def data_finding(evidence: Evidence) -> Finding | None:
         seen = [word for word in words if word != "unseen"]
         if not seen or "differ" in seen or evidence.reduced(optimizer):
             continue
-        text = f"the data{_of_optimizer(evidence, optimizer)} are identical on every rank: inputs of the forward passes"
+        text = f"the data{of_optimizer(evidence, optimizer)} are identical on every rank: inputs of the forward passes"
         text += f" before all {len(seen)} compared steps"
         return Finding("identical_data", DOUBT, text, CAUSES["data"], FIXES["data"], {"steps": len(seen)})
     return None
@@ -283,7 +188,7 @@ def no_evidence_finding(evidence: Evidence) -> Finding | None:
 def _unproved(evidence: Evidence, optimizer: int) -> Finding | None:
     """Finds why it can't be said of one optimiser; None if it can, or if gradients differ or data are equal."""
     gradients = [c for c in evidence.of("gradients") if c.moment.optimizer == optimizer]
-    whose = _of_optimizer(evidence, optimizer)
+    whose = of_optimizer(evidence, optimizer)
     words = {word for moment, word in evidence.inputs.items() if moment.optimizer == optimizer}
     if evidence.reduced(optimizer) or any(c.differing for c in gradients):
         return None
@@ -322,8 +227,8 @@ def sharded_finding(evidence: Evidence) -> Finding | None:
     gathered = evidence.of("gathered")
     unlike = next((c for c in gathered if c.differing), None)
     if unlike is not None:
-        text = f"gathered parameters differ: {_difference(evidence, unlike)}"
-        return _finding("gathered", text, "diverged", _figures(unlike))
+        text = f"gathered parameters differ: {difference(evidence, unlike)}"
+        return fault("gathered", text, "diverged", figures(unlike))
     count = max((c.sharded for c in sharded), default=0)
     text = f"{count} of the parameters are sharded over the ranks, each shard on one: "
     times = sum(1 for c in gathered if c.equal)

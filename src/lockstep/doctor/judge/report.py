@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from lockstep.doctor.judge.advice import UNSEEN
 from lockstep.doctor.judge.diagnosis import Diagnosis
 from lockstep.doctor.judge.endings import STACK_LINES
-from lockstep.doctor.judge.findings import Finding
+from lockstep.doctor.judge.evidence import Finding
 
 WIDTH = 110
 

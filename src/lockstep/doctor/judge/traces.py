@@ -52,7 +52,13 @@ class RankTrace:
         rates: learning rates of an optimiser's groups, with the number of steps taken when they came to be.
         boundaries: numbers of steps an optimiser had taken when each rollout phase began; ``steps`` in the end.
         names: of an optimiser's parameters in their modules, by their places ``group.number`` in the optimiser.
-        wrappers: DDP, FSDP as found in the process; ``libraries`` that explain some findings.
+        wrapped: places in the optimiser of parameters that DDP was given.
+        settings: of an optimiser's groups, but for the learning rate.
+        loaded: tensors that an optimiser's state held before its first step.
+        models: digests of all models' parameters by name, by the phase (from 1) at whose beginning they were taken.
+        unplaced: names of normalisers that can't be matched with other ranks'.
+        unknown: classes of objects that may keep statistics and weren't compared.
+        wrappers: DDP, FSDP as found in the process; ``libraries`` whose models are trained.
         state: how the rank fared when it last said so, or when its script ended.
         end: what the script's end was: exception, seconds; None if it never came to one.
         exit_code: of the process, negative for a signal; None if unknown.
@@ -65,6 +71,12 @@ class RankTrace:
     boundaries: dict[int, list[int]] = field(default_factory=dict)
     steps: dict[int, int] = field(default_factory=dict)
     names: dict[int, dict[str, str]] = field(default_factory=dict)
+    wrapped: dict[int, set[str]] = field(default_factory=dict)
+    settings: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+    loaded: dict[int, int] = field(default_factory=dict)
+    models: dict[int, dict[str, str]] = field(default_factory=dict)
+    unplaced: set[str] = field(default_factory=set)
+    unknown: set[str] = field(default_factory=set)
     wrappers: set[str] = field(default_factory=set)
     libraries: set[str] = field(default_factory=set)
     state: dict[str, Any] = field(default_factory=dict)
@@ -99,6 +111,13 @@ def _read_trace(reader: SideReader, rank: int) -> RankTrace:
             trace.wrappers |= set(event["wrappers"])
             trace.libraries |= set(event["libraries"])
             trace.names[optimizer] = event["names"]
+            trace.wrapped[optimizer] = set(event.get("wrapped", ()))
+            trace.settings[optimizer] = event.get("settings", [])
+            trace.loaded[optimizer] = event.get("state", 0)
+            trace.unknown |= set(event.get("unknown", ()))
+            trace.unplaced |= set(event.get("unplaced", ()))
+        elif kind == "models":
+            trace.models[event["phase"]] = event["digests"]
         elif kind == "end":
             trace.end = event
             trace.state |= event

@@ -55,7 +55,7 @@ class Watcher:
         self._over.set()
         event: dict[str, Any] = {"kind": "end", "seconds": self._elapsed(), "torch": "torch" in sys.modules}
         if error is not None:
-            event |= described(error)
+            event |= described(error) | {"raised_at": time.time()}
         if self._torch is not None:
             self._torch.finish()
             event |= self._torch.tally()

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.autograd import Variable
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -52,7 +53,8 @@ def attach(
     fixed order, of what it added to the gradients. With one rank nothing is hooked.
 
     Args:
-        module: what is trained, or several modules (actor and critic) whose backward passes may be separate.
+        module: what is trained, or several modules (actor and critic) whose backward passes may be separate. Of one in
+            DDP, what it wraps: gradients are reduced whether the loss went through DDP's forward or round it.
         optimizer: what steps the parameters. Before each step it is checked that its gradients were reduced.
         broadcast_buffers: buffers (running statistics) follow the first rank's at the end of each backward pass.
         reduction: ``mean``: gradients are averaged over ranks, right for a loss that is a mean over equally many
@@ -64,16 +66,20 @@ def attach(
         A handle with ``no_sync()`` and ``detach()``.
 
     Raises:
-        ValueError: a module is in the hands of DDP or FSDP, or attached already; an optimiser steps parameters of other
+        ValueError: a module is in the hands of FSDP, or holds one that is in DDP's, or attached already; an optimiser steps parameters of other
             modules.
         RankMismatchError: the ranks' modules or optimisers differ; on every rank.
     """
-    modules = [module] if isinstance(module, nn.Module) else list(module)
+    modules = [_bare(each) for each in ([module] if isinstance(module, nn.Module) else module)]
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or ())
     if reduction not in get_args(Reduction):
         raise ValueError(f"attach: reduction {reduction!r} is unknown; use mean or sum")
     _check(modules, optimizers)
     return Attached(modules, optimizers, broadcast_buffers, reduction, check_phases)
+
+
+def _bare(module: nn.Module) -> nn.Module:
+    return module.module if isinstance(module, DistributedDataParallel) else module
 
 
 def _named_parameters(modules: Sequence[nn.Module]) -> dict[str, nn.Parameter]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import sys
+import gc
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,10 +14,10 @@ from torch.optim import Optimizer
 from lockstep.doctor.watch.schedule import Schedule
 from lockstep.doctor.watch.side_store import OPTIMIZED, SideWriter
 from lockstep.doctor.watch.torch.inspection import Inventory, look_around, numbers_of
-from lockstep.doctor.watch.torch.values import DENSE_NUMBERS, SPARSE_NUMBERS, take_part
+from lockstep.doctor.watch.torch.values import DENSE_NUMBERS, SPARSE_NUMBERS, digest, local, shards_of, take_part
 
 LIBRARIES = ("stable_baselines3", "deepspeed")
-"""Libraries that explain some findings."""
+"""Libraries that explain some findings, if it is their models that are trained."""
 Parts = dict[str, dict[str, Tensor]]
 
 
@@ -54,8 +55,21 @@ class StepRecorder:
     def first_seen(self, watch: OptimizerWatch) -> None:
         """Before an optimiser's first step."""
         self.inventory = look_around()
-        libraries = [name for name in LIBRARIES if name in sys.modules]
-        facts = {"wrappers": sorted(self.inventory.wrappers), "libraries": libraries, "names": self.names(watch)}
+        if self.inventory.unplaced:
+            gc.collect()  # what nothing holds any more is no normaliser
+        parameters, inventory = _parameters(watch), self.inventory
+        bases = {base for p in parameters.values() for base in inventory.owners.get(id(p), ())}
+        libraries = [name for name in LIBRARIES if any(base.startswith(f"{name}.") for base in bases)]
+        facts = {
+            "wrappers": sorted(inventory.wrappers),
+            "libraries": libraries,
+            "names": self.names(watch),
+            "wrapped": [place for place, p in parameters.items() if id(p) in inventory.wrapped],
+            "settings": [_settings(group) for group in watch.optimizer.param_groups],
+            "state": sum(isinstance(x, Tensor) for state in watch.optimizer.state.values() for x in state.values()),
+            "unknown": sorted(inventory.unknown),
+            "unplaced": sorted(name for name in inventory.unplaced if inventory.normalizers[name]() is not None),
+        }
         self._writer.add({"kind": "optimizer", "optimizer": watch.index} | facts)
 
     def note_rates(self, watch: OptimizerWatch) -> None:
@@ -84,24 +98,39 @@ class StepRecorder:
         parts: Parts = {"gradients": {n: g.coalesce().values() if g.is_sparse else g for n, g in gradients.items()}}
         parts["gathered"] = gathered
         if watch.steps == 0:
-            parts["parameters"] = parameters
-        self._write(watch, watch.steps + 1, "before", parts, {"inputs": inputs, "through": sorted(watch.through)})
+            parts |= self._state(watch)
+        fixed = [place for place, p in parameters.items() if not p.requires_grad]
+        facts = {"inputs": inputs, "through": sorted(watch.through), "fixed": fixed}
+        self._write(watch, watch.steps + 1, "before", parts, facts)
 
-    def after(self, watch: OptimizerWatch) -> None:
-        """After a checked step."""
+    def after(self, watch: OptimizerWatch, used: Container[int]) -> None:
+        """After a checked step; ``used`` are ids of modules that had a forward pass so far."""
         buffers = {n: b for n, b in self.inventory.buffers() if b.numel() and not b.is_meta}
         normalizers: dict[str, Tensor] = {}
         for name, find in self.inventory.normalizers.items():
             thing = find()
             if thing is not None:
                 normalizers |= {f"{name}.{key}": value for key, value in numbers_of(thing).items()}
-        parts = self._state(watch) | {"buffers": buffers, "normalizers": normalizers}
+        parts = self._state(watch) | {
+            "frozen": dict(self.inventory.frozen(used)),
+            "buffers": buffers,
+            "normalizers": normalizers,
+        }
         sent = sorted(name for name, buffer in buffers.items() if id(buffer) in self.inventory.broadcast)
         self._write(watch, watch.steps, "after", parts, {"broadcast": sent})
 
     def last(self, watch: OptimizerWatch) -> None:
         """Writes the state in which the script ended, so that the steps since the last checked one count."""
         self._write(watch, watch.steps, "end", self._state(watch), {})
+
+    def models(self, phase: int) -> None:
+        """Writes what every model holds when a phase (from 1) of forward passes without gradients begins."""
+        if not self.inventory.modules:  # of a rank that took no step so far
+            self.inventory = look_around()
+        whole = [(name, p) for name, p in self.inventory.parameters() if not shards_of(p)]
+        with torch.no_grad():
+            digests = {name: digest(local(p)) for name, p in whole if id(p) not in self.inventory.sharded}
+        self._writer.add({"kind": "models", "phase": phase, "digests": digests})
 
     def names(self, watch: OptimizerWatch) -> dict[str, str]:
         """The names that the optimiser's parameters have in their modules, by their places."""
@@ -133,6 +162,19 @@ class StepRecorder:
                 event["parts"][name] = part = {"tensors": entries}
                 arrays.append((part, numbers))
         self._writer.add(event, arrays)
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    """A parameter group's settings but for the learning rate: numbers, words and tuples of them, of JSON types."""
+    found = {}
+    for name, value in group.items():
+        if name in ("lr", "initial_lr", "params"):
+            continue
+        value = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+        parts = value if isinstance(value, (tuple, list)) else [value]
+        if all(part is None or isinstance(part, (bool, int, float, str)) for part in parts):
+            found[name] = list(parts) if isinstance(value, (tuple, list)) else value
+    return found
 
 
 def _place(key: str) -> str:

@@ -43,6 +43,9 @@ class TorchWatch:
         self._gathered: dict[str, Tensor] = {}
         self._hot = False  # whether the coming step of an optimiser is a checked one
         self._stepped = False
+        self._learned = False  # whether there was a forward pass with gradients since the last phase began
+        self._phases = 0
+        self._used: set[int] = set()
         self._outer: Optimizer | None = None  # in whose step we are
         self._steps_of_all = 0
         self._calls = 0
@@ -137,7 +140,7 @@ class TorchWatch:
         self._steps_of_all += 1
         watch.last_step = self._steps_of_all
         if self._schedule.includes(watch.steps) and not _capturing():
-            self._recorder.after(watch)
+            self._recorder.after(watch, self._used)
         self._stepped = True
         live = [w for w in self._optimizers.values() if self._steps_of_all - w.last_step <= GIVEN_UP]
         self._hot = any(self._schedule.includes(other.steps + 1) for other in live)
@@ -169,22 +172,29 @@ class TorchWatch:
         if torch.compiler.is_compiling():  # first: whatever else is done here would be compiled, and guarded
             return
         self._calls += 1
+        self._used.add(id(module))
         if not torch.is_grad_enabled():
-            if self._stepped:
+            if self._stepped or self._learned:
                 self._begin_phase()
             if not self._hot and self._entry is not None:
                 self._entry.remove()
                 self._entry = None
         elif self._hot:
+            self._learned = True
             self._note_inputs(module, args)
 
     def _begin_phase(self) -> None:
-        self._stepped = False
+        began = time.perf_counter()
+        self._stepped = self._learned = False
         self._outer = None  # should a step have failed
         self.signs_of_life += 1
+        self._phases += 1
+        if self._schedule.includes(self._phases) and not _capturing():
+            self._recorder.models(self._phases)
         for watch in self._optimizers.values():
             if not watch.boundaries or watch.boundaries[-1] != watch.steps:
                 watch.boundaries.append(watch.steps)
+        self.seconds += time.perf_counter() - began
 
     def _note_inputs(self, module: nn.Module, args: Any) -> None:
         began = time.perf_counter()

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lockstep.doctor.watch.places import find_places
 
 STATISTICS = tuple({count, mean, spread} for count in ("count", "n") for mean in ("mean", "_mean")
                    for spread in ("var", "std", "M2", "S", "_var", "_std", "_M2", "_S"))  # fmt: skip
 """Attributes by which running statistics are known, whatever their class is called."""
+SPREADS = ("var", "std", "sq", "m2", "sigma", "dev")
 WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 SKIPPED = frozenset({"torch", "numpy", "builtins", "importlib", "collections", "typing", "functools"})
 
@@ -25,26 +30,51 @@ class Inventory:
 
     Attributes:
         names: of parameters, buffers and modules by ``id``.
-        modules: the outermost ones, with what their tensors' names begin with.
+        modules: the outermost ones, with what their tensors' names begin with, and their places, "" if there is none.
         wrappers: kinds of wrappers around modules: ``ddp``, ``fsdp1``, ``fsdp2``.
         broadcast: ids of buffers that DDP sends from rank 0 to all before each forward pass.
+        wrapped: ids of parameters that DDP reduces the gradients of.
         sharded: ids of parameters of which an FSDP1 module keeps a part on every rank.
+        optimized: ids of parameters that some optimiser updates.
+        owners: classes of the outermost modules that hold a parameter, by its ``id``: module and name of each base.
         normalizers: objects with running statistics by name, for as long as they live.
+        unknown: classes of objects that may keep running statistics, under names that aren't known.
+        unplaced: names of normalisers that the script holds where no path of names leads: another rank's may be others.
     """
 
     names: dict[int, str] = field(default_factory=dict)
-    modules: list[tuple[str, weakref.ref[nn.Module]]] = field(default_factory=list)
+    modules: list[tuple[str, str, weakref.ref[nn.Module]]] = field(default_factory=list)
     wrappers: set[str] = field(default_factory=set)
     broadcast: set[int] = field(default_factory=set)
+    wrapped: set[int] = field(default_factory=set)
     sharded: set[int] = field(default_factory=set)
+    optimized: set[int] = field(default_factory=set)
+    owners: dict[int, list[str]] = field(default_factory=dict)
     normalizers: dict[str, Callable[[], Any]] = field(default_factory=dict)
+    unknown: set[str] = field(default_factory=set)
+    unplaced: set[str] = field(default_factory=set)
 
     def buffers(self) -> Iterator[tuple[str, Tensor]]:
         """Buffers of all modules that still live."""
-        for prefix, ref in self.modules:
+        for prefix, _, ref in self.modules:
             module = ref()
             for name, buffer in module.named_buffers() if module is not None else ():
                 yield prefix + bare(name), buffer
+
+    def parameters(self, used: Container[int] | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Parameters of all placed modules that still live; of those ``used``, by ``id``, where these are given."""
+        for _, place, ref in self.modules:
+            root = ref()
+            if root is None or not place:
+                continue
+            if used is None or any(id(module) in used for module in root.modules()):
+                for name, parameter in root.named_parameters():
+                    if parameter.numel() and not parameter.is_meta:
+                        yield f"{place}.{bare(name)}", parameter
+
+    def frozen(self, used: Container[int]) -> Iterator[tuple[str, Tensor]]:
+        """Parameters of used modules that no optimiser updates."""
+        return ((name, p) for name, p in self.parameters(used) if id(p) not in self.optimized)
 
 
 def bare(name: str) -> str:
@@ -53,24 +83,39 @@ def bare(name: str) -> str:
 
 
 def look_around() -> Inventory:
-    """Find modules and normalisers among all objects of this process."""
+    """Find modules, optimisers and normalisers among all objects of this process."""
     things = gc.get_objects()
     kinds = {cls: _kind(cls, thing) for cls, thing in dict(zip(map(type, things), things, strict=True)).items()}
     telling = {cls for cls, kind in kinds.items() if any(kind)}
     things = [thing for thing in things if type(thing) in telling]
+    modules = [thing for thing in things if kinds[type(thing)][0]]
+    owners = [thing for thing in things if kinds[type(thing)][1]]
+    wanted = {id(module) for module in modules} | {id(item) for _, item in _normalizers(owners)}
+    places = find_places(wanted, sys._getframe(1))
     found = Inventory()
-    _name_tensors(found, [thing for thing in things if kinds[type(thing)][0]])
-    _name_normalizers(found, [thing for thing in things if kinds[type(thing)][1]])
+    _name_tensors(found, modules, places)
+    _name_normalizers(found, owners, places)
+    for thing in things:
+        if kinds[type(thing)][3] and statistics_of(thing) is None:
+            found.unknown.add(type(thing).__name__)
+        if isinstance(thing, Optimizer):
+            found.optimized |= {id(parameter) for group in thing.param_groups for parameter in group["params"]}
     return found
 
 
-def _kind(cls: type, thing: Any) -> tuple[bool, bool]:
-    """Whether a class, of which one instance is seen, is a module, and whether it may hold running statistics."""
+def _kind(cls: type, thing: Any) -> tuple[bool, bool, bool, bool]:
+    """Whether a class, of which one instance is seen, is a module, may hold running statistics, is an optimiser.
+
+    And whether it may keep statistics under other names.
+    """
+    if issubclass(cls, Optimizer):
+        return False, False, True, False
     if issubclass(cls, nn.Module):
-        return True, not cls.__module__.startswith("torch.")
+        return True, not cls.__module__.startswith("torch."), False, False
     if issubclass(cls, type) or str(cls.__module__).partition(".")[0] in SKIPPED:
-        return False, False
-    return False, statistics_of(thing) is not None or any(True for _ in _held(thing))
+        return False, False, False, False
+    known = statistics_of(thing) is not None
+    return False, known or any(True for _ in _held(thing)), False, not known and _resembles(thing)
 
 
 def _attributes(thing: Any) -> Mapping[str, Any]:
@@ -88,6 +133,14 @@ def statistics_of(thing: Any) -> dict[str, Any] | None:
         if names <= attributes.keys() and all(_numeric(attributes[name]) for name in names):
             return {name: attributes[name] for name in sorted(names)}
     return None
+
+
+def _resembles(thing: Any) -> bool:
+    """Whether attributes sound like a mean and a spread, of one shape."""
+    arrays = {name.lower(): value for name, value in _attributes(thing).items() if _numeric(value)}
+    means = [np.shape(value) for name, value in arrays.items() if "mean" in name]
+    spreads = [np.shape(value) for name, value in arrays.items() if any(word in name for word in SPREADS)]
+    return any(shape in spreads for shape in means)
 
 
 def _numeric(value: Any) -> bool:
@@ -114,20 +167,26 @@ def _at(owner: Any, path: Sequence[str]) -> Any:
 # --- names ------------------------------------------------------------------------------------------------------
 
 
-def _name_tensors(found: Inventory, modules: list[nn.Module]) -> None:
+def _name_tensors(found: Inventory, modules: list[nn.Module], places: Mapping[int, str]) -> None:
+    """Names tensors as their outermost modules do; the place of these comes first where two have one name."""
     inner = {id(child) for module in modules for child in module._modules.values()}
     roots = [module for module in modules if id(module) not in inner]
     taken: set[str] = set()
-    for root in sorted(roots, key=lambda module: -sum(1 for _ in module.modules())):
+    for root in sorted(roots, key=lambda each: (-sum(1 for _ in each.modules()), places.get(id(each), "~"))):
         tensors = [*root.named_parameters(), *root.named_buffers()]
         new = {id(tensor): bare(name) for name, tensor in tensors if id(tensor) not in found.names}
         if not new:
             continue
-        prefix = "" if taken.isdisjoint(new.values()) else f"{_class_name(root)}{len(found.modules) + 1}."
+        place = bare(places.get(id(root), ""))
+        distinct = place or f"{_class_name(root)}{len(found.modules) + 1}"
+        prefix = "" if taken.isdisjoint(new.values()) else f"{distinct}."
         found.names |= {key: prefix + name for key, name in new.items()}
         found.names |= {id(module): prefix + bare(name) for name, module in root.named_modules()}
+        inside = root._modules.get("module") if is_ddp(type(root)) else root
+        bases = [f"{cls.__module__}.{cls.__qualname__}" for cls in type(inside).__mro__]
+        found.owners |= dict.fromkeys(new, bases)
         taken |= {prefix + name for name in new.values()}
-        found.modules.append((prefix, weakref.ref(root)))
+        found.modules.append((prefix, place, weakref.ref(root)))
     for module in modules:
         _note_wrapper(found, module)
 
@@ -145,6 +204,7 @@ def is_ddp(cls: type) -> bool:
 def _note_wrapper(found: Inventory, module: nn.Module) -> None:
     if is_ddp(type(module)):
         found.wrappers.add("ddp")
+        found.wrapped |= {id(parameter) for parameter in module.parameters()}
         if getattr(module, "broadcast_buffers", False):
             found.broadcast |= {id(buffer) for buffer in module.buffers()}
     classes = {cls.__name__ for cls in type(module).__mro__}
@@ -158,25 +218,34 @@ def _note_wrapper(found: Inventory, module: nn.Module) -> None:
 # --- normalisers ------------------------------------------------------------------------------------------------
 
 
-def _name_normalizers(found: Inventory, owners: list[Any]) -> None:
-    resting = [owner for owner in owners if _rests(owner)]
-    copies = {id(item) for owner in resting for _, item in _held(owner)}
-    taken = copies
+def _normalizers(owners: Sequence[Any]) -> Iterator[tuple[tuple[Any, Sequence[str]], Any]]:
+    """Every normaliser once, but for copies of resting ones, with who holds it and where; itself if nobody does."""
+    taken = {id(item) for owner in owners if _rests(owner) for _, item in _held(owner)}
     for owner in owners:
         for path, item in _held(owner):
             if id(item) not in taken:
                 taken.add(id(item))
-                name = path[0] if len(path) == 1 else f"{path[0]}[{path[1]}]"
-                _add(found, f"{type(owner).__name__}.{name}", _reference(owner, path))
+                yield (owner, path), item
     for owner in owners:
         if statistics_of(owner) is not None and id(owner) not in taken:
             taken.add(id(owner))
-            _add(found, type(owner).__name__, _reference(owner))
+            yield (owner, ()), owner
 
 
-def _add(found: Inventory, name: str, find: Callable[[], Any]) -> None:
-    number = sum(1 for other in found.normalizers if other.partition("#")[0] == name)
-    found.normalizers[f"{name}#{number + 1}" if number else name] = find
+def _name_normalizers(found: Inventory, owners: Sequence[Any], places: Mapping[int, str]) -> None:
+    """Names normalisers by class and attribute, and by their places, which are the same on every rank."""
+    for (owner, path), item in _normalizers(owners):
+        name = type(owner).__name__ + (
+            "" if not path else f".{path[0]}" if len(path) == 1 else f".{path[0]}[{path[1]}]"
+        )
+        place = places.get(id(item))
+        if place is not None:
+            found.normalizers[f"{name} ({place})"] = _reference(owner, path)
+            continue
+        number = sum(1 for other in found.normalizers if other.partition("#")[0] == name)
+        unplaced = f"{name}#{number + 1}" if number else name
+        found.normalizers[unplaced] = _reference(owner, path)
+        found.unplaced.add(unplaced)
 
 
 def _rests(owner: Any) -> bool:

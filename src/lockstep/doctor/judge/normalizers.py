@@ -1,0 +1,64 @@
+"""Matches ranks' normalisers with one another by what is stable: where the script holds them, their class and shape."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from lockstep.doctor.judge.traces import Kept, Part
+
+Parts = Mapping[int, Part]
+"""Normalisers' statistics of every rank: by class and attribute, the place in brackets, and the statistic."""
+
+
+def _base(name: str) -> str:
+    """``VecNormalize.obs_rms`` of ``VecNormalize.obs_rms (main.env).mean`` and of ``VecNormalize.obs_rms#2.mean``."""
+    return name.rpartition(".")[0].partition(" (")[0].partition("#")[0]
+
+
+def _statistic(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def match_normalizers(parts: Parts, unplaced: Mapping[int, set[str]]) -> tuple[dict[int, Part], list[str]]:
+    """Returns every rank's statistics by names that mean the same on all ranks; and classes that can't be matched.
+
+    One of its class and attribute on every rank is matched by these, others by their places. Of those without a place
+    nobody knows which is which: they are no difference if every rank has the same ones in some order, and can't be
+    matched if not. What one rank alone has (an evaluation's) is its own.
+    """
+    counts = {rank: Counter(_base(name) for name in part if _statistic(name) == _first(part, name))
+              for rank, part in parts.items()}  # fmt: skip
+    bases = set().union(*counts.values())
+    single = {base for base in bases if all(count[base] == 1 for count in counts.values())}
+    matched: dict[int, Part] = {}
+    for rank, part in parts.items():
+        kept: dict[str, Kept] = {}
+        for name, value in part.items():
+            if _base(name) in single:
+                kept[f"{_base(name)}.{_statistic(name)}"] = value
+            elif name.rpartition(".")[0] not in unplaced.get(rank, set()):
+                kept[name] = value
+        matched[rank] = kept
+    return matched, [base for base in sorted(bases - single) if not _explained(base, parts, matched)]
+
+
+def _first(part: Part, name: str) -> str:
+    """The statistic by which a normaliser is counted once."""
+    owner = name.rpartition(".")[0]
+    return min(_statistic(other) for other in part if other.rpartition(".")[0] == owner)
+
+
+def _explained(base: str, parts: Parts, matched: Mapping[int, Part]) -> bool:
+    """Whether all of a class have partners, or the same numbers, or are one rank's own."""
+    shared = set.intersection(*(set(part) for part in matched.values()))
+    left = {
+        rank: Counter(_numbers(name, kept) for name, kept in part.items() if _base(name) == base and name not in shared)
+        for rank, part in parts.items()
+    }
+    having = [found for found in left.values() if found]
+    return len(having) < 2 or (all(found == having[0] for found in having) and len(having) == len(left))
+
+
+def _numbers(name: str, kept: Kept) -> tuple[str, bytes]:
+    return _statistic(name), kept.numbers.tobytes()

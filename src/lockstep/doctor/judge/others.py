@@ -1,0 +1,130 @@
+"""Finds what no optimiser's step shows: models that aren't trained, ranks that never step, states that were loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from typing import Any
+
+from lockstep.doctor.judge.advice import CAUSES, FIXES
+from lockstep.doctor.judge.evidence import (
+    DOUBT,
+    NOTE,
+    Evidence,
+    Finding,
+    difference,
+    fault,
+    figures,
+    listed,
+    of_optimizer,
+)
+from lockstep.doctor.judge.traces import RankTrace
+
+IMPLEMENTATIONS = frozenset({"foreach", "fused", "capturable", "differentiable"})
+"""Settings of how a step is computed, which may be chosen by the device."""
+
+
+def frozen_finding(evidence: Evidence) -> Finding | None:
+    """Parameters that no optimiser updates and that differ: from the first step on a fault, later opponents perhaps."""
+    found = evidence.first_difference("frozen")
+    if found is None:
+        return None
+    text = f"parameters that no optimiser updates differ: {difference(evidence, found)}"
+    first = min(c.moment.step for c in evidence.of("frozen") if c.moment.optimizer == found.moment.optimizer)
+    if found.moment.step == first:
+        return fault("frozen", text, "frozen", figures(found))
+    return Finding("frozen", DOUBT, text, CAUSES["frozen_later"], FIXES["frozen"], figures(found))
+
+
+def settings_finding(evidence: Evidence) -> Finding | None:
+    """Settings of optimisers, but for the learning rate, that differ."""
+    for optimizer in evidence.optimizers:
+        groups = {t.rank: t.settings.get(optimizer, []) for t in evidence.traces}
+        first = next(iter(groups.values()))
+        for number, group in enumerate(first):
+            for name, value in group.items():
+                others = {rank: _setting(each, number, name) for rank, each in groups.items()}
+                if name in IMPLEMENTATIONS or all(other == value for other in others.values()):
+                    continue
+                said = ", ".join(f"{other} (rank {rank})" for rank, other in others.items())
+                text = f"{name} of the optimiser{of_optimizer(evidence, optimizer)} differs between ranks: {said}"
+                return fault("settings", text, "settings", {"optimizer": optimizer, "setting": name})
+    return None
+
+
+def _setting(groups: Sequence[Mapping[str, Any]], number: int, name: str) -> Any:
+    return groups[number].get(name) if number < len(groups) else None
+
+
+def loaded_finding(evidence: Evidence) -> Finding | None:
+    """An optimiser's state before its first step that isn't the same on all ranks."""
+    for optimizer in evidence.optimizers:
+        counts = {t.rank: t.loaded.get(optimizer, 0) for t in evidence.traces}
+        whose = of_optimizer(evidence, optimizer)
+        if len(set(counts.values())) > 1:
+            said = ", ".join(f"{count or 'none'} (rank {rank})" for rank, count in counts.items())
+            text = f"optimiser state{whose} differs before the first step: tensors loaded: {said}"
+            return fault("moments", text, "loaded", {"optimizer": optimizer, "loaded": counts})
+    found = evidence.first_difference("moments", "before")
+    if found is None:
+        return None
+    text = f"optimiser state differs before the first step: {difference(evidence, found).replace(' from ', ' before ')}"
+    return fault("moments", text, "loaded", figures(found))
+
+
+def unmatched_finding(evidence: Evidence) -> Finding | None:
+    """Normalisers of which nobody knows which rank's belongs to which."""
+    if not evidence.unmatched:
+        return None
+    names = ", ".join(sorted(evidence.unmatched))
+    text = f"normalisers ({names}) differ, and it can't be told which of one rank is which of another"
+    return Finding("unmatched", DOUBT, text, CAUSES["unmatched"], FIXES["unmatched"])
+
+
+def unknown_finding(evidence: Evidence) -> Finding | None:
+    """Objects that look like normalisers, and weren't compared."""
+    names = sorted(set().union(*(trace.unknown for trace in evidence.traces)))
+    if not names:
+        return None
+    text = f"objects of {', '.join(names)} may keep running statistics, under names that aren't known; not compared"
+    return Finding("unseen_statistics", NOTE, text, "", FIXES["unmatched"])
+
+
+def server_finding(evidence: Evidence) -> Finding | None:
+    """One rank takes all steps: it is one agent if the others have its parameters whenever a phase begins."""
+    steps = {t.rank: sum(t.steps.values()) for t in evidence.traces}
+    stepping = [rank for rank, count in steps.items() if count]
+    if len(stepping) != 1 or len(steps) == 1:
+        return None
+    server = next(t for t in evidence.traces if t.rank == stepping[0])
+    phases = sorted(set.intersection(*(set(t.models) for t in evidence.traces)))
+    trained = (
+        {n for n in server.models[phases[0]] if len({server.models[p].get(n) for p in phases}) > 1} if phases else set()
+    )
+    others = [t.rank for t in evidence.traces if t is not server]
+    who = f"{listed([server.rank])} takes all optimiser steps"
+    for phase in phases:
+        if (found := _first_unlike(server, evidence.traces, phase, trained)) is not None:
+            rank, name, unlike, shared = found
+            text = f"{who}, and {listed([rank])} differs from it when rollout phase {phase + 1} begins: in {unlike} of "
+            return fault("server", f"{text}{shared} tensors, first {name}", "server", {"phase": phase + 1})
+    if not trained:
+        if not any(t.models for t in evidence.traces if t is not server):
+            return None
+        text = f"{who}, and whether {listed(others)} get its parameters wasn't seen often enough"
+        return Finding("server", DOUBT, text, "", FIXES["server"])
+    text = (
+        f"{who}, and {listed(others)} had its parameters whenever a rollout phase began, {len(phases)} times compared"
+    )
+    return Finding("server", NOTE, text)
+
+
+def _first_unlike(
+    server: RankTrace, traces: Sequence[RankTrace], phase: int, trained: Container[str]
+) -> tuple[int, str, int, int] | None:
+    """The first rank with other parameters than the server's; a tensor's name, how many differ, and of how many."""
+    for trace in traces:
+        shared = [name for name in server.models[phase] if name in trained and name in trace.models[phase]]
+        unlike = [name for name in shared if trace.models[phase][name] != server.models[phase][name]]
+        if unlike:
+            return trace.rank, unlike[0], len(unlike), len(shared)
+    return None

@@ -1,0 +1,103 @@
+"""Finds where a script holds an object: by names that, unlike ``id``, are the same on every rank."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+MOST_VISITED = 200_000
+DEEPEST = 8
+MOST_ITEMS = 1024
+"""A container's first items are looked at: normalisers and models aren't kept by the thousand."""
+_LEAVES = (str, bytes, int, float, complex, type(None), type, types.ModuleType, types.BuiltinFunctionType)
+_FOREIGN = ("site-packages", "dist-packages", "lib/python", "<frozen", "<string>")
+
+
+def find_places(wanted: Collection[int], frame: types.FrameType | None) -> dict[int, str]:
+    """Names the place of each wanted object, by ``id``: ``main.env.obs_rms``, ``agent.critics[1]``.
+
+    It is the shortest path of attributes, keys and indices from the variables of the functions that ``frame`` is called
+    by, and of the script's own modules, ``__main__`` first. Objects that are held in another
+    way have none.
+    """
+    left, found = set(wanted), {}
+    queue: deque[tuple[Any, str, int]] = deque()
+    seen: set[int] = set()
+    for name, thing in _roots(frame):
+        queue.append((thing, name, 0))
+    while queue and left and len(seen) < MOST_VISITED:
+        thing, place, depth = queue.popleft()
+        if id(thing) in seen or isinstance(thing, _LEAVES):
+            continue
+        seen.add(id(thing))
+        if id(thing) in left:
+            found[id(thing)] = place
+            left.discard(id(thing))
+        if depth < DEEPEST:
+            queue.extend((value, place + step, depth + 1) for step, value in _parts(thing))
+    return found
+
+
+def _roots(frame: types.FrameType | None) -> Iterator[tuple[str, Any]]:
+    functions = []
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name != "<module>" and _own(code.co_filename):
+            functions.append((code.co_name, frame.f_locals))
+        frame = frame.f_back
+    for function, variables in reversed(functions):  # the outermost first: its names last longest
+        for name, value in list(variables.items()):
+            yield (name if name == "self" else f"{function}.{name}"), value
+    modules = dict(sys.modules)
+    mine = [name for name, module in modules.items() if _own(getattr(module, "__file__", None))]
+    for name in sorted(mine, key=lambda name: (name != "__main__", name)):
+        for variable, value in list(vars(modules[name]).items()):
+            if not (variable.startswith("__") and variable.endswith("__")):
+                yield (variable if name == "__main__" else f"{name}.{variable}"), value
+
+
+def _own(file: str | None) -> bool:
+    """Whether a file is the script's or its author's, and no library's."""
+    return file is not None and not any(part in file for part in _FOREIGN) and "/lockstep/doctor/" not in file
+
+
+def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
+    """An object's parts, each with the step of a path that leads there."""
+    if isinstance(thing, dict):
+        for key, value in list(thing.items())[:MOST_ITEMS]:
+            if isinstance(key, (str, int)):
+                yield f"[{key!r}]", value
+        return
+    if isinstance(thing, (list, tuple, deque)):
+        for number, value in enumerate(list(thing)[:MOST_ITEMS]):
+            yield f"[{number}]", value
+        return
+    if isinstance(thing, types.FunctionType):
+        cells = zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=False)
+        for name, cell in cells:
+            try:
+                yield f"().{name}", cell.cell_contents
+            except ValueError:
+                continue  # not filled yet
+        return
+    if isinstance(thing, types.MethodType):
+        yield "", thing.__self__
+        return
+    attributes = _attributes(thing)
+    for name, value in list(attributes.items()):
+        inner = isinstance(value, dict) and name in ("_modules", "_parameters", "_buffers")
+        if inner:
+            yield from ((f".{key}", item) for key, item in list(value.items()))
+        elif not name.startswith("__"):
+            yield f".{name}", value
+
+
+def _attributes(thing: Any) -> Mapping[str, Any]:
+    try:
+        found = object.__getattribute__(thing, "__dict__")
+    except (AttributeError, TypeError):
+        return {}
+    return found if isinstance(found, dict) else {}
