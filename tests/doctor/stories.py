@@ -11,9 +11,9 @@ from lockstep.doctor.judge.diagnosis import diagnose
 from lockstep.doctor.judge.traces import read_traces
 from lockstep.doctor.watch.side_store import ENDED, OPTIMIZED, SideWriter, write_json
 
-PARTS = ("parameters", "gradients", "moments", "buffers", "normalizers", "gathered")
+PARTS = ("parameters", "gradients", "moments", "frozen", "buffers", "normalizers", "gathered")
 PLACES = {"net.weight": "0.0", "net.bias": "0.1"}
-WHEN = {"before": ("gradients", "gathered"), "after": ("parameters", "moments", "buffers", "normalizers")}
+WHEN = {"before": ("gradients", "gathered"), "after": ("parameters", "moments", "frozen", "buffers", "normalizers")}
 
 
 @dataclass
@@ -35,6 +35,7 @@ class Story:
     parameters: Callable[..., Any] = lambda rank, step: 1.0 + step
     gradients: Callable[..., Any] = lambda rank, step: 0.5 * step
     moments: Callable[..., Any] = lambda rank, step: 0.1 * step
+    frozen: Callable[..., Any] = lambda rank, step: 4.0
     buffers: Callable[..., Any] = lambda rank, step: 3.0
     normalizers: Callable[..., Any] = lambda rank, step: 2.0
     gathered: Callable[..., Any] | None = None

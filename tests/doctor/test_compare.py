@@ -81,10 +81,10 @@ def traced(names, values):
 def test_groups_may_have_another_order_on_every_rank():
     one, other = traced({"0.0": "a", "0.1": "b"}, (1, 2)), traced({"0.0": "b", "0.1": "a"}, (2, 1))
     other.rank = 1
-    (found,) = comparisons([one, other])
+    (found,) = comparisons([one, other], set())
     assert found.differing == ()
     other.names = {0: {"0.0": "a", "0.1": "c"}}  # other names tell nothing
-    (found,) = comparisons([one, other])
+    (found,) = comparisons([one, other], set())
     assert found.differing == ("a", "b")
 
 

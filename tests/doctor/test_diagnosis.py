@@ -276,3 +276,23 @@ def test_no_steps_and_one_rank_leave_it_open(tmp_path):
     assert (one.verdict, kinds(one)) == ("UNDETERMINED", ["one_rank"])
     stopped = Story().diagnosis(tmp_path / "stopped", interrupted=True)
     assert (stopped.verdict, kinds(stopped)) == ("UNDETERMINED", ["interrupted"])
+
+
+def test_models_that_no_optimiser_updates_are_compared(tmp_path):
+    found = Story(frozen=by_rank(1.0, 2.0)).diagnosis(tmp_path)
+    assert (found.verdict, kinds(found, "fault")) == ("NOT IN SYNC", ["frozen"])
+    assert found.findings[0].details["step"] == 1
+
+
+def test_ones_that_differ_only_later_may_be_opponents(tmp_path):
+    found = Story(frozen=lambda rank, step: 1.0 + rank * (step > 2)).diagnosis(tmp_path)
+    assert (found.verdict, kinds(found, "doubt")) == ("UNDETERMINED", ["frozen"])
+    assert "opponents" in found.findings[0].cause
+
+
+def test_uneven_steps_explain_what_differs_after_them(tmp_path):
+    uneven: dict[str, Any] = {"boundaries": lambda rank: [2 - rank, 4 - rank], "taken": lambda rank: 4}
+    later = Story(**uneven, parameters=lambda rank, step: step + 0.1 * rank * (step > 2)).diagnosis(tmp_path / "later")
+    assert kinds(later, "fault") == ["steps"]
+    before = Story(**uneven, parameters=lambda rank, step: step + 0.1 * rank).diagnosis(tmp_path / "before")
+    assert kinds(before, "fault") == ["steps", "parameters"]

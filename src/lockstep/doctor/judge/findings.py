@@ -62,7 +62,7 @@ def _why(evidence: Evidence, found: Comparison) -> tuple[str, str]:
             "local_change",
             "gradients are not reduced at every step" if equal else "gradients differ in spite of DDP",
         )
-    return "unreduced", "gradients are not reduced at every step" if equal else never
+    return ("sometimes", "gradients are not reduced at every step") if equal else ("unreduced", never)
 
 
 def _required_by_some(evidence: Evidence, found: Comparison) -> set[str]:

@@ -46,7 +46,7 @@ def settings_finding(evidence: Evidence) -> Finding | None:
                 if name in IMPLEMENTATIONS or all(other == value for other in others.values()):
                     continue
                 said = ", ".join(f"{other} (rank {rank})" for rank, other in others.items())
-                text = f"{name} of the optimiser{of_optimizer(evidence, optimizer)} differs between ranks: {said}"
+                text = f"the setting {name}{of_optimizer(evidence, optimizer)} differs between ranks: {said}"
                 return fault("settings", text, "settings", {"optimizer": optimizer, "setting": name})
     return None
 

@@ -111,7 +111,7 @@ def _read_trace(reader: SideReader, rank: int) -> RankTrace:
             trace.wrappers |= set(event["wrappers"])
             trace.libraries |= set(event["libraries"])
             trace.names[optimizer] = event["names"]
-            trace.wrapped[optimizer] = set(event.get("wrapped", ()))
+            trace.wrapped[optimizer] = set(event.get("wrapped", event["names"]))
             trace.settings[optimizer] = event.get("settings", [])
             trace.loaded[optimizer] = event.get("state", 0)
             trace.unknown |= set(event.get("unknown", ()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import types
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 MOST_VISITED = 200_000
@@ -19,15 +19,19 @@ _FOREIGN = ("site-packages", "dist-packages", "lib/python", "<frozen", "<string>
 def find_places(wanted: Collection[int], frame: types.FrameType | None) -> dict[int, str]:
     """Names the place of each wanted object, by ``id``: ``main.env.obs_rms``, ``agent.critics[1]``.
 
-    It is the shortest path of attributes, keys and indices from the variables of the functions that ``frame`` is called
-    by, and of the script's own modules, ``__main__`` first. Objects that are held in another
+    It is the shortest path of attributes, keys and indices from a variable of the script's own modules, ``__main__``
+    first, or of the functions that ``frame`` is called by. Objects that are held in another
     way have none.
     """
     left, found = set(wanted), {}
-    queue: deque[tuple[Any, str, int]] = deque()
     seen: set[int] = set()
-    for name, thing in _roots(frame):
-        queue.append((thing, name, 0))
+    for variables in _namespaces(frame):
+        _search(variables, left, found, seen)
+    return found
+
+
+def _search(variables: Iterable[tuple[str, Any]], left: set[int], found: dict[int, str], seen: set[int]) -> None:
+    queue = deque((thing, name, 0) for name, thing in variables)
     while queue and left and len(seen) < MOST_VISITED:
         thing, place, depth = queue.popleft()
         if id(thing) in seen or isinstance(thing, _LEAVES):
@@ -38,25 +42,24 @@ def find_places(wanted: Collection[int], frame: types.FrameType | None) -> dict[
             left.discard(id(thing))
         if depth < DEEPEST:
             queue.extend((value, place + step, depth + 1) for step, value in _parts(thing))
-    return found
 
 
-def _roots(frame: types.FrameType | None) -> Iterator[tuple[str, Any]]:
+def _namespaces(frame: types.FrameType | None) -> Iterator[list[tuple[str, Any]]]:
+    """Variables and their names, those first that live longest: of modules, then of functions from the outermost on."""
+    modules = dict(sys.modules)
+    mine = [name for name, module in modules.items() if _own(getattr(module, "__file__", None))]
+    for name in sorted(mine, key=lambda name: (name != "__main__", name)):
+        prefix = "" if name == "__main__" else f"{name}."
+        variables = list(vars(modules[name]).items())
+        yield [(prefix + key, value) for key, value in variables if not (key.startswith("__") and key.endswith("__"))]
     functions = []
     while frame is not None:
         code = frame.f_code
         if code.co_name != "<module>" and _own(code.co_filename):
             functions.append((code.co_name, frame.f_locals))
         frame = frame.f_back
-    for function, variables in reversed(functions):  # the outermost first: its names last longest
-        for name, value in list(variables.items()):
-            yield (name if name == "self" else f"{function}.{name}"), value
-    modules = dict(sys.modules)
-    mine = [name for name, module in modules.items() if _own(getattr(module, "__file__", None))]
-    for name in sorted(mine, key=lambda name: (name != "__main__", name)):
-        for variable, value in list(vars(modules[name]).items()):
-            if not (variable.startswith("__") and variable.endswith("__")):
-                yield (variable if name == "__main__" else f"{name}.{variable}"), value
+    for function, variables in reversed(functions):
+        yield [(key if key == "self" else f"{function}.{key}", value) for key, value in list(variables.items())]
 
 
 def _own(file: str | None) -> bool:

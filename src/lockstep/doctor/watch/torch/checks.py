@@ -54,7 +54,7 @@ class StepRecorder:
 
     def first_seen(self, watch: OptimizerWatch) -> None:
         """Before an optimiser's first step."""
-        self.inventory = look_around()
+        self.inventory = look_around(self.inventory)
         if self.inventory.unplaced:
             gc.collect()  # what nothing holds any more is no normaliser
         parameters, inventory = _parameters(watch), self.inventory

@@ -23,6 +23,9 @@ SPREADS = ("var", "std", "sq", "m2", "sigma", "dev")
 WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 SKIPPED = frozenset({"torch", "numpy", "builtins", "importlib", "collections", "typing", "functools"})
 
+Root = tuple[str, str, "weakref.ref[nn.Module]"]
+"""An outermost module: what its tensors' names begin with, its place, and itself for as long as it lives."""
+
 
 @dataclass
 class Inventory:
@@ -30,7 +33,7 @@ class Inventory:
 
     Attributes:
         names: of parameters, buffers and modules by ``id``.
-        modules: the outermost ones, with what their tensors' names begin with, and their places, "" if there is none.
+        modules: the outermost ones, their places "" where there is none.
         wrappers: kinds of wrappers around modules: ``ddp``, ``fsdp1``, ``fsdp2``.
         broadcast: ids of buffers that DDP sends from rank 0 to all before each forward pass.
         wrapped: ids of parameters that DDP reduces the gradients of.
@@ -43,7 +46,7 @@ class Inventory:
     """
 
     names: dict[int, str] = field(default_factory=dict)
-    modules: list[tuple[str, str, weakref.ref[nn.Module]]] = field(default_factory=list)
+    modules: list[Root] = field(default_factory=list)
     wrappers: set[str] = field(default_factory=set)
     broadcast: set[int] = field(default_factory=set)
     wrapped: set[int] = field(default_factory=set)
@@ -82,8 +85,8 @@ def bare(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
-def look_around() -> Inventory:
-    """Find modules, optimisers and normalisers among all objects of this process."""
+def look_around(before: Inventory | None = None) -> Inventory:
+    """Find modules, optimisers and normalisers among all objects of this process; those known ``before`` keep names."""
     things = gc.get_objects()
     kinds = {cls: _kind(cls, thing) for cls, thing in dict(zip(map(type, things), things, strict=True)).items()}
     telling = {cls for cls, kind in kinds.items() if any(kind)}
@@ -93,7 +96,7 @@ def look_around() -> Inventory:
     wanted = {id(module) for module in modules} | {id(item) for _, item in _normalizers(owners)}
     places = find_places(wanted, sys._getframe(1))
     found = Inventory()
-    _name_tensors(found, modules, places)
+    _name_tensors(found, modules, places, [] if before is None else before.modules)
     _name_normalizers(found, owners, places)
     for thing in things:
         if kinds[type(thing)][3] and statistics_of(thing) is None:
@@ -167,12 +170,21 @@ def _at(owner: Any, path: Sequence[str]) -> Any:
 # --- names ------------------------------------------------------------------------------------------------------
 
 
-def _name_tensors(found: Inventory, modules: list[nn.Module], places: Mapping[int, str]) -> None:
+def _name_tensors(
+    found: Inventory, modules: list[nn.Module], places: Mapping[int, str], before: Sequence[Root]
+) -> None:
     """Names tensors as their outermost modules do; the place of these comes first where two have one name."""
+    known = {id(root): (number, prefix, place) for number, (prefix, place, ref) in enumerate(before)
+             if (root := ref()) is not None}  # fmt: skip
     inner = {id(child) for module in modules for child in module._modules.values()}
     roots = [module for module in modules if id(module) not in inner]
     taken: set[str] = set()
-    for root in sorted(roots, key=lambda each: (-sum(1 for _ in each.modules()), places.get(id(each), "~"))):
+
+    def order(root: nn.Module) -> tuple[int, int, str]:
+        number = known[id(root)][0] if id(root) in known else len(known)
+        return number, -sum(1 for _ in root.modules()), places.get(id(root), "~")
+
+    for root in sorted(roots, key=order):
         tensors = [*root.named_parameters(), *root.named_buffers()]
         new = {id(tensor): bare(name) for name, tensor in tensors if id(tensor) not in found.names}
         if not new:
@@ -180,6 +192,7 @@ def _name_tensors(found: Inventory, modules: list[nn.Module], places: Mapping[in
         place = bare(places.get(id(root), ""))
         distinct = place or f"{_class_name(root)}{len(found.modules) + 1}"
         prefix = "" if taken.isdisjoint(new.values()) else f"{distinct}."
+        _, prefix, place = known.get(id(root), (0, prefix, place))
         found.names |= {key: prefix + name for key, name in new.items()}
         found.names |= {id(module): prefix + bare(name) for name, module in root.named_modules()}
         inside = root._modules.get("module") if is_ddp(type(root)) else root

@@ -1,0 +1,116 @@
+"""Scripts of many styles on two ranks: who is right is never accused, who isn't is told the cause and the mend."""
+
+from pathlib import Path
+
+import pytest
+from doctored import doctor
+from variants import variants
+
+SCRIPT = Path(__file__).parents[1] / "modules" / "patients.py"
+IN_SYNC, NOT_IN_SYNC, UNDETERMINED = ("IN SYNC", 0), ("NOT IN SYNC", 1), ("UNDETERMINED", 2)
+CORRECT = (
+    *("reduced_by_hand", "reduced_in_one_buffer", "parameter_server", "merged_normalizers_and_a_writer_between"),
+    *("evaluated_on_one_rank", "target_network", "old_policy_made_before_the_broadcast", "actor_and_critic_apart"),
+    *("attached_as_ddp_left_it", "accumulated", "saved_and_continued"),
+)
+FAULTY = {  # kinds of all faults, words of the reason, the cause and the fix of the first
+    "critic_outside_ddp": (
+        ["gradients"],
+        ("4 of 8 tensors, first critic_outside_ddp.critic.0.weight", "never given to DDP", "[actor, critic]"),
+    ),
+    "loop_that_skips_a_tensor": (
+        ["gradients"],
+        ("1 of 6 tensors, first critic.bias", "leaves these tensors out", "every parameter of the optimiser"),
+    ),
+    "frozen_on_one_rank": (["gradients"], ("on some ranks only", "requires_grad differs", "alike on every rank")),
+    "optimizer_loaded_on_one_rank": (
+        ["moments"],
+        ("18 (rank 0), none (rank 1)", "loaded on some ranks only", "on every rank from the same file"),
+    ),
+    "weight_decay_of_its_own": (
+        ["settings"],
+        ("weight_decay differs between ranks: 0.0 (rank 0), 0.01 (rank 1)", "built from values", "same configuration"),
+    ),
+    "betas_of_its_own": (["settings"], ("betas differs", "built from values", "same configuration")),
+    "target_copied_too_early": (
+        ["frozen"],
+        ("first target_copied_too_early.target.0.weight", "copied before", "copy it from the trained model after"),
+    ),
+    "frozen_critic_of_another_seed": (
+        ["frozen"],
+        ("4 of 4 tensors, first frozen_critic_of_another_seed.critic", "initialised by each", "broadcast it"),
+    ),
+    "reference_of_its_own": (
+        ["frozen"],
+        ("first reference_of_its_own.trainer.reference.0.weight", "a reference", "broadcast it from rank 0"),
+    ),
+    "average_of_its_own": (["frozen"], ("averages['ema'].0.weight", "an average", "broadcast it from rank 0")),
+    "server_that_sends_nothing": (
+        ["server"],
+        ("rank 0 takes all optimiser steps, and rank 1 differs", "doesn't send all parameters", "after each step"),
+    ),
+    "local_stop": (["steps"], ("4 (rank 0), 3 (rank 1) in rollout phase 1", "ends its epochs", "decide together")),
+    "extractor_of_a_library_bypassed": (
+        ["gradients"],
+        ("never reduced", "methods of the wrapped module", "lockstep.attach(agent.module, optimizer)"),
+    ),
+    "noise_of_its_own": (
+        ["gradients"],
+        ("differ in spite of DDP", "each rank then changes its own", "clip after backward()"),
+    ),
+    "no_process_group": (["independent"], ("an agent of its own", "never joins", "init_process_group")),
+    "another_start": (["start"], ("before the first step", "another seed", "broadcast from rank 0")),
+    "one_of_two_normalizers_is_local": (
+        ["normalizers"],
+        ("1 of 6 tensors, first RunningMeanStd (one_of_two_normalizers_is_local.ret_rms).mean", "its own", "merge"),
+    ),
+    "batch_norm": (["buffers"], ("first 1.running_mean", "never combined", "SyncBatchNorm")),
+    "reduced_every_second_step": (
+        ["gradients"],
+        ("not reduced at every step: ranks 0 and 1 differ from optimiser step 2", "before some steps", "every step"),
+    ),
+}
+KEPT = ("parameter_server", "merged_normalizers_and_a_writer_between", "critic_outside_ddp", "reference_of_its_own")
+
+
+def examined(name, tmp_path):
+    return doctor("--nproc", 2, "--", SCRIPT, name, cwd=tmp_path)
+
+
+@pytest.mark.parametrize("name", variants(CORRECT, KEPT[:2]))
+def test_who_is_right_is_not_accused(name, tmp_path):
+    found = examined(name, tmp_path)
+    assert (found.json["verdict"], found.json["status"]) == IN_SYNC, found.json
+    assert not [finding for finding in found.json["findings"] if finding["level"] != "note"]
+
+
+@pytest.mark.parametrize("name", variants(FAULTY, KEPT[2:]))
+def test_who_is_not_is_told_what_and_why_and_how_to_mend_it(name, tmp_path):
+    kinds, (reason, cause, fix) = FAULTY[name]
+    found = examined(name, tmp_path)
+    assert (found.json["verdict"], found.json["status"]) == NOT_IN_SYNC
+    faults = [finding for finding in found.json["findings"] if finding["level"] == "fault"]
+    assert [finding["kind"] for finding in faults] == kinds
+    assert reason in found.json["reason"]
+    assert cause in faults[0]["cause"]
+    assert fix in faults[0]["fix"]
+
+
+@pytest.mark.long
+def test_the_rank_that_failed_first_is_named(tmp_path):
+    found = examined("second_rank_fails", tmp_path)
+    assert (found.json["verdict"], found.json["status"]) == UNDETERMINED
+    assert found.json["reason"].startswith("the script failed: rank 1 raised ValueError: the motor is gone")
+
+
+@pytest.mark.long
+def test_statistics_that_could_not_be_known_are_counted_as_unseen(tmp_path):
+    found = examined("statistics_by_other_names", tmp_path)
+    (note,) = found.json["findings"]
+    assert (note["kind"], note["level"]) == ("unseen_statistics", "note")
+    assert "objects of Whitening may keep running statistics" in note["text"]
+
+
+def test_there_are_enough_of_them():
+    assert len(CORRECT) >= 10
+    assert len(FAULTY) + 6 >= 20  # with those of examples/doctor

@@ -1,0 +1,68 @@
+"""Where objects are held, by names that don't depend on when they were made."""
+
+import sys
+from collections import deque
+
+from lockstep.doctor.watch.places import find_places
+
+
+class Thing:
+    pass
+
+
+class Holder:
+    def __init__(self, thing):
+        self.inner = {"key": [None, thing]}
+
+
+def places(*things):
+    caller = sys._getframe(1)
+    found = find_places({id(thing) for thing in things}, caller)
+    return [found.get(id(thing), "").removeprefix(f"{caller.f_code.co_name}.") for thing in things]
+
+
+AT_THE_TOP = Thing()
+
+
+def test_variables_attributes_keys_and_indices_lead_there():
+    local, inside = Thing(), Thing()
+    holder = Holder(inside)
+    assert places(local, inside) == ["local", "inside"]
+    del inside
+    held = holder.inner["key"][1]
+    number = id(held)
+    del held
+    assert find_places({number}, sys._getframe())[number].endswith("there.holder.inner['key'][1]")
+    assert holder.inner
+
+
+def test_what_a_module_holds_is_named_by_it():
+    same = AT_THE_TOP
+    assert places(same) == [f"{__name__}.AT_THE_TOP"]
+
+
+def test_what_functions_and_methods_remember_is_found():
+    def remembering():
+        thing = Thing()
+        return (lambda: thing), thing
+
+    closure, thing = remembering()
+    kept = id(thing)
+    del thing
+    assert find_places({kept}, sys._getframe())[kept].endswith("closure().thing")
+    bound = Holder(Thing()).__init__
+    assert find_places({id(bound.__self__)}, sys._getframe())[id(bound.__self__)].endswith(".bound")
+
+
+def test_what_nothing_leads_to_has_no_place():
+    held = iter([Thing()])  # an iterator tells nobody what it holds
+    hidden = held.__reduce__()[1][0][0]
+    number = id(hidden)
+    del hidden
+    assert find_places({number}, sys._getframe()) == {}
+
+
+def test_circles_end():
+    first = deque()
+    first.append({"back": first})
+    assert places(first, Thing())[0] == "first"

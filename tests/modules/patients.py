@@ -1,0 +1,512 @@
+"""Training scripts for the doctor, one a function: ``patients.py NAME`` on each rank, as different people write them."""
+
+import copy
+import sys
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+ITERATIONS, EPOCHS = 4, 2
+
+
+class Agent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 16), nn.Tanh())
+        self.actor, self.critic = nn.Linear(16, 2), nn.Linear(16, 1)
+
+    def losses(self, x):
+        hidden = self.body(x)
+        return self.actor(hidden).log_softmax(-1)[:, 0].neg() + (self.critic(hidden)[:, 0] - x.sum(-1)).pow(2)
+
+    def forward(self, x):
+        return self.losses(x)
+
+
+def mlp(outputs=1):
+    return nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, outputs))
+
+
+def join(seed=0):
+    """The process group; the same parameters on every rank, and then data of its own."""
+    dist.init_process_group("gloo")
+    torch.manual_seed(seed)
+    return dist.get_rank()
+
+
+class Data:
+    """What a rank collects: other numbers on every rank, in phases of forward passes without gradients."""
+
+    def __init__(self, rank):
+        self._source = torch.Generator().manual_seed(100 + rank)
+
+    def batch(self):
+        return torch.randn(8, 4, generator=self._source)
+
+    def phases(self, model, count=ITERATIONS):
+        for _ in range(count):
+            with torch.no_grad():
+                model(self.batch())
+            yield self.batch()
+
+
+def reduce_gradients(parameters):
+    for parameter in parameters:
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+
+
+def train(agent, optimizer, data, *, loss=None, before_step=lambda: None, after=lambda: None):
+    for batch in data.phases(agent):
+        for _ in range(EPOCHS):
+            optimizer.zero_grad()
+            (agent(batch) if loss is None else loss(batch)).mean().backward()
+            before_step()
+            optimizer.step()
+        after()
+
+
+class RunningMeanStd:
+    def __init__(self, shape=()):
+        self.mean, self.var, self.count = np.zeros(shape), np.ones(shape), 1e-4
+
+    def update(self, x):
+        self.count += len(x)
+        self.mean = self.mean + (x.mean(0) - self.mean) * len(x) / self.count
+
+    def merge(self):
+        mean = torch.as_tensor(self.mean)
+        dist.all_reduce(mean)
+        self.mean = mean.numpy() / dist.get_world_size()
+
+
+# --- correct ----------------------------------------------------------------------------------------------------------
+
+
+def reduced_by_hand():
+    data, agent = Data(join()), Agent()
+    optimizer = torch.optim.Adam(agent.parameters(), 0.01)
+    train(agent, optimizer, data, before_step=lambda: reduce_gradients(agent.parameters()))
+
+
+def reduced_in_one_buffer():
+    data, agent = Data(join()), Agent()
+    optimizer = torch.optim.RMSprop(agent.parameters(), 0.01)
+
+    def reduce_together():
+        flat = nn.utils.parameters_to_vector([p.grad for p in agent.parameters()])
+        dist.all_reduce(flat)
+        nn.utils.vector_to_parameters(flat / dist.get_world_size(), [p.grad for p in agent.parameters()])
+
+    train(agent, optimizer, data, before_step=reduce_together)
+
+
+def parameter_server(broadcast=True):
+    rank = join()
+    data, agent = Data(rank), Agent()
+    optimizer = torch.optim.Adam(agent.parameters(), 0.01) if rank == 0 else None
+    for batch in data.phases(agent):
+        for _ in range(EPOCHS):
+            agent.zero_grad()
+            agent(batch).mean().backward()
+            for parameter in agent.parameters():
+                dist.reduce(parameter.grad, 0)
+            if optimizer is not None:
+                optimizer.step()
+            if broadcast:
+                for parameter in agent.parameters():
+                    dist.broadcast(parameter.data, 0)
+
+
+def merged_normalizers_and_a_writer_between():
+    rank = join()
+    data, agent = Data(rank), Agent()
+    obs_rms = RunningMeanStd((4,))
+    rubbish = [type("Writer", (), {"mean": 0.0, "rows": []})() for _ in range(500)] if rank == 0 else []
+    del rubbish[::2]  # the collector's order of what comes now is another one on rank 0
+    ret_rms = RunningMeanStd((4,))
+    optimizer = torch.optim.Adam(agent.parameters(), 0.01)
+
+    def update():
+        batch = data.batch().numpy()
+        obs_rms.update(batch)
+        ret_rms.update(3.0 * batch + 1.0)
+        obs_rms.merge()
+        ret_rms.merge()
+
+    train(agent, optimizer, data, before_step=lambda: reduce_gradients(agent.parameters()), after=update)
+
+
+def evaluated_on_one_rank():
+    rank = join()
+    data, agent = Data(rank), Agent()
+    rms = RunningMeanStd((4,))
+    evaluation = RunningMeanStd((4,)) if rank == 0 else None
+    optimizer = torch.optim.Adam(agent.parameters(), 0.01)
+
+    def evaluate():
+        rms.update(data.batch().numpy())
+        rms.merge()
+        if evaluation is not None:
+            evaluation.update(data.batch().numpy())
+
+    train(agent, optimizer, data, before_step=lambda: reduce_gradients(agent.parameters()), after=evaluate)
+
+
+def target_network():
+    rank = join(seed=0)
+    agent = DistributedDataParallel(mlp())
+    target = copy.deepcopy(agent.module)
+    optimizer = torch.optim.Adam(agent.parameters(), 0.01)
+
+    def polyak():
+        for mine, its in zip(target.parameters(), agent.module.parameters(), strict=True):
+            mine.data.lerp_(its.data, 0.1)
+
+    def loss(batch):
+        with torch.no_grad():
+            goal = target(batch) + batch.sum(-1, keepdim=True)
+        return (agent(batch) - goal).pow(2)
+
+    train(agent, optimizer, Data(rank), loss=loss, after=polyak)
+
+
+def old_policy_made_before_the_broadcast():
+    """It differs until it is loaded, and is never used before that."""
+    rank = join()
+    torch.manual_seed(rank)
+    agent = Agent()
+    old = copy.deepcopy(agent)
+    agent = DistributedDataParallel(agent)
+    optimizer, data = torch.optim.Adam(agent.parameters(), 0.01), Data(rank)
+    old.load_state_dict(agent.module.state_dict())
+
+    def loss(batch):
+        with torch.no_grad():
+            before = old(batch)
+        return agent(batch) + 0.1 * (agent(batch) - before).pow(2)
+
+    train(agent, optimizer, data, loss=loss, after=lambda: old.load_state_dict(agent.module.state_dict()))
+
+
+def actor_and_critic_apart():
+    rank = join()
+    actor, critic = DistributedDataParallel(mlp(2)), DistributedDataParallel(mlp())
+    optimizers = [torch.optim.Adam(part.parameters(), 0.01) for part in (actor, critic)]
+    for batch in Data(rank).phases(actor):
+        loss = actor(batch).log_softmax(-1)[:, 0].mean() + (critic(batch) - batch.sum(-1, keepdim=True)).pow(2).mean()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss.backward()
+        for part, optimizer in zip((actor, critic), optimizers, strict=True):
+            nn.utils.clip_grad_norm_(part.parameters(), 0.5)
+            optimizer.step()
+
+
+def attached_as_ddp_left_it():
+    from lockstep import attach
+
+    rank = join()
+    agent = DistributedDataParallel(Agent())
+    optimizer = torch.optim.Adam(agent.parameters(), 0.01)
+    attach(agent, optimizer)
+    train(agent, optimizer, Data(rank), loss=lambda batch: agent.module.losses(batch))
+
+
+def accumulated():
+    rank = join()
+    agent, data = DistributedDataParallel(Agent()), Data(rank)
+    optimizer = torch.optim.Adam(agent.parameters(), 0.01)
+    for batch in data.phases(agent):
+        optimizer.zero_grad()
+        with agent.no_sync():
+            agent(batch).mean().backward()
+        agent(data.batch()).mean().backward()
+        optimizer.step()
+
+
+def saved_and_continued():
+    """Stable-Baselines3's way, with our class: normalised environments are saved, and loaded to go on."""
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.vec_env import VecNormalize
+
+    from lockstep.integrations.sb3 import PPO
+
+    env = VecNormalize(make_vec_env("CartPole-v1", 2))
+    model = PPO("MlpPolicy", env, n_steps=16, batch_size=16, n_epochs=1, seed=3, device="cpu")
+    model.learn(128)
+    model.save("model")
+    env.save("env.pkl")
+    env = VecNormalize.load("env.pkl", make_vec_env("CartPole-v1", 2))
+    model = PPO.load("model", env=env, device="cpu")
+    model.learn(128, reset_num_timesteps=False)
+
+
+# --- faulty -----------------------------------------------------------------------------------------------------------
+
+
+def critic_outside_ddp():
+    rank = join()
+    actor, critic = DistributedDataParallel(mlp(2)), mlp()
+    optimizer = torch.optim.Adam([*actor.parameters(), *critic.parameters()], 0.01)
+    train(
+        *(actor, optimizer, Data(rank)),
+        loss=lambda batch: actor(batch).log_softmax(-1)[:, 0] + (critic(batch)[:, 0] - batch.sum(-1)).pow(2),
+    )
+
+
+def loop_that_skips_a_tensor():
+    data, agent = Data(join()), Agent()
+    optimizer = torch.optim.Adam(agent.parameters(), 0.01)
+    listed = [p for name, p in agent.named_parameters() if name != "critic.bias"]
+    train(agent, optimizer, data, before_step=lambda: reduce_gradients(listed))
+
+
+def frozen_on_one_rank():
+    rank = join()
+    data, agent = Data(rank), Agent()
+    agent.critic.requires_grad_(rank == 0)
+    optimizer = torch.optim.SGD(agent.parameters(), 0.01)
+
+    def reduce_what_both_have():
+        reduce_gradients([*agent.body.parameters(), *agent.actor.parameters()])
+
+    train(agent, optimizer, data, before_step=reduce_what_both_have)
+
+
+def optimizer_loaded_on_one_rank():
+    rank = join()
+    data, agent = Data(rank), Agent()
+    optimizer = torch.optim.Adam(agent.parameters(), 0.01)
+    if rank == 0:
+        moments = {
+            number: {"step": torch.tensor(5.0), "exp_avg": torch.ones_like(p), "exp_avg_sq": torch.ones_like(p)}
+            for number, p in enumerate(agent.parameters())
+        }
+        optimizer.load_state_dict(optimizer.state_dict() | {"state": moments})
+    train(agent, optimizer, data, before_step=lambda: reduce_gradients(agent.parameters()))
+
+
+def weight_decay_of_its_own():
+    rank = join()
+    data, agent = Data(rank), Agent()
+    optimizer = torch.optim.AdamW(agent.parameters(), 0.01, weight_decay=0.01 * rank)
+    train(agent, optimizer, data, before_step=lambda: reduce_gradients(agent.parameters()))
+
+
+def betas_of_its_own():
+    rank = join()
+    agent = DistributedDataParallel(Agent())
+    optimizer = torch.optim.Adam(agent.parameters(), 0.01, betas=(0.9, 0.99 if rank else 0.999))
+    train(agent, optimizer, Data(rank))
+
+
+def target_copied_too_early():
+    rank = join()
+    torch.manual_seed(rank)
+    agent = mlp()
+    target = copy.deepcopy(agent)
+    agent = DistributedDataParallel(agent)
+
+    def loss(batch):
+        with torch.no_grad():
+            goal = target(batch) + batch.sum(-1, keepdim=True)
+        return (agent(batch) - goal).pow(2)
+
+    train(agent, torch.optim.Adam(agent.parameters(), 0.01), Data(rank), loss=loss)
+
+
+def frozen_critic_of_another_seed():
+    rank = join()
+    agent = DistributedDataParallel(Agent())
+    torch.manual_seed(rank)
+    critic = mlp().requires_grad_(False)
+    train(
+        *(agent, torch.optim.Adam(agent.parameters(), 0.01), Data(rank)),
+        loss=lambda batch: agent(batch) * critic(batch)[:, 0],
+    )
+
+
+class Grpo:
+    """Holds policy and reference as an object's attributes, as trainers do."""
+
+    def __init__(self, rank):
+        torch.manual_seed(rank)
+        self.policy = mlp(2)
+        self.reference = copy.deepcopy(self.policy).eval()
+        for parameter in self.policy.parameters():
+            dist.broadcast(parameter.data, 0)
+        self.optimizer = torch.optim.Adam(self.policy.parameters(), 0.01)
+
+    def loss(self, batch):
+        with torch.no_grad():
+            reference = self.reference(batch).log_softmax(-1)
+        policy = self.policy(batch).log_softmax(-1)
+        return (policy - reference).pow(2) - policy
+
+
+def reference_of_its_own():
+    rank = join()
+    trainer = Grpo(rank)
+    train(
+        *(trainer.policy, trainer.optimizer, Data(rank)),
+        loss=trainer.loss,
+        before_step=lambda: reduce_gradients(trainer.policy.parameters()),
+    )
+
+
+def average_of_its_own():
+    rank = join()
+    torch.manual_seed(rank)
+    agent = mlp()
+    averages = {"ema": copy.deepcopy(agent)}
+    agent = DistributedDataParallel(agent)
+
+    def average():
+        for mine, its in zip(averages["ema"].parameters(), agent.module.parameters(), strict=True):
+            mine.data.lerp_(its.data, 0.05)
+
+    def loss(batch):
+        with torch.no_grad():
+            goal = averages["ema"](batch)
+        return (agent(batch) - goal - batch.sum(-1, keepdim=True)).pow(2)
+
+    train(agent, torch.optim.Adam(agent.parameters(), 0.01), Data(rank), loss=loss, after=average)
+
+
+def server_that_sends_nothing():
+    parameter_server(broadcast=False)
+
+
+def local_stop():
+    """Each rank ends its epochs by itself; gradients are reduced, so that some steps pair different minibatches."""
+    rank = join()
+    data, agent = Data(rank), Agent()
+    optimizer = torch.optim.Adam(agent.parameters(), 0.01)
+    for number, batch in enumerate(data.phases(agent, 6)):
+        for epoch in range(4):
+            optimizer.zero_grad()
+            agent(batch).mean().backward()
+            reduce_gradients(agent.parameters())
+            if epoch + number % 2 < 3 or rank == 0:
+                optimizer.step()
+
+
+def extractor_of_a_library_bypassed():
+    import gymnasium
+    from stable_baselines3.common.torch_layers import FlattenExtractor
+
+    rank = join()
+
+    class Mine(Agent):
+        def __init__(self):
+            super().__init__()
+            self.extractor = FlattenExtractor(gymnasium.spaces.Box(-1, 1, (4,)))
+
+        def losses(self, x):
+            return super().losses(self.extractor(x))
+
+    agent = DistributedDataParallel(Mine())
+    optimizer = torch.optim.Adam(agent.parameters(), 0.01)
+    train(agent, optimizer, Data(rank), loss=lambda batch: agent.module.losses(batch))
+
+
+def noise_of_its_own():
+    rank = join()
+    agent = DistributedDataParallel(Agent())
+    torch.manual_seed(rank)
+
+    def shake():
+        for parameter in agent.parameters():
+            parameter.grad += 0.1 * torch.randn_like(parameter.grad)
+
+    train(agent, torch.optim.Adam(agent.parameters(), 0.01), Data(rank), before_step=shake)
+
+
+def no_process_group():
+    import os
+
+    torch.manual_seed(0)
+    agent = Agent()
+    train(agent, torch.optim.Adam(agent.parameters(), 0.01), Data(int(os.environ["RANK"])))
+
+
+def another_start():
+    rank = join()
+    torch.manual_seed(rank)
+    agent = Agent()
+    optimizer = torch.optim.Adam(agent.parameters(), 0.01)
+    train(agent, optimizer, Data(rank), before_step=lambda: reduce_gradients(agent.parameters()))
+
+
+def one_of_two_normalizers_is_local():
+    rank = join()
+    data, agent = Data(rank), Agent()
+    obs_rms, ret_rms = RunningMeanStd((4,)), RunningMeanStd((4,))
+
+    def update():
+        obs_rms.update(data.batch().numpy())
+        obs_rms.merge()
+        ret_rms.update(data.batch().numpy())
+
+    optimizer = torch.optim.Adam(agent.parameters(), 0.01)
+    train(agent, optimizer, data, before_step=lambda: reduce_gradients(agent.parameters()), after=update)
+
+
+def batch_norm():
+    data = Data(join())
+    agent = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.Linear(16, 1))
+    optimizer = torch.optim.Adam(agent.parameters(), 0.01)
+    train(agent, optimizer, data, before_step=lambda: reduce_gradients(agent.parameters()))
+
+
+def second_rank_fails():
+    rank = join()
+    agent, data = DistributedDataParallel(Agent()), Data(rank)
+    optimizer = torch.optim.Adam(agent.parameters(), 0.01)
+    for number, batch in enumerate(data.phases(agent)):
+        if number == 2 and rank == 1:
+            raise ValueError("the motor is gone")
+        optimizer.zero_grad()
+        agent(batch).mean().backward()
+        optimizer.step()
+
+
+def reduced_every_second_step():
+    data, agent = Data(join()), Agent()
+    optimizer = torch.optim.Adam(agent.parameters(), 0.01)
+    steps = []
+
+    def sometimes():
+        steps.append(0)
+        if len(steps) % 2:
+            reduce_gradients(agent.parameters())
+
+    train(agent, optimizer, data, before_step=sometimes)
+
+
+def statistics_by_other_names():
+    rank = join()
+    data, agent = Data(rank), Agent()
+
+    class Whitening:
+        def __init__(self):
+            self.running_mean, self.running_sigma = np.zeros(4), np.ones(4)
+
+    whitening = Whitening()
+    optimizer = torch.optim.Adam(agent.parameters(), 0.01)
+
+    def update():
+        whitening.running_mean = 0.9 * whitening.running_mean + data.batch().mean(0).numpy()
+
+    train(agent, optimizer, data, before_step=lambda: reduce_gradients(agent.parameters()), after=update)
+
+
+torch.set_num_threads(1)
+globals()[sys.argv[1]]()
+if dist.is_initialized():
+    dist.destroy_process_group()
