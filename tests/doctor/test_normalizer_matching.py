@@ -17,7 +17,7 @@ def part(**normalizers):
 
 def matched(*parts, unplaced=()):
     ranks = dict(enumerate(parts))
-    found, unknown = match_normalizers(ranks, dict.fromkeys(ranks, set(unplaced)))
+    found, unknown = match_normalizers(ranks, {rank: set(unplaced) for rank in ranks})
     shared = set.intersection(*(set(each) for each in found.values()))
     return sorted({name.rpartition(".")[0] for name in shared}), unknown
 

@@ -47,6 +47,7 @@ def test_what_functions_and_methods_remember_is_found():
         return (lambda: thing), thing
 
     closure, thing = remembering()
+    assert closure() is thing
     kept = id(thing)
     del thing
     assert find_places({kept}, sys._getframe())[kept].endswith("closure().thing")

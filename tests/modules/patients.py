@@ -1,4 +1,4 @@
-"""Training scripts for the doctor, one a function: ``patients.py NAME`` on each rank, as different people write them."""
+"""Training scripts for the doctor, as different people write them, one a function: ``patients.py NAME`` on each rank."""
 
 import copy
 import sys

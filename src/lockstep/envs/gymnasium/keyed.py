@@ -151,7 +151,7 @@ class KeyedEnv:
         """Warns once, of the run's first environment alone, of what its spaces don't say."""
         self._watched -= 1
         said = None
-        if np.ndim(reward):
+        if np.ndim(np.asarray(reward)):
             said = f"the reward returned by step() must be a number, and is an array of shape {np.shape(reward)}"
         elif not self._env.observation_space.contains(observation):
             said = outside(self._env.observation_space, observation)
@@ -192,7 +192,7 @@ class KeyedEnv:
             row = self._row(observation, info, bool(terminated or truncated))
             return (
                 row,
-                float(np.asarray(reward).item()) if np.ndim(reward) else float(reward),
+                float(reward.item()) if isinstance(reward, np.ndarray) else float(reward),
                 bool(terminated),
                 bool(truncated),
             )

@@ -66,8 +66,8 @@ def attach(
         A handle with ``no_sync()`` and ``detach()``.
 
     Raises:
-        ValueError: a module is in the hands of FSDP, or holds one that is in DDP's, or attached already; an optimiser steps parameters of other
-            modules.
+        ValueError: a module is in the hands of FSDP, or a part of it in DDP's, or attached already; an optimiser steps
+            parameters of other modules.
         RankMismatchError: the ranks' modules or optimisers differ; on every rank.
     """
     modules = [_bare(each) for each in ([module] if isinstance(module, nn.Module) else module)]
