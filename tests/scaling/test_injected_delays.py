@@ -1,6 +1,6 @@
 """What is put into a run shows where it belongs: a slow collective in t_comm, a slow rank in the others' t_wait.
 
-By clocks that only move by what is put in (``tests/modules/delaying.py``), so that how busy the machine is says nothing.
+By clocks that are moved by what is put in alone (``tests/modules/delaying.py``): how busy the machine is says nothing.
 """
 
 import json
