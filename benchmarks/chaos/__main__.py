@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
@@ -29,6 +30,8 @@ from benchmarks.chaos.report import faults_table, totals
 from lockstep.core.machine import cpu_model
 
 ROOT = Path(__file__).parents[2]
+MOST_FAILURES = 3
+"""Of the driver itself, after which it gives up."""
 LIBRARIES = ("lockstep-rl", "torch", "jax", "numpy", "gymnasium")
 
 
@@ -89,6 +92,8 @@ def attack_all(
     def begin() -> tuple[int, int]:
         """Gives the next run's number and the faults that it may suffer, 0 if there are enough."""
         with guard:
+            if sum(bool(c.problems) and not c.faults for c in campaigns.values()) >= MOST_FAILURES:
+                return 0, 0
             wanted = arguments.kills - sum(len(c.faults) for c in campaigns.values()) - sum(under_way.values())
             number, kills = len(campaigns) + len(under_way), min(arguments.each, max(0, wanted))
             if kills:
@@ -101,7 +106,12 @@ def attack_all(
             case = arguments.cases[number % len(arguments.cases)]
             place = root / f"campaign_{number}"
             place.mkdir()
-            campaign = attack(case, arguments.seed + number, kills, place, references[case.name], with_disk)
+            seed = arguments.seed + number
+            try:
+                campaign = attack(case, seed, kills, place, references[case.name], with_disk)
+            except Exception as error:
+                traceback.print_exc()
+                campaign = Campaign(case.name, seed, problems=[f"the driver failed: {type(error).__name__}: {error}"])
             with guard:
                 del under_way[number]
                 campaigns[number] = campaign

@@ -46,3 +46,8 @@ def test_a_command_that_ends_with_us_ends_at_once_below_another_parent():
 )
 def test_what_a_failed_command_said(stderr, said):
     assert said_error(stderr, 3) == said
+
+
+def test_a_process_ends_though_nobody_can_be_told(tmp_path):
+    code = "import sys; from lockstep.core.process import fail_now; sys.stderr.close(); fail_now('the last')"
+    assert subprocess.run([sys.executable, "-c", code], timeout=600, check=False).returncode == 1

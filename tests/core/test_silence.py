@@ -1,5 +1,6 @@
 import json
 import mmap
+import threading
 import time
 
 import pytest
@@ -128,3 +129,23 @@ def test_ranks_of_several_hosts_hear_of_each_other_through_a_store_that_may_fail
     finally:
         relay.close()
     assert not relay._thread.is_alive()
+    assert not relay.hangs
+
+
+def test_a_store_that_does_not_answer_is_known_to_hang(monkeypatch):
+    answer, asked = threading.Event(), threading.Event()
+
+    def get():
+        asked.set()
+        answer.wait()
+        return {}
+
+    monkeypatch.setattr(silence, "CLOSE_SECONDS", 0.01)
+    relay = Relay(Topology(rank=0, world_size=2), 0.001, lambda name, text: None, get)
+    asked.wait()
+    assert not relay.hangs  # it may yet come
+    relay.close()
+    assert relay.hangs
+    answer.set()
+    relay._thread.join()
+    assert not relay.hangs

@@ -43,6 +43,7 @@ def test_a_process_that_goes_on_as_two_and_two_as_one(trained, tmp_path):
     ends_as(whole, resume(two.path, *devices(2)))
 
 
+@pytest.mark.long
 def test_normalisers_go_on(trained, tmp_path):
     stopped = stopped_at_half(trained, *PENDULUM, *devices(2))
     ends_as(trained(*PENDULUM, *devices(1)), resume(copy_of(stopped, tmp_path / "run"), *devices(2)))
@@ -57,6 +58,7 @@ def test_host_environments_are_restored_in_worker_processes_too(trained, tmp_pat
     ends_as(trained(*CHEETAH, *devices(1)), resume(resumed.path, "--env.workers", 0, *devices(1)))
 
 
+@pytest.mark.long
 def test_an_environment_that_no_seed_repeats_is_restarted_and_named(trained, tmp_path):
     stopped = stopped_at_half(trained, "forgetful:ForgetfulCartPole-v0", *SMALL, *JAX, *devices(2))
     shards = read_checkpoint(stopped.path / "checkpoints" / "step_512").env_shards
@@ -68,6 +70,7 @@ def test_an_environment_that_no_seed_repeats_is_restarted_and_named(trained, tmp
     assert resumed.ended.stderr.splitlines() == [warning]
 
 
+@pytest.mark.long
 def test_what_environments_and_a_recurrent_policy_carry_matters(trained, tmp_path):
     """The negative of the runs above: one that forgets it ends elsewhere."""
     whole = trained(*inside("cart_pole"), *LSTM, *devices(1))

@@ -213,10 +213,12 @@ def replaced(path, name, content):
         ("policy.safetensors", b"garbage!", "holds what no checkpoint holds"),
         ("policy.safetensors", (1 << 62).to_bytes(8, "little") + b"{}", "holds what no checkpoint holds"),
         ("state.json", b"{}", "state.json lacks environment"),
+        ("state.json", b'{"environment": {}, "global_step": 1}', "state.json lacks iteration"),
+        ("state.json", b'{"environment": 5, "global_step": 1, "iteration": 1}', "environment of state.json is 5"),
         ("state.json", b"[" * 200_000, "holds what no checkpoint holds"),
         ("policy.safetensors", save({"x": np.zeros(1, np.float32)}), "lacks 'policy/"),
     ],
-    ids=["garbage", "huge header", "empty state", "deep state", "other arrays"],
+    ids=["garbage", "huge header", "empty state", "no iteration", "another environment", "deep state", "other arrays"],
 )
 @pytest.mark.parametrize("words", [("eval",), ("train", "--resume")], ids=" ".join)
 def test_contents_that_are_not_a_checkpoints_are_one_line(theirs, tmp_path, words, name, content, said):

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import threading
 
 import pytest
 
@@ -30,6 +31,7 @@ class Ended:
         ({1: -9, 0: 1}, {0: ("rank 0 lost its peers", True)}, "rank 1 was killed by SIGKILL; out of memory?"),
         ({0: 1, 1: -6}, {0: ("rank 0 lost its peers: nobody", True)}, "rank 0 lost its peers: nobody"),
         ({0: 1, 1: -6}, {}, "rank 0 ended with exit code 1"),
+        ({1: -6, 0: 1}, {0: ("rank 0 lost its peers: nobody", True)}, "rank 1 was killed by SIGABRT"),
         ({1: -6, 0: -9}, {}, "rank 1 was killed by SIGABRT"),
         ({1: 1}, {1: ("rank 1 made no progress", False)}, "rank 1 made no progress"),
         ({1: 1, 0: 1}, {1: ("rank 1 made no progress", False)}, "rank 1 made no progress"),
@@ -66,3 +68,30 @@ def test_a_rank_that_is_done_silences_nobody(capfd):
     os.close(writing)
     errors.close()
     assert capfd.readouterr().err == "still here\n"
+
+
+def test_last_words_reach_a_reader_who_is_slow(monkeypatch):
+    reading, writing = os.pipe()
+    kept = os.dup(2)
+    os.dup2(writing, 2)
+    os.close(writing)
+    try:
+        errors = NativeErrors()
+        rank = errors.pipe(0)
+        said = b"x" * (1 << 16) + b"the end\n"  # more than a pipe holds
+        heard = bytearray()
+        reader = threading.Thread(target=lambda: [heard.extend(os.read(reading, 1 << 12)) for _ in range(1 << 5)])
+        os.write(rank, said[: 1 << 15])
+        errors.read(errors.descriptors)
+        os.write(rank, said[1 << 15 :])
+        os.close(rank)
+        threading.Timer(0.3, reader.start).start()
+        errors.close()
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+    wait_for = threading.Event()
+    while not heard.endswith(b"the end\n") and reader.is_alive():
+        wait_for.wait(0.01)
+    os.close(reading)
+    assert bytes(heard) == said

@@ -90,6 +90,7 @@ class Config(Section):
     collective_timeout: float | None = Field(
         default=None,
         gt=0,
+        le=10**8,
         description="seconds without progress on any rank after which a run of several ends; default 600, or twice "
         "env.timeout",
     )

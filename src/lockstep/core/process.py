@@ -195,9 +195,11 @@ def said_error(stderr: str, code: int) -> str:
 
 def fail_now(message: str, secondary: bool = False) -> NoReturn:
     """Report and end this process at once, from any thread, whatever the main thread is stuck in."""
-    report_failure(message, secondary=secondary)
-    for tidy in at_failure:
-        with contextlib.suppress(Exception):
-            tidy()
-    sys.stderr.flush()
-    os._exit(EXIT_FAILURE)
+    try:
+        report_failure(message, secondary=secondary)
+        for tidy in at_failure:
+            with contextlib.suppress(Exception):
+                tidy()
+        sys.stderr.flush()
+    finally:  # whatever can't be written any more
+        os._exit(EXIT_FAILURE)

@@ -86,6 +86,11 @@ class Watch:
                 return
         fail_now(said, secondary=life.sign().waits)
 
+    @property
+    def hangs(self) -> bool:
+        """Tells whether the store hasn't answered: its connection is cut."""
+        return self._relay is not None and self._relay.hangs
+
     def close(self) -> None:
         """Stops looking, and telling other hosts."""
         self._closed.set()
@@ -127,6 +132,11 @@ class Relay:
             if rank != self._rank and said:
                 count, part, waits = json.loads(said)
                 self._signs[rank] = Sign(count, Part(part), waits)
+
+    @property
+    def hangs(self) -> bool:
+        """Tells whether the thread goes on after it was closed."""
+        return self._closed.is_set() and self._thread.is_alive()
 
     def close(self) -> None:
         """Ends the thread, unless it hangs."""

@@ -11,7 +11,7 @@ from lockstep.config.run import Config, RunOptions
 from lockstep.core.life import Part, life
 from lockstep.core.topology import Topology
 from lockstep.jax_engine.announcement import start_lines
-from lockstep.jax_engine.distributed.processes import leave_processes, peers_needed, wait_for_all
+from lockstep.jax_engine.distributed.processes import leaving_together, wait_for_all
 from lockstep.jax_engine.evaluation import evaluate_policy
 from lockstep.jax_engine.program.fingerprints import Copies
 from lockstep.jax_engine.program.iterations import Iteration, numbers_of
@@ -189,20 +189,12 @@ def train(
     """
     started = time.monotonic()
     run.remove_summary()
-    with stop_requests() as request:
-        try:
-            with peers_needed(topology):
-                result = record_training(
-                    run,
-                    started,
-                    checkpoint,
-                    lambda: open_session(config, topology, options, checkpoint),
-                    lambda session: start_lines(session, options),
-                    lambda session, recorder: Trainer(session, recorder, options, request).loop(),
-                )
-        except Exception as error:
-            if getattr(error, "everywhere", False):
-                leave_processes()  # all of them do; one alone would wait for the others, and be ended by JAX meanwhile
-            raise
-        leave_processes()
-        return result
+    with stop_requests() as request, leaving_together(topology):
+        return record_training(
+            run,
+            started,
+            checkpoint,
+            lambda: open_session(config, topology, options, checkpoint),
+            lambda session: start_lines(session, options),
+            lambda session, recorder: Trainer(session, recorder, options, request).loop(),
+        )

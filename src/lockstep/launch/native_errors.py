@@ -18,7 +18,9 @@ VARIABLE = "LOCKSTEP_NATIVE_ERRORS"
 """Tells a rank the descriptor that is to be its standard error, but for Python's own."""
 HOLD_SECONDS = 0.2
 """How long a text waits, for whoever writes it may do so before it is known here that a rank has ended."""
+LAST_SECONDS = 5.0
 _CHUNK = 1 << 16
+_MOST_HELD = 1 << 10
 
 
 class NativeErrors:
@@ -56,7 +58,8 @@ class NativeErrors:
                     del self._ranks[descriptor]
                     os.close(descriptor)
                     continue
-            self._held.append((time.monotonic(), self._ranks[descriptor], text))
+            if len(self._held) < _MOST_HELD:  # nobody reads, and the ranks go on
+                self._held.append((time.monotonic(), self._ranks[descriptor], text))
 
     def ended(self, rank: int, code: int) -> None:
         """Takes note of a rank's end."""
@@ -78,7 +81,11 @@ class NativeErrors:
     def close(self) -> None:
         """Passes on what is left, once the ranks have ended."""
         self.read(self.descriptors)
+        deadline = time.monotonic() + LAST_SECONDS
         self.pass_on(everything=True)
+        while self._held and time.monotonic() < deadline:  # whoever reads is slow
+            select.select([], [2], [], HOLD_SECONDS)
+            self.pass_on(everything=True)
 
 
 def _write(text: bytes) -> bytes:

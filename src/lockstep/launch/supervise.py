@@ -143,8 +143,10 @@ def failure_message(ranks: Ranks, codes: dict[int, int | None], early: Sequence[
             return failure[0] if named else f"rank {rank}: {failure[0]}"
     for rank in early:
         return f"rank {rank} {UNDONE}"
-    for rank, code, failure in failed:
-        if failure is None and code == -signal.SIGABRT and any(told.values()):
+    told_why = False
+    for rank, code, failure in failed:  # the first to end first
+        told_why = told_why or failure is not None
+        if failure is None and code == -signal.SIGABRT and told_why:
             continue  # JAX's processes end so when they miss the one that said why
         if failure is None and code < 0:
             return f"rank {rank} {killed_by(-code)}"

@@ -13,7 +13,7 @@ from lockstep.config.run import Config
 from lockstep.core.normalizers import ObservationNormalizer, RunningMoments
 from lockstep.core.shards import keyed_generator
 from lockstep.core.spaces import ActionLayout, ObservationLayout
-from lockstep.runs.checkpoint import Checkpoint, CheckpointError, find_training_state
+from lockstep.runs.checkpoint import POLICY, Checkpoint, CheckpointError, find_training_state
 from lockstep.runs.directory import CHECKPOINTS, find_run
 from lockstep.runs.trust import trusted_config
 
@@ -178,4 +178,7 @@ def load_policy(
     try:
         return Policy(config, found, engine)
     except KeyError as error:
+        name = str(error.args[0]) if error.args else ""
+        if name in found.arrays or not name.startswith((POLICY, NORMALIZER_PREFIX)):
+            raise  # a custom network's own
         raise CheckpointError(f"{found.path} lacks {error}: it isn't a checkpoint of this run's networks") from None

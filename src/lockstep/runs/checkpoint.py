@@ -30,7 +30,7 @@ GROUPS = ("policy", "optimizer", "normalizers")
 POLICY = "policy/"
 """Begins the names of parameters; what follows is the name that the network gives them."""
 STATE = "state.json"
-STATE_KEYS = ("environment", "global_step")
+STATE_TYPES = {"environment": dict, "global_step": int, "iteration": int}
 """What everybody reads in it."""
 REQUIRED = (*(f"{group}.safetensors" for group in GROUPS), STATE)
 FORMAT = 1
@@ -137,9 +137,12 @@ def read_checkpoint(path: Path) -> Checkpoint:
 def find_training_state(directory: Path, which: str = "latest", warn: bool = True) -> Checkpoint:
     """Reads a run's checkpoint as :func:`find_checkpoint`, and makes sure that training wrote it."""
     found = find_checkpoint(directory, which, warn)
-    missing = [key for key in STATE_KEYS if not isinstance(found.state, dict) or key not in found.state]
-    if missing:
-        raise CheckpointError(f"{found.path}: {STATE} lacks {missing[0]}; it isn't a run's")
+    for key, kind in STATE_TYPES.items():
+        value = found.state.get(key) if isinstance(found.state, dict) else None
+        if value is None:
+            raise CheckpointError(f"{found.path}: {STATE} lacks {key}; it isn't a run's")
+        if not isinstance(value, kind):
+            raise CheckpointError(f"{found.path}: {key} of {STATE} is {value!r}; it isn't a run's")
     return found
 
 

@@ -4,8 +4,11 @@ import pytest
 from jax.errors import JaxRuntimeError
 
 from lockstep.core.errors import PeerFailureError, RankMismatchError
+from lockstep.core.life import life
 from lockstep.core.topology import Topology
-from lockstep.jax_engine.distributed.processes import peers_needed
+from lockstep.jax_engine.distributed import processes
+from lockstep.jax_engine.distributed.placement import waited
+from lockstep.jax_engine.distributed.processes import leaving_together, peers_needed
 
 PEER = "UNKNOWN: Gloo AllGather failed: [external/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer"
 
@@ -31,3 +34,39 @@ def test_other_errors_stay_what_they_are(error, world_size):
     with pytest.raises(type(error)) as caught, peers_needed(Topology(rank=0, world_size=world_size)):
         raise error
     assert caught.value is error
+
+
+# --- leaving ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """What is done on the way out, in order."""
+    done = []
+    monkeypatch.setattr(processes, "wait_for_all", lambda what: done.append(f"waits for all: {what}"))
+    monkeypatch.setattr(processes, "leave_processes", lambda: done.append("leaves"))
+    return done
+
+
+def test_processes_leave_together_when_all_are_done(told):
+    with leaving_together(Topology(rank=0, world_size=2)):
+        told.append("works")
+    assert told == ["works", "waits for all: done", "leaves"]
+
+
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_who_fails_alone_is_gone_and_who_fails_with_all_leaves_with_them(told, everywhere):
+    error = RankMismatchError("it differs")
+    error.everywhere = everywhere  # type: ignore[attr-defined]
+    with pytest.raises(RankMismatchError), leaving_together(Topology(rank=0, world_size=2)):
+        raise error
+    assert told == (["waits for all: failed", "leaves"] if everywhere else [])
+
+
+def test_a_program_that_was_compiled_may_wait_when_it_is_called():
+    waits = []
+    program = waited(lambda: waits.append(life.sign().waits))
+    for _ in range(3):
+        program()
+    assert waits == [False, True, True]
+    assert not life.sign().waits

@@ -58,6 +58,7 @@ def test_exactly_reduced_each_seed_has_the_bytes_of_its_own_run(exact, own):
     assert (summary["seed"], summary["global_step"]) == (6, 512)
 
 
+@pytest.mark.long
 def test_each_seed_of_a_users_network_begins_with_its_own_parameters(trained):
     words = (*BASE, "--network.custom", "equinox_nets:Tiny", "--stop-at-step", STEPS, "--devices", 1)
     together, alone = trained(*words, "--seed", 5, "--num-seeds", 2), trained(*words, "--seed", 6)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable
-from typing import TypeGuard, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -68,9 +70,27 @@ def gathered(array: ArrayLike) -> np.ndarray:
     """Copies an array of any sharding whole to the host; a collective if it is cut over processes."""
     if isinstance(array, Array) and not (array.is_fully_addressable or array.is_fully_replicated):
         assert isinstance(array.sharding, NamedSharding), array.sharding
-        array = jax.jit(lambda x: x, out_shardings=NamedSharding(array.sharding.mesh, REPLICATED))(array)
+        with life.waiting():
+            array = jax.jit(lambda x: x, out_shardings=NamedSharding(array.sharding.mesh, REPLICATED))(array)
     with life.waiting():
         return np.asarray(array)
+
+
+def waited(program: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes calls of a program with collectives count as waiting, but for the first, which compiles.
+
+    A call may return only when the one before is over: where a process has several CPU devices, say.
+    """
+    called = False
+
+    @functools.wraps(program)
+    def call(*args: Any) -> Any:
+        nonlocal called
+        with life.waiting() if called else contextlib.nullcontext():
+            called = True
+            return program(*args)
+
+    return call
 
 
 def connect(mesh: Mesh) -> None:

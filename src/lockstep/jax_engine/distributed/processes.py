@@ -172,6 +172,26 @@ def peers_needed(topology: Topology) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def leaving_together(topology: Topology) -> Iterator[None]:
+    """Trains in the block, and leaves the other processes once all of them are done with it, however slow one is.
+
+    JAX's own leaving waits for half a minute, and then ends every process. After an error that all processes raise they
+    leave together as well; after one's own it is gone, and the others hear of that.
+    """
+    try:
+        with peers_needed(topology):
+            yield
+            wait_for_all("done")
+    except Exception as error:
+        if getattr(error, "everywhere", False):
+            with contextlib.suppress(Exception):  # this one has something to say
+                wait_for_all("failed")
+            leave_processes()
+        raise
+    leave_processes()
+
+
+@contextlib.contextmanager
 def quiet_connections() -> Iterator[None]:
     """Keeps standard output silent while processes connect: gloo writes a line there for everyone that it meets."""
     if jax.process_count() == 1:

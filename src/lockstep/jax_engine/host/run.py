@@ -23,7 +23,7 @@ from lockstep.envs.registry import make_envs
 from lockstep.envs.restore.replay import ReplayLog
 from lockstep.envs.restore.snapshot import load_shards, save_shards
 from lockstep.jax_engine.distributed.mesh import replicate_sharding
-from lockstep.jax_engine.distributed.placement import fetch, fetch_rows, place, shard_rows
+from lockstep.jax_engine.distributed.placement import fetch, fetch_rows, place, shard_rows, waited
 from lockstep.jax_engine.distributed.processes import gather_bytes, gather_json, wait_for_all
 from lockstep.jax_engine.host.program import compile_first, compile_learn
 from lockstep.jax_engine.host.rollout import HostRollout, collect, collect_random, record_replay
@@ -75,7 +75,7 @@ class HostRun:
         self.specs = state_specs(state, program.layout.specs)
         self.state = place_state(state, self.specs, program.mesh)
         self.owned = place(np.int32(program.blocks.shards), replicate_sharding(program.mesh))
-        self._learn, self._first = compile_learn(program, self.specs), compile_first(program, self.specs)
+        self._learn, self._first = waited(compile_learn(program, self.specs)), compile_first(program, self.specs)
         self._policy = Inference(program)
         self.groups = self._make_groups()
         self.envs = [group.envs for group in self.groups]

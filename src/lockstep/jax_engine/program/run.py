@@ -13,7 +13,7 @@ from jax import numpy as jnp
 
 from lockstep.core.life import Part, life
 from lockstep.jax_engine.distributed.mesh import REPLICATED, SHARDED, named_sharding, replicate_sharding
-from lockstep.jax_engine.distributed.placement import fetch, gathered, place
+from lockstep.jax_engine.distributed.placement import fetch, gathered, place, waited
 from lockstep.jax_engine.program.calls import CallInputs, Pending, iterations_per_call, no_matter
 from lockstep.jax_engine.program.device_program import DeviceProgram
 from lockstep.jax_engine.program.iterations import Iteration, finished
@@ -41,7 +41,7 @@ class DeviceRun:
         self.specs = state_specs(state._replace(envs=compiled.carry_shapes()), program.layout.specs)
         self.state = place_state(state, without, program.mesh)
         self._initial = jax.jit(program.mapped(compiled.initial, (without, REPLICATED), self.specs))
-        self._call = compiled.compile_call(self.specs)
+        self._call = waited(compiled.compile_call(self.specs))
         self._mark = time.perf_counter()
 
     def begin(self) -> None:

@@ -20,7 +20,7 @@ from jax import Array
 from jax import numpy as jnp
 
 from lockstep.jax_engine.distributed.mesh import REPLICATED, SHARDED, over_mesh, replicate_sharding, stacked
-from lockstep.jax_engine.distributed.placement import fetch, place
+from lockstep.jax_engine.distributed.placement import fetch, place, waited
 from lockstep.jax_engine.program.calls import CallInputs, Pending, iterations_per_call, no_matter
 from lockstep.jax_engine.program.device_program import DeviceProgram
 from lockstep.jax_engine.program.iterations import Inputs, Iteration, Outputs, finished
@@ -58,7 +58,7 @@ class SeedsRun:
         self._words = place(np.stack([purpose_words(seed) for seed in seeds]), whole)
         together = jax.tree.map(lambda *leaves: np.stack(leaves), *states)
         self.state = place_state(together, _stacked(self._without), mesh)
-        self._call = self._compile_call()
+        self._call = waited(self._compile_call())
 
     def _of_seed(self, words: Array) -> DeviceProgram:
         """Makes the program of one seed, of the words of its keys."""

@@ -17,7 +17,7 @@ from lockstep.core.shards import ShardPlan
 from lockstep.core.topology import Topology
 from lockstep.jax_engine.announcement import start_lines
 from lockstep.jax_engine.distributed.placement import num_local_devices
-from lockstep.jax_engine.distributed.processes import leave_processes
+from lockstep.jax_engine.distributed.processes import leaving_together
 from lockstep.jax_engine.program.inference import Inference
 from lockstep.jax_engine.program.iterations import Iteration
 from lockstep.jax_engine.program.program import Program
@@ -171,11 +171,8 @@ def train(
         return train_one(config, run, topology, options, checkpoint)
     started = time.monotonic()
     run.remove_summary()
-    with stop_requests() as request:
-        try:
-            return _train_seeds(config, run, topology, options, request, started)
-        finally:
-            leave_processes()
+    with stop_requests() as request, leaving_together(topology):
+        return _train_seeds(config, run, topology, options, request, started)
 
 
 def _train_seeds(

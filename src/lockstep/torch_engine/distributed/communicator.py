@@ -100,7 +100,8 @@ class Communicator:
             return {rank: text.decode() for rank, text in enumerate(store.multi_get(names))}
 
         self._watch = watch(self.topology, config.silence, store.set, get)
-        join_process_group(self.topology, self.nccl, WITHOUT_LIMIT, store.clone())
+        with life.waiting():
+            join_process_group(self.topology, self.nccl, WITHOUT_LIMIT, store.clone())
 
     @property
     def alone(self) -> bool:
@@ -149,13 +150,14 @@ class Communicator:
             self.slots.close()
         if self._watch is not None:
             self._watch.close()
-            leave(self._store, self.topology)
+            if not self._watch.hangs:  # what it waits for holds the store
+                leave(self._store, self.topology)
 
     def _timed(self, operation: Any, x: Tensor, *args: Any) -> Any:
+        life.wait()  # already in what is under way: collectives of DDP's and FSDP's own
         if x.is_cuda:
             torch.cuda.synchronize(x.device)
         started = time.perf_counter()
-        life.wait()
         try:
             result = operation(*args)
             if x.is_cuda:
@@ -262,7 +264,8 @@ class Communicator:
         if self.alone:
             return module
         ids = [self.device.index] if self.device.type == "cuda" else None
-        wrapped = DistributedDataParallel(module, device_ids=ids, find_unused_parameters=find_unused_parameters)
+        with life.waiting():
+            wrapped = DistributedDataParallel(module, device_ids=ids, find_unused_parameters=find_unused_parameters)
         if self.transport != "nccl":
             wrapped.register_comm_hook(
                 self, lambda communicator, bucket: mean_over_ranks(communicator, bucket.buffer())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import platform
 import sys
+from contextlib import ExitStack
 
 import gymnasium
 import numpy as np
@@ -15,6 +17,7 @@ from torch.optim import Optimizer
 from lockstep.config.run import Config
 from lockstep.core.machine import cpu_model
 from lockstep.core.private import user_cache
+from lockstep.core.temporary import temporary_directory
 from lockstep.core.topology import Topology
 
 # Defaults that only apply where the user set nothing.
@@ -70,8 +73,7 @@ def set_up_torch(config: Config, topology: Topology) -> torch.device:
     leave_out_compiler()
     if config.compile and COMPILER_CACHE not in os.environ:  # PyTorch's own is in /tmp, where others could have made it
         directory, usable = user_cache("inductor")
-        if usable:
-            os.environ[COMPILER_CACHE] = str(directory)
+        os.environ[COMPILER_CACHE] = str(directory) if usable else _own_directory()
     if config.device == "cpu":
         return torch.device("cpu")
     for name, value in (NCCL_DEFAULTS | DETERMINISTIC_DEFAULTS).items():
@@ -80,6 +82,13 @@ def set_up_torch(config: Config, topology: Topology) -> torch.device:
     device = torch.device("cuda", topology.local_rank)
     torch.cuda.set_device(device)
     return device
+
+
+def _own_directory() -> str:
+    """Makes a directory for this process alone, which is removed with it."""
+    directory = ExitStack()
+    atexit.register(directory.close)
+    return str(directory.enter_context(temporary_directory()))
 
 
 def leave_out_compiler() -> None:
