@@ -164,6 +164,11 @@ def _check_scale(config: Config) -> None:
             f"sync_period: {config.sync_period} makes the agent depend on the number of ranks, which reduction exact "
             "doesn't allow; use reduction fast or sync_period 1"
         )
+    if config.ppo.advantage_normalization == "rank" and config.reduction == "exact":
+        raise ValueError(
+            "ppo.advantage_normalization: rank makes the agent depend on the number of ranks, which reduction exact "
+            "doesn't allow; use reduction fast, or global or local (by shard)"
+        )
     if config.fsdp and config.sync_period > 1:
         raise ValueError(
             f"sync_period: {config.sync_period} needs whole parameters on every rank and fsdp shards them; leave "

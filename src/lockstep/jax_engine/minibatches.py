@@ -62,6 +62,8 @@ def minibatch_statistics(config: Config, local: Array, everyone: Array, blocks: 
         counts = jnp.maximum(count, 1.0).astype(jnp.float32)
         if config.ppo.advantage_normalization == "off" or config.algorithm == "grpo":
             return MinibatchStatistics(counts)
+        if config.ppo.advantage_normalization == "rank":
+            _, mean, std = merge_counts(local)
         if config.ppo.advantage_normalization == "local":
             mean, std = local[..., 1], jnp.sqrt(local[..., 2] / jnp.maximum(local[..., 0], 1.0))
         scale = (std + ADVANTAGE_EPSILON).astype(jnp.float32)

@@ -65,6 +65,8 @@ def minibatch_statistics(config: Config, local: Tensor, everyone: Tensor) -> Min
     statistics = MinibatchStatistics(np.maximum(count.cpu().numpy(), 1.0).astype(np.int64))
     if config.ppo.advantage_normalization == "off" or config.algorithm == "grpo":
         return statistics
+    if config.ppo.advantage_normalization == "rank":
+        _, mean, std = merge_counts(local)
     if config.ppo.advantage_normalization == "local":
         mean, std = local[..., 1], (local[..., 2] / local[..., 0].clamp(min=1.0)).sqrt()
         mean, std = (x.permute(1, 2, 0).unsqueeze(-1) for x in (mean, std))

@@ -25,10 +25,16 @@ def scheduled_learning_rate(config: Config, global_step: int, current: float) ->
     return current
 
 
-def non_finite(iteration: int, where: str, names: Iterable[str], terms: Iterable[float]) -> NonFiniteError:
-    """Makes the error of a loss or gradient that is not finite, in an iteration counted from 1, with the loss terms."""
+def non_finite(
+    iteration: int, where: str, names: Iterable[str], terms: Iterable[float], unseen: str | None = None
+) -> NonFiniteError:
+    """Makes the error of a loss or gradient that is not finite, in an iteration counted from 1, with the loss terms.
+
+    ``unseen`` is the id of an environment whose numbers weren't looked at before.
+    """
     named = ", ".join(f"{name} {value:.4g}" for name, value in zip(names, terms, strict=True))
+    perhaps = "" if unseen is None else f"lockstep check {unseen} looks for rewards and observations that are none; "
     return NonFiniteError(
-        f"non-finite loss or gradient in iteration {iteration}, {where} ({named}); a smaller "
+        f"non-finite loss or gradient in iteration {iteration}, {where} ({named}); {perhaps}a smaller "
         "ppo.learning_rate or normalize.observations may help"
     )

@@ -92,7 +92,8 @@ def numbers_of(iteration: Iteration, config: Config) -> Record:
     if found["failed"] >= 0:
         epoch, minibatch = divmod(int(found["failed"]), config.ppo.num_minibatches)
         where = f"epoch {epoch + 1}, minibatch {minibatch + 1}"
-        raise non_finite(iteration.number + 1, where, settings.terms, found["failed_terms"])
+        unseen = None if iteration.parts else config.env.id  # on the host they are looked at
+        raise non_finite(iteration.number + 1, where, settings.terms, found["failed_terms"], unseen)
     totals = ("terms", "evaluated", "grad_norm", "steps", "stopped_by_kl", "learning_rate")
     out = update_metrics(settings, **{name: found[name] for name in totals})
     if "explained_variance" in found:
