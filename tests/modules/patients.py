@@ -1,4 +1,4 @@
-"""Training scripts for the doctor, as different people write them, one a function: ``patients.py NAME`` on each rank."""
+"""Training scripts for the doctor, as different people write them, one a function: ``patients.py NAME`` a rank."""
 
 import copy
 import sys

@@ -186,12 +186,12 @@ def test_terminal_draws_at_most_ten_times_a_second_and_always_the_last_state(clo
 
 def test_terminal_prints_messages_above_the_bar_as_they_are(clock):
     stream, progress = make_terminal(clock, width=80)
-    text = "checkpoint [step_1] written to " + "a/long/path" * 8
-    progress.message(text)
+    path = "a/long/path" * 8
+    progress.message(f"checkpoint [step_1] written to {path}")
     progress.close()
     lines = without_escapes(stream.getvalue()).replace("\r", "\n").splitlines()
-    assert text in lines
-    assert "0/200,000" in "".join(lines[lines.index(text) + 1 :])
+    assert lines[lines.index(f"  {path}") - 1] == "checkpoint [step_1] written to"  # a path stays whole
+    assert "0/200,000" in "".join(lines[lines.index(f"  {path}") + 1 :])
 
 
 def test_terminal_gives_the_cursor_back_once(clock):
@@ -249,7 +249,9 @@ def test_quiet_prints_nothing():
 def test_an_evaluation_is_a_line_of_its_own():
     record = {"global_step": 2048, "eval/episodes": 16, "eval/return_mean": 78.3125, "eval/return_std": 32.3}
     assert evaluation_line(record) == "evaluation at step 2,048: return 78.31 ± 32.30 over 16 episodes"
-    assert evaluation_line(record | {"eval/success_rate": 0.5}).endswith("episodes, success rate 0.50")
+    line = evaluation_line(record | {"eval/success_rate": 0.5})
+    assert line is not None
+    assert line.endswith("episodes, success rate 0.50")
     assert evaluation_line({"global_step": 2048}) is None
 
 
@@ -276,3 +278,17 @@ def test_where_each_iteration_is_shown_the_state_is_not_repeated():
     progress.message("all of it")
     progress.close()
     assert stream.getvalue() == "all of it\n"
+
+
+def test_long_messages_are_broken_between_words():
+    stream = StringIO()
+    progress = TerminalProgress(TOTAL, Console(file=stream, force_terminal=True, width=30), Clock())
+    progress.message("CartPole-v1 · torch · 2 ranks × 4 shards × 1 environment\n  kept   as it is")
+    progress.close()
+    lines = without_escapes(stream.getvalue()).replace("\r", "\n").splitlines()
+    start = next(number for number, line in enumerate(lines) if "CartPole" in line)
+    assert lines[start : start + 3] == [
+        "CartPole-v1 · torch · 2 ranks",
+        "  × 4 shards × 1 environment",
+        "  kept   as it is",
+    ]

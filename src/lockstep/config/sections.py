@@ -145,8 +145,8 @@ class PPOConfig(Section):
     value_clip_range: float | None = Field(default=None, gt=0, description="clipping of the value's change; None: off")
     advantage_normalization: Literal["global", "local", "rank", "off"] = Field(
         default="global",
-        description="over the global minibatch, over each shard's part of it (local), over each rank's (as DD-PPO does; "
-        "not with reduction exact), or not at all",
+        description="over the global minibatch, over each shard's part of it (local), over each rank's (as DD-PPO; not "
+        "with reduction exact), or not at all",
     )
     entropy_coef: float = Field(default=0.0, ge=0, description="weight of the entropy bonus")
     value_coef: float = Field(

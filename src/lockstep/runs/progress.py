@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -130,8 +131,11 @@ class TerminalProgress(Progress):
             self._next_drawing = self._clock() + DRAW_INTERVAL
 
     def message(self, text: str) -> None:
-        """Print ``text`` above the bar."""
-        self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        """Print ``text`` above the bar, broken between words, where a long line goes on indented."""
+        console = self._bar.console
+        whole = {"subsequent_indent": "  ", "break_long_words": False, "break_on_hyphens": False}
+        parts = [textwrap.wrap(x, console.width, **whole) if len(x) > console.width else [x] for x in text.split("\n")]
+        console.print("\n".join(line for part in parts for line in part), markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         """Draw the last state and give the terminal back."""
