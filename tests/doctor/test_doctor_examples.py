@@ -55,7 +55,7 @@ def test_a_correct_script_costs_little_and_the_report_is_one_screen(report):
     assert "overhead" in found.ended.stdout
     assert all(len(report(name).ended.stdout.splitlines()) < 45 for name in KEPT)
     assert found.json["coverage"]["tensors"] == {
-        "parameters": 8, "gradients": 8, "moments": 24, "buffers": 0, "normalizers": 0,
+        "parameters": 8, "gradients": 8, "moments": 24, "frozen": 0, "buffers": 0, "normalizers": 0,
     }  # fmt: skip
 
 
