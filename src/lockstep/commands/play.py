@@ -17,7 +17,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("run", help="name, run directory or checkpoint directory")
     add_policy_options(parser)
     parser.add_argument("--video", type=Path, help="write an mp4 or gif file instead of opening a window")
-    parser.add_argument("--terminal", action="store_true", help="write the environment as text, where it can be; q ends it")
+    parser.add_argument(
+        "--terminal", action="store_true", help="write the environment as text, where it can be; q ends it"
+    )
     parser.add_argument("--episodes", type=at_least_one, default=1, help="how many (default: 1)")
     options = parser.parse_args(argv)
     if options.video is not None:

@@ -181,7 +181,7 @@ def engine_config(ppo: PPOConfig, settings: Mapping[str, Any] | None = None) -> 
 
 
 def in_users_names(message: str) -> str:
-    """Translates a message about a config into the names of the library; one that has been translated stays as it is."""
+    """Translates a message about a config into the names of the library; twice is as once."""
     return _NAMES.sub(lambda found: _USERS.get(found[0], found[0]), message)
 
 

@@ -16,8 +16,8 @@ CONFIDENCE, REPETITIONS = 0.95, 2000
 COLOURS = ("#1f5fa8", "#d9822b", "#2f7f5f", "#c0392b", "#7a5195", "#8a8a8a")
 METRICS = ("return", "score", "length")
 LEAST_EPISODES, LARGEST_EFFECT = 10, 10.0
-"""Cohen's d is of so many episodes of each at least: of fewer it is mostly chance, and too large by more than 4 %. And of
-no more standard deviations: beyond, episodes hardly vary, and it measures that instead of the difference."""
+"""Cohen's d is of so many episodes of each at least: of fewer it is mostly chance, and too large by more than 4 %. And
+of no more standard deviations: beyond, episodes hardly vary, and it measures that instead of the difference."""
 
 
 @dataclass(frozen=True)

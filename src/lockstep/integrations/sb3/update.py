@@ -74,11 +74,12 @@ class UpdateGuard:
         self._handle.remove()
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._is_open or not any(id(p) in self._guarded for group in optimizer.param_groups for p in group["params"]):
+        stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        if self._is_open or not stepped & self._guarded:
             return
         raise UnsynchronizedUpdateError(
-            f"{self._owner}.train steps the policy without super().train(), so each rank would normalise advantages and "
-            "stop by target_kl for itself: call super().train(), before any step of your own"
+            f"{self._owner}.train steps the policy without super().train(), so each rank would normalise advantages "
+            "and stop by target_kl for itself: call super().train(), before any step of your own"
         )
 
 
