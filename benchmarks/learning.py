@@ -1,7 +1,7 @@
 """Keeps what finished runs learnt, and makes the table of docs/results.md and the picture of README.md from that alone.
 
-    python -m benchmarks.learning keep --commit COMMIT RUN [RUN ...]    # to benchmarks/results/learning.json
-    python -m benchmarks.learning draw                                  # table and picture from it; needs matplotlib
+python -m benchmarks.learning keep --commit COMMIT RUN [RUN ...]    # to benchmarks/results/learning.json
+python -m benchmarks.learning draw                                  # table and picture from it; needs matplotlib
 """
 
 from __future__ import annotations

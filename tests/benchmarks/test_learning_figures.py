@@ -72,7 +72,8 @@ def test_runs_are_kept_with_thinned_curves(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"), [({"status": "interrupted"}, "only finished runs"), ({"torch": "2.12.0"}, "torch 2.12.0, and")]
+    ("changes", "words"),
+    [({"status": "interrupted"}, "only finished runs"), ({"torch": "2.12.0"}, "torch 2.12.0, and")],
 )
 def test_runs_that_make_no_table_together_are_refused(changes, words, tmp_path):
     with pytest.raises(ValueError, match=words):

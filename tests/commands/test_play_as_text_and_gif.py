@@ -9,6 +9,7 @@ import subprocess
 import sys
 import termios
 from contextlib import closing
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,7 +65,7 @@ def test_keys_end_it(snake, key, code, tmp_path):
     ours, theirs = pty.openpty()
     before = termios.tcgetattr(theirs)
     words = [*command("play", snake, "--terminal", "--episodes", 10_000)]
-    pipes = {"stdin": theirs, "stdout": theirs, "stderr": subprocess.PIPE}
+    pipes: Any = {"stdin": theirs, "stdout": theirs, "stderr": subprocess.PIPE}
     start = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
     wrapped = [sys.executable, "-c", start, *words]
     process = subprocess.Popen(wrapped, env=surroundings("play"), cwd=tmp_path, start_new_session=True, **pipes)
