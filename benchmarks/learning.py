@@ -30,7 +30,7 @@ KEPT = ("environment", "seed", "world_size", "global_step", "final_return", "par
 POINTS = 120
 """Points of a curve that are kept."""
 CLEANRL = {"HalfCheetah-v5": 1442, "Hopper-v5": 2383, "Walker2d-v5": 2288}
-"""Returns that CleanRL's documentation reports for the same settings, on the v4 environments."""
+"""Returns that CleanRL's documentation reports for these settings."""
 RANKS, SEEDS = ("CartPole-v1", 0), "HalfCheetah-v5"
 """The panels: one seed on several numbers of ranks, several seeds of an environment."""
 Figures = dict[str, Any]
@@ -154,7 +154,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("what", choices=("keep", "draw"))
     parser.add_argument("runs", nargs="*", type=Path)
     parser.add_argument("--commit", help="of the code that trained the runs")
-    options = parser.parse_args(argv)
+    options = parser.parse_intermixed_args(argv)
     if options.what == "keep":
         if not options.runs or not options.commit:
             parser.error("keep needs run directories and --commit")
