@@ -12,6 +12,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 if "PYTEST_XDIST_WORKER" not in os.environ:  # an account of the tests' own; workers are told of it
     ACCOUNT = tempfile.TemporaryDirectory(prefix="account-")
     os.environ["XDG_CONFIG_HOME"] = ACCOUNT.name
+    os.environ["SB3_LOGDIR"] = os.path.join(ACCOUNT.name, "sb3")  # else it leaves a directory a model in /tmp
 
 import hypothesis
 from command_line import trained

@@ -213,7 +213,7 @@ def test_commands_are_found_in_blocks_and_spans():
     ("line", "named"),
     [
         ("train CartPole-v1 --nporc 2", "--nporc"),
-        ("train CartPole-v1 --ppo.epochs 2", "--ppo.epochs"),
+        ("train CartPole-v1 --ppo.epohcs 2", "--ppo.epohcs"),
         ("evla demo", "evla"),
         ("eval demo --episods 3", "--episods"),
         ("verify CartPole-v1 --worlds 1,2", "--worlds"),

@@ -1,14 +1,25 @@
 """``lockstep play``: Snake as text, and as a gif."""
 
 import json
+import os
+import pty
 import re
+import select
+import subprocess
+import sys
+import termios
+from contextlib import closing
+from typing import Any
 
 import numpy as np
 import pytest
+from command_line import command, surroundings
 
 from lockstep.cli import main
+from lockstep.config.run import EnvConfig
 from lockstep.core.shards import keyed_seed
-from lockstep.policies.videos import CLEAR, Terminal
+from lockstep.policies.terminal import CLEAR, HINT, Terminal
+from lockstep.policies.videos import drawn_environment
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +54,58 @@ def test_every_step_is_written_as_text(snake, capsys):
 
 def test_a_terminal_shows_one_text_in_place_of_another(capsys, monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setattr("sys.stdin.fileno", lambda: -1, raising=False)  # input comes from nowhere: no keys
     Terminal(fps=1000).append_data("board")
-    assert capsys.readouterr().out == f"{CLEAR}board\n"
+    assert capsys.readouterr().out == f"{CLEAR}board\n{HINT.format('Ctrl-C')}\n"
+
+
+@pytest.mark.parametrize(("key", "code"), [(b"xq", 0), (b"\x03", 130)])
+def test_keys_end_it(snake, key, code, tmp_path):
+    """In a terminal of its own, which gets back its settings; another key does nothing."""
+    ours, theirs = pty.openpty()
+    before = termios.tcgetattr(theirs)
+    words = [*command("play", snake, "--terminal", "--episodes", 10_000)]
+    pipes: Any = {"stdin": theirs, "stdout": theirs, "stderr": subprocess.PIPE}
+    start = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+    wrapped = [sys.executable, "-c", start, *words]
+    process = subprocess.Popen(wrapped, env=surroundings("play"), cwd=tmp_path, start_new_session=True, **pipes)
+    try:
+        shown = b""
+        while HINT.format("q or Ctrl-C").encode() not in shown:
+            shown += os.read(ours, 65536)
+        assert termios.tcgetattr(theirs)[3] != before[3]
+        os.write(ours, key)
+        while process.poll() is None:
+            if select.select([ours], [], [], 0.1)[0]:
+                shown += os.read(ours, 65536)
+        errors = process.stderr.read().decode() if process.stderr else ""
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == code, errors
+    assert errors == ("" if code == 0 else "lockstep: error: interrupted\n")
+    assert termios.tcgetattr(theirs) == before
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"id": "HalfCheetah-v5"},
+        {"id": "CartPole-v1"},
+        {"id": "lockstep/CartPole-v1"},
+        {"id": "lockstep/Pendulum-v1", "backend": "jax"},
+    ],
+)
+def test_what_has_no_text_is_refused_with_a_way_out(values):
+    with pytest.raises(ValueError) as caught:
+        drawn_environment(EnvConfig.model_validate(values), "ansi")
+    assert str(caught.value) == f"{values['id']} can't be shown as text; --video out.mp4 (or .gif) shows it"
+
+
+def test_what_has_text_is_not():
+    with closing(drawn_environment(EnvConfig(id="lockstep/GridWorld-v0"), "ansi")) as env:
+        env.reset(seed=0)
+        assert "\n" in env.render()
 
 
 def test_a_gif_has_a_frame_of_every_step(snake, tmp_path, capsys):

@@ -1,6 +1,7 @@
 """Without a launcher ``lockstep.integrations.sb3`` is Stable-Baselines3, bit for bit, in everything it documents."""
 
 import json
+import os
 import zipfile
 
 import numpy as np
@@ -49,6 +50,24 @@ def test_a_digest_tells_a_difference_in_one_weight_or_moment():
     between = digest(model)
     next(iter(model.policy.optimizer.state.values()))["exp_avg"].view(-1)[0] += 1e-6
     assert len({before, between, digest(model)}) == 3
+
+
+def test_alone_a_train_of_ones_own_is_nobodys_business():
+    class Own(PPO):
+        def train(self):
+            self.policy.optimizer.step()
+
+    assert Own("MlpPolicy", cartpoles(), **SMALL).learn(64).num_timesteps == 64
+
+
+def test_a_models_log_goes_where_the_tests_are_tidied_up(monkeypatch, tmp_path):
+    folder = PPO("MlpPolicy", cartpoles(), **SMALL).learn(32).logger.get_dir()
+    assert folder == os.environ["SB3_LOGDIR"]
+    assert folder.startswith(os.environ["XDG_CONFIG_HOME"])
+    monkeypatch.delenv("SB3_LOGDIR")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    PPO("MlpPolicy", cartpoles(), **SMALL).learn(32)
+    assert [path.name[:4] for path in tmp_path.iterdir()] == ["SB3-"]  # the library's own way
 
 
 def test_a2c_gives_the_same_bits():

@@ -5,6 +5,7 @@ All of it is one spawn of ``tests/modules/sb3_ranks.py``, whose ranks write down
 
 import csv
 import json
+import os
 from typing import Any
 
 import numpy as np
@@ -99,6 +100,16 @@ def test_a_divergence_judged_alone(case):
     assert all("Error" in one["error"] and "collective" in one["error"] for one in case)
 
 
+def test_own_updates(case):
+    """A subclass that doesn't call our ``train`` is told before its first step; one that calls it may step on."""
+    told = same(case, "error")
+    assert told.startswith("UnsynchronizedUpdateError: OwnUpdate.train steps the policy without super().train()")
+    assert same(case, "steps", "moved") == [64, False]
+    assert same(case, "other") == [True, 128]
+    assert same(case, "unwatched") is None
+    same(case, "digest")
+
+
 def test_a2c(case):
     assert same(case, "steps") == 80
     assert same(case, "digest") != same(case, "locally")
@@ -172,6 +183,7 @@ def test_progress_bar(case):
 def test_progress(case):
     assert same(case, "left") == [1.0, 0.75, 0.5, 0.25, 0.0]
     assert same(case, "steps") == list(range(4, 257, 4))
+    assert [one["log"] for one in case] == [os.environ["SB3_LOGDIR"], None]  # what tests leave goes with them
 
 
 # --- models and files -------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from tasks_of_users import Corridors, corridor_settings
 
 import lockstep.jax as ljax
 from lockstep.config.run import Config
-from lockstep.jax.config import PPO_NAMES, engine_config, run_config
+from lockstep.jax.config import PPO_NAMES, engine_config, in_users_names, run_config
 from lockstep.jax.reward_terms import RewardTermsWrapper
 from lockstep.jax.training import devices_of
 from lockstep.jax_engine.envs.functional_checks import check_functions
@@ -149,6 +149,18 @@ def test_numbers_that_dont_fit_are_refused():
     assert "num_devices x num_envs: 4 " in error_of(resolved, 1, num_envs=4, num_shards=8)
     runner = ljax.RunnerConfig(10_000)
     assert "n_minibatches: 3 " in error_of(run_config, ljax.PPOConfig(n_minibatches=3), runner, "env", 1, "cpu", False)
+
+
+def test_a_message_is_translated_once():
+    """Errors pass through more than one function that translates them: through the door, through a task."""
+    words = "num_shards: 3 is not a power of two (that divides num_devices x num_envs 6); nearest that work: 1 or 2"
+    runner = ljax.RunnerConfig(10_000, num_devices=1, num_envs=6, num_shards=3)
+    assert error_of(ljax.train_ppo_multigpu, *ljax.make("CartPole-v1"), ppo_config=PPO, runner_config=runner) == words
+    plain = "num_envs: 4 don't fit num_envs 6; ppo.num_minibatches: 3, num_envs_per_rank 2, my.num_steps"
+    once = in_users_names(plain)
+    assert once.startswith("num_devices x num_envs: 4 don't fit num_devices x num_envs 6; n_minibatches: 3")
+    assert once.endswith("num_envs_per_rank 2, my.num_steps")
+    assert in_users_names(once) == once
 
 
 def test_devices_that_are_not_there(capsys):

@@ -149,6 +149,36 @@ def repeated(folder):
     return {"digests": [digest(FEATURES["several_environments"](PPO, folder)) for _ in range(2)]}
 
 
+class OwnUpdate(PPO):
+    """One optimiser step of its own, as a tutorial's subclass takes it; at first it calls what ``before`` says."""
+
+    before: Any = staticmethod(lambda: None)
+
+    def train(self):
+        self.before()
+        values = self.policy.predict_values(torch.as_tensor(self.rollout_buffer.observations.reshape(-1, 4)))
+        self.policy.optimizer.zero_grad()
+        values.square().mean().backward()
+        self.policy.optimizer.step()
+
+
+class CallsOurs(OwnUpdate):
+    def before(self):
+        PPO.train(self)
+
+
+@case
+def own_updates(folder):
+    """A ``train`` that doesn't call ours: the error, and whether a parameter has moved; then one that does."""
+    alone, calling = (cls("MlpPolicy", cartpoles(), **SMALL) for cls in (OwnUpdate, CallsOurs))
+    before = digest(calling)
+    error = failure(lambda: alone.learn(128))
+    facts = {"error": error, "steps": alone.num_timesteps, "moved": len(alone.policy.optimizer.state) > 0}
+    calling.learn(128)
+    facts |= {"other": [digest(calling) != before, calling.num_timesteps], "digest": digest(calling)}
+    return {**facts, "unwatched": failure(alone.policy.optimizer.step)}  # outside of ``learn`` it does as it likes
+
+
 # --- environments and statistics --------------------------------------------------------------------------------
 
 
@@ -301,7 +331,7 @@ def progress(folder):
     left, steps = [], []
     model = PPO("MlpPolicy", cartpoles(), **{**SMALL, "learning_rate": lambda x: left.append(x) or 1e-3 * x})
     model.learn(64 * 4, callback=lambda variables, _: steps.append(variables["self"].num_timesteps) is None)
-    return {"left": sorted(set(left), reverse=True), "steps": steps}
+    return {"left": sorted(set(left), reverse=True), "steps": steps, "log": model.logger.get_dir()}
 
 
 # --- models and files -------------------------------------------------------------------------------------------

@@ -36,6 +36,33 @@ def test_cohens_d_by_hand():
     assert cohens_d(np.array([1.0]), np.array([2.0])) is None
 
 
+SPREAD = np.array([0.0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "why"),
+    [
+        (SPREAD, SPREAD + 3, None),
+        (SPREAD, SPREAD[:9] + 3, "of 9 episodes it would be mostly chance; it takes 10 of each"),
+        (np.full(20, 500.0), np.full(20, 22.0), "no episode differs from the others of its policy"),
+        (np.full(20, 500.0), 22 + SPREAD, "episodes hardly vary beside the difference"),  # it is -276
+        (SPREAD, SPREAD + 31, "which is over 10 standard deviations"),
+        (SPREAD, SPREAD + 30, None),  # 9.9 of them
+    ],
+)
+def test_an_effect_size_that_would_say_nothing_isnt_shown(x, y, why):
+    found: Any = against(x, y)
+    line = in_words(comparison([evaluated("a", x), evaluated("b", y)])).splitlines()[-1]
+    if why is None:
+        assert found["no_cohens_d"] is None
+        assert found["cohens_d"] == cohens_d(x, y)
+        assert f", Cohen's d {found['cohens_d']:+.2f}, better in" in line
+    else:
+        assert found["cohens_d"] is None
+        assert why in found["no_cohens_d"]
+        assert f", no Cohen's d ({found['no_cohens_d']}), better in" in line
+
+
 def test_probability_of_improvement_by_hand():
     # of the 6 pairs (1, 2, 2) x (2, 3) four are wins and two ties
     assert probability_of_improvement(np.array([1.0, 2, 2]), np.array([2.0, 3])) == pytest.approx(5 / 6)

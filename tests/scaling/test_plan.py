@@ -25,6 +25,18 @@ def test_weak_every_rank_has_the_same_shards_of_the_same_shape():
     assert [sizes(plan, n) for n in (1, 2, 4, 16)] == [(24, 8), (48, 16), (96, 32), (384, 128)]
 
 
+@pytest.mark.parametrize(
+    ("world_sizes", "repeats", "iters", "words"),
+    [
+        ((1,), 1, 1, "strong scaling on 1 rank · once, 5 + 1 iteration each"),
+        ((2,), 3, 30, "strong scaling on 2 ranks · 3 repeats, 5 + 30 iterations each"),
+        ((1, 2), 3, 30, "strong scaling on 1, 2 ranks · 3 repeats, 5 + 30 iterations each"),
+    ],
+)
+def test_a_sweep_in_words_counts_what_there_is(world_sizes, repeats, iters, words):
+    assert str(plan_of("strong", world_sizes, repeats=repeats, iters=iters)) == f"CartPole-v1 · {words}"
+
+
 def test_weak_takes_shards_as_those_of_one_rank():
     plan = plan_of("weak", config={"num_envs": 8, "num_shards": 2})
     assert [sizes(plan, n) for n in (1, 2, 4)] == [(8, 2), (16, 4), (32, 8)]

@@ -23,6 +23,7 @@ from lockstep.scaling.ledger import Ledger, locked_directory, measure_job, open_
 from lockstep.scaling.measure import Outcome
 from lockstep.scaling.plan import MODES, Job, Plan, parse_world_sizes
 from lockstep.scaling.summarize import Row, run_row
+from lockstep.training.announcement import counted
 
 INTERRUPTED = 130
 
@@ -111,17 +112,16 @@ def _read_plan(argv: Sequence[str]) -> tuple[Plan, argparse.Namespace]:
 def _announce(plan: Plan, ledger: Ledger) -> None:
     """Prints what is to be measured, and what is there already."""
     jobs, missing = plan.jobs(), ledger.missing(plan)
-    sizes = ", ".join(map(str, plan.world_sizes))
-    repeats = f"{plan.repeats} repeats" if plan.repeats > 1 else "once"
-    print(
-        f"{plan.config.env.id} · {plan.mode} scaling on {sizes} ranks · {repeats}, {plan.warmup_iters} + "
-        f"{plan.iters} iterations each · {ledger.path}"
-    )
+    print(f"{plan} · {ledger.path}")
     if len(missing) < len(jobs):
         print(f"{len(jobs) - len(missing)} of {len(jobs)} runs are there already")
     threads, cores = plan.world_sizes[-1] * plan.config.threads, available_cores()
     if plan.config.device == "cpu" and threads > cores:
-        print(f"note: {plan.world_sizes[-1]} ranks want {threads} cores and there are {cores}; see the ceiling")
+        most = plan.world_sizes[-1]
+        print(
+            f"note: {counted(most, 'rank')} want{'' if most > 1 else 's'} {threads} cores and "
+            f"there {'are' if cores > 1 else 'is'} {cores}; see the ceiling"
+        )
     if not can_plot():
         print(f"note: {MISSING_PLOT.format('plots.png')}")
     sys.stdout.flush()

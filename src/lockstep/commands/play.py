@@ -13,11 +13,13 @@ from lockstep.policies.videos import check_suffix, has_screen, play
 
 def main(argv: Sequence[str]) -> int:
     """Runs ``lockstep play RUN``: a window; ``--video`` an mp4 or gif file, ``--terminal`` text."""
-    parser = CommandParser(prog="lockstep play", description="Watch a trained policy, or record it.")
+    parser = CommandParser(prog="lockstep play", description="Watch a trained policy, or record it; keys don't steer.")
     parser.add_argument("run", help="name, run directory or checkpoint directory")
     add_policy_options(parser)
     parser.add_argument("--video", type=Path, help="write an mp4 or gif file instead of opening a window")
-    parser.add_argument("--terminal", action="store_true", help="write the environment as text, where it can be")
+    parser.add_argument(
+        "--terminal", action="store_true", help="write the environment as text, where it can be; q ends it"
+    )
     parser.add_argument("--episodes", type=at_least_one, default=1, help="how many (default: 1)")
     options = parser.parse_args(argv)
     if options.video is not None:
@@ -37,5 +39,5 @@ def main(argv: Sequence[str]) -> int:
         return EXIT_FAILURE
     where = f" → {options.video}" if options.video else ""
     said = [f"return {r:,.2f}" + (f" (score {s}, {n} steps)" if s is not None else "") for r, n, s in episodes]
-    print(f"{policy.config.env.id}: {', '.join(said)}{where}")
+    print(f"{policy.config.env.id}: {', '.join(said) or 'ended before an episode was over'}{where}")
     return 0

@@ -41,6 +41,12 @@ class UnreducedGradientError(RunError):
     """An optimiser of a user's script was about to step with gradients that no reduction has seen."""
 
 
+class UnsynchronizedUpdateError(RunError):
+    """A script's own update was about to step the policy without what makes it all ranks'; every rank raises it."""
+
+    everywhere = True
+
+
 class RankMismatchError(ValueError):
     """Ranks run on different machines, versions or configs; every rank raises it."""
 

@@ -34,8 +34,11 @@ PPO_NAMES = {
 }
 """Where each of :class:`PPOConfig`'s settings stands in :class:`lockstep.config.run.Config`, unchanged."""
 
-RUNNER_NAMES = {"seed": "seed", "num_shards": "num_shards", "sync_period": "sync_period"}
-"""The same of :class:`RunnerConfig`."""
+_PRODUCT = "num_devices x num_envs"
+_USERS = {theirs: mine for mine, theirs in PPO_NAMES.items()} | {"num_envs": _PRODUCT, "devices": "num_devices"}
+_DOTTED = "|".join(map(re.escape, PPO_NAMES.values()))
+_NAMES = re.compile(rf"{_PRODUCT}|(?<![\w.])(?:{_DOTTED})(?!\w)|^devices(?=:)|(?<!\w)num_envs(?=:| \d)")
+"""Names of a config in a message, and the product that stands for one of them."""
 
 PLATFORMS = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
 
@@ -178,11 +181,8 @@ def engine_config(ppo: PPOConfig, settings: Mapping[str, Any] | None = None) -> 
 
 
 def in_users_names(message: str) -> str:
-    """Translates a message about a config into the names of the library."""
-    for mine, theirs in (PPO_NAMES | RUNNER_NAMES).items():
-        message = re.sub(rf"(?<![\w.]){re.escape(theirs)}(?!\w)", mine, message)
-    message = re.sub(r"^devices:", "num_devices:", message)
-    return re.sub(r"(?<!\w)num_envs(?=:| \d)", "num_devices x num_envs", message)
+    """Translates a message about a config into the names of the library; twice is as once."""
+    return _NAMES.sub(lambda found: _USERS.get(found[0], found[0]), message)
 
 
 def run_config(ppo: PPOConfig, runner: RunnerConfig, name: str, devices: int, platform: str, fast: bool) -> Config:

@@ -137,10 +137,7 @@ class Trainer:
     def times(self, iteration: Iteration) -> Record:
         """Returns ``time/…``: what of an iteration can be told apart from outside a compiled program."""
         steps, seconds = self.config.steps_per_iteration, iteration.seconds
-        parts: Record = {}
-        if "rollout" in iteration.parts:
-            rollout = iteration.parts["rollout"]
-            parts = {"time/t_rollout": rollout, "time/t_learn": max(0.0, seconds - rollout)}
+        parts: Record = {f"time/t_{part}": took for part, took in iteration.parts.items()}
         if self.recorder.timing is not None:
             row = {"iteration": iteration.number + 1, "steps": steps, "t_iter": [seconds]}
             row |= {name.removeprefix("time/"): [value] for name, value in parts.items()} | peak_memory()

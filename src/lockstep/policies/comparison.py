@@ -15,6 +15,9 @@ from lockstep.policies.results import columns_of, edges_of
 CONFIDENCE, REPETITIONS = 0.95, 2000
 COLOURS = ("#1f5fa8", "#d9822b", "#2f7f5f", "#c0392b", "#7a5195", "#8a8a8a")
 METRICS = ("return", "score", "length")
+LEAST_EPISODES, LARGEST_EFFECT = 10, 10.0
+"""Cohen's d is of so many episodes of each at least: of fewer it is mostly chance, and too large by more than 4 %. And
+of no more standard deviations: beyond, episodes hardly vary, and it measures that instead of the difference."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,19 @@ def cohens_d(x: np.ndarray, y: np.ndarray) -> float | None:
     return float((y.mean() - x.mean()) / np.sqrt(squares / freedom)) if squares > 0 else None
 
 
+def effect_size(x: np.ndarray, y: np.ndarray) -> tuple[float | None, str | None]:
+    """:func:`cohens_d` where it says something, else None and why not."""
+    fewest = min(len(x), len(y))
+    if fewest < LEAST_EPISODES:
+        return None, f"of {fewest} episodes it would be mostly chance; it takes {LEAST_EPISODES} of each"
+    d = cohens_d(x, y)
+    if d is None:
+        return None, "no episode differs from the others of its policy"
+    if abs(d) > LARGEST_EFFECT:
+        return None, f"episodes hardly vary beside the difference, which is over {LARGEST_EFFECT:g} standard deviations"
+    return d, None
+
+
 def probability_of_improvement(x: np.ndarray, y: np.ndarray) -> float:
     """Estimates how probable it is that an episode of ``y`` beats one of ``x``, a tie counting half.
 
@@ -79,15 +95,17 @@ def describe_metric(values: np.ndarray) -> dict[str, float]:
     return facts | quartiles | {"min": float(values.min()), "max": float(values.max())}
 
 
-def against(x: np.ndarray, y: np.ndarray) -> dict[str, float | None]:
+def against(x: np.ndarray, y: np.ndarray) -> dict[str, float | str | None]:
     """Measures how far ``y`` is above ``x``: difference of means, probability of improvement, intervals; Cohen's d."""
+    d, why_none = effect_size(x, y)
     low, high = interval(lambda a, b: float(b.mean() - a.mean()), x, y)
     better = interval(probability_of_improvement, x, y)
     return {
         "difference": float(y.mean() - x.mean()),
         "difference_low": low,
         "difference_high": high,
-        "cohens_d": cohens_d(x, y),
+        "cohens_d": d,
+        "no_cohens_d": why_none,
         "probability_of_improvement": probability_of_improvement(x, y),
         "probability_low": better[0],
         "probability_high": better[1],
@@ -175,10 +193,11 @@ def in_words(found: dict[str, Any]) -> str:
     metric = "score" if "score" in metrics else "return"
     for each in found["differences"]:
         facts = each[metric]
-        effect = "-" if facts["cohens_d"] is None else f"{facts['cohens_d']:+.2f}"
+        d = facts["cohens_d"]
+        effect = f"no Cohen's d ({facts['no_cohens_d']})" if d is None else f"Cohen's d {d:+.2f}"
         lines.append(
             f"{each['name']} against {found['against']}: {metric} {facts['difference']:+,.2f} "
-            f"[{facts['difference_low']:+,.2f}, {facts['difference_high']:+,.2f}], Cohen's d {effect}, better in "
+            f"[{facts['difference_low']:+,.2f}, {facts['difference_high']:+,.2f}], {effect}, better in "
             f"{facts['probability_of_improvement']:.0%} [{facts['probability_low']:.0%}, "
             f"{facts['probability_high']:.0%}] of pairs of episodes"
         )

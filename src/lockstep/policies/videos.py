@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -20,12 +19,12 @@ from lockstep.envs.gymnasium.keyed import environment_failure, stated_mask
 from lockstep.envs.gymnasium.make import make_environment
 from lockstep.envs.gymnasium.wrappers import LIFE_LOST
 from lockstep.policies.policy import Policy
+from lockstep.policies.terminal import QuitPlay, Terminal
 from lockstep.runs.directory import RunDirectory
 from lockstep.runs.trackers.service import Tracker
 
 VIDEO_SUFFIXES = (".mp4", ".gif")
-CLEAR = "\x1b[H\x1b[J"
-"""Puts a terminal's cursor into the upper left corner and clears what is below."""
+NO_TEXT = "{} can't be shown as text; --video out.mp4 (or .gif) shows it"
 
 
 def has_screen() -> bool:
@@ -64,21 +63,6 @@ def check_suffix(video: Path) -> None:
         raise ValueError(f"video: {video} must end in {' or '.join(VIDEO_SUFFIXES)}")
 
 
-class Terminal:
-    """Shows ``fps`` texts a second, each in place of the one before; where no terminal is, all of them at once."""
-
-    def __init__(self, fps: int) -> None:
-        self._pause = 1 / fps if sys.stdout.isatty() else 0.0
-
-    def append_data(self, text: str) -> None:
-        """Show one text."""
-        print(f"{CLEAR}{text}" if self._pause else text, flush=True)
-        time.sleep(self._pause)
-
-    def close(self) -> None:
-        """Nothing to let go."""
-
-
 def _imageio(key: str) -> Any:
     try:
         import imageio
@@ -95,17 +79,28 @@ def drawn_environment(config: EnvConfig, mode: str) -> Any:
         ValueError: it can't; one line.
     """
     if config.jax_only and config.id not in ARRAY_ENVIRONMENTS:
+        if mode == "ansi":
+            raise ValueError(NO_TEXT.format(config.id))
         return engine_module("jax").DrawnEnvironment(config, mode)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Gymnasium warns of the mode that the error below names
         try:
-            return make_environment(config, render_mode=mode)
+            env = make_environment(config, render_mode=mode)
         except ValueError as error:
             if "render_mode" not in str(error):
                 raise
-            raise ValueError(f"{config.id} can't be drawn: it takes no render_mode={mode!r}") from None
+            raise ValueError(_undrawn(config.id, mode, f"it takes no render_mode={mode!r}")) from None
         except NotImplementedError:
-            raise ValueError(f"{config.id} can't be drawn: it has no render mode {mode!r}") from None
+            raise ValueError(_undrawn(config.id, mode, f"it has no render mode {mode!r}")) from None
+    modes = env.metadata.get("render_modes")
+    if mode == "ansi" and modes and mode not in modes:  # one that says nothing is asked for a text
+        env.close()
+        raise ValueError(NO_TEXT.format(config.id))
+    return env
+
+
+def _undrawn(env_id: str, mode: str, why: str) -> str:
+    return NO_TEXT.format(env_id) if mode == "ansi" else f"{env_id} can't be drawn: {why}"
 
 
 def play_episode(
@@ -126,7 +121,7 @@ def play_episode(
                 policy.reset()
             life.progressed()
             total, steps, over = total + float(reward), steps + 1, terminated or truncated
-    except (ValueError, OSError):
+    except (ValueError, OSError, QuitPlay):
         raise
     except Exception as error:
         raise environment_failure(f"environment {name}", where, error) from error
@@ -146,7 +141,7 @@ def _frame(env: Any) -> Any:
         raise ValueError(f"{env.spec.id} can't be rendered here: {why}{hint}") from None
     if frame is None:
         raise ValueError(
-            f"{env.spec.id} can't be shown as text; --video out.mp4 shows it"
+            NO_TEXT.format(env.spec.id)
             if env.render_mode == "ansi"
             else f"{env.spec.id} gives no picture in render mode {env.render_mode}"
         )
@@ -167,10 +162,10 @@ def play(
 ) -> list[tuple[float, int, int | None]]:
     """Plays episodes in a window (target None), into a video file, or as text (``"terminal"``).
 
-    They start by ``seed``, or the run's own; actions are the most likely ones, or samples.
+    They start by ``seed``, or the run's own; actions are the most likely ones, or samples. In a terminal a key ends it.
 
     Returns:
-        Of each its return, length, and score (None where the environment has none).
+        Of each that was played to its end its return, length, and score (None where the environment has none).
 
     Raises:
         ValueError: the environment can't be rendered here, or what a video needs isn't installed.
@@ -183,9 +178,10 @@ def play(
     writer = video_writer(target, fps) if isinstance(target, Path) else Terminal(fps) if target else None
     played = []
     try:
-        for episode in range(episodes):
-            start = keyed_seed(config.seed if seed is None else seed, "eval", episode)
-            played.append(play_episode(env, policy, writer, start, deterministic))
+        with contextlib.suppress(QuitPlay):
+            for episode in range(episodes):
+                start = keyed_seed(config.seed if seed is None else seed, "eval", episode)
+                played.append(play_episode(env, policy, writer, start, deterministic))
     finally:
         if writer is not None:
             writer.close()

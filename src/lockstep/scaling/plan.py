@@ -15,6 +15,7 @@ from lockstep.config.checks import resolve
 from lockstep.config.run import Config, LogConfig
 from lockstep.core.topology import available_cores
 from lockstep.runs.trackers.service import flattened
+from lockstep.training.announcement import counted
 
 Mode = Literal["weak", "strong"]
 MODES = ("weak", "strong")
@@ -61,6 +62,14 @@ class Plan:
     warmup_iters: int = 5
     iters: int = 30
     ceiling: bool = True
+
+    def __str__(self) -> str:
+        """Environment, mode, numbers of ranks, repeats and iterations, in words."""
+        *others, most = self.world_sizes
+        ranks = ", ".join([*map(str, others), counted(most, "rank")])
+        repeats = f"{self.repeats} repeats" if self.repeats > 1 else "once"
+        iterations = f"{self.warmup_iters} + {counted(self.iters, 'iteration')}"
+        return f"{self.config.env.id} · {self.mode} scaling on {ranks} · {repeats}, {iterations} each"
 
     def check(self) -> None:
         """Raise a one-line ``ValueError`` for what can't be measured."""

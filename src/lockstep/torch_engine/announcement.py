@@ -32,9 +32,8 @@ def _set_up(session: Session) -> list[str]:
 def _own_notes(session: Session) -> list[str]:
     config, communicator, out = session.config, session.communicator, []
     if config.reduction == "exact" and session.mode == "loop" and not config.compile:
-        out.append(
-            "self-check: batching changes a shard's bits on this machine, so shards run one after the other (slower)"
-        )
+        net = session.state.net
+        out += loop_notes(session.plan.local_num_shards, net.convolutional, net.custom is not None)
     if config.fsdp and not session.communicator.alone:
         out.append("fsdp: each rank keeps a slice of parameters and moments; a whole copy is gathered for each rollout")
     elif config.fsdp:
@@ -44,3 +43,20 @@ def _own_notes(session: Session) -> list[str]:
     if communicator.no_slots is not None and session.topology.on_one_host:
         out.append(f"collectives go through {communicator.transport}, not memory: {communicator.no_slots}")
     return out
+
+
+def loop_notes(shards: int, convolutional: bool, custom: bool) -> list[str]:
+    """Says why a rank's ``shards`` run one after the other, what that costs, and what avoids it; nothing of one shard.
+
+    The figures are those of docs/networks.md, "What `exact` costs".
+    """
+    if shards == 1:
+        return []
+    why = "self-check: batched, a shard's bits would change on this machine"
+    if custom or convolutional:
+        why = f"the bits of {'a custom network' if custom else 'convolutions'} may depend on the size of a batch"
+    return [
+        f"{why}, so shards run one after the other: {shards} calls of the networks instead of 1 (8 of them take 1.3 to "
+        "3.9 times as long); more ranks, or fewer --num-shards in a new run, make that less, and --reduction fast "
+        "avoids it, with other bits on other numbers of ranks"
+    ]

@@ -22,10 +22,10 @@ from lockstep.integrations.sb3.callbacks import SynchronizedCallback, of_this_ra
 from lockstep.integrations.sb3.exchange import RolloutExchange
 from lockstep.integrations.sb3.files import TIMEOUT, learning, save_on_one_rank
 from lockstep.integrations.sb3.normalize import MergedStatistics
-from lockstep.integrations.sb3.update import merge_metrics, of_all_ranks
+from lockstep.integrations.sb3.update import UpdateGuard, merge_metrics, of_all_ranks
 from lockstep.torch_engine.distributed.scripts import use_own_gpu
 
-OWN = ("_place", "_attached", "_outermost", "_exchange", "_statistics", "_started")
+OWN = ("_place", "_attached", "_guard", "_outermost", "_exchange", "_statistics", "_started")
 """What a saved model doesn't hold."""
 
 
@@ -45,6 +45,7 @@ class Synchronized(OnPolicyAlgorithm):
     def __init__(self, *args: Any, normalize_advantage_locally: bool = False, **kwargs: Any) -> None:
         self._place = place()
         self._attached: Any = None
+        self._guard: UpdateGuard | None = None
         if normalize_advantage_locally:  # else it stays out of saved models
             self.normalize_advantage_locally = True
         use_own_gpu()
@@ -98,6 +99,8 @@ class Synchronized(OnPolicyAlgorithm):
         agree(self, others, self._place[0], communicator().gather_json)
         self._detach()
         self._attached = attach(self.policy, self.policy.optimizer, check_phases=False)
+        if getattr(self.train, "__func__", None) is not Synchronized.train:
+            self._guard = UpdateGuard(self.policy, type(self).__name__)
         self._start_statistics()
         self._started = time.perf_counter()
         if is_writer() or self._custom_logger:
@@ -120,6 +123,9 @@ class Synchronized(OnPolicyAlgorithm):
         if self._attached is not None:
             self._attached.detach()
             self._attached = None
+        if self._guard is not None:
+            self._guard.remove()
+            self._guard = None
 
     def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
         if self.world_size == 1:
@@ -138,6 +144,8 @@ class Synchronized(OnPolicyAlgorithm):
         """
         if self.world_size == 1:
             return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
+        if self._guard is not None:
+            self._guard.close()
         exchange = RolloutExchange(self, self._outermost, communicator(), self._statistics)
         self._exchange = self._outermost.exchange = exchange
         try:
@@ -164,6 +172,8 @@ class Synchronized(OnPolicyAlgorithm):
         if self.world_size == 1:
             super().train()
             return
+        if self._guard is not None:
+            self._guard.open()
         with of_all_ranks(self):
             super().train()
         merge_metrics(self, communicator())

@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from torch import nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
+from lockstep.core.errors import UnsynchronizedUpdateError
 from lockstep.core.normalizers import RunningMoments, merge_shards, shard_moments
 from lockstep.integrations.attach.companions import all_mean, normalize
 from lockstep.torch_engine.distributed.communicator import Communicator
@@ -44,6 +47,40 @@ class AgreedLimit:
 
     def __lt__(self, kl: Any) -> bool:
         return all_mean(float(kl)) > self.limit
+
+
+class UpdateGuard:
+    """Refuses the first optimiser step of a subclass's ``train`` that hasn't called ours.
+
+    It watches every optimiser that holds one of the policy's parameters. A rollout closes it, our ``train`` opens it:
+    steps of the subclass's own after that are all ranks', since their gradients are reduced.
+    """
+
+    def __init__(self, policy: nn.Module, owner: str) -> None:
+        self._guarded = {id(parameter) for parameter in policy.parameters()}
+        self._owner, self._is_open = owner, False
+        self._handle = register_optimizer_step_pre_hook(self._before_step)
+
+    def open(self) -> None:
+        """Let optimisers step until the next rollout."""
+        self._is_open = True
+
+    def close(self) -> None:
+        """Let none step until our ``train`` is called."""
+        self._is_open = False
+
+    def remove(self) -> None:
+        """Watch no more."""
+        self._handle.remove()
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        if self._is_open or not stepped & self._guarded:
+            return
+        raise UnsynchronizedUpdateError(
+            f"{self._owner}.train steps the policy without super().train(), so each rank would normalise advantages "
+            "and stop by target_kl for itself: call super().train(), before any step of your own"
+        )
 
 
 @contextmanager

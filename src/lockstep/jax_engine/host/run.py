@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -25,6 +24,7 @@ from lockstep.envs.restore.snapshot import load_shards, save_shards
 from lockstep.jax_engine.distributed.mesh import replicate_sharding
 from lockstep.jax_engine.distributed.placement import fetch, fetch_rows, place, shard_rows, waited
 from lockstep.jax_engine.distributed.processes import gather_bytes, gather_json, wait_for_all
+from lockstep.jax_engine.host.clock import Clock, Laps
 from lockstep.jax_engine.host.program import compile_first, compile_learn
 from lockstep.jax_engine.host.rollout import HostRollout, collect, collect_random, record_replay
 from lockstep.jax_engine.program.calls import no_matter
@@ -38,12 +38,12 @@ from lockstep.training.session import gather_shards
 
 @dataclass(frozen=True)
 class HostPending:
-    """An iteration whose update is under way, with the episodes of :meth:`HostRun._finished` and its parts' seconds."""
+    """An iteration whose update is under way, with the episodes of :meth:`HostRun._finished` and its times."""
 
     first: int
     metrics: dict[str, Array]
     episodes: np.ndarray
-    seconds: dict[str, float]
+    laps: Laps
 
 
 class Group(NamedTuple):
@@ -83,7 +83,7 @@ class HostRun:
         self.discounted = np.zeros((plan.local_num_shards, plan.envs_per_shard), np.float32)
         self.recurrent_state = np.zeros((*self.discounted.shape, program.net.carry_size), np.float32)
         self._carried: Carried | None = None
-        self._mark = time.perf_counter()
+        self._clock = Clock()
 
     def _make_groups(self) -> list[Group]:
         """Makes the environments: in two groups where worker processes can step one while the device infers."""
@@ -117,14 +117,16 @@ class HostRun:
             collect_random(self.config, self.plan, self.envs, self.rollout)
             check_numbers(self.envs[0].description, self.plan.env_ids, self.rollout.raw, self.rollout.scores, -1)
             self.state = self._first(self.state, *self._placed(), self.owned)
+        self._clock.begin()
 
     def dispatch(self, first: int, count: int, stop: int, before: Callable[[], None] = no_matter) -> HostPending:
         """Collects a rollout and starts the update; see :meth:`.DeviceRun.dispatch`."""
         assert count == 1, count
         life.begin(Part.ROLLOUT)
-        started = time.perf_counter()
         config, mesh = self.config, self.program.mesh
-        self._take_carried()
+        self._take_carried()  # waits for the update before
+        self._clock.update_ends()
+        self._clock.rollout_begins()
         if config.algorithm == "grpo":
             self._begin_groups(first)
         self._collect(first)
@@ -132,26 +134,26 @@ class HostRun:
         if self.envs[0].replayed and config.algorithm == "ppo":
             record_replay([group.replay for group in self.groups], self.envs, self.rollout)
         episodes = self._finished()
-        collected = time.perf_counter()
+        laps = self._clock.rollout_ends()
         inputs = Inputs(jnp.int32(first), jnp.float32(learning_rates(config, first, 1)[0]))
         inputs = jax.tree.map(lambda x: place(x, replicate_sharding(mesh)), inputs)
         stops = shard_rows(np.full(self._local_devices, stop, np.int32), mesh)
         rollout, discounted = self._placed()
         before()
         self.state, metrics, self._carried = self._learn(self.state, rollout, discounted, inputs, stops, self.owned)
-        return HostPending(first, metrics, episodes, {"rollout": collected - started})
+        return HostPending(first, metrics, episodes, laps)
 
     def fetch(self, pending: HostPending) -> list[Iteration]:
         """See :meth:`.DeviceRun.fetch`."""
         life.begin(Part.PROGRAM)
         metrics = {name: fetch(x).tolist() for name, x in pending.metrics.items()}
+        self._clock.update_ends(pending.laps)
         everyone = gather_json(pending.episodes.tolist()) if jax.process_count() > 1 else [pending.episodes.tolist()]
         table = np.array([row for rows in everyone for row in rows], np.float64).reshape(-1, 5)
         order = np.lexsort((table[:, 1], table[:, 0]))[-WINDOW:]
         newest = [(float(r), int(n), int(s)) for _, _, r, n, s in table[order]]
-        now = time.perf_counter()
-        seconds, self._mark = now - self._mark, now
-        return [Iteration(pending.first, metrics, Finished(newest, len(table)), seconds, pending.seconds)]
+        laps = pending.laps
+        return [Iteration(pending.first, metrics, Finished(newest, len(table)), laps.total, laps.parts)]
 
     # --- the rollout ----------------------------------------------------------------------------------------------
 
@@ -264,6 +266,7 @@ class HostRun:
             carries = self._carries(group.part)
             restarted += load_shards(group.envs, group.replay, group.counter, carries, group, shards)
         wait_for_all("restored")  # a replay may take long
+        self._clock.begin()
         return sorted(env for ids in gather_json(restarted) for env in ids)
 
     def close(self) -> None:

@@ -53,7 +53,8 @@ class Iteration:
     Attributes:
         number: iterations done before it.
         numbers: Python numbers, or lists of them, by name; see :class:`lockstep.jax_engine.update.UpdateResult`.
-        parts: seconds of its parts, where they can be told apart.
+        seconds: of the whole.
+        parts: seconds of its parts, which add up to the whole, where they can be told apart.
     """
 
     number: int
