@@ -121,8 +121,8 @@ def unknown(words: list[str]) -> str | None:
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
         patch.setattr(CommandParser, "parse_known_args", parse)
         patch.setattr(CommandParser, "parse_args", parse_all)
-        help_asked = "--help" in words
-        words = [word for word in words if word != "--help"]
+        help_asked = bool({"--help", "--help-all"} & set(words))
+        words = [word for word in words if word not in ("--help", "--help-all", "--print-config")]
         try:
             rest = words[1:]
             if words[0] != "train" and not (help_asked and words[0] in cli.COMMANDS):

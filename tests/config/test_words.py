@@ -212,3 +212,45 @@ def test_no_word_stands_for_two_things():
 def test_common_options_are_options():
     assert set(COMMON) <= set(LEAVES)
     assert len(COMMON) == 20
+
+
+# --- switches that say what is so, and words of one dash ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--torch-deterministic"],
+        ["--torch-deterministic", "True"],
+        ["--capture-video=False"],
+        ["--no-capture-video"],
+        ["clip_vloss=false"],
+        ["--save-model"],
+    ],
+)
+def test_a_switch_that_says_what_is_so_is_taken(words):
+    assert read_request(["CartPole-v1", *words]).config == read_request(["CartPole-v1"]).config
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--torch-deterministic", "False"], "always deterministic"),
+        (["--capture-video"], "evaluations are filmed"),
+        (["-f", "logs"], "-f: unknown option; write --runs-dir"),
+        (["-x"], "-x: unknown option; options have two dashes"),
+        (["num_envs", "=", "32"], "are one word, without spaces: key=value"),
+        (["--eval-freq", "50000"], "write --eval.interval, in iterations: 50000 / (num_envs x num_steps)"),
+        (["ppo.learning_rate=lin_0.001"], "write 0.001; ppo.schedule: linear lowers the learning rate to 0"),
+        (["normalize=true"], "write --normalize.observations, --normalize.returns or both"),
+    ],
+)
+def test_what_is_meant_otherwise_is_said_in_a_line(words, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        read_request(["CartPole-v1", *words])
+
+
+def test_an_environments_name_as_a_key_of_a_file_is_said(tmp_path):
+    (tmp_path / "zoo.yml").write_text("CartPole-v1:\n  n_envs: 8\n")
+    with pytest.raises(ValueError, match=r"CartPole-v1: the environment stands in a key of its own, env: CartPole-v1"):
+        read_request([str(tmp_path / "zoo.yml")])

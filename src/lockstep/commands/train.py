@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lockstep.config.checks import resolve
 from lockstep.config.engines import check_engine_options
 from lockstep.config.files import config_text, read_file
 from lockstep.config.help import train_help
@@ -40,7 +41,10 @@ def main(argv: Sequence[str]) -> int:
     if len(words) == len(argv):
         return start_run(request_of(argv))
     if _PRINT in argv:
-        print(config_text(request_of(words).config), end="")
+        request = request_of(words)
+        if not isinstance(request.config.num_envs_per_rank, str):  # else what the machine can hold decides
+            resolve(request.config, request.options.nproc if isinstance(request.options.nproc, int) else 1)
+        print(config_text(request.config), end="")
         return 0
     request = request_of(words, needs_env=False)
     print(train_help(request.config, request.options, everything=_HELP[-1] in argv))

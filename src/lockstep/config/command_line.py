@@ -19,7 +19,7 @@ from lockstep.config.files import FILE_SUFFIXES, in_our_words, layered, merge, n
 from lockstep.config.keys import FREE, LEAVES, Leaf, validate
 from lockstep.config.presets import for_grpo, preset_for, with_version
 from lockstep.config.run import AUTO, Config, RunOptions
-from lockstep.config.words import ALIASES, CONFIG_FILE, SWITCHES, advice, plain
+from lockstep.config.words import ALIASES, ALREADY, CONFIG_FILE, SHORT, SWITCHES, advice, plain
 
 ASSIGNMENT = re.compile(r"\+{0,2}[A-Za-z_][\w.-]*=")
 """``key=value``, as ``--key value``."""
@@ -108,6 +108,21 @@ def _switched(flag: str, inline: str | None, words: _Words) -> tuple[str, str] |
     return path, on if said.lower() == "true" else off
 
 
+def _says_what_is_so(flag: str, inline: str | None, words: _Words) -> bool:
+    """Takes a switch of another library's that changes nothing here, as it is said."""
+    name = plain(flag)
+    negated = name.startswith("no_") and name.removeprefix("no_") in ALREADY
+    found = ALREADY.get(name.removeprefix("no_") if negated else name)
+    spoken = inline or (words.left[0] if words.left else "")
+    said = spoken.lower() != "false"
+    other = spoken.lower() not in ("", "true", "false") and not spoken.startswith("--") and "=" not in spoken
+    if found is None or other or (said != negated) != found:
+        return False
+    if inline is None and spoken.lower() in ("true", "false"):
+        words.left.pop(0)
+    return True
+
+
 def parse_arguments(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     """Splits a command line into positional words and nested settings, which the config itself checks later.
 
@@ -123,6 +138,8 @@ def parse_arguments(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
             continue
         if plain(flag) in CONFIG_FILE:
             positional += [inline] if inline is not None else _needed(flag, words.values(1))
+            continue
+        if _says_what_is_so(flag, inline, words):
             continue
         switched = _switched(flag, inline, words)
         if switched is not None:
@@ -237,6 +254,13 @@ def _one_target(positional: list[str], given: dict[str, Any]) -> list[str]:
         if not Path(env_id).exists():
             merge(given, {"env": {"id": env_id}})
             return files
+    if "=" in positional:
+        raise ValueError(f"{' '.join(positional)}: a key, = and its value are one word, without spaces: key=value")
+    for word in positional:
+        if word.startswith("-"):
+            short = SHORT.get(word)
+            instead = f"write {short}" if short else "options have two dashes (lockstep train --help)"
+            raise ValueError(f"{word}: unknown option; {instead}")
     if len(positional) > 1:
         raise ValueError(f"{positional[1]!r}: one config file or environment id is enough")
     return positional

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -107,6 +108,14 @@ def _describe(error: Any) -> str:
         return f"nproc: {value!r}: a number of ranks, at least 1, or auto"
     if path == "coordinator" and kind == "string_pattern_mismatch":
         return f"coordinator: {value!r}: a host and a port are wanted, e.g. 10.0.0.1:29400"
+    if kind == "extra_forbidden" and re.search(r"[-_]v\d+$", path):
+        name = re.sub(r"_(v\d+)$", r"-\1", path)
+        return f"{name}: the environment stands in a key of its own, env: {name}, and its settings beside that"
+    if kind == "float_parsing" and str(value).startswith("lin_"):
+        start = str(value).removeprefix("lin_")
+        return f"{path}: {value!r}: write {start}; ppo.schedule: linear lowers the learning rate to 0"
+    if path == "normalize":
+        return f"normalize: {value!r}: {advice('normalize', '')}"
     if kind == "extra_forbidden":
         said = advice(path.rpartition(".")[2], str(value))
         return f"{path}: unknown key{nearest(path, list(LEAVES))}" if said is None else said

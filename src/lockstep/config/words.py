@@ -21,6 +21,8 @@ ALIASES = {
     "total_iters": "total_iterations",
     "max_iterations": "total_iterations",
     "num_updates": "total_iterations",
+    "num_iterations": "total_iterations",
+    "num_learning_iterations": "total_iterations",
     "n_envs": "num_envs",
     "local_num_envs": "num_envs_per_rank",
     "n_steps": "num_steps",
@@ -86,6 +88,21 @@ SWITCHES: dict[str, tuple[str, str, str]] = {
 }
 """Options that are on or off, with the setting that each stands for and its values then."""
 
+ALREADY = {
+    "torch_deterministic": True,
+    "capture_video": False,
+    "record_video": False,
+    "clip_vloss": False,
+    "use_clipped_value_loss": False,
+    "use_sde": False,
+    "multi_gpu": False,
+    "distributed": False,
+    "headless": True,
+    "render": False,
+    "save_model": True,
+}
+"""Switches that say what is so already, if they say this."""
+
 VALUES = {
     "precision": {"amp": "bf16", "bfloat16": "bf16", "bf16-mixed": "bf16", "float32": "fp32", "32": "fp32"},
     "algorithm": {"PPO": "ppo", "GRPO": "grpo"},
@@ -100,8 +117,16 @@ def _times(text: str, factor: float) -> str:
         return f"{factor:g}X"
 
 
+SHORT = {"-f": "--runs-dir", "-n": "--total-steps", "-i": "--resume", "-tb": "--log.tensorboard"}
+"""RL Zoo's options of one dash."""
+
 _RESUME = "--resume RUN goes on with a run; lockstep eval RUN and lockstep play RUN load a policy"
-_FREQ = "every so many steps isn't counted here, but iterations of num_envs x num_steps steps: "
+
+
+def _every(setting: str) -> Callable[[str], str]:
+    """What counts iterations here, and steps elsewhere."""
+    return lambda v: f"write --{setting}, in iterations: {v or 'steps'} / (num_envs x num_steps)"
+
 
 ADVICE: dict[str, str | Callable[[str], str]] = {
     "vf_coef": lambda v: (
@@ -111,9 +136,9 @@ ADVICE: dict[str, str | Callable[[str], str]] = {
     "value_loss_coef": lambda v: f"rsl_rl's loss has no factor 0.5: write --ppo.value-coef {_times(v, 2)}",
     "clip_vloss": "the limit is a setting of its own: --ppo.value-clip-range 0.2, or none",
     "use_clipped_value_loss": "the limit is a setting of its own: --ppo.value-clip-range 0.2, or none",
-    "eval_freq": _FREQ + "write --eval.interval 10",
-    "eval_interval_steps": _FREQ + "write --eval.interval 10",
-    "save_freq": _FREQ + "write --checkpoint.interval 50",
+    "eval_freq": _every("eval.interval"),
+    "eval_interval_steps": _every("eval.interval"),
+    "save_freq": _every("checkpoint.interval"),
     "save_interval": "write --checkpoint.interval, in iterations",
     "log_interval": "every iteration is logged; leave it out",
     "capture_video": "evaluations are filmed: --eval.interval 10 --eval.record-video",
@@ -140,7 +165,9 @@ ADVICE: dict[str, str | Callable[[str], str]] = {
     "net_arch": lambda v: f"write --network.hidden-sizes {v.strip('[]()').replace(',', ' ') or '64 64'}",
     "use_sde": "there is no state-dependent exploration; --network.state-dependent-std learns the spread by state",
     "vec_env": "--env.workers 4 steps environments in four worker processes a rank",
-    "normalize": "--normalize.observations and --normalize.returns",
+    "normalize": "write --normalize.observations, --normalize.returns or both; in a file {observations: true}",
+    "hyperparams": "write each as key=value after the environment, or as an option: num_envs=8",
+    "hyperparameters": "write each as key=value after the environment, or as an option: num_envs=8",
     "logger": lambda v: f"write --log.{v}" if v in ("wandb", "mlflow", "trackio", "tensorboard") else "see --log.wandb",
     "headless": "nothing is drawn while training; leave it out",
     "render": "nothing is drawn while training; lockstep play RUN shows a policy",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 import warnings
@@ -113,6 +114,7 @@ def by_gymnasium(config: EnvConfig, steps: int, seed: int) -> Iterator[Finding]:
                 wrong = (wrong_number(env, where, error) for where in ("reset", "step"))
                 text = next((text for text in wrong if text), f"Gymnasium's checker: {_line(error)}")
                 yield Finding("problem", text)
+                yield from _how_far(env, seed)
                 return
         texts = dict.fromkeys(_COLOURS.sub("", " ".join(str(one.message).split())) for one in said)
         for text in texts:
@@ -122,6 +124,14 @@ def by_gymnasium(config: EnvConfig, steps: int, seed: int) -> Iterator[Finding]:
         yield _inside(env, steps, seed)
     finally:
         env.close()
+
+
+def _how_far(env: gymnasium.Env, seed: int) -> Iterator[Finding]:
+    """Says how a first observation differs from its space, if it can be had and does."""
+    with contextlib.suppress(Exception):
+        observation, _ = env.reset(seed=seed)
+        if not env.observation_space.contains(observation) and (said := outside(env.observation_space, observation)):
+            yield Finding("note", f"after reset {said}")
 
 
 def _inside(env: gymnasium.Env, steps: int, seed: int) -> Finding:
@@ -147,6 +157,9 @@ def _line(error: Exception) -> str:
 def _played(config: EnvConfig, description: EnvDescription, make: Make, steps: int, seed: int) -> Iterator[Finding]:
     first, restored = play(make(config), description, steps, seed, lambda: make(config))
     yield Finding("ok", f"{NUM_ENVS * steps:,} rewards and observations are finite; {first.episodes} episodes ended")
+    if not first.episodes and description.max_episode_steps is None:
+        text = f"no episode ended in {steps:,} steps, and there is no time limit: --env.max-episode-steps N sets one"
+        yield Finding("note", text)
     yield Finding("ok", f"speed: {NUM_ENVS * steps / first.seconds:,.0f} steps a second in one process")
     again, _ = play(make(config), description, steps, seed)
     same = np.array_equal(first.hashes, again.hashes)

@@ -29,6 +29,7 @@ CAUSES = {
     "unreduced": (
         "nothing reduces them: there is neither DDP nor FSDP in the process, and no all-reduce before the step"
     ),
+    "unreduced_sb3": "Stable-Baselines3's own classes know nothing of ranks, and nothing reduces their gradients",
     "sometimes": "something reduces them before some steps and not before others: a condition, a count of its own",
     "rounding": (
         "each rank rounds in its own way: kernels that aren't deterministic, or an average that each rank "
@@ -89,6 +90,7 @@ FIXES = {
     "skipped": "reduce every parameter of the optimiser, in a loop over its param_groups; or " + ATTACH,
     "required": "set requires_grad alike on every rank, before DDP or lockstep.attach",
     "unreduced": ATTACH,
+    "unreduced_sb3": SB3,
     "sometimes": "reduce before every step; or " + ATTACH,
     "rounding": "torch.use_deterministic_algorithms(True), and reduce by one collective whose result all ranks take",
     "local_change": (

@@ -91,7 +91,7 @@ def _findings(traces: Sequence[RankTrace], evidence: Evidence, deadlock: bool, i
     if independent is not None:
         return [independent, *_there([normalizer_finding(evidence), *endings])]
     if (server := server_finding(evidence)) is not None:
-        return [server, *_there([*endings, unknown_finding(evidence)])]
+        return _there([failure, server, *(e for e in endings if e is not failure), unknown_finding(evidence)])
     steps, start = step_finding(evidence), start_finding(evidence)
     before = evidence.until(steps)  # ranks that pair different minibatches since have nothing to be compared by
     gradients, rates = gradient_finding(before), rate_finding(before)

@@ -62,7 +62,9 @@ def _why(evidence: Evidence, found: Comparison) -> tuple[str, str]:
             "local_change",
             "gradients are not reduced at every step" if equal else "gradients differ in spite of DDP",
         )
-    return ("sometimes", "gradients are not reduced at every step") if equal else ("unreduced", never)
+    if equal:
+        return "sometimes", "gradients are not reduced at every step"
+    return ("unreduced_sb3" if "stable_baselines3" in evidence.libraries else "unreduced"), never
 
 
 def _required_by_some(evidence: Evidence, found: Comparison) -> set[str]:

@@ -108,10 +108,8 @@ def server_finding(evidence: Evidence) -> Finding | None:
             text = f"{who}, and {listed([rank])} differs from it when rollout phase {phase + 1} begins: in {unlike} of "
             return fault("server", f"{text}{shared} tensors, first {name}", "server", {"phase": phase + 1})
     if not trained:
-        if not any(t.models for t in evidence.traces if t is not server):
-            return None
-        text = f"{who}, and whether {listed(others)} get its parameters wasn't seen often enough"
-        return Finding("server", DOUBT, text, "", FIXES["server"])
+        text = f"{who}, and whether {listed(others)} have its parameters wasn't seen: it takes forward passes without "
+        return Finding("server", DOUBT, f"{text}gradients, on every rank, between two of its steps")
     text = (
         f"{who}, and {listed(others)} had its parameters whenever a rollout phase began, {len(phases)} times compared"
     )

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.autograd import Variable
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -27,7 +26,7 @@ from lockstep.integrations.attach.agreement import broadcast_tensors, check_alik
 from lockstep.integrations.attach.increments import Increments
 from lockstep.integrations.attach.phases import Phases
 from lockstep.integrations.attach.process_group import Same, communicator, join, meet
-from lockstep.torch_engine.distributed.scripts import parallel_wrapper
+from lockstep.torch_engine.distributed.scripts import parallel_wrapper, unwrapped
 
 Reduction = Literal["mean", "sum"]
 
@@ -70,16 +69,12 @@ def attach(
             parameters of other modules.
         RankMismatchError: the ranks' modules or optimisers differ; on every rank.
     """
-    modules = [_bare(each) for each in ([module] if isinstance(module, nn.Module) else module)]
+    modules = [unwrapped(each) for each in ([module] if isinstance(module, nn.Module) else module)]
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or ())
     if reduction not in get_args(Reduction):
         raise ValueError(f"attach: reduction {reduction!r} is unknown; use mean or sum")
     _check(modules, optimizers)
     return Attached(modules, optimizers, broadcast_buffers, reduction, check_phases)
-
-
-def _bare(module: nn.Module) -> nn.Module:
-    return module.module if isinstance(module, DistributedDataParallel) else module
 
 
 def _named_parameters(modules: Sequence[nn.Module]) -> dict[str, nn.Parameter]:

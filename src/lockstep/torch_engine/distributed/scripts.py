@@ -51,6 +51,11 @@ def join_script(topology: Topology, timeout: datetime.timedelta) -> Communicator
     return communicator
 
 
+def unwrapped(module: nn.Module) -> nn.Module:
+    """Takes what DDP wraps, if it wraps all of a module."""
+    return module.module if isinstance(module, DistributedDataParallel) else module
+
+
 def parallel_wrapper(module: nn.Module) -> str | None:
     """Names PyTorch's own data parallelism, if a module or a part of it is in its hands."""
     for part in module.modules():
