@@ -8,7 +8,7 @@ from lockstep.config.checks import resolve
 from lockstep.config.command_line import parse_arguments, read_request
 from lockstep.config.help import COMMON
 from lockstep.config.keys import ALIASES, LEAVES
-from lockstep.config.words import ADVICE, CONFIG_FILE, SWITCHES, VALUES
+from lockstep.config.words import ADVICE, ALREADY, CONFIG_FILE, SWITCHES, VALUES
 
 
 def config_of(*words):
@@ -185,7 +185,8 @@ def test_what_to_write_instead_is_said_and_can_be_written(word, tmp_path):
     flag = "--" + word.replace("_", "-")
     text = refused(flag, "0.5")
     assert text.startswith(f"{flag} 0.5: ")
-    assert refused(flag).startswith(f"{flag}: ")
+    if not ALREADY.get(word):
+        assert refused(flag).startswith(f"{flag}: ")
     said = re.findall(r"(--[a-z][\w.-]*)(?: ([\w.]+))?", text.partition(": ")[2])
     for option, value in said:
         leaf = LEAVES.get(option[2:].replace("-", "_"))
@@ -214,7 +215,7 @@ def test_common_options_are_options():
     assert len(COMMON) == 20
 
 
-# --- switches that say what is so, and words of one dash ----------------------------------------------------------------
+# ---- switches that say what is so, and words of one dash
 
 
 @pytest.mark.parametrize(

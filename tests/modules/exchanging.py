@@ -117,6 +117,7 @@ def fail():
     """What a rank sees of a peer that brings another size, stays away, leaves, and is killed; the first one waits."""
     ranks = Ranks()
     mismatched, late, leaving, killed = (ranks.sharing() for _ in range(4))
+    assert late.slots is not None
     late.slots._timeout = 0.3  # once it is open, for which a busy machine takes longer
     failure("size", lambda: mismatched.gather_ranks(torch.zeros(3 + ranks.rank)))
     if ranks.rank == 0:

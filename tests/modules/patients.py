@@ -98,9 +98,10 @@ def reduced_in_one_buffer():
     optimizer = torch.optim.RMSprop(agent.parameters(), 0.01)
 
     def reduce_together():
-        flat = nn.utils.parameters_to_vector([p.grad for p in agent.parameters()])
+        gradients = [p.grad for p in agent.parameters() if p.grad is not None]
+        flat = nn.utils.parameters_to_vector(gradients)
         dist.all_reduce(flat)
-        nn.utils.vector_to_parameters(flat / dist.get_world_size(), [p.grad for p in agent.parameters()])
+        nn.utils.vector_to_parameters(flat / dist.get_world_size(), gradients)
 
     train(agent, optimizer, data, before_step=reduce_together)
 
@@ -114,6 +115,7 @@ def parameter_server(broadcast=True):
             agent.zero_grad()
             agent(batch).mean().backward()
             for parameter in agent.parameters():
+                assert parameter.grad is not None
                 dist.reduce(parameter.grad, 0)
             if optimizer is not None:
                 optimizer.step()
@@ -422,6 +424,7 @@ def noise_of_its_own():
 
     def shake():
         for parameter in agent.parameters():
+            assert parameter.grad is not None
             parameter.grad += 0.1 * torch.randn_like(parameter.grad)
 
     train(agent, torch.optim.Adam(agent.parameters(), 0.01), Data(rank), before_step=shake)

@@ -1,6 +1,7 @@
 """Environments that a run can't use as they are, each by one mistake; ``Hooked`` and ``Fit`` have none."""
 
 import time
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -55,7 +56,8 @@ class Unseen(CartPoleEnv):
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
-        self.observation_space = spaces.Dict({"arm": spaces.Dict({"pole": self.observation_space})})
+        space: Any = spaces.Dict({"arm": spaces.Dict({"pole": self.observation_space})})
+        self.observation_space = space
         self.steps = 0
 
     def _as_dict(self, observation):
@@ -95,13 +97,14 @@ class Hooked(CartPoleEnv):
         return {"state": np.array(self.state, np.float64)}
 
     def set_env_state(self, arrays):
-        self.state = tuple(arrays["state"])
+        self.state = tuple(arrays["state"])  # type: ignore[assignment]
 
 
 class Worded(CartPoleEnv):
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
-        self.observation_space = spaces.Dict({"pole": self.observation_space, "name": spaces.Text(4)})
+        space: Any = spaces.Dict({"pole": self.observation_space, "name": spaces.Text(4)})
+        self.observation_space = space
 
 
 for kind in (Fit, OldStep, OldReset, ShapedReward, Wide, Outside, Endless, Unseen, Clocked, Kept, Hooked, Worded):
