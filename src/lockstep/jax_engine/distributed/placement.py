@@ -21,6 +21,7 @@ from lockstep.jax_engine.distributed.mesh import (
     active_mesh,
     check_rows,
     data_sharding,
+    is_data,
     make_mesh,
     named_sharding,
     nearest,
@@ -53,7 +54,7 @@ def _is_key(value: object) -> TypeGuard[Array]:
 
 def replicate_on_mesh(pytree: Tree, mesh: Mesh) -> Tree:
     """Places every leaf whole on every device of the mesh; every process must give the same values."""
-    return jax.tree.map(lambda leaf: place(leaf, replicate_sharding(mesh)), pytree)
+    return jax.tree.map(lambda leaf: place(leaf, replicate_sharding(mesh)) if is_data(leaf) else leaf, pytree)
 
 
 def fetch(array: ArrayLike) -> np.ndarray:
@@ -128,6 +129,8 @@ def shard_pytree(pytree: Tree, mesh: Mesh) -> Tree:
     parts = num_local_devices(mesh)
 
     def of(path: KeyPath, leaf: Array) -> Array:
+        if not is_data(leaf):
+            return leaf
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         check_rows(leaf, parts, "environments", f"{name}: " if name else "")
         if parts == mesh.size:
@@ -150,7 +153,12 @@ def replicate(pytree: Tree, mesh: Mesh | None = None) -> Tree:
         mesh: the active one (:func:`set_mesh`) by default, else one of all devices.
     """
     mesh = mesh or active_mesh() or make_mesh()
-    return jax.tree.map(lambda leaf: _row_each(lambda _: jnp.asarray(leaf)[None], mesh), pytree)
+
+
+    def of(leaf: Array) -> Array:
+        return _row_each(lambda _: jnp.asarray(leaf)[None], mesh) if is_data(leaf) else leaf
+
+    return jax.tree.map(of, pytree)
 
 
 def unreplicate(pytree: Tree) -> Tree:
@@ -161,6 +169,8 @@ def unreplicate(pytree: Tree) -> Tree:
     """
 
     def of(leaf: Array) -> Array:
+        if not is_data(leaf):
+            return leaf
         if not np.shape(leaf):
             raise ValueError("a scalar has no device axis to drop; it was not made by replicate")
         if not isinstance(leaf, Array) or not leaf.committed:
