@@ -14,10 +14,12 @@ from jax import numpy as jnp
 
 from lockstep.core.fingerprint import compare_ranks
 from lockstep.jax.config import PPOConfig, RunnerConfig, in_users_names
+from lockstep.jax.history import PPOMetricsHistory
+from lockstep.jax.metrics import Metrics
 from lockstep.jax.ppo import PPOTrainState
 from lockstep.jax.report import DeviceMetrics, DistributedSetup, device_metrics, distributed_setup
 from lockstep.jax.reward_terms import RewardTermsWrapper, Terms
-from lockstep.jax.training import Customs, Metrics, Training
+from lockstep.jax.training import Customs, Training
 from lockstep.jax_engine.distributed.mesh import REPLICATED, over_mesh
 from lockstep.jax_engine.distributed.placement import fetch
 from lockstep.jax_engine.distributed.reductions import FSDP_AXIS, shard_index
@@ -129,7 +131,7 @@ class Task:
 
     # --- what it does -----------------------------------------------------------------------------------------------
 
-    def train(self) -> tuple[PPOTrainState, dict[str, np.ndarray]]:
+    def train(self) -> tuple[PPOTrainState, PPOMetricsHistory]:
         """Trains from the beginning; state, history and errors as of :func:`lockstep.jax.train_ppo_multigpu`."""
         self.device_log = []
         return self._training.train(self._first_state(), self._look)

@@ -57,8 +57,8 @@ def get_num_devices(requested: int | None = None) -> int:
     requested = int(requested)
     if requested > present:
         raise ValueError(
-            f"num_devices: Requested {requested} devices and {present} are present ({jax.default_backend()}); use at most "
-            f"{present}, or simulate more on a CPU (--simulate-devices, jax_num_cpu_devices)"
+            f"num_devices: Requested {requested} devices and {present} are present ({jax.default_backend()}); use "
+            f"at most {present}, or simulate more on a CPU (--simulate-devices, jax_num_cpu_devices)"
         )
     if requested % processes:
         raise ValueError(

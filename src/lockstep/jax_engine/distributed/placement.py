@@ -154,7 +154,6 @@ def replicate(pytree: Tree, mesh: Mesh | None = None) -> Tree:
     """
     mesh = mesh or active_mesh() or make_mesh()
 
-
     def of(leaf: Array) -> Array:
         return _row_each(lambda _: jnp.asarray(leaf)[None], mesh) if is_data(leaf) else leaf
 
