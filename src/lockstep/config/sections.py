@@ -140,7 +140,7 @@ class PPOConfig(Section):
     )
     drop_remainder: bool = Field(
         default=False,
-        description="jax: leave out, in each epoch others, the samples by which a shard's minibatches don't come out even",
+        description="jax: leave out, in each epoch others, the samples by which minibatches don't come out even",
     )
     gradient_accumulation: int = Field(
         default=1, ge=1, description="parts in which a minibatch goes through the networks, to save memory"

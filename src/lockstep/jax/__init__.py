@@ -17,12 +17,16 @@ if TYPE_CHECKING:
     from lockstep.jax.copies import replicate as replicate
     from lockstep.jax.copies import set_mesh as set_mesh
     from lockstep.jax.copies import split_key_across_devices as split_key_across_devices
+    from lockstep.jax.distributed_task import DistributedPPOConfig as DistributedPPOConfig
+    from lockstep.jax.distributed_task import DistributedPPOTask as DistributedPPOTask
     from lockstep.jax.history import PPOMetricsHistory as PPOMetricsHistory
     from lockstep.jax.ppo import PPO as PPO
     from lockstep.jax.ppo import PPOTrainState as PPOTrainState
     from lockstep.jax.report import DeviceMetrics as DeviceMetrics
     from lockstep.jax.report import DistributedSetup as DistributedSetup
     from lockstep.jax.reward_terms import Transition as Transition
+    from lockstep.jax.rewards import Reward as Reward
+    from lockstep.jax.rollouts import Trajectory as Trajectory
     from lockstep.jax.task import Task as Task
     from lockstep.jax.training import train_ppo_multigpu as train_ppo_multigpu
     from lockstep.jax.wrappers import AutoResetWrapper as AutoResetWrapper
@@ -44,8 +48,8 @@ if TYPE_CHECKING:
     from lockstep.jax_engine.distributed.placement import replicate_on_mesh as replicate_on_mesh
     from lockstep.jax_engine.distributed.placement import shard_pytree as shard_pytree
     from lockstep.jax_engine.distributed.placement import unreplicate as unreplicate
-    from lockstep.jax_engine.distributed.reductions import AXES as DATA_AXIS
     from lockstep.jax_engine.distributed.reductions import BATCH_AXIS as BATCH_AXIS
+    from lockstep.jax_engine.distributed.reductions import DATA_AXIS as DATA_AXIS
     from lockstep.jax_engine.distributed.reductions import FSDP_AXIS as FSDP_AXIS
     from lockstep.jax_engine.envs.functional import Environment as Environment
     from lockstep.jax_engine.envs.functional import EnvParams as EnvParams
@@ -79,6 +83,9 @@ _MODULES = {
     "lockstep.jax.config": ("PPOConfig", "RunnerConfig"),
     "lockstep.jax.ppo": ("PPO", "PPOTrainState"),
     "lockstep.jax.task": ("Task",),
+    "lockstep.jax.distributed_task": ("DistributedPPOConfig", "DistributedPPOTask"),
+    "lockstep.jax.rewards": ("Reward",),
+    "lockstep.jax.rollouts": ("Trajectory",),
     "lockstep.jax.reward_terms": ("Transition",),
     "lockstep.jax.report": ("DeviceMetrics", "DistributedSetup"),
     "lockstep.jax_engine.setup.set_up": ("prepare_jax",),
@@ -93,8 +100,6 @@ _MODULES = {
         "VmapWrapper",
     ),
 }
-_NAMES = {"DATA_AXIS": "AXES"}
-"""What a name is called at home, where that is another one."""
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 
@@ -103,7 +108,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'lockstep.jax' has no attribute {name!r}")
     try:
-        value = getattr(importlib.import_module(_HOME[name]), _NAMES.get(name, name))
+        value = getattr(importlib.import_module(_HOME[name]), name)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("jax", "jaxlib"):
             raise

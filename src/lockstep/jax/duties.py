@@ -68,8 +68,8 @@ class Duties:
             return None
         if found.updates > self._total:
             raise ValueError(
-                f"total_timesteps: {self._runner.total_timesteps} are {self._total} updates, and the newest checkpoint of "
-                f"{self._folder.path} has {found.updates}; use at least {found.updates * self._steps}"
+                f"total_timesteps: {self._runner.total_timesteps} are {self._total} updates, and the newest checkpoint "
+                f"of {self._folder.path} has {found.updates}; use at least {found.updates * self._steps}"
             )
         say(f"training goes on after update {found.updates} of {self._total} ({self._folder.path})")
         return found

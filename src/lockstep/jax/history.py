@@ -46,7 +46,7 @@ class PPOMetricsHistory(tuple):
         return cls(*values)
 
     def _asdict(self) -> dict[str, Any]:
-        return dict(self.items())
+        return {name: self[name] for name in self._fields}
 
     def _replace(self, **metrics: Any) -> PPOMetricsHistory:
         unknown = [name for name in metrics if name not in self._fields]
@@ -72,7 +72,7 @@ class PPOMetricsHistory(tuple):
     def __repr__(self) -> str:
         return f"PPOMetricsHistory({', '.join(f'{name}={value!r}' for name, value in self.items())})"
 
-    # --- the mapping ----------------------------------------------------------------------------------------------------
+    # --- the mapping --------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._fields)
@@ -82,15 +82,15 @@ class PPOMetricsHistory(tuple):
 
     def keys(self) -> KeysView[str]:
         """Gives the names."""
-        return KeysView(_View(self))
+        return self._asdict().keys()
 
     def values(self) -> ValuesView[Any]:
         """Gives the arrays."""
-        return ValuesView(_View(self))
+        return self._asdict().values()
 
     def items(self) -> ItemsView[str, Any]:
         """Gives names and arrays."""
-        return ItemsView(_View(self))
+        return self._asdict().items()
 
     def get(self, name: str, default: Any = None) -> Any:
         """Gives the array of a name, or the default."""
@@ -103,22 +103,6 @@ class PPOMetricsHistory(tuple):
         return same and all(np.array_equal(self[name], other[name], equal_nan=True) for name in self._fields)
 
     __hash__ = None  # type: ignore[assignment]
-
-
-class _View(Mapping[str, Any]):
-    """A history as nothing but a mapping, for views."""
-
-    def __init__(self, history: PPOMetricsHistory) -> None:
-        self._history = history
-
-    def __getitem__(self, name: str) -> Any:
-        return self._history[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._history._fields)
-
-    def __len__(self) -> int:
-        return len(self._history._fields)
 
 
 def _remade(named: dict[str, Any]) -> PPOMetricsHistory:

@@ -31,7 +31,7 @@ def also_known_as(
         init: Any = kind.__init__
 
         @functools.wraps(init)
-        def __init__(self: Any, *values: Any, **settings: Any) -> None:
+        def initialised(self: Any, *values: Any, **settings: Any) -> None:
             if len(values) > len(known):
                 raise SettingError(f"{type(self).__name__}: {len(values)} values for {len(known)} settings; name them")
             for name in list(settings):
@@ -46,7 +46,7 @@ def also_known_as(
                     raise
                 raise SettingError(f"{kind.__name__}: {str(error).splitlines()[0]}") from None
 
-        kind.__init__ = __init__  # type: ignore[misc]
+        kind.__init__ = initialised  # type: ignore[misc]
         for name, setting in names.items():
             setattr(kind, name, property(lambda self, setting=setting: getattr(self, setting), doc=f"``{setting}``."))
         return kind

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -155,6 +155,10 @@ class Task:
 
     # --- how ----------------------------------------------------------------------------------------------------------
 
+    def _customs(self) -> Customs:
+        """Gives what a task has of its own beside networks and gradients."""
+        return Customs(axis_name=self.axis_name)
+
     def _overrides(self, hook: str) -> bool:
         own = getattr(self, hook)
         return getattr(own, "__func__", own) is not getattr(Task, hook)
@@ -172,7 +176,9 @@ class Task:
         terms = self.reward_terms()
         wrapped = RewardTermsWrapper(env, terms) if terms else env
         policy = self.policy_network if self._overrides("policy_network") else None
-        customs = Customs(policy, self._synchronized if self._synchronizes else None, self.axis_name)
+        customs = replace(
+            self._customs(), policy=policy, synchronize=self._synchronized if self._synchronizes else None
+        )
         try:
             return Training(wrapped, params, self.ppo_config, self.runner_config, customs)
         except ValueError as error:
@@ -212,13 +218,16 @@ class Task:
         worst = max(float(np.abs(fetch(found[name]) - means[name]).max()) for name in shapes)
         return worst / max(float(np.abs(x).max()) for x in means.values())
 
+    def _say_devices(self, found: Sequence[DeviceMetrics]) -> None:
+        for line in found:
+            print(line, flush=True)
+
     def _look(self, iteration: Iteration, call: Pending, metrics: Metrics) -> None:
         every = self.log_devices_every
         if every and (iteration.number + 1) % every == 0:
             found = device_metrics(self._training.program, iteration, call)
             self.device_log += found
-            for line in found:
-                print(line, flush=True)
+            self._say_devices(found)
         self.on_update(iteration.number + 1, metrics)
 
 

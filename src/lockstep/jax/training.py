@@ -16,7 +16,14 @@ from lockstep.core.shards import keyed_seed
 from lockstep.envs.description import described
 from lockstep.jax.config import PPOConfig, RunnerConfig, in_users_names, run_config
 from lockstep.jax.duties import Duties
-from lockstep.jax.engine_state import environments_of, of_engine, to_engine, user_rng, with_environments
+from lockstep.jax.engine_state import (
+    environments_of,
+    of_engine,
+    replaced_environments,
+    to_engine,
+    user_rng,
+    with_environments,
+)
 from lockstep.jax.history import PPOMetricsHistory
 from lockstep.jax.metrics import Metrics, history_of, metrics_of, say
 from lockstep.jax.ppo import PPOTrainState, check_spaces
@@ -26,11 +33,12 @@ from lockstep.jax_engine.distributed.placement import gathered, num_local_device
 from lockstep.jax_engine.distributed.reductions import BATCH_AXIS
 from lockstep.jax_engine.envs.functional import FunctionalAdapter
 from lockstep.jax_engine.nets.custom import custom_net
+from lockstep.jax_engine.nets.encoders import encode_rows
 from lockstep.jax_engine.nets.nets import PolicyNet
 from lockstep.jax_engine.program.calls import Pending
 from lockstep.jax_engine.program.fingerprints import Copies, check_copies
 from lockstep.jax_engine.program.iterations import Iteration
-from lockstep.jax_engine.program.program import Program
+from lockstep.jax_engine.program.program import Collect, Program
 from lockstep.jax_engine.program.run import DeviceRun
 from lockstep.jax_engine.session import parameter_layout
 from lockstep.jax_engine.setup.set_up import prepare_jax
@@ -41,12 +49,16 @@ from lockstep.jax_engine.state import check_networks, init_state, place_state, s
 class Customs:
     """What a task has of its own: a maker of an Equinox module, its reduction of gradients, the name of the batch axis.
 
-    See :class:`lockstep.jax.task.Task` and :class:`lockstep.jax_engine.nets.parameters.VectorLayout`.
+    See :class:`lockstep.jax.task.Task` and :class:`lockstep.jax_engine.nets.parameters.VectorLayout`; ``collect`` is of
+    :class:`lockstep.jax_engine.program.program.Program`, and ``first_envs`` makes observations and states ``[num_envs,
+    …]`` that first episodes begin with.
     """
 
     policy: Callable[..., Any] | None = None
     synchronize: Callable[[Any], Any] | None = None
     axis_name: str = BATCH_AXIS
+    collect: Collect | None = None
+    first_envs: Callable[[], tuple[Any, Any] | None] | None = None
 
 
 class Training:
@@ -86,7 +98,8 @@ class Training:
         net = _with_policy(check_networks(config, description), customs.policy, config)
         layout = parameter_layout(config, net, mesh, customs.synchronize)
         everywhere = jax.process_count() > 1
-        self.program = Program(config, description, net, layout, mesh, adapter, everywhere)
+        self.program = Program(config, description, net, layout, mesh, adapter, everywhere, collect=customs.collect)
+        self._first_envs = customs.first_envs
         self.run = DeviceRun(self.program, init_state(config, net, layout), num_local_devices(mesh))
 
     @property
@@ -120,6 +133,11 @@ class Training:
         run.state = place_state(state, specs, program.mesh)
         with self.rounding():
             run.begin()
+        first = None if self._first_envs is None else self._first_envs()
+        if first is not None:
+            observation, states = first
+            rows = encode_rows(program.net.observation, observation)
+            run.replace_environments(replaced_environments(run.env_shapes, rows, states))
         if given is not None:  # normalisers that have seen something, without the random policy's samples
             kept = place_state(state, specs, program.mesh)
             if given.observations is not None and float(given.observations.count):
@@ -241,9 +259,9 @@ def train_ppo_multigpu(
             rate (``anneal_lr``) begins anew and is 0 at the end of this call.
 
     Returns:
-        The state on the mesh, and a :class:`PPOMetricsHistory` of arrays ``[n_updates]``, where ``n_updates = total_timesteps //
-        (num_devices * num_envs * n_steps)``: ``total_loss``, ``actor_loss``, ``critic_loss`` (``0.5 * (v -
-        return)^2``), ``entropy``, ``approx_kl`` and others, means over an update's minibatches; ``episode_return`` and
+        The state on the mesh, and a :class:`PPOMetricsHistory` of arrays ``[n_updates]``, where ``n_updates =
+        total_timesteps // (num_devices * num_envs * n_steps)``: ``total_loss``, ``actor_loss``, ``critic_loss``
+        (``0.5 * (v - return)^2``), ``entropy``, ``approx_kl`` and others, means over an update's minibatches; ``episode_return`` and
         ``episode_length``, see :func:`metrics_of`; ``reward/<name>`` of named reward terms; ``eval_return`` and
         ``eval_length`` of evaluations.
 

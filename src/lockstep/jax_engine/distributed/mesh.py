@@ -69,7 +69,8 @@ def get_num_devices(requested: int | None = None) -> int:
 
 def _is_count(value: Any) -> bool:
     """Says whether a value is a whole number of devices, at least 1."""
-    return isinstance(value, int | float | np.number) and not isinstance(value, bool) and value >= 1 and value % 1 == 0
+    number = value.item() if isinstance(value, np.number) else value
+    return isinstance(number, int | float) and not isinstance(number, bool) and number >= 1 and number % 1 == 0
 
 
 def check_divisible(name: str, parts: Any, devices: int) -> None:

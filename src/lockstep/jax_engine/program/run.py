@@ -57,6 +57,12 @@ class DeviceRun:
         """Begins with a state of host arrays that has environments, in place of first episodes."""
         self.state = place_state(state, self.specs, self.program.mesh)
 
+    def replace_environments(self, envs: EnvCarry) -> None:
+        """Puts environments on the host, ``[num_shards, environments of each, …]``, in the place of those begun."""
+        mesh = self.program.mesh
+        placed = jax.tree.map(lambda x, spec: place(x, named_sharding(mesh, spec)), envs, self.specs.envs)
+        self.state = self.state._replace(envs=placed)
+
     def dispatch(self, first: int, count: int, stop: int, before: Callable[[], None] = no_matter) -> Pending:
         """Starts ``count`` iterations, at most ``capacity``, after ``first``; returns while they are under way.
 
