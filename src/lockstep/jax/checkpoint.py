@@ -315,5 +315,8 @@ def _check_shape(name: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> 
 
 
 def _place(value: Any, leaf: Any) -> Array:
+    """Puts a value where the template's leaf is, bound to its devices if that is."""
     sharding = getattr(leaf, "sharding", None)
-    return jnp.asarray(value) if sharding is None else placement.place(value, sharding)
+    if sharding is None or not getattr(leaf, "committed", True):
+        return jnp.asarray(value)
+    return placement.place(value, sharding)

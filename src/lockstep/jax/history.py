@@ -102,6 +102,9 @@ class PPOMetricsHistory(tuple):
         same = set(self.keys()) == set(other.keys())
         return same and all(np.array_equal(self[name], other[name], equal_nan=True) for name in self._fields)
 
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
     __hash__ = None  # type: ignore[assignment]
 
 
