@@ -248,6 +248,27 @@ def test_a_keyword_that_is_none_is_a_type_error_too():
         ljax.train_ppo_multigpu(env, params, ppo_config=PPO, runner_config=None)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("misuse", "words"),
+    [
+        (lambda: ljax.shard_pytree(jnp.ones(8), 4), "mesh: int was given; give one of make_mesh"),
+        (lambda: ljax.replicate_on_mesh(jnp.ones(8), 4), "mesh: int was given"),
+        (lambda: ljax.fsdp_sharding(jnp.ones(8), None), "mesh: NoneType was given"),
+        (lambda: ljax.data_sharding(2), "mesh: int was given"),
+        (lambda: ljax.split_key_across_devices(3, 2), "key: int was given; give one of jax.random.key"),
+        (lambda: ljax.PPO.init(3, 4, 2), "key: int was given"),
+        (lambda: ljax.PPO.apply({}, jnp.ones(4)), "state: dict was given; give a PPOTrainState"),
+        (lambda: ljax.PPOConfig(hidden_sizes="64"), "hidden_sizes: '64' must be units of each layer"),
+        (lambda: ljax.PPOConfig(lr="fast"), "learning_rate: 'fast'"),
+        (lambda: ljax.save_checkpoint(3, {}), "checkpoint: 3 is no path"),
+        (lambda: ljax.train_ppo_multigpu("CartPole-v1", None, ppo_config=PPO, runner_config=ljax.RunnerConfig()),
+         "env: str was given, which has no reset and step"),
+    ],
+)  # fmt: skip
+def test_arguments_of_another_type_are_one_line(misuse, words):
+    assert words in error_of(misuse)
+
+
 def test_a_remainder_is_dropped_if_that_is_asked_for():
     odd = dataclasses.replace(PPO, n_minibatches=3)
     assert "n_minibatches: 3 doesn't divide a shard's" in error_of(train, 1, ppo=odd)

@@ -94,20 +94,30 @@ def trained(kind, **changes):
     return task.run_distributed_training()
 
 
-def test_a_rollout_of_ones_own_is_what_is_learned_from():
-    state, history = trained(Copied)
-    on_one, of_one = trained(Copied, num_devices=1)
-    assert same(state.params, on_one.params)
-    assert same(history, of_one)
-    scaled, of_scaled = trained(Scaled)
+@pytest.fixture(scope="module")
+def copied():
+    return trained(Copied, total_timesteps=3 * 64)
+
+
+def test_a_rollout_of_ones_own_is_what_is_learned_from(copied):
+    state, history = copied
+    scaled, of_scaled = trained(Scaled, total_timesteps=3 * 64)
     assert history.critic_loss[0] > 2 * of_scaled.critic_loss[0]
     assert not same(state.params, scaled.params)
-    plain, _ = trained(Plain)
-    assert not same(plain.params, scaled.params)  # its draws are others
 
 
-def test_a_rollout_of_ones_own_counts_episodes_as_the_engine_does():
-    state, history = trained(Copied, total_timesteps=3 * 64)
+@pytest.mark.long
+def test_a_rollout_of_ones_own_is_the_same_on_any_number_of_devices(copied):
+    state, history = copied
+    on_one, of_one = trained(Copied, num_devices=1, total_timesteps=3 * 64)
+    assert same(state.params, on_one.params)
+    assert same(history, of_one)
+    plain, _ = trained(Plain, total_timesteps=3 * 64)
+    assert not same(plain.params, state.params)
+
+
+def test_a_rollout_of_ones_own_counts_episodes_as_the_engine_does(copied):
+    state, history = copied
     lengths, returns = history["episode_length"], history["episode_return"]
     ended = history["episodes"] > 0
     assert ended.any()

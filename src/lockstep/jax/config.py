@@ -114,7 +114,7 @@ class PPOConfig:
 
     def __post_init__(self) -> None:
         try:
-            object.__setattr__(self, "hidden_sizes", tuple(self.hidden_sizes))
+            object.__setattr__(self, "hidden_sizes", tuple(n + 0 for n in self.hidden_sizes))
         except TypeError:
             raise ValueError(
                 f"hidden_sizes: {self.hidden_sizes!r} must be units of each layer, such as (64, 64)"

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from jax import Array
 
+from lockstep.jax.settings import SettingError
 from lockstep.jax_engine.distributed import mesh as meshes
 from lockstep.jax_engine.distributed import placement
 from lockstep.jax_engine.distributed.mesh import Mesh, make_mesh
@@ -69,6 +70,8 @@ def split_key_across_devices(key: Array, n: int | None = None, *, n_devices: int
     Raises:
         ValueError: there are fewer devices, or they were given twice; one line.
     """
+    if not hasattr(key, "dtype"):
+        raise SettingError(f"key: {type(key).__name__} was given; give one of jax.random.key")
     return placement.split_key_across_devices(key, _once("split_key_across_devices", n, n_devices))
 
 

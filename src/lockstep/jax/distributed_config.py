@@ -98,8 +98,6 @@ def settings_of(config: DistributedPPOConfig, devices: int) -> tuple[PPOConfig, 
     Raises:
         ValueError: they contradict one another; one line in the config's names.
     """
-    if not isinstance(config, DistributedPPOConfig):
-        raise ValueError(f"config: {type(config).__name__} was given; give a DistributedPPOConfig")
     num_envs = whole_number("num_envs", config.num_envs, 1)
     if num_envs % devices:
         raise ValueError(

@@ -23,6 +23,7 @@ from lockstep.jax.report import DeviceMetrics, DistributedSetup
 from lockstep.jax.reward_terms import Terms
 from lockstep.jax.rewards import terms_of
 from lockstep.jax.rollouts import RolloutModel, RolloutState, Trajectory, plain_rollout, users_rollout
+from lockstep.jax.settings import SettingError
 from lockstep.jax.task import Task
 from lockstep.jax.training import Customs
 from lockstep.jax_engine.distributed.mesh import get_num_devices
@@ -53,6 +54,8 @@ class DistributedPPOTask(Task, Generic[ConfigT]):
     """
 
     def __init__(self, config: ConfigT) -> None:
+        if not isinstance(config, DistributedPPOConfig):
+            raise SettingError(f"config: {type(config).__name__} was given; give a DistributedPPOConfig")
         prepare_jax()
         self.config = config
         self.num_devices = get_num_devices(config.num_devices)

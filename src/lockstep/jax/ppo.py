@@ -19,6 +19,7 @@ from lockstep.config.sections import NormalizeConfig
 from lockstep.core.normalizers import EPSILON
 from lockstep.envs.description import described
 from lockstep.jax.config import PPOConfig, engine_config
+from lockstep.jax.settings import SettingError
 from lockstep.jax_engine.envs.functional_checks import space_of
 from lockstep.jax_engine.nets import distributions, nets
 from lockstep.jax_engine.nets.encoders import decode_rows, descend, encode_rows
@@ -189,6 +190,8 @@ class PPO:
 
 def _seed_of(key: Array) -> int:
     """Gives the number that ``jax.random.key`` makes this key of; of a key that was split off, all its words."""
+    if not hasattr(key, "dtype"):
+        raise SettingError(f"PPO.init: key: {type(key).__name__} was given; give one of jax.random.key")
     words = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
     try:
         known = np.asarray(words)
@@ -217,6 +220,8 @@ def _actions(count: Any) -> gymnasium.Space:
 
 def _rows(state: PPOTrainState, observations: Any) -> tuple[Array, tuple[int, ...]]:
     """Rows ``[n, width]`` as the networks see them, and the axes that came before an observation's own."""
+    if not isinstance(state, PPOTrainState):
+        raise SettingError(f"state: {type(state).__name__} was given; give a PPOTrainState")
     layout = state.net.observation
     first = next(leaf for leaf in layout.leaves if not leaf.apart)
     shape = np.shape(descend(observations, first.name))
@@ -254,4 +259,4 @@ def check_spaces(config: Config, net: PolicyNet, obs_shape: Any, n_actions: int 
             raise ValueError(f"obs_shape: {said} was given and an observation of {name} is {found}; leave it out")
     if n_actions is not None and n_actions != net.action.outputs:
         what = "actions" if net.action.kind == "discrete" else f"{net.action.kind.replace('_', '-')} action outputs"
-        raise ValueError(f"n_actions: {n_actions} was given and {name} has {net.action.outputs} {what}; leave it out")
+        raise ValueError(f"n_actions: {n_actions!r} was given and {name} has {net.action.outputs} {what}; leave it out")

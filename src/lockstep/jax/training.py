@@ -273,6 +273,8 @@ def train_ppo_multigpu(
     for name, value, kind in (("ppo_config", ppo_config, PPOConfig), ("runner_config", runner_config, RunnerConfig)):
         if not isinstance(value, kind):
             raise SettingError(f"{name}: {type(value).__name__} was given; give a {kind.__name__}")
+    if not (hasattr(env, "reset") and hasattr(env, "step")):
+        raise SettingError(f"env: {type(env).__name__} was given, which has no reset and step; give one of make")
     try:
         training = Training(env, env_params, ppo_config, runner_config)
         check_spaces(training.config, training.program.net, obs_shape, n_actions)

@@ -130,6 +130,12 @@ def active_mesh() -> Mesh | None:
     return _active.get()
 
 
+def check_mesh(mesh: Any) -> None:
+    """Raises a one-line ``ValueError`` for what is no mesh."""
+    if not isinstance(mesh, Mesh):
+        raise ValueError(f"mesh: {type(mesh).__name__} was given; give one of make_mesh")
+
+
 # --- shardings ----------------------------------------------------------------------------------------------------
 
 
@@ -144,6 +150,7 @@ def named_sharding(mesh: Mesh, spec: PartitionSpec | Sequence[Any]) -> NamedShar
     Raises:
         ValueError: it names an axis that the mesh hasn't; one line.
     """
+    check_mesh(mesh)
     spec = spec if isinstance(spec, PartitionSpec) else PartitionSpec(*spec)
     try:
         return NamedSharding(mesh, _renamed(spec, mesh))
@@ -184,6 +191,7 @@ def fsdp_sharding(pytree: Pytree, mesh: Mesh, min_size_mbytes: float = 4) -> Pyt
         mesh: whose ``fsdp`` axis to use; with length 1 everything is replicated.
         min_size_mbytes: threshold in MiB (2**20 bytes).
     """
+    check_mesh(mesh)
     parts = mesh.shape[FSDP_AXIS]
 
     def of(leaf: Array | jax.ShapeDtypeStruct) -> NamedSharding:

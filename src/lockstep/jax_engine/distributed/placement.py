@@ -19,6 +19,7 @@ from lockstep.jax_engine.distributed.mesh import (
     SHARDED,
     Mesh,
     active_mesh,
+    check_mesh,
     check_rows,
     data_sharding,
     is_data,
@@ -126,6 +127,7 @@ def shard_pytree(pytree: Tree, mesh: Mesh) -> Tree:
     Raises:
         ValueError: a leaf is a scalar, or its leading axis doesn't divide over the devices; both numbers are named.
     """
+    check_mesh(mesh)
     parts = num_local_devices(mesh)
 
     def of(path: KeyPath, leaf: Array) -> Array:
