@@ -12,8 +12,8 @@ import pmap_walking
 import pytest
 
 import lockstep.jax as ljax
-from lockstep.jax.distributed_config import settings_of
-from lockstep.jax.rewards import terms_of
+from lockstep.jax.pmap.config import settings_of
+from lockstep.jax.pmap.rewards import terms_of
 
 
 def error_of(function, *args, **kwargs):

@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from lockstep.jax.copies import replicate as replicate
     from lockstep.jax.copies import set_mesh as set_mesh
     from lockstep.jax.copies import split_key_across_devices as split_key_across_devices
-    from lockstep.jax.distributed_task import DistributedPPOConfig as DistributedPPOConfig
-    from lockstep.jax.distributed_task import DistributedPPOTask as DistributedPPOTask
     from lockstep.jax.history import PPOMetricsHistory as PPOMetricsHistory
+    from lockstep.jax.pmap.rewards import Reward as Reward
+    from lockstep.jax.pmap.rollouts import Trajectory as Trajectory
+    from lockstep.jax.pmap.task import DistributedPPOConfig as DistributedPPOConfig
+    from lockstep.jax.pmap.task import DistributedPPOTask as DistributedPPOTask
     from lockstep.jax.ppo import PPO as PPO
     from lockstep.jax.ppo import PPOTrainState as PPOTrainState
     from lockstep.jax.report import DeviceMetrics as DeviceMetrics
     from lockstep.jax.report import DistributedSetup as DistributedSetup
     from lockstep.jax.reward_terms import Transition as Transition
-    from lockstep.jax.rewards import Reward as Reward
-    from lockstep.jax.rollouts import Trajectory as Trajectory
     from lockstep.jax.task import Task as Task
     from lockstep.jax.training import train_ppo_multigpu as train_ppo_multigpu
     from lockstep.jax.wrappers import AutoResetWrapper as AutoResetWrapper
@@ -83,9 +83,9 @@ _MODULES = {
     "lockstep.jax.config": ("PPOConfig", "RunnerConfig"),
     "lockstep.jax.ppo": ("PPO", "PPOTrainState"),
     "lockstep.jax.task": ("Task",),
-    "lockstep.jax.distributed_task": ("DistributedPPOConfig", "DistributedPPOTask"),
-    "lockstep.jax.rewards": ("Reward",),
-    "lockstep.jax.rollouts": ("Trajectory",),
+    "lockstep.jax.pmap.task": ("DistributedPPOConfig", "DistributedPPOTask"),
+    "lockstep.jax.pmap.rewards": ("Reward",),
+    "lockstep.jax.pmap.rollouts": ("Trajectory",),
     "lockstep.jax.reward_terms": ("Transition",),
     "lockstep.jax.report": ("DeviceMetrics", "DistributedSetup"),
     "lockstep.jax_engine.setup.set_up": ("prepare_jax",),

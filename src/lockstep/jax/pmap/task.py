@@ -14,15 +14,15 @@ from jax import Array
 
 from lockstep.core.shards import keyed_seed
 from lockstep.jax.config import RunnerConfig
-from lockstep.jax.distributed_config import DistributedPPOConfig as DistributedPPOConfig
-from lockstep.jax.distributed_config import settings_of
 from lockstep.jax.history import PPOMetricsHistory
 from lockstep.jax.metrics import Metrics
+from lockstep.jax.pmap.config import DistributedPPOConfig as DistributedPPOConfig
+from lockstep.jax.pmap.config import settings_of
+from lockstep.jax.pmap.rewards import terms_of
+from lockstep.jax.pmap.rollouts import RolloutModel, RolloutState, Trajectory, plain_rollout, users_rollout
 from lockstep.jax.ppo import PPOTrainState
 from lockstep.jax.report import DeviceMetrics, DistributedSetup
 from lockstep.jax.reward_terms import Terms
-from lockstep.jax.rewards import terms_of
-from lockstep.jax.rollouts import RolloutModel, RolloutState, Trajectory, plain_rollout, users_rollout
 from lockstep.jax.settings import SettingError
 from lockstep.jax.task import Task
 from lockstep.jax.training import Customs
@@ -88,7 +88,7 @@ class DistributedPPOTask(Task, Generic[ConfigT]):
         raise ValueError(f"{type(self).__name__} has no get_environment() -> env, or (env, env_params)")
 
     def get_rewards(self, env: Any) -> Any:
-        """Gives rewards of one environment, a list or a dict by name: see :func:`lockstep.jax.rewards.terms_of`.
+        """Gives rewards of one environment, a list or a dict by name: see :func:`lockstep.jax.pmap.rewards.terms_of`.
 
         None, or an empty one: the environment's own. It may be written without the argument.
         """

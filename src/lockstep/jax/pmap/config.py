@@ -1,4 +1,4 @@
-"""The one config object of a :class:`~lockstep.jax.distributed_task.DistributedPPOTask`, and what it is in settings."""
+"""The one config object of a :class:`~lockstep.jax.pmap.task.DistributedPPOTask`, and what it is in settings."""
 
 from __future__ import annotations
 
