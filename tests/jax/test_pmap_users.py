@@ -2,6 +2,7 @@
 
 import logging
 import re
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -126,6 +127,10 @@ def test_a_rollout_of_ones_own_counts_episodes_as_the_engine_does(copied):
     assert int(state.step) == 3
 
 
+def carried(task) -> Any:
+    return task._training.run.state.envs
+
+
 class FromFar(Plain):
     def get_initial_env_state(self, rng):
         place = jnp.full(self.config.num_envs, 3, jnp.int32)
@@ -135,11 +140,11 @@ class FromFar(Plain):
 def test_first_episodes_begin_with_states_of_ones_own():
     task = FromFar(pmap_periodic.config(grad_sync_period=1))
     task._training.begin()
-    assert np.asarray(task._training.run.state.envs.state).tolist() == np.full((8, 1), 3).tolist()
+    assert np.asarray(carried(task).state).tolist() == np.full((8, 1), 3).tolist()
     assert (np.asarray(task._training.state(0).env_obs)[..., 0] == 3).all()
     plain = Plain(pmap_periodic.config(grad_sync_period=1))
     plain._training.begin()
-    assert not np.asarray(plain._training.run.state.envs.state).any()
+    assert not np.asarray(carried(plain).state).any()
 
 
 @pytest.mark.parametrize(
@@ -208,11 +213,12 @@ def test_rewards_are_objects_functions_and_names():
         return 2.0
 
     terms = terms_of([HighJumpReward(0.5), alive])
-    assert {name: (weight, f(None)) for name, (weight, f) in terms.items()} == {
+    nothing: Any = None
+    assert {name: (weight, f(nothing)) for name, (weight, f) in terms.items()} == {
         "high_jump": (0.5, 1.0), "alive": (1.0, 2.0)
     }  # fmt: skip
     assert terms_of({"x": alive, "y": (2.0, alive)}) == {"x": (1.0, alive), "y": (2.0, alive)}
-    assert "has no get_reward" in error_of(ljax.Reward().get_reward, None)
+    assert "has no get_reward" in error_of(ljax.Reward().get_reward, nothing)
 
 
 # --- the config ------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
 
@@ -22,7 +23,7 @@ class CorridorTask(DistributedPPOTask):
 
 def config(**changes):
     """Two devices, three updates of four optimiser steps."""
-    settings = dict(
+    settings: dict[str, Any] = dict(
         num_envs=8, num_batches=2, num_devices=2, grad_sync_period=2, num_passes=2, rollout_length_steps=8,
         total_timesteps=3 * 8 * 8, hidden_sizes=(8,), log_devices_every=2,
     )  # fmt: skip

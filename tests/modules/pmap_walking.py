@@ -3,6 +3,7 @@
 import logging
 import os
 from dataclasses import dataclass
+from typing import Any
 
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
 
@@ -74,7 +75,7 @@ class BalancingTask(DistributedPPOTask[BalancingConfig]):
 
 def config(**changes):
     """Two devices, three updates."""
-    settings = dict(
+    settings: dict[str, Any] = dict(
         num_envs=8, batch_size=4, num_batches=2, num_devices=2, pmap_axis_name="device", grad_sync_period=1,
         num_passes=2, rollout_length_seconds=0.16, ctrl_dt=0.02, total_timesteps=3 * 8 * 8, seed=1,
     )  # fmt: skip

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lockstep.config.checks import resolve
 from lockstep.config.keys import validate
@@ -111,6 +111,9 @@ class PPOConfig:
     normalize_observations: bool = False
     normalize_rewards: bool = False
     drop_remainder: bool = False
+    if TYPE_CHECKING:  # the further names
+        lr: float = 3e-4
+        shared_backbone: bool = False
 
     def __post_init__(self) -> None:
         try:

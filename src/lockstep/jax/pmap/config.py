@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lockstep.jax.config import PPOConfig, RunnerConfig, whole_number
 from lockstep.jax.settings import also_known_as
@@ -83,6 +84,9 @@ class DistributedPPOConfig:
     keep_period: int | None = None
     resume: bool = False
     overwrite: bool = False
+    if TYPE_CHECKING:  # the further names
+        lr: float = 3e-4
+        max_grad_norm: float | None = 0.5
 
 
 RUNNER = (

@@ -54,10 +54,10 @@ class DistributedPPOTask(Task, Generic[ConfigT]):
     """
 
     def __init__(self, config: ConfigT) -> None:
+        self.config: ConfigT = config
         if not isinstance(config, DistributedPPOConfig):
             raise SettingError(f"config: {type(config).__name__} was given; give a DistributedPPOConfig")
         prepare_jax()
-        self.config = config
         self.num_devices = get_num_devices(config.num_devices)
         ppo, runner = settings_of(config, self.num_devices)
         self.num_envs_per_device = runner.num_envs
