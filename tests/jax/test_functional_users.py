@@ -250,6 +250,8 @@ def test_settings_that_are_none_are_one_line(kind, settings, words):
 def test_a_keyword_that_is_none_is_a_type_error_too():
     with pytest.raises(TypeError, match="did you mean n_steps"):
         ljax.PPOConfig(nsteps=3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="learning_rate: given twice"):
+        untyped.PPOConfig(1e-3, learning_rate=1e-3)
     with pytest.raises(TypeError, match="60 values for"):
         untyped.PPOConfig(*range(60))
     env, params = ljax.make("CartPole-v1")

@@ -259,6 +259,16 @@ def test_a_config_that_contradicts_itself_is_one_line(settings, words):
     assert words in error_of(lambda: settings_of(ljax.DistributedPPOConfig(**settings), 4))
 
 
+def test_a_config_of_ones_own_is_checked_as_ours_is():
+    config = pmap_walking.BalancingConfig(lr=0.5, hidden_size=3, max_grad_norm=1.0)
+    assert (config.learning_rate, config.lr, config.global_grad_clip, config.hidden_size) == (0.5, 0.5, 1.0, 3)
+    config.learning_rate = 0.25
+    assert config.lr == 0.25
+    assert "no setting of BalancingConfig; did you mean hidden_size" in error_of(
+        pmap_walking.BalancingConfig, hidden_siz=3
+    )
+
+
 def test_a_config_that_is_none_is_one_line():
     assert "no setting of DistributedPPOConfig; did you mean num_envs" in error_of(
         ljax.DistributedPPOConfig, nums_envs=3

@@ -36,13 +36,13 @@ class CheckpointFolder:
         self._runner, self._facts, self.path = runner, facts, Path(runner.checkpoint_dir)
         self._last = 0
         held = checkpoints_in(self.path) if self.path.is_dir() else []
-        gather_json(len(held))  # everybody has looked before anything is removed
+        names = gather_json([path.name for path in held])[0]  # all have looked before anything is removed
         if runner.overwrite and is_writer(this_process()):
             for path in held:
                 _remove(path)
-        elif held and not (runner.resume or runner.overwrite):
+        elif names and not (runner.resume or runner.overwrite):
             raise ValueError(
-                f"checkpoint_dir: {self.path} holds checkpoints ({held[0].name}); give resume=True to go on from the "
+                f"checkpoint_dir: {self.path} holds checkpoints ({names[0]}); give resume=True to go on from the "
                 "newest, overwrite=True to remove them, or another directory"
             )
 

@@ -7,13 +7,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lockstep.config.checks import resolve
 from lockstep.config.keys import validate
 from lockstep.config.run import Config
 from lockstep.core.shards import default_num_shards
-from lockstep.jax.settings import also_known_as
+from lockstep.jax.settings import Settings
 
 PPO_NAMES = {
     "learning_rate": "ppo.learning_rate",
@@ -52,12 +52,8 @@ COUNTS = (
 PLATFORMS = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
 
 
-@also_known_as(
-    {"lr": "learning_rate", "shared_backbone": "shared_layers"},
-    {"num_envs": "environments are RunnerConfig's: give num_envs there", "seed": "it is RunnerConfig's; give it there"},
-)
 @dataclass(frozen=True)
-class PPOConfig:
+class PPOConfig(metaclass=Settings):
     """Proximal policy optimisation (Schulman et al. 2017).
 
     Attributes:
@@ -89,6 +85,12 @@ class PPOConfig:
     Raises:
         ValueError: a value is out of its limits; one line.
     """
+
+    ALSO: ClassVar[dict[str, str]] = {"lr": "learning_rate", "shared_backbone": "shared_layers"}
+    ELSEWHERE: ClassVar[dict[str, str]] = {
+        "num_envs": "environments are RunnerConfig's: give num_envs there",
+        "seed": "it is RunnerConfig's; give it there",
+    }
 
     learning_rate: float = 3e-4
     anneal_lr: bool = False
@@ -125,9 +127,8 @@ class PPOConfig:
         engine_config(self)
 
 
-@also_known_as(elsewhere=dict.fromkeys(OFF_POLICY, "belongs to algorithms with a replay buffer, and this trains PPO"))
 @dataclass(frozen=True)
-class RunnerConfig:
+class RunnerConfig(metaclass=Settings):
     """How long, and on what.
 
     Attributes:
@@ -157,6 +158,10 @@ class RunnerConfig:
     Raises:
         ValueError: a number is below 1, or they contradict one another; one line.
     """
+
+    ELSEWHERE: ClassVar[dict[str, str]] = dict.fromkeys(
+        OFF_POLICY, "belongs to algorithms with a replay buffer, and this trains PPO"
+    )
 
     total_timesteps: int = 100_000
     num_devices: int | None = None

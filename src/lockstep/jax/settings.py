@@ -1,57 +1,47 @@
-"""Other names of settings, and one line for a keyword that is none, of frozen dataclasses."""
+"""Other names of settings, and one line for a keyword that is none, of dataclasses of settings."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
-
-Kind = TypeVar("Kind", bound=type)
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 
 class SettingError(ValueError, TypeError):
     """A keyword is no setting, or an argument is of another type; one line, caught as either of its two kinds."""
 
 
-def also_known_as(
-    names: Mapping[str, str] | None = None, elsewhere: Mapping[str, str] | None = None
-) -> Callable[[Kind], Kind]:
-    """Makes a dataclass take and give settings by further names, and refuse unknown ones in a line.
+class Settings(type):
+    """The class of a dataclass, and of those derived from it, that takes settings by further names as well.
 
-    Args:
-        names: the setting of each further name.
-        elsewhere: what to say of keywords that other classes have.
+    ``ALSO`` of such a dataclass has the setting of each further name, which can be read too; ``ELSEWHERE`` says of
+    keywords that other classes have where they are.
     """
-    names, elsewhere = names or {}, elsewhere or {}
 
-    def of(kind: Kind) -> Kind:
-        known = [field.name for field in dataclasses.fields(kind)]
-        init: Any = kind.__init__
+    ALSO: ClassVar[Mapping[str, str]] = {}
+    ELSEWHERE: ClassVar[Mapping[str, str]] = {}
 
-        @functools.wraps(init)
-        def initialised(self: Any, *values: Any, **settings: Any) -> None:
+    def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> None:
+        super().__init__(name, bases, namespace)
+        for further, setting in namespace.get("ALSO", {}).items():
+            setattr(cls, further, property(lambda self, setting=setting: getattr(self, setting), doc=f"``{setting}``."))
+
+    if not TYPE_CHECKING:  # which knows the dataclass's own signature
+
+        def __call__(cls, *values: Any, **settings: Any) -> Any:
+            """Makes settings; raises a :class:`SettingError` for what is none."""
+            known = [field.name for field in dataclasses.fields(cls)]
             if len(values) > len(known):
-                raise SettingError(f"{type(self).__name__}: {len(values)} values for {len(known)} settings; name them")
+                raise SettingError(f"{cls.__name__}: {len(values)} values for {len(known)} settings; name them")
             for name in list(settings):
-                if name in names:
-                    _take(settings, name, names[name], known[: len(values)])
-                elif name not in known and type(self) is kind:
-                    raise SettingError(_unknown(kind.__name__, name, [*known, *names], elsewhere))
-            try:
-                init(self, *values, **settings)
-            except TypeError as error:
-                if isinstance(error, SettingError):
-                    raise
-                raise SettingError(f"{kind.__name__}: {str(error).splitlines()[0]}") from None
-
-        kind.__init__ = initialised  # type: ignore[misc]
-        for name, setting in names.items():
-            setattr(kind, name, property(lambda self, setting=setting: getattr(self, setting), doc=f"``{setting}``."))
-        return kind
-
-    return of
+                if name in cls.ALSO:
+                    _take(settings, name, cls.ALSO[name], known[: len(values)])
+                elif name in known[: len(values)]:
+                    raise SettingError(f"{name}: given twice, by place and by name; leave one out")
+                elif name not in known:
+                    raise SettingError(_unknown(cls.__name__, name, [*known, *cls.ALSO], cls.ELSEWHERE))
+            return super().__call__(*values, **settings)
 
 
 def _take(settings: dict[str, Any], name: str, setting: str, positional: list[str]) -> None:
@@ -66,6 +56,5 @@ def _unknown(kind: str, name: str, known: list[str], elsewhere: Mapping[str, str
     if name in elsewhere:
         return f"{name}: {elsewhere[name]}"
     close = difflib.get_close_matches(name, known, 1, 0.6)
-    return f"{name}: no setting of {kind}; " + (
-        f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
-    )
+    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
+    return f"{name}: no setting of {kind}; {hint}"

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from lockstep.jax.config import PPOConfig, RunnerConfig, whole_number
-from lockstep.jax.settings import also_known_as
+from lockstep.jax.settings import Settings
 from lockstep.jax_engine.distributed.mesh import nearest
 from lockstep.jax_engine.distributed.reductions import FSDP_AXIS
 
 BATCHES = 4
 
 
-@also_known_as({"max_grad_norm": "global_grad_clip", "lr": "learning_rate"})
 @dataclass
-class DistributedPPOConfig:
+class DistributedPPOConfig(metaclass=Settings):
     """Settings of a run on all devices together; a dataclass of one's own may add to them.
 
     Attributes:
@@ -48,6 +47,8 @@ class DistributedPPOConfig:
     Raises:
         ValueError: a keyword is no setting; one line.
     """
+
+    ALSO: ClassVar[dict[str, str]] = {"max_grad_norm": "global_grad_clip", "lr": "learning_rate"}
 
     num_envs: int = 16
     batch_size: int | None = None
