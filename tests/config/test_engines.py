@@ -32,6 +32,7 @@ JAX_REFUSES = [
 ]
 TORCH_REFUSES = [
     ({"device": "tpu"}, "device: tpu is for engine jax", "--engine jax"),
+    ({"ppo": {"drop_remainder": True}}, "ppo.drop_remainder: true is for engine jax", "ppo.num_minibatches"),
     ({"network": {"remat": True}}, "network.remat: true is for engine jax", "ppo.gradient_accumulation"),
 ]
 

@@ -173,7 +173,7 @@ def test_devices_that_are_not_there(capsys):
 
 @pytest.mark.skipif(jax.device_count() > 1, reason="needs a single device")
 def test_a_single_device_where_many_were_meant_is_said_in_a_line(capsys):
-    assert devices_of(ljax.RunnerConfig(100, fsdp_devices=2)) == (1, 1)
+    assert devices_of(ljax.RunnerConfig(100)) == (1, 1)
     said = capsys.readouterr().err
     assert "single device" in said
     assert said.count("\n") == 1

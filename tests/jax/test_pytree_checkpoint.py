@@ -2,7 +2,7 @@
 
 import json
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -12,7 +12,7 @@ import optax
 import pytest
 
 from lockstep.jax import checkpoint as pytree_checkpoint
-from lockstep.jax.checkpoint import ARRAYS, load_checkpoint, save_checkpoint
+from lockstep.jax.checkpoint import ARRAYS, load_checkpoint, load_metadata, save_checkpoint
 from lockstep.runs.checkpoint import MANIFEST, CheckpointError, aside_of, problem_with
 
 
@@ -142,3 +142,99 @@ def test_a_device_axis_must_be_there_to_be_dropped(tmp_path):
         save_checkpoint(tmp_path / "c", {"step": 3}, unreplicate=True)
     save_checkpoint(tmp_path / "c", {"step": jnp.array([3, 3])}, unreplicate=True)
     assert load_checkpoint(tmp_path / "c", {"step": jnp.int32(0)})["step"] == 3
+
+
+# --- steps, metadata, what is nested ---------------------------------------------------------------------------------
+
+
+def weights(x):
+    return {"w": jnp.full(3, float(x))}
+
+
+def test_checkpoints_of_steps_with_metadata(tmp_path):
+    facts = {"env": "CartPole-v1", "returns": [1.5, 2.0]}
+    assert save_checkpoint(tmp_path, weights(1), step=10, metadata=facts) == tmp_path / "step_10"
+    save_checkpoint(tmp_path, weights(2), step=20)
+    assert load_checkpoint(tmp_path, like=weights(0), step=10)["w"][0] == 1
+    assert load_checkpoint(tmp_path, weights(0), step=20)["w"][0] == 2
+    assert load_metadata(tmp_path, step=10) == facts
+    assert load_metadata(tmp_path, step=20) is None
+    with pytest.raises(CheckpointError, match="step_30 has no valid manifest"):
+        load_checkpoint(tmp_path, weights(0), step=30)
+    with pytest.raises(CheckpointError, match="step_30 has no valid manifest"):
+        load_metadata(tmp_path, step=30)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"step": -1}, "step: -1 must be a whole number, at least 0"),
+        ({"step": "a"}, "step: 'a' must be"),
+        ({"metadata": {"f": len}}, "metadata: it is saved as JSON, which this isn't"),
+    ],
+)
+def test_steps_and_metadata_that_are_none_are_one_line(tmp_path, settings, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        save_checkpoint(tmp_path / "c", weights(1), **settings)
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_template_is_given_once(tmp_path):
+    save_checkpoint(tmp_path / "c", weights(1))
+    several: list[dict[str, Any]] = [{}, {"template": weights(0), "like": weights(0)}]
+    for given in several:
+        with pytest.raises(ValueError, match="give a template of the same structure"):
+            load_checkpoint(tmp_path / "c", **given)
+
+
+def test_what_is_nested_in_a_checkpoint_stays(tmp_path):
+    folder = tmp_path / "c"
+    save_checkpoint(folder, weights(1), step=10)
+    save_checkpoint(folder, weights(2))  # among checkpoints of steps
+    save_checkpoint(folder, weights(3), step=20)
+    (folder / "notes.txt").write_text("precious")
+    (folder / ".step_30.77.tmp").mkdir()
+    for x in (4, 5):
+        save_checkpoint(folder, weights(x))
+        assert load_checkpoint(folder, weights(0))["w"][0] == x
+        assert [load_checkpoint(folder, weights(0), step=n)["w"][0] for n in (10, 20)] == [1, 3]
+        assert (folder / "notes.txt").read_text() == "precious"
+    (tmp_path / "mine" / "step_1").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match="something else than a checkpoint"):
+        save_checkpoint(tmp_path / "mine", weights(1))
+
+
+@pytest.mark.parametrize("moved", [0, 1])
+def test_a_crash_on_the_way_loses_nothing_that_is_nested(tmp_path, monkeypatch, moved):
+    folder = tmp_path / "c"
+    save_checkpoint(folder, weights(1))
+    for step in (10, 20):
+        save_checkpoint(folder, weights(step), step=step)
+    rename, left = pytree_checkpoint.Path.rename, [moved]
+
+    def dies(self, target):
+        if self.parent.name == ".c.old":
+            left[0] -= 1
+            if left[0] < 0:
+                raise KeyboardInterrupt
+        return rename(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.rename", dies)
+        with pytest.raises(KeyboardInterrupt):
+            save_checkpoint(folder, weights(2))
+    assert load_checkpoint(folder, weights(0))["w"][0] == 2
+    assert [load_checkpoint(folder, weights(0), step=n)["w"][0] for n in (10, 20)] == [10, 20]
+    save_checkpoint(folder, weights(3))
+    assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == ["step_10", "step_20"]
+    assert [load_checkpoint(folder, weights(0), step=n)["w"][0] for n in (10, 20)] == [10, 20]
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+
+
+def test_a_template_that_isnt_bound_to_a_device_gives_arrays_that_arent(tmp_path):
+    save_checkpoint(tmp_path / "c", weights(1))
+    assert not load_checkpoint(tmp_path / "c", weights(0))["w"].committed
+    bound = jax.device_put(jnp.zeros(3), jax.devices()[1])
+    loaded = load_checkpoint(tmp_path / "c", {"w": bound})["w"]
+    assert loaded.committed
+    assert loaded.sharding == bound.sharding

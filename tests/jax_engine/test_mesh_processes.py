@@ -72,7 +72,7 @@ def test_errors_name_the_numbers(reports):
     for report in reports[:2]:
         assert "5 environments don't divide over 2 devices" in report["10 rows"]
         assert "3 devices don't divide over 2 processes" in report["3 devices"]
-        assert "6 devices were asked for and 4 are present" in report["too many"]
+        assert "Requested 6 devices and 4 are present" in report["too many"]
 
 
 def test_one_process_writes_a_checkpoint_that_all_read(reports):

@@ -102,7 +102,7 @@ def _check_minibatches(config: Config, envs_per_shard: int) -> None:
         )
     units, wanted = envs_per_shard * config.num_steps // length, config.ppo.num_minibatches
     what = f"= {units} samples" if length == 1 else f"/ {length} = {units} sequences"
-    if units % wanted:
+    if units % wanted and not (config.ppo.drop_remainder and wanted <= units):
         raise ValueError(
             f"ppo.num_minibatches: {wanted} doesn't divide a shard's {envs_per_shard} environments x "
             f"{config.num_steps} steps {what}; nearest that work: {nearest_divisors(units, wanted)}"

@@ -44,6 +44,11 @@ def _check_torch(config: Config) -> None:
         raise ValueError(f"env.id: {config.env.id} is stepped by JAX, which engine torch can't do; use --engine jax")
     if config.device == "tpu":
         raise ValueError("device: tpu is for engine jax; use --engine jax, or device cpu or cuda")
+    if config.ppo.drop_remainder:
+        raise ValueError(
+            "ppo.drop_remainder: true is for engine jax; give ppo.num_minibatches that divides a shard's samples, or "
+            "--engine jax"
+        )
     if config.network.remat:
         raise ValueError(
             "network.remat: true is for engine jax; use ppo.gradient_accumulation to save memory, or --engine jax"

@@ -138,6 +138,10 @@ class PPOConfig(Section):
     batch_size: int | None = Field(
         default=None, ge=1, description="instead of num_minibatches: samples of a minibatch, of the whole run"
     )
+    drop_remainder: bool = Field(
+        default=False,
+        description="jax: leave out, in each epoch others, the samples by which minibatches don't come out even",
+    )
     gradient_accumulation: int = Field(
         default=1, ge=1, description="parts in which a minibatch goes through the networks, to save memory"
     )

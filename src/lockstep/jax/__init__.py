@@ -10,9 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lockstep.jax.checkpoint import load_checkpoint as load_checkpoint
+    from lockstep.jax.checkpoint import load_metadata as load_metadata
     from lockstep.jax.checkpoint import save_checkpoint as save_checkpoint
     from lockstep.jax.config import PPOConfig as PPOConfig
     from lockstep.jax.config import RunnerConfig as RunnerConfig
+    from lockstep.jax.copies import replicate as replicate
+    from lockstep.jax.copies import set_mesh as set_mesh
+    from lockstep.jax.copies import split_key_across_devices as split_key_across_devices
+    from lockstep.jax.history import PPOMetricsHistory as PPOMetricsHistory
+    from lockstep.jax.pmap.rewards import Reward as Reward
+    from lockstep.jax.pmap.rollouts import Trajectory as Trajectory
+    from lockstep.jax.pmap.task import DistributedPPOConfig as DistributedPPOConfig
+    from lockstep.jax.pmap.task import DistributedPPOTask as DistributedPPOTask
     from lockstep.jax.ppo import PPO as PPO
     from lockstep.jax.ppo import PPOTrainState as PPOTrainState
     from lockstep.jax.report import DeviceMetrics as DeviceMetrics
@@ -34,13 +43,14 @@ if TYPE_CHECKING:
     from lockstep.jax_engine.distributed.mesh import fsdp_sharding as fsdp_sharding
     from lockstep.jax_engine.distributed.mesh import get_num_devices as get_num_devices
     from lockstep.jax_engine.distributed.mesh import make_mesh as make_mesh
+    from lockstep.jax_engine.distributed.mesh import named_sharding as named_sharding
     from lockstep.jax_engine.distributed.mesh import replicate_sharding as replicate_sharding
-    from lockstep.jax_engine.distributed.mesh import set_mesh as set_mesh
-    from lockstep.jax_engine.distributed.placement import replicate as replicate
     from lockstep.jax_engine.distributed.placement import replicate_on_mesh as replicate_on_mesh
     from lockstep.jax_engine.distributed.placement import shard_pytree as shard_pytree
-    from lockstep.jax_engine.distributed.placement import split_key_across_devices as split_key_across_devices
     from lockstep.jax_engine.distributed.placement import unreplicate as unreplicate
+    from lockstep.jax_engine.distributed.reductions import BATCH_AXIS as BATCH_AXIS
+    from lockstep.jax_engine.distributed.reductions import DATA_AXIS as DATA_AXIS
+    from lockstep.jax_engine.distributed.reductions import FSDP_AXIS as FSDP_AXIS
     from lockstep.jax_engine.envs.functional import Environment as Environment
     from lockstep.jax_engine.envs.functional import EnvParams as EnvParams
     from lockstep.jax_engine.envs.functional import FunctionalAdapter as FunctionalAdapter
@@ -55,23 +65,27 @@ _MODULES = {
         "fsdp_sharding",
         "get_num_devices",
         "make_mesh",
+        "named_sharding",
         "replicate_sharding",
-        "set_mesh",
     ),
     "lockstep.jax_engine.distributed.placement": (
-        "replicate",
         "replicate_on_mesh",
         "shard_pytree",
-        "split_key_across_devices",
         "unreplicate",
     ),
-    "lockstep.jax.checkpoint": ("load_checkpoint", "save_checkpoint"),
+    "lockstep.jax_engine.distributed.reductions": ("BATCH_AXIS", "DATA_AXIS", "FSDP_AXIS"),
+    "lockstep.jax.copies": ("replicate", "set_mesh", "split_key_across_devices"),
+    "lockstep.jax.checkpoint": ("load_checkpoint", "load_metadata", "save_checkpoint"),
+    "lockstep.jax.history": ("PPOMetricsHistory",),
     "lockstep.jax_engine.envs.functional": ("Environment", "EnvParams", "FunctionalAdapter"),
     "lockstep.jax_engine.envs.registry": ("make",),
     "lockstep.jax.training": ("train_ppo_multigpu",),
     "lockstep.jax.config": ("PPOConfig", "RunnerConfig"),
     "lockstep.jax.ppo": ("PPO", "PPOTrainState"),
     "lockstep.jax.task": ("Task",),
+    "lockstep.jax.pmap.task": ("DistributedPPOConfig", "DistributedPPOTask"),
+    "lockstep.jax.pmap.rewards": ("Reward",),
+    "lockstep.jax.pmap.rollouts": ("Trajectory",),
     "lockstep.jax.reward_terms": ("Transition",),
     "lockstep.jax.report": ("DeviceMetrics", "DistributedSetup"),
     "lockstep.jax_engine.setup.set_up": ("prepare_jax",),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,22 +14,43 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from lockstep.jax.config import whole_number
 from lockstep.jax_engine.distributed import mesh as meshes
 from lockstep.jax_engine.distributed import placement, processes
 from lockstep.jax_engine.distributed.mesh import Mesh
-from lockstep.runs.checkpoint import MANIFEST, CheckpointError, aside_of, pack, problem_with, unpack, write_directory
+from lockstep.runs.checkpoint import (
+    MANIFEST,
+    CheckpointError,
+    aside_of,
+    pack,
+    problem_with,
+    step_of,
+    unpack,
+    write_directory,
+)
 from lockstep.runs.directory import is_writer
 
 Tree = TypeVar("Tree")
 
 ARRAYS, KINDS = "pytree.safetensors", "kinds.json"
 FILES = (ARRAYS, KINDS)
+PARTS = "left_out_of_checkpoints"
+"""Attribute of classes whose parts of these names may lack in a template or in a checkpoint."""
+UNFINISHED = re.compile(r"\.step_\d+\.")
+"""Begins the name of what a killed process leaves of a checkpoint."""
 NUMBERS = (bool, int, float, complex)
 GENERATORS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
 
 
-def save_checkpoint(dir: str | Path, state: Any, unreplicate: bool = False) -> Path:
-    """Saves a pytree; what the directory held before is replaced in one step.
+def save_checkpoint(
+    dir: str | Path,
+    state: Any,
+    unreplicate: bool = False,
+    *,
+    step: int | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> Path:
+    """Saves a pytree; the checkpoint that the directory held before is replaced in one step, what else is in it stays.
 
     Leaves that are arrays, numbers or random keys are saved, by their paths. Others (functions, strings) belong to the
     code, and :func:`load_checkpoint` takes them from its template. With several processes every one must call this; one
@@ -36,20 +60,23 @@ def save_checkpoint(dir: str | Path, state: Any, unreplicate: bool = False) -> P
         dir: the checkpoint's directory.
         state: any pytree: a train state, an Equinox module, a tuple of dicts.
         unreplicate: drop the leading device axis that ``replicate`` added.
+        step: save it as ``step_<step>`` in the directory.
+        metadata: what else to keep, as JSON; :func:`load_metadata` reads it.
 
     Returns:
-        The directory.
+        The checkpoint's directory.
 
     Raises:
         CheckpointError: it can't be written, or the directory holds something else; what was there is untouched. In
             every process.
+        ValueError: the step is no whole number, or metadata isn't JSON; one line.
     """
-    directory = Path(dir)
+    directory, said_of_it = _directory(dir, step), _metadata(metadata)
     arrays: dict[str, np.ndarray] = {}
     kinds: dict[str, str] = {}
     for name, leaf in _saved_leaves(state).items():
         arrays[name], kinds[name] = _to_host(placement.unreplicate(leaf) if unreplicate else leaf)
-    error = _written(directory, arrays, kinds) if is_writer(processes.this_process()) else None
+    error = _written(directory, arrays, kinds, said_of_it) if is_writer(processes.this_process()) else None
     said = processes.gather_json(None if error is None else str(error))
     if error is not None:
         raise error
@@ -58,40 +85,112 @@ def save_checkpoint(dir: str | Path, state: Any, unreplicate: bool = False) -> P
     return directory
 
 
-def _written(directory: Path, arrays: dict[str, np.ndarray], kinds: dict[str, str]) -> Exception | None:
+def _directory(dir: str | Path, step: int | None) -> Path:
+    if not isinstance(dir, str | os.PathLike):
+        raise ValueError(f"checkpoint: {dir!r} is no path of a directory")
+    return Path(dir) if step is None else Path(dir) / f"step_{whole_number('step', step, 0)}"
+
+
+def _metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+    if metadata is None:
+        return {}
+    try:
+        return {"metadata": json.loads(json.dumps(dict(metadata)))}
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"metadata: it is saved as JSON, which this isn't: {str(error).splitlines()[0]}") from None
+
+
+def _written(
+    directory: Path, arrays: dict[str, np.ndarray], kinds: dict[str, str], facts: dict[str, Any]
+) -> Exception | None:
     """Writes a checkpoint; why it couldn't be, if it couldn't: the other processes wait to hear of it."""
     try:
-        is_other = directory.is_file() or (directory.exists() and any(directory.iterdir()))
-        if is_other and not (directory / MANIFEST).exists():
+        recover(directory)
+        if directory.is_file() or (directory.exists() and not _may_be_replaced(directory)):
             return CheckpointError(f"{directory} holds something else than a checkpoint; name another directory")
         directory.parent.mkdir(parents=True, exist_ok=True)
         files = {ARRAYS: pack(arrays), KINDS: (json.dumps(kinds, indent=1) + "\n").encode()}
-        write_directory(directory, files, {"kind": "pytree"})
+        write_directory(directory, files, {"kind": "pytree", **facts}, others_in(directory))
     except Exception as error:
         return error
     return None
 
 
-def load_checkpoint(dir: str | Path, template: Tree, replicate_to: int | Mesh | None = None) -> Tree:
+def others_in(directory: Path) -> list[str]:
+    """Names what a directory holds beside the files of a checkpoint of its own: other checkpoints, notes."""
+    found = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
+    return [name for name in found if name not in (*FILES, MANIFEST)]
+
+
+def _may_be_replaced(directory: Path) -> bool:
+    """Says whether a directory is a checkpoint, or holds nothing but checkpoints of steps."""
+    others = [directory / name for name in others_in(directory) if not UNFINISHED.match(name)]
+    nested = all((path / MANIFEST).is_file() and step_of(path) is not None for path in others)
+    return (directory / MANIFEST).exists() or (nested and not any((directory / name).exists() for name in FILES))
+
+
+def recover(directory: Path) -> None:
+    """Puts back what a crash between two renames left aside: the checkpoint, or others that were nested in it."""
+    aside = aside_of(directory)
+    if not aside.is_dir():
+        return
+    if not directory.exists():
+        aside.rename(directory)
+        return
+    for name in others_in(aside):
+        if not (directory / name).exists():
+            (aside / name).rename(directory / name)
+
+
+def load_checkpoint(
+    dir: str | Path,
+    template: Tree | None = None,
+    replicate_to: int | Mesh | None = None,
+    *,
+    like: Tree | None = None,
+    step: int | None = None,
+) -> Tree:
     """Loads a pytree that :func:`save_checkpoint` saved.
 
     Args:
         dir: the checkpoint's directory.
         template: a pytree of the same structure, shapes and dtypes: a fresh state, or what ``jax.eval_shape`` gives.
             Arrays go where the template's are, on however many devices; NumPy arrays and numbers stay what they are.
+            Of a train state, a template without environments (``PPO.init``, ``agent_state``) takes the agent alone.
         replicate_to: that many devices, each with a copy along a new leading axis (``replicate``); or a mesh, every
             leaf whole on each of its devices (``replicate_on_mesh``).
+        like: the template, by another name.
+        step: load ``step_<step>`` in the directory.
 
     Raises:
         CheckpointError: the directory is missing or damaged, or what it holds doesn't fit the template: the leaf is
             named.
+        ValueError: there is no template, or there are two; one line.
     """
-    directory = _valid_directory(Path(dir))
+    if (template is None) == (like is None):
+        raise ValueError("load_checkpoint: give a template of the same structure, as the second argument or as like=")
+    directory = _valid_directory(_directory(dir, step))
+    tree = _loaded(directory, template if like is None else like)
+    return tree if replicate_to is None else _spread(tree, replicate_to)
+
+
+def load_metadata(dir: str | Path, *, step: int | None = None) -> dict[str, Any] | None:
+    """Reads the ``metadata`` of a checkpoint; None if it was saved without.
+
+    Raises:
+        CheckpointError: the directory is missing or damaged.
+    """
+    directory = _valid_directory(_directory(dir, step))
+    return json.loads((directory / MANIFEST).read_text()).get("metadata")
+
+
+def _loaded(directory: Path, template: Any) -> Any:
     arrays = unpack((directory / ARRAYS).read_bytes())
     kinds = json.loads((directory / KINDS).read_text())
+    template, spare = _fitted(template, arrays)
     wanted = _saved_leaves(template)
     for name in [*wanted, *arrays]:
-        if name not in arrays or name not in wanted:
+        if name not in arrays or (name not in wanted and not _is_in(name, spare)):
             where = "the checkpoint" if name not in arrays else "the template"
             raise CheckpointError(f"checkpoint {directory}: {name or 'the leaf'} is not in {where}")
     restored = {name: _restore(name, arrays[name], kinds[name], leaf) for name, leaf in wanted.items()}
@@ -99,8 +198,34 @@ def load_checkpoint(dir: str | Path, template: Tree, replicate_to: int | Mesh | 
     def of(path: Any, leaf: Any) -> Any:
         return restored.get(_name(path), leaf) if _is_saved(leaf) else leaf
 
-    tree = jax.tree_util.tree_map_with_path(of, template)
-    return tree if replicate_to is None else _spread(tree, replicate_to)
+    return jax.tree_util.tree_map_with_path(of, template)
+
+
+def _is_in(name: str, parts: Sequence[str]) -> bool:
+    """Says whether a leaf is one of these parts, or in one of them."""
+    return any(name == part or name.startswith(f"{part}/") for part in parts)
+
+
+def _fitted(template: Any, arrays: Mapping[str, Any]) -> tuple[Any, list[str]]:
+    """Leaves out of train states in a template what the checkpoint hasn't; names what only the checkpoint has."""
+    spare: list[str] = []
+
+    def has_parts(node: Any) -> bool:
+        return hasattr(type(node), PARTS)
+
+    def of(path: Any, node: Any) -> Any:
+        if not has_parts(node):
+            return node
+        for part in getattr(node, PARTS):
+            name = "/".join(filter(None, (_name(path), part)))
+            there = any(_is_in(key, [name]) for key in arrays)
+            if getattr(node, part) is None and there:
+                spare.append(name)
+            elif getattr(node, part) is not None and not there:
+                node = node.replace(**{part: None})
+        return node
+
+    return jax.tree_util.tree_map_with_path(of, template, is_leaf=has_parts), spare
 
 
 def _spread(tree: Tree, replicate_to: int | Mesh) -> Tree:
@@ -121,9 +246,10 @@ def _valid_directory(directory: Path) -> Path:
     problem = problem_with(directory, FILES)
     if problem is None:
         return directory
-    aside = aside_of(directory)
-    if not directory.exists() and problem_with(aside, FILES) is None:
-        return aside
+    aside = (aside_of(directory), aside_of(directory.parent) / directory.name)
+    for path in aside:
+        if not directory.exists() and problem_with(path, FILES) is None:
+            return path
     raise CheckpointError(problem)
 
 
@@ -189,5 +315,8 @@ def _check_shape(name: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> 
 
 
 def _place(value: Any, leaf: Any) -> Array:
+    """Puts a value where the template's leaf is, bound to its devices if that is."""
     sharding = getattr(leaf, "sharding", None)
-    return jnp.asarray(value) if sharding is None else placement.place(value, sharding)
+    if sharding is None or not getattr(leaf, "committed", True):
+        return jnp.asarray(value)
+    return placement.place(value, sharding)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lockstep.config.checks import resolve
 from lockstep.config.keys import validate
 from lockstep.config.run import Config
 from lockstep.core.shards import default_num_shards
+from lockstep.jax.settings import Settings
 
 PPO_NAMES = {
     "learning_rate": "ppo.learning_rate",
@@ -26,6 +29,7 @@ PPO_NAMES = {
     "n_steps": "num_steps",
     "n_epochs": "ppo.num_epochs",
     "n_minibatches": "ppo.num_minibatches",
+    "drop_remainder": "ppo.drop_remainder",
     "hidden_sizes": "network.hidden_sizes",
     "activation": "network.activation",
     "shared_layers": "network.shared",
@@ -40,15 +44,23 @@ _DOTTED = "|".join(map(re.escape, PPO_NAMES.values()))
 _NAMES = re.compile(rf"{_PRODUCT}|(?<![\w.])(?:{_DOTTED})(?!\w)|^devices(?=:)|(?<!\w)num_envs(?=:| \d)")
 """Names of a config in a message, and the product that stands for one of them."""
 
+OFF_POLICY = ("buffer_size", "warmup_steps", "batch_size", "tau", "target_update_freq")
+
+COUNTS = (
+    *("total_timesteps", "num_devices", "num_envs", "fsdp_devices", "sync_period"),
+    *("eval_every", "eval_episodes", "log_interval", "checkpoint_interval", "max_checkpoints", "keep_period"),
+)
+"""Whole numbers of :class:`RunnerConfig`, at least 1."""
+
 PLATFORMS = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
 
 
 @dataclass(frozen=True)
-class PPOConfig:
+class PPOConfig(metaclass=Settings):
     """Proximal policy optimisation (Schulman et al. 2017).
 
     Attributes:
-        learning_rate: Adam's step size (``ppo.learning_rate``).
+        learning_rate: Adam's step size (``ppo.learning_rate``); ``lr`` is the same.
         anneal_lr: it falls to 0 linearly over the run (``ppo.schedule`` linear; else constant).
         gamma: discount per step (``ppo.gamma``).
         gae_lambda: lambda of GAE (``ppo.gae_lambda``).
@@ -64,9 +76,11 @@ class PPOConfig:
         n_steps: steps of each environment in an update (``num_steps``).
         n_epochs: passes over them (``ppo.num_epochs``).
         n_minibatches: optimiser steps of a pass (``ppo.num_minibatches``).
+        drop_remainder: leave out, in each pass others, the samples of a shard by which its minibatches don't come out
+            even; else those must divide (``ppo.drop_remainder``).
         hidden_sizes: units of each hidden layer, of actor and critic (``network.hidden_sizes``).
         activation: tanh, relu, elu, silu or gelu (``network.activation``).
-        shared_layers: actor and critic share all but their heads (``network.shared``).
+        shared_layers: actor and critic share all but their heads (``network.shared``); ``shared_backbone`` is the same.
         normalize_advantage: over the global minibatch (``ppo.advantage_normalization`` global; else off).
         normalize_observations: by running statistics of all environments (``normalize.observations``).
         normalize_rewards: by the running deviation of the discounted return (``normalize.returns``).
@@ -74,6 +88,12 @@ class PPOConfig:
     Raises:
         ValueError: a value is out of its limits; one line.
     """
+
+    ALSO: ClassVar[dict[str, str]] = {"lr": "learning_rate", "shared_backbone": "shared_layers"}
+    ELSEWHERE: ClassVar[dict[str, str]] = {
+        "num_envs": "environments are RunnerConfig's: give num_envs there",
+        "seed": "it is RunnerConfig's; give it there",
+    }
 
     learning_rate: float = 3e-4
     anneal_lr: bool = False
@@ -95,10 +115,14 @@ class PPOConfig:
     normalize_advantage: bool = True
     normalize_observations: bool = False
     normalize_rewards: bool = False
+    drop_remainder: bool = False
+    if TYPE_CHECKING:  # the further names
+        lr: float = 3e-4
+        shared_backbone: bool = False
 
     def __post_init__(self) -> None:
         try:
-            object.__setattr__(self, "hidden_sizes", tuple(self.hidden_sizes))
+            object.__setattr__(self, "hidden_sizes", tuple(n + 0 for n in self.hidden_sizes))
         except TypeError:
             raise ValueError(
                 f"hidden_sizes: {self.hidden_sizes!r} must be units of each layer, such as (64, 64)"
@@ -107,11 +131,11 @@ class PPOConfig:
 
 
 @dataclass(frozen=True)
-class RunnerConfig:
+class RunnerConfig(metaclass=Settings):
     """How long, and on what.
 
     Attributes:
-        total_timesteps: environment steps of all devices together, cut to whole updates.
+        total_timesteps: environment steps of all devices together, cut to whole updates (default 100,000).
         num_devices: of all processes; None: all that JAX sees.
         num_envs: environments of *each device*: ``num_devices * num_envs`` in all. Runs on different numbers of devices
             are the same run if that product, the seed and the shards are.
@@ -122,12 +146,27 @@ class RunnerConfig:
         reduction: ``exact`` (bitwise equal for every number of devices) or ``fast`` (shards put together); None:
             fast where exact isn't possible, which is with ``fsdp_devices`` or ``sync_period`` above 1.
         sync_period: optimiser steps that a device takes by itself before parameters and moments are averaged.
+        eval_every: steps between evaluations by the likeliest actions, whose means stand in the history as
+            ``eval_return`` and ``eval_length`` (NaN where there was none); None: none.
+        eval_episodes: episodes of an evaluation, the same ones in each.
+        log_interval: steps between lines on standard error that say how far training is; None: none.
+        checkpoint_dir: where train states are saved as ``step_<steps>``; None: nowhere.
+        checkpoint_interval: steps between them; the last is at the end.
+        max_checkpoints: newest ones to keep.
+        keep_period: steps of which one checkpoint each is kept for good; None: none.
+        resume: go on from the newest checkpoint there, if there is one, to what an uninterrupted run gives.
+        overwrite: remove the checkpoints that are there, and nothing else.
+        plot: draw the history's ``episode_return`` into ``checkpoint_dir`` at the end; needs matplotlib.
 
     Raises:
         ValueError: a number is below 1, or they contradict one another; one line.
     """
 
-    total_timesteps: int
+    ELSEWHERE: ClassVar[dict[str, str]] = dict.fromkeys(
+        OFF_POLICY, "belongs to algorithms with a replay buffer, and this trains PPO"
+    )
+
+    total_timesteps: int = 100_000
     num_devices: int | None = None
     num_envs: int = 1
     fsdp_devices: int = 1
@@ -135,9 +174,19 @@ class RunnerConfig:
     num_shards: int | None = None
     reduction: str | None = None
     sync_period: int = 1
+    eval_every: int | None = None
+    eval_episodes: int = 10
+    log_interval: int | None = None
+    checkpoint_dir: str | Path | None = None
+    checkpoint_interval: int = 5_000
+    max_checkpoints: int = 5
+    keep_period: int | None = None
+    resume: bool = False
+    overwrite: bool = False
+    plot: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("total_timesteps", "num_devices", "num_envs", "fsdp_devices", "sync_period"):
+        for name in COUNTS:
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, whole_number(name, getattr(self, name), 1))
         object.__setattr__(self, "seed", whole_number("seed", self.seed, 0))
@@ -146,6 +195,16 @@ class RunnerConfig:
         for name in ("fsdp_devices", "sync_period"):
             if self.reduction == "exact" and getattr(self, name) > 1:
                 raise ValueError(f"{name}: {getattr(self, name)} is not possible with reduction exact; use fast")
+        self._check_checkpoints()
+
+    def _check_checkpoints(self) -> None:
+        if self.checkpoint_dir is not None and not isinstance(self.checkpoint_dir, str | os.PathLike):
+            raise ValueError(f"checkpoint_dir: {self.checkpoint_dir!r} must be the path of a directory")
+        for name in ("resume", "overwrite", "plot"):
+            if getattr(self, name) and self.checkpoint_dir is None:
+                raise ValueError(f"{name}: it is about checkpoint_dir, which wasn't given; give the directory")
+        if self.resume and self.overwrite:
+            raise ValueError("resume: goes on from checkpoints that overwrite removes; leave one of them out")
 
 
 def whole_number(name: str, value: Any, least: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import gymnasium
 import jax
@@ -19,15 +19,14 @@ from lockstep.config.sections import NormalizeConfig
 from lockstep.core.normalizers import EPSILON
 from lockstep.envs.description import described
 from lockstep.jax.config import PPOConfig, engine_config
-from lockstep.jax_engine.distributed.placement import fetch, gathered, replicate_on_mesh
+from lockstep.jax.settings import SettingError
 from lockstep.jax_engine.envs.functional_checks import space_of
 from lockstep.jax_engine.nets import distributions, nets
-from lockstep.jax_engine.nets.encoders import descend, encode_rows
+from lockstep.jax_engine.nets.encoders import decode_rows, descend, encode_rows
 from lockstep.jax_engine.nets.nets import PolicyNet
-from lockstep.jax_engine.nets.parameters import ParameterLayout
 from lockstep.jax_engine.rollout import native_actions
-from lockstep.jax_engine.shards.normalizers import Moments, Scale, normalized
-from lockstep.jax_engine.state import TrainState, check_networks
+from lockstep.jax_engine.shards.normalizers import Scale, normalized
+from lockstep.jax_engine.state import EnvCarry, check_networks
 from lockstep.networks.initial import initial_parameters
 
 CLIP_OBSERVATIONS = NormalizeConfig().clip_observations
@@ -41,14 +40,21 @@ class Normalizer(NamedTuple):
     var: Array
 
 
+CARRIED = ("envs", "moments", "rng")
+"""Parts of a train state that one of :meth:`PPO.init` hasn't: what training goes on with, beside the agent."""
+
+
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["params", "opt_state", "step", "observations", "returns"],
-    meta_fields=["net"],
+    data_fields=["params", "opt_state", "step", "observations", "returns", *CARRIED],
+    meta_fields=["net", "num_devices"],
 )
 @dataclass(frozen=True)
 class PPOTrainState:
-    """The state of training without environments: a pytree for ``jax.jit``, ``save_checkpoint``, ``replicate``.
+    """The state of training: a pytree for ``jax.jit``, ``save_checkpoint``, ``replicate``.
+
+    That of a training holds its environments too, as :class:`~lockstep.jax_engine.state.EnvCarry`, and goes on exactly;
+    ``agent_state`` is it without them, as :meth:`PPO.init` makes one.
 
     Attributes:
         params: float32 arrays by name, such as ``actor.0.weight`` ``[out, in]``.
@@ -57,7 +63,15 @@ class PPOTrainState:
         observations: statistics of observations, or None.
         returns: statistics of discounted returns, or None.
         net: shapes of the networks; no array.
+        envs: what environments carry from step to step, arrays ``[num_shards, environments of each, …]``, or None.
+        moments: the normalisers' float64 moments as words, uint32, by name; or None.
+        rng: uint32 ``[2]``: a key of the run's seed and ``step``, for draws of one's own (Lockstep's are keyed by the
+            seed and what they are for), or None.
+        num_devices: that :attr:`env_obs` and :attr:`env_state` are laid out for; no array.
     """
+
+    left_out_of_checkpoints: ClassVar[tuple[str, ...]] = CARRIED
+    """A template without these takes a checkpoint that has them, and the reverse."""
 
     params: dict[str, Array]
     opt_state: optax.ScaleByAdamState
@@ -65,10 +79,53 @@ class PPOTrainState:
     observations: Normalizer | None
     returns: Normalizer | None
     net: PolicyNet
+    envs: EnvCarry | None = None
+    moments: dict[str, Array] | None = None
+    rng: Array | None = None
+    num_devices: int = 1
+
+    @property
+    def agent_state(self) -> PPOTrainState:
+        """Parameters, optimiser, step and statistics alone."""
+        return replace(self, envs=None, moments=None, rng=None, num_devices=1)
+
+    @property
+    def env_obs(self) -> Any:
+        """What each environment last observed, as it gives it, ``[num_devices, num_envs, *obs_shape]``; or None."""
+        if self.envs is None:
+            return None
+        rows = self.envs.rows.reshape(-1, self.envs.rows.shape[-1])
+        return self._by_device(decode_rows(self.net.observation, rows))
+
+    @property
+    def env_state(self) -> Any:
+        """The environments' states, each leaf ``[num_devices, num_envs, …]``; or None."""
+        if self.envs is None:
+            return None
+        return self._by_device(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), self.envs.state))
+
+    def _by_device(self, tree: Any) -> Any:
+        return jax.tree.map(lambda x: x.reshape(self.num_devices, -1, *x.shape[1:]), tree)
 
     def replace(self, **changes: Any) -> PPOTrainState:
-        """Makes a copy with some parts changed."""
+        """Makes a copy with some parts changed; ``agent_state`` changes all of the agent's.
+
+        Raises:
+            ValueError: there is no such part; one line.
+        """
+        agent = changes.pop("agent_state", None)
+        if agent is not None:
+            own = ("params", "opt_state", "step", "observations", "returns", "net")
+            changes = {name: getattr(agent, name) for name in own} | changes
+        unknown = [name for name in changes if name not in self.__dataclass_fields__]
+        if unknown:
+            raise ValueError(
+                f"train_state: {unknown[0]!r} is no part that can be replaced; give agent_state, "
+                f"{', '.join(self.__dataclass_fields__)}"
+            )
         return replace(self, **changes)
+
+    _replace = replace
 
 
 class PPO:
@@ -133,6 +190,8 @@ class PPO:
 
 def _seed_of(key: Array) -> int:
     """Gives the number that ``jax.random.key`` makes this key of; of a key that was split off, all its words."""
+    if not hasattr(key, "dtype"):
+        raise SettingError(f"PPO.init: key: {type(key).__name__} was given; give one of jax.random.key")
     words = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
     try:
         known = np.asarray(words)
@@ -161,6 +220,8 @@ def _actions(count: Any) -> gymnasium.Space:
 
 def _rows(state: PPOTrainState, observations: Any) -> tuple[Array, tuple[int, ...]]:
     """Rows ``[n, width]`` as the networks see them, and the axes that came before an observation's own."""
+    if not isinstance(state, PPOTrainState):
+        raise SettingError(f"state: {type(state).__name__} was given; give a PPOTrainState")
     layout = state.net.observation
     first = next(leaf for leaf in layout.leaves if not leaf.apart)
     shape = np.shape(descend(observations, first.name))
@@ -178,73 +239,9 @@ def _rows(state: PPOTrainState, observations: Any) -> tuple[Array, tuple[int, ..
     return normalized(layout, rows, scale, CLIP_OBSERVATIONS), lead
 
 
-# --- from and to the engine's state ---------------------------------------------------------------------------------
-
-
 def nothing_seen(size: int) -> Normalizer:
     """Statistics of nothing."""
     return Normalizer(jnp.zeros(()), jnp.zeros(size), jnp.zeros(size))
-
-
-def _normalizer(moments: Moments | None, mesh: Any) -> Normalizer | None:
-    if moments is None:
-        return None
-    count, mean, m2 = (fetch(x) for x in moments)
-    parts = (np.asarray(x, np.float32) for x in (count, mean, m2 / max(float(count), 1.0)))
-    return replicate_on_mesh(Normalizer(*parts), mesh)  # type: ignore[arg-type]
-
-
-def _moments(seen: Normalizer) -> Moments:
-    count, mean, var = (np.asarray(gathered(x), np.float64) for x in seen)
-    return Moments(count, mean, var * count)  # type: ignore[arg-type]
-
-
-def of_engine(state: TrainState, layout: ParameterLayout, net: PolicyNet, updates: int, mesh: Any) -> PPOTrainState:
-    """Turns the engine's state into a library user's; arrays stay where they are."""
-    optimizer = state.optimizer
-    params, mu, nu = (layout.placed(held) for held in (state.parameters, optimizer.mu, optimizer.nu))
-    return PPOTrainState(
-        params,
-        optax.ScaleByAdamState(jnp.copy(optimizer.count), mu, nu),  # type: ignore[arg-type]
-        replicate_on_mesh(np.int32(updates), mesh),  # type: ignore[arg-type]
-        _normalizer(state.observation_normalizer, mesh),
-        _normalizer(state.return_normalizer, mesh),
-        net,
-    )
-
-
-def to_engine(given: PPOTrainState, state: TrainState, layout: ParameterLayout) -> TrainState:
-    """Puts a user's parameters, moments and normalisers into the engine's state of host arrays.
-
-    Raises:
-        ValueError: they don't fit the networks, or what is normalised; one line.
-    """
-    theirs = {name: tuple(np.shape(x)) for name, x in given.params.items()}
-    for name in [*layout.shapes, *theirs]:
-        if theirs.get(name) != layout.shapes.get(name):
-            raise ValueError(
-                f"train_state: params[{name!r}] is {theirs.get(name, 'missing')} and the networks' is "
-                f"{layout.shapes.get(name, 'missing')}"
-            )
-    normalizers = {
-        "observations": (given.observations, state.observation_normalizer),
-        "returns": (given.returns, state.return_normalizer),
-    }
-    for name, (seen, wanted) in normalizers.items():
-        if (seen is None) != (wanted is None):
-            has = "no statistics" if seen is None else "statistics"
-            raise ValueError(f"train_state: it has {has} of {name}, unlike what ppo_config normalises")
-
-    def held(named: Any) -> Any:
-        return layout.of_arrays({name: gathered(x) for name, x in named.items()})
-
-    count = np.asarray(gathered(given.opt_state.count), np.int32)
-    return state._replace(
-        parameters=held(given.params),
-        optimizer=optax.ScaleByAdamState(count, held(given.opt_state.mu), held(given.opt_state.nu)),  # type: ignore[arg-type]
-        observation_normalizer=None if given.observations is None else _moments(given.observations),
-        return_normalizer=None if given.returns is None else _moments(given.returns),
-    )
 
 
 def check_spaces(config: Config, net: PolicyNet, obs_shape: Any, n_actions: int | None) -> None:
@@ -262,4 +259,4 @@ def check_spaces(config: Config, net: PolicyNet, obs_shape: Any, n_actions: int 
             raise ValueError(f"obs_shape: {said} was given and an observation of {name} is {found}; leave it out")
     if n_actions is not None and n_actions != net.action.outputs:
         what = "actions" if net.action.kind == "discrete" else f"{net.action.kind.replace('_', '-')} action outputs"
-        raise ValueError(f"n_actions: {n_actions} was given and {name} has {net.action.outputs} {what}; leave it out")
+        raise ValueError(f"n_actions: {n_actions!r} was given and {name} has {net.action.outputs} {what}; leave it out")

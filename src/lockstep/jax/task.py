@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -14,10 +14,12 @@ from jax import numpy as jnp
 
 from lockstep.core.fingerprint import compare_ranks
 from lockstep.jax.config import PPOConfig, RunnerConfig, in_users_names
+from lockstep.jax.history import PPOMetricsHistory
+from lockstep.jax.metrics import Metrics
 from lockstep.jax.ppo import PPOTrainState
 from lockstep.jax.report import DeviceMetrics, DistributedSetup, device_metrics, distributed_setup
 from lockstep.jax.reward_terms import RewardTermsWrapper, Terms
-from lockstep.jax.training import Customs, Metrics, Training
+from lockstep.jax.training import Customs, Training
 from lockstep.jax_engine.distributed.mesh import REPLICATED, over_mesh
 from lockstep.jax_engine.distributed.placement import fetch
 from lockstep.jax_engine.distributed.reductions import FSDP_AXIS, shard_index
@@ -129,7 +131,7 @@ class Task:
 
     # --- what it does -----------------------------------------------------------------------------------------------
 
-    def train(self) -> tuple[PPOTrainState, dict[str, np.ndarray]]:
+    def train(self) -> tuple[PPOTrainState, PPOMetricsHistory]:
         """Trains from the beginning; state, history and errors as of :func:`lockstep.jax.train_ppo_multigpu`."""
         self.device_log = []
         return self._training.train(self._first_state(), self._look)
@@ -153,6 +155,10 @@ class Task:
 
     # --- how ----------------------------------------------------------------------------------------------------------
 
+    def _customs(self) -> Customs:
+        """Gives what a task has of its own beside networks and gradients."""
+        return Customs(axis_name=self.axis_name)
+
     def _overrides(self, hook: str) -> bool:
         own = getattr(self, hook)
         return getattr(own, "__func__", own) is not getattr(Task, hook)
@@ -170,7 +176,9 @@ class Task:
         terms = self.reward_terms()
         wrapped = RewardTermsWrapper(env, terms) if terms else env
         policy = self.policy_network if self._overrides("policy_network") else None
-        customs = Customs(policy, self._synchronized if self._synchronizes else None, self.axis_name)
+        customs = replace(
+            self._customs(), policy=policy, synchronize=self._synchronized if self._synchronizes else None
+        )
         try:
             return Training(wrapped, params, self.ppo_config, self.runner_config, customs)
         except ValueError as error:
@@ -210,13 +218,16 @@ class Task:
         worst = max(float(np.abs(fetch(found[name]) - means[name]).max()) for name in shapes)
         return worst / max(float(np.abs(x).max()) for x in means.values())
 
+    def _say_devices(self, found: Sequence[DeviceMetrics]) -> None:
+        for line in found:
+            print(line, flush=True)
+
     def _look(self, iteration: Iteration, call: Pending, metrics: Metrics) -> None:
         every = self.log_devices_every
         if every and (iteration.number + 1) % every == 0:
             found = device_metrics(self._training.program, iteration, call)
             self.device_log += found
-            for line in found:
-                print(line, flush=True)
+            self._say_devices(found)
         self.on_update(iteration.number + 1, metrics)
 
 

@@ -1,12 +1,11 @@
-"""``train_ppo_multigpu``: the engine for an environment in a library user's hands; nothing is written to disk."""
+"""``train_ppo_multigpu``: the engine for an environment in a library user's hands."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import jax
@@ -16,50 +15,50 @@ from lockstep.config.run import Config
 from lockstep.core.shards import keyed_seed
 from lockstep.envs.description import described
 from lockstep.jax.config import PPOConfig, RunnerConfig, in_users_names, run_config
-from lockstep.jax.ppo import PPOTrainState, check_spaces, of_engine, to_engine
-from lockstep.jax_engine.distributed.mesh import get_num_devices, make_mesh
-from lockstep.jax_engine.distributed.placement import num_local_devices
-from lockstep.jax_engine.distributed.processes import this_process
+from lockstep.jax.duties import Duties
+from lockstep.jax.engine_state import (
+    environments_of,
+    of_engine,
+    replaced_environments,
+    to_engine,
+    user_rng,
+    with_environments,
+)
+from lockstep.jax.history import PPOMetricsHistory
+from lockstep.jax.metrics import Metrics, history_of, metrics_of, say
+from lockstep.jax.ppo import PPOTrainState, check_spaces
+from lockstep.jax.settings import SettingError
+from lockstep.jax_engine.distributed.mesh import check_divisible, get_num_devices, make_mesh
+from lockstep.jax_engine.distributed.placement import gathered, num_local_devices
 from lockstep.jax_engine.distributed.reductions import BATCH_AXIS
 from lockstep.jax_engine.envs.functional import FunctionalAdapter
 from lockstep.jax_engine.nets.custom import custom_net
+from lockstep.jax_engine.nets.encoders import encode_rows
 from lockstep.jax_engine.nets.nets import PolicyNet
 from lockstep.jax_engine.program.calls import Pending
 from lockstep.jax_engine.program.fingerprints import Copies, check_copies
-from lockstep.jax_engine.program.iterations import Iteration, numbers_of
-from lockstep.jax_engine.program.program import Program
+from lockstep.jax_engine.program.iterations import Iteration
+from lockstep.jax_engine.program.program import Collect, Program
 from lockstep.jax_engine.program.run import DeviceRun
 from lockstep.jax_engine.session import parameter_layout
 from lockstep.jax_engine.setup.set_up import prepare_jax
 from lockstep.jax_engine.state import check_networks, init_state, place_state, state_specs
-from lockstep.runs.directory import is_writer
-
-HISTORY = {
-    "train/loss": "total_loss",
-    "train/policy_loss": "actor_loss",
-    "train/value_loss": "critic_loss",
-}
-"""What users of JAX trainers call them; other ``train/…`` metrics keep the rest of their names."""
-
-Metrics = dict[str, float]
 
 
 @dataclasses.dataclass(frozen=True)
 class Customs:
     """What a task has of its own: a maker of an Equinox module, its reduction of gradients, the name of the batch axis.
 
-    See :class:`lockstep.jax.task.Task` and :class:`lockstep.jax_engine.nets.parameters.VectorLayout`.
+    See :class:`lockstep.jax.task.Task` and :class:`lockstep.jax_engine.nets.parameters.VectorLayout`; ``collect`` is of
+    :class:`lockstep.jax_engine.program.program.Program`, and ``first_envs`` makes observations and states ``[num_envs,
+    …]`` that first episodes begin with.
     """
 
     policy: Callable[..., Any] | None = None
     synchronize: Callable[[Any], Any] | None = None
     axis_name: str = BATCH_AXIS
-
-
-def say(line: str) -> None:
-    """Prints a line on standard error, in one process."""
-    if is_writer(this_process()):
-        print(f"lockstep: {line}", file=sys.stderr, flush=True)
+    collect: Collect | None = None
+    first_envs: Callable[[], tuple[Any, Any] | None] | None = None
 
 
 class Training:
@@ -90,6 +89,7 @@ class Training:
                 "differ in last bits, and many CPU devices may wait for one another; call lockstep.jax.prepare_jax() "
                 "first"
             )
+        self.runner = runner
         mesh = make_mesh(fsdp, devices, customs.axis_name)
         adapter = FunctionalAdapter(env, env_params, name=name)
         if adapter.limit_note is not None:
@@ -98,7 +98,8 @@ class Training:
         net = _with_policy(check_networks(config, description), customs.policy, config)
         layout = parameter_layout(config, net, mesh, customs.synchronize)
         everywhere = jax.process_count() > 1
-        self.program = Program(config, description, net, layout, mesh, adapter, everywhere)
+        self.program = Program(config, description, net, layout, mesh, adapter, everywhere, collect=customs.collect)
+        self._first_envs = customs.first_envs
         self.run = DeviceRun(self.program, init_state(config, net, layout), num_local_devices(mesh))
 
     @property
@@ -106,21 +107,37 @@ class Training:
         """The engine's."""
         return self.program.config
 
-    def begin(self, given: PPOTrainState | None = None) -> None:
-        """Begins anew: fresh environments, and the config's initial parameters or a given state's."""
+    def begin(self, given: PPOTrainState | None = None, done: int = 0) -> None:
+        """Begins with a given state and its environments; without, with the config's parameters and first episodes.
+
+        ``done`` of the given state's updates belong to this training: random numbers and schedules go on after them.
+        """
         program, run = self.program, self.run
         if given is not None and not isinstance(given, PPOTrainState):
             raise ValueError(
                 f"train_state: {type(given).__name__} was given; give the PPOTrainState of PPO.init, of a training or "
                 "of load_checkpoint"
             )
-        run.before = 0 if given is None else int(given.step)
-        fresh = init_state(program.config, program.net, program.layout)
-        state = fresh if given is None else to_engine(given, fresh, program.layout)
+        run.before = 0 if given is None else int(given.step) - done
+        state = init_state(program.config, program.net, program.layout)
+        if given is not None:
+            state = to_engine(given, state, program.layout)
+            envs, why = environments_of(given, run.env_shapes)
+            if envs is not None:
+                self._check_seed(given)
+                run.begin_with(state._replace(envs=envs))
+                return
+            if why is not None:
+                say(f"train_state: {why}, so that episodes begin anew")
         specs = state_specs(state, program.layout.specs)
         run.state = place_state(state, specs, program.mesh)
-        with self._rounding():
+        with self.rounding():
             run.begin()
+        first = None if self._first_envs is None else self._first_envs()
+        if first is not None:
+            observation, states = first
+            rows = encode_rows(program.net.observation, observation)
+            run.replace_environments(replaced_environments(run.env_shapes, rows, states))
         if given is not None:  # normalisers that have seen something, without the random policy's samples
             kept = place_state(state, specs, program.mesh)
             if given.observations is not None and float(given.observations.count):
@@ -128,25 +145,33 @@ class Training:
             if given.returns is not None and float(given.returns.count):
                 run.state = run.state._replace(return_normalizer=kept.return_normalizer)
 
-    def iterations(self) -> Iterator[tuple[Iteration, Pending]]:
-        """Gives every update in order, with the call that it was part of; the next call is under way meanwhile.
+    def _check_seed(self, given: PPOTrainState) -> None:
+        expected = user_rng(self.config.seed, int(given.step))
+        if given.rng is not None and not np.array_equal(gathered(given.rng), expected):
+            say(f"train_state: it is of another seed; random numbers are those of seed {self.config.seed} from here on")
 
-        After the first call and at the end all devices' copies of the state are compared.
+    def iterations(self, done: int = 0, marks: Collection[int] = ()) -> Iterator[tuple[Iteration, Pending]]:
+        """Gives every update after ``done`` in order, with the call that it was part of; the next one is under way.
+
+        At a mark, a number of updates, none is under way: :meth:`state` is the state after that many. After the first
+        call and at the end all devices' copies of the state are compared.
 
         Raises:
             NonFiniteError: a loss or gradient was not finite.
             DesyncError: devices hold different bytes.
         """
-        dispatched, total, pending = 0, self.config.num_iterations, deque[Pending]()
+        dispatched, total, pending = done, self.config.num_iterations, deque[Pending]()
+        ends = sorted({mark for mark in marks if done < mark < total} | {total})
         while pending or dispatched < total:
-            while dispatched < total and len(pending) < (2 if dispatched > self.run.capacity else 1):
-                count = min(self.run.capacity, total - dispatched)
-                with self._rounding():
+            end = next(mark for mark in [*ends, total] if mark > (pending[0].first if pending else dispatched))
+            while dispatched < end and len(pending) < (2 if dispatched > done + self.run.capacity else 1):
+                count = min(self.run.capacity, end - dispatched)
+                with self.rounding():
                     pending.append(self.run.dispatch(dispatched, count, 0))
                 dispatched += count
             call = pending.popleft()
             iterations = self.run.fetch(call)
-            if call.first == 0 or not (pending or dispatched < total):
+            if call.first == done or not (pending or dispatched < total):
                 check_copies(Copies.of(self.run.state, self.program.layout), f"after update {call.first + call.count}")
             yield from ((iteration, call) for iteration in iterations)
 
@@ -158,23 +183,30 @@ class Training:
         return of_engine(placed, program.layout, program.net, 0, program.mesh)
 
     def state(self, updates: int) -> PPOTrainState:
-        """Gives the state as it stands, after that many updates."""
-        return of_engine(self.run.state, self.program.layout, self.program.net, updates, self.program.mesh)
+        """Gives the state as it stands, after that many updates, with its environments."""
+        program, state = self.program, self.run.state
+        agent = of_engine(state, program.layout, program.net, updates, program.mesh)
+        return with_environments(agent, state, self.config.seed, program.mesh)
 
     def train(
         self, given: PPOTrainState | None = None, look: Callable[[Iteration, Pending, Metrics], None] | None = None
-    ) -> tuple[PPOTrainState, dict[str, np.ndarray]]:
+    ) -> tuple[PPOTrainState, PPOMetricsHistory]:
         """Trains from the beginning; ``look`` sees every update as it is fetched."""
-        self.begin(given)
-        rows: list[Metrics] = []
-        for iteration, call in self.iterations():
+        duties = Duties(self, self.runner)
+        found = duties.found()
+        done = 0 if found is None else found.updates
+        rows: list[Metrics] = [] if found is None else found.rows
+        self.begin(given if found is None else found.state, done)
+        for iteration, call in self.iterations(done, duties.marks):
             rows.append(metrics_of(iteration, self.config))
+            duties.after(rows, iteration.seconds)
             if look is not None:
                 look(iteration, call, rows[-1])
-        history = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+        history = history_of(rows)
+        duties.end(history)
         return self.state(self.run.before + len(rows)), history
 
-    def _rounding(self) -> contextlib.AbstractContextManager[Any]:
+    def rounding(self) -> contextlib.AbstractContextManager[Any]:
         """Asks on accelerators for products of matrices in float32 (no TF32, no bfloat16)."""
         if jax.default_backend() == "cpu":
             return contextlib.nullcontext()
@@ -185,15 +217,12 @@ def devices_of(runner: RunnerConfig) -> tuple[int, int]:
     """Devices of a run, and of its fsdp axis; one line if many were meant and there is a single one.
 
     Raises:
-        ValueError: there are fewer than were asked for.
+        ValueError: there are fewer than were asked for, or FSDP can't have its part of them.
     """
     devices = get_num_devices(runner.num_devices)
+    check_divisible("fsdp_devices", runner.fsdp_devices, devices)
     if devices == 1 and runner.num_devices is None:
         say(f"training runs on a single device [{jax.devices()[0].device_kind}]: JAX sees no other")
-        return 1, 1
-    if devices % runner.fsdp_devices:
-        fits = ", ".join(str(n) for n in range(1, devices + 1) if devices % n == 0)
-        raise ValueError(f"fsdp_devices: {runner.fsdp_devices} doesn't divide {devices} devices; use one of {fits}")
     return devices, runner.fsdp_devices
 
 
@@ -202,23 +231,6 @@ def _with_policy(net: PolicyNet, policy: Callable[..., Any] | None, config: Conf
         return net
     custom = custom_net("policy_network", policy, net, keyed_seed(config.seed, "init/custom"))
     return dataclasses.replace(net, custom=custom, core=None, shared=False)
-
-
-def metrics_of(iteration: Iteration, config: Config) -> Metrics:
-    """Makes a history's row of an update.
-
-    ``episode_return`` and ``episode_length`` are means over the episodes that ended in it (the newest hundred), NaN
-    where none did; ``episodes`` is their number.
-    """
-    out: Metrics = {}
-    for name, value in numbers_of(iteration, config).items():
-        out[HISTORY.get(name, name.removeprefix("train/"))] = np.nan if value is None else float(value)
-    newest = iteration.episodes.newest
-    returns, lengths = [r for r, _, _ in newest], [n for _, n, _ in newest]
-    out["episode_return"] = float(np.mean(returns)) if newest else np.nan
-    out["episode_length"] = float(np.mean(lengths)) if newest else np.nan
-    out["episodes"] = float(iteration.episodes.count)
-    return out
 
 
 def train_ppo_multigpu(
@@ -230,8 +242,8 @@ def train_ppo_multigpu(
     obs_shape: Any = None,
     n_actions: int | None = None,
     train_state: PPOTrainState | None = None,
-) -> tuple[PPOTrainState, dict[str, np.ndarray]]:
-    """Trains one agent with PPO on all devices of a mesh; nothing is written to disk.
+) -> tuple[PPOTrainState, PPOMetricsHistory]:
+    """Trains one agent with PPO on all devices of a mesh; without ``checkpoint_dir`` nothing is written to disk.
 
     Args:
         env: one environment of the functional API: of :func:`lockstep.jax.make`, of gymnax, in our wrappers, or any
@@ -241,21 +253,28 @@ def train_ppo_multigpu(
         runner_config: how long and on what devices.
         obs_shape: of one observation, checked if given.
         n_actions: number of discrete actions (or components of continuous ones), checked if given.
-        train_state: to go on from, such as a loaded checkpoint: parameters, Adam's moments and normalisers; the
-            environments begin anew. Random numbers are those of the updates after its ``step``, so that nothing
-            is drawn twice; a falling learning rate (``anneal_lr``) begins anew and is 0 at the end of this call.
+        train_state: to go on from, such as a loaded checkpoint: with the settings that it was made with, training
+            goes on exactly. Without environments, or where they are of another number, episodes begin anew. Random
+            numbers are those of the updates after its ``step``, so that nothing is drawn twice; a falling learning
+            rate (``anneal_lr``) begins anew and is 0 at the end of this call.
 
     Returns:
-        The state on the mesh, and a history of arrays ``[n_updates]``, where ``n_updates = total_timesteps //
-        (num_devices * num_envs * n_steps)``: ``total_loss``, ``actor_loss``, ``critic_loss`` (``0.5 * (v -
-        return)^2``), ``entropy``, ``approx_kl`` and others, means over an update's minibatches; ``episode_return`` and
-        ``episode_length``, see :func:`metrics_of`; ``reward/<name>`` of named reward terms.
+        The state on the mesh, and a :class:`PPOMetricsHistory` of arrays ``[n_updates]``, where ``n_updates =
+        total_timesteps // (num_devices * num_envs * n_steps)``: ``total_loss``, ``actor_loss``, ``critic_loss``
+        (``0.5 * (v - return)^2``), ``entropy``, ``approx_kl`` and others, means over an update's minibatches;
+        ``episode_return`` and ``episode_length``, see :func:`~lockstep.jax.metrics.metrics_of`; ``reward/<name>`` of
+        named reward terms; ``eval_return`` and ``eval_length`` of evaluations.
 
     Raises:
         ValueError: there is no whole update, something doesn't divide or contradicts the environment; one line.
         NonFiniteError: a loss or gradient was not finite.
         DesyncError: devices hold different bytes.
     """
+    for name, value, kind in (("ppo_config", ppo_config, PPOConfig), ("runner_config", runner_config, RunnerConfig)):
+        if not isinstance(value, kind):
+            raise SettingError(f"{name}: {type(value).__name__} was given; give a {kind.__name__}")
+    if not (hasattr(env, "reset") and hasattr(env, "step")):
+        raise SettingError(f"env: {type(env).__name__} was given, which has no reset and step; give one of make")
     try:
         training = Training(env, env_params, ppo_config, runner_config)
         check_spaces(training.config, training.program.net, obs_shape, n_actions)

@@ -36,13 +36,16 @@ def minibatch_indices(config: Config, key: Array, iteration: Array, shard: Array
     """Draws the indices of a shard's units in every minibatch: int32 ``[num_epochs, num_minibatches, n]``.
 
     The permutations are keyed by ``(seed, "minibatch", iteration, shard, epoch)``. Global minibatch ``m`` is the union
-    of every shard's slice ``m``: no sample crosses the network.
+    of every shard's slice ``m``: no sample crosses the network. What doesn't come out even is left out
+    (``ppo.drop_remainder``).
     """
     ppo = config.ppo
     units = config.num_steps * (config.envs // config.shards) // config.sequence_length
     epochs = jnp.arange(ppo.num_epochs, dtype=jnp.uint32)
     whole = jax.vmap(lambda epoch: permutation(keyed(key, iteration, shard, epoch), units))(epochs)
-    return whole.reshape(ppo.num_epochs, ppo.num_minibatches, -1)
+    used = units - units % ppo.num_minibatches
+    kept = whole if used == units else whole[:, :used]
+    return kept.reshape(ppo.num_epochs, ppo.num_minibatches, -1)
 
 
 def advantage_moments(advantages: Array, valid: Array | None, indices: Array) -> Array:

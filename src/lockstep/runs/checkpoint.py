@@ -227,10 +227,12 @@ def aside_of(final: Path) -> Path:
     return final.parent / f".{final.name}.old"
 
 
-def write_directory(final: Path, files: Mapping[str, bytes], facts: Mapping[str, Any]) -> None:
+def write_directory(
+    final: Path, files: Mapping[str, bytes], facts: Mapping[str, Any], keep: Iterable[str] = ()
+) -> None:
     """Write files and their manifest so that they are there whole or not at all: temporary directory, fsync, rename.
 
-    A directory that is there is replaced. ``facts`` is what else the manifest says.
+    A directory that is there is replaced, but for what ``keep`` names in it. ``facts`` is what else the manifest says.
 
     Raises:
         CheckpointError: it can't be written; what was there is untouched.
@@ -256,6 +258,8 @@ def write_directory(final: Path, files: Mapping[str, bytes], facts: Mapping[str,
             next(final.iterdir(), None)  # a file in the way is an error, not replaced
             final.rename(aside)
         temporary.rename(final)
+        for name in keep:
+            (aside / name).rename(final / name)
         sync_path(final.parent)
         shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:

@@ -101,10 +101,10 @@ def spec_of(shape, parts, dtype=jnp.float32, **kwargs):
 @pytest.mark.parametrize(
     ("shape", "spec"),
     [
-        ((1024, 1024), ("fsdp",)),  # exactly 4 MiB; the first among equals
+        ((1024, 1024), ("fsdp", None)),  # exactly 4 MiB; the first among equals
         ((1024, 1023), ()),  # just below
         ((512, 4096), (None, "fsdp")),  # the largest
-        ((3000, 1023, 2), ("fsdp",)),
+        ((3000, 1023, 2), ("fsdp", None, None)),
         ((5000001, 2), (None, "fsdp")),  # the largest that divides
         ((1025, 1027), ()),  # none divides
         ((4 * 2**20,), ()),  # one dimension
@@ -118,13 +118,13 @@ def test_the_largest_dimension_that_divides_is_cut(shape, spec):
 
 def test_the_threshold_is_in_bytes():
     assert spec_of((1024, 1024), 2, jnp.bfloat16) == ()
-    assert spec_of((1024, 1024), 2, jnp.bfloat16, min_size_mbytes=2) == ("fsdp",)
-    assert spec_of((8, 4), 2, min_size_mbytes=0) == ("fsdp",)
+    assert spec_of((1024, 1024), 2, jnp.bfloat16, min_size_mbytes=2) == ("fsdp", None)
+    assert spec_of((8, 4), 2, min_size_mbytes=0) == ("fsdp", None)
 
 
 def test_an_fsdp_axis_of_one_cuts_nothing():
     assert spec_of((4096, 4096), 1) == ()
-    assert spec_of((4096, 4096), 2) == ("fsdp",)
+    assert spec_of((4096, 4096), 2) == ("fsdp", None)
 
 
 def test_keys_of_random_numbers_are_not_cut():
@@ -173,7 +173,7 @@ def test_rows_are_cut_in_the_order_of_devices(mesh):
 def test_environments_that_dont_divide():
     mesh = meshes.make_mesh(num_devices=3)
     message = error_of(placement.shard_pytree, {"obs": np.zeros((10, 4))}, mesh)
-    assert message == "obs: 10 environments don't divide over 3 devices; use 9 or 12"
+    assert message == "obs: 10 environments don't divide over 3 devices (they must be divisible by them); use 9 or 12"
     assert "2 environments" in error_of(placement.shard_pytree, np.zeros(2), mesh)
     assert "scalar" in error_of(placement.shard_pytree, {"step": 3}, mesh)
     assert placement.shard_pytree(np.zeros((9, 4)), mesh).shape == (9, 4)

@@ -6,7 +6,7 @@ A mesh has the axes ``("batch", "fsdp")``; data is cut over both, in the order o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
@@ -52,20 +52,32 @@ def get_num_devices(requested: int | None = None) -> int:
     present, processes = jax.device_count(), jax.process_count()
     if requested is None:
         return present
-    if isinstance(requested, bool) or requested != requested // 1 or requested < 1:
-        raise ValueError(f"num_devices: {requested} must be a whole number, at least 1; {present} are present")
+    if not _is_count(requested):
+        raise ValueError(f"num_devices: {requested!r} must be a whole number, at least 1; {present} are present")
     requested = int(requested)
     if requested > present:
         raise ValueError(
-            f"num_devices: {requested} devices were asked for and {present} are present "
-            f"({jax.default_backend()}); use at most {present}, or simulate more on a CPU "
-            "(--simulate-devices, jax_num_cpu_devices)"
+            f"num_devices: Requested {requested} devices and {present} are present ({jax.default_backend()}); use "
+            f"at most {present}, or simulate more on a CPU (--simulate-devices, jax_num_cpu_devices)"
         )
     if requested % processes:
         raise ValueError(
             f"num_devices: {requested} devices don't divide over {processes} processes; {nearest(requested, processes)}"
         )
     return requested
+
+
+def _is_count(value: Any) -> bool:
+    """Says whether a value is a whole number of devices, at least 1."""
+    number = value.item() if isinstance(value, np.number) else value
+    return isinstance(number, int | float) and not isinstance(number, bool) and number >= 1 and number % 1 == 0
+
+
+def check_divisible(name: str, parts: Any, devices: int) -> None:
+    """Raises a one-line ``ValueError`` unless a number of devices is divisible by ``parts``, which ``name`` says."""
+    if not _is_count(parts) or devices % parts:
+        fits = ", ".join(str(n) for n in range(1, devices + 1) if devices % n == 0)
+        raise ValueError(f"{name}: {parts!r}, and num_devices {devices} must be divisible by it; use one of {fits}")
 
 
 def make_mesh(num_fsdp_devices: int = 1, num_devices: int | None = None, axis_name: str = BATCH_AXIS) -> Mesh:
@@ -83,9 +95,8 @@ def make_mesh(num_fsdp_devices: int = 1, num_devices: int | None = None, axis_na
         ValueError: more devices than are present, or a number that ``num_fsdp_devices`` doesn't divide.
     """
     count = get_num_devices(num_devices)
-    if num_fsdp_devices < 1 or count % num_fsdp_devices:
-        fits = ", ".join(str(n) for n in range(1, count + 1) if count % n == 0)
-        raise ValueError(f"num_fsdp_devices: {num_fsdp_devices} doesn't divide num_devices {count}; use one of {fits}")
+    check_divisible("num_fsdp_devices", num_fsdp_devices, count)
+    num_fsdp_devices = int(num_fsdp_devices)
     share = count // jax.process_count()
     devices = []
     for process in range(jax.process_count()):
@@ -100,10 +111,16 @@ def make_mesh(num_fsdp_devices: int = 1, num_devices: int | None = None, axis_na
 @contextmanager
 def set_mesh(mesh: Mesh) -> Iterator[Mesh]:
     """Makes a mesh the active one, for Lockstep and for JAX, until the block ends."""
+    with activated(mesh), jax.set_mesh(mesh):
+        yield mesh
+
+
+@contextmanager
+def activated(mesh: Mesh) -> Iterator[Mesh]:
+    """Makes a mesh the active one for Lockstep alone: arrays that are made in the block aren't bound to its devices."""
     token = _active.set(mesh)
     try:
-        with jax.set_mesh(mesh):
-            yield mesh
+        yield mesh
     finally:
         _active.reset(token)
 
@@ -111,6 +128,12 @@ def set_mesh(mesh: Mesh) -> Iterator[Mesh]:
 def active_mesh() -> Mesh | None:
     """Gives the mesh of the innermost :func:`set_mesh` block, or None outside of any."""
     return _active.get()
+
+
+def check_mesh(mesh: Any) -> None:
+    """Raises a one-line ``ValueError`` for what is no mesh."""
+    if not isinstance(mesh, Mesh):
+        raise ValueError(f"mesh: {type(mesh).__name__} was given; give one of make_mesh")
 
 
 # --- shardings ----------------------------------------------------------------------------------------------------
@@ -121,9 +144,18 @@ def stacked(spec: PartitionSpec) -> PartitionSpec:
     return PartitionSpec(None, *spec)
 
 
-def named_sharding(mesh: Mesh, spec: PartitionSpec) -> NamedSharding:
-    """Gives the sharding of a spec on a mesh, such as ``REPLICATED``, ``SHARDED`` or ``TIME_SHARDED``."""
-    return NamedSharding(mesh, _renamed(spec, mesh))
+def named_sharding(mesh: Mesh, spec: PartitionSpec | Sequence[Any]) -> NamedSharding:
+    """Gives the sharding of a spec on a mesh, such as ``REPLICATED`` or ``SHARDED``, or of a tuple: ``("fsdp", None)``.
+
+    Raises:
+        ValueError: it names an axis that the mesh hasn't; one line.
+    """
+    check_mesh(mesh)
+    spec = spec if isinstance(spec, PartitionSpec) else PartitionSpec(*spec)
+    try:
+        return NamedSharding(mesh, _renamed(spec, mesh))
+    except ValueError as error:
+        raise ValueError(f"spec: {tuple(spec)!r}: {str(error).splitlines()[0]}") from None
 
 
 def _renamed(spec: PartitionSpec, mesh: Mesh) -> PartitionSpec:
@@ -151,17 +183,20 @@ def fsdp_sharding(pytree: Pytree, mesh: Mesh, min_size_mbytes: float = 4) -> Pyt
     """Says how to cut parameters and moments over the ``fsdp`` axis: a sharding for each leaf.
 
     An array of at least ``min_size_mbytes`` MiB is cut along its largest dimension that the axis divides (the first
-    among equals). Smaller ones, those with fewer than two dimensions, those that nothing divides and keys of random
-    numbers are replicated.
+    among equals), and its spec names every dimension: ``("fsdp", None)``. Smaller ones, those with fewer than two
+    dimensions, those that nothing divides, keys of random numbers and functions are replicated.
 
     Args:
         pytree: arrays, or the shapes that ``jax.eval_shape`` gives.
         mesh: whose ``fsdp`` axis to use; with length 1 everything is replicated.
         min_size_mbytes: threshold in MiB (2**20 bytes).
     """
+    check_mesh(mesh)
     parts = mesh.shape[FSDP_AXIS]
 
     def of(leaf: Array | jax.ShapeDtypeStruct) -> NamedSharding:
+        if not is_data(leaf):
+            return replicate_sharding(mesh)
         shape = np.shape(leaf)
         if hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return replicate_sharding(mesh)
@@ -170,9 +205,14 @@ def fsdp_sharding(pytree: Pytree, mesh: Mesh, min_size_mbytes: float = 4) -> Pyt
         if parts == 1 or len(shape) < 2 or size < min_size_mbytes * 2**20 or not fitting:
             return replicate_sharding(mesh)
         axis = -max(fitting)[1]
-        return NamedSharding(mesh, cut_along(axis))
+        return NamedSharding(mesh, PartitionSpec(*cut_along(axis), *[None] * (len(shape) - axis - 1)))
 
     return jax.tree.map(of, pytree)
+
+
+def is_data(leaf: Any) -> bool:
+    """Says whether a leaf is made of numbers: functions and words in a pytree stay what and where they are."""
+    return not (callable(leaf) or isinstance(leaf, str | bytes))
 
 
 def _itemsize(leaf: Array | jax.ShapeDtypeStruct) -> int:
@@ -192,8 +232,14 @@ def activation_sharding_constraint(x: Tree, mesh: Mesh | None = None) -> Tree:
     mesh = mesh or active_mesh()
     if mesh is None:
         return x
-    jax.tree.map(lambda leaf: check_rows(leaf, mesh.size, "rows"), x)
-    return jax.lax.with_sharding_constraint(x, data_sharding(mesh))
+
+    def of(leaf: Any) -> Any:
+        if not is_data(leaf):
+            return leaf
+        check_rows(leaf, mesh.size, "rows")
+        return jax.lax.with_sharding_constraint(leaf, data_sharding(mesh))
+
+    return jax.tree.map(of, x)
 
 
 def cut_along(axis: int) -> PartitionSpec:
@@ -220,7 +266,10 @@ def check_rows(leaf: ArrayLike, parts: int, what: str, where: str = "") -> None:
             f"{where}a scalar has no leading axis to cut over {parts} devices; use replicate_on_mesh for it"
         )
     if shape[0] % parts:
-        raise ValueError(f"{where}{shape[0]} {what} don't divide over {parts} devices; {nearest(shape[0], parts)}")
+        raise ValueError(
+            f"{where}{shape[0]} {what} don't divide over {parts} devices (they must be divisible by them); "
+            f"{nearest(shape[0], parts)}"
+        )
 
 
 # --- inside a mapped program ----------------------------------------------------------------------------------------

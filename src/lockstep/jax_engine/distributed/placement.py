@@ -21,8 +21,10 @@ from lockstep.jax_engine.distributed.mesh import (
     SHARDED,
     Mesh,
     active_mesh,
+    check_mesh,
     check_rows,
     data_sharding,
+    is_data,
     make_mesh,
     named_sharding,
     nearest,
@@ -55,7 +57,7 @@ def _is_key(value: object) -> TypeGuard[Array]:
 
 def replicate_on_mesh(pytree: Tree, mesh: Mesh) -> Tree:
     """Places every leaf whole on every device of the mesh; every process must give the same values."""
-    return jax.tree.map(lambda leaf: place(leaf, replicate_sharding(mesh)), pytree)
+    return jax.tree.map(lambda leaf: place(leaf, replicate_sharding(mesh)) if is_data(leaf) else leaf, pytree)
 
 
 def fetch(array: ArrayLike) -> np.ndarray:
@@ -145,9 +147,12 @@ def shard_pytree(pytree: Tree, mesh: Mesh) -> Tree:
     Raises:
         ValueError: a leaf is a scalar, or its leading axis doesn't divide over the devices; both numbers are named.
     """
+    check_mesh(mesh)
     parts = num_local_devices(mesh)
 
     def of(path: KeyPath, leaf: Array) -> Array:
+        if not is_data(leaf):
+            return leaf
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         check_rows(leaf, parts, "environments", f"{name}: " if name else "")
         if parts == mesh.size:
@@ -170,7 +175,11 @@ def replicate(pytree: Tree, mesh: Mesh | None = None) -> Tree:
         mesh: the active one (:func:`set_mesh`) by default, else one of all devices.
     """
     mesh = mesh or active_mesh() or make_mesh()
-    return jax.tree.map(lambda leaf: _row_each(lambda _: jnp.asarray(leaf)[None], mesh), pytree)
+
+    def of(leaf: Array) -> Array:
+        return _row_each(lambda _: jnp.asarray(leaf)[None], mesh) if is_data(leaf) else leaf
+
+    return jax.tree.map(of, pytree)
 
 
 def unreplicate(pytree: Tree) -> Tree:
@@ -181,6 +190,8 @@ def unreplicate(pytree: Tree) -> Tree:
     """
 
     def of(leaf: Array) -> Array:
+        if not is_data(leaf):
+            return leaf
         if not np.shape(leaf):
             raise ValueError("a scalar has no device axis to drop; it was not made by replicate")
         if not isinstance(leaf, Array) or not leaf.committed:

@@ -19,7 +19,7 @@ from lockstep.jax_engine.distributed import shared_memory
 Tree = TypeVar("Tree")
 
 BATCH_AXIS, FSDP_AXIS = "batch", "fsdp"
-AXES = (BATCH_AXIS, FSDP_AXIS)
+AXES = DATA_AXIS = (BATCH_AXIS, FSDP_AXIS)
 
 _traced: ContextVar[tuple[tuple[str, ...], Iterator[int] | None]] = ContextVar("lockstep_axes", default=(AXES, None))
 """Names of axes, and numbers of a program's calls where shards meet in memory."""

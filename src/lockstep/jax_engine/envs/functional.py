@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from lockstep.jax_engine.envs.default_params import default_params, that_may_be_called
 from lockstep.jax_engine.envs.functional_checks import check_functions, space_of
 from lockstep.jax_engine.envs.protocol import Step, Tree
 
@@ -33,6 +34,10 @@ class EnvParams:
     """The time limit in steps, of environments that :func:`lockstep.jax_engine.envs.registry.make` makes."""
 
     max_steps_in_episode: int = 1000
+
+    def __call__(self) -> EnvParams:
+        """Gives itself: ``env.default_params()`` and ``env.default_params`` are the same."""
+        return self
 
     def replace(self, **changes: Any) -> EnvParams:
         """Makes a copy with some of them changed."""
@@ -175,8 +180,8 @@ class GymnaxEnvironment(Environment):
 
     @property
     def default_params(self) -> Any:
-        """Of gymnax."""
-        return self._env.default_params
+        """Of gymnax; they may be called, and give themselves."""
+        return that_may_be_called(self._env.default_params)
 
     def reset(self, key: Array, params: Any = None) -> tuple[Tree, Tree]:
         """See :meth:`Environment.reset`."""
@@ -275,7 +280,7 @@ class FunctionalAdapter:
                 "inside, and normalize.observations or normalize.returns instead of wrappers"
             )
         self._env = without_autoreset(env)
-        self._params: Any = getattr(self._env, "default_params", None) if params is None else params
+        self._params: Any = default_params(self._env) if params is None else params
         if max_episode_steps is not None and hasattr(self._params, LIMIT):
             self._params = with_limit(self._params, max_episode_steps, name)
         own = getattr(self._env, "max_episode_steps", None) or getattr(self._params, LIMIT, None)

@@ -11,6 +11,7 @@ from typing import Any
 
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 from lockstep.envs.tensor import named_object
+from lockstep.jax_engine.envs.default_params import default_params
 from lockstep.jax_engine.envs.functional import Environment, GymnaxEnvironment
 from lockstep.jax_engine.envs.functional_checks import one_line
 from lockstep.jax_engine.envs.simulators import SimulatedEnvironment, SingleArrayEnvironment
@@ -104,7 +105,7 @@ def _own(env_id: str, kwargs: dict[str, Any]) -> tuple[Any, Any]:
     if isinstance(made, tuple) and len(made) == 2:
         return made
     _check_environment(env_id, made)
-    return made, getattr(made, "default_params", None)
+    return made, default_params(made)
 
 
 def _check_environment(env_id: str, made: Any) -> None:

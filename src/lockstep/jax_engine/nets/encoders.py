@@ -54,6 +54,22 @@ def encode_rows(layout: ObservationLayout, observation: Any, action_mask: Any = 
     return jnp.concatenate([*words, *pixels, filling], -1)
 
 
+def decode_rows(layout: ObservationLayout, rows: Array) -> Any:
+    """Gives rows ``[n, width]`` as the environment observed them: an array, or a (nested) dict of them; no mask."""
+    floats, out = float_columns(layout, rows), {}
+    for leaf in layout.leaves:
+        if leaf.apart:
+            continue
+        part = (rows if leaf.kind == "image" else floats)[..., leaf.start : leaf.start + leaf.size]
+        if leaf.kind == "one_hot":
+            part = part.astype(jnp.int32) + jnp.asarray(leaf.first or (0,) * leaf.size, jnp.int32)
+        inside, (*path, last) = out, leaf.name.split("/")
+        for key in path:
+            inside = inside.setdefault(key, {})
+        inside[last] = part.reshape(len(rows), *leaf.shape)
+    return out.get("", out)
+
+
 def descend(observation: Any, name: str) -> Any:
     """Gives the part of an observation that a leaf of its layout is called by."""
     for key in name.split("/") if name else ():

@@ -93,7 +93,14 @@ class DeviceProgram:
         if config.algorithm == "grpo":
             envs = self._begin(iteration + 2, owned, config.group_size)
         assert envs is not None
-        keys = self.program.keys
+        keys, users = self.program.keys, self.program.collect
+        if users is not None:
+            first = self.program.shard_ids()[:: blocks.together]
+            each = jax.vmap(lambda shard: keyed(keys["action"], iteration, shard))(first)
+            actor, seen = Actor(self.net, parameters), frozen(state.observation_normalizer)
+            return blocks.each(
+                lambda carry, key: users(self.program, actor, seen, carry, key), owned, blocks.merge(envs), each
+            )
         draws = self.program.each_shard(lambda shard: draw(config, self.net, env, keys, iteration, shard), owned)
         draws = Draws(*(blocks.merge(part, axis=2) for part in draws))
         scale = frozen(state.observation_normalizer)

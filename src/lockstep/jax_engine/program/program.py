@@ -29,12 +29,12 @@ from lockstep.jax_engine.nets.nets import PolicyNet
 from lockstep.jax_engine.nets.parameters import ParameterLayout
 from lockstep.jax_engine.periodic import PeriodicUpdate
 from lockstep.jax_engine.program.iterations import Inputs
-from lockstep.jax_engine.rollout import Rollout
+from lockstep.jax_engine.rollout import Actor, Rollout
 from lockstep.jax_engine.shards.blocks import Blocks, each_shard, shards_together
 from lockstep.jax_engine.shards.keys import key_of, key_words, keyed
-from lockstep.jax_engine.shards.normalizers import frozen
+from lockstep.jax_engine.shards.normalizers import Scale, frozen
 from lockstep.jax_engine.shards.words import Words
-from lockstep.jax_engine.state import TrainState
+from lockstep.jax_engine.state import EnvCarry, TrainState
 from lockstep.jax_engine.statistics import (
     NormalizerMoments,
     Statistics,
@@ -67,6 +67,9 @@ class Carried(NamedTuple):
     discounted: Array
 
 
+Collect = Callable[["Program", Actor, Scale | None, EnvCarry, Array], tuple[EnvCarry, Rollout]]
+
+
 @dataclass(frozen=True)
 class Program:
     """Says what is compiled, and for what.
@@ -75,6 +78,9 @@ class Program:
         env: the environment inside the program; None where it is stepped on the host.
         everywhere: whether episodes are brought to all processes.
         key_words: of each purpose's random key, uint32 ``[len(PURPOSES), 2]``; None: the config's seed's, as constants.
+        collect: a user's own rollout of a block, in the place of :func:`~lockstep.jax_engine.rollout.collect`: of the
+            program, the actor, the scale of observations, what environments carry, and a key of ``(seed, "action",
+            iteration, shard)``. Its Rollout has no outputs.
     """
 
     config: Config
@@ -85,6 +91,7 @@ class Program:
     env: JaxEnvironment | None
     everywhere: bool
     key_words: Array | None = None
+    collect: Collect | None = None
 
     @cached_property
     def blocks(self) -> Blocks:

@@ -25,7 +25,8 @@ class DeviceRun:
     """Holds the training state on the mesh, its environments, and the program that changes both.
 
     A run on the host and one of several seeds have the same members, by which a session knows them. It is made of a
-    state of host arrays without environments; ``capacity`` is the most iterations of one call.
+    state of host arrays without environments; ``capacity`` is the most iterations of one call, ``env_shapes`` what
+    environments of the whole run carry.
     """
 
     before: int = 0
@@ -38,7 +39,11 @@ class DeviceRun:
         without = state_specs(state, program.layout.specs)
         self.owned = place(np.int32(program.blocks.shards), replicate_sharding(program.mesh))
         compiled = DeviceProgram(program)
-        self.specs = state_specs(state._replace(envs=compiled.carry_shapes()), program.layout.specs)
+        carry = compiled.carry_shapes()
+        self.specs = state_specs(state._replace(envs=carry), program.layout.specs)
+        self.env_shapes: EnvCarry = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((self.config.shards, *x.shape[1:]), x.dtype), carry
+        )
         self.state = place_state(state, without, program.mesh)
         self._initial = jax.jit(program.mapped(compiled.initial, (without, REPLICATED), self.specs))
         self._call = waited(compiled.compile_call(self.specs))
@@ -47,6 +52,16 @@ class DeviceRun:
     def begin(self) -> None:
         """Begins first episodes, and fills normalisers with first statistics."""
         self.state = self._initial(self.state, self.owned)
+
+    def begin_with(self, state: TrainState) -> None:
+        """Begins with a state of host arrays that has environments, in place of first episodes."""
+        self.state = place_state(state, self.specs, self.program.mesh)
+
+    def replace_environments(self, envs: EnvCarry) -> None:
+        """Puts environments on the host, ``[num_shards, environments of each, …]``, in the place of those begun."""
+        mesh = self.program.mesh
+        placed = jax.tree.map(lambda x, spec: place(x, named_sharding(mesh, spec)), envs, self.specs.envs)
+        self.state = self.state._replace(envs=placed)
 
     def dispatch(self, first: int, count: int, stop: int, before: Callable[[], None] = no_matter) -> Pending:
         """Starts ``count`` iterations, at most ``capacity``, after ``first``; returns while they are under way.

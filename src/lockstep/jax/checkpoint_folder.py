@@ -1,0 +1,115 @@
+"""The checkpoints of a training: when they are saved, which are kept, and which one to go on from."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lockstep.core.life import life
+from lockstep.jax.checkpoint import FILES, load_checkpoint, load_metadata, others_in, save_checkpoint
+from lockstep.jax.config import RunnerConfig, in_users_names
+from lockstep.jax.history import PPOMetricsHistory
+from lockstep.jax.ppo import PPOTrainState
+from lockstep.jax_engine.distributed.processes import gather_json, this_process
+from lockstep.runs.checkpoint import CheckpointError, checkpoints_in, problem_with, step_of
+from lockstep.runs.directory import is_writer
+
+
+class Found(NamedTuple):
+    """What a training goes on from: a state, the rows of its history, and how many updates of the training it is."""
+
+    state: PPOTrainState
+    rows: list[dict[str, float]]
+    updates: int
+
+
+class CheckpointFolder:
+    """A runner's ``checkpoint_dir``; ``facts`` are the settings that a checkpoint to go on from has, by dotted name.
+
+    Raises:
+        ValueError: it holds checkpoints, and neither ``resume`` nor ``overwrite`` was asked for; one line.
+    """
+
+    def __init__(self, runner: RunnerConfig, facts: dict[str, Any]) -> None:
+        assert runner.checkpoint_dir is not None
+        self._runner, self._facts, self.path = runner, facts, Path(runner.checkpoint_dir)
+        self._last = 0
+        held = checkpoints_in(self.path) if self.path.is_dir() else []
+        names = gather_json([path.name for path in held])[0]  # all have looked before anything is removed
+        if runner.overwrite and is_writer(this_process()):
+            for path in held:
+                _remove(path)
+        elif names and not (runner.resume or runner.overwrite):
+            raise ValueError(
+                f"checkpoint_dir: {self.path} holds checkpoints ({names[0]}); give resume=True to go on from the "
+                "newest, overwrite=True to remove them, or another directory"
+            )
+
+    def find(self, template: PPOTrainState) -> Found | None:
+        """Loads the newest checkpoint, if ``resume`` was asked for and there is one; damaged ones are passed over.
+
+        Raises:
+            ValueError: it is of another training; one line.
+        """
+        if not self._runner.resume:
+            return None
+        for path in checkpoints_in(self.path) if self.path.is_dir() else []:
+            if problem_with(path, FILES) is not None:
+                continue
+            said = load_metadata(path) or {}
+            self._check(path, said)
+            self._last = int(said["timesteps"])
+            history = said["history"]
+            rows = [dict(zip(history, row, strict=True)) for row in zip(*history.values(), strict=True)]
+            return Found(load_checkpoint(path, template), rows, int(said["update"]))
+        return None
+
+    def _check(self, path: Path, said: dict[str, Any]) -> None:
+        theirs = said.get("settings")
+        if not isinstance(theirs, dict):
+            raise ValueError(
+                f"resume: {path} is no checkpoint of a training with checkpoint_dir; name another directory"
+            )
+        for name, value in self._facts.items():
+            if theirs.get(name) != value:
+                raise ValueError(
+                    in_users_names(
+                        f"{name}: {value}, but {path} was trained with {theirs.get(name)}; leave it as it was"
+                    )
+                )
+
+    def save(self, state: PPOTrainState, history: PPOMetricsHistory, updates: int, timesteps: int) -> None:
+        """Saves a state after some updates of this training; a collective. Older ones are removed.
+
+        Raises:
+            CheckpointError: it can't be written.
+        """
+        period = self._runner.keep_period
+        said = {
+            "settings": self._facts,
+            "update": updates,
+            "timesteps": timesteps,
+            "keep": period is not None and timesteps // period > self._last // period,
+            "history": {name: [float(x) for x in values] for name, values in history.items()},
+        }
+        save_checkpoint(self.path, state, step=timesteps, metadata=said)
+        self._last = timesteps
+        life.progressed()
+        if is_writer(this_process()):
+            self._prune()
+
+    def _prune(self) -> None:
+        for path in checkpoints_in(self.path)[self._runner.max_checkpoints :]:
+            try:
+                said = load_metadata(path) or {}
+            except CheckpointError:
+                continue  # damaged, or none of ours
+            if said.get("keep") is False:
+                _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Removes a checkpoint of a training; one that something else is nested in stays."""
+    if step_of(path) is not None and problem_with(path, FILES) is None and not others_in(path):
+        shutil.rmtree(path)

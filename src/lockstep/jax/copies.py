@@ -1,0 +1,86 @@
+"""Meshes, copies and keys by a number of devices, as functional trainers ask for them, beside a mesh made before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from jax import Array
+
+from lockstep.jax.settings import SettingError
+from lockstep.jax_engine.distributed import mesh as meshes
+from lockstep.jax_engine.distributed import placement
+from lockstep.jax_engine.distributed.mesh import Mesh, make_mesh
+
+Tree = TypeVar("Tree")
+
+
+@contextmanager
+def set_mesh(
+    mesh: Mesh | int | None = None, num_devices: int | None = None, *, num_fsdp_devices: int | None = None
+) -> Iterator[Mesh]:
+    """Makes a mesh the active one until the block ends.
+
+    Args:
+        mesh: one of :func:`make_mesh`, which becomes JAX's own as well (``jax.set_mesh``): arrays that are made in the
+            block lie on all its devices. Left out, or a number of fsdp devices: a mesh is made, and JAX's own stays
+            what it is, so that arrays made in the block go wherever ``jax.jit(in_shardings=…)`` says.
+        num_devices: of the mesh that is made; all by default.
+        num_fsdp_devices: of the mesh that is made; 1 by default.
+
+    Raises:
+        ValueError: a mesh and numbers were given, or as :func:`make_mesh`; one line.
+    """
+    if isinstance(mesh, Mesh):
+        if num_devices is not None or num_fsdp_devices is not None:
+            raise ValueError("set_mesh: a mesh was given, and numbers of devices to make one; leave one of them out")
+        with meshes.set_mesh(mesh):
+            yield mesh
+        return
+    if mesh is not None and num_fsdp_devices is not None:
+        raise ValueError(f"set_mesh: num_fsdp_devices was given twice: {mesh!r} and {num_fsdp_devices!r}")
+    wanted = num_fsdp_devices if mesh is None else mesh
+    with meshes.activated(make_mesh(1 if wanted is None else wanted, num_devices)) as made:
+        yield made
+
+
+def replicate(pytree: Tree, mesh: Mesh | int | None = None, *, n_devices: int | None = None) -> Tree:
+    """Makes a copy of every leaf for every device, along a new leading axis ``[num_devices, …]`` that is cut over them.
+
+    Args:
+        pytree: the same in every process; functions in it stay as they are.
+        mesh: whose devices, or how many; the active mesh (:func:`set_mesh`) by default, else all devices.
+        n_devices: how many, by name.
+
+    Raises:
+        ValueError: there are fewer devices, or they were given twice; one line.
+    """
+    return placement.replicate(pytree, _mesh_of("replicate", mesh, n_devices))
+
+
+def split_key_across_devices(key: Array, n: int | None = None, *, n_devices: int | None = None) -> Array:
+    """Makes a random key for each device: ``jax.random.split(key, n)``, one on each.
+
+    Args:
+        key: typed (``jax.random.key``) or raw (``jax.random.PRNGKey``), the same in every process.
+        n: how many devices; all those of the active mesh by default, else all there are.
+        n_devices: the same, by another name.
+
+    Raises:
+        ValueError: there are fewer devices, or they were given twice; one line.
+    """
+    if not hasattr(key, "dtype"):
+        raise SettingError(f"key: {type(key).__name__} was given; give one of jax.random.key")
+    return placement.split_key_across_devices(key, _once("split_key_across_devices", n, n_devices))
+
+
+def _mesh_of(name: str, given: Any, n_devices: int | None) -> Mesh | None:
+    wanted = _once(name, given, n_devices)
+    return wanted if wanted is None or isinstance(wanted, Mesh) else make_mesh(num_devices=wanted)
+
+
+def _once(name: str, given: Any, n_devices: int | None) -> Any:
+    if given is not None and n_devices is not None:
+        raise ValueError(f"{name}: n_devices was given twice: {given!r} and {n_devices!r}")
+    return n_devices if given is None else given

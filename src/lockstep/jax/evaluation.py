@@ -1,0 +1,72 @@
+"""Evaluation between updates: whole episodes of the likeliest actions, the same ones each time, on one device."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import Array, lax
+from jax import numpy as jnp
+
+from lockstep.config.sections import EvalConfig
+from lockstep.jax.ppo import PPO, PPOTrainState
+from lockstep.jax_engine.distributed.placement import gathered
+from lockstep.jax_engine.program.program import Program
+from lockstep.jax_engine.shards.keys import key_of, key_words, keyed
+
+
+class _Running(NamedTuple):
+    """Episodes under way: ``over`` says which have ended; returns and lengths so far, ``[episodes]``."""
+
+    time: Array
+    state: Any
+    observation: Any
+    over: Array
+    returns: Array
+    lengths: Array
+
+
+class Evaluator:
+    """Runs ``episodes`` episodes of a program's environment, keyed by ``(seed, "eval")``, at most ``max_steps`` long.
+
+    Every process runs them by itself, so that their bits are the same on any number of devices.
+    """
+
+    def __init__(self, program: Program, episodes: int) -> None:
+        assert program.env is not None
+        self._env, self._episodes = program.env, episodes
+        self._limit = program.env.max_episode_steps or EvalConfig().max_steps
+        self._words = key_words(program.config.seed, "eval")
+        self._run = jax.jit(self._whole_episodes)
+
+    def __call__(self, state: PPOTrainState) -> tuple[float, float]:
+        """Gives the episodes' mean return and mean length."""
+        agent = jax.tree.map(gathered, state.agent_state)
+        returns, lengths = (np.asarray(x, np.float64) for x in self._run(agent, self._words))
+        return float(returns.mean()), float(lengths.mean())
+
+    def _whole_episodes(self, agent: PPOTrainState, words: Array) -> tuple[Array, Array]:
+        env, count, key = self._env, self._episodes, key_of(words)
+        state, observation = env.reset(env.reset_random(keyed(key, 0), (count,)))
+        zeros = jnp.zeros(count)
+        begun = _Running(jnp.int32(0), state, observation, jnp.zeros(count, bool), zeros, jnp.zeros(count, jnp.int32))
+
+        def going_on(now: _Running) -> Array:
+            return (now.time < self._limit) & ~now.over.all()
+
+        def step(now: _Running) -> _Running:
+            random = env.step_random(keyed(key, 1, now.time), (count,))
+            stepped = env.step(now.state, PPO.act(agent, now.observation), random)
+            going = ~now.over
+            return _Running(
+                now.time + 1,
+                stepped.state,
+                stepped.observation,
+                now.over | stepped.terminated | stepped.truncated,
+                now.returns + jnp.where(going, stepped.reward, 0.0),
+                now.lengths + going,
+            )
+
+        ended = lax.while_loop(going_on, step, begun)
+        return ended.returns, ended.lengths

@@ -1,0 +1,170 @@
+"""The one config object of a :class:`~lockstep.jax.pmap.task.DistributedPPOTask`, and what it is in settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from lockstep.jax.config import PPOConfig, RunnerConfig, whole_number
+from lockstep.jax.settings import Settings
+from lockstep.jax_engine.distributed.mesh import nearest
+from lockstep.jax_engine.distributed.reductions import FSDP_AXIS
+
+BATCHES = 4
+
+
+@dataclass
+class DistributedPPOConfig(metaclass=Settings):
+    """Settings of a run on all devices together; a dataclass of one's own may add to them.
+
+    Attributes:
+        num_envs: environments of the *whole run*, the same number on each device.
+        batch_size: environments of the whole run whose samples make one minibatch, by number.
+        num_batches: minibatches of a pass; ``batch_size * num_batches`` is ``num_envs``. One of the two is enough; with
+            neither there are 4.
+        num_devices: of all processes; None: all that JAX sees.
+        pmap_axis_name: of the mesh's axis of devices, for collectives in ``sync_gradients``.
+        grad_sync_period: optimiser steps that a device takes by itself before parameters and moments are averaged; 1:
+            gradients are reduced at every step.
+        log_devices_every: updates between lines about every device, logged and kept in ``device_log``; 0: none.
+        total_timesteps: environment steps of all devices together, cut to whole updates.
+        rollout_length_steps: steps of each environment in an update.
+        rollout_length_seconds: instead of those, of steps of ``ctrl_dt`` seconds.
+        ctrl_dt: seconds of a step.
+        num_passes: over the samples of an update.
+        learning_rate: Adam's; ``anneal_lr``: it falls to 0 over the run.
+        gamma: discount per step; ``lam``: lambda of GAE.
+        clip_param: clipping of the probability ratio; ``use_clipped_value_loss``: of the value's change too.
+        value_loss_coef: weight of ``0.5 * mean((v - return)^2)``; ``entropy_coef`` of the entropy bonus.
+        global_grad_clip: clipping by global norm, None: off.
+        normalize_advantages: over the global minibatch.
+        target_kl: ends an update above 1.5 times this approx_kl, None: off.
+        hidden_sizes: of the networks, where the task makes no model of its own; ``activation`` likewise.
+        seed: of every random number.
+        eval_every: and what follows: see :class:`~lockstep.jax.config.RunnerConfig`.
+
+    Raises:
+        ValueError: a keyword is no setting; one line.
+    """
+
+    ALSO: ClassVar[dict[str, str]] = {"max_grad_norm": "global_grad_clip", "lr": "learning_rate"}
+
+    num_envs: int = 16
+    batch_size: int | None = None
+    num_batches: int | None = None
+    num_devices: int | None = None
+    pmap_axis_name: str = "device"
+    grad_sync_period: int = 1
+    log_devices_every: int = 1
+    total_timesteps: int = 100_000
+    rollout_length_steps: int = 128
+    rollout_length_seconds: float | None = None
+    ctrl_dt: float | None = None
+    num_passes: int = 4
+    learning_rate: float = 3e-4
+    anneal_lr: bool = False
+    gamma: float = 0.99
+    lam: float = 0.95
+    clip_param: float = 0.2
+    use_clipped_value_loss: bool = False
+    value_loss_coef: float = 0.5
+    entropy_coef: float = 0.01
+    global_grad_clip: float | None = 0.5
+    normalize_advantages: bool = True
+    target_kl: float | None = None
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    activation: str = "tanh"
+    seed: int = 0
+    eval_every: int | None = None
+    eval_episodes: int = 10
+    log_interval: int | None = None
+    checkpoint_dir: str | Path | None = None
+    checkpoint_interval: int = 5_000
+    max_checkpoints: int = 5
+    keep_period: int | None = None
+    resume: bool = False
+    overwrite: bool = False
+    if TYPE_CHECKING:  # the further names
+        lr: float = 3e-4
+        max_grad_norm: float | None = 0.5
+
+
+RUNNER = (
+    *("total_timesteps", "seed", "eval_every", "eval_episodes", "log_interval", "checkpoint_dir"),
+    *("checkpoint_interval", "max_checkpoints", "keep_period", "resume", "overwrite"),
+)
+"""Settings that :class:`RunnerConfig` has by the same name."""
+
+
+def settings_of(config: DistributedPPOConfig, devices: int) -> tuple[PPOConfig, RunnerConfig]:
+    """Gives the settings of a run on that many devices.
+
+    Raises:
+        ValueError: they contradict one another; one line in the config's names.
+    """
+    num_envs = whole_number("num_envs", config.num_envs, 1)
+    if num_envs % devices:
+        raise ValueError(
+            f"num_envs: {num_envs} environments of the whole run must be divisible by num_devices {devices}; "
+            f"{nearest(num_envs, devices)}"
+        )
+    if not config.pmap_axis_name.isidentifier() or config.pmap_axis_name == FSDP_AXIS:
+        raise ValueError(f"pmap_axis_name: {config.pmap_axis_name!r} must be an identifier, and {FSDP_AXIS!r} is taken")
+    whole_number("log_devices_every", config.log_devices_every, 0)
+    ppo = PPOConfig(
+        learning_rate=config.learning_rate,
+        anneal_lr=config.anneal_lr,
+        gamma=config.gamma,
+        gae_lambda=config.lam,
+        clip_eps=config.clip_param,
+        vf_clip_eps=config.clip_param if config.use_clipped_value_loss else None,
+        ent_coef=config.entropy_coef,
+        vf_coef=config.value_loss_coef,
+        max_grad_norm=config.global_grad_clip,
+        target_kl=config.target_kl,
+        n_steps=_steps(config),
+        n_epochs=whole_number("num_passes", config.num_passes, 1),
+        n_minibatches=_batches(config, num_envs),
+        hidden_sizes=tuple(config.hidden_sizes),
+        activation=config.activation,
+        normalize_advantage=config.normalize_advantages,
+    )
+    period = whole_number("grad_sync_period", config.grad_sync_period, 1)
+    runner = RunnerConfig(
+        num_devices=devices,
+        num_envs=num_envs // devices,
+        sync_period=period,
+        **{name: getattr(config, name) for name in RUNNER},
+    )
+    return ppo, runner
+
+
+def _steps(config: DistributedPPOConfig) -> int:
+    if config.rollout_length_seconds is None:
+        return whole_number("rollout_length_steps", config.rollout_length_steps, 1)
+    if not config.ctrl_dt or config.ctrl_dt < 0:
+        raise ValueError(f"rollout_length_seconds: {config.rollout_length_seconds} need ctrl_dt, the seconds of a step")
+    steps = round(config.rollout_length_seconds / config.ctrl_dt)
+    if steps < 1:
+        raise ValueError(f"rollout_length_seconds: {config.rollout_length_seconds} are no step of {config.ctrl_dt}")
+    return steps
+
+
+def _batches(config: DistributedPPOConfig, num_envs: int) -> int:
+    size, number = config.batch_size, config.num_batches
+    for name, value in (("batch_size", size), ("num_batches", number)):
+        if value is not None:
+            whole_number(name, value, 1)
+    if size is None:
+        return BATCHES if number is None else int(number)
+    if number is None:
+        if num_envs % size:
+            raise ValueError(f"batch_size: {size} doesn't divide num_envs {num_envs} of the whole run")
+        return num_envs // size
+    if size * number != num_envs:
+        raise ValueError(
+            f"batch_size x num_batches: {size} x {number} = {size * number} must be num_envs {num_envs}, those "
+            "of the whole run"
+        )
+    return int(number)

@@ -1,0 +1,46 @@
+"""An environment's default parameters, which some libraries write as an attribute and others as a method."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any
+
+import jax
+
+
+def default_params(env: Any) -> Any:
+    """Reads ``env.default_params`` or calls ``env.default_params()``, whichever it is; None where there is neither."""
+    found = getattr(env, "default_params", None)
+    return found() if inspect.isroutine(found) or isinstance(found, functools.partial) else found
+
+
+def that_may_be_called(params: Any) -> Any:
+    """Gives parameters of another library as an instance of a subclass, which gives itself when it is called.
+
+    They are the same pytree. What can't be one (no dataclass) is given back as it is.
+    """
+    if callable(params) or not hasattr(params, "__dataclass_fields__"):
+        return params
+    out = object.__new__(_callable_class(type(params)))
+    out.__dict__.update(params.__dict__)
+    return out
+
+
+@functools.cache
+def _callable_class(kind: type) -> type:
+    """Makes a subclass with ``__call__``, registered as a pytree as the class itself is."""
+    sub = type(kind.__name__, (kind,), {"__call__": lambda self: self, "__module__": kind.__module__})
+
+    def plain(params: Any) -> Any:
+        out = object.__new__(kind)
+        out.__dict__.update(params.__dict__)
+        return out
+
+    def made(structure: Any, leaves: Any) -> Any:
+        out = object.__new__(sub)
+        out.__dict__.update(jax.tree.unflatten(structure, leaves).__dict__)
+        return out
+
+    jax.tree_util.register_pytree_node(sub, lambda params: jax.tree.flatten(plain(params)), made)
+    return sub

@@ -1,0 +1,297 @@
+"""Tasks of pmap task libraries run with only the import changed: hooks, numbers of the whole run, logging, errors."""
+
+import logging
+import re
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pmap_periodic
+import pmap_walking
+import pytest
+
+import lockstep.jax as ljax
+from lockstep.jax.pmap.config import settings_of
+from lockstep.jax.pmap.rewards import terms_of
+
+
+def error_of(function, *args, **kwargs):
+    with pytest.raises(ValueError) as caught:
+        function(*args, **kwargs)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def same(a, b):
+    leaves = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return all(np.array_equal(np.asarray(x), np.asarray(y), equal_nan=True) for x, y in leaves)
+
+
+# --- scripts ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_task_with_all_hooks_runs(caplog):
+    caplog.set_level(logging.DEBUG, "lockstep.jax")
+    task, state, history = pmap_walking.main()
+    assert (task.num_devices, task.num_envs_per_device, task.num_steps) == (2, 4, 8)
+    assert dict(task._training.program.mesh.shape) == {"device": 2, "fsdp": 1}
+    assert history.total_loss.shape == (3,)
+    assert set(state.params) >= {"model.actor.layers.0.weight", "model.critic.layers.0.weight"}
+    assert (history["reward/upright"] > 1.5).all()
+    assert ((history["reward/effort"] <= 0) & (history["reward/effort"] >= -0.01)).all()
+    assert history["episode_length"][~np.isnan(history["episode_length"])].min() > 5
+    assert [(m.update, m.num_envs) for m in task.device_log] == [(u, 4) for u in (1, 1, 2, 2, 3, 3)]
+    text = caplog.text
+    assert "training on 2 devices, 4 environments on each" in text
+    assert "device 1: environments 4 to 7" in text
+    assert "update 2: {'total_loss'" in text
+    assert re.search(r"update 3 · \S+ · 4 environments", text)
+
+
+def test_a_task_that_averages_now_and_then_runs(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "lockstep.jax")
+    task, state, history = pmap_periodic.main(tmp_path / "c")
+    assert task.ppo_config.n_minibatches == 2
+    assert task.runner_config.sync_period == 2
+    assert history.total_loss.shape == (3,)
+    assert int(state.step) == 3
+    assert [m.update for m in task.device_log] == []  # of update 2 in the run before
+    assert "update 2 · " in caplog.text
+    assert "environments" in caplog.text
+    assert np.allclose(history["reward/haste"], -0.1)
+    whole = pmap_periodic.CorridorTask(pmap_periodic.config())
+    assert same(whole.train()[0], state)
+    assert "DEBUG" not in {record.levelname for record in caplog.records}
+
+
+# --- hooks -----------------------------------------------------------------------------------------------------------
+
+
+class Plain(pmap_periodic.CorridorTask):
+    """The networks of the config, and the engine's own rollout."""
+
+
+class Copied(Plain):
+    def rollout(self, model, env_state, rng):
+        trajectory, env_state = super().rollout(model, env_state, rng)
+        assert trajectory.obs.shape == (8, len(trajectory.reward[0]), 2)
+        output, values = model(trajectory.obs[0])
+        assert output.shape == (len(values), 2)
+        assert model.mode(trajectory.obs[0]).shape == values.shape
+        assert jax.tree.leaves(env_state.state)[0].shape == values.shape
+        return trajectory._replace(reward=3 * trajectory.reward), env_state
+
+
+class Scaled(Copied):
+    def rollout(self, model, env_state, rng):
+        trajectory, env_state = super().rollout(model, env_state, rng)
+        return trajectory._replace(reward=trajectory.reward / 3), env_state
+
+
+def trained(kind, **changes):
+    task = kind(pmap_periodic.config(**({"grad_sync_period": 1, "total_timesteps": 64} | changes)))
+    return task.run_distributed_training()
+
+
+@pytest.fixture(scope="module")
+def copied():
+    return trained(Copied, total_timesteps=3 * 64)
+
+
+def test_a_rollout_of_ones_own_is_what_is_learned_from(copied):
+    state, history = copied
+    scaled, of_scaled = trained(Scaled, total_timesteps=3 * 64)
+    assert history.critic_loss[0] > 2 * of_scaled.critic_loss[0]
+    assert not same(state.params, scaled.params)
+
+
+@pytest.mark.long
+def test_a_rollout_of_ones_own_is_the_same_on_any_number_of_devices(copied):
+    state, history = copied
+    on_one, of_one = trained(Copied, num_devices=1, total_timesteps=3 * 64)
+    assert same(state.params, on_one.params)
+    assert same(history, of_one)
+    plain, _ = trained(Plain, total_timesteps=3 * 64)
+    assert not same(plain.params, state.params)
+
+
+def test_a_rollout_of_ones_own_counts_episodes_as_the_engine_does(copied):
+    state, history = copied
+    lengths, returns = history["episode_length"], history["episode_return"]
+    ended = history["episodes"] > 0
+    assert ended.any()
+    # three times: twice the arrival, less a tenth a step
+    assert np.allclose(returns[ended], 3 * (2 - 0.1 * lengths[ended]), atol=1e-4)
+    assert int(state.step) == 3
+
+
+def carried(task) -> Any:
+    return task._training.run.state.envs
+
+
+class FromFar(Plain):
+    def get_initial_env_state(self, rng):
+        place = jnp.full(self.config.num_envs, 3, jnp.int32)
+        return jnp.stack([place, place + 1], -1).astype(jnp.float32), place
+
+
+def test_first_episodes_begin_with_states_of_ones_own():
+    task = FromFar(pmap_periodic.config(grad_sync_period=1))
+    task._training.begin()
+    assert np.asarray(carried(task).state).tolist() == np.full((8, 1), 3).tolist()
+    assert (np.asarray(task._training.state(0).env_obs)[..., 0] == 3).all()
+    plain = Plain(pmap_periodic.config(grad_sync_period=1))
+    plain._training.begin()
+    assert not np.asarray(carried(plain).state).any()
+
+
+@pytest.mark.parametrize(
+    ("hook", "result", "words"),
+    [
+        ("get_environment", lambda *_: None, "CorridorTask"),
+        ("get_rewards", lambda *_: 3, "get_rewards: int was returned"),
+        ("get_rewards", lambda *_: [abs, abs], "two rewards are named 'abs'"),
+        ("get_rewards", lambda *_: {"x": 3}, "get_rewards: 'x' is 3"),
+        ("get_rewards", lambda *_: {"x": (1.0, 3)}, "reward_terms: 'x' must be a tuple"),
+        ("get_initial_model", lambda *_: 3, "get_initial_model: int was returned"),
+        ("get_initial_env_state", lambda *_: 3, "get_initial_env_state: int was returned"),
+        ("get_initial_env_state", lambda *_: (jnp.ones((8, 2)), jnp.ones(3)), "must begin with num_envs 8"),
+        ("get_initial_env_state", lambda *_: (jnp.ones((8, 2)), (jnp.ones(8),)), "of another structure"),
+        ("get_initial_env_state", lambda *_: (jnp.ones((8, 2)), jnp.ones((8, 2))), "doesn't fit"),
+        ("rollout", lambda self, a, b, c: 3, "rollout: int was returned"),
+        ("rollout", lambda self, a, b, c: (3, b), "rollout: it gave int and RolloutState"),
+    ],
+)
+def test_hooks_that_give_something_else_are_one_line(hook, result, words):
+    kind = type("CorridorTask", (Plain,), {hook: result})
+    if hook == "get_environment":
+        kind = type("CorridorTask", (ljax.DistributedPPOTask,), {})
+    assert words in error_of(lambda: kind(pmap_periodic.config(grad_sync_period=1)).train())
+
+
+def test_a_trajectory_of_another_shape_is_refused():
+    class Short(Plain):
+        def rollout(self, model, env_state, rng):
+            trajectory, env_state = super().rollout(model, env_state, rng)
+            return jax.tree.map(lambda x: x[:-1], trajectory), env_state
+
+    assert "rollout: action is of shape (7, " in error_of(trained, Short)
+
+
+def test_a_model_is_a_module_or_a_state_to_begin_with():
+    given, _ = trained(Plain)
+
+    class Going(Plain):
+        def get_initial_model(self, rng):
+            return given
+
+    task = Going(pmap_periodic.config(grad_sync_period=1, total_timesteps=64))
+    assert int(task.train()[0].step) == 2
+
+    class Called(eqx.Module):
+        head: eqx.nn.Linear
+
+        def __call__(self, observations, key=None):
+            out = jax.vmap(self.head)(observations)
+            return out[:, :2], out[:, 2]
+
+    class Own(Plain):
+        def get_initial_model(self, rng):
+            return Called(eqx.nn.Linear(2, 3, key=rng))
+
+    assert Own(pmap_periodic.config())._training.program.layout.shapes == {"head.weight": (3, 2), "head.bias": (3,)}
+
+
+def test_rewards_are_objects_functions_and_names():
+    class HighJumpReward(ljax.Reward):
+        def get_reward(self, transition):
+            return 1.0
+
+    def alive(transition):
+        return 2.0
+
+    terms = terms_of([HighJumpReward(0.5), alive])
+    nothing: Any = None
+    assert {name: (weight, f(nothing)) for name, (weight, f) in terms.items()} == {
+        "high_jump": (0.5, 1.0), "alive": (1.0, 2.0)
+    }  # fmt: skip
+    assert terms_of({"x": alive, "y": (2.0, alive)}) == {"x": (1.0, alive), "y": (2.0, alive)}
+    assert "has no get_reward" in error_of(ljax.Reward().get_reward, nothing)
+
+
+# --- the config ------------------------------------------------------------------------------------------------------
+
+
+def test_numbers_are_of_the_whole_run():
+    config = ljax.DistributedPPOConfig(num_envs=16, batch_size=4, rollout_length_seconds=8.0, ctrl_dt=0.02, lr=1e-3)
+    ppo, runner = settings_of(config, 4)
+    assert (ppo.n_minibatches, ppo.n_steps, ppo.learning_rate) == (4, 400, 1e-3)
+    assert (runner.num_envs, runner.num_devices) == (4, 4)
+    assert settings_of(ljax.DistributedPPOConfig(num_batches=2), 1)[0].n_minibatches == 2
+    assert settings_of(ljax.DistributedPPOConfig(), 1)[0].n_minibatches == 4
+    assert settings_of(ljax.DistributedPPOConfig(use_clipped_value_loss=True), 1)[0].vf_clip_eps == 0.2
+    assert settings_of(pmap_walking.config(), 2)[0].n_steps == 8
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (
+            {"num_envs": 10},
+            "num_envs: 10 environments of the whole run must be divisible by num_devices 4; use 8 or 12",
+        ),
+        ({"batch_size": 8, "num_batches": 3}, "8 x 3 = 24 must be num_envs 16"),
+        ({"batch_size": 5}, "batch_size: 5 doesn't divide num_envs 16"),
+        ({"num_batches": 0}, "num_batches: 0"),
+        ({"pmap_axis_name": "fsdp"}, "pmap_axis_name: 'fsdp'"),
+        ({"pmap_axis_name": "my axis"}, "pmap_axis_name: 'my axis'"),
+        ({"grad_sync_period": 0}, "grad_sync_period: 0"),
+        ({"log_devices_every": -1}, "log_devices_every: -1"),
+        ({"num_passes": 0}, "num_passes: 0"),
+        ({"rollout_length_seconds": 1.0}, "rollout_length_seconds: 1.0 need ctrl_dt"),
+        ({"rollout_length_seconds": 0.001, "ctrl_dt": 1.0}, "are no step of 1.0"),
+        ({"resume": True}, "resume: it is about checkpoint_dir"),
+    ],
+)
+def test_a_config_that_contradicts_itself_is_one_line(settings, words):
+    assert words in error_of(lambda: settings_of(ljax.DistributedPPOConfig(**settings), 4))
+
+
+def test_a_config_of_ones_own_is_checked_as_ours_is():
+    config = pmap_walking.BalancingConfig(lr=0.5, hidden_size=3, max_grad_norm=1.0)
+    assert (config.learning_rate, config.lr, config.global_grad_clip, config.hidden_size) == (0.5, 0.5, 1.0, 3)
+    config.learning_rate = 0.25
+    assert config.lr == 0.25
+    assert "no setting of BalancingConfig; did you mean hidden_size" in error_of(
+        pmap_walking.BalancingConfig, hidden_siz=3
+    )
+
+
+def test_a_config_that_is_none_is_one_line():
+    assert "no setting of DistributedPPOConfig; did you mean num_envs" in error_of(
+        ljax.DistributedPPOConfig, nums_envs=3
+    )
+    assert "config: dict was given" in error_of(Plain, {})
+
+
+def test_a_period_longer_than_an_update_is_said(caplog):
+    Plain(pmap_periodic.config(grad_sync_period=5))
+    assert "grad_sync_period: 5 optimiser steps are longer than an update of 4" in caplog.text
+    caplog.clear()
+    Plain(pmap_periodic.config(grad_sync_period=4))
+    assert caplog.text == ""
+    Plain(pmap_periodic.config(num_devices=1))
+    assert "only 1 device" in caplog.text
+
+
+def test_the_set_up_is_logged(caplog):
+    caplog.set_level(logging.INFO, "lockstep.jax")
+    task = Plain(pmap_periodic.config(grad_sync_period=1))
+    report = task.verify_distributed_setup()
+    assert report.in_sync
+    assert "copies after an update: equal" in caplog.text
+    caplog.clear()
+    task.verify_distributed_setup(verbose=False)
+    assert caplog.text == ""
