@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -117,11 +117,11 @@ class PPOTrainState:
         if agent is not None:
             own = ("params", "opt_state", "step", "observations", "returns", "net")
             changes = {name: getattr(agent, name) for name in own} | changes
-        unknown = [name for name in changes if name not in self.__dataclass_fields__]
+        names = [field.name for field in fields(self)]
+        unknown = [name for name in changes if name not in names]
         if unknown:
             raise ValueError(
-                f"train_state: {unknown[0]!r} is no part that can be replaced; give agent_state, "
-                f"{', '.join(self.__dataclass_fields__)}"
+                f"train_state: {unknown[0]!r} is no part that can be replaced; give agent_state, {', '.join(names)}"
             )
         return replace(self, **changes)
 
