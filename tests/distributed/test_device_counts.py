@@ -3,6 +3,7 @@
 import pytest
 from command_line import SMALL, Run, error_line, lockstep
 from device_runs import CARTPOLE, EVALUATED, JAX, TWO_PROCESSES, devices, same_agent
+from variants import variants
 
 WIDE = (*CARTPOLE, "--num-envs", 64, "--total-steps", 8192)
 FAST = (*CARTPOLE, "--reduction", "fast")
@@ -13,7 +14,7 @@ LSTM = (
 )
 
 
-@pytest.mark.parametrize("number", [2, 4, 8])
+@pytest.mark.parametrize("number", variants([2, 4, 8], [2, 4]))
 def test_cartpole_is_the_same_on_one_device_and_on_more(trained, number):
     many = trained(*EVALUATED, *devices(number))
     assert many.summary["world_size"] == number
@@ -24,7 +25,7 @@ def test_cartpole_is_the_same_on_one_device_and_on_more(trained, number):
     same_agent(trained(*EVALUATED, *devices(1)), many)
 
 
-@pytest.mark.parametrize("words", [EVALUATED, FAST], ids=["exact", "fast"])
+@pytest.mark.parametrize("words", [EVALUATED, pytest.param(FAST, marks=pytest.mark.long)], ids=["exact", "fast"])
 def test_cartpole_is_the_same_by_xlas_collectives(trained, words):
     by_xla, in_memory = (trained(*words, "--collectives", how, *devices(4)) for how in ("backend", "shared"))
     assert (by_xla.summary["collectives"], in_memory.summary["collectives"]) == ("xla", "shared memory")
@@ -60,5 +61,6 @@ def test_sixty_four_environments_are_the_same_on_one_device_and_on_more(trained,
     assert one.agent != trained(*EVALUATED, *devices(1)).agent
 
 
+@pytest.mark.long
 def test_a_recurrent_policy_is_the_same_on_one_device_and_one_a_shard(trained):
     same_agent(trained(*LSTM, *devices(1)), trained(*LSTM, *devices(8)))

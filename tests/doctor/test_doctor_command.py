@@ -91,6 +91,7 @@ def test_a_process_group_alone_reduces_nothing_and_attach_does(script):
 
 
 @NEEDS_PROC
+@pytest.mark.long
 def test_ranks_that_wait_for_one_another_are_ended_with_their_stacks(script):
     found = doctor("--time-limit", 2, "script.py", "deadlock", cwd=script)
     assert (found.json["verdict"], found.kinds) == ("NOT IN SYNC", ["waiting"])

@@ -19,7 +19,7 @@ EXPECTED = {
 }
 
 
-KEPT = ["correct_ddp", "ddp_bypassed", "local_normalizer"]
+KEPT = ["correct_ddp", "ddp_bypassed"]
 
 
 @pytest.fixture(scope="module")
@@ -96,5 +96,6 @@ def test_sharded_parameters_are_compared_as_they_were_gathered(report):
     assert "not checked" in found["findings"][0]["text"]
 
 
+@pytest.mark.long
 def test_statistics_are_named_by_the_wrapper_that_keeps_them(report):
     assert report("local_normalizer").json["findings"][0]["details"]["tensors"][0].startswith("NormalizeObservation.")

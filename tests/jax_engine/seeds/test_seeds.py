@@ -78,6 +78,7 @@ def test_seeds_differ(exact):
     assert largest_difference(first, second) > 0.1
 
 
+@pytest.mark.long
 def test_an_iteration_of_a_batch_of_seeds_is_that_of_single_runs(trained, exact):
     batched = trained(*SEEDS, "--reduction", "fast")
     for seed in (5, 6):
