@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from command_line import lockstep
 
 from lockstep.cli import main
 
@@ -39,10 +40,11 @@ def test_a_fit_environment(check):
     assert not any("\x1b" in line for line in lines)
 
 
-def test_environments_in_arrays_and_inside_the_program_too(check):
+def test_environments_in_arrays_and_inside_the_program_too(tmp_path):
     for env_id in ("lockstep/Snake-v0", "gymnax/CartPole-v1"):
-        code, lines, _ = check(env_id, "--steps", "50")
-        assert code == 0
+        ended = lockstep("check", env_id, "--steps", "50", cwd=tmp_path)  # JAX begins anew in it
+        assert ended.code == 0, ended.stderr
+        lines = ended.stdout.splitlines()
         assert said(lines, "ok", "the same seeds and actions give the same bytes")
         assert said(lines, "ok", "resumes exactly")
 

@@ -166,7 +166,7 @@ def test_playing_needs_a_screen_or_an_mp4_file(trained, tmp_path, capsys, monkey
     assert main(["play", str(run.path), "--terminal", "--video", str(tmp_path / "out.gif")]) == 2
     assert "out.gif with --terminal; give one of them" in capsys.readouterr().err
     assert main(["play", str(run.path), "--terminal"]) == 2
-    assert "CartPole-v1 can't be shown as text; --video out.mp4 shows it" in capsys.readouterr().err
+    assert "CartPole-v1 can't be shown as text; --video out.mp4 (or .gif) shows it" in capsys.readouterr().err
     assert not any(tmp_path.iterdir())
 
 

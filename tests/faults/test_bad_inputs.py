@@ -23,7 +23,7 @@ BAD = [
     ("train CartPole-v1 --num-shards 6", ["num_shards: 6", "4 or 8"]),
     ("train CartPole-v1 --num-envs 8 --nproc 3", ["nproc: 3", "8 shards", "2 or 4"]),
     ("train CartPole-v1 --num-steps 16 --ppo.num-minibatches 3", ["ppo.num_minibatches: 3", "16 samples", "2 or 4"]),
-    ("train CartPole-v1 --num-epoch 3", ["--num-epoch", "did you mean --n-epochs"]),
+    ("train CartPole-v1 --num-epoch 3", ["--num-epoch", "did you mean --num-epochs"]),
     ("train CartPole-v1 --lr", ["--lr: needs a value"]),
     ("train CartPole-v1 --lr -1", ["ppo.learning_rate: '-1'", "greater than 0"]),
     ("train CartPole-v1 --ppo.gamma nan", ["ppo.gamma: 'nan'"]),
@@ -111,7 +111,7 @@ def test_help_is_no_error(capsys):
     ("line", "words"),
     [
         ("train NoSuchGame-v0 --nproc 2", ["env.id", "'NoSuchGame-v0'"]),
-        ("train CartPole-v1 --num-epoch 3", ["--num-epoch", "did you mean --n-epochs"]),
+        ("train CartPole-v1 --num-epoch 3", ["--num-epoch", "did you mean --num-epochs"]),
         ("eval nothing --json", ["nothing", "is a run directory"]),
     ],
 )

@@ -171,7 +171,8 @@ def test_nor_where_environments_are_stepped_on_the_host():
 
 def lowered(program, *arguments):
     """A jitted function, compiled, as the compiler prints it."""
-    return getattr(program, "__wrapped__", program).lower(*arguments).compile().as_text()
+    program = program if hasattr(program, "lower") else program.__wrapped__
+    return program.lower(*arguments).compile().as_text()
 
 
 def test_programs_whose_collectives_have_no_order_get_more_threads(cut_everything):

@@ -80,7 +80,12 @@ def test_last_words_reach_a_reader_who_is_slow(monkeypatch):
         rank = errors.pipe(0)
         said = b"x" * (1 << 16) + b"the end\n"  # more than a pipe holds
         heard = bytearray()
-        reader = threading.Thread(target=lambda: [heard.extend(os.read(reading, 1 << 12)) for _ in range(1 << 5)])
+
+        def read():
+            while not heard.endswith(b"the end\n"):
+                heard.extend(os.read(reading, 1 << 12))
+
+        reader = threading.Thread(target=read)
         os.write(rank, said[: 1 << 15])
         errors.read(errors.descriptors)
         os.write(rank, said[1 << 15 :])
@@ -90,8 +95,6 @@ def test_last_words_reach_a_reader_who_is_slow(monkeypatch):
     finally:
         os.dup2(kept, 2)
         os.close(kept)
-    wait_for = threading.Event()
-    while not heard.endswith(b"the end\n") and reader.is_alive():
-        wait_for.wait(0.01)
+    reader.join(60)
     os.close(reading)
     assert bytes(heard) == said
