@@ -15,6 +15,7 @@ from lockstep.core.errors import PeerFailureError
 from lockstep.core.shards import ShardPlan
 from lockstep.core.topology import from_environment
 from lockstep.torch_engine.distributed.communicator import Communicator
+from lockstep.torch_engine.distributed.process_group import close_process_group
 from lockstep.torch_engine.distributed.shared_memory import SharedSlots, open_shared_slots
 
 SLOT = 1 << 12
@@ -40,6 +41,11 @@ class Ranks:
 
     def communicator(self):
         return Communicator(self.topology, self.plan, torch.device("cpu"))
+
+    def leave(self):
+        """As a run does, so that no thread of a library's is left when Python ends."""
+        self.backend.close()
+        close_process_group()
 
     def sharing(self, timeout=600.0, slot_bytes=SLOT):
         communicator = self.communicator()
@@ -88,6 +94,7 @@ def compare():
     say(what="other", equal=same(backend.gather_ranks(grid), shared.gather_ranks(other)))
     counts = shared.calls, shared.bytes_sent, len(shared.take_durations())
     say(what="counted", equal=counts[0] == counts[2] > 0 and counts[1] > 0)
+    ranks.leave()
 
 
 def hurry():
@@ -102,6 +109,7 @@ def hurry():
         everyone = ranks.size * number + 1000 * sum(range(ranks.size))
         right += bool((shared.all_reduce(x) == everyone).all())
     say(what="hurry", right=right)
+    ranks.leave()
 
 
 def failure(what, operation):
