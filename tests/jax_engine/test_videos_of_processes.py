@@ -26,7 +26,8 @@ def evaluated(monkeypatch, tmp_path, path, fails=False):
     monkeypatch.setattr(train, "current_policy", lambda session: calls.append("fetch") or "policy")
     monkeypatch.setattr(videos, "record_evaluation", record)
     config = Config.model_validate({"eval": {"interval": 1, "record_video": True}})
-    session: Any = types.SimpleNamespace(iteration=1, global_step=8, config=config)
+    facts = {"world_size": 2}
+    session: Any = types.SimpleNamespace(iteration=1, global_step=8, config=config, facts=lambda: facts)
     session.counted = session
     run = RunDirectory(tmp_path, is_writer=False, quiet=True)
     monkeypatch.setattr(run, "video_path", lambda step: path)
