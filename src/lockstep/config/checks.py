@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from lockstep.config.engines import check_devices, check_engine
+from lockstep.config.engines import check_engine
 from lockstep.config.run import Config
 from lockstep.config.sections import SERVICES
 from lockstep.core.shards import check_shards, check_world_size, default_num_shards, nearest_divisors
@@ -20,25 +20,27 @@ def resolve(config: Config, world_size: int = 1) -> Config:
     config = counted(config, num_envs)
     if config.num_shards is None:
         _check_enough(config, world_size, num_envs, num_shards)
-    if config.engine == "jax":
-        check_devices(world_size, num_envs, num_shards)
-    else:
-        check_world_size(world_size, num_shards)
+    check_world_size(world_size, num_shards, *(("devices", "devices") if config.engine == "jax" else ()))
     _check_minibatches(config, num_envs // num_shards)
     _check_choices(config)
     return config.model_copy(update={"num_envs": num_envs, "num_envs_per_rank": None, "num_shards": num_shards})
 
 
 def _check_enough(config: Config, world_size: int, num_envs: int, num_shards: int) -> None:
-    """Names ``num_envs`` where that is why there are too few shards."""
-    if num_shards >= world_size or world_size & (world_size - 1):
+    """Names what would make enough shards where nobody has chosen their number."""
+    if num_shards >= world_size:
         return
     ranks = f"{world_size} {'devices' if config.engine == 'jax' else 'ranks'}"
-    step = world_size * config.group_size
-    fits = " or ".join(str(n) for n in (num_envs // step * step, (num_envs // step + 1) * step) if n)
+    units = num_envs // config.group_size  # groups don't cross shards
+    fits = [n for n in range(world_size, units + 1) if units % n == 0]
+    if fits:
+        what = f"--num-shards {fits[0]}"
+    else:
+        what = f"num_envs {-(-num_envs // (world_size * config.group_size)) * world_size * config.group_size}"
+        what += f" with --num-shards {world_size}"
     raise ValueError(
-        f"num_envs: {num_envs} environments make {num_shards} shard{'s' if num_shards > 1 else ''} and {ranks} need "
-        f"one each; nearest that work: num_envs {fits}"
+        f"num_envs: {num_envs} environments make {num_shards} shard{'s' if num_shards > 1 else ''} by default and "
+        f"{ranks} need one each; for a new run use {what}, or at most {num_shards} of them"
     )
 
 
@@ -74,23 +76,11 @@ def envs_and_shards(config: Config, world_size: int) -> tuple[int, int]:
                 f"num_envs_per_rank: {config.num_envs_per_rank} given together with num_envs {num_envs}; give one"
             )
         num_envs = config.num_envs_per_rank * world_size
-        if num_shards is None:
-            _check_power_of_two(config, world_size)
-            num_shards = world_size
+        num_shards = num_shards or world_size
     num_envs = num_envs or 8
     num_shards = num_shards or default_num_shards(max(1, num_envs // config.group_size))
     check_shards(num_envs, num_shards)
     return num_envs, num_shards
-
-
-def _check_power_of_two(config: Config, world_size: int) -> None:
-    if world_size & (world_size - 1):
-        key, what = ("devices", "devices") if config.engine == "jax" else ("nproc", "ranks")
-        below = 1 << (world_size.bit_length() - 1)
-        raise ValueError(
-            f"{key}: {world_size} {what} with num_envs_per_rank make {world_size} shards, which is no power of two; "
-            f"nearest that work: {below} or {2 * below} {what}"
-        )
 
 
 def _check_minibatches(config: Config, envs_per_shard: int) -> None:

@@ -10,7 +10,7 @@ import importlib.util
 from typing import Any
 
 from lockstep.config.run import Config, RunOptions
-from lockstep.core.shards import nearest_divisors, world_sizes_around
+from lockstep.core.shards import nearest_divisors
 
 
 class MissingPackageError(ValueError):
@@ -129,36 +129,28 @@ def check_fsdp_devices(options: RunOptions, devices: int) -> None:
 
 
 def default_devices(num_shards: int | None, processes_here: int, cores: int, processes: int | None = None) -> int:
-    """CPU devices of each process where the user gives none: the most, up to one a core, that share the shards equally.
+    """CPU devices of each process where the user gives none: one a core, as far as shards go.
 
-    XLA's CPU backend uses two cores better as two devices than as one, and the number can't change the result. Without
-    ``num_shards`` those follow the devices, which must then be a power of two.
+    XLA's CPU backend uses two cores better as two devices than as one, and the number can't change the result. Fewer
+    are taken where that leaves nobody more shards. Without ``num_shards`` those follow the devices.
     """
     processes = processes or processes_here
     most = max(1, cores // processes_here)
     if num_shards is None:
-        return 1 << (most.bit_length() - 1)
-    return max((n for n in range(1, most + 1) if num_shards % (processes * n) == 0), default=1)
-
-
-def check_devices(devices: int, num_envs: int, num_shards: int) -> None:
-    """Raise a one-line ``ValueError`` unless ``devices`` of all processes can share the environments equally."""
-    if devices < 1 or num_shards % devices:
-        raise ValueError(
-            f"devices: {devices} can't share {num_envs} environments in {num_shards} shards equally; nearest "
-            f"that work: {world_sizes_around(devices, num_shards)} devices (num_shards is a power of two that the "
-            "devices of all processes must divide)"
-        )
+        return most
+    most = max(1, min(most, num_shards // processes))
+    turns = -(-num_shards // (processes * most))
+    return next(n for n in range(1, most + 1) if -(-num_shards // (processes * n)) == turns)
 
 
 def check_existing(devices: int, cores: int, processes: int = 1, num_shards: int | None = None) -> None:
     """Raise a one-line ``ValueError`` if a CPU is asked for more devices than it has cores and simulates none.
 
-    It names as many simulated ones if those of all ``processes`` can own the shards equally.
+    It names as many simulated ones if those of all ``processes`` can own a shard each.
     """
     if devices <= cores:
         return
-    simulated = "" if num_shards and num_shards % (processes * devices) else f", or --simulate-devices {devices}"
+    simulated = "" if num_shards and num_shards < processes * devices else f", or --simulate-devices {devices}"
     raise ValueError(
         f"devices: {devices} asked for and this machine's CPU has {cores} (one a core); use --devices {cores}"
         f"{simulated}"

@@ -54,7 +54,7 @@ class Config(Section):
     num_shards: int | None = Field(
         default=None,
         ge=1,
-        description="power of two; the most ranks that can share the run (default: divides num_envs, at most 8)",
+        description="the most ranks that can share the run; divides num_envs (default: a power of two, at most 8)",
     )
     num_steps: int = Field(default=128, ge=1, description="steps of each environment in a rollout")
     reduction: Literal["exact", "fast"] = Field(

@@ -1,8 +1,8 @@
 """Shards: the unit of data parallelism, and the random numbers keyed to them.
 
 A run has ``num_envs`` environments with global ids ``0 … num_envs-1``, cut into ``num_shards`` equal, contiguous
-shards. ``num_shards`` is part of the config; the number of ranks is not. Rank ``r`` of ``N`` owns the shards
-``[r·S/N, (r+1)·S/N)``. Every random draw is keyed by what it is for, never by a rank.
+shards. ``num_shards`` is part of the config; the number of ranks is not. Ranks own contiguous ranges of shards, whose
+lengths differ by one at most. Every random draw is keyed by what it is for, never by a rank.
 """
 
 from __future__ import annotations
@@ -12,7 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lockstep.core.tree import Tree, tree_of
+
 MAX_DEFAULT_SHARDS = 8
+SHOWN_RANKS = 8
+"""Of so many the shards of each are named."""
 
 
 @dataclass(frozen=True)
@@ -21,8 +25,8 @@ class ShardPlan:
 
     Attributes:
         num_envs: environments of the whole run.
-        num_shards: shards of the whole run, a power of two that divides ``num_envs``.
-        world_size: ranks of the run, a divisor of ``num_shards``.
+        num_shards: shards of the whole run, a divisor of ``num_envs``.
+        world_size: ranks of the run, at most ``num_shards``.
         rank: this rank.
     """
 
@@ -41,24 +45,29 @@ class ShardPlan:
         return self.num_envs // self.num_shards
 
     @property
-    def local_num_shards(self) -> int:
-        """Shards that this rank owns."""
-        return self.num_shards // self.world_size
-
-    @property
-    def local_num_envs(self) -> int:
-        """Environments that this rank steps."""
-        return self.num_envs // self.world_size
+    def tree(self) -> Tree:
+        """The additions in which the run's shards meet, shared by its ranks."""
+        return tree_of(self.num_shards, self.world_size)
 
     @property
     def shards(self) -> range:
         """Global indices of this rank's shards."""
-        return range(self.rank * self.local_num_shards, (self.rank + 1) * self.local_num_shards)
+        return self.tree.owned[self.rank]
+
+    @property
+    def local_num_shards(self) -> int:
+        """Shards that this rank owns."""
+        return len(self.shards)
+
+    @property
+    def local_num_envs(self) -> int:
+        """Environments that this rank steps."""
+        return self.local_num_shards * self.envs_per_shard
 
     @property
     def env_ids(self) -> range:
         """Global ids of this rank's environments, shard by shard."""
-        return range(self.rank * self.local_num_envs, (self.rank + 1) * self.local_num_envs)
+        return range(self.shards.start * self.envs_per_shard, self.shards.stop * self.envs_per_shard)
 
     def shard_env_ids(self, shard: int) -> range:
         """Global ids of the environments of one shard."""
@@ -71,24 +80,14 @@ def default_num_shards(num_envs: int) -> int:
 
 
 def check_shards(num_envs: int, num_shards: int) -> None:
-    """Raise a one-line ``ValueError`` unless ``num_shards`` is a power of two that divides ``num_envs``."""
-    if num_shards < 1 or num_shards & (num_shards - 1):
+    """Raise a one-line ``ValueError`` unless ``num_shards`` divides ``num_envs``."""
+    if num_shards < 1 or num_envs % num_shards:
+        below = num_envs // max(1, num_shards) * num_shards
+        envs = " or ".join(str(n) for n in (below, below + num_shards) if n > 0)
         raise ValueError(
-            f"num_shards: {num_shards} is not a power of two (that divides num_envs {num_envs}); nearest that work: "
-            f"{nearest_divisors(num_envs & -num_envs, num_shards)}"
+            f"num_shards: {num_envs} environments can't be cut into {num_shards} equal shards; nearest that work: "
+            f"num_shards {nearest_divisors(num_envs, num_shards)}" + (f", or num_envs {envs}" if envs else "")
         )
-    if num_envs % num_shards:
-        below = num_envs // num_shards * num_shards
-        fits = " or ".join(str(n) for n in (below, below + num_shards) if n > 0)
-        raise ValueError(
-            f"num_envs: {num_envs} environments can't be cut into {num_shards} equal shards; nearest that work: "
-            f"num_envs {fits}, or num_shards {default_num_shards(num_envs)}"
-        )
-
-
-def world_sizes(num_shards: int) -> list[int]:
-    """Every number of ranks that can own ``num_shards`` shards equally, ascending."""
-    return [n for n in range(1, num_shards + 1) if num_shards % n == 0]
 
 
 def nearest_divisors(number: int, wanted: int) -> str:
@@ -97,21 +96,27 @@ def nearest_divisors(number: int, wanted: int) -> str:
     return " or ".join(map(str, sorted(sorted(fits, key=lambda n: abs(n - wanted))[:2])))
 
 
-def world_sizes_around(world_size: int, num_shards: int) -> str:
-    """The nearest numbers of ranks, below and above, that can own ``num_shards`` shards equally: ``4 or 8``."""
-    sizes = world_sizes(num_shards)
-    below, above = [n for n in sizes if n < world_size], [n for n in sizes if n > world_size]
-    return " or ".join(map(str, [*below[-1:], *above[:1]]))
-
-
-def check_world_size(world_size: int, num_shards: int) -> None:
-    """Raise a one-line ``ValueError`` unless ``world_size`` ranks can own ``num_shards`` shards equally."""
-    if world_size < 1 or num_shards % world_size:
+def check_world_size(world_size: int, num_shards: int, key: str = "nproc", what: str = "ranks") -> None:
+    """Raise a one-line ``ValueError`` unless each of ``world_size`` ranks can own a shard."""
+    if not 1 <= world_size <= num_shards:
         raise ValueError(
-            f"nproc: {world_size} ranks can't own {num_shards} shards equally; nearest that work: "
-            f"{world_sizes_around(world_size, num_shards)} ranks "
-            "(num_shards is a power of two that the number of ranks must divide)"
+            f"{key}: {world_size} {what} can't share {num_shards} shard{'' if num_shards == 1 else 's'}, at least one each; use at most "
+            f"{num_shards}, or for a new run --num-shards {world_size} or more (it must divide num_envs)"
         )
+
+
+def uneven(world_size: int, num_shards: int, what: str = "ranks") -> str | None:
+    """Says how unevenly ranks own shards, and what would be even: ``8 shards on 3 ranks: 3, 3, 2; …``; None: they don't."""
+    tree = tree_of(num_shards, world_size)
+    if tree.even:
+        return None
+    lengths = [len(shards) for shards in tree.owned]
+    shown = ", ".join(map(str, lengths))
+    if world_size > SHOWN_RANKS:
+        most = lengths.count(lengths[0])
+        shown = f"{lengths[0]} on {most} and {lengths[-1]} on {world_size - most}"
+    above = (num_shards // world_size + 1) * world_size
+    return f"{num_shards} shards on {world_size} {what}: {shown}; {above} shards would be even"
 
 
 def _digest(seed: int, purpose: str, key: tuple[int, ...]) -> bytes:

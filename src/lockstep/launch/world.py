@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from lockstep.config.checks import envs_and_shards
 from lockstep.config.engines import check_existing, check_fsdp_devices, default_devices, engine_module
 from lockstep.config.run import Config, RunOptions
-from lockstep.core.shards import world_sizes
 from lockstep.core.topology import Topology, available_cores, from_environment, from_flags
 
 
@@ -21,7 +20,7 @@ class World:
 
     @property
     def ranks(self) -> int:
-        """The world size that must divide ``num_shards``."""
+        """The world size."""
         return self.processes * (self.devices or 1)
 
     @property
@@ -60,9 +59,7 @@ def number_of_processes(options: RunOptions, config: Config, topology: Topology)
         return options.nproc
     limit = available_cores() if config.device == "cpu" else max(1, engine_module(config.engine).visible_gpus())
     num_shards = _num_shards(config)
-    if num_shards is None:
-        return 1 << (limit.bit_length() - 1)
-    return max(n for n in world_sizes(num_shards) if n <= limit)
+    return limit if num_shards is None else min(limit, num_shards)
 
 
 def world_words(config: Config, ranks: int, processes: int = 1) -> list[str]:

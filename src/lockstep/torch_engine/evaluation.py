@@ -40,4 +40,5 @@ def evaluate_policy(session: Session) -> np.ndarray:
 
     with torch.inference_mode():
         episodes = run_episodes(envs, act, session.config.eval.max_steps)
-    return session.communicator.gather_ranks(torch.from_numpy(episodes)).flatten(0, 1).numpy()
+    rows = torch.from_numpy(episodes).unflatten(0, (shards, -1))
+    return session.communicator.gather_shards(rows).flatten(0, 1).numpy()

@@ -181,7 +181,7 @@ def share_metrics(
     ``episodes`` is the most that ended in one shard; ``durations`` are the seconds of each of this rank's collectives,
     of which every rank has made the same number.
     """
-    table = np.zeros((plan.local_num_shards * episodes, EPISODE_COLUMNS))
+    table = np.zeros((plan.tree.most_shards * episodes, EPISODE_COLUMNS))
     table[: len(finished)] = finished
     numbers = laps.numbers()
     local = torch.from_numpy(np.concatenate([[len(finished)], numbers, durations, table.ravel()]))

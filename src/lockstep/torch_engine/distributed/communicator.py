@@ -6,6 +6,7 @@ import datetime
 import hashlib
 import json
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,9 @@ from lockstep.core.machine import ANEW, check_facts_alike
 from lockstep.core.shards import ShardPlan
 from lockstep.core.silence import Watch, sign_name, watch
 from lockstep.core.topology import Topology
+from lockstep.core.tree import Tree, tree_of
+from lockstep.torch_engine.distributed import ordered
+from lockstep.torch_engine.distributed.ordered import Traffic
 from lockstep.torch_engine.distributed.process_group import (
     WITHOUT_LIMIT,
     join_process_group,
@@ -36,14 +40,6 @@ if TYPE_CHECKING:
     from lockstep.torch_engine.nets.parameters import FlatParameters
 
 
-def tree_sum(x: Tensor) -> Tensor:
-    """Sums over the first axis by a fixed binary tree of neighbours; what has no neighbour waits for the next round."""
-    while len(x) > 1:
-        paired = x[0:-1:2] + x[1::2]
-        x = torch.cat([paired, x[-1:]]) if len(x) % 2 else paired
-    return x[0]
-
-
 class Communicator:
     """Makes the collectives of one rank. Every float that meets another shard's passes through here.
 
@@ -52,7 +48,8 @@ class Communicator:
 
     Attributes:
         durations: seconds of each collective since the last :meth:`take_durations`.
-        bytes_sent: bytes this rank contributed to collectives so far; ``calls`` their number.
+        traffic: bytes that this rank sent in collectives so far, and that it received; ``calls`` their number.
+        sums: how the largest sum over shards travelled: ``gather`` or ``slices``; None: there was none.
         slots: shared memory, by which tensors on the CPU travel; ``no_slots`` why there is none, once looked for.
     """
 
@@ -66,8 +63,9 @@ class Communicator:
     ) -> None:
         self.topology, self.plan, self.device, self.nccl, self.group = topology, plan, device, nccl, group
         self.durations: list[float] = []
-        self.bytes_sent = 0
+        self.traffic = Traffic(0, 0)
         self.calls = 0
+        self.sums: str | None = None
         self.slots: SharedSlots | None = None
         self.no_slots: str | None = None
         self._watch: Watch | None = None
@@ -153,24 +151,30 @@ class Communicator:
             if not self._watch.hangs:  # what it waits for holds the store
                 leave(self._store, self.topology)
 
-    def _timed(self, operation: Any, x: Tensor, *args: Any) -> Any:
+    def _timed(self, moved: Traffic, device: torch.device, operation: Callable[..., Any], *args: Any) -> Any:
+        """Calls a collective of tensors on a device, in which this rank sends and receives so much."""
         life.wait()  # already in what is under way: collectives of DDP's and FSDP's own
-        if x.is_cuda:
-            torch.cuda.synchronize(x.device)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
         started = time.perf_counter()
         try:
             result = operation(*args)
-            if x.is_cuda:
-                torch.cuda.synchronize(x.device)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
         except PeerFailureError:
             raise
         except RuntimeError as error:
             raise PeerFailureError(f"rank {self.topology.rank} lost its peers: {str(error).splitlines()[0]}") from error
         life.go_on()
         self.durations.append(time.perf_counter() - started)
-        self.bytes_sent += x.numel() * x.element_size()
+        self.traffic = Traffic(self.traffic.sent + moved.sent, self.traffic.received + moved.received)
         self.calls += 1
         return result
+
+    def _moved(self, x: Tensor) -> Traffic:
+        """What a rank sends and receives where all get a tensor of each."""
+        size = x.numel() * x.element_size()
+        return Traffic(size, size * (self.topology.world_size - 1))
 
     def gather_ranks(self, x: Tensor) -> Tensor:
         """Gathers ``[…]`` of every rank, in rank order: ``[world_size, …]``; all must have one shape."""
@@ -180,34 +184,59 @@ class Communicator:
         if x.is_cuda and not self.nccl:
             return self.gather_ranks(x.cpu()).to(x.device)
         if self.slots is not None and not x.is_cuda:
-            return self._timed(self.slots.gather, x, x)
+            return self._timed(self._moved(x), x.device, self.slots.gather, x)
+        return self._timed(self._moved(x), x.device, self._all_gather, x)
+
+    def _all_gather(self, x: Tensor) -> Tensor:
         out = x.new_empty((self.topology.world_size, *x.shape))
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        self._timed(gather, x, out.view(-1), x.view(-1), self.group)
+        gather(out.view(-1), x.view(-1), self.group)
         return out
 
     def gather_shards(self, x: Tensor) -> Tensor:
         """Gathers ``[local shards, …]`` of every rank, in shard order: ``[num_shards, …]``."""
-        return self.gather_ranks(x).flatten(0, 1)
+        tree = self._shards
+        if tree.even:
+            return self.gather_ranks(x).flatten(0, 1)
+        short = tree.most_shards - len(x)
+        everyone = self.gather_ranks(torch.cat([x, x.new_zeros((short, *x.shape[1:]))]) if short else x)
+        return torch.cat([rows[: len(own)] for rows, own in zip(everyone, tree.owned, strict=True)])
+
+    @property
+    def _shards(self) -> Tree:
+        assert self.plan is not None, "a script has no shards"
+        return self.plan.tree
 
     def sum_shards(self, x: Tensor) -> Tensor:
         """Sums over all shards of ``[local shards, …]``; the same bits for every world size.
 
-        The shards meet in one fixed binary tree in shard order: a rank adds its own aligned subtree, the ranks'
-        partial sums are gathered, and every rank finishes the tree.
+        The shards meet in one fixed binary tree in shard order: a rank adds the nodes inside its own range, and the
+        ranks finish the tree together; see :mod:`.ordered`.
         """
-        return self.sum_ranks(tree_sum(x))
+        return self._sum(ordered.own_nodes(x, self._shards, self.topology.rank), self._shards)
 
     def sum_ranks(self, x: Tensor) -> Tensor:
-        """Sums over ranks by the tree, element by element; in shared memory where the slots hold it."""
-        if self.slots is None or x.is_cuda:
-            return tree_sum(self.gather_ranks(x))
-        return self._timed(self._sum_slots, x, self.slots, x.contiguous())
+        """Sums over ranks by the tree, element by element."""
+        return self._sum(x.unsqueeze(0), tree_of(self.topology.world_size, self.topology.world_size))
 
-    @staticmethod
-    def _sum_slots(slots: SharedSlots, x: Tensor) -> Tensor:
-        sums = [tree_sum(slots.view(piece)) for piece in slots.pieces(x)]
-        return (sums[0] if len(sums) == 1 else torch.cat(sums)).view(x.shape)
+    def _sum(self, nodes: Tensor, tree: Tree) -> Tensor:
+        """Sums the nodes ``[k, …]`` of all ranks."""
+        if self.alone:
+            return nodes[0]
+        if nodes.is_cuda and not self.nccl:
+            return self._sum(nodes.cpu(), tree).to(nodes.device)
+        flat = nodes.reshape(len(nodes), nodes[0].numel())
+        size = flat.shape[1] * flat.element_size()
+        by_slices, moved = ordered.sliced(tree, size), ordered.traffic(tree, self.topology.rank, size)
+        if self.sums != "slices":
+            self.sums = "slices" if by_slices else "gather"
+        if self.slots is not None and not nodes.is_cuda:
+            total = self._timed(moved, flat.device, ordered.sum_in_memory, flat, tree, self.slots)
+        elif by_slices:
+            total = self._timed(moved, flat.device, ordered.sliced_sum, flat, tree, self.group)
+        else:
+            total = self._timed(moved, flat.device, ordered.gathered_sum, flat, tree, self._all_gather)
+        return total.view(nodes.shape[1:])
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Sums over ranks in an order that depends on their number (``fast`` only), maybe in the memory of ``x``.
@@ -218,7 +247,9 @@ class Communicator:
             return x
         if self.slots is not None and not x.is_cuda:
             return self.sum_ranks(x)
-        self._timed(dist.all_reduce, x, x, dist.ReduceOp.SUM, self.group)
+        size, ranks = x.numel() * x.element_size(), self.topology.world_size
+        ring = 2 * (ranks - 1) * size // ranks
+        self._timed(Traffic(ring, ring), x.device, dist.all_reduce, x, dist.ReduceOp.SUM, self.group)
         return x
 
     def broadcast(self, x: Tensor) -> Tensor:
@@ -227,11 +258,11 @@ class Communicator:
         if self.alone:
             return x.clone()
         if self.slots is not None and not x.is_cuda:
-            return self._timed(self._copy_first, x, self.slots, x)
+            return self._timed(self._moved(x), x.device, self._copy_first, self.slots, x)
         if x.is_cuda and not self.nccl:
             return self.broadcast(x.cpu()).to(x.device)
         out = x.clone()
-        self._timed(dist.broadcast, out, out, 0, self.group)
+        self._timed(self._moved(x), x.device, dist.broadcast, out, 0, self.group)
         return out
 
     @staticmethod

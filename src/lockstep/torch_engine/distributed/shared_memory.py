@@ -90,7 +90,7 @@ class SharedSlots:
         timeout: float,
         slot_bytes: int = SLOT_BYTES,
     ) -> None:
-        self._rank, self._world_size, self._timeout, self._slot_bytes = rank, world_size, timeout, slot_bytes
+        self.rank, self._world_size, self._timeout, self._slot_bytes = rank, world_size, timeout, slot_bytes
         self._memory = memory
         words = LINE_BYTES // 8
         self._words, self._bytes = memoryview(memory).cast("B").cast("q"), memoryview(memory)
@@ -136,33 +136,46 @@ class SharedSlots:
 
     def view(self, x: Tensor) -> Tensor:
         """Gathers as :meth:`gather` a tensor that fits into a slot; the result lies there until the next collective."""
-        size = x.numel() * x.element_size()
+        rows = self.exchange(x.detach().reshape(1, -1), x.numel())
+        return rows.as_strided((self._world_size, *x.shape), (rows.stride(0), *x.contiguous().stride()))
+
+    def capacity(self, dtype: torch.dtype) -> int:
+        """Returns how many elements a slot holds."""
+        return self._slot_bytes // dtype.itemsize
+
+    def exchange(self, rows: Tensor, size: int, behind: Tensor | None = None) -> Tensor:
+        """Brings rows ``[k, n]``, and a vector behind them, into this rank's slot; waits for all ranks' to be there.
+
+        ``size`` is a number of elements that all ranks must name alike. Returns the slots, flat, ``[world_size, …]``:
+        valid until the next collective.
+
+        Raises:
+            PeerFailureError: a peer ended, left, or didn't come in time; or it named another size.
+        """
         self._collective += 1
         number, parity = self._collective, self._collective & 1
-        if size:
-            start = self._mine[parity]
-            self._bytes[start : start + size] = x.detach().view(-1).view(torch.uint8).numpy().data
-        line, words = self._line, self._words
-        words[line + SIZES + parity] = size
+        start = self._mine[parity]
+        for row in (*rows, behind):
+            if row is not None and (count := row.numel() * row.element_size()):
+                self._bytes[start : start + count] = row.detach().contiguous().view(torch.uint8).numpy().data
+                start += count
+        line, words, named = self._line, self._words, size * rows.element_size()
+        words[line + SIZES + parity] = named
         words[line] = number
         if words[line + AWAITED] == number:
             self._futex(line, FUTEX_WAKE, ALL)
         self._wait(number)
         for peer, line in self._peers:
             theirs = words[line + SIZES + parity]
-            if theirs != size:
+            if theirs != named:
                 raise PeerFailureError(
-                    f"rank {self._rank} brought {size} bytes to a collective and rank {peer} brought {theirs}"
+                    f"rank {self.rank} brought {named} bytes to a collective and rank {peer} brought {theirs}"
                 )
-        return self._rows(parity, x)
-
-    def _rows(self, parity: int, x: Tensor) -> Tensor:
         typed = self._buffers[parity]
-        base = typed.get(x.dtype)
-        if base is None:
-            base = typed[x.dtype] = typed[torch.uint8].view(x.dtype)
-        shape = (self._world_size, *x.shape)
-        return base.as_strided(shape, (base.stride(0), *x.contiguous().stride()))
+        found = typed.get(rows.dtype)
+        if found is None:
+            found = typed[rows.dtype] = typed[torch.uint8].view(rows.dtype)
+        return found
 
     def _wait(self, number: int) -> None:
         """Returns when every flag has reached a collective's number."""
@@ -179,7 +192,7 @@ class SharedSlots:
                 self._spins = min(SPINS, self._spins + FEWEST_SPINS)
 
     def _wait_long(self, peer: int, line: int, number: int) -> None:
-        words, silence = self._words, Silence(self._rank, self._timeout)
+        words, silence = self._words, Silence(self.rank, self._timeout)
         with life.waiting():
             while True:
                 gone = self._gone()  # before the flag: a peer may end as soon as it has raised it
@@ -187,13 +200,13 @@ class SharedSlots:
                 if reached >= number:
                     return
                 if gone is not None:
-                    raise PeerFailureError(f"rank {self._rank} lost its peers: {gone}")
+                    raise PeerFailureError(f"rank {self.rank} lost its peers: {gone}")
                 signs = shared_signs(self._memory, self._world_size)
-                signs[self._rank] = signs[self._rank]._replace(waits=True)  # even if it counts in other memory
+                signs[self.rank] = signs[self.rank]._replace(waits=True)  # even if it counts in other memory
                 if (said := silence.listen(signs)) is not None:
                     if not signs[peer].count:  # a script's, which counts nothing
                         said = f"rank {peer} didn't come to a collective in {self._timeout:g} s"
-                        said = f"rank {self._rank} lost its peers: {said}"
+                        said = f"rank {self.rank} lost its peers: {said}"
                     raise PeerFailureError(said)
                 words[line + AWAITED] = number
                 self._futex(line, FUTEX_WAIT, reached, ctypes.byref(self._sleep))

@@ -25,7 +25,7 @@ class Laps:
         other: what came between the iteration before and this one: metrics, trackers, proof, checkpoint, evaluation.
         total: from the end of the iteration before to the end of this one.
         ended: ``time.monotonic()`` of the end.
-        bytes: that this rank contributed to collectives.
+        bytes_sent: that this rank sent in collectives; ``bytes_received`` from other ranks.
         peak_memory_mb: most memory that the process has held so far, in MiB; 0 where it wasn't asked for.
         peak_gpu_memory_mb: the same of its GPU's memory.
     """
@@ -35,7 +35,8 @@ class Laps:
     other: float = 0.0
     total: float = 0.0
     ended: float = 0.0
-    bytes: float = 0.0
+    bytes_sent: float = 0.0
+    bytes_received: float = 0.0
     peak_memory_mb: float = 0.0
     peak_gpu_memory_mb: float = 0.0
 
@@ -59,7 +60,7 @@ class Clock:
     def _start(self, now: float) -> None:
         self._parts = {"rollout": 0.0, "learn": 0.0, "other": 0.0}
         self._durations: list[float] = []
-        self._bytes = self._communicator.bytes_sent
+        self._traffic = self._communicator.traffic
         self._started = self._mark = now
 
     def lap(self, part: str) -> None:
@@ -73,8 +74,10 @@ class Clock:
         """Ends the iteration and begins the next one; returns its laps, and the seconds of each of its collectives."""
         now, ended = time.perf_counter(), time.monotonic()
         memory = peak_memory(self._communicator.device) if self._watch_memory else {}
-        sent, durations = self._communicator.bytes_sent - self._bytes, self._durations
-        laps = Laps(**self._parts, total=now - self._started, ended=ended, bytes=sent, **memory)
+        moved, durations = zip(self._communicator.traffic, self._traffic, strict=True), self._durations
+        sent, received = (after - before for after, before in moved)
+        spent = {"total": now - self._started, "ended": ended, "bytes_sent": sent, "bytes_received": received}
+        laps = Laps(**self._parts, **spent, **memory)
         self._start(now)
         return laps, durations
 
@@ -97,7 +100,7 @@ class RankTimes:
 
     @classmethod
     def of(cls, numbers: np.ndarray, durations: np.ndarray) -> RankTimes:
-        """Reads every rank's ``Laps.numbers()`` ``[world_size, 8]`` and collectives' seconds ``[world_size, n]``."""
+        """Reads every rank's ``Laps.numbers()`` ``[world_size, 9]`` and collectives' seconds ``[world_size, n]``."""
         comm = durations.min(0).sum()
         wait = durations.sum(1) - comm
         return cls(tuple(Laps(*row) for row in numbers.tolist()), float(comm), tuple(wait.tolist()), durations.shape[1])
@@ -128,7 +131,8 @@ class RankTimes:
             "t_comm": [self.comm for _ in self.laps],
             "t_wait": list(self.wait),
             "t_other": [laps.other for laps in self.laps],
-            "bytes": [int(laps.bytes) for laps in self.laps],
+            "bytes": [int(laps.bytes_sent) for laps in self.laps],
+            "bytes_received": [int(laps.bytes_received) for laps in self.laps],
             "peak_memory_mb": [laps.peak_memory_mb for laps in self.laps],
             "peak_gpu_memory_mb": [laps.peak_gpu_memory_mb for laps in self.laps],
         }

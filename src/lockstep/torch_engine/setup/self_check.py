@@ -11,18 +11,24 @@ from lockstep.torch_engine.nets.shards import ShardFunction, by_shard, part_of
 
 
 def shard_invariant(function: ShardFunction, num_shards: int, *arguments: Any) -> bool:
-    """Tells whether ``function`` gives each shard the same bits alone and in aligned groups of 2, 4, … all shards.
+    """Tells whether ``function`` gives each shard the same bits alone and in groups of as many as a rank may own.
 
     The arguments are tensors ``[num_shards, …]``, or dicts of them, at the shapes of the run; see :func:`by_shard`.
     """
     alone = _tensors(by_shard("loop", function, *arguments))
-    for size in (2**n for n in range(1, num_shards.bit_length())):
-        for start in range(0, num_shards, size):
+    for size in group_sizes(num_shards):
+        for start in sorted({*range(0, num_shards - size + 1, size), num_shards - size}):
             together = _tensors(function(*(part_of(a, start, start + size) for a in arguments)))
             pieces = zip(alone, together, strict=True)
             if not all(_equal(a[start : start + size], b) for a, b in pieces):
                 return False
     return True
+
+
+def group_sizes(num_shards: int) -> list[int]:
+    """Lists how many shards, more than one, a rank may own of ``num_shards``, on any number of ranks."""
+    owned = (num_shards // ranks + more for ranks in range(1, num_shards + 1) for more in (0, num_shards % ranks > 0))
+    return sorted({size for size in owned if size > 1})
 
 
 def _tensors(result: Any) -> tuple[Any, ...]:

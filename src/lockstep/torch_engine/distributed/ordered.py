@@ -1,0 +1,144 @@
+"""Sums over shards in the order of the one fixed tree, whatever the number of ranks: by one gather, or by slices.
+
+A rank adds the nodes of the tree inside its own range of shards. What is small then travels whole: one gather, one
+latency, and every rank finishes the tree. What is large travels at the price of a ring: slice ``j`` of every node goes
+to rank ``j``, which finishes the tree for its slice, and the slices are gathered. No element meets another, so that
+neither can show in the bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lockstep.core.tree import Tree
+from lockstep.torch_engine.distributed.shared_memory import SharedSlots
+
+SLICED_BYTES = 1 << 18  # of a node, from which on three or more ranks send slices
+FEWEST_SLICING_RANKS = 3
+LINE_ELEMENTS = 16  # slices begin at multiples of so many: no two ranks write one line of a processor's cache
+
+
+class Traffic(NamedTuple):
+    """Bytes that a rank sends in a sum, and that it receives."""
+
+    sent: int
+    received: int
+
+
+def sliced(tree: Tree, node_bytes: int) -> bool:
+    """Tells whether a sum of nodes of so many bytes goes by slices."""
+    return len(tree.owned) >= FEWEST_SLICING_RANKS and node_bytes >= SLICED_BYTES
+
+
+def traffic(tree: Tree, rank: int, node_bytes: int) -> Traffic:
+    """Counts what a rank sends to others, and what it receives from them, in one sum."""
+    ranks, own, total = len(tree.owned), tree.counts[rank], sum(tree.counts)
+    if not sliced(tree, node_bytes):
+        return Traffic(own * node_bytes, (total - own) * node_bytes)
+    others = ranks - 1
+    return Traffic((own * others + others) * node_bytes // ranks, (total - own + others) * node_bytes // ranks)
+
+
+def tree_sum(x: Tensor) -> Tensor:
+    """Sums over the first axis by a fixed binary tree of neighbours; what has no neighbour waits for the next round."""
+    while len(x) > 1:
+        paired = x[0:-1:2] + x[1::2]
+        x = torch.cat([paired, x[-1:]]) if len(x) % 2 else paired
+    return x[0]
+
+
+def own_nodes(x: Tensor, tree: Tree, rank: int) -> Tensor:
+    """Sums a rank's shards ``[local shards, …]`` to the nodes of the tree inside its range, ``[nodes, …]``."""
+    nodes, first = tree.nodes[rank], tree.owned[rank].start
+    if len(nodes) == 1:
+        return tree_sum(x).unsqueeze(0)
+    return torch.stack([tree_sum(x[node.start - first : node.stop - first]) for node in nodes])
+
+
+def finished(parts: Sequence[Tensor], tree: Tree) -> Tensor:
+    """Finishes the tree with the nodes of all ranks, from left to right; they stay as they are."""
+    sums = list(parts)
+    for left, right in tree.additions:
+        sums[left] = sums[left] + sums[right]
+    return sums[0]
+
+
+def bounds(size: int, ranks: int) -> list[tuple[int, int]]:
+    """Cuts ``size`` elements into a slice for each rank; the last ones may be shorter, or empty."""
+    length = -(-size // (ranks * LINE_ELEMENTS)) * LINE_ELEMENTS
+    return [(min(rank * length, size), min((rank + 1) * length, size)) for rank in range(ranks)]
+
+
+# --- by a backend -----------------------------------------------------------------------------------------------------
+
+
+def gathered_sum(nodes: Tensor, tree: Tree, gather: Callable[[Tensor], Tensor]) -> Tensor:
+    """Sums nodes ``[k, n]`` by a gather of all, ``gather`` taking a tensor of one shape on every rank."""
+    short = tree.most_nodes - len(nodes)
+    everyone = gather(torch.cat([nodes, nodes.new_zeros((short, nodes.shape[1]))]) if short else nodes)
+    return finished([rows[i] for rows, count in zip(everyone, tree.counts, strict=True) for i in range(count)], tree)
+
+
+def sliced_sum(nodes: Tensor, tree: Tree, group: dist.ProcessGroup | None) -> Tensor:
+    """Sums nodes ``[k, n]`` by an all-to-all of slices and a gather of the sums, by PyTorch's backend."""
+    (own, size), ranks = nodes.shape, len(tree.owned)
+    length = -(-size // ranks)
+    cut = torch.nn.functional.pad(nodes, (0, ranks * length - size)).view(own, ranks, length)
+    slices = nodes.new_empty((sum(tree.counts), length))
+    received = [count * length for count in tree.counts]
+    dist.all_to_all_single(
+        slices.view(-1), cut.transpose(0, 1).reshape(-1), received, [own * length] * ranks, group=group
+    )
+    out = nodes.new_empty(ranks * length)
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    gather(out, finished(list(slices), tree), group)
+    return out[:size]
+
+
+# --- in shared memory -------------------------------------------------------------------------------------------------
+
+
+def sum_in_memory(nodes: Tensor, tree: Tree, slots: SharedSlots) -> Tensor:
+    """Sums nodes ``[k, n]`` through the ranks' shared memory."""
+    if sliced(tree, nodes[0].numel() * nodes.element_size()):
+        return _slices_in_memory(nodes, tree, slots)
+    size, capacity = nodes.shape[1], slots.capacity(nodes.dtype) // tree.most_nodes
+    sums = []
+    for start in range(0, max(size, 1), capacity):
+        piece = nodes[:, start : start + capacity]
+        width = piece.shape[1]
+        rows = slots.exchange(piece, tree.most_nodes * width)
+        sums.append(finished(list(_parts(rows, tree, width, 0, width)), tree))
+    return sums[0] if len(sums) == 1 else torch.cat(sums)
+
+
+def _parts(rows: Tensor, tree: Tree, width: int, start: int, stop: int) -> list[Tensor]:
+    """Lists the nodes that lie in the ranks' slots, ``width`` elements each, of each those from ``start`` on."""
+    return [
+        row[node * width + start : node * width + stop]
+        for row, count in zip(rows, tree.counts, strict=True)
+        for node in range(count)
+    ]
+
+
+def _slices_in_memory(nodes: Tensor, tree: Tree, slots: SharedSlots) -> Tensor:
+    """Sums piece by piece: beside the nodes of a piece lies this rank's finished slice of the piece before."""
+    ranks, size, most = len(tree.owned), nodes.shape[1], tree.most_nodes
+    capacity = slots.capacity(nodes.dtype)
+    step = (capacity - LINE_ELEMENTS) * ranks // (most * ranks + 1)
+    starts = range(0, size, step)
+    out, mine, begun, before = nodes.new_empty(size), nodes.new_empty(0), 0, 0
+    for start in (*starts, size):
+        piece = nodes[:, start : start + step]
+        width = piece.shape[1]
+        rows = slots.exchange(piece, most * width, mine)
+        for row, count, (first, last) in zip(rows, tree.counts, bounds(before, ranks), strict=True):
+            out[begun + first : begun + last] = row[count * width : count * width + last - first]
+        first, last = bounds(width, ranks)[slots.rank]
+        mine, begun, before = finished(_parts(rows, tree, width, first, last), tree), start, width
+    return out
