@@ -26,7 +26,7 @@ def reduced(jax, mesh, rank, world_size):
     x, y = (random.normal(size=(8, 500)).astype(np.float32).reshape(world_size, -1, 500)[rank] for _ in range(2))
     arrays = [placement.shard_rows(a, mesh) for a in (x, y)]
     program = meshes.over_mesh(
-        lambda x, y: (reductions.sum_shards(x * y), x + reductions.shard_index()), mesh, SHARDED, (REPLICATED, SHARDED)
+        lambda x, y: (reductions.sum_shards(x * y), x + reductions.device_index()), mesh, SHARDED, (REPLICATED, SHARDED)
     )
     total, own = jax.jit(program)(*arrays)
     return {

@@ -11,7 +11,7 @@ from jax import lax
 from jax import numpy as jnp
 
 from lockstep.envs import arrays
-from lockstep.jax_engine.distributed.reductions import AXES, gather_shards, shard_index, tree_sum
+from lockstep.jax_engine.distributed.reductions import AXES, gather_shards, device_index, tree_sum
 from lockstep.jax_engine.envs.simulators import SingleArrayEnvironment
 from lockstep.jax_engine.nets import parameters
 from lockstep.jax_engine.program.run import DeviceRun
@@ -29,7 +29,7 @@ def cart_pole():
 def shuffled_over_devices(self, learner, samples, *rest, original=Update.__call__):
     """The mistake of permuting all samples: every device needs those of all."""
     everyone = gather_shards(samples)
-    own = (shard_index() * len(samples) + 1) % len(everyone)
+    own = (device_index() * len(samples) + 1) % len(everyone)
     return original(self, learner, lax.dynamic_slice_in_dim(everyone, own, len(samples)), *rest)
 
 

@@ -21,19 +21,21 @@ SHOWN_RANKS = 8
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """Which shards and environments one rank owns.
+    """Which shards and environments one rank owns, or one process that has several ranks.
 
     Attributes:
         num_envs: environments of the whole run.
         num_shards: shards of the whole run, a divisor of ``num_envs``.
         world_size: ranks of the run, at most ``num_shards``.
-        rank: this rank.
+        rank: this rank; the first of several, which a process of the JAX engine has, its devices.
+        ranks: of this process.
     """
 
     num_envs: int
     num_shards: int
     world_size: int = 1
     rank: int = 0
+    ranks: int = 1
 
     def __post_init__(self) -> None:
         check_shards(self.num_envs, self.num_shards)
@@ -51,22 +53,23 @@ class ShardPlan:
 
     @property
     def shards(self) -> range:
-        """Global indices of this rank's shards."""
-        return self.tree.owned[self.rank]
+        """Global indices of the shards that are owned here."""
+        owned = self.tree.owned
+        return range(owned[self.rank].start, owned[self.rank + self.ranks - 1].stop)
 
     @property
     def local_num_shards(self) -> int:
-        """Shards that this rank owns."""
+        """Shards that are owned here."""
         return len(self.shards)
 
     @property
     def local_num_envs(self) -> int:
-        """Environments that this rank steps."""
+        """Environments that are stepped here."""
         return self.local_num_shards * self.envs_per_shard
 
     @property
     def env_ids(self) -> range:
-        """Global ids of this rank's environments, shard by shard."""
+        """Global ids of the environments that are stepped here, shard by shard."""
         return range(self.shards.start * self.envs_per_shard, self.shards.stop * self.envs_per_shard)
 
     def shard_env_ids(self, shard: int) -> range:

@@ -22,7 +22,7 @@ from lockstep.jax.reward_terms import RewardTermsWrapper, Terms
 from lockstep.jax.training import Customs, Training
 from lockstep.jax_engine.distributed.mesh import REPLICATED, over_mesh
 from lockstep.jax_engine.distributed.placement import fetch
-from lockstep.jax_engine.distributed.reductions import FSDP_AXIS, shard_index
+from lockstep.jax_engine.distributed.reductions import FSDP_AXIS, device_index
 from lockstep.jax_engine.program.calls import Pending
 from lockstep.jax_engine.program.fingerprints import Copies
 from lockstep.jax_engine.program.iterations import Iteration
@@ -211,7 +211,7 @@ class Task:
             }
 
         def of_a_device() -> Gradients:
-            return self.sync_gradients(known(shard_index()), self.axis_name)
+            return self.sync_gradients(known(device_index()), self.axis_name)
 
         found = jax.jit(over_mesh(of_a_device, program.mesh, (), REPLICATED))()
         means = jax.tree.map(lambda *each: np.mean([np.asarray(x) for x in each], 0), *map(known, range(devices)))

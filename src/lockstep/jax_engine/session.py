@@ -200,8 +200,8 @@ def open_session(config: Config, topology: Topology, options: RunOptions, checkp
         ValueError: see :func:`open_program`.
     """
     program = open_program(config, topology, options, checkpoint)
-    plan = ShardPlan(config.envs, config.shards, topology.world_size, topology.rank)
     state, local = first_state(config, program), num_local_devices(program.mesh)
+    plan = ShardPlan(config.envs, config.shards, program.mesh.size, topology.rank * local, local)
     run = DeviceRun(program, state, local) if program.env is not None else HostRun(program, state, plan, local)
     policy, rate = Inference(program), config.ppo.learning_rate
     session = Session(config, topology, plan, program, run, policy, program.description, learning_rate=rate)

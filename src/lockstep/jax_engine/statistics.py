@@ -12,7 +12,7 @@ from jax import numpy as jnp
 from lockstep.config.run import Config
 from lockstep.jax_engine.advantages import counted_moments, merge_counts
 from lockstep.jax_engine.batch import Batch
-from lockstep.jax_engine.distributed.reductions import gather_shards
+from lockstep.jax_engine.distributed.reductions import gather_devices, shards_alone
 from lockstep.jax_engine.nets.nets import PolicyNet
 from lockstep.jax_engine.rollout import Rollout
 from lockstep.jax_engine.shards.normalizers import Moments, merged, vectors_of
@@ -86,10 +86,10 @@ def share(local: Statistics, stop: Array) -> tuple[Statistics, Array]:
     with jax.enable_x64(True):
         parts = [x for x in local if x is not None]
         flat = jnp.concatenate([x.astype(jnp.float64).reshape(-1) for x in (stop, *parts)])[None]
-        rows = gather_shards(flat)
+        rows = gather_devices(flat)
         ends = np.cumsum([1, *(int(np.prod(x.shape)) for x in parts)])
         stops, *columns = jnp.split(rows, ends[:-1], 1)
-        shaped = iter(x.reshape(-1, *part.shape[1:]) for x, part in zip(columns, parts, strict=True))
+        shaped = iter(shards_alone(x.reshape(-1, *part.shape[1:])) for x, part in zip(columns, parts, strict=True))
         everyone = Statistics(*(None if x is None else next(shaped) for x in local))  # type: ignore[arg-type]
         return everyone, stops.max().astype(jnp.int32)
 

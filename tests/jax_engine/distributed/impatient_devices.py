@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from lockstep.jax_engine.distributed import reductions, shared_memory
-from lockstep.jax_engine.distributed.reductions import shard_index, sum_shards
+from lockstep.jax_engine.distributed.reductions import device_index, sum_shards
 
 shared_memory.FLAGS = (*shared_memory.FLAGS, "-DPATIENCE_S=1")
 
@@ -13,7 +13,7 @@ from test_memory_of_devices import fetched, over, rows  # noqa: E402
 
 def test_a_device_that_does_not_come_is_not_waited_for_for_ever():
     def of_a_device(x):
-        return jax.lax.cond(shard_index() == 0, lambda x: sum_shards(x), lambda x: x[0], x)
+        return jax.lax.cond(device_index() == 0, lambda x: sum_shards(x), lambda x: x[0], x)
 
     with pytest.raises(Exception, match="device 0 of 2 has waited 1 s for the others"):
         jax.block_until_ready(over(of_a_device, 2)(rows(2, 4)))
@@ -23,7 +23,7 @@ def test_devices_that_are_in_different_collectives_are_told():
     """Of the same size, so that they would exchange what isn't meant for one another."""
 
     def of_a_device(x):
-        return jax.lax.cond(shard_index() == 0, lambda x: sum_shards(x), lambda x: sum_shards(-x), x)
+        return jax.lax.cond(device_index() == 0, lambda x: sum_shards(x), lambda x: sum_shards(-x), x)
 
     with pytest.raises(Exception, match=r"(met in different collectives|another device has failed)"):
         jax.block_until_ready(over(of_a_device, 2)(rows(2, 4)))
@@ -34,7 +34,7 @@ def test_devices_that_bring_messages_of_different_sizes_are_told(monkeypatch):
 
     def of_a_device(x):
         long = lambda x: sum_shards(x).sum()  # noqa: E731
-        return jax.lax.cond(shard_index() == 0, long, lambda x: long(x[:, :2]), x)
+        return jax.lax.cond(device_index() == 0, long, lambda x: long(x[:, :2]), x)
 
     with pytest.raises(Exception, match=r"met with messages of (16 and 8|8 and 16) bytes|another device has failed"):
         jax.block_until_ready(over(of_a_device, 2)(rows(2, 4)))

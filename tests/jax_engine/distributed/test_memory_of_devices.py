@@ -13,7 +13,7 @@ from lockstep.jax_engine.distributed.mesh import REPLICATED, SHARDED
 from lockstep.jax_engine.distributed.reductions import (
     AXES,
     gather_shards,
-    shard_index,
+    device_index,
     sum_devices,
     sum_shards,
     tree_sum,
@@ -99,7 +99,7 @@ def test_thousands_of_meetings_in_loops_of_programs_that_take_turns():
 
     def of_a_device(x):
         def body(i, x):
-            return x + sum_shards(x)[None] + gather_shards(x[:, :3]).sum() * 0 + i * shard_index()
+            return x + sum_shards(x)[None] + gather_shards(x[:, :3]).sum() * 0 + i * device_index()
 
         return jax.lax.fori_loop(0, 500, body, x % 1024)
 

@@ -20,7 +20,7 @@ from lockstep.jax_engine.distributed.reductions import (
     AXES,
     gather_shards,
     materialized,
-    shard_index,
+    device_index,
     sum_shards,
     tree_sum,
 )
@@ -308,7 +308,7 @@ def test_shards_meet_in_their_order(mesh):
     x = np.arange(mesh.size * local, dtype=np.int32)
 
     def of_a_device(x):
-        first = shard_index() * local
+        first = device_index() * local
         return gather_shards({"x": x, "twice": 2 * x}), x == first + jnp.arange(local)
 
     program = jax.jit(meshes.over_mesh(of_a_device, mesh, SHARDED, (REPLICATED, SHARDED)))

@@ -19,6 +19,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.sharding import Mesh as Mesh
 from jax.typing import ArrayLike
 
+from lockstep.core.tree import Tree as ShardTree
 from lockstep.jax_engine.distributed.reductions import AXES, BATCH_AXIS, FSDP_AXIS, tracing_over
 
 Tree = TypeVar("Tree")
@@ -128,6 +129,11 @@ def activated(mesh: Mesh) -> Iterator[Mesh]:
 def active_mesh() -> Mesh | None:
     """Gives the mesh of the innermost :func:`set_mesh` block, or None outside of any."""
     return _active.get()
+
+
+def platform_of(mesh: Mesh) -> str:
+    """Names the platform of a mesh's devices: ``cpu``, ``gpu`` or ``tpu``."""
+    return mesh.devices.flat[0].platform
 
 
 def check_mesh(mesh: Any) -> None:
@@ -276,16 +282,21 @@ def check_rows(leaf: ArrayLike, parts: int, what: str, where: str = "") -> None:
 
 
 def over_mesh(
-    function: Callable[..., Result], mesh: Mesh, in_specs: Specs, out_specs: Specs, shared: bool = False
+    function: Callable[..., Result],
+    mesh: Mesh,
+    in_specs: Specs,
+    out_specs: Specs,
+    shards: ShardTree | None = None,
+    shared: bool = False,
 ) -> Callable[..., Result]:
     """Makes of a function of one device's part one of global arrays (``jax.shard_map``).
 
     Specs are ``REPLICATED`` (of results believed, not checked), ``SHARDED``, ``TIME_SHARDED``, or pytrees of those;
-    ``shared`` is that of :func:`~lockstep.jax_engine.distributed.reductions.tracing_over`.
+    ``shards`` and ``shared`` are those of :func:`~lockstep.jax_engine.distributed.reductions.tracing_over`.
     """
 
     def part(*arguments: Pytree) -> Result:
-        with tracing_over(tuple(map(str, mesh.axis_names)), shared):
+        with tracing_over(tuple(map(str, mesh.axis_names)), platform_of(mesh), shards, shared):
             return function(*arguments)
 
     def specs(tree: Specs) -> Specs:

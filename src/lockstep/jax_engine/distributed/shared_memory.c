@@ -25,6 +25,9 @@
 
 enum {
   MOST_DEVICES = 64,
+  MOST_SHARDS = 4096,
+  MOST_NODES = 24,  // of a device: two of each level of the tree at most
+  LINE_FLOATS = 16,  // slices begin at multiples of so many: no two devices write one line of a cache
   ROOMS = 32,
   BLOCK = 512,       // columns that are summed at a time: those of all rows stay in a core's cache
   SPIN_NS = 100000,  // looking at the others before sleeping, where every device has a core; less after it was in vain
@@ -38,7 +41,7 @@ typedef struct {
   uint64_t meetings;                           // that this device has come to; its own, as is what follows
   int64_t spin;                                // nanoseconds
   int64_t call[2];                             // which of the program's calls the message is for
-  size_t bytes[2];
+  size_t bytes[2];                             // that all devices say alike of it
   size_t capacity[2];
   char *message[2];
 } Seat;
@@ -138,8 +141,8 @@ static void give_up(Room *room) {
   wake_all(room);
 }
 
-// This device's place for the message of its next meeting, or NULL without memory.
-static char *prepare(Seat *seat, int64_t call, size_t bytes) {
+// This device's place for the message of its next meeting, or NULL without memory; all devices say `alike` of it.
+static char *prepare(Seat *seat, int64_t call, size_t bytes, size_t alike) {
   int place = (int)(++seat->meetings & 1);
   if (seat->capacity[place] < bytes || seat->message[place] == NULL) {
     free(seat->message[place]);
@@ -150,7 +153,7 @@ static char *prepare(Seat *seat, int64_t call, size_t bytes) {
     if (memory == NULL) return NULL;
   }
   seat->call[place] = call;
-  seat->bytes[place] = bytes;
+  seat->bytes[place] = alike;
   return seat->message[place];
 }
 
@@ -202,36 +205,69 @@ static Outcome meet(Room *room, int devices, int device) {
 
 // --- sums ------------------------------------------------------------------------------------------------------------
 
+// Shards `start` to `start + length`: those of a device, or those that a node of the tree is the sum of.
 typedef struct {
-  const float *base;  // row i begins at base + i * stride, or is rows[i]
-  size_t stride;
-  const char *const *rows;
-} Rows;
+  size_t start, length;
+} Span;
 
-static const float *row_of(const Rows *rows, size_t i) {
-  return rows->rows != NULL ? (const float *)rows->rows[i] : rows->base + i * rows->stride;
+typedef struct {
+  Span span;
+  const float *data;
+} Part;
+
+// Contiguous ranges whose lengths differ by one at most, the longer ones first.
+static Span owned_by(size_t device, size_t devices, size_t shards) {
+  size_t least = shards / devices, more = shards % devices;
+  return (Span){device * least + (device < more ? device : more), least + (device < more ? 1 : 0)};
 }
 
-// Sum of rows first .. first + n by a binary tree of neighbours, of `count` columns (at most BLOCK) from column `at`.
-static void sum_block(const Rows *rows, size_t first, size_t n, size_t at, size_t count, float *out) {
-  const float *a = row_of(rows, first) + at;
+// A node of `length` > 1 shards is the sum of two: the left one has the largest power of two below it.
+static size_t left_of(size_t length) {
+  size_t left = 1;
+  while (left * 2 < length) left *= 2;
+  return left;
+}
+
+// Append the maximal nodes below `node` that lie inside a range, from left to right; their number then.
+static size_t add_nodes(Span range, Span node, Span nodes[], size_t n) {
+  size_t end = range.start + range.length, node_end = node.start + node.length;
+  if (node_end <= range.start || end <= node.start) return n;
+  if (range.start <= node.start && node_end <= end) {
+    nodes[n] = node;
+    return n + 1;
+  }
+  size_t left = left_of(node.length);
+  n = add_nodes(range, (Span){node.start, left}, nodes, n);
+  return add_nodes(range, (Span){node.start + left, node.length - left}, nodes, n);
+}
+
+static size_t nodes_of(size_t device, size_t devices, size_t shards, Span nodes[]) {
+  return add_nodes(owned_by(device, devices, shards), (Span){0, shards}, nodes, 0);
+}
+
+// Sum of n parts, which are all that a node consists of, by the tree: `count` columns (at most BLOCK) from column `at`.
+static void sum_block(const Part *parts, size_t n, size_t at, size_t count, float *out) {
+  const float *a = parts[0].data + at;
   if (n == 1) {
     memcpy(out, a, count * sizeof(float));
   } else if (n == 2) {
-    const float *b = row_of(rows, first + 1) + at;
+    const float *b = parts[1].data + at;
     for (size_t i = 0; i < count; i++) out[i] = a[i] + b[i];
   } else {
     float right[BLOCK];
-    sum_block(rows, first, n / 2, at, count, out);
-    sum_block(rows, first + n / 2, n - n / 2, at, count, right);
+    const Span *first = &parts[0].span, *last = &parts[n - 1].span;
+    size_t middle = first->start + left_of(last->start + last->length - first->start), left = 1;
+    while (parts[left].span.start < middle) left++;
+    sum_block(parts, left, at, count, out);
+    sum_block(parts + left, n - left, at, count, right);
     for (size_t i = 0; i < count; i++) out[i] = out[i] + right[i];
   }
 }
 
-static void tree_sum(const Rows *rows, size_t n, size_t columns, float *out) {
-  for (size_t at = 0; at < columns; at += BLOCK) {
-    size_t count = columns - at < BLOCK ? columns - at : BLOCK;
-    sum_block(rows, 0, n, at, count, out + at);
+static void tree_sum(const Part *parts, size_t n, size_t first, size_t last, float *out) {
+  for (size_t at = first; at < last; at += BLOCK) {
+    size_t count = last - at < BLOCK ? last - at : BLOCK;
+    sum_block(parts, n, at, count, out + (at - first));
   }
 }
 
@@ -282,6 +318,11 @@ typedef struct {
   const char *data;  // [batch, rows, columns]
   size_t batch, rows, columns, width;
   int device, devices;
+  int64_t number;  // which of the program's calls it is
+  size_t shards;   // of a sum, as are the next two
+  bool sliced;
+  size_t count;    // of this device's nodes
+  Span nodes[MOST_NODES];
   char *out;
   Room *room;  // NULL for one device
   Seat *seat;
@@ -293,7 +334,15 @@ static void leave(Call *call) {
   atomic_fetch_sub(&call->room->inside, 1);
 }
 
-// What a call is about, and this device's place for its message of `bytes` a batch; an error, or NULL.
+// This device's place for its next message of `bytes`; an error, or NULL.
+static XLA_FFI_Error *begin_message(XLA_FFI_CallFrame *frame, Call *call, size_t bytes, size_t alike) {
+  call->message = prepare(call->seat, call->number, bytes, alike);
+  if (call->message != NULL) return NULL;
+  give_up(call->room);
+  return error_of(frame, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED, "lockstep: no memory for a device's message");
+}
+
+// What a call is about, and this device's place for its message; an error, or NULL.
 static XLA_FFI_Error *begin(XLA_FFI_CallFrame *frame, Call *call, bool sums) {
   const XLA_FFI_Buffer *x = frame->args.args[0], *index = frame->args.args[1], *out = frame->rets.rets[0];
   const XLA_FFI_Scalar *number = frame->attrs.attrs[0], *devices = frame->attrs.attrs[1];  // sorted by name
@@ -312,6 +361,16 @@ static XLA_FFI_Error *begin(XLA_FFI_CallFrame *frame, Call *call, bool sums) {
   if (call->devices < 1 || call->devices > MOST_DEVICES || call->device < 0 || call->device >= call->devices) {
     return error_of(frame, XLA_FFI_Error_Code_INVALID_ARGUMENT, "lockstep: more than 64 devices, or none of them");
   }
+  call->number = *(const int64_t *)number->value;
+  if (sums) {
+    call->shards = (size_t) * (const int64_t *)((const XLA_FFI_Scalar *)frame->attrs.attrs[2])->value;
+    call->sliced = *(const int64_t *)((const XLA_FFI_Scalar *)frame->attrs.attrs[3])->value != 0;
+    if (call->shards < (size_t)call->devices || call->shards > MOST_SHARDS ||
+        call->rows < owned_by((size_t)call->device, (size_t)call->devices, call->shards).length) {
+      return error_of(frame, XLA_FFI_Error_Code_INVALID_ARGUMENT, "lockstep: shards that devices can't share");
+    }
+    call->count = nodes_of((size_t)call->device, (size_t)call->devices, call->shards, call->nodes);
+  }
   call->room = NULL;
   if (call->devices == 1) return NULL;
   XLA_FFI_RunId_Get_Args run = {XLA_FFI_RunId_Get_Args_STRUCT_SIZE, NULL, frame->ctx, 0};
@@ -327,15 +386,10 @@ static XLA_FFI_Error *begin(XLA_FFI_CallFrame *frame, Call *call, bool sums) {
     atomic_fetch_sub(&call->room->inside, 1);
     return error_of(frame, XLA_FFI_Error_Code_INTERNAL, "lockstep: a device is in two collectives at once");
   }
-  size_t rows = sums ? 1 : call->rows;
-  size_t bytes = call->batch * rows * call->columns * call->width;
-  call->message = prepare(call->seat, *(const int64_t *)number->value, bytes);
-  if (call->message == NULL) {
-    give_up(call->room);
-    leave(call);
-    return error_of(frame, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED, "lockstep: no memory for a device's message");
-  }
-  return NULL;
+  size_t row = call->batch * call->columns * call->width;
+  error = begin_message(frame, call, sums ? call->count * row : call->rows * row, sums ? row : call->rows * row);
+  if (error != NULL) leave(call);
+  return error;
 }
 
 // Wait for the messages of all devices; an error, or NULL and where they are.
@@ -368,25 +422,83 @@ static XLA_FFI_Error *exchange(XLA_FFI_CallFrame *frame, Call *call, const char 
   return NULL;
 }
 
-// Sum over the rows of all devices, f32 [..., rows, columns] to [..., columns]: a device's own by a binary tree of
-// neighbours, then those sums by another. Arguments: the rows, and the device's index; attributes: which of
-// the program's calls it is, and the number of devices.
+// The nodes of all devices, from left to right, of one of the batch: where they lie in the devices' messages.
+static size_t parts_of(const Call *call, const char *messages[], size_t i, Part parts[]) {
+  size_t n = 0;
+  Span nodes[MOST_NODES];
+  for (int j = 0; j < call->devices; j++) {
+    size_t count = nodes_of((size_t)j, (size_t)call->devices, call->shards, nodes);
+    for (size_t k = 0; k < count; k++) {
+      parts[n++] = (Part){nodes[k], (const float *)messages[j] + (i * count + k) * call->columns};
+    }
+  }
+  return n;
+}
+
+// The columns that a device finishes of a sum that goes by slices.
+static Span slice_of(const Call *call, int device) {
+  size_t devices = (size_t)call->devices;
+  size_t length = (call->columns + devices * LINE_FLOATS - 1) / (devices * LINE_FLOATS) * LINE_FLOATS;
+  size_t first = (size_t)device * length, last = first + length;
+  if (first > call->columns) first = call->columns;
+  if (last > call->columns) last = call->columns;
+  return (Span){first, last - first};
+}
+
+// Each device finishes its slice of the columns, and all bring theirs together; an error, or NULL.
+static XLA_FFI_Error *finish_slices(XLA_FFI_CallFrame *frame, Call *call, const char *messages[]) {
+  Span mine = slice_of(call, call->device);
+  XLA_FFI_Error *error = begin_message(frame, call, call->batch * mine.length * sizeof(float),
+                                       call->batch * call->columns * sizeof(float));
+  if (error != NULL) return error;
+  Part parts[MOST_DEVICES * MOST_NODES];
+  for (size_t i = 0; i < call->batch; i++) {
+    size_t n = parts_of(call, messages, i, parts);
+    tree_sum(parts, n, mine.start, mine.start + mine.length, (float *)call->message + i * mine.length);
+  }
+  error = exchange(frame, call, messages);
+  for (int j = 0; error == NULL && j < call->devices; j++) {
+    Span slice = slice_of(call, j);
+    for (size_t i = 0; i < call->batch; i++) {
+      memcpy((float *)call->out + i * call->columns + slice.start, (const float *)messages[j] + i * slice.length,
+             slice.length * sizeof(float));
+    }
+  }
+  return error;
+}
+
+// Sum over all shards, f32 [..., rows, columns] to [..., columns], by the fixed tree over them. A device's own shards
+// are its first rows. Arguments: the rows, and the device's index; attributes: which of the program's calls it is, the
+// numbers of devices and of shards, and whether devices exchange slices.
 XLA_FFI_Error *lockstep_tree_sum(XLA_FFI_CallFrame *frame) {
   if (tells_version(frame)) return NULL;
   Call call;
   XLA_FFI_Error *error = begin(frame, &call, true);
   if (error != NULL) return error;
   float *own = (float *)(call.room == NULL ? call.out : call.message);
+  size_t first = owned_by((size_t)call.device, (size_t)call.devices, call.shards).start;
   for (size_t i = 0; i < call.batch; i++) {
-    Rows rows = {(const float *)call.data + i * call.rows * call.columns, call.columns, NULL};
-    tree_sum(&rows, call.rows, call.columns, own + i * call.columns);
+    const float *rows = (const float *)call.data + i * call.rows * call.columns;
+    for (size_t k = 0; k < call.count; k++) {
+      Part shards[MOST_SHARDS];
+      for (size_t m = 0; m < call.nodes[k].length; m++) {
+        size_t shard = call.nodes[k].start + m;
+        shards[m] = (Part){{shard, 1}, rows + (shard - first) * call.columns};
+      }
+      tree_sum(shards, call.nodes[k].length, 0, call.columns, own + (i * call.count + k) * call.columns);
+    }
   }
   if (call.room == NULL) return NULL;
   const char *messages[MOST_DEVICES];
   error = exchange(frame, &call, messages);
-  if (error == NULL) {
-    Rows rows = {NULL, 0, messages};
-    tree_sum(&rows, (size_t)call.devices, call.batch * call.columns, (float *)call.out);
+  if (error == NULL && call.sliced) {
+    error = finish_slices(frame, &call, messages);
+  } else if (error == NULL) {
+    Part parts[MOST_DEVICES * MOST_NODES];
+    for (size_t i = 0; i < call.batch; i++) {
+      size_t n = parts_of(&call, messages, i, parts);
+      tree_sum(parts, n, 0, call.columns, (float *)call.out + i * call.columns);
+    }
   }
   leave(&call);
   return error;

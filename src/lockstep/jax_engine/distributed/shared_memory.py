@@ -28,37 +28,40 @@ from jax import Array
 
 from lockstep.config.run import Config
 from lockstep.core.private import only_we_write
+from lockstep.core.tree import Tree
 from lockstep.jax_engine.setup.set_up import cache_directory
 
 SOURCE = Path(__file__).with_name("shared_memory.c")
 FUNCTIONS = ("lockstep_tree_sum", "lockstep_gather")
-MOST_DEVICES = 64
+MOST_DEVICES, MOST_SHARDS = 64, 4096
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-std=gnu11", "-O3", "-shared", "-fPIC", "-pthread", "-fno-fast-math")
 TIMEOUT = 60.0
 
 
-def tree_sum(rows: Array, index: Array, devices: int, call: int) -> Array:
-    """Sums of the rows of all devices ``[n, m]``, float32 ``[m]``: by a binary tree of each one's, then of those sums.
+def tree_sum(rows: Array, index: Array, tree: Tree, call: int, by_slices: bool) -> Array:
+    """Sums of the shards of all devices, of rows ``[n, m]`` of which the first are a device's own: float32 ``[m]``.
 
     Inside a mapped program of which every device is this process's; see :func:`missing`. Devices that are in different
     calls at the same time, or a device that is in two, end the program with an error.
 
-    ``index`` is this device's, int32; ``call`` says which of the program's calls this is.
+    ``index`` is this device's, int32; ``call`` says which of the program's calls this is; with ``by_slices`` each
+    device finishes a part of the columns.
     """
     shape = jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype)
-    return _call(FUNCTIONS[0], shape, rows, index, devices, call)
+    more = {"shards": tree.num_shards, "sliced": int(by_slices)}
+    return _call(FUNCTIONS[0], shape, rows, index, call=call, devices=len(tree.owned), **more)
 
 
 def gather(rows: Array, index: Array, devices: int, call: int) -> Array:
     """Rows of all devices ``[n, m]``, in the devices' order ``[devices * n, m]``; see :func:`tree_sum`."""
     shape = jax.ShapeDtypeStruct((devices * rows.shape[0], *rows.shape[1:]), rows.dtype)
-    return _call(FUNCTIONS[1], shape, rows, index, devices, call)
+    return _call(FUNCTIONS[1], shape, rows, index, call=call, devices=devices)
 
 
-def _call(name: str, shape: jax.ShapeDtypeStruct, rows: Array, index: Array, devices: int, call: int) -> Array:
+def _call(name: str, shape: jax.ShapeDtypeStruct, rows: Array, index: Array, **numbers: int) -> Array:
     function = jax.ffi.ffi_call(name, shape, vmap_method="broadcast_all")
-    return function(rows, index, call=np.int64(call), devices=np.int64(devices))
+    return function(rows, index, **{key: np.int64(value) for key, value in numbers.items()})
 
 
 def unavailable(config: Config, devices: Sequence[Any]) -> str | None:
@@ -73,6 +76,8 @@ def unavailable(config: Config, devices: Sequence[Any]) -> str | None:
         return "fsdp's collectives have no order among one another"
     if len(devices) > MOST_DEVICES:
         return f"{len(devices)} devices are more than {MOST_DEVICES}"
+    if config.shards > MOST_SHARDS:
+        return f"{config.shards} shards are more than {MOST_SHARDS}"
     return missing()
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import jax
 from jax import Array
+from jax import numpy as jnp
 from jax.typing import ArrayLike
 
 from lockstep.jax_engine.distributed.mesh import REPLICATED, SHARDED
@@ -41,10 +42,11 @@ def compile_learn(
         state: TrainState, rollout: Rollout, discounted: Array, inputs: Inputs, stop: Array, owned: Array
     ) -> Learned:
         blocks, merged = program.blocks, _merged_rollout(program, state, rollout)
+        owned = jnp.reshape(owned, ())
         state, metrics, carried = program.learn(state, merged, blocks.merge(discounted), inputs, stop, owned)
         return state, metrics, blocks.split(carried)
 
-    given = (specs, SHARDED, SHARDED, REPLICATED, SHARDED, REPLICATED)
+    given = (specs, SHARDED, SHARDED, REPLICATED, SHARDED, SHARDED)
     return jax.jit(program.mapped(learn, given, (specs, REPLICATED, SHARDED)), donate_argnums=0)
 
 
@@ -55,7 +57,7 @@ def compile_first(program: Program, specs: TrainState) -> Callable[[TrainState, 
         def one(rollout: Rollout, discounted: Array) -> NormalizerMoments:
             return normalizer_moments(program.config, program.net, rollout, discounted)[0]
 
-        parts = each_shard(one, program.blocks.shards, owned, rollout, discounted)
+        parts = each_shard(one, program.blocks.shards, jnp.reshape(owned, ()), rollout, discounted)
         return merge_normalizers(state, gather_shards(parts))
 
-    return jax.jit(program.mapped(first, (specs, SHARDED, SHARDED, REPLICATED), specs))
+    return jax.jit(program.mapped(first, (specs, SHARDED, SHARDED, SHARDED), specs))

@@ -21,7 +21,7 @@ from lockstep.envs.numbers import check_numbers
 from lockstep.envs.registry import make_envs
 from lockstep.envs.restore.replay import ReplayLog
 from lockstep.envs.restore.snapshot import load_shards, save_shards
-from lockstep.jax_engine.distributed.mesh import replicate_sharding
+from lockstep.jax_engine.distributed.mesh import SHARDED, named_sharding, replicate_sharding
 from lockstep.jax_engine.distributed.placement import fetch, fetch_rows, place, shard_rows, waited
 from lockstep.jax_engine.distributed.processes import gather_bytes, gather_json, wait_for_all
 from lockstep.jax_engine.host.clock import Clock, Laps
@@ -74,7 +74,8 @@ class HostRun:
         self._local_devices = local_devices
         self.specs = state_specs(state, program.layout.specs)
         self.state = place_state(state, self.specs, program.mesh)
-        self.owned = place(np.int32(program.blocks.shards), replicate_sharding(program.mesh))
+        self.owned = place(program.rows.owned, named_sharding(program.mesh, SHARDED))
+        self._devices = range(plan.rank, plan.rank + plan.ranks)
         self._learn, self._first = waited(compile_learn(program, self.specs)), compile_first(program, self.specs)
         self._policy = Inference(program)
         self.groups = self._make_groups()
@@ -212,9 +213,12 @@ class HostRun:
         """Places the rollout on the mesh by shard, and discounted returns before it."""
         out, plan, mesh = self.rollout, self.plan, self.program.mesh
 
+        def by_shard(x: np.ndarray) -> Array:
+            return shard_rows(self.program.rows.laid_out(x, self._devices), mesh)
+
         def placed(x: np.ndarray) -> Array:
             shaped = x.reshape(len(x), plan.local_num_shards, plan.envs_per_shard, *x.shape[2:])
-            return shard_rows(np.ascontiguousarray(np.moveaxis(shaped, 1, 0)), mesh)
+            return by_shard(np.ascontiguousarray(np.moveaxis(shaped, 1, 0)))
 
         zeros = np.zeros(out.scores.shape, np.float32)
         rollout = Rollout(
@@ -226,19 +230,20 @@ class HostRun:
             terminated=placed(out.terminated),
             truncated=placed(out.truncated),
             final=placed(out.final),
-            recurrent_state=shard_rows(self.recurrent_state, mesh),
+            recurrent_state=by_shard(self.recurrent_state),
             over=placed(out.over),
             returns=placed(zeros),
             lengths=placed(zeros.astype(np.int32)),
             successes=placed(out.successes),
             terms={},
         )
-        return rollout, shard_rows(self.discounted, mesh)
+        return rollout, by_shard(self.discounted)
 
     def _take_carried(self) -> None:
         """Reads what the update before said that environments carry on."""
         if self._carried is not None:
-            recurrent_state, discounted = (fetch_rows(x) for x in self._carried)
+            rows = self.program.rows
+            recurrent_state, discounted = (rows.shards_alone(fetch_rows(x), self._devices) for x in self._carried)
             self.recurrent_state, self.discounted, self._carried = recurrent_state.copy(), discounted.copy(), None
 
     # --- checkpoints ----------------------------------------------------------------------------------------------

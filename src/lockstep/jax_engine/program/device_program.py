@@ -78,6 +78,7 @@ class DeviceProgram:
 
     def initial(self, state: TrainState, owned: Array) -> TrainState:
         """Begins the environments of a state, and fills its normalisers with first statistics."""
+        owned = jnp.reshape(owned, ())
         state = state._replace(envs=self.begin_envs(state, 0, owned))
         if state.observation_normalizer is None and state.return_normalizer is None:
             return state
@@ -139,8 +140,11 @@ class DeviceProgram:
     def call(
         self, state: TrainState, inputs: Inputs, stop: Array, owned: Array, count: Array
     ) -> tuple[TrainState, Outputs]:
-        """Runs ``count`` iterations; outputs ``[n, …]``, of which the first ``count`` are filled."""
-        n = len(inputs.iteration)
+        """Runs ``count`` iterations; outputs ``[n, …]``, of which the first ``count`` are filled.
+
+        ``owned`` is this device's number of shards ``[1]``.
+        """
+        n, owned = len(inputs.iteration), jnp.reshape(owned, ())
         if n == 1:
             state, outputs = self.iteration(state, jax.tree.map(lambda x: x[0], inputs), stop, owned)
             return state, jax.tree.map(lambda x: x[None], outputs)
@@ -157,5 +161,5 @@ class DeviceProgram:
 
     def compile_call(self, specs: TrainState) -> Call:
         """Compiles :meth:`call` over the mesh; the state's memory is reused."""
-        given = (specs, REPLICATED, SHARDED, REPLICATED, REPLICATED)
+        given = (specs, REPLICATED, SHARDED, SHARDED, REPLICATED)
         return jax.jit(self.program.mapped(self.call, given, (specs, self.call_specs)), donate_argnums=0)

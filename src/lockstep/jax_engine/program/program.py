@@ -18,10 +18,11 @@ from jax import Array
 from jax import numpy as jnp
 
 from lockstep.config.run import Config
+from lockstep.core.tree import Tree, tree_of
 from lockstep.envs.description import EnvDescription
 from lockstep.jax_engine.batch import Batch, columns_of, make_batch
-from lockstep.jax_engine.distributed.mesh import Mesh, Specs, over_mesh
-from lockstep.jax_engine.distributed.reductions import shard_index
+from lockstep.jax_engine.distributed.mesh import Mesh, Specs, over_mesh, platform_of
+from lockstep.jax_engine.distributed.reductions import device_index, of_device
 from lockstep.jax_engine.distributed.shared_memory import unavailable
 from lockstep.jax_engine.envs.protocol import JaxEnvironment
 from lockstep.jax_engine.minibatches import advantage_moments, minibatch_indices, minibatch_statistics
@@ -33,6 +34,7 @@ from lockstep.jax_engine.rollout import Actor, Rollout
 from lockstep.jax_engine.shards.blocks import Blocks, each_shard, shards_together
 from lockstep.jax_engine.shards.keys import key_of, key_words, keyed
 from lockstep.jax_engine.shards.normalizers import Scale, frozen
+from lockstep.jax_engine.shards.rows import ShardRows
 from lockstep.jax_engine.shards.words import Words
 from lockstep.jax_engine.state import EnvCarry, TrainState
 from lockstep.jax_engine.statistics import (
@@ -93,13 +95,25 @@ class Program:
     key_words: Array | None = None
     collect: Collect | None = None
 
+    @property
+    def tree(self) -> Tree:
+        """The additions of the run's shards, shared by the devices."""
+        return tree_of(self.config.shards, self.mesh.size)
+
+    @cached_property
+    def rows(self) -> ShardRows:
+        """Where shards lie in arrays over the mesh."""
+        return ShardRows(self.tree)
+
     @cached_property
     def blocks(self) -> Blocks:
         """How a device's shards are grouped."""
-        config, devices = self.config, self.mesh.devices
-        shards, rows = config.shards // self.mesh.size, config.envs // config.shards
+        config = self.config
+        shards, rows = self.tree.most_shards, config.envs // config.shards
         exact = config.reduction == "exact"
-        return Blocks(shards, rows, exact, 1 if exact else shards_together(shards, rows, devices.flat[0].platform))
+        alone = exact or not self.tree.even
+        together = 1 if alone else shards_together(shards, rows, platform_of(self.mesh))
+        return Blocks(shards, rows, exact, together, self.tree.even)
 
     @cached_property
     def apart(self) -> str | None:
@@ -115,7 +129,7 @@ class Program:
 
     def mapped(self, function: Callable[..., Result], in_specs: Specs, out_specs: Specs) -> Callable[..., Result]:
         """Maps what one device does over the mesh; see :func:`~lockstep.jax_engine.distributed.mesh.over_mesh`."""
-        return over_mesh(function, self.mesh, in_specs, out_specs, shared=self.apart is None)
+        return over_mesh(function, self.mesh, in_specs, out_specs, self.tree, shared=self.apart is None)
 
     @property
     def keys(self) -> dict[str, Array]:
@@ -124,8 +138,14 @@ class Program:
         return {purpose: key_of(words[number]) for number, purpose in enumerate(PURPOSES)}
 
     def shard_ids(self) -> Array:
-        """Gives the global indices of this device's shards, int32 ``[shards]``, inside a mapped program."""
-        return shard_index() * self.blocks.shards + jnp.arange(self.blocks.shards, dtype=jnp.int32)
+        """Gives the global indices of this device's shards, int32 ``[shards]``, inside a mapped program.
+
+        Those beyond its own are the next device's; nobody reads what comes of them.
+        """
+        shards = jnp.arange(self.blocks.shards, dtype=jnp.int32)
+        if self.tree.even:
+            return device_index() * self.blocks.shards + shards
+        return of_device([own.start for own in self.tree.owned]) + shards
 
     def each_shard(self, function: Callable[[Array], Result], owned: Array) -> Result:
         """Calls a function of a shard's global index for each of this device's, see :func:`.blocks.each_shard`."""

@@ -10,14 +10,16 @@ import jax
 import numpy as np
 from jax import Array
 from jax import numpy as jnp
+from jax.sharding import PartitionSpec
 
 from lockstep.core.life import Part, life
-from lockstep.jax_engine.distributed.mesh import REPLICATED, SHARDED, named_sharding, replicate_sharding
+from lockstep.jax_engine.distributed.mesh import SHARDED, named_sharding
 from lockstep.jax_engine.distributed.placement import fetch, gathered, place, waited
 from lockstep.jax_engine.program.calls import CallInputs, Pending, iterations_per_call, no_matter
 from lockstep.jax_engine.program.device_program import DeviceProgram
 from lockstep.jax_engine.program.iterations import Iteration, finished
 from lockstep.jax_engine.program.program import Program
+from lockstep.jax_engine.shards.rows import ShardRows
 from lockstep.jax_engine.state import EnvCarry, TrainState, place_state, state_specs
 
 
@@ -37,7 +39,7 @@ class DeviceRun:
         self.capacity = iterations_per_call(self.config)
         self._inputs = CallInputs(self.config, program.mesh, local_devices)
         without = state_specs(state, program.layout.specs)
-        self.owned = place(np.int32(program.blocks.shards), replicate_sharding(program.mesh))
+        self.owned = place(program.rows.owned, named_sharding(program.mesh, SHARDED))
         compiled = DeviceProgram(program)
         carry = compiled.carry_shapes()
         self.specs = state_specs(state._replace(envs=carry), program.layout.specs)
@@ -45,7 +47,7 @@ class DeviceRun:
             lambda x: jax.ShapeDtypeStruct((self.config.shards, *x.shape[1:]), x.dtype), carry
         )
         self.state = place_state(state, without, program.mesh)
-        self._initial = jax.jit(program.mapped(compiled.initial, (without, REPLICATED), self.specs))
+        self._initial = jax.jit(program.mapped(compiled.initial, (without, SHARDED), self.specs))
         self._call = waited(compiled.compile_call(self.specs))
         self._mark = time.perf_counter()
 
@@ -59,8 +61,12 @@ class DeviceRun:
 
     def replace_environments(self, envs: EnvCarry) -> None:
         """Puts environments on the host, ``[num_shards, environments of each, …]``, in the place of those begun."""
-        mesh = self.program.mesh
-        placed = jax.tree.map(lambda x, spec: place(x, named_sharding(mesh, spec)), envs, self.specs.envs)
+        mesh, rows = self.program.mesh, self.program.rows
+
+        def placed_on(x: Array, spec: PartitionSpec) -> Array:
+            return place(x if rows.tree.even else x[rows.shard_of_row], named_sharding(mesh, spec))
+
+        placed = jax.tree.map(placed_on, envs, self.specs.envs)
         self.state = self.state._replace(envs=placed)
 
     def dispatch(self, first: int, count: int, stop: int, before: Callable[[], None] = no_matter) -> Pending:
@@ -89,7 +95,7 @@ class DeviceRun:
 
     def env_arrays(self) -> dict[int, dict[str, np.ndarray]]:
         """Copies what a checkpoint holds of environments, by shard; with several processes a collective."""
-        return shard_arrays(self.state, self.config.shards)
+        return shard_arrays(self.state, self.program.rows)
 
     def restore(self, state: TrainState, shards: Mapping[int, dict[str, np.ndarray]], iteration: int) -> list[int]:
         """Goes on from a checkpoint; returns environments that couldn't be restored exactly: none."""
@@ -102,7 +108,7 @@ class DeviceRun:
         sharding = named_sharding(mesh, SHARDED)
         leaves = []
         for name, leaf in _leaves(template):
-            whole = np.stack([shards[shard][name] for shard in range(self.config.shards)])
+            whole = self.program.rows.laid_out(np.stack([shards[n][name] for n in range(self.config.shards)]))
             if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
                 leaves.append(jax.random.wrap_key_data(place(whole, sharding), impl=jax.random.key_impl(leaf)))
             else:
@@ -116,10 +122,11 @@ class DeviceRun:
             jax.block_until_ready(self.state)
 
 
-def shard_arrays(state: TrainState, shards: int) -> dict[int, dict[str, np.ndarray]]:
+def shard_arrays(state: TrainState, rows: ShardRows) -> dict[int, dict[str, np.ndarray]]:
     """Copies what environments carry to the host, by shard and name; with several processes a collective."""
     named = {name: gathered(x) for name, x in _leaves(state.envs)}
-    return {shard: {name: array[shard].copy() for name, array in named.items()} for shard in range(shards)}
+    places = enumerate(rows.of_shards.tolist())
+    return {shard: {name: array[row].copy() for name, array in named.items()} for shard, row in places}
 
 
 CHECKPOINT_NAMES = {"recurrent_state": "memory"}

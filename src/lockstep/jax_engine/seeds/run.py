@@ -19,7 +19,14 @@ import numpy as np
 from jax import Array
 from jax import numpy as jnp
 
-from lockstep.jax_engine.distributed.mesh import REPLICATED, SHARDED, over_mesh, replicate_sharding, stacked
+from lockstep.jax_engine.distributed.mesh import (
+    REPLICATED,
+    SHARDED,
+    named_sharding,
+    over_mesh,
+    replicate_sharding,
+    stacked,
+)
 from lockstep.jax_engine.distributed.placement import fetch, place, waited
 from lockstep.jax_engine.program.calls import CallInputs, Pending, iterations_per_call, no_matter
 from lockstep.jax_engine.program.device_program import DeviceProgram
@@ -53,7 +60,7 @@ class SeedsRun:
         self._without = state_specs(states[0], parameters)
         self._specs = state_specs(states[0]._replace(envs=DeviceProgram(program).carry_shapes()), parameters)
         whole = replicate_sharding(mesh)
-        self._owned = place(np.int32(program.blocks.shards), whole)
+        self._owned = place(program.rows.owned, named_sharding(mesh, SHARDED))
         self._count = place(np.int32(len(seeds)), whole)
         self._words = place(np.stack([purpose_words(seed) for seed in seeds]), whole)
         together = jax.tree.map(lambda *leaves: np.stack(leaves), *states)
@@ -75,7 +82,7 @@ class SeedsRun:
             return self._for_each(one, seeds, words, state)
 
         specs, outputs = _stacked(self._specs), _stacked(DeviceProgram(self.program).call_specs)
-        given = (REPLICATED, specs, REPLICATED, SHARDED, REPLICATED, REPLICATED, REPLICATED)
+        given = (REPLICATED, specs, REPLICATED, SHARDED, SHARDED, REPLICATED, REPLICATED)
         return jax.jit(self.program.mapped(call, given, (specs, outputs)), donate_argnums=1)
 
     def begin(self) -> None:
@@ -87,7 +94,7 @@ class SeedsRun:
 
             return self._for_each(one, seeds, words, state)
 
-        given = (REPLICATED, _stacked(self._without), REPLICATED, REPLICATED)
+        given = (REPLICATED, _stacked(self._without), SHARDED, REPLICATED)
         mapped = self.program.mapped(initial, given, _stacked(self._specs))
         self.state = jax.jit(mapped)(self._words, self.state, self._owned, self._count)
 
@@ -156,7 +163,7 @@ class OneOfSeeds:
 
     def env_arrays(self) -> dict[int, dict[str, np.ndarray]]:
         """See :meth:`.DeviceRun.env_arrays`."""
-        return shard_arrays(self.state, self._run.config.shards)
+        return shard_arrays(self.state, self._run.program.rows)
 
     def restore(self, state: TrainState, shards: Mapping[int, dict[str, np.ndarray]], iteration: int) -> list[int]:
         """Refuses: a run of several seeds isn't resumed."""

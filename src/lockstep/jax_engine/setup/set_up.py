@@ -28,7 +28,7 @@ PLATFORMS = {"cpu": "cpu", "cuda": "cuda,cpu", "tpu": "tpu,cpu"}
 # device that waits in a collective holds a thread, and if it waits in two at once, the device that is waited for may
 # find none to work on.
 POOL_VARIABLE = "PJRT_NPROC"
-LEAST_THREADS, THREADS_PER_DEVICE = 4, 2
+LEAN_THREADS, LEAST_THREADS, THREADS_PER_DEVICE = 2, 4, 2
 MOST_DEVICES = 64
 
 ONE_THREAD_FLAGS = {"xla_cpu_multi_thread_eigen": "false"}
@@ -41,9 +41,10 @@ MIN_COMPILE_SECONDS = 0.2
 def lean_pool(devices: int) -> int:
     """Threads of the pool for programs whose collectives follow one another: one for each CPU device of the process.
 
-    The bits of this engine's linear layers, sums and scans don't depend on the size of the pool.
+    Two at least: XLA compiles large loops in parts where the pool has more than one thread, and the last bits of a
+    product and a sum depend on that, though not on the number of parts. So one device has the bits of many.
     """
-    return devices
+    return max(LEAN_THREADS, devices)
 
 
 def roomy_pool(devices: int) -> int:
@@ -168,10 +169,13 @@ def _wanted_cpu_devices() -> int:
 def cache_directory() -> Path | None:
     """Makes the directory of compiled programs in the user's cache, apart by what the processor can execute.
 
+    JAX doesn't ask how many threads a program was compiled for: those of one thread, which earlier versions left in
+    another directory, have other bits.
+
     None where it can't be made, or others may write there, and so put a program there that this user would execute.
     """
     features = hashlib.sha256(" ".join(cpu_features()).encode()).hexdigest()[:8]
-    directory, usable = user_cache(f"jax/{machine.machine()}-{features}")
+    directory, usable = user_cache(f"jax/{machine.machine()}-{features}-threads")
     return directory if usable else None
 
 

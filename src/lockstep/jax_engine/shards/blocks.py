@@ -41,13 +41,15 @@ class Blocks:
     Attributes:
         shards: of the device; ``rows`` environments in each.
         exact: whether sums are kept by block, and functions always called in a loop.
-        together: shards of a block, side by side; 1 in ``exact``.
+        together: shards of a block, side by side; 1 in ``exact``, and where devices own different numbers.
+        even: whether all devices own equally many; else ``shards`` is the most that one owns.
     """
 
     shards: int
     rows: int
     exact: bool
     together: int = 1
+    even: bool = True
 
     @property
     def count(self) -> int:
@@ -57,7 +59,7 @@ class Blocks:
     @property
     def loops(self) -> bool:
         """Whether functions are called in a loop over blocks; a single one in ``fast`` needs none."""
-        return self.exact or self.count > 1
+        return self.exact or self.count > 1 or not self.even
 
     @property
     def size(self) -> int:
@@ -111,7 +113,8 @@ class Blocks:
     def each(self, function: Callable[[*Trees], Result], owned: Array, *trees: *Trees) -> Result:
         """Calls a function of one block's arrays for each of ``[blocks, …]``; gives its results ``[blocks, …]``.
 
-        ``owned`` is the number of shards, int32: an argument of the program, so that the compiler doesn't know it.
+        ``owned`` is the number of this device's shards, int32: an argument of the program, so that the compiler doesn't
+        know it.
         """
         if not self.loops:
             return jax.tree.map(lambda x: x[None], function(*_at(trees, 0)))
@@ -122,7 +125,7 @@ class Blocks:
 
         Gives sums over each block's parts ``[blocks, …]`` in ``exact``, over all parts ``[1, …]`` in ``fast``.
         """
-        if not self.exact and self.count * parts == 1:
+        if not self.exact and self.even and self.count * parts == 1:
             return self.each(function, owned, *trees)
         shapes = jax.eval_shape(function, *_at(trees, 0))
         if not self.exact:
@@ -131,7 +134,11 @@ class Blocks:
             def add(sums: Result, part: tuple[*Trees]) -> tuple[Result, None]:
                 return jax.tree.map(jnp.add, sums, function(*part)), None
 
-            return jax.tree.map(lambda x: x[None], lax.scan(add, zeros, trees)[0])
+            if self.even:
+                total = lax.scan(add, zeros, trees)[0]
+            else:
+                total = lax.fori_loop(0, owned * parts, lambda i, sums: add(sums, _at(trees, i))[0], zeros)
+            return jax.tree.map(lambda x: x[None], total)
         doubled = _never_one(trees)
         sums = jax.tree.map(lambda shape: _empty(max(self.count, 2), shape), shapes)
 
