@@ -16,7 +16,8 @@ from lockstep.config.run import Config
 from lockstep.core.process import EXIT_FAILURE
 from lockstep.launch.defaults import described_run
 from lockstep.proof.setup import setup_of
-from lockstep.proof.verify import Comparison, parse_worlds, verify
+from lockstep.proof.verify import Comparison, machines_apart, parse_worlds, verify
+from lockstep.runs.directory import find_run
 
 
 def main(argv: Sequence[str]) -> int:
@@ -30,7 +31,8 @@ def main(argv: Sequence[str]) -> int:
         for ranks, processes in worlds:
             print(setup_of(resolve(config, ranks), ranks, processes))
         return 0
-    results = verify(config, worlds, options.iterations)
+    against = None if options.against is None else find_run(options.against)[0]
+    results = verify(config, worlds, options.iterations, against)
     if options.json:
         rows = [{"world_size": r.trace.world_size, "equal": r.equal, "difference": r.difference} for r in results]
         if config.engine == "jax":
@@ -55,6 +57,12 @@ def _parser() -> CommandParser:
         help="numbers of ranks, the first is the reference (default: 1,2,4); engine jax: of devices, simulated ones on "
         "a CPU, in one process, or 2x1 for two processes of one device each",
     )
+    parser.add_argument(
+        "--against",
+        metavar="RUN",
+        help="compare with a run that was recorded before, here or on another machine, in place of the first world "
+        "size (lockstep train --proof.trace records)",
+    )
     parser.add_argument("--iterations", type=int, default=5, help="iterations of each (default: 5)")
     parser.add_argument(
         "--setup",
@@ -77,6 +85,8 @@ def print_table(config: Config, results: Sequence[Comparison], iterations: int) 
         tensors = str(len(result.trace.tensors[0]) - 1) if result.trace.tensors else "–"
         table.add_row(result.trace.label, "yes" if result.equal else "NO", tensors, escape(result.difference))
     console.print(table)
+    if results[0].trace.recorded is not None and (apart := machines_apart(results[0].trace, results[-1].trace)):
+        print(f"{results[0].trace.recorded} was recorded elsewhere: {'; '.join(apart)}")
     if all(result.equal for result in results):
         print("verified: every tensor and every metric has the same bytes at every iteration")
     else:

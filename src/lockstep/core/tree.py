@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 
 
 def ranges(num_shards: int, world_size: int) -> tuple[range, ...]:
     """Cuts shards into contiguous ranges, one for each rank, whose lengths differ by one at most; longer ones first."""
     least, more = divmod(num_shards, world_size)
     starts = [rank * least + min(rank, more) for rank in range(world_size + 1)]
-    return tuple(range(a, b) for a, b in zip(starts[:-1], starts[1:], strict=True))
+    return tuple(range(a, b) for a, b in pairwise(starts))
 
 
 @dataclass(frozen=True)

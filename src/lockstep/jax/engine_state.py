@@ -11,11 +11,13 @@ from jax import Array
 from jax import numpy as jnp
 
 from lockstep.jax.ppo import Normalizer, PPOTrainState
+from lockstep.jax_engine.distributed.mesh import replicate_sharding
 from lockstep.jax_engine.distributed.placement import fetch, gathered, replicate_on_mesh
 from lockstep.jax_engine.nets.nets import PolicyNet
 from lockstep.jax_engine.nets.parameters import ParameterLayout
 from lockstep.jax_engine.shards.keys import key_of, key_words, keyed
 from lockstep.jax_engine.shards.normalizers import Moments
+from lockstep.jax_engine.shards.rows import ShardRows
 from lockstep.jax_engine.state import EnvCarry, TrainState
 
 NORMALIZERS = {"observations": "observation_normalizer", "returns": "return_normalizer"}
@@ -44,7 +46,9 @@ def of_engine(state: TrainState, layout: ParameterLayout, net: PolicyNet, update
     )
 
 
-def with_environments(agent: PPOTrainState, state: TrainState, seed: int, mesh: Any) -> PPOTrainState:
+def with_environments(
+    agent: PPOTrainState, state: TrainState, seed: int, mesh: Any, shard_rows: ShardRows
+) -> PPOTrainState:
     """Adds what training goes on with; environments are copied, for the engine uses its own arrays up."""
     assert state.envs is not None
     held = {name: getattr(state, attribute) for name, attribute in NORMALIZERS.items()}
@@ -55,7 +59,7 @@ def with_environments(agent: PPOTrainState, state: TrainState, seed: int, mesh: 
         for part, x in found._asdict().items()
     }
     return agent.replace(
-        envs=_copied(state.envs),
+        envs=_copied(state.envs) if shard_rows.tree.even else _shards_alone(state.envs, shard_rows, mesh),
         moments=replicate_on_mesh(moments, mesh) or None,
         rng=replicate_on_mesh(user_rng(seed, int(agent.step)), mesh),
         num_devices=mesh.size,
@@ -80,6 +84,13 @@ def template_of(agent: PPOTrainState, shapes: EnvCarry) -> PPOTrainState:
 @jax.jit
 def _copied(tree: Any) -> Any:
     return jax.tree.map(jnp.copy, tree)
+
+
+def _shards_alone(envs: EnvCarry, shard_rows: ShardRows, mesh: Any) -> Any:
+    """Takes the shards out of rows, whole on every device: shards that don't divide can't be cut over devices."""
+    places = shard_rows.of_shards
+    take = jax.jit(lambda tree: jax.tree.map(lambda x: x[places], tree), out_shardings=replicate_sharding(mesh))
+    return take(envs)
 
 
 def _normalizer(moments: Moments | None, mesh: Any) -> Normalizer | None:

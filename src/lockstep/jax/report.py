@@ -48,8 +48,8 @@ class DistributedSetup:
 def distributed_setup(program: Program, fingerprints: np.ndarray, gradient_error: float) -> DistributedSetup:
     """Gives the report of a program, of fingerprints of every device's arrays, int64 ``[devices, arrays]``."""
     devices = tuple(str(device) for device in program.mesh.devices.flat)
-    each, digests = program.config.envs // program.mesh.size, tuple(map(_digest, fingerprints))
-    environments = tuple(range(i * each, (i + 1) * each) for i in range(program.mesh.size))
+    digests, rows = tuple(map(_digest, fingerprints)), program.blocks.rows
+    environments = tuple(range(own.start * rows, own.stop * rows) for own in program.tree.owned)
     mesh = {str(name): int(length) for name, length in program.mesh.shape.items()}
     lines = [
         device_line(program.mesh),
@@ -112,13 +112,16 @@ def device_metrics(program: Program, iteration: Iteration, call: Pending) -> lis
     number, mesh = iteration.number - call.first, program.mesh
     returns, marks = (fetch_rows(x, axis=1)[number] for x in (call.outputs.returns, call.outputs.marks))
     mine = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
+    first = list(mesh.devices.flat).index(mine[0])
     if program.everywhere:  # the shards of all processes
-        first = list(mesh.devices.flat).index(mine[0]) * program.blocks.shards
-        returns, marks = (x[first : first + len(mine) * program.blocks.shards] for x in (returns, marks))
-    each = program.config.envs // mesh.size
+        start, stop = program.tree.owned[first].start, program.tree.owned[first + len(mine) - 1].stop
+        returns, marks = (
+            program.rows.laid_out(x[start:stop], range(first, first + len(mine))) for x in (returns, marks)
+        )
     memory = _memory_in_use(mine)
     out = []
     for i, device in enumerate(mine):
+        each = len(program.tree.owned[first + i]) * program.blocks.rows
         part = slice(i * program.blocks.shards, (i + 1) * program.blocks.shards)
         ended = marks[part] != 0
         mean = float(returns[part][ended].mean()) if ended.any() else float("nan")

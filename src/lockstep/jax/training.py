@@ -186,7 +186,7 @@ class Training:
         """Gives the state as it stands, after that many updates, with its environments."""
         program, state = self.program, self.run.state
         agent = of_engine(state, program.layout, program.net, updates, program.mesh)
-        return with_environments(agent, state, self.config.seed, program.mesh)
+        return with_environments(agent, state, self.config.seed, program.mesh, program.rows)
 
     def train(
         self, given: PPOTrainState | None = None, look: Callable[[Iteration, Pending, Metrics], None] | None = None

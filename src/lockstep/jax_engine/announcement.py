@@ -6,7 +6,7 @@ from lockstep.config.run import RunOptions
 from lockstep.jax_engine.distributed.mesh import device_line
 from lockstep.jax_engine.session import Session
 from lockstep.training import announcement
-from lockstep.training.announcement import counted
+from lockstep.training.announcement import counted, shards_each
 
 
 def start_lines(session: Session, options: RunOptions) -> list[str]:
@@ -16,7 +16,7 @@ def start_lines(session: Session, options: RunOptions) -> list[str]:
 
 def _set_up(session: Session) -> list[str]:
     program = session.program
-    shards, environments = counted(program.blocks.shards, "shard"), counted(program.blocks.rows, "environment")
+    shards, environments = shards_each(program.tree), counted(program.blocks.rows, "environment")
     where = "in the program" if program.env is not None else "on the host"
     return ["jax", f"{device_line(program.mesh)} × {shards} × {environments} ({where})", session.config.reduction]
 
@@ -33,6 +33,8 @@ def _own_notes(session: Session) -> list[str]:
     many = program.mesh.size > 1 and config.collectives == "auto" and config.device == "cpu"
     if program.apart is not None and many and alone:
         out.append(f"collectives go through XLA, which is slower, and not through memory: {program.apart}")
+    if config.reduction == "fast" and not program.tree.even:
+        out.append("devices that own different numbers of shards compute one after the other, not all as one batch")
     unclear = getattr(program.env, "limit_note", None)
     if unclear is not None:
         out.append(unclear)

@@ -124,6 +124,7 @@ class Session:
             "processes": self.topology.world_size,
             "collectives": self.program.transport,
             "shards_on_a_rank": self.mode,
+            "sums": self.program.sums,
             **machine_facts(),
         }
 

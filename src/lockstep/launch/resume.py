@@ -43,7 +43,7 @@ def resumed_config(path: Path, overrides: dict[str, Any], trust: bool = False, w
     changed = counted(changed, stored.envs)
     if changed.env.id != stored.env.id:  # the id that the run was asked for with
         changed, _ = stepped_inside(changed)
-    for key, old, new in _differences(stored.model_dump(mode="json"), changed.model_dump(mode="json")):
+    for key, old, new in differences(stored.model_dump(mode="json"), changed.model_dump(mode="json")):
         if not key.startswith(CHANGEABLE):
             raise ValueError(
                 f"{key}: run {path} was started with {old} and can't be resumed with {new}; start a new run"
@@ -57,7 +57,7 @@ def _check_unchanged(path: Path, stored: Config) -> None:
     if written is None:  # no checkpoint yet, or one of a version that kept no config in it
         return
     config, step = written
-    for key, old, new in _differences(config.model_dump(mode="json"), stored.model_dump(mode="json")):
+    for key, old, new in differences(config.model_dump(mode="json"), stored.model_dump(mode="json")):
         if not key.startswith(CHANGEABLE):
             raise ValueError(
                 f"{key}: {path / CONFIG} says {new}, but it was {old} when step_{step} was written; put it back, or "
@@ -65,12 +65,13 @@ def _check_unchanged(path: Path, stored: Config) -> None:
             )
 
 
-def _differences(a: dict[str, Any], b: dict[str, Any], prefix: str = "") -> list[tuple[str, Any, Any]]:
+def differences(a: dict[str, Any], b: dict[str, Any], prefix: str = "") -> list[tuple[str, Any, Any]]:
+    """Lists what two configs as JSON differ in: the key, and both values."""
     out: list[tuple[str, Any, Any]] = []
     for key in a:
         whole = f"{prefix}{key}" in FREE  # a table of the user's own
         if isinstance(a[key], dict) and isinstance(b[key], dict) and not whole:
-            out += _differences(a[key], b[key], f"{prefix}{key}.")
+            out += differences(a[key], b[key], f"{prefix}{key}.")
         elif a[key] != b[key]:
             out.append((prefix + key, a[key], b[key]))
     return out

@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,15 @@ from lockstep.core.process import command_that_ends_with_us, said_error
 from lockstep.core.temporary import temporary_directory
 from lockstep.core.topology import without_launcher
 from lockstep.envs.describe import describe
+from lockstep.launch.resume import CHANGEABLE, differences
 from lockstep.launch.world import world_words
-from lockstep.runs.directory import FINGERPRINTS
+from lockstep.runs.directory import CONFIG, FINGERPRINTS, SUMMARY
+from lockstep.runs.stored import stored_config
 from lockstep.runs.trackers import METRICS_JSONL
+
+MACHINE = ("machine", "cpu", "cpu capability", "device", "torch", "jax", "jaxlib", "xla flags", "numpy", "gymnasium")
+MACHINE += ("mujoco", "python", "lockstep")
+"""Of ``summary.json``: what bits may depend on."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,8 @@ class Trace:
         error: the run's own error, or None.
         tensors: each iteration's fingerprints by tensor name; ``metrics`` each iteration's metrics without times.
         processes: that shared the devices (JAX engine).
+        recorded: the run that it was read from, or None where it was trained just now.
+        facts: its ``summary.json``.
     """
 
     world_size: int
@@ -37,10 +45,14 @@ class Trace:
     tensors: list[dict[str, Any]]
     metrics: list[dict[str, Any]]
     processes: int = 1
+    recorded: Path | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
-        """The world size, as ``--world-sizes`` has it."""
+        """The world size, as ``--world-sizes`` has it; of a recorded run its name too."""
+        if self.recorded is not None:
+            return f"{self.recorded.name} ({self.world_size})"
         return f"{self.processes}x{self.world_size // self.processes}" if self.processes > 1 else str(self.world_size)
 
 
@@ -67,11 +79,57 @@ def run_trace(config: Config, world_size: int, iterations: int, directory: Path,
     command += ["--stop-at-step", str(iterations * config.steps_per_iteration)]
     done = subprocess.run(command, capture_output=True, text=True, env=without_launcher(), check=False)
     error = said_error(done.stderr, done.returncode) if done.returncode else None
-    metrics = [
-        {k: v for k, v in record.items() if not k.startswith("time/")}
-        for record in _lines(directory / name / METRICS_JSONL)
-    ]
-    return Trace(world_size, error, _lines(directory / name / FINGERPRINTS), metrics, processes)
+    run = directory / name
+    return Trace(world_size, error, _lines(run / FINGERPRINTS), _metrics(run), processes, facts=_summary(run))
+
+
+def _metrics(run: Path) -> list[dict[str, Any]]:
+    """Each iteration's metrics without times."""
+    records = _lines(run / METRICS_JSONL)
+    return [{k: v for k, v in record.items() if not k.startswith("time/")} for record in records]
+
+
+def recorded_trace(run: Path, iterations: int) -> Trace:
+    """Reads the first iterations that a run has recorded, on whatever machine.
+
+    Raises:
+        ValueError: it has not recorded so many; one line.
+    """
+    tensors, metrics = _lines(run / FINGERPRINTS), _metrics(run)
+    if not tensors:
+        raise ValueError(f"against: {run} has recorded no fingerprints; lockstep train --proof.trace records them")
+    there = min(len(tensors), len(metrics))
+    if there < iterations or tensors[0]["iteration"] != 1:
+        raise ValueError(f"against: {run} has recorded {there} iterations from the first on; use --iterations {there}")
+    facts = _summary(run)
+    ranks = int(facts.get("world_size", 0))
+    return Trace(ranks, None, tensors[:iterations], metrics[:iterations], recorded=run, facts=facts)
+
+
+def recorded_config(run: Path, config: Config) -> Config:
+    """Reads the config of a recorded run, which ``config`` must be but for what can't change an agent.
+
+    Raises:
+        ValueError: it is of another run; one line names the first setting.
+    """
+    stored = stored_config(run)
+    for key, theirs, mine in differences(stored.model_dump(mode="json"), config.model_dump(mode="json")):
+        if not key.startswith(CHANGEABLE):
+            raise ValueError(
+                f"against: {run} was trained with {key} {theirs}, and here it is {mine}; give the config of that run: "
+                f"lockstep verify {run / CONFIG} --against {run}"
+            )
+    return stored
+
+
+def _summary(run: Path) -> dict[str, Any]:
+    return json.loads((run / SUMMARY).read_text()) if (run / SUMMARY).is_file() else {}
+
+
+def machines_apart(reference: Trace, trace: Trace) -> list[str]:
+    """Lists in what the machines or the software of two traces differ, which bits may depend on."""
+    pairs = ((name, reference.facts.get(name), trace.facts.get(name)) for name in MACHINE)
+    return [f"{name} {there} there, {here} here" for name, there, here in pairs if there != here]
 
 
 def _first_difference(reference: dict[str, Any], other: dict[str, Any]) -> list[str]:
@@ -106,13 +164,21 @@ def compare(reference: Trace, trace: Trace) -> Comparison:
     return Comparison(trace, True, "")
 
 
-def verify(config: Config, worlds: Sequence[tuple[int, int]], iterations: int) -> list[Comparison]:
+def verify(
+    config: Config, worlds: Sequence[tuple[int, int]], iterations: int, against: Path | None = None
+) -> list[Comparison]:
     """Runs every world size, ``(ranks, processes that share them)``, and compares each with the first.
 
+    With ``against`` all are compared with that recorded run.
+
     Raises:
-        ValueError: a world size can't share the config's shards; before anything is started.
+        ValueError: a world size can't share the config's shards, or the recorded run is another one; before anything is
+            started.
     """
     config = resolve(config, worlds[0][0])
+    recorded = []
+    if against is not None:
+        config, recorded = recorded_config(against, config), [recorded_trace(against, iterations)]
     for world_size, _ in worlds:
         resolve(config, world_size)
     describe(config.env)
@@ -121,7 +187,7 @@ def verify(config: Config, worlds: Sequence[tuple[int, int]], iterations: int) -
     steps = max(config.total_steps, iterations * config.steps_per_iteration)
     config = config.model_copy(update={"proof": proof, "log": log, "total_steps": steps})
     with temporary_directory() as directory:
-        traces = [run_trace(config, n, iterations, directory, processes) for n, processes in worlds]
+        traces = recorded + [run_trace(config, n, iterations, directory, processes) for n, processes in worlds]
     return [compare(traces[0], trace) for trace in traces]
 
 

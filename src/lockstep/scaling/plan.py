@@ -96,12 +96,6 @@ class Plan:
                     "not; give num_envs, or --mode weak"
                 )
             return self._measured(resolve(self.config, world_size))
-        if world_size & (world_size - 1):
-            below = 1 << (world_size.bit_length() - 1)
-            raise ValueError(
-                f"world-sizes: {world_size} ranks with equal shards make no power of two in mode weak; nearest that "
-                f"work: {below} or {2 * below}"
-            )
         one = resolve(self.config)
         grown = {"num_envs": one.envs * world_size, "num_shards": one.shards * world_size}
         return self._measured(resolve(one.model_copy(update=grown), world_size))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lockstep.config.run import RunOptions
 from lockstep.torch_engine.session import Session
 from lockstep.training import announcement
-from lockstep.training.announcement import counted
+from lockstep.training.announcement import counted, shards_each
 
 
 def start_lines(session: Session, options: RunOptions) -> list[str]:
@@ -18,7 +18,7 @@ def _set_up(session: Session) -> list[str]:
     devices = session.communicator.gather_json(str(session.state.parameters.flat.device))
     spread = (
         counted(plan.world_size, "rank"),
-        counted(plan.local_num_shards, "shard"),
+        shards_each(plan.tree),
         counted(plan.envs_per_shard, "environment"),
     )
     return [
@@ -33,7 +33,7 @@ def _own_notes(session: Session) -> list[str]:
     config, communicator, out = session.config, session.communicator, []
     if config.reduction == "exact" and session.mode == "loop" and not config.compile:
         net = session.state.net
-        out += loop_notes(session.plan.local_num_shards, net.convolutional, net.custom is not None)
+        out += loop_notes(session.plan.tree.most_shards, net.convolutional, net.custom is not None)
     if config.fsdp and not session.communicator.alone:
         out.append("fsdp: each rank keeps a slice of parameters and moments; a whole copy is gathered for each rollout")
     elif config.fsdp:

@@ -120,6 +120,7 @@ class Session:
             "world_size": self.topology.world_size,
             "collectives": self.communicator.transport,
             "shards_on_a_rank": self.mode,
+            "sums": self.communicator.sums or "none",
             **machine_facts(self.state.parameters.flat.device),
         }
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.fingerprint import sha256_of
+from lockstep.core.shards import uneven
+from lockstep.core.tree import Tree
 from lockstep.runs.checkpoint import POLICY
 from lockstep.training.session import TrainingSession
 
@@ -13,6 +15,12 @@ from lockstep.training.session import TrainingSession
 def counted(number: int, noun: str) -> str:
     """Writes ``1 shard``, ``2 shards``."""
     return f"{number} {noun}{'s' if number > 1 else ''}"
+
+
+def shards_each(tree: Tree) -> str:
+    """Writes how many shards a rank owns: ``2 shards``, ``3 or 2 shards``."""
+    most, least = len(tree.owned[0]), len(tree.owned[-1])
+    return counted(most, "shard") if most == least else f"{most} or {least} shards"
 
 
 def start_lines(
@@ -30,6 +38,9 @@ def start_lines(
     session.check_in_sync("at the start")
     digest = sha256_of({k: v for k, v in session.arrays().items() if k.startswith(POLICY)})[:8]
     out = [" · ".join([config.env.id, *set_up, f"parameters in sync ({digest})"])]
+    ranks = session.facts()["world_size"]
+    if (how := uneven(ranks, config.shards, unit)) is not None:
+        out.append(how)
     if config.reduction == "fast":
         out.append(f"reduction fast: repeatable at this number of {unit}; others agree up to summation order only")
     out += [*grpo_notes(config, session.description.max_episode_steps), *own]

@@ -52,7 +52,8 @@ class Meeting:
     numbers: Iterator[int] | None = None
 
 
-_traced: ContextVar[Meeting] = ContextVar("lockstep_meeting", default=Meeting())
+_ALONE = Meeting()
+_traced: ContextVar[Meeting] = ContextVar("lockstep_meeting", default=_ALONE)
 
 
 def axes() -> tuple[str, ...]:
@@ -200,7 +201,6 @@ def _summed(rows: Array, tree: ShardTree) -> Array:
 
 def _own_nodes(rows: Array, tree: ShardTree) -> Array:
     """Sums this device's rows to the nodes of the tree inside its range; a device with fewer has zeros after them."""
-
     kinds = [
         _Sums(tuple((node.start - own.start, node.stop - own.start) for node in nodes), tree.most_nodes)
         for own, nodes in zip(tree.owned, tree.nodes, strict=True)

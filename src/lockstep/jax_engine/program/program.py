@@ -22,7 +22,7 @@ from lockstep.core.tree import Tree, tree_of
 from lockstep.envs.description import EnvDescription
 from lockstep.jax_engine.batch import Batch, columns_of, make_batch
 from lockstep.jax_engine.distributed.mesh import Mesh, Specs, over_mesh, platform_of
-from lockstep.jax_engine.distributed.reductions import device_index, of_device
+from lockstep.jax_engine.distributed.reductions import device_index, of_device, sliced
 from lockstep.jax_engine.distributed.shared_memory import unavailable
 from lockstep.jax_engine.envs.protocol import JaxEnvironment
 from lockstep.jax_engine.minibatches import advantage_moments, minibatch_indices, minibatch_statistics
@@ -48,6 +48,7 @@ from lockstep.jax_engine.statistics import (
     share,
 )
 from lockstep.jax_engine.update import Gradients, Learner, Update, all_minibatches
+from lockstep.training.losses import loss_settings
 
 PURPOSES = ("action", "reset", "step", "minibatch", "begin", "random", "dropout")
 
@@ -126,6 +127,17 @@ class Program:
         if self.mesh.size == 1:
             return "none"
         return "xla" if self.apart else "shared memory"
+
+    @property
+    def sums(self) -> str:
+        """How gradients of all shards meet: ``none``, ``gather``, ``slices`` or, of the framework, ``all-reduce``."""
+        if self.mesh.size == 1:
+            return "none"
+        if self.config.reduction == "fast" and (platform_of(self.mesh) != "cpu" or self.layout.axes):
+            return "all-reduce"
+        tree = self.tree if self.config.reduction == "exact" else tree_of(self.mesh.size, self.mesh.size)
+        size = self.layout.size + len(loss_settings(self.config).terms)
+        return "slices" if sliced(tree, size * np.dtype(np.float32).itemsize) else "gather"
 
     def mapped(self, function: Callable[..., Result], in_specs: Specs, out_specs: Specs) -> Callable[..., Result]:
         """Maps what one device does over the mesh; see :func:`~lockstep.jax_engine.distributed.mesh.over_mesh`."""

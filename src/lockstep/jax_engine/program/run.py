@@ -10,7 +10,6 @@ import jax
 import numpy as np
 from jax import Array
 from jax import numpy as jnp
-from jax.sharding import PartitionSpec
 
 from lockstep.core.life import Part, life
 from lockstep.jax_engine.distributed.mesh import SHARDED, named_sharding
@@ -56,18 +55,20 @@ class DeviceRun:
         self.state = self._initial(self.state, self.owned)
 
     def begin_with(self, state: TrainState) -> None:
-        """Begins with a state of host arrays that has environments, in place of first episodes."""
-        self.state = place_state(state, self.specs, self.program.mesh)
+        """Begins with a state of host arrays that has environments, by shard, in place of first episodes."""
+        assert state.envs is not None
+        self.state = place_state(state._replace(envs=self._in_rows(state.envs)), self.specs, self.program.mesh)
 
     def replace_environments(self, envs: EnvCarry) -> None:
         """Puts environments on the host, ``[num_shards, environments of each, …]``, in the place of those begun."""
-        mesh, rows = self.program.mesh, self.program.rows
-
-        def placed_on(x: Array, spec: PartitionSpec) -> Array:
-            return place(x if rows.tree.even else x[rows.shard_of_row], named_sharding(mesh, spec))
-
-        placed = jax.tree.map(placed_on, envs, self.specs.envs)
+        mesh, envs = self.program.mesh, self._in_rows(envs)
+        placed = jax.tree.map(lambda x, spec: place(x, named_sharding(mesh, spec)), envs, self.specs.envs)
         self.state = self.state._replace(envs=placed)
+
+    def _in_rows(self, envs: EnvCarry) -> EnvCarry:
+        """Lays environments on the host, by shard, out as the rows of all devices."""
+        rows = self.program.rows
+        return envs if rows.tree.even else jax.tree.map(lambda x: x[rows.shard_of_row], envs)
 
     def dispatch(self, first: int, count: int, stop: int, before: Callable[[], None] = no_matter) -> Pending:
         """Starts ``count`` iterations, at most ``capacity``, after ``first``; returns while they are under way.
