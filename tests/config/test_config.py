@@ -105,12 +105,12 @@ def test_an_unresolved_config_gives_no_sizes():
         _ = Config().steps_per_iteration
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4, 8])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5, 6, 7, 8])
 def test_num_envs_and_shards_do_not_follow_the_world_size(world_size):
     assert resolve(Config(num_envs=16), world_size) == resolve(Config(num_envs=16), 1)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4, 16])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7, 16])
 def test_num_envs_per_rank_grows_with_the_ranks(world_size):
     config = resolve(Config(num_envs_per_rank=3), world_size)
     assert (config.num_envs, config.num_envs_per_rank, config.num_shards) == (3 * world_size, None, world_size)
@@ -131,27 +131,37 @@ def test_default_num_shards_is_the_largest_power_of_two_up_to_eight_that_divides
 
 def test_environments_that_do_not_fit_the_shards():
     text = complaint(resolve, Config(num_envs=10, num_shards=4))
-    assert text.startswith("num_envs: 10 ")
-    assert "num_envs 8 or 12" in text
-    assert "num_shards 2" in text
-    assert resolve(Config(num_envs=12, num_shards=4)).num_envs == 12
-    assert resolve(Config(num_envs=10, num_shards=2)).num_envs == 10
+    assert text.startswith("num_shards: 10 environments can't be cut into 4 equal shards")
+    assert text.endswith("nearest that work: num_shards 2 or 5, or num_envs 8 or 12")
+    assert [resolve(Config(num_envs=n, num_shards=4)).num_envs for n in (8, 12)] == [8, 12]
+    assert [resolve(Config(num_envs=10, num_shards=n)).num_shards for n in (2, 5)] == [2, 5]
 
 
-def test_ranks_that_do_not_fit_the_shards():
-    text = complaint(resolve, Config(num_envs=8), 3)
-    assert text.startswith("nproc: 3 ")
-    assert "8 shards" in text
-    assert "2 or 4 ranks" in text
-    assert resolve(Config(num_envs=8), 4).num_shards == 8
+def test_more_ranks_than_the_shards_that_were_chosen():
+    text = complaint(resolve, Config(num_envs=18, num_shards=6), 9)
+    assert text.startswith("nproc: 9 ranks can't share 6 shards, at least one each; use at most 6, ")
+    assert text.endswith("or for a new run --num-shards 9 or more (it must divide num_envs)")
+    assert resolve(Config(num_envs=18, num_shards=6), 6).num_shards == 6
+    assert resolve(Config(num_envs=18, num_shards=9), 9).num_shards == 9
 
 
-def test_ranks_that_are_no_power_of_two_with_environments_per_rank():
-    """What the user gave is the number of ranks, so that is the key to name, with numbers of ranks that work."""
-    text = complaint(resolve, Config(num_envs_per_rank=4), 3)
-    assert text.startswith("nproc: 3 ")
-    assert "2 or 4" in text
-    assert resolve(Config(num_envs_per_rank=4), 4).num_envs == 16
+@pytest.mark.parametrize(
+    ("num_envs", "world_size", "what"),
+    [
+        (8, 9, "num_envs: 8 environments make 8 shards by default and 9 ranks need one each; for a new run use num_envs 9 "
+               "with --num-shards 9, or at most 8 of them"),
+        (12, 5, "num_envs: 12 environments make 4 shards by default and 5 ranks need one each; for a new run use "
+                "--num-shards 6, or at most 4 of them"),
+        (9, 2, "num_envs: 9 environments make 1 shard by default and 2 ranks need one each; for a new run use "
+               "--num-shards 3, or at most 1 of them"),
+    ],
+)  # fmt: skip
+def test_more_ranks_than_the_shards_that_nobody_has_chosen(num_envs, world_size, what):
+    assert complaint(resolve, Config(num_envs=num_envs), world_size) == what
+    offered = {key: int(n) for key, n in re.findall(r"(num.envs|num.shards) (\d+)", what.partition("use ")[2])}
+    settings = {"num_envs": num_envs} | {key.replace("-", "_"): n for key, n in offered.items()}
+    assert resolve(Config.model_validate(settings), world_size).shards >= world_size
+    assert resolve(Config(num_envs=num_envs), int(what.split()[-3])).num_envs == num_envs
 
 
 def test_minibatches_that_do_not_divide_a_shards_samples():

@@ -247,29 +247,50 @@ def test_shard_numbers_that_an_error_offers_work(num_envs, num_shards):
     except ValueError as error:
         text = str(error)
     else:
-        assert num_shards & (num_shards - 1) == 0
         assert num_envs % num_shards == 0
         return
-    offered = text.partition("nearest that work: ")[2]
-    assert offered
-    for environments in re.findall(r"\d+", offered.partition(", or num_shards")[0]):
-        if "num_envs" in offered:
-            check_shards(int(environments), num_shards)
-        else:
-            check_shards(num_envs, int(environments))
-    for shards in re.findall(r"num_shards (\d+)", offered):
-        check_shards(num_envs, int(shards))
+    shards, _, environments = text.partition("nearest that work: num_shards ")[2].partition(", or num_envs ")
+    assert re.findall(r"\d+", shards)
+    for number in re.findall(r"\d+", shards):
+        check_shards(num_envs, int(number))
+    assert re.findall(r"\d+", environments)
+    for number in re.findall(r"\d+", environments):
+        check_shards(int(number), num_shards)
 
 
-@given(st.integers(-2, 70), st.sampled_from([1, 2, 4, 8, 16, 64]))
+@given(st.integers(1, 70), st.integers(1, 40))
 def test_world_sizes_that_an_error_offers_work(world_size, num_shards):
     try:
         check_world_size(world_size, num_shards)
     except ValueError as error:
-        offered = re.findall(r"\d+", str(error).partition("nearest that work: ")[2].partition("ranks")[0])
+        offered = re.fullmatch(r".*; use at most (\d+), or for a new run --num-shards (\d+) or more .*", str(error))
         assert offered
-        for number in offered:
-            check_world_size(int(number), num_shards)
+        most, shards = map(int, offered.groups())
+        check_world_size(most, num_shards)
+        check_world_size(world_size, shards)
+        with pytest.raises(ValueError, match=r"can't share"):
+            check_world_size(most + 1, num_shards)
     else:
-        assert world_size > 0
-        assert num_shards % world_size == 0
+        assert 1 <= world_size <= num_shards
+
+
+@given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 4))
+def test_numbers_offered_where_nobody_has_chosen_the_shards_work(num_envs, world_size, group_size):
+    num_envs *= group_size
+    settings = {"num_envs": num_envs, "ppo": {"num_minibatches": 1}}
+    if group_size > 1:
+        settings |= {"algorithm": "grpo", "grpo": {"group_size": group_size}}
+    config = Config.model_validate(settings)
+    try:
+        resolve(config, world_size)
+    except ValueError as error:
+        text = str(error)
+    else:
+        return
+    found = re.search(r"use (?:num_envs (\d+) with )?--num-shards (\d+), or at most (\d+) of them$", text)
+    assert found, text
+    envs, shards, most = (int(n) if n else num_envs for n in found.groups())
+    resolve(config.model_copy(update={"num_envs": envs, "num_shards": shards}), world_size)
+    resolve(config, most)
+    with pytest.raises(ValueError, match="by default"):
+        resolve(config, most + 1)

@@ -84,13 +84,15 @@ def test_both_engines_take_the_same_config(settings):
 
 def test_for_jax_the_world_is_made_of_devices():
     assert resolve(config("jax", num_envs=10), 2).shards == 2
-    assert refused(resolve, config("jax", num_envs=10), 3).startswith(
-        "devices: 3 can't share 10 environments in 2 shards equally; nearest that work: 2 devices"
-    )
-    assert refused(resolve, config("torch", num_envs=10), 3).startswith("nproc: 3 ranks can't own 2 shards")
-    grown = resolve(config("jax", num_envs_per_rank=4), 2)
-    assert (grown.envs, grown.shards) == (8, 2)
-    assert refused(resolve, config("jax", num_envs_per_rank=4), 3).startswith("devices: 3 devices with num_envs_per_")
+    chosen, default = {"num_envs": 10, "num_shards": 5}, {"num_envs": 10}
+    assert resolve(config("jax", **chosen), 3).shards == 5
+    assert refused(resolve, config("jax", **chosen), 6).startswith("devices: 6 devices can't share 5 shards")
+    assert refused(resolve, config("torch", **chosen), 6).startswith("nproc: 6 ranks can't share 5 shards")
+    assert " by default and 3 devices need one each; " in refused(resolve, config("jax", **default), 3)
+    assert " by default and 3 ranks need one each; " in refused(resolve, config("torch", **default), 3)
+    for devices in (2, 3):
+        grown = resolve(config("jax", num_envs_per_rank=4), devices)
+        assert (grown.envs, grown.shards) == (4 * devices, devices)
 
 
 # ---- options

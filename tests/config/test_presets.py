@@ -33,7 +33,7 @@ def test_every_preset_is_a_run_for_1_2_4_and_8_ranks(env_id, world_size):
 
 def test_a_preset_that_does_not_fit_is_found():
     settings = preset_for("Pendulum-v1")
-    with pytest.raises(ValueError, match="4 environments make 4 shards and 8 ranks need one each"):
+    with pytest.raises(ValueError, match="4 environments make 4 shards by default and 8 ranks need one each"):
         resolve(config_of({**settings, "num_envs": 4}), 8)
     with pytest.raises(ValueError, match=r"ppo\.num_minibatches: 64 doesn't divide"):
         resolve(config_of({**settings, "num_steps": 100}), 1)

@@ -11,10 +11,11 @@ from lockstep.core.shards import (
     check_world_size,
     keyed_generator,
     keyed_seed,
-    world_sizes,
+    nearest_divisors,
+    uneven,
 )
 
-PLANS = st.tuples(st.sampled_from([1, 2, 4, 8, 16]), st.integers(1, 6)).map(lambda pair: (pair[0] * pair[1], pair[0]))
+PLANS = st.tuples(st.integers(1, 16), st.integers(1, 6)).map(lambda pair: (pair[0] * pair[1], pair[0]))
 KEYS = st.lists(st.integers(0, 2**31), max_size=3).map(tuple)
 PURPOSES = st.sampled_from(["init", "action", "minibatch", "reset", "eval"])
 
@@ -25,7 +26,7 @@ PURPOSES = st.sampled_from(["init", "action", "minibatch", "reset", "eval"])
 @given(PLANS)
 def test_ranks_own_every_shard_and_environment_once_and_in_order(sizes):
     num_envs, num_shards = sizes
-    for world_size in world_sizes(num_shards):
+    for world_size in range(1, num_shards + 1):
         plans = [ShardPlan(num_envs, num_shards, world_size, rank) for rank in range(world_size)]
         assert [s for plan in plans for s in plan.shards] == list(range(num_shards))
         assert [e for plan in plans for e in plan.env_ids] == list(range(num_envs))
@@ -33,13 +34,27 @@ def test_ranks_own_every_shard_and_environment_once_and_in_order(sizes):
             assert [e for s in plan.shards for e in plan.shard_env_ids(s)] == list(plan.env_ids)
             assert len(plan.shards) == plan.local_num_shards
             assert len(plan.env_ids) == plan.local_num_envs == plan.local_num_shards * plan.envs_per_shard
+            assert plan.local_num_shards in (num_shards // world_size, -(-num_shards // world_size))
+
+
+@given(PLANS, st.data())
+def test_a_process_with_several_ranks_owns_what_they_own(sizes, data):
+    num_envs, num_shards = sizes
+    world_size = data.draw(st.integers(1, num_shards))
+    ranks = data.draw(st.integers(1, world_size))
+    first = data.draw(st.integers(0, world_size - ranks))
+    process = ShardPlan(num_envs, num_shards, world_size, first, ranks)
+    alone = [ShardPlan(num_envs, num_shards, world_size, rank) for rank in range(first, first + ranks)]
+    assert list(process.shards) == [s for plan in alone for s in plan.shards]
+    assert list(process.env_ids) == [e for plan in alone for e in plan.env_ids]
+    assert process.local_num_envs == sum(plan.local_num_envs for plan in alone)
 
 
 @given(PLANS)
 def test_a_shards_environments_do_not_depend_on_the_world_size(sizes):
     num_envs, num_shards = sizes
     alone = ShardPlan(num_envs, num_shards)
-    for world_size in world_sizes(num_shards):
+    for world_size in range(1, num_shards + 1):
         plan = ShardPlan(num_envs, num_shards, world_size, world_size - 1)
         for shard in plan.shards:
             assert plan.shard_env_ids(shard) == alone.shard_env_ids(shard)
@@ -53,27 +68,58 @@ def test_what_a_plan_of_sixteen_environments_on_two_ranks_says():
     assert plan.shard_env_ids(5) == range(10, 12)
 
 
+def test_what_a_plan_of_sixteen_environments_on_three_ranks_says():
+    plans = [ShardPlan(num_envs=16, num_shards=8, world_size=3, rank=rank) for rank in range(3)]
+    assert [plan.shards for plan in plans] == [range(3), range(3, 6), range(6, 8)]
+    assert [plan.env_ids for plan in plans] == [range(6), range(6, 12), range(12, 16)]
+    assert [plan.local_num_envs for plan in plans] == [6, 6, 4]
+
+
 @pytest.mark.parametrize(
-    ("sizes", "text"),
+    ("world_size", "num_shards", "text"),
     [
-        ((10, 4), "num_envs: 10 "),
-        ((12, 6), "num_shards: 6 "),
-        ((8, 0), "num_shards: 0 "),
-        ((8, 8, 3), "nproc: 3 "),
-        ((8, 8, 16), "nproc: 16 "),
-        ((8, 8, 0), "nproc: 0 "),
+        (3, 8, "8 shards on 3 ranks: 3, 3, 2; 9 shards would be even"),
+        (5, 12, "12 shards on 5 ranks: 3, 3, 2, 2, 2; 15 shards would be even"),
+        (9, 16, "16 shards on 9 ranks: 2 on 7 and 1 on 2; 18 shards would be even"),
+        (4, 8, None),
+        (1, 7, None),
+        (7, 7, None),
     ],
 )
-def test_a_plan_that_does_not_divide_is_refused_in_one_line(sizes, text):
+def test_uneven_ranks_are_told_with_what_would_be_even(world_size, num_shards, text):
+    assert uneven(world_size, num_shards) == text
+
+
+def test_uneven_devices_are_called_devices():
+    assert uneven(3, 7, "devices") == "7 shards on 3 devices: 3, 2, 2; 9 shards would be even"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "text", "fix"),
+    [
+        ((10, 4), "num_shards: 10 environments can't be cut into 4 ", "num_shards 2 or 5, or num_envs 8 or 12"),
+        ((12, 5), "num_shards: 12 environments can't be cut into 5 ", "num_shards 4 or 6, or num_envs 10 or 15"),
+        ((8, 0), "num_shards: 8 environments can't be cut into 0 ", "num_shards 1 or 2"),
+        ((8, 8, 9), "nproc: 9 ranks can't share 8 shards, ", "use at most 8, or for a new run --num-shards 9 or more"),
+        ((8, 8, 0), "nproc: 0 ranks can't share 8 shards, ", "use at most 8"),
+        ((8, 1, 2), "nproc: 2 ranks can't share 1 shard, ", "use at most 1, or for a new run --num-shards 2 or more"),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_refused_in_one_line(sizes, text, fix):
     with pytest.raises(ValueError) as caught:
         ShardPlan(*sizes)
     assert str(caught.value).startswith(text)
-    assert "nearest that work" in str(caught.value)
+    assert fix in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
+def test_ranks_and_devices_are_named_by_the_option_that_makes_them():
+    with pytest.raises(ValueError, match=r"^devices: 9 devices can't share 8 shards"):
+        check_world_size(9, 8, "devices", "devices")
+
+
 @given(st.integers(1, 100), st.integers(1, 100), st.integers(1, 100))
-def test_what_the_checks_let_pass_divides(num_envs, num_shards, world_size):
+def test_what_the_checks_let_pass_fits(num_envs, num_shards, world_size):
     def passes(check, *arguments):
         try:
             check(*arguments)
@@ -81,14 +127,14 @@ def test_what_the_checks_let_pass_divides(num_envs, num_shards, world_size):
             return False
         return True
 
-    is_power = num_shards in (1, 2, 4, 8, 16, 32, 64)
-    assert passes(check_shards, num_envs, num_shards) == (is_power and num_envs % num_shards == 0)
-    assert passes(check_world_size, world_size, num_shards) == (num_shards % world_size == 0)
+    assert passes(check_shards, num_envs, num_shards) == (num_envs % num_shards == 0)
+    assert passes(check_world_size, world_size, num_shards) == (world_size <= num_shards)
 
 
-def test_world_sizes():
-    assert world_sizes(8) == [1, 2, 4, 8]
-    assert world_sizes(1) == [1]
+def test_the_nearest_divisors_of_a_number():
+    assert nearest_divisors(12, 5) == "4 or 6"
+    assert nearest_divisors(8, 3) == "2 or 4"
+    assert nearest_divisors(1, 7) == "1"
 
 
 # ---- keyed random numbers

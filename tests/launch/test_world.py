@@ -44,7 +44,10 @@ def refused(*words, topology=None):
 def test_torchs_ranks_are_processes(cores):
     cores(6)
     assert asked("--nproc", "2") == World(2, 2)
-    assert asked("--nproc", "auto") == World(4, 4)
+    assert asked("--nproc", "auto") == World(6, 6)
+    assert asked("--nproc", "auto", "--num-shards", "4") == World(4, 4)
+    assert asked("--nproc", "auto", "--num-envs", "3") == World(1, 1)  # which make one shard by default
+    assert asked("--nproc", "auto", "--num-envs", "3", "--num-shards", "3") == World(3, 3)
     two_hosts = Topology(1, 4, 1, 2, launched=True)
     assert asked(topology=two_hosts) == World(4, 2)
     assert "launcher started 4" in refused("--nproc", "2", topology=two_hosts)
@@ -67,7 +70,7 @@ def test_devices_follow_what_shards_there_are(cores):
     assert asked(*JAX, "--num-shards", "1") == World(1, 1, 1)
     per_rank = ("--engine", "jax", "--num-envs-per-rank", "3")
     request = request_of(["CartPole-v1", *per_rank])
-    assert world_of(request.options, request.config, Topology()) == World(1, 1, 4)
+    assert world_of(request.options, request.config, Topology()) == World(1, 1, 6)
 
 
 def test_a_cpu_that_has_fewer_cores(cores):
@@ -187,11 +190,12 @@ def test_one_process_trains_here_on_its_devices(engine, capsys):
     assert "evaluate: " in capsys.readouterr().out
 
 
-def test_several_processes_are_started_and_told_their_devices(engine):
-    assert train("--nproc", "2", "--simulate-devices", "4") == 0
-    assert (engine.told["nproc"], engine.told["environment"]) == (2, {"OMP_NUM_THREADS": "1"})
+@pytest.mark.parametrize(("processes", "devices"), [(2, 4), (3, 2)])
+def test_several_processes_are_started_and_told_their_devices(engine, processes, devices):
+    assert train("--nproc", str(processes), "--simulate-devices", str(devices)) == 0
+    assert (engine.told["nproc"], engine.told["environment"]) == (processes, {"OMP_NUM_THREADS": "1"})
     options = Assignment.from_json(engine.told["assignment"]).options
-    assert (options.devices, options.simulate_devices) == (4, 4)
+    assert (options.devices, options.simulate_devices) == (devices, devices)
     assert "config" not in engine.told
 
 
@@ -216,10 +220,11 @@ def test_environments_grow_with_devices_and_that_is_said(engine, capsys):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--num-envs", "10", "--simulate-devices", "3"], "devices: 3 can't share 10 environments in 2 shards equally"),
+        (["--num-shards", "4", "--simulate-devices", "5"], "devices: 5 devices can't share 4 shards, at least one each"),
+        (["--num-envs", "10", "--simulate-devices", "3"], "10 environments make 2 shards by default and 3 devices need"),
         (["--devices", "8"], "devices: 8 asked for and this machine's CPU has 4"),
         (["--compile"], "compile: true is for engine torch"),
-        (["--nproc", "3"], "devices: 3 can't share 8 environments in 8 shards equally"),
+        (["--nproc", "9"], "8 environments make 8 shards by default and 9 devices need one each"),
     ],
 )
 def test_what_does_not_fit_leaves_no_run_behind(engine, capsys, words, line):

@@ -30,7 +30,7 @@ Tree = TypeVar("Tree")
 BATCH_AXIS, FSDP_AXIS = "batch", "fsdp"
 AXES = DATA_AXIS = (BATCH_AXIS, FSDP_AXIS)
 
-SLICED_BYTES = 1 << 18
+SLICED_BYTES = 1 << 20
 """Of a sum, from which on three or more devices exchange slices of it."""
 FEWEST_SLICING_DEVICES = 3
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from lockstep.core.tree import Tree
 from lockstep.torch_engine.distributed.shared_memory import SharedSlots
 
-SLICED_BYTES = 1 << 18  # of a node, from which on three or more ranks send slices
+SLICED_BYTES = 1 << 20  # of a node, from which on three or more ranks send slices
 FEWEST_SLICING_RANKS = 3
 LINE_ELEMENTS = 16  # slices begin at multiples of so many: no two ranks write one line of a processor's cache
 

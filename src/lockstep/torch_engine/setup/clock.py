@@ -106,9 +106,13 @@ class RankTimes:
         return cls(tuple(Laps(*row) for row in numbers.tolist()), float(comm), tuple(wait.tolist()), durations.shape[1])
 
     def metrics(self, steps: int) -> dict[str, float]:
-        """Returns ``time/…`` of the metrics record, means over ranks; ``steps`` are those of all environments."""
+        """Returns ``time/…`` of the metrics record, means over ranks; ``steps`` are those of all environments.
+
+        ``time/waited_for`` is the rank that the others waited for: that which waited least itself.
+        """
         total = self._mean("total")
-        return {
+        waited_for = {"time/waited_for": int(np.argmin(self.wait))} if len(self.wait) > 1 else {}
+        return waited_for | {
             "time/t_rollout": self._mean("rollout"),
             "time/t_learn": self._mean("learn"),
             "time/t_comm": self.comm,
