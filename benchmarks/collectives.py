@@ -25,10 +25,10 @@ import torch.distributed as dist
 from lockstep import __version__
 from lockstep.config.checks import resolve
 from lockstep.config.run import Config
+from lockstep.core import tree as core_tree
 from lockstep.core.machine import cpu_model
 from lockstep.core.shards import ShardPlan
 from lockstep.core.topology import from_environment
-from lockstep.torch_engine.distributed import ordered
 from lockstep.torch_engine.distributed.communicator import Communicator
 from lockstep.torch_engine.distributed.process_group import close_process_group
 from lockstep.torch_engine.distributed.shared_memory import SharedSlots, open_shared_slots
@@ -62,7 +62,7 @@ class Ways:
         if route == "gloo's all-reduce":
             x = torch.ones(size)
             return lambda: dist.all_reduce(x)
-        ordered.SLICED_BYTES = 1 if route.endswith("slices") else 1 << 60
+        core_tree.SLICED_BYTES = 1 if route.endswith("slices") else 1 << 60
         communicator = self.memory if route.startswith("memory") else self.backend
         assert communicator.plan is not None
         tree = communicator.plan.tree
@@ -111,7 +111,10 @@ def measure(ranks: int, repeats: int, sizes: list[int]) -> list[dict[str, float]
     command += ["--sizes", ",".join(map(str, sizes))]
     processes = [
         subprocess.Popen(
-            command, env={**os.environ, **place, "RANK": str(r), "LOCAL_RANK": str(r)}, stdout=subprocess.PIPE, text=True
+            command,
+            env={**os.environ, **place, "RANK": str(r), "LOCAL_RANK": str(r)},
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for r in range(ranks)
     ]
@@ -125,8 +128,8 @@ def report(found: dict[int, list[dict[str, float]]], repeats: int, commit: str) 
         "# Sums over shards between ranks of one host",
         "",
         f"{datetime.date.today()}, Lockstep {__version__} ({commit}), PyTorch {torch.__version__}, {cpu_model()}, "
-        f"{os.cpu_count()} cores, Python {platform.python_version()}. Microseconds of one sum of {SHARDS} shards, of the "
-        f"slowest rank; medians of {repeats} turns over all ways. `python -m benchmarks.collectives`.",
+        f"{os.cpu_count()} cores, Python {platform.python_version()}. Microseconds of one sum of {SHARDS} shards, of "
+        f"the slowest rank; medians of {repeats} turns over all ways. `python -m benchmarks.collectives`.",
         "",
         "| ranks | floats | " + " | ".join(ROUTES) + " |",
         "|---" * (2 + len(ROUTES)) + "|",

@@ -1,4 +1,5 @@
 import json
+import re
 import tempfile
 from pathlib import Path
 

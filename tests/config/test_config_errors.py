@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from lockstep.config.checks import resolve
 from lockstep.config.command_line import read_request
+from lockstep.config.run import Config
 from lockstep.core.shards import check_shards, check_world_size
 
 

@@ -19,6 +19,7 @@ from command_line import (
     marked,
     metrics_of,
     ranks_of,
+    run_words,
     running,
     same,
     surroundings,
@@ -69,6 +70,50 @@ def test_both_ways_give_the_same_bytes(world_size):
         assert len(seen) == 5 * 9 + 2 * 2 * 9 + 5
         assert seen.pop("other") == {"equal": False}  # one rank brought something else to one of the two
         assert [what for what, facts in seen.items() if not facts["equal"]] == []
+
+
+@pytest.fixture(scope="module")
+def summed():
+    """What each of five ranks says of sums over the first two, three, four and all of them."""
+    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "5"}
+    ended = run_words([sys.executable, str(MODULES / "exchanging.py"), "sums"], MODULES, **variables)
+    assert ended.code == 0, ended.stderr
+    seen = [{} for _ in range(5)]
+    for what, facts in map(said, ended.stdout.splitlines()):
+        seen[facts.pop("rank")][what] = facts
+    return seen
+
+
+def test_sums_over_any_number_of_ranks_have_the_bytes_of_one(summed):
+    compared, ways = 0, set()
+    for rank, seen in enumerate(summed):
+        for size in range(max(2, rank + 1), 6):
+            of_size = {what: facts for what, facts in seen.items() if "shards" in what and f" on {size} by " in what}
+            assert [what for what, facts in of_size.items() if not facts["equal"]] == []
+            ways |= {(size, facts["sums"]) for facts in of_size.values() if facts.get("sums")}
+            compared += len(of_size)
+    assert compared == (2 + 3 + 4 + 5) * 3 * 5 * 2 * 2  # ranks, numbers of shards, sizes, sums and gathers, ways
+    assert ways == {(2, "gather"), *((size, way) for size in (3, 4, 5) for way in ("gather", "slices"))}
+
+
+def test_sums_in_the_order_of_ranks_have_other_bytes(summed):
+    """The negative of the above."""
+    equal = {what: facts["equal"] for what, facts in summed[0].items() if "in the order of" in what}
+    assert len(equal) == 12
+    for shards, size in ((7, 3), (8, 3), (8, 4), (8, 5), (12, 5)):
+        assert not equal[f"{shards} shards in the order of {size} ranks"]
+    assert equal["8 shards in the order of 2 ranks"]
+
+
+@pytest.mark.parametrize("way", ["memory", "backend"])
+@pytest.mark.parametrize(("size", "most"), [(3, 3), (4, 2.1), (5, 3)])
+def test_a_million_numbers_travel_at_about_the_price_of_a_ring(summed, size, most, way):
+    """Three and five ranks have up to two nodes of the tree each."""
+    for seen in summed[:size]:
+        facts = seen[f"a million on {size} by {way}"]
+        assert facts["right"]
+        assert facts["sums"] == "slices"
+        assert 0 < min(facts["moved"]) <= max(facts["moved"]) <= most * (1 << 20) * 4
 
 
 def test_ranks_in_a_hurry_read_neither_too_early_nor_too_late():

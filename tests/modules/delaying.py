@@ -42,14 +42,14 @@ if "RANK" in os.environ:
     COUNTED = communicator.time = clock.time = Counted()
     timed = communicator.Communicator._timed
 
-    def together(self, operation, x, *args):
+    def together(self, moved, device, operation, *args):
         def delayed(*given):
             result = operation(*given)
             everybody = self.slots.gather(torch.tensor([COUNTED.now], dtype=torch.float64))
             COUNTED.now = float(everybody.max()) + DELAY
             return result
 
-        return timed(self, delayed, x, *args)
+        return timed(self, moved, device, delayed, *args)
 
     communicator.Communicator._timed = together
 

@@ -1,30 +1,55 @@
 """A rank that exchanges tensors: ``python -m exchanging CASE`` with torchrun's variables set.
 
-It prints one JSON line for each thing it saw; the tests read them.
+It prints one JSON line for each thing it saw; the tests read them. Where ``RANK`` isn't set it is all ranks, as forks of
+one process that has imported everything, and each line says whose it is.
 """
 
 import json
+import os
 import sys
 import time
 
 import torch
+import torch.distributed as dist
 
 from lockstep.config.checks import resolve
 from lockstep.config.run import Config
+from lockstep.core import tree
 from lockstep.core.errors import PeerFailureError
 from lockstep.core.shards import ShardPlan
-from lockstep.core.topology import from_environment
+from lockstep.core.topology import Topology, from_environment
 from lockstep.torch_engine.distributed.communicator import Communicator
+from lockstep.torch_engine.distributed.ordered import tree_sum
 from lockstep.torch_engine.distributed.process_group import close_process_group
 from lockstep.torch_engine.distributed.shared_memory import SharedSlots, open_shared_slots
 
 SLOT = 1 << 12
 SHAPES = [(0,), (3, 0), (), (1,), (7, 3), (10_000,), (SLOT,), (SLOT + 1,), (5, 2 * SLOT + 3)]
+SHARDS = [7, 8, 12]
+SUMMED = [(0,), (), (3, 5), (1003,), (2500,)]
+SLICED = 1 << 10  # bytes of all nodes: so that what takes little time goes by slices
+MILLION = 1 << 20
 DTYPES = [torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool]
 
 
+FORKS = "RANK" not in os.environ
+
+
 def say(**facts):
-    print(json.dumps(facts), flush=True)
+    facts |= {"rank": int(os.environ["RANK"])} if FORKS else {}
+    os.write(1, (json.dumps(facts) + "\n").encode())  # a line of a fork's stays in one piece
+
+
+def fork():
+    """Returns in each rank; the process that they are forks of ends with them."""
+    ranks = []
+    for rank in range(int(os.environ["WORLD_SIZE"])):
+        pid = os.fork()
+        if not pid:
+            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            return
+        ranks.append(pid)
+    sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks))
 
 
 class Ranks:
@@ -92,8 +117,55 @@ def compare():
     other = grid.clone()
     other[0, 0] += float(ranks.rank == ranks.size - 1)
     say(what="other", equal=same(backend.gather_ranks(grid), shared.gather_ranks(other)))
-    counts = shared.calls, shared.bytes_sent, len(shared.take_durations())
+    counts = shared.calls, min(shared.traffic), len(shared.take_durations())
     say(what="counted", equal=counts[0] == counts[2] > 0 and counts[1] > 0)
+    ranks.leave()
+
+
+def ways(ranks, members, shards):
+    """Two communicators of the first ranks of a run, by the backend and through memory, None on the other ranks."""
+    everyone = [dist.new_group(list(range(size))) for size in members]
+    out = {}
+    for size, group in zip(members, everyone, strict=True):
+        if ranks.rank >= size:
+            continue
+        topology = Topology(rank=ranks.rank, world_size=size)
+        plans = [ShardPlan(number, number, size, ranks.rank) for number in shards]
+        by_backend = [Communicator(topology, plan, torch.device("cpu"), group=group) for plan in plans]
+        slots = open_shared_slots(ranks.rank, size, by_backend[0].gather_json, 600.0, SLOT)
+        assert isinstance(slots, SharedSlots), slots
+        in_memory = [Communicator(topology, plan, torch.device("cpu"), group=group) for plan in plans]
+        for communicator in in_memory:
+            communicator.slots = slots
+        out[size] = list(zip(by_backend, in_memory, strict=True))
+    return out
+
+
+def sums():
+    """Sums of shards on 2 to 5 ranks, small and by slices, have the bytes of one rank; and how much travels."""
+    ranks, limit = Ranks(), tree.SLICED_BYTES
+    found = ways(ranks, range(2, ranks.size + 1), SHARDS)
+    tree.SLICED_BYTES = SLICED
+    for size, pairs in found.items():
+        for number, both in zip(SHARDS, pairs, strict=True):
+            for shape in SUMMED:
+                x = random((number, *shape), torch.float32, number)
+                local, expected = x[list(both[0].plan.shards)], tree_sum(x)
+                for name, communicator in zip(("backend", "memory"), both, strict=True):
+                    communicator.sums = None
+                    equal = same(communicator.sum_shards(local), expected)
+                    what = f"{number} shards {shape} on {size} by {name}"
+                    say(what=what, equal=equal, sums=communicator.sums)
+                    say(what=f"gather {what}", equal=same(communicator.gather_shards(local), x))
+            in_order = sum(both[0].gather_ranks(tree_sum(local))[1:], both[0].gather_ranks(tree_sum(local))[0])
+            say(what=f"{number} shards in the order of {size} ranks", equal=same(in_order, expected))
+    tree.SLICED_BYTES = limit
+    for size in set(found) - {2}:
+        for name, communicator in zip(("backend", "memory"), found[size][SHARDS.index(8)], strict=True):
+            before, local = communicator.traffic, torch.ones(communicator.plan.local_num_shards, MILLION)
+            right = bool((communicator.sum_shards(local) == 8).all())
+            moved = [after - sooner for after, sooner in zip(communicator.traffic, before, strict=True)]
+            say(what=f"a million on {size} by {name}", right=right, moved=moved, sums=communicator.sums)
     ranks.leave()
 
 
@@ -160,4 +232,6 @@ def behind_ddp():
         time.sleep(600)
 
 
-{"compare": compare, "hurry": hurry, "fail": fail, "behind_ddp": behind_ddp}[sys.argv[1]]()
+if FORKS:
+    fork()
+{"compare": compare, "sums": sums, "hurry": hurry, "fail": fail, "behind_ddp": behind_ddp}[sys.argv[1]]()

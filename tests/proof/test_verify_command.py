@@ -71,10 +71,10 @@ def test_shuffling_by_rank_is_caught(folder):
 
 def test_the_first_world_size_is_the_reference_and_all_are_checked_before_any_is_started(folder, capsys, monkeypatch):
     monkeypatch.chdir(folder)
-    assert main(["verify", "CartPole-v1", "--num-envs", "8", "--world-sizes", "1,2,3"]) == 2
+    assert main(["verify", "CartPole-v1", "--num-shards", "8", "--world-sizes", "1,2,9"]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert "nproc: 3 ranks can't own 8 shards equally" in captured.err
+    assert "nproc: 9 ranks can't share 8 shards, at least one each; use at most 8" in captured.err
 
 
 def test_the_setup_is_shown_and_nothing_is_trained(tmp_path):

@@ -223,8 +223,8 @@ def test_a_failed_run_is_a_row_and_the_rest_is_measured(tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--world-sizes", "1,3"), "world-sizes: 3 ranks with equal shards make no power of two in mode weak"),
-        (("--world-sizes", "1,3", "--mode", "strong"), "nproc: 3 ranks can't own 8 shards equally"),
+        (("--world-sizes", "1,9", "--mode", "strong"), "num_envs: 8 environments make 8 shards by default and 9 ranks"),
+        (("--world-sizes", "1,9", "--mode", "strong", "--num-shards", "8"), "nproc: 9 ranks can't share 8 shards"),
         (("--world-sizes", "1,x"), "world-sizes: '1,x' is not a list of different numbers of ranks such as 1,2,4"),
         (("--iters", "0"), "iters: 0 is below 1"),
         (("--iters", "many"), "argument --iters: invalid int value: 'many' (lockstep bench --help)"),

@@ -22,7 +22,7 @@ def sizes(plan, world_size):
 
 def test_weak_every_rank_has_the_same_shards_of_the_same_shape():
     plan = plan_of("weak", config={"num_envs": 24})
-    assert [sizes(plan, n) for n in (1, 2, 4, 16)] == [(24, 8), (48, 16), (96, 32), (384, 128)]
+    assert [sizes(plan, n) for n in (1, 2, 3, 4, 16)] == [(24, 8), (48, 16), (72, 24), (96, 32), (384, 128)]
 
 
 @pytest.mark.parametrize(
@@ -87,14 +87,14 @@ def test_without_a_ceiling_only_runs_are_measured():
 @pytest.mark.parametrize(
     ("plan", "said"),
     [
-        (plan_of("strong", (1, 3)), "nproc: 3 ranks can't own 8 shards equally; nearest that work: 2 or 4 ranks"),
-        (plan_of("weak", (1, 3)), "world-sizes: 3 ranks .* no power of two in mode weak; nearest that work: 2 or 4"),
+        (plan_of("strong", (1, 9)), "num_envs: 8 environments make 8 shards by default and 9 ranks need one each"),
+        (plan_of("strong", (1, 9), {"num_shards": 8}), "nproc: 9 ranks can't share 8 shards, at least one each; use at"),
         (plan_of("wide"), "mode: 'wide' is none of weak, strong"),
         (plan_of(iters=0), "iters: 0 is below 1"),
         (plan_of(repeats=0), "repeats: 0 is below 1"),
         (plan_of(warmup_iters=-1), "warmup-iters: -1 is below 0"),
         (plan_of("strong", config={"num_envs": None, "num_envs_per_rank": 4}), "num_envs_per_rank: 4 grows with"),
-        (plan_of(config={"num_envs": 9, "num_shards": 2}), "num_envs: 9 environments can't be cut"),
+        (plan_of(config={"num_envs": 9, "num_shards": 2}), "num_shards: 9 environments can't be cut"),
     ],
 )
 def test_what_cannot_be_measured_is_one_line(plan, said):
@@ -105,8 +105,8 @@ def test_what_cannot_be_measured_is_one_line(plan, said):
 
 def test_what_can_be_measured_passes():
     for plan in (
-        plan_of("weak", (1, 2, 64)),
-        plan_of("strong", (2, 4, 8)),
+        plan_of("weak", (1, 2, 3, 64)),
+        plan_of("strong", (2, 3, 4, 8)),
         plan_of(warmup_iters=0, iters=1, repeats=1),
     ):
         plan.check()

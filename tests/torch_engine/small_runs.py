@@ -108,7 +108,7 @@ def run_ranks(config: Config, world_size: int, function: Callable[[ShardPlan, Co
         torch.set_num_threads(1)
         plan = plan_of(config, world_size, rank)
         communicator = Communicator(Topology(rank=rank, world_size=world_size), plan, CPU)
-        communicator.gather_ranks = lambda x: meeting.gather(rank, x)
+        communicator._all_gather = lambda x: meeting.gather(rank, x)
         return function(plan, communicator)
 
     with ThreadPoolExecutor(world_size) as pool:

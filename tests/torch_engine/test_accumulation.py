@@ -53,7 +53,7 @@ def test_accumulated_gradients_are_those_of_the_whole_minibatch(activation, piec
     assert not torch.allclose(other, whole, rtol=1e-2, atol=1e-3)
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [2, 3, 4])
 @NETS
 def test_accumulated_gradients_have_the_same_bits_on_more_ranks(activation, world_size):
     (one,) = gradient_of(4, activation)

@@ -174,7 +174,7 @@ def test_a_rank_makes_its_part_of_the_batch_bit_for_bit(mode, size):
     config = small_config(num_shards=4, network={"hidden_sizes": (64, 64)})
     state, whole_plan = small_state(config, described(size=size)), plan_of(config)
     whole = make_batch(state, made_rollout(config, whole_plan, ENDS, size), whole_plan, config, mode)
-    for world_size in (2, 4):
+    for world_size in (2, 3, 4):
         plans = [plan_of(config, world_size, rank) for rank in range(world_size)]
         rollouts = [made_rollout(config, p, ENDS, size) for p in plans]
         for rollout in rollouts:

@@ -75,7 +75,7 @@ def test_without_groups_every_environment_has_a_start_of_its_own(env):
         envs.close()
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_a_rank_starts_its_groups_as_one_rank_does(world_size):
     config = grpo_config(env="lockstep/CartPole-v1")
     assert config.shards == ENVS // GROUP  # a group stays within its shard
@@ -190,7 +190,7 @@ def test_what_follows_the_first_episode_changes_nothing():
     assert not torch.equal(a.advantages, make_batch(state, other, plan, config, "batched").advantages)
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_a_rank_makes_its_part_of_the_batch_bit_for_bit(world_size):
     config = grpo_config(grpo={"group_size": GROUP, "kl_coef": 0.1})
     whole_state = small_state(config, described())

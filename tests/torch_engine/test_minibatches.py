@@ -85,7 +85,7 @@ def test_a_minibatch_counts_what_is_valid_in_all_shards_whichever_rank_asks():
         for epoch in range(2)
     ]
     assert len({count for row in expected for count in row} - {16}) > 1
-    for world_size in (1, 2, 4):
+    for world_size in (1, 2, 3, 4):
         assert run_ranks(config, world_size, rank) == [expected] * world_size
 
 
@@ -243,7 +243,7 @@ def test_sequences_advantages_are_normalised_over_the_whole_minibatch():
 @pytest.mark.parametrize("core", ["lstm", "gru"])
 def test_a_ranks_part_of_a_recurrent_batch_is_its_slice_of_the_worlds(core):
     config, state, rollout, whole = recurrent_batch(core)
-    for world_size in (2, 4):
+    for world_size in (2, 3, 4):
         parts = []
         for rank in range(world_size):
             plan = plan_of(config, world_size, rank)

@@ -69,7 +69,7 @@ def prints_of(state):
     return fingerprints(state_arrays(state)).tolist()
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [2, 3, 4])
 @NETS
 def test_ranks_are_equal_after_each_synchronisation_and_only_then(monkeypatch, activation, world_size):
     before, after = [], []

@@ -45,7 +45,7 @@ def test_a_ranks_draws_are_its_slice_of_the_worlds(draw, discrete):
 
     world = drawn(plan_of(config))
     assert world.shape[:2] == (4, 8)
-    for world_size in (2, 4):
+    for world_size in (2, 3, 4):
         for rank in range(world_size):
             plan = plan_of(config, world_size, rank)
             np.testing.assert_array_equal(drawn(plan), world[:, plan.env_ids.start : plan.env_ids.stop])
@@ -210,7 +210,7 @@ def test_actions_of_a_rank_are_its_slice_of_the_worlds_bit_for_bit(mode, size, d
 
     world = actions(plan_of(config))
     assert world.shape == ((6, 8) if discrete else (6, 8, 3))
-    for world_size in (2, 4):
+    for world_size in (2, 3, 4):
         ranks = [actions(plan_of(config, world_size, rank)) for rank in range(world_size)]
         np.testing.assert_array_equal(np.concatenate(ranks, 1), world)
 

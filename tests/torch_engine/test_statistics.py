@@ -96,7 +96,7 @@ def test_first_statistics_are_those_of_all_random_steps_and_leave_no_return_runn
         assert not state.return_normalizer.running.any()
         return moments.mean.tobytes(), moments.m2.tobytes(), state.return_normalizer.moments.m2.tobytes()
 
-    assert len({result for world_size in (1, 2, 4) for result in run_ranks(config, world_size, rank)}) == 1
+    assert len({result for world_size in (1, 2, 3, 4) for result in run_ranks(config, world_size, rank)}) == 1
 
 
 EPISODES = np.array(
@@ -122,7 +122,7 @@ def test_what_is_shared_is_the_same_for_every_number_of_ranks(normalize):
     (expected,) = run_ranks(config, 1, rank)
     assert (expected.episodes, expected.stop) == (3, 15)  # environments 0 and 1 are one shard, with three episodes
     assert expected.advantage_moments.shape == (4, 2, 2, 3)
-    for world_size in (2, 4):
+    for world_size in (2, 3, 4):
         for ours in run_ranks(config, world_size, rank):
             for field in dataclasses.fields(Shared):
                 a, b = (np.asarray(getattr(shared, field.name)) for shared in (ours, expected))
@@ -137,7 +137,7 @@ def test_every_rank_learns_of_all_episodes(episodes):
         most = 3 if len(episodes) else 0
         return share_metrics(of_plan(episodes, plan), most, Laps(), [], plan, communicator)[0]
 
-    for world_size in (1, 2, 4):
+    for world_size in (1, 2, 3, 4):
         for gathered in run_ranks(config, world_size, rank):
             assert sorted(gathered.tolist()) == sorted(episodes.tolist())
 
@@ -149,8 +149,8 @@ def test_times_by_hand():
 
     def rank(plan: ShardPlan, communicator: Communicator) -> RankTimes:
         laps = [
-            Laps(rollout=4.0, learn=7.0, other=0.0, total=14.0, ended=99.0, bytes=80, peak_memory_mb=300.0),
-            Laps(rollout=6.0, learn=3.0, other=1.0, total=14.5, ended=98.0, bytes=80, peak_memory_mb=200.0),
+            Laps(4.0, 7.0, 0.0, total=14.0, ended=99.0, bytes_sent=80, bytes_received=70, peak_memory_mb=300.0),
+            Laps(6.0, 3.0, 1.0, total=14.5, ended=98.0, bytes_sent=70, bytes_received=80, peak_memory_mb=200.0),
         ]
         durations = [[1.0, 2.0], [3.0, 1.0]]
         return share_metrics(of_plan(EPISODES, plan), 3, laps[plan.rank], durations[plan.rank], plan, communicator)[1]
@@ -159,6 +159,7 @@ def test_times_by_hand():
     assert first == second
     assert first.metrics(32) == pytest.approx(
         {
+            "time/waited_for": 0,
             "time/t_rollout": 5.0,
             "time/t_comm": 2.0,
             "time/t_wait": 1.5,
@@ -179,7 +180,8 @@ def test_times_by_hand():
         "t_comm": [2.0, 2.0],
         "t_wait": [1.0, 2.0],
         "t_other": [0.0, 1.0],
-        "bytes": [80, 80],
+        "bytes": [80, 70],
+        "bytes_received": [70, 80],
         "peak_memory_mb": [300.0, 200.0],
         "peak_gpu_memory_mb": [0.0, 0.0],
     }
@@ -190,3 +192,4 @@ def test_a_single_rank_spends_no_time_on_others():
     laps = Laps(rollout=1.0, learn=2.0, other=1.0, total=4.0)
     times = share_metrics(EPISODES, 3, laps, [], plan_of(config), alone(config))[1].metrics(32)
     assert (times["time/t_comm"], times["time/t_wait"], times["time/global_fps"]) == (0.0, 0.0, 8.0)
+    assert "time/waited_for" not in times

@@ -57,7 +57,7 @@ def test_permutations_differ_between_epochs_shards_iterations_and_seeds():
     assert len(permutations) == 12
 
 
-@pytest.mark.parametrize("world_size", [2, 4, 8])
+@pytest.mark.parametrize("world_size", [2, 3, 4, 5, 8])
 def test_a_shard_is_permuted_alike_whichever_rank_owns_it(world_size):
     config = small_config(num_shards=8)
     whole = minibatch_indices(config, plan_of(config), iteration=5)
@@ -149,7 +149,7 @@ def test_a_minibatch_in_parts_has_the_gradient_of_the_whole(mode, activation, di
 def test_the_loss_is_divided_by_the_global_count():
     config = small_config(num_envs=8, num_shards=4, num_steps=6, ppo={"num_minibatches": 3})
     assert loss_settings(config).count == 16
-    for world_size in (2, 4):
+    for world_size in (2, 3, 4):
         counts = run_ranks(config, world_size, lambda plan, communicator: loss_settings(config).count)
         assert counts == [16] * world_size
 
@@ -180,7 +180,7 @@ def test_an_update_has_the_same_bits_for_every_number_of_ranks(mode, size, discr
     batch = random_batch(config, small_state(config, described(discrete, size)).net)
     ((expected, norm),) = trained(config, discrete, batch, mode, 1)
     assert not torch.equal(expected, small_state(config, described(discrete, size)).parameters.flat)
-    for world_size in (2, 4):
+    for world_size in (2, 3, 4):
         for parameters, its_norm in trained(config, discrete, batch, mode, world_size):
             assert its_norm == norm, f"{world_size} ranks"
             assert torch.equal(parameters, expected), f"{world_size} ranks"

@@ -12,6 +12,10 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 
+FEWEST_SLICING_RANKS = 3
+SLICED_BYTES = 1 << 22
+"""Of all nodes of all ranks, from which on sums go by slices."""
+
 
 def ranges(num_shards: int, world_size: int) -> tuple[range, ...]:
     """Cuts shards into contiguous ranges, one for each rank, whose lengths differ by one at most; longer ones first."""
@@ -51,6 +55,19 @@ class Tree:
     def most_shards(self) -> int:
         """Shards of the rank that has most: the first."""
         return len(self.owned[0])
+
+    def sliced(self, node_bytes: int) -> bool:
+        """Whether a sum of nodes of so many bytes goes by slices: where a gather would bring much to every rank.
+
+        Slices take two rounds and the gather one, so that what is small, and two ranks, keep the gather.
+        """
+        return len(self.owned) >= FEWEST_SLICING_RANKS and sum(self.counts) * node_bytes >= SLICED_BYTES
+
+    @property
+    def regular(self) -> bool:
+        """Whether adding all nodes to their neighbours pairwise, an odd one waiting, is what finishes the tree."""
+        lengths = [len(node) for own in self.nodes for node in own]
+        return len(set(lengths[:-1])) <= 1 and lengths[-1] <= lengths[0] and lengths[0] & (lengths[0] - 1) == 0
 
     @property
     def even(self) -> bool:

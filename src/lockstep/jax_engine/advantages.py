@@ -7,6 +7,8 @@ from jax import Array, lax
 from jax import numpy as jnp
 
 GROUP_EPSILON = 1e-8
+UNROLLED_SHARDS = 64
+"""Moments of more shards are merged in a loop: unrolled, those of hundreds take minutes to compile."""
 
 
 def gae(
@@ -77,13 +79,22 @@ def merge_counts(parts: Array) -> tuple[Array, Array, Array]:
 
     Of each shard's count, mean and M2 ``[num_shards, …, 3]``, float64; 0 where nothing counts.
     """
+
+    def add(merged: tuple[Array, Array, Array], part: Array) -> tuple[tuple[Array, Array, Array], None]:
+        count, mean, m2 = merged
+        n, its_mean, its_m2 = (part[..., k] for k in range(3))
+        total = jnp.maximum(count + n, 1.0)
+        delta = its_mean - mean
+        mean = mean + delta * (n / total)
+        m2 = m2 + its_m2 + delta * delta * (count * n / total)
+        return (count + n, mean, m2), None
+
     with jax.enable_x64(True):
-        count, mean, m2 = (parts[0, ..., n] for n in range(3))
-        for part in parts[1:]:
-            n, its_mean, its_m2 = (part[..., k] for k in range(3))
-            total = jnp.maximum(count + n, 1.0)
-            delta = its_mean - mean
-            mean = mean + delta * (n / total)
-            m2 = m2 + its_m2 + delta * delta * (count * n / total)
-            count = count + n
+        first = (parts[0, ..., 0], parts[0, ..., 1], parts[0, ..., 2])
+        if len(parts) > UNROLLED_SHARDS:
+            first, _ = lax.scan(add, first, parts[1:])
+        else:
+            for part in parts[1:]:
+                first, _ = add(first, part)
+        count, mean, m2 = first
         return count, mean, jnp.sqrt(m2 / jnp.maximum(count, 1.0))

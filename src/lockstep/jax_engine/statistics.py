@@ -10,7 +10,7 @@ from jax import Array
 from jax import numpy as jnp
 
 from lockstep.config.run import Config
-from lockstep.jax_engine.advantages import counted_moments, merge_counts
+from lockstep.jax_engine.advantages import UNROLLED_SHARDS, counted_moments, merge_counts
 from lockstep.jax_engine.batch import Batch
 from lockstep.jax_engine.distributed.reductions import gather_devices, shards_alone
 from lockstep.jax_engine.nets.nets import PolicyNet
@@ -124,6 +124,13 @@ def _merged(moments: Moments | None, parts: Array | None) -> Moments | None:
     if moments is None:
         return None
     assert parts is not None
+
+    def add(moments: Moments, part: Array) -> tuple[Moments, None]:
+        return merged(moments, part[0, 0], part[:, 1], part[:, 2]), None
+
+    if len(parts) > UNROLLED_SHARDS:
+        with jax.enable_x64(True):
+            return jax.lax.scan(add, moments, parts)[0]
     for part in parts:
-        moments = merged(moments, part[0, 0], part[:, 1], part[:, 2])
+        moments, _ = add(moments, part)
     return moments

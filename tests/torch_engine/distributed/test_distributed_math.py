@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_runs import alone, run_ranks, small_config
 
-from lockstep.torch_engine.distributed.communicator import tree_sum
+from lockstep.torch_engine.distributed.ordered import tree_sum
 
 SHARDS = 8
 
@@ -63,9 +63,10 @@ def test_another_order_has_other_bits():
         torch.testing.assert_close(other, whole, rtol=1e-4, atol=1e-2)
 
 
-@given(st.integers(0, 2**32 - 1), st.sampled_from([2, 4, 8]))
-def test_sum_shards_has_the_same_bits_for_every_world_size(seed, world_size):
-    x, config = spread(seed), small_config(num_envs=SHARDS)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([5, SHARDS, 12]), st.data())
+def test_sum_shards_has_the_same_bits_for_every_world_size(seed, shards, data):
+    x, config = spread(seed, shards), small_config(num_envs=shards, num_shards=shards)
+    world_size = data.draw(st.integers(2, shards))
     sums = run_ranks(config, world_size, lambda plan, communicator: communicator.sum_shards(x[list(plan.shards)]))
     expected = alone(config).sum_shards(x)
     assert all(torch.equal(ours, expected) for ours in sums)
@@ -77,7 +78,14 @@ def test_a_single_rank_gathers_what_it_has_and_counts_no_collective():
     assert torch.equal(communicator.gather_ranks(x), x.unsqueeze(0))
     assert torch.equal(communicator.all_reduce(x.clone()), x)
     assert communicator.alone
-    assert (communicator.calls, communicator.bytes_sent, communicator.take_durations()) == (0, 0, [])
+    assert (communicator.calls, communicator.traffic, communicator.take_durations()) == (0, (0, 0), [])
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 5, 8])
+def test_shards_are_gathered_in_their_order(world_size):
+    x, config = spread(2), small_config(num_envs=SHARDS)
+    of_ranks = run_ranks(config, world_size, lambda plan, communicator: communicator.gather_shards(x[list(plan.shards)]))
+    assert all(torch.equal(ours, x) for ours in of_ranks)
 
 
 @pytest.mark.parametrize("payload", [b"", b"\x00", b"abc\xff" * 1000])

@@ -142,7 +142,7 @@ def test_values_and_log_probabilities_are_float32_made_of_bfloat16(net):
 
 
 @pytest.mark.parametrize("net", ["silu", "LSTM", "tanh"])
-def test_two_ranks_take_the_gradient_of_one_in_bfloat16(net):
+def test_two_ranks_and_three_take_the_gradient_of_one_in_bfloat16(net):
     config = config_of("bf16", **NETS[net])
 
     def rank(plan, communicator):
@@ -152,11 +152,12 @@ def test_two_ranks_take_the_gradient_of_one_in_bfloat16(net):
         columns = {name: x[owned].clone() for name, x in minibatch(config, state).items()}
         return mode, joined(exact_gradient(state, config, communicator, mode)(columns, 32))
 
-    (mode, one), two = rank(plan_of(config), alone(config)), run_ranks(config, 2, rank)
+    mode, one = rank(plan_of(config), alone(config))
+    more = [result for ranks in (2, 3) for result in run_ranks(config, ranks, rank)]
     full_state = small_state(config_of("fp32", **NETS[net]), described())
     full = exact_gradient(full_state, config_of("fp32", **NETS[net]), alone(config), "loop")
-    assert [m for m, _ in two] == [mode] * 2
-    assert all(torch.equal(gradient, one) for _, gradient in two)
+    assert [m for m, _ in more] == [mode] * 5
+    assert all(torch.equal(gradient, one) for _, gradient in more)
     assert not torch.equal(joined(full(minibatch(config, full_state), 32)), one)
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from small_runs import alone, small_config
 
+from lockstep.torch_engine.distributed.ordered import Traffic
 from lockstep.torch_engine.setup import clock as module
 from lockstep.torch_engine.setup.clock import Clock, peak_memory
 
@@ -35,14 +36,15 @@ def communicator():
 
 
 def spend(times, communicator, seconds, *collectives):
-    """Let time go by, some of it in collectives of 10 bytes each."""
+    """Let time go by, some of it in collectives that send 10 bytes and receive 30 each."""
     times.now += seconds
     communicator.durations += collectives
-    communicator.bytes_sent += 10 * len(collectives)
+    sent, received = communicator.traffic
+    communicator.traffic = Traffic(sent + 10 * len(collectives), received + 30 * len(collectives))
 
 
 def test_laps_by_hand(times, communicator):
-    communicator.durations = [50.0]  # of the set-up: in no iteration
+    communicator.durations, communicator.traffic = [50.0], Traffic(1000, 1000)  # of the set-up: in no iteration
     clock = Clock(communicator)
     spend(times, communicator, 3.0)
     clock.lap("rollout")
@@ -52,7 +54,7 @@ def test_laps_by_hand(times, communicator):
     clock.lap("learn")
     laps, durations = clock.finish()
     assert (laps.rollout, laps.learn, laps.other, laps.total) == (3.0, 8.0, 0.0, 14.0)
-    assert (durations, laps.bytes, laps.ended) == ([1.0, 2.0], 20, 114.0)
+    assert (durations, laps.bytes_sent, laps.bytes_received, laps.ended) == ([1.0, 2.0], 20, 60, 114.0)
 
 
 def test_what_comes_after_an_iteration_belongs_to_the_next(times, communicator):
@@ -65,7 +67,8 @@ def test_what_comes_after_an_iteration_belongs_to_the_next(times, communicator):
     spend(times, communicator, 2.0)
     clock.lap("rollout")
     laps, durations = clock.finish()
-    assert (laps.rollout, laps.other, laps.total, durations, laps.bytes) == (2.0, 1.0, 7.0, [4.0], 10)
+    assert (laps.rollout, laps.other, laps.total, durations) == (2.0, 1.0, 7.0, [4.0])
+    assert (laps.bytes_sent, laps.bytes_received) == (10, 30)
 
 
 def test_the_parts_and_the_collectives_are_the_whole(times, communicator):

@@ -13,6 +13,7 @@ from small_runs import (
     small_state,
 )
 
+from lockstep.core.tree import ranges
 from lockstep.torch_engine.nets import autograd, distributions, nets
 from lockstep.torch_engine.nets.functions import shard_gradients
 from lockstep.torch_engine.nets.nets import PolicyNet
@@ -70,9 +71,8 @@ def test_in_the_mode_that_the_check_chooses_every_rank_gets_the_same_bits(activa
     mode = "batched" if shard_invariant(function, SHARDS, samples(net, rows)) else "loop"
     columns = samples(net, rows, seed=50)
     expected = by_shard(mode, function, columns)
-    for world_size in (2, 4, 8):
-        each = SHARDS // world_size
-        owned = [slice(rank * each, (rank + 1) * each) for rank in range(world_size)]
+    for world_size in (2, 3, 4, 5, 8):
+        owned = [slice(shards.start, shards.stop) for shards in ranges(SHARDS, world_size)]
         parts = [{name: x[shards].clone() for name, x in columns.items()} for shards in owned]
         ranks = [by_shard(mode, function, part) for part in parts]
         for part, whole in zip(zip(*ranks, strict=True), expected, strict=True):
@@ -220,7 +220,7 @@ def test_every_shard_count_is_checked_at_the_sizes_that_ranks_can_own():
         seen.add(len(x))
         return x
 
-    for shards, sizes in ((1, {1}), (2, {1, 2}), (8, {1, 2, 4, 8})):
+    for shards, sizes in ((1, {1}), (2, {1, 2}), (7, {1, 2, 3, 4, 7}), (8, {1, 2, 3, 4, 8})):
         seen.clear()
         assert shard_invariant(counted, shards, torch.zeros(shards, 2))
         assert seen == sizes

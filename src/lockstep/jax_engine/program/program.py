@@ -22,7 +22,7 @@ from lockstep.core.tree import Tree, tree_of
 from lockstep.envs.description import EnvDescription
 from lockstep.jax_engine.batch import Batch, columns_of, make_batch
 from lockstep.jax_engine.distributed.mesh import Mesh, Specs, over_mesh, platform_of
-from lockstep.jax_engine.distributed.reductions import device_index, of_device, sliced
+from lockstep.jax_engine.distributed.reductions import device_index, of_device
 from lockstep.jax_engine.distributed.shared_memory import unavailable
 from lockstep.jax_engine.envs.protocol import JaxEnvironment
 from lockstep.jax_engine.minibatches import advantage_moments, minibatch_indices, minibatch_statistics
@@ -137,7 +137,7 @@ class Program:
             return "all-reduce"
         tree = self.tree if self.config.reduction == "exact" else tree_of(self.mesh.size, self.mesh.size)
         size = self.layout.size + len(loss_settings(self.config).terms)
-        return "slices" if sliced(tree, size * np.dtype(np.float32).itemsize) else "gather"
+        return "slices" if tree.sliced(size * np.dtype(np.float32).itemsize) else "gather"
 
     def mapped(self, function: Callable[..., Result], in_specs: Specs, out_specs: Specs) -> Callable[..., Result]:
         """Maps what one device does over the mesh; see :func:`~lockstep.jax_engine.distributed.mesh.over_mesh`."""

@@ -227,7 +227,7 @@ class Communicator:
             return self._sum(nodes.cpu(), tree).to(nodes.device)
         flat = nodes.reshape(len(nodes), nodes[0].numel())
         size = flat.shape[1] * flat.element_size()
-        by_slices, moved = ordered.sliced(tree, size), ordered.traffic(tree, self.topology.rank, size)
+        by_slices, moved = tree.sliced(size), ordered.traffic(tree, self.topology.rank, size)
         if self.sums != "slices":
             self.sums = "slices" if by_slices else "gather"
         if self.slots is not None and not nodes.is_cuda:

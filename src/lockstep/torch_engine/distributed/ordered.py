@@ -18,8 +18,6 @@ from torch import Tensor
 from lockstep.core.tree import Tree
 from lockstep.torch_engine.distributed.shared_memory import SharedSlots
 
-SLICED_BYTES = 1 << 20  # of a node, from which on three or more ranks send slices
-FEWEST_SLICING_RANKS = 3
 LINE_ELEMENTS = 16  # slices begin at multiples of so many: no two ranks write one line of a processor's cache
 
 
@@ -30,15 +28,10 @@ class Traffic(NamedTuple):
     received: int
 
 
-def sliced(tree: Tree, node_bytes: int) -> bool:
-    """Tells whether a sum of nodes of so many bytes goes by slices."""
-    return len(tree.owned) >= FEWEST_SLICING_RANKS and node_bytes >= SLICED_BYTES
-
-
 def traffic(tree: Tree, rank: int, node_bytes: int) -> Traffic:
     """Counts what a rank sends to others, and what it receives from them, in one sum."""
     ranks, own, total = len(tree.owned), tree.counts[rank], sum(tree.counts)
-    if not sliced(tree, node_bytes):
+    if not tree.sliced(node_bytes):
         return Traffic(own * node_bytes, (total - own) * node_bytes)
     others = ranks - 1
     return Traffic((own * others + others) * node_bytes // ranks, (total - own + others) * node_bytes // ranks)
@@ -105,7 +98,7 @@ def sliced_sum(nodes: Tensor, tree: Tree, group: dist.ProcessGroup | None) -> Te
 
 def sum_in_memory(nodes: Tensor, tree: Tree, slots: SharedSlots) -> Tensor:
     """Sums nodes ``[k, n]`` through the ranks' shared memory."""
-    if sliced(tree, nodes[0].numel() * nodes.element_size()):
+    if tree.sliced(nodes[0].numel() * nodes.element_size()):
         return _slices_in_memory(nodes, tree, slots)
     size, capacity = nodes.shape[1], slots.capacity(nodes.dtype) // tree.most_nodes
     sums = []
