@@ -1,7 +1,8 @@
 """Compiles whole iterations for accelerators that aren't there, and says what XLA made of them.
 
 ``python -m benchmarks.compiled tpu v5e:2x4`` needs libtpu of the version that JAX asks for (``make test-all`` puts it
-into ``.venv/libtpu``; name that in PYTHONPATH); ``cuda 1x8x1`` (hosts x GPUs x 1, H100s) needs ``jax[cuda12]``. Both work on a machine without any accelerator: the devices are described,
+into ``.venv/libtpu``; name that in PYTHONPATH), and ``cuda 1x8x1`` (hosts x GPUs x 1, H100s) what ``jax[cuda12]``
+installs. Both work on a machine without any accelerator: the devices are described,
 nothing is run. ``--cases`` and ``--reductions`` choose, ``--out FILE`` writes the table as Markdown.
 """
 
@@ -167,10 +168,13 @@ def collectives_in(text: str) -> tuple[dict[str, tuple[int, int]], dict[str, tup
     """
     every: dict[str, tuple[int, int]] = {}
     step: dict[str, tuple[int, int]] = {}
+    chains: set[str] = set()
     for line in text.splitlines():
         match = re.search(rf"= (.*?) ({'|'.join(COLLECTIVES)})(?:-start)?\(", line)
-        if match is None:
+        chain = re.search(r'chain_id="(\d+)"', line)
+        if match is None or (chain is not None and chain[1] in chains):  # a TPU's compiler spreads one over fusions
             continue
+        chains |= {chain[1]} if chain is not None else set()
         shapes = re.findall(r"(\w+)\[([\d,]*)\]", match[1])
         if f"{match[2]}-start(" in line and len(shapes) > 1:  # its operands stand before its results
             shapes = shapes[len(shapes) // 2 :]

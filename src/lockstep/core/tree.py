@@ -9,7 +9,7 @@ number of ranks gives the same bits.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from itertools import pairwise
 
 FEWEST_SLICING_RANKS = 3
@@ -41,17 +41,22 @@ class Tree:
     nodes: tuple[tuple[range, ...], ...]
     additions: tuple[tuple[int, int], ...]
 
-    @property
+    @cached_property
     def counts(self) -> tuple[int, ...]:
         """Nodes of each rank."""
         return tuple(map(len, self.nodes))
 
-    @property
+    @cached_property
+    def all_nodes(self) -> int:
+        """Nodes of all ranks."""
+        return sum(self.counts)
+
+    @cached_property
     def most_nodes(self) -> int:
         """Nodes of the rank that has most."""
         return max(self.counts)
 
-    @property
+    @cached_property
     def most_shards(self) -> int:
         """Shards of the rank that has most: the first."""
         return len(self.owned[0])
@@ -61,15 +66,17 @@ class Tree:
 
         Slices take two rounds and the gather one, so that what is small, and two ranks, keep the gather.
         """
-        return len(self.owned) >= FEWEST_SLICING_RANKS and sum(self.counts) * node_bytes >= SLICED_BYTES
+        return len(self.owned) >= FEWEST_SLICING_RANKS and self.all_nodes * node_bytes >= SLICED_BYTES
 
-    @property
+    @cached_property
     def regular(self) -> bool:
-        """Whether adding all nodes to their neighbours pairwise, an odd one waiting, is what finishes the tree."""
+        """Whether each rank has one node, and adding those to their neighbours pairwise, an odd one waiting, is all."""
         lengths = [len(node) for own in self.nodes for node in own]
+        if self.all_nodes > len(self.owned):
+            return False
         return len(set(lengths[:-1])) <= 1 and lengths[-1] <= lengths[0] and lengths[0] & (lengths[0] - 1) == 0
 
-    @property
+    @cached_property
     def even(self) -> bool:
         """Whether all ranks own equally many shards."""
         return self.num_shards % len(self.owned) == 0

@@ -225,7 +225,7 @@ class Communicator:
             return nodes[0]
         if nodes.is_cuda and not self.nccl:
             return self._sum(nodes.cpu(), tree).to(nodes.device)
-        flat = nodes.reshape(len(nodes), nodes[0].numel())
+        flat = nodes if nodes.dim() == 2 else nodes.reshape(len(nodes), nodes[0].numel())
         size = flat.shape[1] * flat.element_size()
         by_slices, moved = tree.sliced(size), ordered.traffic(tree, self.topology.rank, size)
         if self.sums != "slices":
@@ -236,7 +236,7 @@ class Communicator:
             total = self._timed(moved, flat.device, ordered.sliced_sum, flat, tree, self.group)
         else:
             total = self._timed(moved, flat.device, ordered.gathered_sum, flat, tree, self._all_gather)
-        return total.view(nodes.shape[1:])
+        return total if nodes.dim() == 2 else total.view(nodes.shape[1:])
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Sums over ranks in an order that depends on their number (``fast`` only), maybe in the memory of ``x``.

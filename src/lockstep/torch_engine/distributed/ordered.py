@@ -30,7 +30,7 @@ class Traffic(NamedTuple):
 
 def traffic(tree: Tree, rank: int, node_bytes: int) -> Traffic:
     """Counts what a rank sends to others, and what it receives from them, in one sum."""
-    ranks, own, total = len(tree.owned), tree.counts[rank], sum(tree.counts)
+    ranks, own, total = len(tree.owned), tree.counts[rank], tree.all_nodes
     if not tree.sliced(node_bytes):
         return Traffic(own * node_bytes, (total - own) * node_bytes)
     others = ranks - 1
@@ -47,9 +47,10 @@ def tree_sum(x: Tensor) -> Tensor:
 
 def own_nodes(x: Tensor, tree: Tree, rank: int) -> Tensor:
     """Sums a rank's shards ``[local shards, …]`` to the nodes of the tree inside its range, ``[nodes, …]``."""
-    nodes, first = tree.nodes[rank], tree.owned[rank].start
+    nodes = tree.nodes[rank]
     if len(nodes) == 1:
         return tree_sum(x).unsqueeze(0)
+    first = tree.owned[rank].start
     return torch.stack([tree_sum(x[node.start - first : node.stop - first]) for node in nodes])
 
 
@@ -102,21 +103,22 @@ def sum_in_memory(nodes: Tensor, tree: Tree, slots: SharedSlots) -> Tensor:
         return _slices_in_memory(nodes, tree, slots)
     size, capacity = nodes.shape[1], slots.capacity(nodes.dtype) // tree.most_nodes
     sums = []
-    for start in range(0, max(size, 1), capacity):
-        piece = nodes[:, start : start + capacity]
+    for piece in nodes.split(capacity, 1) if size > capacity else (nodes,):
         width = piece.shape[1]
-        rows = slots.exchange(piece, tree.most_nodes * width)
-        sums.append(finished(list(_parts(rows, tree, width, 0, width)), tree))
+        sums.append(_finished(slots.exchange(piece, tree.most_nodes * width), tree, width, 0, width))
     return sums[0] if len(sums) == 1 else torch.cat(sums)
 
 
-def _parts(rows: Tensor, tree: Tree, width: int, start: int, stop: int) -> list[Tensor]:
-    """Lists the nodes that lie in the ranks' slots, ``width`` elements each, of each those from ``start`` on."""
-    return [
+def _finished(rows: Tensor, tree: Tree, width: int, start: int, stop: int) -> Tensor:
+    """Finishes the tree with the nodes in the ranks' slots, ``width`` elements each, from ``start`` to ``stop``."""
+    if tree.regular:
+        return tree_sum(rows[:, start:stop])
+    parts = [
         row[node * width + start : node * width + stop]
         for row, count in zip(rows, tree.counts, strict=True)
         for node in range(count)
     ]
+    return finished(parts, tree)
 
 
 def _slices_in_memory(nodes: Tensor, tree: Tree, slots: SharedSlots) -> Tensor:
@@ -133,5 +135,5 @@ def _slices_in_memory(nodes: Tensor, tree: Tree, slots: SharedSlots) -> Tensor:
         for row, count, (first, last) in zip(rows, tree.counts, bounds(before, ranks), strict=True):
             out[begun + first : begun + last] = row[count * width : count * width + last - first]
         first, last = bounds(width, ranks)[slots.rank]
-        mine, begun, before = finished(_parts(rows, tree, width, first, last), tree), start, width
+        mine, begun, before = _finished(rows, tree, width, first, last), start, width
     return out
