@@ -72,7 +72,8 @@ def test_a_fast_step_is_one_all_reduce(compiled, case):
 
 
 def test_fsdp_scatters_gradients(compiled):
-    assert "reduce-scatter" in compiled[8, "fsdp", "fast"]["in_step"]
+    step = compiled[8, "fsdp", "fast"]["in_step"]
+    assert {kind: count for kind, (count, _) in step.items()} == {"all-gather": 2, "reduce-scatter": 2, "all-reduce": 1}
 
 
 def test_nothing_calls_the_host_nor_computes_twice_as_wide_in_a_loop_over_time(compiled):
@@ -107,7 +108,9 @@ def test_collectives_of_a_text_are_counted():
       %a = f32[8,100]{1,0} all-gather(%x), metadata={op_name="jit(f)/while/body/closed_call/all_gather"}
       %b = (f32[10]{0}, f32[10]{0}) all-reduce(%y, %z), metadata={op_name="jit(f)/gather"}
       %c = f32[10]{0} add(%y, %z)
+      %d = f32[5]{0} all-gather(%v), frontend_attributes={chain_id="0"}
+      %e = f32[5]{0} all-gather(%v), frontend_attributes={chain_id="0"}
     """
     every, step = collectives_in(text)
-    assert every == {"all-gather": (1, 3200), "all-reduce": (1, 80)}
+    assert every == {"all-gather": (2, 3220), "all-reduce": (1, 80)}
     assert step == {"all-gather": (1, 3200)}

@@ -141,7 +141,7 @@ def test_environments_that_do_not_fit_the_shards():
 def test_more_ranks_than_the_shards_that_were_chosen():
     text = complaint(resolve, Config(num_envs=18, num_shards=6), 9)
     assert text.startswith("nproc: 9 ranks can't share 6 shards, at least one each; use at most 6, ")
-    assert text.endswith("or for a new run --num-shards 9 or more (it must divide num_envs)")
+    assert "or for a new run --num-shards 9 or more" in text
     assert resolve(Config(num_envs=18, num_shards=6), 6).num_shards == 6
     assert resolve(Config(num_envs=18, num_shards=9), 9).num_shards == 9
 
@@ -149,8 +149,12 @@ def test_more_ranks_than_the_shards_that_were_chosen():
 @pytest.mark.parametrize(
     ("num_envs", "world_size", "what"),
     [
-        (8, 9, "num_envs: 8 environments make 8 shards by default and 9 ranks need one each; for a new run use num_envs 9 "
-               "with --num-shards 9, or at most 8 of them"),
+        (
+            8,
+            9,
+            "num_envs: 8 environments make 8 shards by default and 9 ranks need one each; for a new run use num_envs 9 "
+            "with --num-shards 9, or at most 8 of them",
+        ),
         (12, 5, "num_envs: 12 environments make 4 shards by default and 5 ranks need one each; for a new run use "
                 "--num-shards 6, or at most 4 of them"),
         (9, 2, "num_envs: 9 environments make 1 shard by default and 2 ranks need one each; for a new run use "

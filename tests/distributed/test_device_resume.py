@@ -3,6 +3,7 @@
 import pytest
 from command_line import SMALL, copy_of, resume
 from device_runs import CHEETAH, EVALUATED, JAX, PENDULUM, TWO_PROCESSES, devices, inside, same_agent
+from variants import variants
 
 from lockstep.runs.checkpoint import read_checkpoint
 
@@ -32,6 +33,25 @@ def test_four_devices_that_go_on_as_one_and_as_four_again(trained, tmp_path):
     third = resume(second.path, *devices(4))
     assert third.summary["world_size"] == 4
     ends_as(trained(*EVALUATED, *devices(1)), third)
+
+
+@pytest.mark.parametrize("number", variants([2, 5], [2]))
+def test_three_devices_that_go_on_as_others(trained, tmp_path, number):
+    stopped = stopped_at_half(trained, *EVALUATED, *devices(3))
+    resumed = resume(copy_of(stopped, tmp_path / "run"), *devices(number))
+    assert resumed.summary["world_size"] == number
+    ends_as(trained(*EVALUATED, *devices(1)), resumed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "words", [(*inside("cart_pole"), *LSTM), PENDULUM, CHEETAH], ids=["LSTM", "normalised", "host"]
+)
+def test_what_three_devices_carry_goes_on_on_two_and_on_three(trained, tmp_path, words):
+    stopped = stopped_at_half(trained, *words, *devices(3))
+    second = resume(copy_of(stopped, tmp_path / "run"), *devices(2), "--stop-at-step", 640)
+    assert second.summary["global_step"] == 640
+    ends_as(trained(*words, *devices(1)), resume(second.path, *devices(3)))
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ def evaluations(run):
     return {iteration: row for iteration, row in rows.items() if row}
 
 
-@pytest.mark.parametrize("nproc", [2, 4])
+@pytest.mark.parametrize("nproc", [2, 3, 4])
 def test_ranks_share_an_evaluation_without_changing_it(trained, nproc):
     one, many = evaluations(trained(*EVALUATED)), evaluations(trained(*EVALUATED, "--nproc", nproc))
     assert one == many

@@ -45,6 +45,8 @@ def csv_steps(path):
 
 def each_step_stands_once(path):
     tags = tensorboard_steps(path)
+    waited = tags.pop("time/waited_for", [])  # of iterations on several ranks
+    assert waited == [step for step in STEPS if step in waited]
     assert tags.get("eval/return_mean", STEPS[3::4]) == STEPS[3::4]
     assert all(steps == STEPS for tag, steps in tags.items() if tag.startswith(("train/", "time/")))
     assert {"train/loss", "time/global_fps"} <= set(tags)
@@ -52,9 +54,11 @@ def each_step_stands_once(path):
     assert [record["global_step"] for record in metrics_of(path)] == STEPS
 
 
-@pytest.mark.parametrize("nproc", [1, 4])
-def test_stopped_on_two_ranks_and_resumed_on_others(trained, tmp_path, nproc):
-    stopped = trained(*EVALUATED, "--stop-at-step", 512, "--nproc", 2)
+@pytest.mark.parametrize(
+    ("first", "nproc"), variants([(2, 1), (2, 4), (3, 5), (3, 2), (5, 3)], [(2, 1), (2, 4), (3, 5)])
+)
+def test_stopped_on_some_ranks_and_resumed_on_others(trained, tmp_path, first, nproc):
+    stopped = trained(*EVALUATED, "--stop-at-step", 512, "--nproc", first)
     assert stopped.summary["status"] == "stopped at step"
     assert csv_steps(stopped.path) == STEPS[:4]
     assert f"--resume {stopped.path.relative_to(stopped.path.parents[1])}" in stopped.ended.stdout

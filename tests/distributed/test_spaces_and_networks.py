@@ -64,6 +64,21 @@ def test_ranks_that_go_on_as_half_as_many_end_as_one_that_never_stopped(trained,
     assert stopped.agent != one.agent
 
 
+UNEVEN = ("LSTM", "GRPO", "Dict with an image", "masked MultiDiscrete", "custom with dropout")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", UNEVEN)
+def test_three_ranks_that_go_on_as_two_end_as_one_that_never_stopped(trained, tmp_path, case):
+    words = CASES[case]
+    one, stopped = trained(*words), trained(*words, "--nproc", 3, "--stop-at-step", half(words))
+    assert "shards on 3 ranks: " in stopped.ended.stdout
+    resumed = resume(copy_of(stopped, tmp_path / "run"), "--nproc", 2)
+    assert resumed.summary["restarted_environments"] == []
+    assert resumed.metrics == one.metrics
+    assert resumed.agent == one.agent
+
+
 def live_carry(run: Run) -> np.ndarray:
     """What was carried at the end of a run, of all shards."""
     (path,) = (run.path / "checkpoints").glob("step_*")

@@ -1,19 +1,25 @@
 """The same agent, byte for byte, whatever number of ranks, launcher, and worker processes."""
 
+import re
 import sys
 
 import pytest
-from command_line import EVALUATED, SMALL, Run, run_words, same
+from command_line import CARTPOLE, EVALUATED, SMALL, Run, error_line, lockstep, run_words, same
+from device_runs import same_agent
+from variants import variants
 
+LONG = pytest.mark.long
 WIDE = ("CartPole-v1", *SMALL, "--num-envs", 64, "--total-steps", 8192)
 CHEETAH = (
     *("HalfCheetah-v5", *SMALL, "--env.max-episode-steps", 40, "--eval.interval", 0, "--network.activation", "elu"),
     *("--normalize.observations", "--normalize.returns"),
 )
+TWELVE = (*CARTPOLE, "--num-envs", 12, "--num-shards", 12, "--total-steps", 1536)
+LARGE = (*CARTPOLE, "--total-steps", 256, "--network.hidden-sizes", 384, 384, "--ppo.num-epochs", 1)
 ODD_CHEETAH = (*CHEETAH, "--network.hidden-sizes", 17, 17)
 
 
-@pytest.mark.parametrize("nproc", [2, 4, 8])
+@pytest.mark.parametrize("nproc", variants([2, 3, 4, 5, 6, 7, 8], [2, 3, 4, 8]))
 def test_cartpole_is_the_same_on_one_rank_and_on_more(trained, nproc):
     many = trained(*EVALUATED, "--nproc", nproc)
     assert many.summary["world_size"] == nproc
@@ -25,6 +31,52 @@ def test_sixty_four_environments_are_the_same_on_one_rank_and_on_four(trained):
     one, four = trained(*WIDE), trained(*WIDE, "--nproc", 4)
     same(one, four)
     assert one.agent != trained(*EVALUATED).agent
+
+
+@pytest.mark.parametrize("nproc", variants([3, 4, 5, 7, 12], [5]))
+def test_twelve_shards_are_the_same_on_one_rank_and_on_more(trained, nproc):
+    one, many = trained(*TWELVE), trained(*TWELVE, "--nproc", nproc)
+    assert many.summary["num_shards"] == 12
+    same(one, many)
+
+
+@pytest.mark.long
+def test_another_number_of_shards_is_another_agent(trained):
+    """The negative of the above: what no number of ranks may change, the shards do."""
+    assert trained(*TWELVE).agent != trained(*TWELVE, "--num-shards", 6).agent
+
+
+@pytest.mark.parametrize(
+    "ranks", [("--nproc", 3), pytest.param(("--nproc", 5, "--collectives", "backend"), marks=LONG)]
+)
+def test_large_sums_go_by_slices_to_the_same_agent(trained, ranks):
+    one, many = trained(*LARGE), trained(*LARGE, *ranks)
+    assert (one.summary["sums"], many.summary["sums"]) == ("none", "slices")
+    same_agent(one, many)
+    assert (
+        trained(*EVALUATED, "--nproc", 2).summary["sums"]
+        == trained(*EVALUATED, "--nproc", 3).summary["sums"]
+        == "gather"
+    )
+
+
+def test_more_ranks_than_shards_are_refused_with_a_number_that_works(trained, tmp_path):
+    line = error_line(lockstep("train", *CARTPOLE, "--num-shards", 8, "--nproc", 9, cwd=tmp_path))
+    found = re.search(r"nproc: 9 ranks can't share 8 shards, at least one each; use at most (\d+), ", line)
+    assert found, line
+    assert list(tmp_path.iterdir()) == []
+    assert trained(*EVALUATED, "--nproc", int(found[1])).summary["status"] == "finished"
+
+
+def test_ranks_with_different_numbers_of_shards_are_told(trained):
+    text = trained(*EVALUATED, "--nproc", 3).ended.stdout
+    assert " 3 ranks × 3 or 2 shards × 1 environment " in text
+    found = re.search(r"8 shards on 3 ranks: 3, 3, 2; (\d+) shards would be even", text)
+    assert found
+    assert int(found[1]) % 3 == 0
+    text = trained(*EVALUATED, "--nproc", 2).ended.stdout
+    assert " 2 ranks × 4 shards × 1 environment " in text
+    assert "would be even" not in text
 
 
 def test_metrics_hold_what_was_learnt_and_not_only_zeros(trained):
@@ -42,17 +94,19 @@ def test_another_seed_is_another_agent(trained):
     assert all(a != b for a, b in zip(one.metrics, other.metrics, strict=True))
 
 
-def test_normalised_continuous_control_is_the_same_on_one_rank_and_on_two(trained):
-    one, two = trained(*CHEETAH), trained(*CHEETAH, "--nproc", 2)
-    same(one, two)
+@pytest.mark.parametrize("nproc", variants([2, 3], [2]))
+def test_normalised_continuous_control_is_the_same_on_one_rank_and_on_more(trained, nproc):
+    one, many = trained(*CHEETAH), trained(*CHEETAH, "--nproc", nproc)
+    same(one, many)
     assert one.metrics[-1]["rollout/episode_return_mean"] is not None
 
 
-def test_shards_run_one_by_one_where_batching_would_change_their_bits(trained):
-    one, two = trained(*ODD_CHEETAH), trained(*ODD_CHEETAH, "--nproc", 2)
-    same(one, two)
+@pytest.mark.parametrize("nproc", variants([2, 3], [2]))
+def test_shards_run_one_by_one_where_batching_would_change_their_bits(trained, nproc):
+    one, many = trained(*ODD_CHEETAH), trained(*ODD_CHEETAH, "--nproc", nproc)
+    same(one, many)
     mode = one.summary["shards_on_a_rank"]
-    assert mode == two.summary["shards_on_a_rank"]
+    assert mode == many.summary["shards_on_a_rank"]
     assert (mode == "loop") == ("self-check: batching changes a shard's bits" in one.ended.stdout)
     assert trained(*EVALUATED).summary["shards_on_a_rank"] == "batched"
     if mode != "loop":

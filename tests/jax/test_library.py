@@ -143,19 +143,36 @@ def test_the_run_is_a_function_of_what_all_devices_have():
     assert resolved(2, num_envs=4, sync_period=2).reduction == "fast"
 
 
+@pytest.mark.parametrize(
+    ("devices", "num_envs", "shards"),
+    [(1, 12, 4), (2, 12, 8), (3, 4, 6), (3, 3, 3), (5, 2, 5), (6, 16, 6), (7, 1, 7), (12, 3, 12)],
+)
+def test_every_device_has_equally_many_shards_where_nobody_chooses(devices, num_envs, shards):
+    config = resolved(devices, num_envs=num_envs)
+    assert (config.envs, config.shards) == (devices * num_envs, shards)
+    assert config.shards % devices == 0
+
+
+def test_shards_that_are_chosen_may_be_uneven():
+    assert resolved(3, num_envs=4, num_shards=4) == resolved(1, num_envs=12, num_shards=4)
+
+
 def test_numbers_that_dont_fit_are_refused():
     assert "256" in error_of(resolved, 2, num_envs=8, total_timesteps=255)
-    assert "num_devices: 3" in error_of(resolved, 3, num_envs=4)
-    assert "num_shards: 3" in error_of(resolved, 1, num_envs=6, num_shards=3)
-    assert "num_devices x num_envs: 4 " in error_of(resolved, 1, num_envs=4, num_shards=8)
+    assert error_of(resolved, 3, num_envs=4, num_shards=2).startswith("num_devices: 3 devices can't share 2 shards")
+    assert "num_shards 2 or 3, or num_devices x num_envs 4 or 8" in error_of(resolved, 1, num_envs=6, num_shards=4)
+    assert error_of(resolved, 1, num_envs=4, num_shards=8).startswith("num_shards: 4 environments can't be cut into 8 ")
     runner = ljax.RunnerConfig(10_000)
     assert "n_minibatches: 3 " in error_of(run_config, ljax.PPOConfig(n_minibatches=3), runner, "env", 1, "cpu", False)
 
 
 def test_a_message_is_translated_once():
     """Errors pass through more than one function that translates them: through the door, through a task."""
-    words = "num_shards: 3 is not a power of two (that divides num_devices x num_envs 6); nearest that work: 1 or 2"
-    runner = ljax.RunnerConfig(10_000, num_devices=1, num_envs=6, num_shards=3)
+    words = (
+        "num_shards: 6 environments can't be cut into 4 equal shards; nearest that work: num_shards 2 or 3, or "
+        "num_devices x num_envs 4 or 8"
+    )
+    runner = ljax.RunnerConfig(10_000, num_devices=1, num_envs=6, num_shards=4)
     assert error_of(ljax.train_ppo_multigpu, *ljax.make("CartPole-v1"), ppo_config=PPO, runner_config=runner) == words
     plain = "num_envs: 4 don't fit num_envs 6; ppo.num_minibatches: 3, num_envs_per_rank 2, my.num_steps"
     once = in_users_names(plain)

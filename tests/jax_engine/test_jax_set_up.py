@@ -86,6 +86,11 @@ def test_neither_cores_nor_devices_decide_the_bits(tmp_path):
     assert {file.name: file.stat().st_mtime_ns for file in Path(one["cache"]).glob("*-cache")} == kept
 
 
+def test_a_pool_has_two_threads_at_least():
+    """With one XLA compiles large loops otherwise; ``test_device_counts.py`` has what comes of that."""
+    assert [set_up.lean_pool(devices) for devices in (1, 2, 3, 8)] == [2, 2, 3, 8]
+
+
 @pytest.mark.long
 def test_a_lean_pool_gives_the_same_bits_as_a_roomy_one(tmp_path):
     roomy, *lean = child(tmp_path), child(tmp_path, pool=1), child(tmp_path, devices=2, pool=2)

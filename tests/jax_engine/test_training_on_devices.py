@@ -21,6 +21,7 @@ from small_programs import (
 )
 from variants import variants
 
+from lockstep.core import tree as trees
 from lockstep.core.shards import ShardPlan
 from lockstep.core.topology import Topology
 from lockstep.jax_engine import periodic, session
@@ -140,16 +141,28 @@ def test_samples_that_cross_devices_are_counted(monkeypatch, mistake, kind):
     assert by_kind(found) == Counter({"lockstep_tree_sum": STEPS, "lockstep_gather": 1}) + Counter([kind])
 
 
+ORDERED = [kind for kind in CHANGES if kind != "fsdp"]
+
+
 @pytest.mark.parametrize(
-    "kind",
-    variants([kind for kind in CHANGES if kind != "fsdp"], ["exact", "exact by xla", "recurrent, normalized by shard"]),
+    ("kind", "devices", "sliced"),
+    variants(
+        [*((kind, 2, False) for kind in ORDERED), *((kind, 3, sliced) for kind in ORDERED for sliced in (False, True))],
+        [
+            *((kind, 2, False) for kind in ("exact", "exact by xla", "recurrent, normalized by shard")),
+            *(("exact by xla", 3, sliced) for sliced in (False, True)),
+        ],
+    ),
 )
-def test_a_device_never_waits_in_two_collectives_at_once(kind):
+def test_a_device_never_waits_in_two_collectives_at_once(kind, devices, sliced, monkeypatch):
     """Devices share as many threads as there are, see ``set_up.lean_pool``; and in memory they meet in their order."""
-    run = begun(kind)
+    monkeypatch.setattr(trees, "SLICED_BYTES", 0 if sliced else 1 << 60)
+    run = begun(kind, devices)
     texts = [compiled_text(run), lowered(run._initial, run.state._replace(envs=None), run.owned)]
     assert [unordered(text) for text in texts] == [[], []]
-    assert collectives(texts[0])
+    found = by_kind(collectives(texts[0]))
+    assert found
+    assert (found.get("all-to-all", 0) > 0) == (sliced and "by xla" in kind)
 
 
 def test_nor_where_environments_are_stepped_on_the_host():
@@ -157,7 +170,7 @@ def test_nor_where_environments_are_stepped_on_the_host():
     config = small_config(2, **changes)
     program = program_of(config, 2)
     state = init_state(config, program.net, program.layout)
-    run = HostRun(program, state, ShardPlan(config.envs, config.shards), 2)
+    run = HostRun(program, state, ShardPlan(config.envs, config.shards, 2, 0, 2), 2)
     try:
         rollout, discounted = run._placed()
         inputs = Inputs(np.int32(0), np.float32(0))  # type: ignore[arg-type]
@@ -191,6 +204,41 @@ def test_fast_is_exact_up_to_summation_order():
     fast, _ = after_one_iteration("fast")
     assert 0 < apart(exact, fast) < 1e-5
     assert copies_equal(run)
+
+
+EXACT = ("exact", "exact by xla", "normalized", "grpo", "kl", "dropout", "recurrent, normalized by shard")
+
+
+@pytest.mark.parametrize("kind", variants(EXACT, ["grpo"]))
+def test_devices_with_different_numbers_of_shards_train_what_one_does(kind):
+    one = opened(small_config(1, **CHANGES[kind]), 1)
+    expected = trained(one, 2)
+    for devices in (3, 5):
+        run = opened(small_config(devices, **CHANGES[kind]), devices)
+        found = trained(run, 2)
+        assert apart(arrays_of(one), arrays_of(run)) == 0.0
+        assert [iteration.episodes for iteration in found] == [iteration.episodes for iteration in expected]
+        assert [iteration.numbers for iteration in found] == [iteration.numbers for iteration in expected]
+        assert copies_equal(run)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fsdp"), variants([("fast", 1), ("fast by xla", 1), ("fsdp", 1), ("fsdp", 3)], [("fast", 1)])
+)
+def test_fast_on_devices_with_different_numbers_of_shards_is_up_to_summation_order(kind, fsdp, cut_everything):
+    one, _ = after_one_iteration("fast")
+    other, run = after_one_iteration(kind, 3, fsdp)
+    assert 0 < apart(one, other) < 1e-5
+    assert copies_equal(run)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["periodic", "remainder"])
+def test_devices_with_different_numbers_of_shards_agree_after_each_period(kind):
+    run = opened(small_config(3, **CHANGES[kind]), 3)
+    for number in range(2):
+        trained(run, first=number)
+        assert copies_equal(run)
 
 
 def in_blocks(kind, large_enough, monkeypatch, fsdp=1):

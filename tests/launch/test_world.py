@@ -220,8 +220,14 @@ def test_environments_grow_with_devices_and_that_is_said(engine, capsys):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--num-shards", "4", "--simulate-devices", "5"], "devices: 5 devices can't share 4 shards, at least one each"),
-        (["--num-envs", "10", "--simulate-devices", "3"], "10 environments make 2 shards by default and 3 devices need"),
+        (
+            ["--num-shards", "4", "--simulate-devices", "5"],
+            "devices: 5 devices can't share 4 shards, at least one each",
+        ),
+        (
+            ["--num-envs", "10", "--simulate-devices", "3"],
+            "10 environments make 2 shards by default and 3 devices need",
+        ),
         (["--devices", "8"], "devices: 8 asked for and this machine's CPU has 4"),
         (["--compile"], "compile: true is for engine torch"),
         (["--nproc", "9"], "8 environments make 8 shards by default and 9 devices need one each"),

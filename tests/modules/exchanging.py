@@ -1,7 +1,7 @@
 """A rank that exchanges tensors: ``python -m exchanging CASE`` with torchrun's variables set.
 
-It prints one JSON line for each thing it saw; the tests read them. Where ``RANK`` isn't set it is all ranks, as forks of
-one process that has imported everything, and each line says whose it is.
+It prints one JSON line for each thing it saw; the tests read them. Where ``RANK`` isn't set it is all ranks, as forks
+of one process that has imported everything, and each line says whose it is.
 """
 
 import json
@@ -129,6 +129,7 @@ def ways(ranks, members, shards):
     for size, group in zip(members, everyone, strict=True):
         if ranks.rank >= size:
             continue
+        assert isinstance(group, dist.ProcessGroup)  # this rank is a member
         topology = Topology(rank=ranks.rank, world_size=size)
         plans = [ShardPlan(number, number, size, ranks.rank) for number in shards]
         by_backend = [Communicator(topology, plan, torch.device("cpu"), group=group) for plan in plans]

@@ -11,7 +11,7 @@ from jax import lax
 from jax import numpy as jnp
 
 from lockstep.envs import arrays
-from lockstep.jax_engine.distributed.reductions import AXES, gather_shards, device_index, tree_sum
+from lockstep.jax_engine.distributed.reductions import AXES, device_index, gather_shards, tree_sum
 from lockstep.jax_engine.envs.simulators import SingleArrayEnvironment
 from lockstep.jax_engine.nets import parameters
 from lockstep.jax_engine.program.run import DeviceRun

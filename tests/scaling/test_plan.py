@@ -88,7 +88,10 @@ def test_without_a_ceiling_only_runs_are_measured():
     ("plan", "said"),
     [
         (plan_of("strong", (1, 9)), "num_envs: 8 environments make 8 shards by default and 9 ranks need one each"),
-        (plan_of("strong", (1, 9), {"num_shards": 8}), "nproc: 9 ranks can't share 8 shards, at least one each; use at"),
+        (
+            plan_of("strong", (1, 9), {"num_shards": 8}),
+            "nproc: 9 ranks can't share 8 shards, at least one each; use at",
+        ),
         (plan_of("wide"), "mode: 'wide' is none of weak, strong"),
         (plan_of(iters=0), "iters: 0 is below 1"),
         (plan_of(repeats=0), "repeats: 0 is below 1"),

@@ -103,8 +103,9 @@ def check_world_size(world_size: int, num_shards: int, key: str = "nproc", what:
     """Raise a one-line ``ValueError`` unless each of ``world_size`` ranks can own a shard."""
     if not 1 <= world_size <= num_shards:
         raise ValueError(
-            f"{key}: {world_size} {what} can't share {num_shards} shard{'' if num_shards == 1 else 's'}, at "
-            f"least one each; use at most {num_shards}, or for a new run --num-shards {world_size} or more (a divisor of num_envs)"
+            f"{key}: {world_size} {what} can't share {num_shards} shard{'' if num_shards == 1 else 's'}, at least one "
+            f"each; use at most {num_shards}, or for a new run --num-shards {world_size} or more (a divisor of "
+            "num_envs)"
         )
 
 

@@ -12,8 +12,8 @@ from lockstep.jax_engine.distributed import placement, shared_memory
 from lockstep.jax_engine.distributed.mesh import REPLICATED, SHARDED
 from lockstep.jax_engine.distributed.reductions import (
     AXES,
-    gather_shards,
     device_index,
+    gather_shards,
     sum_devices,
     sum_shards,
     tree_sum,

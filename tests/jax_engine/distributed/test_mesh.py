@@ -18,9 +18,9 @@ from lockstep.jax_engine.distributed import placement, processes
 from lockstep.jax_engine.distributed.mesh import REPLICATED, SHARDED, TIME_SHARDED
 from lockstep.jax_engine.distributed.reductions import (
     AXES,
+    device_index,
     gather_shards,
     materialized,
-    device_index,
     sum_shards,
     tree_sum,
 )

@@ -9,7 +9,7 @@ from lockstep.core import tree as trees
 from lockstep.core.tree import tree_of
 from lockstep.jax_engine.distributed import mesh as meshes
 from lockstep.jax_engine.distributed import placement, reductions, shared_memory
-from lockstep.jax_engine.distributed.mesh import REPLICATED, SHARDED
+from lockstep.jax_engine.distributed.mesh import REPLICATED, SHARDED, Specs
 from lockstep.jax_engine.distributed.reductions import gather_shards, sum_devices, sum_shards
 from lockstep.jax_engine.shards.rows import ShardRows
 
@@ -53,7 +53,7 @@ def in_rows(x, tree):
     return out
 
 
-def over(function, tree, shared, arguments, out_specs=REPLICATED, fsdp=1):
+def over(function, tree, shared, arguments, out_specs: Specs = REPLICATED, fsdp=1):
     """A function of a device's part of arrays by shard, over a mesh of as many devices as share the tree."""
     mesh = meshes.make_mesh(fsdp, len(tree.owned))
     mapped = meshes.over_mesh(function, mesh, SHARDED, out_specs, tree, shared=shared)
@@ -180,7 +180,9 @@ def test_nodes_that_are_added_in_the_order_of_devices_have_other_bytes(slices, m
 
 
 def test_a_row_of_nobodys_that_is_read_would_show(monkeypatch):
-    monkeypatch.setattr(reductions, "_own_nodes", lambda rows, tree: jnp.stack([reductions.tree_sum(rows)] * tree.most_nodes))
+    monkeypatch.setattr(
+        reductions, "_own_nodes", lambda rows, tree: jnp.stack([reductions.tree_sum(rows)] * tree.most_nodes)
+    )
     x = spread(8, 67)
     assert np.isnan(over(sum_shards, tree_of(8, 3), False, [x])).all()
 

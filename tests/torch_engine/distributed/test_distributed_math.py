@@ -84,7 +84,9 @@ def test_a_single_rank_gathers_what_it_has_and_counts_no_collective():
 @pytest.mark.parametrize("world_size", [2, 3, 5, 8])
 def test_shards_are_gathered_in_their_order(world_size):
     x, config = spread(2), small_config(num_envs=SHARDS)
-    of_ranks = run_ranks(config, world_size, lambda plan, communicator: communicator.gather_shards(x[list(plan.shards)]))
+    of_ranks = run_ranks(
+        config, world_size, lambda plan, communicator: communicator.gather_shards(x[list(plan.shards)])
+    )
     assert all(torch.equal(ours, x) for ours in of_ranks)
 
 

@@ -13,7 +13,15 @@ import torch
 from lockstep.core import tree as trees
 from lockstep.core.tree import tree_of
 from lockstep.torch_engine.distributed import ordered
-from lockstep.torch_engine.distributed.ordered import Traffic, bounds, finished, own_nodes, sum_in_memory, traffic, tree_sum
+from lockstep.torch_engine.distributed.ordered import (
+    Traffic,
+    bounds,
+    finished,
+    own_nodes,
+    sum_in_memory,
+    traffic,
+    tree_sum,
+)
 from lockstep.torch_engine.distributed.shared_memory import SharedSlots, obstacle
 
 NEEDS_MEMORY = pytest.mark.skipif(obstacle() is not None, reason=f"shared memory: {obstacle()}")

@@ -18,6 +18,7 @@ from torch import Tensor
 from lockstep.core.tree import Tree
 from lockstep.torch_engine.distributed.shared_memory import SharedSlots
 
+PIECE_ELEMENTS = 1 << 21  # of a sum by a backend: what is sent and added stays in memory that is warm
 LINE_ELEMENTS = 16  # slices begin at multiples of so many: no two ranks write one line of a processor's cache
 
 
@@ -79,18 +80,20 @@ def gathered_sum(nodes: Tensor, tree: Tree, gather: Callable[[Tensor], Tensor]) 
 
 
 def sliced_sum(nodes: Tensor, tree: Tree, group: dist.ProcessGroup | None) -> Tensor:
-    """Sums nodes ``[k, n]`` by an all-to-all of slices and a gather of the sums, by PyTorch's backend."""
+    """Sums nodes ``[k, n]`` by an all-to-all of slices and a gather of sums, by PyTorch's backend, piece by piece."""
     (own, size), ranks = nodes.shape, len(tree.owned)
-    length = -(-size // ranks)
-    cut = torch.nn.functional.pad(nodes, (0, ranks * length - size)).view(own, ranks, length)
-    slices = nodes.new_empty((sum(tree.counts), length))
-    received = [count * length for count in tree.counts]
-    dist.all_to_all_single(
-        slices.view(-1), cut.transpose(0, 1).reshape(-1), received, [own * length] * ranks, group=group
-    )
-    out = nodes.new_empty(ranks * length)
+    length = -(-min(size, PIECE_ELEMENTS) // ranks)
+    step = ranks * length
+    sent, slices = nodes.new_zeros((ranks, own, length)), nodes.new_empty((tree.all_nodes, length))
+    out, counts = nodes.new_empty(-(-size // step) * step), [count * length for count in tree.counts]
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    gather(out, finished(list(slices), tree), group)
+    for start in range(0, size, step):
+        piece = nodes[:, start : start + step]
+        if piece.shape[1] < step:
+            piece = torch.nn.functional.pad(piece, (0, step - piece.shape[1]))
+        sent.copy_(piece.unflatten(1, (ranks, length)).transpose(0, 1))
+        dist.all_to_all_single(slices.view(-1), sent.view(-1), counts, [own * length] * ranks, group=group)
+        gather(out[start : start + step], finished(list(slices), tree), group)
     return out[:size]
 
 
