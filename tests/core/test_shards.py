@@ -76,22 +76,23 @@ def test_what_a_plan_of_sixteen_environments_on_three_ranks_says():
 
 
 @pytest.mark.parametrize(
-    ("world_size", "num_shards", "text"),
+    ("world_size", "num_shards", "num_envs", "text"),
     [
-        (3, 8, "8 shards on 3 ranks: 3, 3, 2; 9 shards would be even"),
-        (5, 12, "12 shards on 5 ranks: 3, 3, 2, 2, 2; 15 shards would be even"),
-        (9, 16, "16 shards on 9 ranks: 2 on 7 and 1 on 2; 18 shards would be even"),
-        (4, 8, None),
-        (1, 7, None),
-        (7, 7, None),
+        (3, 8, 24, "8 shards on 3 ranks: 3, 3, 2; 12 shards would be even"),
+        (3, 8, 8, "8 shards on 3 ranks: 3, 3, 2; 9 shards would be even, with as many environments each"),
+        (5, 12, 60, "12 shards on 5 ranks: 3, 3, 2, 2, 2; 15 shards would be even"),
+        (9, 16, 144, "16 shards on 9 ranks: 2 on 7 and 1 on 2; 18 shards would be even"),
+        (4, 8, 8, None),
+        (1, 7, 7, None),
+        (7, 7, 7, None),
     ],
 )
-def test_uneven_ranks_are_told_with_what_would_be_even(world_size, num_shards, text):
-    assert uneven(world_size, num_shards) == text
+def test_uneven_ranks_are_told_with_what_would_be_even(world_size, num_shards, num_envs, text):
+    assert uneven(world_size, num_shards, num_envs) == text
 
 
 def test_uneven_devices_are_called_devices():
-    assert uneven(3, 7, "devices") == "7 shards on 3 devices: 3, 2, 2; 9 shards would be even"
+    assert uneven(3, 7, 63, "devices") == "7 shards on 3 devices: 3, 2, 2; 9 shards would be even"
 
 
 @pytest.mark.parametrize(

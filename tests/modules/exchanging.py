@@ -18,6 +18,7 @@ from lockstep.core import tree
 from lockstep.core.errors import PeerFailureError
 from lockstep.core.shards import ShardPlan
 from lockstep.core.topology import Topology, from_environment
+from lockstep.torch_engine.distributed import ordered
 from lockstep.torch_engine.distributed.communicator import Communicator
 from lockstep.torch_engine.distributed.ordered import tree_sum
 from lockstep.torch_engine.distributed.process_group import close_process_group
@@ -28,6 +29,7 @@ SHAPES = [(0,), (3, 0), (), (1,), (7, 3), (10_000,), (SLOT,), (SLOT + 1,), (5, 2
 SHARDS = [7, 8, 12]
 SUMMED = [(0,), (), (3, 5), (1003,), (2500,)]
 SLICED = 1 << 10  # bytes of all nodes: so that what takes little time goes by slices
+PIECE = 1000  # elements that a backend sends at a time
 MILLION = 1 << 20
 DTYPES = [torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool]
 
@@ -147,6 +149,7 @@ def sums():
     ranks, limit = Ranks(), tree.SLICED_BYTES
     found = ways(ranks, range(2, ranks.size + 1), SHARDS)
     tree.SLICED_BYTES = SLICED
+    ordered.PIECE_ELEMENTS, piece = PIECE, ordered.PIECE_ELEMENTS
     for size, pairs in found.items():
         for number, both in zip(SHARDS, pairs, strict=True):
             for shape in SUMMED:
@@ -160,7 +163,7 @@ def sums():
                     say(what=f"gather {what}", equal=same(communicator.gather_shards(local), x))
             in_order = sum(both[0].gather_ranks(tree_sum(local))[1:], both[0].gather_ranks(tree_sum(local))[0])
             say(what=f"{number} shards in the order of {size} ranks", equal=same(in_order, expected))
-    tree.SLICED_BYTES = limit
+    tree.SLICED_BYTES, ordered.PIECE_ELEMENTS = limit, piece
     for size in set(found) - {2}:
         for name, communicator in zip(("backend", "memory"), found[size][SHARDS.index(8)], strict=True):
             before, local = communicator.traffic, torch.ones(communicator.plan.local_num_shards, MILLION)

@@ -25,14 +25,14 @@ def folder(tmp_path):
     assert not any(tmp_path.iterdir()), "verify leaves nothing behind"
 
 
-def test_one_rank_and_two_are_the_same(folder):
-    ended = verify(folder, "CartPole-v1", "--world-sizes", "1,2")
+def test_one_rank_two_and_three_are_the_same(folder):
+    ended = verify(folder, "CartPole-v1", "--world-sizes", "1,2,3")
     assert ended.code == 0, ended.stdout
     assert ended.stderr == ""
     assert "CartPole-v1, seed 0, 2 iterations, reduction exact" in ended.stdout
     table = [line.split("│") for line in ended.stdout.splitlines() if line.startswith("│")]
     cells = [[cell.strip() for cell in row[1:-1]] for row in table]
-    assert cells == [["1", "yes", cells[0][2], ""], ["2", "yes", cells[0][2], ""]]
+    assert cells == [[ranks, "yes", cells[0][2], ""] for ranks in "123"]
     assert int(cells[0][2]) == 37  # 12 weights, two moments of each, Adam's step
     assert ended.stdout.endswith("verified: every tensor and every metric has the same bytes at every iteration\n")
 
@@ -79,12 +79,16 @@ def test_the_first_world_size_is_the_reference_and_all_are_checked_before_any_is
 
 def test_the_setup_is_shown_and_nothing_is_trained(tmp_path):
     words = ("verify", "lockstep/CartPole-v1", "--num-envs", 16, "--setup", "--world-sizes")
-    ended = lockstep(*words, "2", cwd=tmp_path)
+    ended = lockstep(*words, "2,3", cwd=tmp_path)
     assert ended.code == 0, ended.stderr
     assert ended.stdout.splitlines() == [
         "lockstep/CartPole-v1 · torch · 2 processes of 1 thread · 16 environments in 8 shards of 2 · exact",
         "  rank 0, cpu: shards 0 to 3, environments 0 to 7",
         "  rank 1, cpu: shards 4 to 7, environments 8 to 15",
+        "lockstep/CartPole-v1 · torch · 3 processes of 1 thread · 16 environments in 8 shards of 2 · exact",
+        "  rank 0, cpu: shards 0 to 2, environments 0 to 5",
+        "  rank 1, cpu: shards 3 to 5, environments 6 to 11",
+        "  rank 2, cpu: shards 6 to 7, environments 12 to 15",
     ]
     ended = lockstep(*words, "4,2x1", "--engine", "jax", cwd=tmp_path)
     assert ended.code == 0, ended.stderr

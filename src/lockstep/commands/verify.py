@@ -27,6 +27,8 @@ def main(argv: Sequence[str]) -> int:
         raise ValueError(f"iterations: {options.iterations} is below 1")
     config = described_run("verify", options.config, rest)
     worlds = parse_worlds(options.world_sizes, config.engine)
+    if options.setup and options.against is not None:
+        raise ValueError("against: --setup trains nothing, so that there is nothing to compare; leave one out")
     if options.setup:
         for ranks, processes in worlds:
             print(setup_of(resolve(config, ranks), ranks, processes))
@@ -35,6 +37,8 @@ def main(argv: Sequence[str]) -> int:
     results = verify(config, worlds, options.iterations, against)
     if options.json:
         rows = [{"world_size": r.trace.world_size, "equal": r.equal, "difference": r.difference} for r in results]
+        if results[0].trace.recorded is not None:
+            rows[0]["recorded"] = str(results[0].trace.recorded)
         if config.engine == "jax":
             rows = [row | {"processes": r.trace.processes} for row, r in zip(rows, results, strict=True)]
         print(json.dumps(rows))

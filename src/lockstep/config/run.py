@@ -155,7 +155,7 @@ class RunOptions(Section):
     devices: int | None = Field(
         default=None,
         ge=1,
-        description="jax: devices of each process (default: on a CPU one a core as far as the shards divide, else all)",
+        description="jax: devices of each process (default: on a CPU one a core, if that helps, else all)",
     )
     simulate_devices: int | None = Field(
         default=None, ge=1, description="jax on a CPU: make it this many devices, more than it has cores too"

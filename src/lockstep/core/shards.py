@@ -109,7 +109,7 @@ def check_world_size(world_size: int, num_shards: int, key: str = "nproc", what:
         )
 
 
-def uneven(world_size: int, num_shards: int, what: str = "ranks") -> str | None:
+def uneven(world_size: int, num_shards: int, num_envs: int, what: str = "ranks") -> str | None:
     """Says how unevenly ranks own shards (``8 shards on 3 ranks: 3, 3, 2``), and what would be even; None: evenly."""
     tree = tree_of(num_shards, world_size)
     if tree.even:
@@ -120,7 +120,9 @@ def uneven(world_size: int, num_shards: int, what: str = "ranks") -> str | None:
         most = lengths.count(lengths[0])
         shown = f"{lengths[0]} on {most} and {lengths[-1]} on {world_size - most}"
     above = (num_shards // world_size + 1) * world_size
-    return f"{num_shards} shards on {world_size} {what}: {shown}; {above} shards would be even"
+    fits = [n for n in range(above, num_envs + 1, world_size) if num_envs % n == 0]
+    how = f"{fits[0]} shards would be even" if fits else f"{above} shards would be even, with as many environments each"
+    return f"{num_shards} shards on {world_size} {what}: {shown}; {how}"
 
 
 def _digest(seed: int, purpose: str, key: tuple[int, ...]) -> bytes:

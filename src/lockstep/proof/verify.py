@@ -52,7 +52,7 @@ class Trace:
     def label(self) -> str:
         """The world size, as ``--world-sizes`` has it; of a recorded run its name too."""
         if self.recorded is not None:
-            return f"{self.recorded.name} ({self.world_size})"
+            return f"{self.recorded.name} ({self.world_size or '?'})"
         return f"{self.processes}x{self.world_size // self.processes}" if self.processes > 1 else str(self.world_size)
 
 
@@ -119,7 +119,8 @@ def recorded_config(run: Path, config: Config) -> Config:
                 f"against: {run} was trained with {key} {theirs}, and here it is {mine}; give the config of that run: "
                 f"lockstep verify {run / CONFIG} --against {run}"
             )
-    return stored
+    kept = {"total_steps": stored.total_steps, "eval": stored.eval}
+    return config.model_copy(update=kept)
 
 
 def _summary(run: Path) -> dict[str, Any]:
@@ -128,7 +129,8 @@ def _summary(run: Path) -> dict[str, Any]:
 
 def machines_apart(reference: Trace, trace: Trace) -> list[str]:
     """Lists in what the machines or the software of two traces differ, which bits may depend on."""
-    pairs = ((name, reference.facts.get(name), trace.facts.get(name)) for name in MACHINE)
+    known = [name for name in MACHINE if name in reference.facts and name in trace.facts]
+    pairs = ((name, reference.facts[name], trace.facts[name]) for name in known)
     return [f"{name} {there} there, {here} here" for name, there, here in pairs if there != here]
 
 

@@ -101,7 +101,8 @@ def fast_gradient(state: TrainState, config: Config, communicator: Communicator)
 def local_gradient(state: TrainState, config: Config, communicator: Communicator) -> GradientSource:
     """Takes gradients of all local samples at once, not combined: an estimate of the global one by this rank alone.
 
-    The loss is divided by the rank's share of the global count, so that the mean over ranks is the global gradient.
+    The loss is divided by an equal share of the global count, so that the mean over ranks is the global gradient: a
+    rank that owns more shards than others takes longer steps.
     """
     settings = loss_settings(config)
     gradients = shard_gradients(state.policy, settings, config.ppo.gradient_accumulation)

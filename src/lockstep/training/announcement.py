@@ -39,7 +39,7 @@ def start_lines(
     digest = sha256_of({k: v for k, v in session.arrays().items() if k.startswith(POLICY)})[:8]
     out = [" · ".join([config.env.id, *set_up, f"parameters in sync ({digest})"])]
     ranks = session.facts()["world_size"]
-    if (how := uneven(ranks, config.shards, unit)) is not None:
+    if (how := uneven(ranks, config.shards, config.envs, unit)) is not None:
         out.append(how)
     if config.reduction == "fast":
         out.append(f"reduction fast: repeatable at this number of {unit}; others agree up to summation order only")

@@ -117,11 +117,15 @@ class DeviceProgram:
         blocks = self.blocks
         envs, rollout = self.rollout(state, self.program.layout.named(state.parameters), inputs.iteration, owned)
         state, metrics, carried = self.program.learn(state, rollout, envs.discounted, inputs, stop, owned)
-        return state._replace(envs=blocks.split(envs._replace(**carried._asdict()))), self.outputs(rollout, metrics)
+        return state._replace(envs=blocks.split(envs._replace(**carried._asdict()))), self.outputs(
+            rollout, metrics, owned
+        )
 
-    def outputs(self, rollout: Rollout, metrics: dict[str, Array]) -> Outputs:
-        """Gathers what the host is told: metrics, and the episodes that ended."""
+    def outputs(self, rollout: Rollout, metrics: dict[str, Array], owned: Array) -> Outputs:
+        """Gathers what the host is told: metrics, and the episodes that ended in this device's own shards."""
         over = jax.vmap(finished_episodes)(rollout) if self.config.algorithm == "grpo" else rollout.over
+        if not self.blocks.even:
+            over = over & (jnp.arange(len(over)) < owned)[:, None, None]
         marks = jnp.where(over, rollout.lengths * 4 + rollout.successes.astype(jnp.int32) + 2, 0)
         returns, marks = self.blocks.split((rollout.returns, marks), axis=2)
         if self.program.everywhere:

@@ -49,7 +49,7 @@ class Communicator:
     Attributes:
         durations: seconds of each collective since the last :meth:`take_durations`.
         traffic: bytes that this rank sent in collectives so far, and that it received; ``calls`` their number.
-        sums: how the largest sum over shards travelled: ``gather`` or ``slices``; None: there was none.
+        sums: how the largest sum travelled: by ``gather``, ``slices`` or the backend's ``all-reduce``; None: none did.
         slots: shared memory, by which tensors on the CPU travel; ``no_slots`` why there is none, once looked for.
     """
 
@@ -247,7 +247,7 @@ class Communicator:
             return x
         if self.slots is not None and not x.is_cuda:
             return self.sum_ranks(x)
-        size, ranks = x.numel() * x.element_size(), self.topology.world_size
+        size, ranks, self.sums = x.numel() * x.element_size(), self.topology.world_size, "all-reduce"
         ring = 2 * (ranks - 1) * size // ranks
         self._timed(Traffic(ring, ring), x.device, dist.all_reduce, x, dist.ReduceOp.SUM, self.group)
         return x

@@ -57,6 +57,8 @@ def own_nodes(x: Tensor, tree: Tree, rank: int) -> Tensor:
 
 def finished(parts: Sequence[Tensor], tree: Tree) -> Tensor:
     """Finishes the tree with the nodes of all ranks, from left to right; they stay as they are."""
+    if tree.regular:
+        return tree_sum(torch.stack(list(parts)))
     sums = list(parts)
     for left, right in tree.additions:
         sums[left] = sums[left] + sums[right]
@@ -82,7 +84,8 @@ def gathered_sum(nodes: Tensor, tree: Tree, gather: Callable[[Tensor], Tensor]) 
 def sliced_sum(nodes: Tensor, tree: Tree, group: dist.ProcessGroup | None) -> Tensor:
     """Sums nodes ``[k, n]`` by an all-to-all of slices and a gather of sums, by PyTorch's backend, piece by piece."""
     (own, size), ranks = nodes.shape, len(tree.owned)
-    length = -(-min(size, PIECE_ELEMENTS) // ranks)
+    pieces = -(-size // PIECE_ELEMENTS)
+    length = -(-size // (pieces * ranks))
     step = ranks * length
     sent, slices = nodes.new_zeros((ranks, own, length)), nodes.new_empty((tree.all_nodes, length))
     out, counts = nodes.new_empty(-(-size // step) * step), [count * length for count in tree.counts]
