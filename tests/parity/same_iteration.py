@@ -244,7 +244,7 @@ def jax_iteration(given: Given, done: np.ndarray, patch: Any) -> tuple[Iteration
     discounted = np.zeros((config.shards, config.envs // config.shards), np.float32)
     after, _, _ = learn(
         jax_state.place_state(loaded, specs, program.mesh),
-        *(stacked, discounted, inputs, np.zeros(1, np.int32), np.int32(config.shards)),
+        *(stacked, discounted, inputs, np.zeros(1, np.int32), np.full(1, config.shards, np.int32)),
     )
     arrays = jax_state.state_arrays(after, program.layout)
     jax.effects_barrier()
