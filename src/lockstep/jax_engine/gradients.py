@@ -57,15 +57,15 @@ def minibatch_loss(
 _COLUMNS = ("log_probs", "advantages", "values", "returns", "valid", "reference_log_probs")
 
 
-def gradient_parts(net: PolicyNet, config: Config, rows: int, dropout: bool) -> int:
+def gradient_parts(net: PolicyNet, config: Config, rows: int, dropout: bool, platform: str) -> int:
     """Chooses in how many parts the gradient of a block's ``rows`` samples is computed, one after the other.
 
     ``ppo.gradient_accumulation``, and on a CPU, for feed-forward networks on vectors, so many that a part has 256 rows:
     their activations stay in a core's cache; those of thousands go to memory and back at every layer. It depends on the
-    shape of a block alone.
+    shape of a block and the mesh's ``platform`` alone.
     """
     parts = config.ppo.gradient_accumulation
-    if jax.default_backend() != "cpu" or dropout or net.core is not None or net.observation.image_bytes:
+    if platform != "cpu" or dropout or net.core is not None or net.observation.image_bytes:
         return parts
     return parts * max(1, rows // parts // CHUNK_ROWS) if rows // parts % CHUNK_ROWS == 0 else parts
 

@@ -126,7 +126,7 @@ class Gradients:
 
     Attributes:
         words: how columns lie in a block's matrix.
-        devices: of the mesh.
+        platform: of the mesh's devices.
     """
 
     config: Config
@@ -134,7 +134,7 @@ class Gradients:
     layout: ParameterLayout
     blocks: Blocks
     words: Words
-    devices: int
+    platform: str
 
     @property
     def terms(self) -> tuple[str, ...]:
@@ -147,7 +147,7 @@ class Gradients:
         Parameters are whole, samples packed columns ``[blocks, units, words]``; ``owned`` is the number of shards.
         """
         blocks, units, width = samples.shape
-        parts = gradient_parts(self.net, self.config, now.indices.shape[-1], now.keys is not None)
+        parts = gradient_parts(self.net, self.config, now.indices.shape[-1], now.keys is not None, self.platform)
 
         def one(words: Array, key: Array | None, mean: Array | None, scale: Array | None) -> Held:
             columns = self.words.unpack(words)

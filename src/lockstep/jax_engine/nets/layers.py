@@ -24,8 +24,10 @@ from lockstep.jax_engine.nets.convolution import PRECISION, convolve
 def product(x: Array, weight: Array) -> Array:
     """Multiplies ``[…, in]`` by ``[out, in]``: ``[…, out]``."""
     x = x.astype(weight.dtype)
-    if x.ndim == 2 and jax.default_backend() == "cpu":
-        return _rows_product(x, weight)
+    return _rows_product(x, weight) if x.ndim == 2 else _product(x, weight)
+
+
+def _product(x: Array, weight: Array) -> Array:
     return lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())), precision=PRECISION)
 
 
@@ -33,10 +35,10 @@ def product(x: Array, weight: Array) -> Array:
 def _rows_product(x: Array, weight: Array) -> Array:
     """Multiplies rows ``[n, in]``, with a weight's gradient for which XLA's CPU compiler has a fast product.
 
-    It sums over rows, the first axis of both factors; its fast products want the last axis of one of them, so the
-    gradient is transposed in memory first.
+    It sums over rows, the first axis of both factors; its fast products want the last axis of one of them, so on a CPU
+    the gradient is transposed in memory first.
     """
-    return lax.dot_general(x, weight, (((1,), (1,)), ((), ())), precision=PRECISION)
+    return _product(x, weight)
 
 
 def _rows_product_forward(x: Array, weight: Array) -> tuple[Array, tuple[Array, Array]]:
@@ -44,7 +46,14 @@ def _rows_product_forward(x: Array, weight: Array) -> tuple[Array, tuple[Array, 
 
 
 def _rows_product_backward(kept: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
-    x, weight = kept
+    return lax.platform_dependent(*kept, gradient, cpu=_rows_gradients, default=_usual_gradients)
+
+
+def _usual_gradients(x: Array, weight: Array, gradient: Array) -> tuple[Array, Array]:
+    return jax.vjp(_product, x, weight)[1](gradient)
+
+
+def _rows_gradients(x: Array, weight: Array, gradient: Array) -> tuple[Array, Array]:
     into_x = lax.dot_general(gradient, weight, (((1,), (0,)), ((), ())), precision=PRECISION)
     columns = lax.optimization_barrier(gradient.T)
     into_weight = lax.dot_general(columns, x, (((1,), (0,)), ((), ())), precision=PRECISION)
