@@ -159,7 +159,10 @@ def test_shards_that_are_chosen_may_be_uneven():
 
 def test_numbers_that_dont_fit_are_refused():
     assert "256" in error_of(resolved, 2, num_envs=8, total_timesteps=255)
-    assert error_of(resolved, 3, num_envs=4, num_shards=2).startswith("num_devices: 3 devices can't share 2 shards")
+    message = error_of(resolved, 3, num_envs=4, num_shards=2)
+    assert message.startswith("num_devices: 3 devices can't share 2 shards")
+    assert "for a new run num_shards 3" in message
+    assert "--" not in message
     assert "num_shards 2 or 3, or num_devices x num_envs 4 or 8" in error_of(resolved, 1, num_envs=6, num_shards=4)
     assert error_of(resolved, 1, num_envs=4, num_shards=8).startswith("num_shards: 4 environments can't be cut into 8 ")
     runner = ljax.RunnerConfig(10_000)

@@ -39,9 +39,13 @@ PPO_NAMES = {
 """Where each of :class:`PPOConfig`'s settings stands in :class:`lockstep.config.run.Config`, unchanged."""
 
 _PRODUCT = "num_devices x num_envs"
-_USERS = {theirs: mine for mine, theirs in PPO_NAMES.items()} | {"num_envs": _PRODUCT, "devices": "num_devices"}
+_USERS = {theirs: mine for mine, theirs in PPO_NAMES.items()} | {
+    "num_envs": _PRODUCT,
+    "devices": "num_devices",
+    "--num-shards": "num_shards",
+}
 _DOTTED = "|".join(map(re.escape, PPO_NAMES.values()))
-_NAMES = re.compile(rf"{_PRODUCT}|(?<![\w.])(?:{_DOTTED})(?!\w)|^devices(?=:)|(?<!\w)num_envs(?=:| \d)")
+_NAMES = re.compile(rf"{_PRODUCT}|(?<![\w.])(?:{_DOTTED})(?!\w)|^devices(?=:)|(?<!\w)num_envs(?=:| \d)|--num-shards(?=\s)")
 """Names of a config in a message, and the product that stands for one of them."""
 
 OFF_POLICY = ("buffer_size", "warmup_steps", "batch_size", "tau", "target_update_freq")

@@ -91,7 +91,11 @@ class PPOTrainState:
 
     @property
     def env_obs(self) -> Any:
-        """What each environment last observed, as it gives it, ``[num_devices, num_envs, *obs_shape]``; or None."""
+        """What each environment last observed, as it gives it, ``[num_devices, num_envs, *obs_shape]``; or None.
+
+        Environments stand in the order of their ids. Where a run's ``num_shards`` is no multiple of ``num_devices``,
+        some devices step more of them than others, and rows of equal length are no longer what each device steps.
+        """
         if self.envs is None:
             return None
         rows = self.envs.rows.reshape(-1, self.envs.rows.shape[-1])
@@ -99,7 +103,7 @@ class PPOTrainState:
 
     @property
     def env_state(self) -> Any:
-        """The environments' states, each leaf ``[num_devices, num_envs, …]``; or None."""
+        """The environments' states, each leaf ``[num_devices, num_envs, …]`` as in :attr:`env_obs`; or None."""
         if self.envs is None:
             return None
         return self._by_device(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), self.envs.state))
