@@ -211,16 +211,20 @@ class Communicator:
         """Sums over all shards of ``[local shards, …]``; the same bits for every world size.
 
         The shards meet in one fixed binary tree in shard order: a rank adds the nodes inside its own range, and the
-        ranks finish the tree together; see :mod:`.ordered`.
+        ranks finish the tree together; see :mod:`.ordered`. A large sum may lie in the memory of ``x``, whose values
+        are lost.
         """
-        return self._sum(ordered.own_nodes(x, self._shards, self.topology.rank), self._shards)
+        return self._sum(ordered.own_nodes(x, self._shards, self.topology.rank), self._shards, reused=True)
 
     def sum_ranks(self, x: Tensor) -> Tensor:
         """Sums over ranks by the tree, element by element."""
         return self._sum(x.unsqueeze(0), tree_of(self.topology.world_size, self.topology.world_size))
 
-    def _sum(self, nodes: Tensor, tree: Tree) -> Tensor:
-        """Sums the nodes ``[k, …]`` of all ranks."""
+    def _sum(self, nodes: Tensor, tree: Tree, reused: bool = False) -> Tensor:
+        """Sums the nodes ``[k, …]`` of all ranks, ``reused``: maybe in their memory, which is there already.
+
+        What is new costs as much as the sum: the system fills it with zeros, page by page.
+        """
         if self.alone:
             return nodes[0]
         if nodes.is_cuda and not self.nccl:
@@ -231,9 +235,11 @@ class Communicator:
         if self.sums != "slices":
             self.sums = "slices" if by_slices else "gather"
         if self.slots is not None and not nodes.is_cuda:
-            total = self._timed(moved, flat.device, ordered.sum_in_memory, flat, tree, self.slots)
+            out = flat[0] if reused else None
+            total = self._timed(moved, flat.device, ordered.sum_in_memory, flat, tree, self.slots, out)
         elif by_slices:
-            total = self._timed(moved, flat.device, ordered.sliced_sum, flat, tree, self.group)
+            out = flat[0] if reused else flat.new_empty(flat.shape[1])
+            total = self._timed(moved, flat.device, ordered.sliced_sum, flat, tree, self.group, out)
         else:
             total = self._timed(moved, flat.device, ordered.gathered_sum, flat, tree, self._all_gather)
         return total if nodes.dim() == 2 else total.view(nodes.shape[1:])

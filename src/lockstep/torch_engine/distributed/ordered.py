@@ -9,7 +9,7 @@ neither can show in the bits.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -55,13 +55,13 @@ def own_nodes(x: Tensor, tree: Tree, rank: int) -> Tensor:
     return torch.stack([tree_sum(x[node.start - first : node.stop - first]) for node in nodes])
 
 
-def finished(parts: Sequence[Tensor], tree: Tree) -> Tensor:
-    """Finishes the tree with the nodes of all ranks, from left to right; they stay as they are."""
-    if tree.regular:
+def finished(parts: Sequence[Tensor], tree: Tree, out: Tensor | None = None) -> Tensor:
+    """Finishes the tree with the nodes of all ranks, from left to right, in ``out``; the nodes stay as they are."""
+    if tree.regular and out is None:
         return tree_sum(torch.stack(list(parts)))
-    sums = list(parts)
-    for left, right in tree.additions:
-        sums[left] = sums[left] + sums[right]
+    sums, last = list(parts), len(tree.additions) - 1
+    for number, (left, right) in enumerate(tree.additions):
+        sums[left] = torch.add(sums[left], sums[right], out=out if number == last else None)
     return sums[0]
 
 
@@ -81,59 +81,90 @@ def gathered_sum(nodes: Tensor, tree: Tree, gather: Callable[[Tensor], Tensor]) 
     return finished([rows[i] for rows, count in zip(everyone, tree.counts, strict=True) for i in range(count)], tree)
 
 
-def sliced_sum(nodes: Tensor, tree: Tree, group: dist.ProcessGroup | None) -> Tensor:
-    """Sums nodes ``[k, n]`` by an all-to-all of slices and a gather of sums, by PyTorch's backend, piece by piece."""
-    (own, size), ranks = nodes.shape, len(tree.owned)
-    pieces = -(-size // PIECE_ELEMENTS)
-    length = -(-size // (pieces * ranks))
-    step = ranks * length
-    sent, slices = nodes.new_zeros((ranks, own, length)), nodes.new_empty((tree.all_nodes, length))
-    out, counts = nodes.new_empty(-(-size // step) * step), [count * length for count in tree.counts]
-    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    for start in range(0, size, step):
-        piece = nodes[:, start : start + step]
-        if piece.shape[1] < step:
-            piece = torch.nn.functional.pad(piece, (0, step - piece.shape[1]))
-        sent.copy_(piece.unflatten(1, (ranks, length)).transpose(0, 1))
-        dist.all_to_all_single(slices.view(-1), sent.view(-1), counts, [own * length] * ranks, group=group)
-        gather(out[start : start + step], finished(list(slices), tree), group)
-    return out[:size]
+def sliced_sum(nodes: Tensor, tree: Tree, group: dist.ProcessGroup | None, out: Tensor) -> Tensor:
+    """Sums nodes ``[k, n]`` by an all-to-all of slices and a gather of sums, by PyTorch's backend, piece by piece.
+
+    ``out`` ``[n]`` takes the sum; it may be one of the nodes.
+    """
+    size, ranks, rank = nodes.shape[1], len(tree.owned), dist.get_rank(group)
+    width = -(-size // -(-size // PIECE_ELEMENTS))
+    for start in range(0, size, width):
+        piece = nodes[:, start : start + width]
+        cuts = bounds(piece.shape[1], ranks)
+        lengths = [last - first for first, last in cuts]
+        sent = piece[0] if len(piece) == 1 else torch.cat([piece[:, a:b].reshape(-1) for a, b in cuts])
+        counts, mine = [count * lengths[rank] for count in tree.counts], lengths[rank]
+        slices = nodes.new_empty(sum(counts))
+        dist.all_to_all_single(slices, sent, counts, [len(piece) * length for length in lengths], group=group)
+        total = finished(slices.view(tree.all_nodes, mine).unbind(), tree, slices[:mine])
+        _gather_slices(total, out[start : start + width], cuts, rank, group)
+    return out
+
+
+def _gather_slices(own: Tensor, out: Tensor, cuts: list[tuple[int, int]], rank: int, group: Any) -> None:
+    """Gathers every rank's slice where it belongs in ``out``."""
+    ranks = len(cuts)
+    if dist.get_backend(group) != "gloo":
+        length = cuts[0][1]
+        padded = torch.nn.functional.pad(own, (0, length - len(own)))
+        everyone = out if len(out) == ranks * length else out.new_empty(ranks * length)
+        (getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor)(everyone, padded, group)
+        if everyone is not out:
+            out.copy_(everyone[: len(out)])
+        return
+    under_way = []  # gloo's own gather copies everything twice
+    for step in range(1, ranks):
+        to, source = (rank + step) % ranks, (rank - step) % ranks
+        first, last = cuts[source]
+        if last > first:
+            under_way.append(dist.irecv(out[first:last], group=group, group_src=source))
+        if len(own):
+            under_way.append(dist.isend(own, group=group, group_dst=to))
+    out[slice(*cuts[rank])] = own
+    for work in under_way:
+        assert work is not None
+        work.wait()
 
 
 # --- in shared memory -------------------------------------------------------------------------------------------------
 
 
-def sum_in_memory(nodes: Tensor, tree: Tree, slots: SharedSlots) -> Tensor:
-    """Sums nodes ``[k, n]`` through the ranks' shared memory."""
-    if tree.sliced(nodes[0].numel() * nodes.element_size()):
-        return _slices_in_memory(nodes, tree, slots)
+def sum_in_memory(nodes: Tensor, tree: Tree, slots: SharedSlots, out: Tensor | None = None) -> Tensor:
+    """Sums nodes ``[k, n]`` through the ranks' shared memory.
+
+    A sum that takes several pieces lies in ``out`` ``[n]``, if that is given; it may be one of the nodes.
+    """
     size, capacity = nodes.shape[1], slots.capacity(nodes.dtype) // tree.most_nodes
-    sums = []
-    for piece in nodes.split(capacity, 1) if size > capacity else (nodes,):
+    if tree.sliced(size * nodes.element_size()):
+        return _slices_in_memory(nodes, tree, slots, nodes.new_empty(size) if out is None else out)
+    if size <= capacity:
+        return _finished(slots.exchange(nodes, tree.most_nodes * size), tree, size, 0, size)
+    out = nodes.new_empty(size) if out is None else out
+    for piece, total in zip(nodes.split(capacity, 1), out.split(capacity), strict=True):
         width = piece.shape[1]
-        sums.append(_finished(slots.exchange(piece, tree.most_nodes * width), tree, width, 0, width))
-    return sums[0] if len(sums) == 1 else torch.cat(sums)
+        _finished(slots.exchange(piece, tree.most_nodes * width), tree, width, 0, width, total)
+    return out
 
 
-def _finished(rows: Tensor, tree: Tree, width: int, start: int, stop: int) -> Tensor:
+def _finished(rows: Tensor, tree: Tree, width: int, start: int, stop: int, out: Tensor | None = None) -> Tensor:
     """Finishes the tree with the nodes in the ranks' slots, ``width`` elements each, from ``start`` to ``stop``."""
-    if tree.regular:
+    if tree.regular and out is None:
         return tree_sum(rows[:, start:stop])
     parts = [
         row[node * width + start : node * width + stop]
         for row, count in zip(rows, tree.counts, strict=True)
         for node in range(count)
     ]
-    return finished(parts, tree)
+    return finished(parts, tree, out)
 
 
-def _slices_in_memory(nodes: Tensor, tree: Tree, slots: SharedSlots) -> Tensor:
+def _slices_in_memory(nodes: Tensor, tree: Tree, slots: SharedSlots, out: Tensor) -> Tensor:
     """Sums piece by piece: beside the nodes of a piece lies this rank's finished slice of the piece before."""
     ranks, size, most = len(tree.owned), nodes.shape[1], tree.most_nodes
     capacity = slots.capacity(nodes.dtype)
     step = (capacity - LINE_ELEMENTS) * ranks // (most * ranks + 1)
     starts = range(0, size, step)
-    out, mine, begun, before = nodes.new_empty(size), nodes.new_empty(0), 0, 0
+    mine, begun, before = nodes.new_empty(0), 0, 0
     for start in (*starts, size):
         piece = nodes[:, start : start + step]
         width = piece.shape[1]
