@@ -68,8 +68,9 @@ def _name_of_loopback(namespace: str) -> None:
     (HOSTS / namespace / "hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {socket.gethostname()}\n")
 
 
-def _start(number: int, namespace: str, directory: Path, *more: str) -> subprocess.Popen[str]:
-    torchrun = ["-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(number), "--nproc-per-node", "1"]
+def _start(number: int, namespace: str, directory: Path, *more: str, here: int = 1) -> subprocess.Popen[str]:
+    torchrun = ["-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(number)]
+    torchrun += ["--nproc-per-node", str(here)]
     torchrun += ["--master-addr", ADDRESSES[0], "--master-port", "29477"]
     return subprocess.Popen(
         ["ip", "netns", "exec", namespace, sys.executable, *torchrun, *ARGUMENTS, *more, "--name", "two"],
@@ -85,15 +86,22 @@ def _summary(directory: Path, name: str) -> dict:
     return json.loads((directory / "runs" / name / "summary.json").read_text())
 
 
+UNEVEN = ("--num-envs", "12", "--num-shards", "4", "--network.hidden-sizes", "512", "512")
+"""On a host with two ranks and one with one: 2, 1 and 1 shards, of more parameters than a gather would bring."""
+CASES = {
+    "torch": (("--engine", "torch"), (1, 1), "gather"),
+    "torch, uneven": (("--engine", "torch", *UNEVEN), (2, 1), "slices"),
+    "jax": (("--engine", "jax", "--devices", "1"), (1, 1), "gather"),
+    "jax, uneven": (("--engine", "jax", "--devices", "1", "--num-envs", "12", "--num-shards", "3"), (1, 1), "gather"),
+}
+
+
 @pytest.mark.parametrize(
-    "words",
-    [("--engine", "torch"), pytest.param(("--engine", "jax", "--devices", "1"), marks=pytest.mark.long)],
-    ids=lambda w: w[1],
+    "case", ["torch", *(pytest.param(case, marks=pytest.mark.long) for case in list(CASES)[1:])], ids=str
 )
-def test_one_rank_on_each_of_two_hosts_gives_the_same_agent(
-    hosts: list[tuple[str, str]], tmp_path: Path, words: tuple[str, ...]
-) -> None:
-    processes = [_start(number, host[0], tmp_path, *words) for number, host in enumerate(hosts)]
+def test_ranks_of_two_hosts_give_the_same_agent(hosts: list[tuple[str, str]], tmp_path: Path, case: str) -> None:
+    words, ranks, sums = CASES[case]
+    processes = [_start(n, host[0], tmp_path, *words, here=ranks[n]) for n, host in enumerate(hosts)]
     try:
         outputs = [process.communicate(timeout=600)[0] for process in processes]
     finally:
@@ -104,8 +112,8 @@ def test_one_rank_on_each_of_two_hosts_gives_the_same_agent(
         [sys.executable, *ARGUMENTS, *words, "--name", "one", "--quiet"], cwd=tmp_path, check=True, timeout=600
     )
     two, one = _summary(tmp_path, "two"), _summary(tmp_path, "one")
-    assert (two["world_size"], one["world_size"]) == (2, 1)
-    assert two["collectives"] == {"torch": "gloo", "jax": "xla"}[words[1]]
+    assert (two["world_size"], one["world_size"]) == (sum(ranks), 1)
+    assert (two["collectives"], two["sums"]) == ({"torch": "gloo", "jax": "xla"}[words[1]], sums)
     assert two["state_sha256"] == one["state_sha256"]
 
 
