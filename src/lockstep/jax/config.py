@@ -45,7 +45,9 @@ _USERS = {theirs: mine for mine, theirs in PPO_NAMES.items()} | {
     "--num-shards": "num_shards",
 }
 _DOTTED = "|".join(map(re.escape, PPO_NAMES.values()))
-_NAMES = re.compile(rf"{_PRODUCT}|(?<![\w.])(?:{_DOTTED})(?!\w)|^devices(?=:)|(?<!\w)num_envs(?=:| \d)|--num-shards(?=\s)")
+_NAMES = re.compile(
+    rf"{_PRODUCT}|(?<![\w.])(?:{_DOTTED})(?!\w)|^devices(?=:)|(?<!\w)num_envs(?=:| \d)|--num-shards(?=\s)"
+)
 """Names of a config in a message, and the product that stands for one of them."""
 
 OFF_POLICY = ("buffer_size", "warmup_steps", "batch_size", "tau", "target_update_freq")
