@@ -251,7 +251,7 @@ def in_users_names(message: str) -> str:
 
 
 def _default_shards(devices: int, num_envs: int, sync_period: int) -> int:
-    """Shards of ``devices`` with ``num_envs`` environments each: those of one device with all of them, if they go round.
+    """Shards of ``devices`` with ``num_envs`` environments each: those of one device with all, if they go round.
 
     Where devices step by themselves for ``sync_period`` above 1, all own equally many.
     """
