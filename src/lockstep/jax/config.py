@@ -40,13 +40,14 @@ PPO_NAMES = {
 
 _PRODUCT = "num_devices x num_envs"
 _USERS = {theirs: mine for mine, theirs in PPO_NAMES.items()} | {
+    "env.id": "env",
     "num_envs": _PRODUCT,
     "devices": "num_devices",
     "--num-shards": "num_shards",
 }
 _DOTTED = "|".join(map(re.escape, PPO_NAMES.values()))
 _NAMES = re.compile(
-    rf"{_PRODUCT}|(?<![\w.])(?:{_DOTTED})(?!\w)|^devices(?=:)|(?<!\w)num_envs(?=:| \d)|--num-shards(?=\s)"
+    rf"{_PRODUCT}|(?<![\w.])(?:{_DOTTED})(?!\w)|^(?:devices|env\.id)(?=:)|(?<!\w)num_envs(?=:| \d)|--num-shards(?=\s)"
 )
 """Names of a config in a message, and the product that stands for one of them."""
 

@@ -23,6 +23,7 @@ from lockstep.jax.training import Customs, Training
 from lockstep.jax_engine.distributed.mesh import REPLICATED, over_mesh
 from lockstep.jax_engine.distributed.placement import fetch
 from lockstep.jax_engine.distributed.reductions import FSDP_AXIS, device_index
+from lockstep.jax_engine.envs.users_code import users_error
 from lockstep.jax_engine.program.calls import Pending
 from lockstep.jax_engine.program.fingerprints import Copies
 from lockstep.jax_engine.program.iterations import Iteration
@@ -182,7 +183,7 @@ class Task:
         try:
             return Training(wrapped, params, self.ppo_config, self.runner_config, customs)
         except ValueError as error:
-            raise ValueError(in_users_names(str(error))) from None
+            raise ValueError(in_users_names(str(error))) from users_error(error)
 
     def _first_state(self) -> PPOTrainState | None:
         """Gives what :meth:`initial_state` makes of a fresh state; None where it is that."""

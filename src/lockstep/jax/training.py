@@ -28,10 +28,12 @@ from lockstep.jax.history import PPOMetricsHistory
 from lockstep.jax.metrics import Metrics, history_of, metrics_of, say
 from lockstep.jax.ppo import PPOTrainState, check_spaces
 from lockstep.jax.settings import SettingError
+from lockstep.jax.wrappers.single import innermost
 from lockstep.jax_engine.distributed.mesh import check_divisible, get_num_devices, make_mesh
 from lockstep.jax_engine.distributed.placement import gathered, num_local_devices
 from lockstep.jax_engine.distributed.reductions import BATCH_AXIS
 from lockstep.jax_engine.envs.functional import FunctionalAdapter
+from lockstep.jax_engine.envs.users_code import users_error
 from lockstep.jax_engine.nets.custom import custom_net
 from lockstep.jax_engine.nets.encoders import encode_rows
 from lockstep.jax_engine.nets.nets import PolicyNet
@@ -91,7 +93,7 @@ class Training:
             )
         self.runner = runner
         mesh = make_mesh(fsdp, devices, customs.axis_name)
-        adapter = FunctionalAdapter(env, env_params, name=name)
+        adapter = FunctionalAdapter(env, env_params, name=type(innermost(env)).__name__)
         if adapter.limit_note is not None:
             say(adapter.limit_note)
         description = described(config.env, adapter.observation_space, adapter.action_space, adapter.max_episode_steps)
@@ -279,5 +281,5 @@ def train_ppo_multigpu(
         training = Training(env, env_params, ppo_config, runner_config)
         check_spaces(training.config, training.program.net, obs_shape, n_actions)
     except ValueError as error:
-        raise ValueError(in_users_names(str(error))) from None
+        raise ValueError(in_users_names(str(error))) from users_error(error)
     return training.train(train_state)
