@@ -15,8 +15,8 @@ from lockstep.envs.description import stepped_as_arrays
 from lockstep.jax_engine.envs.functional import FunctionalAdapter
 from lockstep.jax_engine.envs.protocol import JaxEnvironment, Step, Tree
 from lockstep.jax_engine.envs.registry import make
-from lockstep.jax_engine.envs.wrappers import wrap
 from lockstep.jax_engine.envs.users_code import one_line
+from lockstep.jax_engine.envs.wrappers import wrap
 
 
 class ArrayEnvironmentAdapter:

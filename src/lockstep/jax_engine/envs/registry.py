@@ -14,8 +14,8 @@ from lockstep.envs.tensor import named_object
 from lockstep.jax_engine.envs.default_params import default_params
 from lockstep.jax_engine.envs.functional import Environment, GymnaxEnvironment
 from lockstep.jax_engine.envs.simulators import SimulatedEnvironment, SingleArrayEnvironment
-from lockstep.jax_engine.setup.set_up import prepare_jax
 from lockstep.jax_engine.envs.users_code import one_line
+from lockstep.jax_engine.setup.set_up import prepare_jax
 
 BRAX_EPISODE = 1000
 """Steps of an episode of Brax's own learners."""
