@@ -123,7 +123,7 @@ class Training:
         run.before = 0 if given is None else int(given.step) - done
         state = init_state(program.config, program.net, program.layout)
         if given is not None:
-            state = to_engine(given, state, program.layout)
+            state = to_engine(given, state, program.layout, program.net)
             envs, why = environments_of(given, run.env_shapes)
             if envs is not None:
                 self._check_seed(given)
