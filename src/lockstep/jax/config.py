@@ -219,9 +219,11 @@ def whole_number(name: str, value: Any, least: int) -> int:
     Raises:
         ValueError: it is none, or smaller than ``least``; one line.
     """
+    if str(getattr(value, "dtype", "")).startswith("key<"):
+        raise ValueError(f"{name}: a key of jax.random was given and must be a whole number, such as {least}")
     number = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
     if isinstance(number, bool) or not isinstance(number, int | float) or number % 1 or number < least:
-        raise ValueError(f"{name}: {value!r} must be a whole number, at least {least}")
+        raise ValueError(f"{name}: {' '.join(repr(value).split())} must be a whole number, at least {least}")
     return int(number)
 
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class SettingError(ValueError, TypeError):
@@ -44,6 +48,41 @@ class Settings(type):
             return super().__call__(*values, **settings)
 
 
+def names_of(kind: Settings) -> list[str]:
+    """Names the settings of a dataclass of settings, further names too."""
+    return [*(field.name for field in dataclasses.fields(kind)), *kind.ALSO]  # type: ignore[arg-type]
+
+
+def in_one_line(elsewhere: Mapping[str, str]) -> Callable[[Function], Function]:
+    """Makes a function say in one line which of its arguments it doesn't know; ``elsewhere`` says where those are.
+
+    Raises:
+        SettingError: as :class:`Settings`.
+    """
+
+    def of(function: Function) -> Function:
+        parameters = inspect.signature(function).parameters
+        by_place = [name for name, parameter in parameters.items() if parameter.kind is not parameter.KEYWORD_ONLY]
+        named = [name for name in parameters if name not in by_place]
+
+        @functools.wraps(function)
+        def called(*values: Any, **arguments: Any) -> Any:
+            kind = function.__name__
+            for name in arguments:
+                if name not in parameters:
+                    raise SettingError(_unknown(kind, name, list(parameters), elsewhere, "argument"))
+            if len(values) > len(by_place):
+                raise SettingError(
+                    f"{kind}: {len(values)} arguments were given by place, which are {' and '.join(by_place)}; give "
+                    f"others by name: {', '.join(named)}"
+                )
+            return function(*values, **arguments)
+
+        return called  # type: ignore[return-value]
+
+    return of
+
+
 def _take(settings: dict[str, Any], name: str, setting: str, positional: list[str]) -> None:
     """Moves a value to the setting's own name."""
     value = settings.pop(name)
@@ -52,9 +91,9 @@ def _take(settings: dict[str, Any], name: str, setting: str, positional: list[st
     settings[setting] = value
 
 
-def _unknown(kind: str, name: str, known: list[str], elsewhere: Mapping[str, str]) -> str:
+def _unknown(kind: str, name: str, known: list[str], elsewhere: Mapping[str, str], what: str = "setting") -> str:
     if name in elsewhere:
         return f"{name}: {elsewhere[name]}"
     close = difflib.get_close_matches(name, known, 1, 0.6)
     hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
-    return f"{name}: no setting of {kind}; {hint}"
+    return f"{name}: no {what} of {kind}; {hint}"

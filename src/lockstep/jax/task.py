@@ -14,6 +14,7 @@ from jax import numpy as jnp
 
 from lockstep.core.fingerprint import compare_ranks
 from lockstep.jax.config import PPOConfig, RunnerConfig, in_users_names
+from lockstep.jax.environments import check_environment
 from lockstep.jax.history import PPOMetricsHistory
 from lockstep.jax.metrics import Metrics
 from lockstep.jax.ppo import PPOTrainState
@@ -174,6 +175,7 @@ class Task:
         if not (isinstance(given, tuple) and len(given) == 2):
             raise ValueError(f"environment: {type(given).__name__} was returned; return (env, env_params)")
         env, params = given
+        check_environment(env, "environment", "returned")
         terms = self.reward_terms()
         wrapped = RewardTermsWrapper(env, terms) if terms else env
         policy = self.policy_network if self._overrides("policy_network") else None

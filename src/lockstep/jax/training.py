@@ -24,10 +24,11 @@ from lockstep.jax.engine_state import (
     user_rng,
     with_environments,
 )
+from lockstep.jax.environments import check_environment
 from lockstep.jax.history import PPOMetricsHistory
 from lockstep.jax.metrics import Metrics, history_of, metrics_of, say
 from lockstep.jax.ppo import PPOTrainState, check_spaces
-from lockstep.jax.settings import SettingError
+from lockstep.jax.settings import SettingError, in_one_line, names_of
 from lockstep.jax.wrappers.single import innermost
 from lockstep.jax_engine.distributed.mesh import check_divisible, get_num_devices, make_mesh
 from lockstep.jax_engine.distributed.placement import gathered, num_local_devices
@@ -235,6 +236,23 @@ def _with_policy(net: PolicyNet, policy: Callable[..., Any] | None, config: Conf
     return dataclasses.replace(net, custom=custom, core=None, shared=False)
 
 
+ELSEWHERE = {
+    **{name: f"it is PPOConfig's; give PPOConfig({name}=…) as ppo_config" for name in names_of(PPOConfig)},
+    **{name: f"it is RunnerConfig's; give RunnerConfig({name}=…) as runner_config" for name in names_of(RunnerConfig)},
+    **dict.fromkeys(
+        ("key", "rng", "rng_key"),
+        "random numbers are of RunnerConfig's seed; give RunnerConfig(seed=…), a whole number",
+    ),
+    **dict.fromkeys(
+        ("network", "policy", "policy_network", "model"),
+        "networks are PPOConfig's hidden_sizes and activation; for a module of your own write a Task with "
+        "policy_network",
+    ),
+}
+"""Where to give what isn't :func:`train_ppo_multigpu`'s, by name."""
+
+
+@in_one_line(ELSEWHERE)
 def train_ppo_multigpu(
     env: Any,
     env_params: Any,
@@ -269,14 +287,14 @@ def train_ppo_multigpu(
 
     Raises:
         ValueError: there is no whole update, something doesn't divide or contradicts the environment; one line.
+        TypeError: an argument is none of these, or of another type; one line that says where it belongs.
         NonFiniteError: a loss or gradient was not finite.
         DesyncError: devices hold different bytes.
     """
     for name, value, kind in (("ppo_config", ppo_config, PPOConfig), ("runner_config", runner_config, RunnerConfig)):
         if not isinstance(value, kind):
             raise SettingError(f"{name}: {type(value).__name__} was given; give a {kind.__name__}")
-    if not (hasattr(env, "reset") and hasattr(env, "step")):
-        raise SettingError(f"env: {type(env).__name__} was given, which has no reset and step; give one of make")
+    check_environment(env)
     try:
         training = Training(env, env_params, ppo_config, runner_config)
         check_spaces(training.config, training.program.net, obs_shape, n_actions)

@@ -14,6 +14,7 @@ from jax import Array
 
 from lockstep.core.shards import keyed_seed
 from lockstep.jax.config import RunnerConfig
+from lockstep.jax.environments import check_environment
 from lockstep.jax.history import PPOMetricsHistory
 from lockstep.jax.metrics import Metrics
 from lockstep.jax.pmap.config import DistributedPPOConfig as DistributedPPOConfig
@@ -147,7 +148,11 @@ class DistributedPPOTask(Task, Generic[ConfigT]):
     def environment(self) -> tuple[Any, Any]:
         """See :meth:`Task.environment`."""
         given = self.get_environment()
-        return given if isinstance(given, tuple) else (given, default_params(given))
+        if isinstance(given, tuple) and len(given) != 2:
+            raise ValueError(f"get_environment: {len(given)} values were returned; return env, or (env, env_params)")
+        env = given[0] if isinstance(given, tuple) else given
+        check_environment(env, "get_environment", "returned")
+        return given if isinstance(given, tuple) else (env, default_params(env))
 
     def reward_terms(self) -> Terms:
         """See :meth:`Task.reward_terms`."""
