@@ -1,5 +1,9 @@
 """What a newcomer gets wrong in ``lockstep.jax`` is said in one line that tells what would work."""
 
+import copy
+import dataclasses
+import pickle
+import re
 from typing import Any
 
 import corridors
@@ -8,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 
+import lockstep
 import lockstep.jax as ljax
 from lockstep.jax.checkpoint_folder import CheckpointFolder
 from lockstep.jax.history import PPOMetricsHistory
@@ -148,3 +153,102 @@ def test_a_seed_is_a_whole_number():
     assert "must be a whole number, at least 0" in error_of(untyped.RunnerConfig, seed=jax.random.PRNGKey(0))
     assert "must be a whole number" in error_of(untyped.RunnerConfig, seed=np.eye(2))
     assert ljax.RunnerConfig(seed=np.int64(3)).seed == 3  # type: ignore[arg-type]
+
+
+def test_replacing_a_setting_takes_its_own_name():
+    line = "lr: dataclasses.replace takes a setting by its own name; give learning_rate=1.0"
+    for config in (PPO, ljax.DistributedPPOConfig()):
+        assert error_of(dataclasses.replace, config, lr=1.0) == line
+        assert dataclasses.replace(config, learning_rate=1.0).lr == 1.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "setting", "words"),
+    [
+        (ljax.RunnerConfig, "num_updates", "num_updates: updates follow from total_timesteps"),
+        (ljax.RunnerConfig, "num_seeds", "num_seeds: one program trains one seed here; give seed"),
+        (ljax.RunnerConfig, "n_steps", "n_steps: steps of an update are PPOConfig's"),
+        (ljax.PPOConfig, "num_updates", "num_updates: how long training is is RunnerConfig's; give total_timesteps"),
+        (ljax.PPOConfig, "num_steps", "num_steps: no setting of PPOConfig; did you mean n_steps?"),
+        (ljax.DistributedPPOConfig, "num_steps", "num_steps: it is rollout_length_steps here"),
+        (ljax.DistributedPPOConfig, "n_steps", "n_steps: it is rollout_length_steps here"),
+        (ljax.DistributedPPOConfig, "clip_eps", "clip_eps: it is clip_param here"),
+        (ljax.DistributedPPOConfig, "num_updates", "num_updates: updates follow from total_timesteps"),
+        (ljax.DistributedPPOConfig, "num_seeds", "num_seeds: one program trains one seed here"),
+        (ljax.DistributedPPOConfig, "lerning_rate", "no setting of DistributedPPOConfig; did you mean learning_rate?"),
+    ],
+)
+def test_a_setting_of_another_name_says_what_it_is_here(kind, setting, words):
+    assert words in error_of(kind, **{setting: 3})
+    if kind is ljax.DistributedPPOConfig:
+        config = kind()
+        assert words in error_of(setattr, config, setting, 3)
+        assert config == kind()
+
+
+@dataclasses.dataclass
+class Own(ljax.DistributedPPOConfig):
+    height: float = 1.0
+
+    def __post_init__(self):
+        self.derived = 2 * self.height
+
+
+def test_attributes_of_a_config_are_those_it_was_made_with():
+    config = Own(height=2.0)
+    config.height, config.derived, config.lr, config.max_grad_norm, config._note = 3.0, 5.0, 0.5, 2.0, "mine"
+    assert (config.height, config.derived, config.learning_rate, config.global_grad_clip) == (3.0, 5.0, 0.5, 2.0)
+    assert "heigth: no setting of Own; did you mean height?" in error_of(setattr, config, "heigth", 1.0)
+    again = pickle.loads(pickle.dumps(config))
+    assert (again, copy.copy(config).derived, dataclasses.replace(config, seed=1).derived) == (config, 5.0, 6.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"num_batches": 3, "rollout_length_steps": 8}, "num_batches: 3 doesn't divide"),
+        ({"clip_param": -1.0}, "clip_param: -1.0"),
+        ({"lam": 2.0}, "lam: 2.0"),
+        ({"entropy_coef": "x"}, "entropy_coef: 'x'"),
+    ],
+)
+def test_errors_are_in_the_configs_names(settings, words):
+    class Walk(ljax.DistributedPPOTask):
+        def get_environment(self):
+            return corridors.Corridor()
+
+    line = error_of(lambda: Walk(ljax.DistributedPPOConfig(num_envs=4, num_devices=1, **settings)).train())
+    assert words in line
+    assert not re.search(r"n_minibatches|n_steps|clip_eps|ent_coef|gae_lambda|num_devices x", line)
+
+
+# --- what training gives ---------------------------------------------------------------------------------------------
+
+
+def test_a_history_names_what_it_has():
+    history = PPOMetricsHistory(total_loss=np.ones(2), episode_return=np.ones(2))
+    for name in ("episodic_return", "episode"):
+        with pytest.raises(KeyError) as caught:
+            _ = history[name]
+        assert caught.value.args == (f"the history has no {name!r}; it has total_loss, episode_return",)
+
+
+def test_acting_takes_a_key_or_none():
+    state = ljax.PPO.init(jax.random.key(0), 4, 2, PPO)
+    line = "key: int was given; give one of jax.random.key, or none for the likeliest actions"
+    assert error_of(untyped.PPO.act, state, np.ones(4), 0) == line
+    for key in (None, jax.random.key(0), jax.random.PRNGKey(0)):
+        assert ljax.PPO.act(state, np.ones(4), key).shape == ()
+
+
+def test_a_library_checkpoint_is_no_run(tmp_path):
+    ljax.save_checkpoint(tmp_path / "one", {"w": np.ones(2)})
+    ljax.save_checkpoint(tmp_path / "steps", {"w": np.ones(2)}, step=3)
+    for path in (tmp_path / "one", tmp_path / "steps", tmp_path / "steps" / "step_3"):
+        assert error_of(lockstep.load_policy, path) == (
+            f"run: {path} holds a checkpoint of lockstep.jax, which is no run's; load it with "
+            "lockstep.jax.load_checkpoint"
+        )
+    line = error_of(lockstep.load_policy, tmp_path / "nothing")
+    assert line.startswith(f"run: {tmp_path}/nothing is no run directory; ")
+    assert line.count("nothing") == 1

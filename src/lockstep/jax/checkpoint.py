@@ -21,6 +21,7 @@ from lockstep.jax_engine.distributed import placement, processes
 from lockstep.jax_engine.distributed.mesh import Mesh
 from lockstep.runs.checkpoint import (
     MANIFEST,
+    PYTREE,
     CheckpointError,
     aside_of,
     checkpoints_in,
@@ -117,7 +118,7 @@ def _written(
             return CheckpointError(f"{directory} holds something else than a checkpoint; name another directory")
         directory.parent.mkdir(parents=True, exist_ok=True)
         files = {ARRAYS: pack(arrays), KINDS: (json.dumps(kinds, indent=1) + "\n").encode()}
-        write_directory(directory, files, {"kind": "pytree", **facts}, others_in(directory))
+        write_directory(directory, files, {"kind": PYTREE, **facts}, others_in(directory))
     except Exception as error:
         return error
     return None

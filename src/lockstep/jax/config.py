@@ -59,6 +59,9 @@ COUNTS = (
 )
 """Whole numbers of :class:`RunnerConfig`, at least 1."""
 
+UPDATES = "updates follow from total_timesteps, environment steps of the whole run; give that"
+SEEDS = "one program trains one seed here; give seed, and train once for each"
+
 PLATFORMS = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
 
 
@@ -100,6 +103,7 @@ class PPOConfig(metaclass=Settings):
     ELSEWHERE: ClassVar[dict[str, str]] = {
         "num_envs": "environments are RunnerConfig's: give num_envs there",
         "seed": "it is RunnerConfig's; give it there",
+        "num_updates": "how long training is is RunnerConfig's; give total_timesteps there",
     }
 
     learning_rate: float = 3e-4
@@ -168,9 +172,11 @@ class RunnerConfig(metaclass=Settings):
         ValueError: a number is below 1, or they contradict one another; one line.
     """
 
-    ELSEWHERE: ClassVar[dict[str, str]] = dict.fromkeys(
-        OFF_POLICY, "belongs to algorithms with a replay buffer, and this trains PPO"
-    )
+    ELSEWHERE: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(OFF_POLICY, "belongs to algorithms with a replay buffer, and this trains PPO"),
+        **dict.fromkeys(("n_steps", "num_steps"), "steps of an update are PPOConfig's; give n_steps there"),
+        **{"num_updates": UPDATES, "num_seeds": SEEDS},
+    }
 
     total_timesteps: int = 100_000
     num_devices: int | None = None

@@ -7,9 +7,13 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+_made: ContextVar[bool] = ContextVar("lockstep_settings_made", default=True)
+"""Whether no settings are being made right now."""
 
 
 class SettingError(ValueError, TypeError):
@@ -39,13 +43,33 @@ class Settings(type):
             if len(values) > len(known):
                 raise SettingError(f"{cls.__name__}: {len(values)} values for {len(known)} settings; name them")
             for name in list(settings):
+                if name in cls.ALSO and set(known) <= set(settings):
+                    raise SettingError(
+                        f"{name}: dataclasses.replace takes a setting by its own name; give "
+                        f"{cls.ALSO[name]}={settings[name]!r}"
+                    )
                 if name in cls.ALSO:
                     _take(settings, name, cls.ALSO[name], known[: len(values)])
                 elif name in known[: len(values)]:
                     raise SettingError(f"{name}: given twice, by place and by name; leave one out")
                 elif name not in known:
                     raise SettingError(_unknown(cls.__name__, name, [*known, *cls.ALSO], cls.ELSEWHERE))
-            return super().__call__(*values, **settings)
+            token = _made.set(False)  # a class of one's own may add attributes while it is made
+            try:
+                return super().__call__(*values, **settings)
+            finally:
+                _made.reset(token)
+
+
+def check_attribute(settings: Any, name: str) -> None:
+    """Refuses an attribute that settings which were made haven't, as a keyword that is none.
+
+    Raises:
+        SettingError: there is no such setting; one line.
+    """
+    kind = type(settings)
+    if _made.get() and not name.startswith("_") and not hasattr(settings, name):
+        raise SettingError(_unknown(kind.__name__, name, names_of(kind), kind.ELSEWHERE))
 
 
 def names_of(kind: Settings) -> list[str]:

@@ -161,6 +161,10 @@ class Task:
         """Gives what a task has of its own beside networks and gradients."""
         return Customs(axis_name=self.axis_name)
 
+    def _in_users_names(self, message: str) -> str:
+        """Translates a message about a config into names of the settings that were given."""
+        return in_users_names(message)
+
     def _overrides(self, hook: str) -> bool:
         own = getattr(self, hook)
         return getattr(own, "__func__", own) is not getattr(Task, hook)
@@ -185,7 +189,7 @@ class Task:
         try:
             return Training(wrapped, params, self.ppo_config, self.runner_config, customs)
         except ValueError as error:
-            raise ValueError(in_users_names(str(error))) from users_error(error)
+            raise ValueError(self._in_users_names(str(error))) from users_error(error)
 
     def _first_state(self) -> PPOTrainState | None:
         """Gives what :meth:`initial_state` makes of a fresh state; None where it is that."""

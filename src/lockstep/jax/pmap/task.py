@@ -18,7 +18,7 @@ from lockstep.jax.environments import check_environment
 from lockstep.jax.history import PPOMetricsHistory
 from lockstep.jax.metrics import Metrics
 from lockstep.jax.pmap.config import DistributedPPOConfig as DistributedPPOConfig
-from lockstep.jax.pmap.config import settings_of
+from lockstep.jax.pmap.config import in_configs_names, settings_of
 from lockstep.jax.pmap.rewards import terms_of
 from lockstep.jax.pmap.rollouts import RolloutModel, RolloutState, Trajectory, plain_rollout, users_rollout
 from lockstep.jax.ppo import PPOTrainState
@@ -63,7 +63,10 @@ class DistributedPPOTask(Task, Generic[ConfigT]):
         ppo, runner = settings_of(config, self.num_devices)
         self.num_envs_per_device = runner.num_envs
         every = config.log_devices_every
-        super().__init__(ppo, runner, axis_name=config.pmap_axis_name, log_devices_every=every)
+        try:
+            super().__init__(ppo, runner, axis_name=config.pmap_axis_name, log_devices_every=every)
+        except ValueError as error:
+            raise ValueError(in_configs_names(str(error))) from None
         self._tell(runner)
 
     def _tell(self, runner: RunnerConfig) -> None:
@@ -182,6 +185,9 @@ class DistributedPPOTask(Task, Generic[ConfigT]):
     @cached_property
     def _model(self) -> Any:
         return self.get_initial_model(jax.random.key(keyed_seed(self.runner_config.seed, "init/custom")))
+
+    def _in_users_names(self, message: str) -> str:
+        return in_configs_names(super()._in_users_names(message))
 
     def _overrides(self, hook: str) -> bool:
         if hook not in HOOKS:
