@@ -195,7 +195,7 @@ class Own(ljax.DistributedPPOConfig):
 
 
 def test_attributes_of_a_config_are_those_it_was_made_with():
-    config = Own(height=2.0)
+    config: Any = Own(height=2.0)
     config.height, config.derived, config.lr, config.max_grad_norm, config._note = 3.0, 5.0, 0.5, 2.0, "mine"
     assert (config.height, config.derived, config.learning_rate, config.global_grad_clip) == (3.0, 5.0, 0.5, 2.0)
     assert "heigth: no setting of Own; did you mean height?" in error_of(setattr, config, "heigth", 1.0)

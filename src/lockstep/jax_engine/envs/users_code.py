@@ -9,7 +9,9 @@ from pathlib import Path
 import lockstep
 
 NOT_THE_USERS = (str(Path(lockstep.__file__).parent), *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib")))
-"""Directories whose code isn't a user's own, beside every ``site-packages``."""
+"""Directories whose code isn't a user's own, beside those of installed packages."""
+
+INSTALLED = {"site-packages", "dist-packages"}
 
 
 class UsersFunctionError(ValueError):
@@ -29,7 +31,7 @@ def users_line(error: BaseException) -> str:
     """
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
-        installed = "site-packages" in path.parts or any(path.is_relative_to(place) for place in NOT_THE_USERS)
+        installed = bool(INSTALLED & set(path.parts)) or any(path.is_relative_to(place) for place in NOT_THE_USERS)
         if not installed and not frame.filename.startswith("<frozen"):
             return f" ({path.name}, line {frame.lineno})"
     return ""
