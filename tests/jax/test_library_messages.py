@@ -203,6 +203,19 @@ def test_attributes_of_a_config_are_those_it_was_made_with():
     assert (again, copy.copy(config).derived, dataclasses.replace(config, seed=1).derived) == (config, 5.0, 6.0)
 
 
+class Walk(ljax.DistributedPPOTask):
+    def get_environment(self):
+        return corridors.Corridor()
+
+
+def test_a_checkpoint_of_other_settings_is_refused_in_the_configs_names(tmp_path):
+    settings: dict[str, Any] = {"num_envs": 4, "num_devices": 1, "rollout_length_steps": 8, "total_timesteps": 32}
+    settings |= {"hidden_sizes": (4,), "checkpoint_dir": tmp_path, "num_passes": 1}
+    Walk(ljax.DistributedPPOConfig(num_batches=2, **settings)).train()
+    other = Walk(ljax.DistributedPPOConfig(num_batches=4, resume=True, **settings))
+    assert error_of(other.train).startswith(f"num_batches: 4, but {tmp_path}/step_32 was trained with 2; leave it")
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -213,10 +226,6 @@ def test_attributes_of_a_config_are_those_it_was_made_with():
     ],
 )
 def test_errors_are_in_the_configs_names(settings, words):
-    class Walk(ljax.DistributedPPOTask):
-        def get_environment(self):
-            return corridors.Corridor()
-
     line = error_of(lambda: Walk(ljax.DistributedPPOConfig(num_envs=4, num_devices=1, **settings)).train())
     assert words in line
     assert not re.search(r"n_minibatches|n_steps|clip_eps|ent_coef|gae_lambda|num_devices x", line)

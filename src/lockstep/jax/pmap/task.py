@@ -29,6 +29,7 @@ from lockstep.jax.task import Task
 from lockstep.jax.training import Customs
 from lockstep.jax_engine.distributed.mesh import get_num_devices
 from lockstep.jax_engine.envs.default_params import default_params
+from lockstep.jax_engine.envs.users_code import users_error
 from lockstep.jax_engine.setup.set_up import prepare_jax
 
 logger = logging.getLogger("lockstep.jax")
@@ -138,6 +139,16 @@ class DistributedPPOTask(Task, Generic[ConfigT]):
         state, history = self.train()
         logger.info("trained %d updates", int(state.step))
         return state, history
+
+    def train(self) -> tuple[PPOTrainState, PPOMetricsHistory]:
+        """See :meth:`Task.train`."""
+        try:
+            return super().train()
+        except ValueError as error:
+            said = in_configs_names(str(error))
+            if type(error) is not ValueError or said == str(error):
+                raise
+            raise ValueError(said) from users_error(error)
 
     def verify_distributed_setup(self, verbose: bool = True) -> DistributedSetup:
         """See :meth:`Task.verify_distributed_setup`; the report is logged, line by line."""
