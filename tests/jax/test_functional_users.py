@@ -61,6 +61,12 @@ def half():
     return train(2)
 
 
+def test_three_devices_give_the_state_of_one_where_nobody_chooses_shards():
+    one, three = (train(2, devices, envs=24, num_shards=None)[0] for devices in (1, 3))
+    assert differing(one.replace(num_devices=3), three) == []
+    assert differing(one.agent_state, train(2, 3, envs=24, num_shards=3)[0].agent_state) != []
+
+
 # --- scripts ---------------------------------------------------------------------------------------------------------
 
 

@@ -145,12 +145,18 @@ def test_the_run_is_a_function_of_what_all_devices_have():
 
 @pytest.mark.parametrize(
     ("devices", "num_envs", "shards"),
-    [(1, 12, 4), (2, 12, 8), (3, 4, 6), (3, 3, 3), (5, 2, 5), (6, 16, 6), (7, 1, 7), (12, 3, 12)],
+    [(1, 12, 4), (2, 12, 8), (3, 8, 8), (3, 4, 4), (3, 3, 3), (5, 2, 5), (6, 16, 8), (7, 1, 7), (12, 3, 12)],
 )
-def test_every_device_has_equally_many_shards_where_nobody_chooses(devices, num_envs, shards):
+def test_shards_are_those_of_one_device_where_nobody_chooses_and_they_go_round(devices, num_envs, shards):
     config = resolved(devices, num_envs=num_envs)
     assert (config.envs, config.shards) == (devices * num_envs, shards)
-    assert config.shards % devices == 0
+    if shards > devices:
+        assert config == resolved(1, num_envs=devices * num_envs)
+
+
+def test_devices_that_step_by_themselves_have_equally_many_shards():
+    assert resolved(3, num_envs=8, sync_period=2).shards == 3
+    assert resolved(2, num_envs=8, sync_period=2).shards == 8
 
 
 def test_shards_that_are_chosen_may_be_uneven():

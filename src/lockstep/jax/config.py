@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from lockstep.config.checks import resolve
 from lockstep.config.keys import validate
 from lockstep.config.run import Config
-from lockstep.core.shards import MAX_DEFAULT_SHARDS, default_num_shards
+from lockstep.core.shards import default_num_shards
 from lockstep.jax.settings import Settings
 
 PPO_NAMES = {
@@ -45,7 +45,9 @@ _USERS = {theirs: mine for mine, theirs in PPO_NAMES.items()} | {
     "--num-shards": "num_shards",
 }
 _DOTTED = "|".join(map(re.escape, PPO_NAMES.values()))
-_NAMES = re.compile(rf"{_PRODUCT}|(?<![\w.])(?:{_DOTTED})(?!\w)|^devices(?=:)|(?<!\w)num_envs(?=:| \d)|--num-shards(?=\s)")
+_NAMES = re.compile(
+    rf"{_PRODUCT}|(?<![\w.])(?:{_DOTTED})(?!\w)|^devices(?=:)|(?<!\w)num_envs(?=:| \d)|--num-shards(?=\s)"
+)
 """Names of a config in a message, and the product that stands for one of them."""
 
 OFF_POLICY = ("buffer_size", "warmup_steps", "batch_size", "tau", "target_update_freq")
@@ -145,7 +147,8 @@ class RunnerConfig(metaclass=Settings):
             are the same run if that product, the seed and the shards are.
         fsdp_devices: devices that parameters and moments are cut over; it divides ``num_devices``.
         seed: of every random number.
-        num_shards: of the run, at least one a device (default: equally many on each, at most 8 or one on each).
+        num_shards: of the run, at least one a device (default: the largest power of two, at most 8, that divides all
+            environments; one a device where those don't go round).
         reduction: ``exact`` (bitwise equal for every number of devices) or ``fast`` (shards put together); None:
             fast where exact isn't possible, which is with ``fsdp_devices`` or ``sync_period`` above 1.
         sync_period: optimiser steps that a device takes by itself before parameters and moments are averaged.
@@ -247,12 +250,13 @@ def in_users_names(message: str) -> str:
     return _NAMES.sub(lambda found: _USERS.get(found[0], found[0]), message)
 
 
-def _even_shards(devices: int, num_envs: int) -> int:
-    """Shards that all of ``devices`` with ``num_envs`` environments each own equally many of."""
-    if devices & (devices - 1) == 0:
-        return max(default_num_shards(devices * num_envs), devices)
-    each = min(default_num_shards(num_envs), 1 << max(1, MAX_DEFAULT_SHARDS // devices).bit_length() - 1)
-    return devices * each
+def _default_shards(devices: int, num_envs: int, sync_period: int) -> int:
+    """Shards of ``devices`` with ``num_envs`` environments each: those of one device with all, if they go round.
+
+    Where devices step by themselves for ``sync_period`` above 1, all own equally many.
+    """
+    shards = default_num_shards(devices * num_envs)
+    return shards if shards >= devices and (sync_period == 1 or shards % devices == 0) else devices
 
 
 def run_config(ppo: PPOConfig, runner: RunnerConfig, name: str, devices: int, platform: str, fast: bool) -> Config:
@@ -271,7 +275,7 @@ def run_config(ppo: PPOConfig, runner: RunnerConfig, name: str, devices: int, pl
         )
     shards = runner.num_shards
     if shards is None:
-        shards = _even_shards(devices, runner.num_envs)
+        shards = _default_shards(devices, runner.num_envs, runner.sync_period)
     fast = fast or runner.fsdp_devices > 1 or runner.sync_period > 1
     settings = {
         "env.id": name,

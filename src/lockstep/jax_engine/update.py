@@ -126,7 +126,7 @@ class Gradients:
 
     Attributes:
         words: how columns lie in a block's matrix.
-        platform: of the mesh's devices.
+        devices: of the mesh; ``platform`` theirs.
     """
 
     config: Config
@@ -134,6 +134,7 @@ class Gradients:
     layout: ParameterLayout
     blocks: Blocks
     words: Words
+    devices: int
     platform: str
 
     @property

@@ -185,7 +185,8 @@ class Program:
         statistics = minibatch_statistics(config, moments, everyone.advantage_moments, blocks)
         rate = state.learning_rate if config.ppo.schedule == "adaptive" else inputs.learning_rate
         numbers, minibatches = all_minibatches(config, indices, statistics, self._dropout(inputs.iteration))
-        gradients = Gradients(config, self.net, self.layout, blocks, columns, platform_of(self.mesh))
+        mesh = self.mesh
+        gradients = Gradients(config, self.net, self.layout, blocks, columns, mesh.size, platform_of(mesh))
         update = PeriodicUpdate(gradients) if config.sync_period > 1 else Update(gradients)
         learner, result = update(Learner(state.parameters, state.optimizer, rate), samples, numbers, minibatches, owned)
         merged = NormalizerMoments(everyone.observation_moments, everyone.return_moments)
