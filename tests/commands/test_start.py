@@ -134,3 +134,15 @@ def test_each_check_runs_once(tmp_path, monkeypatch, words, more):
     once = dict.fromkeys(("check_engine_options", "check_machine", "describe", "resolve"), 1)
     expected = once | {"validate": 2 + more.get("validate", 0)} | {"resolve": 1 + more.get("resolve", 0)}
     assert calls_of([validate, check_engine_options, check_machine, describe, resolve], checked) == expected
+
+
+def test_a_session_that_wrote_no_summary_doesnt_speak_of_the_one_before(tmp_path, monkeypatch, capsys):
+    words = ["CartPole-v1", *SMALL, *GROUPS, "--runs-dir", str(tmp_path), "--name"]
+    assert train([*words, "run", "--stop-at-step", "128", "--total-steps", "256"]) == 0
+    capsys.readouterr()
+    monkeypatch.setattr("lockstep.commands.train.run_rank", lambda *_: 143)  # stopped before it trained
+    assert train(["--resume", str(tmp_path / "run")]) == 143
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("lockstep.commands.train._last_written", lambda run: object())
+    assert train(["--resume", str(tmp_path / "run")]) == 143
+    assert capsys.readouterr().err == "lockstep: stopped by a signal, with a checkpoint\n"

@@ -64,8 +64,9 @@ def start_run(request: RunRequest) -> int:
         stack.callback(run.unlock)
         if server is not None:
             stack.callback(server.close)  # before the run is left to others
+        before = _last_written(assignment.path)
         code = run_rank(assignment, topology) if server is None else _train(assignment, server, run, world, stack)
-    if is_writer(topology) and code in (0, *STOPPED_BY_SIGNAL):
+    if is_writer(topology) and code in (0, *STOPPED_BY_SIGNAL) and _last_written(assignment.path) != before:
         _report(assignment, code)
     return code
 
@@ -124,8 +125,16 @@ def _train(
     return supervise(lambda logs: server.start(nproc, logs, assignment=words, environment=threads), trains=True)
 
 
+def _last_written(run: Path) -> int | None:
+    """When a run's summary was written, which a session does that ended by itself; None: there is none."""
+    try:
+        return (run / SUMMARY).stat().st_mtime_ns
+    except OSError:
+        return None
+
+
 def _report(assignment: Assignment, code: int) -> None:
-    """What came of a run that ended well or was stopped; the summary is there only if it ended by itself."""
+    """Says what came of a run that ended well or was stopped."""
     path = assignment.path / SUMMARY
     if not path.is_file():
         return

@@ -150,8 +150,8 @@ class RunOptions(Section):
 
     nproc: int | Literal["auto"] | Annotated[str, StringConstraints(pattern=RANGE)] = Field(
         default=1,
-        description="processes on this machine; torch: one a rank, or auto: what cores or GPUs allow, or 2:8: that, but "
-        "at least 2 and at most 8; jax: each has devices of its own",
+        description="processes on this machine; torch: one a rank, auto: what cores or GPUs allow, or 2:8: that, at "
+        "least 2 and at most 8; jax: each has devices of its own",
     )
     max_restarts: int = Field(
         default=0,

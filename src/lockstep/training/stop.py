@@ -1,4 +1,4 @@
-"""When a run ends or is to be saved: codes that ranks agree on, limits of a session, and signals that ask for an end."""
+"""When a run ends or is saved: codes that ranks agree on, limits of a session, signals that ask for an end."""
 
 from __future__ import annotations
 
