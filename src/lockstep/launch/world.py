@@ -54,6 +54,11 @@ def number_of_processes(options: RunOptions, config: Config, topology: Topology)
             raise ValueError(
                 f"nproc: {options.nproc}, but the launcher started {topology.world_size} ranks; leave it out"
             )
+        if options.max_restarts:
+            raise ValueError(
+                f"max_restarts: {options.max_restarts}, but another launcher started this rank, and starts it again: "
+                "give it to torchrun, and --name NAME --resume auto here"
+            )
         return topology.world_size
     if isinstance(options.nproc, int):
         return options.nproc

@@ -159,7 +159,7 @@ class RunDirectory:
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write ``summary.json``."""
-        self._write_json(SUMMARY, summary | {"restarts": list(self.restarts)})
+        self._write_json(SUMMARY, summary)
 
     def _write_json(self, name: str, value: Any) -> None:
         if self.is_writer:

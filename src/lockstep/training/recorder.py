@@ -180,6 +180,7 @@ class Recorder:
             "reduction": config.reduction,
             "restarted_environments": session.restarted_before + session.restarted,
             "missing_rows": self.missing_rows,
+            "restarts": list(self.run.restarts),
             "lockstep": __version__,
             **session.facts(),
         }
