@@ -32,11 +32,12 @@ WORDS = {
 }
 
 
-def kill(mark, rank, path, rows):
-    """Kills a rank once so many iterations are logged."""
+def kill(mark, rank, path, rows, number=signal.SIGKILL):
+    """Kills a rank once so many iterations are logged; returns when it is gone."""
     wait_until(lambda: len(metrics_of(path)) >= rows, f"iteration {rows} isn't reached")
     (victim,) = wait_until(lambda: ranks_of(mark, rank), f"there is no rank {rank}")
-    os.kill(victim, signal.SIGKILL)
+    os.kill(victim, number)
+    wait_until(lambda: victim not in ranks_of(mark, rank), "it lives")
 
 
 def restarts_of(run):
@@ -54,16 +55,19 @@ def test_killed_ranks_are_started_again(trained, tmp_path, which, rank):
     words = ("train", *GATED, *WORDS[which], "--name", "run", "--max-restarts", 3, "--quiet")
     with running(*words, cwd=tmp_path, GATE=str(gate)) as (process, mark):
         wait_until((path / "checkpoints" / "step_384").is_dir, "no checkpoint of the third iteration")
-        kill(mark, rank, path, 4)
-        wait_until(lambda: not ranks_of(mark, rank), "it lives")
+        kill(mark, rank, path, 3 if which.startswith("jax") else 4)  # the last row of a JAX run waits for its next call
         gate.unlink()
         ended = ending(process, mark)
     assert ended.code == 0, ended.stderr
     run = Run(path, ended)
-    same(trained(*CARTPOLE, *WORDS[which][: 2 if which.startswith("jax") else 0]), run)
+    same(trained(*GATED, *("--engine", which[:3]) if which.startswith("jax") else ()), run)
     (row,) = restarts_of(run)
     assert row["why"] == f"rank {rank} was killed by SIGKILL; out of memory?"
-    assert (row["from"], row["iteration"], row["iterations_again"]) in [("disk", 3, 1), ("memory", 4, 0)]
+    assert (row["from"], row["iteration"], row["iterations_again"]) in [
+        ("disk", 3, 0),
+        ("disk", 3, 1),
+        ("memory", 4, 0),
+    ]
     (line,) = [line for line in ended.stderr.splitlines() if "restart" in line]
     assert line.startswith(f"lockstep: restart 1 of 3: rank {rank} was killed by SIGKILL")
     assert_no_orphans(ended)
@@ -73,15 +77,27 @@ def test_killed_ranks_are_started_again(trained, tmp_path, which, rank):
 def test_the_number_of_ranks_follows_the_cores_and_states_are_kept_in_memory(trained, tmp_path):
     gate, path, cores = tmp_path / "gate", tmp_path / "runs" / "run", sorted(os.sched_getaffinity(0))[:2]
     gate.touch()
-    words = ("train", *GATED, "--nproc", "1:2", "--checkpoint.interval", 0, "--max-restarts", 3, "--quiet")
+    words = (
+        "train",
+        *GATED,
+        "--name",
+        "run",
+        "--nproc",
+        "1:2",
+        "--checkpoint.interval",
+        0,
+        "--max-restarts",
+        3,
+        "--quiet",
+    )
     with running(*words, cwd=tmp_path, GATE=str(gate)) as (process, mark):
         wait_until(lambda: len(metrics_of(path)) >= 4, "the gate isn't reached")
         os.sched_setaffinity(process.pid, cores[:1])
         gate.unlink()  # each step takes a while from here on, so that states are kept of each iteration
         kill(mark, 0, path, 6)
-        wait_until(lambda: len(metrics_of(path)) < 6 or not ranks_of(mark, 1), "nothing starts again")
+        wait_until(lambda: ranks_of(mark, 0) and not ranks_of(mark, 1), "one rank doesn't start again")
         os.sched_setaffinity(process.pid, cores)
-        kill(mark, 0, path, 7)
+        kill(mark, 0, path, 7, signal.SIGSEGV)
         ended = ending(process, mark)
     assert ended.code == 0, ended.stderr
     run = Run(path, ended)
@@ -109,7 +125,6 @@ def test_as_many_restarts_as_were_allowed(tmp_path):
     words = ("train", *GATED, "--nproc", 2, "--name", "run", "--max-restarts", 1, "--quiet")
     with running(*words, cwd=tmp_path, GATE=str(gate)) as (process, mark):
         kill(mark, 1, path, 4)
-        wait_until(lambda: not ranks_of(mark, 1), "it lives")
         gate.unlink()
         wait_until(lambda: ranks_of(mark, 1), "it isn't started again")
         kill(mark, 1, path, 6)
