@@ -104,7 +104,7 @@ def test_the_number_of_ranks_follows_the_cores_and_states_are_kept_in_memory(tra
     same(trained(*CARTPOLE), run)
     assert [(row["ranks_before"], row["ranks_after"]) for row in restarts_of(run)] == [(2, 1), (1, 2)]
     assert {row["from"] for row in restarts_of(run)} == {"memory"}
-    assert all(row["iterations_again"] <= 1 for row in restarts_of(run))
+    assert all(row["iterations_again"] <= 2 for row in restarts_of(run))
 
 
 @pytest.mark.parametrize("which", variants(["torch", "torch, one"], ["torch"]))

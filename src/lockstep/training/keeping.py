@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable
 
 from lockstep.training.stop import KEEP, RUNNING, SAVE
 
 COST = 0.02
 """Of the time may go into states that are kept in memory."""
+RECENT = 5
+"""States whose median cost counts."""
 SOONEST = 0.5
 """Seconds between two of them at least: what a rank that is lost costs is bounded by a second, not by less."""
 
@@ -22,12 +26,13 @@ class Keeper:
         clock: seconds by a monotonic clock.
 
     Attributes:
-        every: seconds between two states in memory, by what the last ones cost.
+        every: seconds between two states in memory, by what the last ones cost; the first, which is slow, doesn't count.
     """
 
     def __init__(self, seconds: float | None, keeps: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds, self._keeps, self._clock = seconds, keeps, clock
         self._saved = self._kept = clock()
+        self._costs: deque[float] | None = None
         self.every = SOONEST
 
     def asks(self) -> int:
@@ -44,7 +49,11 @@ class Keeper:
     def kept(self, cost: float) -> None:
         """Takes note of a state in memory that took ``cost`` seconds, which decides when the next one is due."""
         self._kept = self._clock()
-        self.every = max(SOONEST, 0.5 * (self.every + cost / COST))
+        if self._costs is None:
+            self._costs = deque(maxlen=RECENT)
+            return
+        self._costs.append(cost)
+        self.every = max(SOONEST, statistics.median(self._costs) / COST)
 
     def stop_keeping(self) -> None:
         """Ask for no more states in memory, where there is no place for them."""
