@@ -2,6 +2,9 @@
 
 import os
 import signal
+import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from command_line import (
@@ -22,7 +25,11 @@ from command_line import (
 )
 from variants import variants
 
+from lockstep.runs.checkpoint import checkpoints_in, step_of
+from lockstep.training.keeping import SOONEST
+
 pytestmark = NEEDS_PROC
+STEPS = 128
 WORDS = {
     "torch": ("--nproc", 2),
     "torch, one": ("--nproc", 1),
@@ -38,6 +45,16 @@ def kill(mark, rank, path, rows, number=signal.SIGKILL):
     (victim,) = wait_until(lambda: ranks_of(mark, rank), f"there is no rank {rank}")
     os.kill(victim, number)
     wait_until(lambda: victim not in ranks_of(mark, rank), "it lives")
+
+
+def kept(launcher):
+    """The newest step of which a launcher has a state in memory."""
+    steps = [0]
+    for fd in Path(f"/proc/{launcher}/fd").iterdir():
+        with suppress(OSError):
+            held = Path(os.readlink(fd))
+            steps += [step_of(path) or 0 for path in checkpoints_in(held.parent)] if held.name == ".held" else []
+    return max(steps)
 
 
 def restarts_of(run):
@@ -93,7 +110,9 @@ def test_the_number_of_ranks_follows_the_cores_and_states_are_kept_in_memory(tra
     with running(*words, cwd=tmp_path, GATE=str(gate)) as (process, mark):
         wait_until(lambda: len(metrics_of(path)) >= 4, "the gate isn't reached")
         os.sched_setaffinity(process.pid, cores[:1])
-        gate.unlink()  # each step takes a while from here on, so that states are kept of each iteration
+        time.sleep(2 * SOONEST)  # so that a state is due in the fifth iteration
+        gate.unlink()  # each step takes a while from here on
+        wait_until(lambda: kept(process.pid) >= 5 * STEPS, "no state is kept")
         kill(mark, 0, path, 6)
         wait_until(lambda: ranks_of(mark, 0) and not ranks_of(mark, 1), "one rank doesn't start again")
         os.sched_setaffinity(process.pid, cores)
@@ -103,7 +122,7 @@ def test_the_number_of_ranks_follows_the_cores_and_states_are_kept_in_memory(tra
     run = Run(path, ended)
     same(trained(*CARTPOLE), run)
     assert [(row["ranks_before"], row["ranks_after"]) for row in restarts_of(run)] == [(2, 1), (1, 2)]
-    assert {row["from"] for row in restarts_of(run)} == {"memory"}
+    assert {row["from"] for row in restarts_of(run)} == {"memory"}, restarts_of(run)
     assert all(row["iterations_again"] <= 2 for row in restarts_of(run))
 
 

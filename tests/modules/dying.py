@@ -1,4 +1,4 @@
-"""CartPole whose process is killed by a fault in its eleventh step of each beginning, once it has made so many steps."""
+"""CartPole whose process is killed by a fault of its own in the step of a number."""
 
 import ctypes
 import os

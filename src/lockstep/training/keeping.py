@@ -26,7 +26,7 @@ class Keeper:
         clock: seconds by a monotonic clock.
 
     Attributes:
-        every: seconds between two states in memory, by what the last ones cost; the first, which is slow, doesn't count.
+        every: seconds between two states in memory, by what the last ones cost, but for the very first.
     """
 
     def __init__(self, seconds: float | None, keeps: bool, clock: Callable[[], float] = time.monotonic) -> None:
