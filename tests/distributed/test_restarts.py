@@ -39,11 +39,11 @@ WORDS = {
 }
 
 
-def kill(mark, rank, path, rows, number=signal.SIGKILL):
+def kill(mark, rank, path, rows):
     """Kills a rank once so many iterations are logged; returns when it is gone."""
     wait_until(lambda: len(metrics_of(path)) >= rows, f"iteration {rows} isn't reached")
     (victim,) = wait_until(lambda: ranks_of(mark, rank), f"there is no rank {rank}")
-    os.kill(victim, number)
+    os.kill(victim, signal.SIGKILL)
     wait_until(lambda: victim not in ranks_of(mark, rank), "it lives")
 
 
@@ -113,17 +113,14 @@ def test_the_number_of_ranks_follows_the_cores_and_states_are_kept_in_memory(tra
         time.sleep(2 * SOONEST)  # so that a state is due in the fifth iteration
         gate.unlink()  # each step takes a while from here on
         wait_until(lambda: kept(process.pid) >= 5 * STEPS, "no state is kept")
-        kill(mark, 0, path, 6)
-        wait_until(lambda: ranks_of(mark, 0) and not ranks_of(mark, 1), "one rank doesn't start again")
-        os.sched_setaffinity(process.pid, cores)
-        kill(mark, 0, path, 7, signal.SIGSEGV)
+        kill(mark, 0, path, 5)
         ended = ending(process, mark)
     assert ended.code == 0, ended.stderr
     run = Run(path, ended)
     same(trained(*CARTPOLE), run)
-    assert [(row["ranks_before"], row["ranks_after"]) for row in restarts_of(run)] == [(2, 1), (1, 2)]
-    assert {row["from"] for row in restarts_of(run)} == {"memory"}, restarts_of(run)
-    assert all(row["iterations_again"] <= 2 for row in restarts_of(run))
+    (row,) = restarts_of(run)
+    assert (row["ranks_before"], row["ranks_after"], row["from"]) == (2, 1, "memory")
+    assert row["iterations_again"] <= 1
 
 
 @pytest.mark.parametrize("which", variants(["torch", "torch, one"], ["torch"]))

@@ -1,11 +1,14 @@
 """What decides whether and how ranks are started again; ``tests/distributed/test_restarts.py`` kills some."""
 
+from typing import Any, cast
+
 import pytest
 
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.topology import Topology
 from lockstep.launch import restart, world
-from lockstep.launch.restart import Failures, State, killed_for_memory, newest_state, signature
+from lockstep.launch.rank import Assignment
+from lockstep.launch.restart import Failures, Restarts, State, killed_for_memory, newest_state, signature
 from lockstep.launch.seeds import check_seeds
 from lockstep.launch.world import number_of_processes
 from lockstep.runs.checkpoint import REQUIRED, commit
@@ -78,3 +81,22 @@ def test_restarts_are_for_our_launcher_and_one_agent():
         number_of_processes(RunOptions(max_restarts=3), Config(), launched)
     with pytest.raises(ValueError, match="num_seeds: 2 with max_restarts 3"):
         check_seeds(RunOptions(max_restarts=3, num_seeds=2), Config(engine="jax"), 1)
+
+
+def test_ranks_fall_and_rise_with_the_places_there_are(tmp_path):
+    there_are = [4]
+    options = RunOptions(nproc="1:4", max_restarts=9)
+    restarts = Restarts(
+        Assignment(Config(), tmp_path, options), cast("Any", None), cast("Any", None), lambda: there_are[0]
+    )
+    assert restarts.ranks() == 4
+    there_are[0] = 0
+    assert restarts.ranks() == 1
+    there_are[0] = 3
+    assert restarts.ranks() == 3
+    restarts.fewer += 1  # one was killed for memory
+    assert restarts.ranks() == 2
+    fixed = Restarts(
+        Assignment(Config(), tmp_path, RunOptions(nproc=4)), cast("Any", None), cast("Any", None), lambda: 1
+    )
+    assert fixed.ranks() == 4

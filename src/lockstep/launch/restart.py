@@ -93,6 +93,9 @@ class Restarts:
         assignment: of the first start.
         server: starts ranks; ``another`` makes one that takes its place if it dies.
         places: how many ranks there are places for, asked before each restart.
+
+    Attributes:
+        fewer: than there are places, for ranks that were killed for memory.
     """
 
     def __init__(
@@ -104,7 +107,7 @@ class Restarts:
     ) -> None:
         self._assignment, self._server, self._another, self._places = assignment, server, another, places
         self._failures, self._rows = Failures(), list[dict[str, Any]]()
-        self._fewer = 0
+        self.fewer = 0
 
     def train(self, nproc: int) -> int:
         """Trains on ``nproc`` ranks at first; returns the launcher's exit code."""
@@ -125,8 +128,8 @@ class Restarts:
                     why = f"{outcome.message} (after {most} restart{'' if most == 1 else 's'}, as many as were allowed)"
                     return exit_code(replace(outcome, message=why), signals)
                 if outcome.killed and killed_for_memory() > kills:
-                    self._fewer += 1
-                before, ranks = ranks, self._ranks()
+                    self.fewer += 1
+                before, ranks = ranks, self.ranks()
                 self._note(outcome.message, state, before, ranks)
 
     def _attempt(self, memory: Path, state: State, ranks: int, logs: Path, signals: Any) -> Outcome:
@@ -154,12 +157,13 @@ class Restarts:
         on_disk = newest_state([self._assignment.path / CHECKPOINTS], at_most)
         return found if found.step >= on_disk.step else on_disk
 
-    def _ranks(self) -> int:
+    def ranks(self) -> int:
+        """How many ranks to start, as many as there are places for where a range was asked for."""
         options = self._assignment.options
         if options.nproc_range is None:
             return options.nproc if isinstance(options.nproc, int) else self._places()
         least, most = options.nproc_range
-        return max(least, min(self._places(), most) - self._fewer)
+        return max(least, min(self._places(), most) - self.fewer)
 
     def _note(self, why: str, state: State, before: int, after: int) -> None:
         """Says that all ranks start again, in a line, and keeps it for the summary."""
