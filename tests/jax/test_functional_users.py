@@ -444,3 +444,43 @@ def test_a_line_of_progress_leaves_out_what_isnt_known():
     row = {"episode_return": float("nan"), "total_loss": 0.5}
     assert progress_line(row, 1, 4, 64, 0.0) == "step 64 of 256 (25 %) · loss 0.5"
     assert progress_line(row | {"eval_return": 3.0}, 4, 4, 64, 0.5).endswith("evaluated 3 · loss 0.5 · 128 steps/s")
+
+
+def test_a_mesh_that_was_set_by_a_call_holds_until_its_block_ends():
+    mesh, other = ljax.make_mesh(2, 4), ljax.make_mesh(1, 2)
+    called = ljax.set_mesh(mesh)
+    assert (ljax.active_mesh(), jax.sharding.get_mesh()) == (mesh, mesh)
+    assert ljax.replicate(jnp.ones(())).shape == (4,)
+    with called as given, ljax.set_mesh(other):
+        assert (given, ljax.active_mesh(), jax.sharding.get_mesh()) == (mesh, other, other)
+    assert ljax.active_mesh() is None
+    assert jax.sharding.get_mesh().empty
+    with called:  # again
+        assert ljax.active_mesh() is mesh
+    assert ljax.active_mesh() is None
+    for wrong in ("two", 3, 99):
+        with pytest.raises(ValueError, match="num_fsdp_devices"):
+            untyped.set_mesh(wrong)
+    with pytest.raises(ValueError, match="outside of"):
+        jax.jit(lambda: (ljax.set_mesh(mesh), 1)[1])()
+    assert ljax.active_mesh() is None
+
+
+@pytest.mark.parametrize("wanted", [lambda: (ljax.make_mesh(2, 4), ljax.make_mesh(1, 2)), lambda: (2, 1)])
+def test_meshes_may_be_set_before_their_blocks_begin(wanted):
+    contexts = [ljax.set_mesh(each) for each in wanted()]
+    for context in contexts:
+        with context as mesh:
+            assert ljax.active_mesh() is mesh
+            assert jax.sharding.get_mesh() == mesh or jax.sharding.get_mesh().empty
+    assert ljax.active_mesh() is None
+    assert jax.sharding.get_mesh().empty
+
+
+def test_a_train_state_of_another_activation_is_refused(half):
+    state, _ = half
+    other = dataclasses.replace(PPO, activation="relu")
+    error = error_of(train, 1, state=state, ppo=other)
+    assert error == (
+        "train_state: activation is 'tanh' in its networks and 'relu' in the settings; give activation='tanh'"
+    )

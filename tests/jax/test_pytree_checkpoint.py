@@ -159,10 +159,34 @@ def test_checkpoints_of_steps_with_metadata(tmp_path):
     assert load_checkpoint(tmp_path, weights(0), step=20)["w"][0] == 2
     assert load_metadata(tmp_path, step=10) == facts
     assert load_metadata(tmp_path, step=20) is None
-    with pytest.raises(CheckpointError, match="step_30 has no valid manifest"):
+    line = f"checkpoint: {tmp_path} holds none of step 30, but of steps 20, 10; give step=20"
+    with pytest.raises(CheckpointError, match=f"^{re.escape(line)}$"):
         load_checkpoint(tmp_path, weights(0), step=30)
-    with pytest.raises(CheckpointError, match="step_30 has no valid manifest"):
+    with pytest.raises(CheckpointError, match=f"^{re.escape(line)}$"):
         load_metadata(tmp_path, step=30)
+
+
+def test_a_directory_of_steps_alone_says_which_there_are(tmp_path):
+    for step in range(1, 8):
+        save_checkpoint(tmp_path, weights(step), step=step)
+    line = f"checkpoint: {tmp_path} holds none of its own, but of steps 7, 6, 5, 4, 3 and 2 more; give step=7"
+    with pytest.raises(CheckpointError, match=f"^{re.escape(line)}$"):
+        load_checkpoint(tmp_path, weights(0))
+    (tmp_path / "step_7" / MANIFEST).write_text("{}")  # damaged, and asked for
+    with pytest.raises(CheckpointError, match="step_7 has no valid manifest"):
+        load_checkpoint(tmp_path, weights(0), step=7)
+    save_checkpoint(tmp_path, weights(9))
+    assert load_checkpoint(tmp_path, weights(0))["w"][0] == 9
+
+
+def test_a_step_is_given_by_name(tmp_path):
+    untyped: Any = save_checkpoint
+    for wrong, named in ((4, "step=4"), ("x", "step=4")):
+        with pytest.raises(ValueError, match=f"unreplicate: {wrong!r} was given, .* give a step by name, {named}$"):
+            untyped(tmp_path / "c", weights(1), wrong)
+    assert not (tmp_path / "c").exists()
+    save_checkpoint(tmp_path / "c", {"w": jnp.ones((2, 3))}, True)
+    assert load_checkpoint(tmp_path / "c", weights(0))["w"].shape == (3,)
 
 
 @pytest.mark.parametrize(

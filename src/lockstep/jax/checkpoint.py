@@ -15,13 +15,16 @@ import numpy as np
 from jax import Array
 
 from lockstep.jax.config import whole_number
+from lockstep.jax.settings import SettingError
 from lockstep.jax_engine.distributed import mesh as meshes
 from lockstep.jax_engine.distributed import placement, processes
 from lockstep.jax_engine.distributed.mesh import Mesh
 from lockstep.runs.checkpoint import (
     MANIFEST,
+    PYTREE,
     CheckpointError,
     aside_of,
+    checkpoints_in,
     pack,
     problem_with,
     step_of,
@@ -69,8 +72,13 @@ def save_checkpoint(
     Raises:
         CheckpointError: it can't be written, or the directory holds something else; what was there is untouched. In
             every process.
-        ValueError: the step is no whole number, or metadata isn't JSON; one line.
+        ValueError: the step is no whole number, ``unreplicate`` no bool, or metadata isn't JSON; one line.
     """
+    if not isinstance(unreplicate, bool | np.bool_):
+        raise SettingError(
+            f"unreplicate: {unreplicate!r} was given, and it is True or False; give a step by name, "
+            f"step={unreplicate if isinstance(unreplicate, int | np.integer) else 4}"
+        )
     directory, said_of_it = _directory(dir, step), _metadata(metadata)
     arrays: dict[str, np.ndarray] = {}
     kinds: dict[str, str] = {}
@@ -110,7 +118,7 @@ def _written(
             return CheckpointError(f"{directory} holds something else than a checkpoint; name another directory")
         directory.parent.mkdir(parents=True, exist_ok=True)
         files = {ARRAYS: pack(arrays), KINDS: (json.dumps(kinds, indent=1) + "\n").encode()}
-        write_directory(directory, files, {"kind": "pytree", **facts}, others_in(directory))
+        write_directory(directory, files, {"kind": PYTREE, **facts}, others_in(directory))
     except Exception as error:
         return error
     return None
@@ -250,7 +258,21 @@ def _valid_directory(directory: Path) -> Path:
     for path in aside:
         if not directory.exists() and problem_with(path, FILES) is None:
             return path
-    raise CheckpointError(problem)
+    raise CheckpointError(_steps_instead(directory) or problem)
+
+
+def _steps_instead(directory: Path) -> str | None:
+    """Says which checkpoints of steps there are where a directory that is none was asked for; None without any."""
+    if (directory / MANIFEST).exists():
+        return None
+    missing = not directory.exists() and step_of(directory) is not None
+    folder = directory.parent if missing else directory
+    steps = [step_of(path) for path in checkpoints_in(folder)]
+    if not steps:
+        return None
+    what = f"none of step {step_of(directory)}" if missing else "none of its own"
+    shown = f"{', '.join(map(str, steps[:5]))}{f' and {len(steps) - 5} more' if len(steps) > 5 else ''}"
+    return f"checkpoint: {folder} holds {what}, but of steps {shown}; give step={steps[0]}"
 
 
 # --- leaves -------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from lockstep.core.life import life
 from lockstep.jax.checkpoint import FILES, load_checkpoint, load_metadata, others_in, save_checkpoint
 from lockstep.jax.config import RunnerConfig, in_users_names
 from lockstep.jax.history import PPOMetricsHistory
+from lockstep.jax.metrics import say
 from lockstep.jax.ppo import PPOTrainState
 from lockstep.jax_engine.distributed.processes import gather_json, this_process
 from lockstep.runs.checkpoint import CheckpointError, checkpoints_in, problem_with, step_of
@@ -47,22 +48,28 @@ class CheckpointFolder:
             )
 
     def find(self, template: PPOTrainState) -> Found | None:
-        """Loads the newest checkpoint, if ``resume`` was asked for and there is one; damaged ones are passed over.
+        """Loads the newest checkpoint, if ``resume`` was asked for and there is one.
+
+        Damaged ones are passed over, with a warning.
 
         Raises:
             ValueError: it is of another training; one line.
         """
         if not self._runner.resume:
             return None
+        damaged: list[str] = []
         for path in checkpoints_in(self.path) if self.path.is_dir() else []:
-            if problem_with(path, FILES) is not None:
+            if (problem := problem_with(path, FILES)) is not None:
+                damaged.append(problem)
                 continue
+            _warn_of(damaged, f"passed over for {path.name}")
             said = load_metadata(path) or {}
             self._check(path, said)
             self._last = int(said["timesteps"])
             history = said["history"]
             rows = [dict(zip(history, row, strict=True)) for row in zip(*history.values(), strict=True)]
             return Found(load_checkpoint(path, template), rows, int(said["update"]))
+        _warn_of(damaged, "passed over, and training begins anew")
         return None
 
     def _check(self, path: Path, said: dict[str, Any]) -> None:
@@ -107,6 +114,11 @@ class CheckpointFolder:
                 continue  # damaged, or none of ours
             if said.get("keep") is False:
                 _remove(path)
+
+
+def _warn_of(problems: list[str], what_for: str) -> None:
+    for problem in problems:
+        say(f"warning: {problem}; {what_for}")
 
 
 def _remove(path: Path) -> None:

@@ -40,13 +40,14 @@ PPO_NAMES = {
 
 _PRODUCT = "num_devices x num_envs"
 _USERS = {theirs: mine for mine, theirs in PPO_NAMES.items()} | {
+    "env.id": "env",
     "num_envs": _PRODUCT,
     "devices": "num_devices",
     "--num-shards": "num_shards",
 }
 _DOTTED = "|".join(map(re.escape, PPO_NAMES.values()))
 _NAMES = re.compile(
-    rf"{_PRODUCT}|(?<![\w.])(?:{_DOTTED})(?!\w)|^devices(?=:)|(?<!\w)num_envs(?=:| \d)|--num-shards(?=\s)"
+    rf"{_PRODUCT}|(?<![\w.])(?:{_DOTTED})(?!\w)|^(?:devices|env\.id)(?=:)|(?<!\w)num_envs(?=:| \d)|--num-shards(?=\s)"
 )
 """Names of a config in a message, and the product that stands for one of them."""
 
@@ -57,6 +58,9 @@ COUNTS = (
     *("eval_every", "eval_episodes", "log_interval", "checkpoint_interval", "max_checkpoints", "keep_period"),
 )
 """Whole numbers of :class:`RunnerConfig`, at least 1."""
+
+UPDATES = "updates follow from total_timesteps, environment steps of the whole run; give that"
+SEEDS = "one program trains one seed here; give seed, and train once for each"
 
 PLATFORMS = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
 
@@ -99,6 +103,7 @@ class PPOConfig(metaclass=Settings):
     ELSEWHERE: ClassVar[dict[str, str]] = {
         "num_envs": "environments are RunnerConfig's: give num_envs there",
         "seed": "it is RunnerConfig's; give it there",
+        "num_updates": "how long training is is RunnerConfig's; give total_timesteps there",
     }
 
     learning_rate: float = 3e-4
@@ -168,9 +173,11 @@ class RunnerConfig(metaclass=Settings):
         ValueError: a number is below 1, or they contradict one another; one line.
     """
 
-    ELSEWHERE: ClassVar[dict[str, str]] = dict.fromkeys(
-        OFF_POLICY, "belongs to algorithms with a replay buffer, and this trains PPO"
-    )
+    ELSEWHERE: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(OFF_POLICY, "belongs to algorithms with a replay buffer, and this trains PPO"),
+        **dict.fromkeys(("n_steps", "num_steps"), "steps of an update are PPOConfig's; give n_steps there"),
+        **{"num_updates": UPDATES, "num_seeds": SEEDS},
+    }
 
     total_timesteps: int = 100_000
     num_devices: int | None = None
@@ -219,9 +226,11 @@ def whole_number(name: str, value: Any, least: int) -> int:
     Raises:
         ValueError: it is none, or smaller than ``least``; one line.
     """
+    if str(getattr(value, "dtype", "")).startswith("key<"):
+        raise ValueError(f"{name}: a key of jax.random was given and must be a whole number, such as {least}")
     number = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
     if isinstance(number, bool) or not isinstance(number, int | float) or number % 1 or number < least:
-        raise ValueError(f"{name}: {value!r} must be a whole number, at least {least}")
+        raise ValueError(f"{name}: {' '.join(repr(value).split())} must be a whole number, at least {least}")
     return int(number)
 
 

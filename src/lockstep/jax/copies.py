@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from jax import Array
@@ -11,21 +9,20 @@ from jax import Array
 from lockstep.jax.settings import SettingError
 from lockstep.jax_engine.distributed import mesh as meshes
 from lockstep.jax_engine.distributed import placement
-from lockstep.jax_engine.distributed.mesh import Mesh, make_mesh
+from lockstep.jax_engine.distributed.mesh import ActiveMesh, Mesh, make_mesh
 
 Tree = TypeVar("Tree")
 
 
-@contextmanager
 def set_mesh(
     mesh: Mesh | int | None = None, num_devices: int | None = None, *, num_fsdp_devices: int | None = None
-) -> Iterator[Mesh]:
-    """Makes a mesh the active one until the block ends.
+) -> ActiveMesh:
+    """Makes a mesh the active one from the call on; a ``with`` block undoes that at its end.
 
     Args:
-        mesh: one of :func:`make_mesh`, which becomes JAX's own as well (``jax.set_mesh``): arrays that are made in the
-            block lie on all its devices. Left out, or a number of fsdp devices: a mesh is made, and JAX's own stays
-            what it is, so that arrays made in the block go wherever ``jax.jit(in_shardings=…)`` says.
+        mesh: one of :func:`make_mesh`, which becomes JAX's own as well (``jax.set_mesh``): arrays that are made
+            then lie on all its devices. Left out, or a number of fsdp devices: a mesh is made, and JAX's own stays
+            what it is, so that arrays made then go wherever ``jax.jit(in_shardings=…)`` says.
         num_devices: of the mesh that is made; all by default.
         num_fsdp_devices: of the mesh that is made; 1 by default.
 
@@ -35,14 +32,11 @@ def set_mesh(
     if isinstance(mesh, Mesh):
         if num_devices is not None or num_fsdp_devices is not None:
             raise ValueError("set_mesh: a mesh was given, and numbers of devices to make one; leave one of them out")
-        with meshes.set_mesh(mesh):
-            yield mesh
-        return
+        return meshes.set_mesh(mesh)
     if mesh is not None and num_fsdp_devices is not None:
         raise ValueError(f"set_mesh: num_fsdp_devices was given twice: {mesh!r} and {num_fsdp_devices!r}")
     wanted = num_fsdp_devices if mesh is None else mesh
-    with meshes.activated(make_mesh(1 if wanted is None else wanted, num_devices)) as made:
-        yield made
+    return meshes.activated(make_mesh(1 if wanted is None else wanted, num_devices))
 
 
 def replicate(pytree: Tree, mesh: Mesh | int | None = None, *, n_devices: int | None = None) -> Tree:

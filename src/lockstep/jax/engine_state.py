@@ -108,19 +108,25 @@ def _rounded(moments: Moments) -> Normalizer:
 # --- to the engine --------------------------------------------------------------------------------------------------
 
 
-def to_engine(given: PPOTrainState, state: TrainState, layout: ParameterLayout) -> TrainState:
+def to_engine(given: PPOTrainState, state: TrainState, layout: ParameterLayout, net: PolicyNet) -> TrainState:
     """Puts a user's parameters, moments and normalisers into the engine's state of host arrays.
 
     Raises:
         ValueError: they don't fit the networks, or what is normalised; one line.
     """
-    theirs = {name: tuple(np.shape(x)) for name, x in given.params.items()}
-    for name in [*layout.shapes, *theirs]:
-        if theirs.get(name) != layout.shapes.get(name):
+    shapes = {name: tuple(np.shape(x)) for name, x in given.params.items()}
+    for name in [*layout.shapes, *shapes]:
+        if shapes.get(name) != layout.shapes.get(name):
             raise ValueError(
-                f"train_state: params[{name!r}] is {theirs.get(name, 'missing')} and the networks' is "
+                f"train_state: params[{name!r}] is {shapes.get(name, 'missing')} and the networks' is "
                 f"{layout.shapes.get(name, 'missing')}"
             )
+    theirs, mine = given.net.activation, net.activation
+    if net.custom is None and theirs != mine:
+        raise ValueError(
+            f"train_state: activation is {theirs!r} in its networks and {mine!r} in the settings; give "
+            f"activation={theirs!r}"
+        )
     for name, attribute in NORMALIZERS.items():
         seen = getattr(given, name)
         if (seen is None) != (getattr(state, attribute) is None):

@@ -56,14 +56,17 @@ class PPOMetricsHistory(tuple):
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "_fields" or name not in self._fields:
-            raise AttributeError(f"the history has no {name!r}; it has {', '.join(self.__dict__.get('_fields', ()))}")
+            raise AttributeError(self._missing(name))
         return self[name]
+
+    def _missing(self, name: str) -> str:
+        return f"the history has no {name!r}; it has {', '.join(self.__dict__.get('_fields', ()))}"
 
     def __getitem__(self, index: Any) -> Any:
         if not isinstance(index, str):
             return super().__getitem__(index)
         if index not in self._fields:
-            raise KeyError(index)
+            raise KeyError(self._missing(index))
         return super().__getitem__(self._fields.index(index))
 
     def __reduce__(self) -> Any:

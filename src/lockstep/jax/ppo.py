@@ -180,8 +180,12 @@ class PPO:
     @staticmethod
     def act(state: PPOTrainState, observations: Any, key: Array | None = None) -> Array:
         """Actions ``[…]`` or ``[…, *shape]`` as the environment takes them: sampled with ``key``, else likeliest."""
-        net = state.net
+        if key is not None and not hasattr(key, "dtype"):
+            raise SettingError(
+                f"key: {type(key).__name__} was given; give one of jax.random.key, or none for the likeliest actions"
+            )
         rows, lead = _rows(state, observations)
+        net = state.net
         output = nets.actor(net, state.params, rows)
         if key is None:
             actions = distributions.mode(net, output)

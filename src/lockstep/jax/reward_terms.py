@@ -12,6 +12,7 @@ from jax import Array
 from lockstep.jax.wrappers.single import Wrapper
 from lockstep.jax_engine.envs.functional import TERMS
 from lockstep.jax_engine.envs.protocol import Tree
+from lockstep.jax_engine.envs.users_code import UsersFunctionError, one_line, users_line
 
 
 class Transition(NamedTuple):
@@ -71,15 +72,25 @@ class RewardTermsWrapper(Wrapper):
         seen = Transition(
             state, action, result.state, result.observation, result.reward, result.terminated, result.info
         )
-        parts = {name: weight * _number(name, function(seen)) for name, (weight, function) in self._terms.items()}
+        parts = {name: weight * _number(name, function, seen) for name, (weight, function) in self._terms.items()}
         reward = sum(parts.values(), jnp.zeros(()))
         return result._replace(reward=reward, info=result.info | {TERMS: parts}).values()
 
 
-def _number(name: str, value: Any) -> Array:
-    value = jnp.asarray(value, jnp.float32)
+def _number(name: str, function: Callable[[Transition], Any], seen: Transition) -> Array:
+    """Calls a term's function.
+
+    Raises:
+        UsersFunctionError: it failed or gave something else than a number; one line that names the term.
+    """
+    try:
+        value = jnp.asarray(function(seen), jnp.float32)
+    except Exception as error:
+        raise UsersFunctionError(f"reward_terms: {name!r}: {one_line(error)}{users_line(error)}") from error
     if value.shape:
-        raise ValueError(f"reward_terms: {name!r} gave an array of shape {value.shape} and must give one number")
+        raise UsersFunctionError(
+            f"reward_terms: {name!r} gave an array of shape {value.shape} and must give one number"
+        )
     return value
 
 

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_made: ContextVar[bool] = ContextVar("lockstep_settings_made", default=True)
+"""Whether no settings are being made right now."""
 
 
 class SettingError(ValueError, TypeError):
@@ -35,13 +43,68 @@ class Settings(type):
             if len(values) > len(known):
                 raise SettingError(f"{cls.__name__}: {len(values)} values for {len(known)} settings; name them")
             for name in list(settings):
+                if name in cls.ALSO and set(known) <= set(settings):
+                    raise SettingError(
+                        f"{name}: dataclasses.replace takes a setting by its own name; give "
+                        f"{cls.ALSO[name]}={settings[name]!r}"
+                    )
                 if name in cls.ALSO:
                     _take(settings, name, cls.ALSO[name], known[: len(values)])
                 elif name in known[: len(values)]:
                     raise SettingError(f"{name}: given twice, by place and by name; leave one out")
                 elif name not in known:
                     raise SettingError(_unknown(cls.__name__, name, [*known, *cls.ALSO], cls.ELSEWHERE))
-            return super().__call__(*values, **settings)
+            token = _made.set(False)  # a class of one's own may add attributes while it is made
+            try:
+                return super().__call__(*values, **settings)
+            finally:
+                _made.reset(token)
+
+
+def check_attribute(settings: Any, name: str) -> None:
+    """Refuses an attribute that settings which were made haven't, as a keyword that is none.
+
+    Raises:
+        SettingError: there is no such setting; one line.
+    """
+    kind = type(settings)
+    if _made.get() and not name.startswith("_") and not hasattr(settings, name):
+        raise SettingError(_unknown(kind.__name__, name, names_of(kind), kind.ELSEWHERE))
+
+
+def names_of(kind: Settings) -> list[str]:
+    """Names the settings of a dataclass of settings, further names too."""
+    return [*(field.name for field in dataclasses.fields(kind)), *kind.ALSO]  # type: ignore[arg-type]
+
+
+def in_one_line(elsewhere: Mapping[str, str]) -> Callable[[Function], Function]:
+    """Makes a function say in one line which of its arguments it doesn't know; ``elsewhere`` says where those are.
+
+    Raises:
+        SettingError: as :class:`Settings`.
+    """
+
+    def of(function: Function) -> Function:
+        parameters = inspect.signature(function).parameters
+        by_place = [name for name, parameter in parameters.items() if parameter.kind is not parameter.KEYWORD_ONLY]
+        named = [name for name in parameters if name not in by_place]
+
+        @functools.wraps(function)
+        def called(*values: Any, **arguments: Any) -> Any:
+            kind = function.__name__
+            for name in arguments:
+                if name not in parameters:
+                    raise SettingError(_unknown(kind, name, list(parameters), elsewhere, "argument"))
+            if len(values) > len(by_place):
+                raise SettingError(
+                    f"{kind}: {len(values)} arguments were given by place, which are {' and '.join(by_place)}; give "
+                    f"others by name: {', '.join(named)}"
+                )
+            return function(*values, **arguments)
+
+        return called  # type: ignore[return-value]
+
+    return of
 
 
 def _take(settings: dict[str, Any], name: str, setting: str, positional: list[str]) -> None:
@@ -52,9 +115,9 @@ def _take(settings: dict[str, Any], name: str, setting: str, positional: list[st
     settings[setting] = value
 
 
-def _unknown(kind: str, name: str, known: list[str], elsewhere: Mapping[str, str]) -> str:
+def _unknown(kind: str, name: str, known: list[str], elsewhere: Mapping[str, str], what: str = "setting") -> str:
     if name in elsewhere:
         return f"{name}: {elsewhere[name]}"
     close = difflib.get_close_matches(name, known, 1, 0.6)
     hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
-    return f"{name}: no setting of {kind}; {hint}"
+    return f"{name}: no {what} of {kind}; {hint}"

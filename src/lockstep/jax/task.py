@@ -14,6 +14,7 @@ from jax import numpy as jnp
 
 from lockstep.core.fingerprint import compare_ranks
 from lockstep.jax.config import PPOConfig, RunnerConfig, in_users_names
+from lockstep.jax.environments import check_environment
 from lockstep.jax.history import PPOMetricsHistory
 from lockstep.jax.metrics import Metrics
 from lockstep.jax.ppo import PPOTrainState
@@ -23,6 +24,7 @@ from lockstep.jax.training import Customs, Training
 from lockstep.jax_engine.distributed.mesh import REPLICATED, over_mesh
 from lockstep.jax_engine.distributed.placement import fetch
 from lockstep.jax_engine.distributed.reductions import FSDP_AXIS, device_index
+from lockstep.jax_engine.envs.users_code import users_error
 from lockstep.jax_engine.program.calls import Pending
 from lockstep.jax_engine.program.fingerprints import Copies
 from lockstep.jax_engine.program.iterations import Iteration
@@ -159,6 +161,10 @@ class Task:
         """Gives what a task has of its own beside networks and gradients."""
         return Customs(axis_name=self.axis_name)
 
+    def _in_users_names(self, message: str) -> str:
+        """Translates a message about a config into names of the settings that were given."""
+        return in_users_names(message)
+
     def _overrides(self, hook: str) -> bool:
         own = getattr(self, hook)
         return getattr(own, "__func__", own) is not getattr(Task, hook)
@@ -173,6 +179,7 @@ class Task:
         if not (isinstance(given, tuple) and len(given) == 2):
             raise ValueError(f"environment: {type(given).__name__} was returned; return (env, env_params)")
         env, params = given
+        check_environment(env, "environment", "returned")
         terms = self.reward_terms()
         wrapped = RewardTermsWrapper(env, terms) if terms else env
         policy = self.policy_network if self._overrides("policy_network") else None
@@ -182,7 +189,7 @@ class Task:
         try:
             return Training(wrapped, params, self.ppo_config, self.runner_config, customs)
         except ValueError as error:
-            raise ValueError(in_users_names(str(error))) from None
+            raise ValueError(self._in_users_names(str(error))) from users_error(error)
 
     def _first_state(self) -> PPOTrainState | None:
         """Gives what :meth:`initial_state` makes of a fresh state; None where it is that."""

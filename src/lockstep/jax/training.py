@@ -24,14 +24,17 @@ from lockstep.jax.engine_state import (
     user_rng,
     with_environments,
 )
+from lockstep.jax.environments import check_environment
 from lockstep.jax.history import PPOMetricsHistory
 from lockstep.jax.metrics import Metrics, history_of, metrics_of, say
 from lockstep.jax.ppo import PPOTrainState, check_spaces
-from lockstep.jax.settings import SettingError
+from lockstep.jax.settings import SettingError, in_one_line, names_of
+from lockstep.jax.wrappers.single import innermost
 from lockstep.jax_engine.distributed.mesh import check_divisible, get_num_devices, make_mesh
 from lockstep.jax_engine.distributed.placement import gathered, num_local_devices
 from lockstep.jax_engine.distributed.reductions import BATCH_AXIS
 from lockstep.jax_engine.envs.functional import FunctionalAdapter
+from lockstep.jax_engine.envs.users_code import users_error
 from lockstep.jax_engine.nets.custom import custom_net
 from lockstep.jax_engine.nets.encoders import encode_rows
 from lockstep.jax_engine.nets.nets import PolicyNet
@@ -91,7 +94,7 @@ class Training:
             )
         self.runner = runner
         mesh = make_mesh(fsdp, devices, customs.axis_name)
-        adapter = FunctionalAdapter(env, env_params, name=name)
+        adapter = FunctionalAdapter(env, env_params, name=type(innermost(env)).__name__)
         if adapter.limit_note is not None:
             say(adapter.limit_note)
         description = described(config.env, adapter.observation_space, adapter.action_space, adapter.max_episode_steps)
@@ -121,7 +124,7 @@ class Training:
         run.before = 0 if given is None else int(given.step) - done
         state = init_state(program.config, program.net, program.layout)
         if given is not None:
-            state = to_engine(given, state, program.layout)
+            state = to_engine(given, state, program.layout, program.net)
             envs, why = environments_of(given, run.env_shapes)
             if envs is not None:
                 self._check_seed(given)
@@ -233,6 +236,23 @@ def _with_policy(net: PolicyNet, policy: Callable[..., Any] | None, config: Conf
     return dataclasses.replace(net, custom=custom, core=None, shared=False)
 
 
+ELSEWHERE = {
+    **{name: f"it is PPOConfig's; give PPOConfig({name}=…) as ppo_config" for name in names_of(PPOConfig)},
+    **{name: f"it is RunnerConfig's; give RunnerConfig({name}=…) as runner_config" for name in names_of(RunnerConfig)},
+    **dict.fromkeys(
+        ("key", "rng", "rng_key"),
+        "random numbers are of RunnerConfig's seed; give RunnerConfig(seed=…), a whole number",
+    ),
+    **dict.fromkeys(
+        ("network", "policy", "policy_network", "model"),
+        "networks are PPOConfig's hidden_sizes and activation; for a module of your own write a Task with "
+        "policy_network",
+    ),
+}
+"""Where to give what isn't :func:`train_ppo_multigpu`'s, by name."""
+
+
+@in_one_line(ELSEWHERE)
 def train_ppo_multigpu(
     env: Any,
     env_params: Any,
@@ -267,17 +287,17 @@ def train_ppo_multigpu(
 
     Raises:
         ValueError: there is no whole update, something doesn't divide or contradicts the environment; one line.
+        TypeError: an argument is none of these, or of another type; one line that says where it belongs.
         NonFiniteError: a loss or gradient was not finite.
         DesyncError: devices hold different bytes.
     """
     for name, value, kind in (("ppo_config", ppo_config, PPOConfig), ("runner_config", runner_config, RunnerConfig)):
         if not isinstance(value, kind):
             raise SettingError(f"{name}: {type(value).__name__} was given; give a {kind.__name__}")
-    if not (hasattr(env, "reset") and hasattr(env, "step")):
-        raise SettingError(f"env: {type(env).__name__} was given, which has no reset and step; give one of make")
+    check_environment(env)
     try:
         training = Training(env, env_params, ppo_config, runner_config)
         check_spaces(training.config, training.program.net, obs_shape, n_actions)
     except ValueError as error:
-        raise ValueError(in_users_names(str(error))) from None
+        raise ValueError(in_users_names(str(error))) from users_error(error)
     return training.train(train_state)

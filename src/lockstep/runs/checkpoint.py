@@ -27,6 +27,8 @@ from lockstep.core.files import sync_path, write_synced
 from lockstep.core.life import life
 
 MANIFEST = "manifest.json"
+PYTREE = "pytree"
+"""Kind, in the manifest, of a checkpoint that :mod:`lockstep.jax` saved."""
 GROUPS = ("policy", "optimizer", "normalizers")
 POLICY = "policy/"
 """Begins the names of parameters; what follows is the name that the network gives them."""
@@ -79,7 +81,7 @@ def to_files(
 # --- reading ----------------------------------------------------------------------------------------------------
 
 
-def _read_manifest(path: Path) -> dict[str, Any] | None:
+def manifest_of(path: Path) -> dict[str, Any] | None:
     """A checkpoint's manifest, or None if it hasn't the shape of one."""
     if (path / MANIFEST).is_symlink() or not (path / MANIFEST).is_file():
         return None
@@ -95,7 +97,7 @@ def _read_manifest(path: Path) -> dict[str, Any] | None:
 
 def problem_with(path: Path, required: Iterable[str] = REQUIRED) -> str | None:
     """Finds why a directory is not a valid checkpoint, or None if it is: every file of the manifest, byte for byte."""
-    manifest = _read_manifest(path)
+    manifest = manifest_of(path)
     if manifest is None:
         return f"{path} has no valid {MANIFEST}"
     for name in required:
@@ -123,7 +125,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     if problem:
         raise CheckpointError(problem)
     arrays: dict[str, np.ndarray] = {}
-    named = [name for name in (_read_manifest(path) or {"files": {}})["files"] if name.startswith("envs/shard_")]
+    named = [name for name in (manifest_of(path) or {"files": {}})["files"] if name.startswith("envs/shard_")]
     try:
         for group in GROUPS:
             members = unpack((path / f"{group}.safetensors").read_bytes())
@@ -149,7 +151,7 @@ def find_training_state(directory: Path, which: str = "latest", warn: bool = Tru
 
 def newest_manifest(directory: Path) -> dict[str, Any] | None:
     """The manifest of a run's newest checkpoint that has one; None without any."""
-    return next((found for path in checkpoints_in(directory) if (found := _read_manifest(path)) is not None), None)
+    return next((found for path in checkpoints_in(directory) if (found := manifest_of(path)) is not None), None)
 
 
 def step_of(path: Path) -> int | None:
@@ -165,7 +167,7 @@ def checkpoints_in(directory: Path) -> list[Path]:
 
 
 def _score(path: Path) -> float | None:
-    score = (_read_manifest(path) or {}).get("score")
+    score = (manifest_of(path) or {}).get("score")
     return score if isinstance(score, int | float) and math.isfinite(score) else None
 
 
@@ -276,7 +278,7 @@ def prune(directory: Path, keep_last: int, keep_best: bool) -> None:
     valid = (path for path in checkpoints_in(directory) if problem_with(path) is None)
     keep = {*itertools.islice(valid, keep_last), best_of(directory) if keep_best else None}
     for path in checkpoints_in(directory):
-        if path not in keep and _read_manifest(path) is not None:
+        if path not in keep and manifest_of(path) is not None:
             shutil.rmtree(path, ignore_errors=True)
 
 

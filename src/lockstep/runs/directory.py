@@ -19,7 +19,7 @@ from lockstep.config.run import CheckpointConfig, Config, LogConfig
 from lockstep.core.errors import RunError
 from lockstep.core.files import replace_text
 from lockstep.core.topology import Topology
-from lockstep.runs.checkpoint import CheckpointWriter, checkpoints_in, newest_manifest, step_of
+from lockstep.runs.checkpoint import PYTREE, CheckpointWriter, checkpoints_in, manifest_of, newest_manifest, step_of
 from lockstep.runs.lock import RunLock
 from lockstep.runs.progress import Progress, make_progress
 from lockstep.runs.trackers import METRICS_CSV, METRICS_JSONL, TENSORBOARD, RunTrackers, cut_trackers, wanted_trackers
@@ -286,18 +286,25 @@ def find_run(run: str, runs_dir: str = "runs") -> tuple[Path, str]:
     Raises:
         ValueError: there is no such run, or it holds several, one a seed; the line names those that are there.
     """
-    for path in (Path(run), Path(runs_dir) / run):
+    places = list(dict.fromkeys((Path(run), Path(runs_dir) / run)))
+    for path in places:
         if is_run(path):
             _check_single(path)
             return path, "latest"
         if path.parent.name == CHECKPOINTS and is_run(path.parent.parent) and path.is_dir():
             return path.parent.parent, path.name
+        if path.is_dir() and (manifest_of(path) or newest_manifest(path) or {}).get("kind") == PYTREE:
+            raise ValueError(
+                f"run: {path} holds a checkpoint of lockstep.jax, which is no run's; load it with "
+                "lockstep.jax.load_checkpoint"
+            )
     there = sorted(p.parent.name for p in Path(runs_dir).glob(f"*/{CONFIG}"))
     close = difflib.get_close_matches(run, there, 1, 0.6)
     more = f" and {len(there) - 5} more" if len(there) > 5 else ""
     listed = f"; in {runs_dir} there are: {', '.join(there[:5])}{more}" if there else f"; {runs_dir} holds no runs"
     listed = f"; did you mean {close[0]}?" if close else listed
-    raise ValueError(f"run: neither {run} nor {Path(runs_dir) / run} is a run directory{listed}")
+    neither = f"neither {run} nor {places[1]} is a run directory" if places[1:] else f"{run} is no run directory"
+    raise ValueError(f"run: {neither}{listed}")
 
 
 def is_run(path: Path) -> bool:

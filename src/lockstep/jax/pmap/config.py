@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from lockstep.jax.config import PPOConfig, RunnerConfig, whole_number
-from lockstep.jax.settings import Settings
+from lockstep.jax.config import SEEDS, UPDATES, PPOConfig, RunnerConfig, whole_number
+from lockstep.jax.settings import Settings, check_attribute
 from lockstep.jax_engine.distributed.mesh import nearest
 from lockstep.jax_engine.distributed.reductions import FSDP_AXIS
 
 BATCHES = 4
+
+SAME = {
+    "gae_lambda": "lam",
+    "clip_eps": "clip_param",
+    "ent_coef": "entropy_coef",
+    "vf_coef": "value_loss_coef",
+    "n_steps": "rollout_length_steps",
+    "num_steps": "rollout_length_steps",
+    "n_epochs": "num_passes",
+    "num_epochs": "num_passes",
+    "n_minibatches": "num_batches",
+    "num_minibatches": "num_batches",
+    "normalize_advantage": "normalize_advantages",
+    "sync_period": "grad_sync_period",
+    "axis_name": "pmap_axis_name",
+}
+"""Settings of :class:`PPOConfig`, :class:`RunnerConfig` and others, and what they are here."""
+
+_NAMES = SAME | {"vf_clip_eps": "clip_param", "max_grad_norm": "global_grad_clip", "num_devices x num_envs": "num_envs"}
+_SAID = re.compile(rf"(?<![\w.])(?:{'|'.join(sorted(_NAMES, key=len, reverse=True))})(?!\w)")
 
 
 @dataclass
@@ -49,6 +70,10 @@ class DistributedPPOConfig(metaclass=Settings):
     """
 
     ALSO: ClassVar[dict[str, str]] = {"max_grad_norm": "global_grad_clip", "lr": "learning_rate"}
+    ELSEWHERE: ClassVar[dict[str, str]] = {
+        **{name: f"it is {mine} here" for name, mine in SAME.items()},
+        **{"num_updates": UPDATES, "num_seeds": SEEDS},
+    }
 
     num_envs: int = 16
     batch_size: int | None = None
@@ -89,12 +114,25 @@ class DistributedPPOConfig(metaclass=Settings):
         lr: float = 3e-4
         max_grad_norm: float | None = 0.5
 
+    else:
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            """Sets a setting, by a further name too; raises a :class:`SettingError` for what is none."""
+            name = self.ALSO.get(name, name)
+            check_attribute(self, name)
+            super().__setattr__(name, value)
+
 
 RUNNER = (
     *("total_timesteps", "seed", "eval_every", "eval_episodes", "log_interval", "checkpoint_dir"),
     *("checkpoint_interval", "max_checkpoints", "keep_period", "resume", "overwrite"),
 )
 """Settings that :class:`RunnerConfig` has by the same name."""
+
+
+def in_configs_names(message: str) -> str:
+    """Translates a message about settings into the names of :class:`DistributedPPOConfig`."""
+    return _SAID.sub(lambda found: _NAMES[found[0]], message)
 
 
 def settings_of(config: DistributedPPOConfig, devices: int) -> tuple[PPOConfig, RunnerConfig]:
@@ -112,7 +150,14 @@ def settings_of(config: DistributedPPOConfig, devices: int) -> tuple[PPOConfig, 
     if not config.pmap_axis_name.isidentifier() or config.pmap_axis_name == FSDP_AXIS:
         raise ValueError(f"pmap_axis_name: {config.pmap_axis_name!r} must be an identifier, and {FSDP_AXIS!r} is taken")
     whole_number("log_devices_every", config.log_devices_every, 0)
-    ppo = PPOConfig(
+    try:
+        return _ppo(config, num_envs), _runner(config, num_envs // devices, devices)
+    except ValueError as error:
+        raise ValueError(in_configs_names(str(error))) from None
+
+
+def _ppo(config: DistributedPPOConfig, num_envs: int) -> PPOConfig:
+    return PPOConfig(
         learning_rate=config.learning_rate,
         anneal_lr=config.anneal_lr,
         gamma=config.gamma,
@@ -130,14 +175,15 @@ def settings_of(config: DistributedPPOConfig, devices: int) -> tuple[PPOConfig, 
         activation=config.activation,
         normalize_advantage=config.normalize_advantages,
     )
-    period = whole_number("grad_sync_period", config.grad_sync_period, 1)
-    runner = RunnerConfig(
+
+
+def _runner(config: DistributedPPOConfig, num_envs: int, devices: int) -> RunnerConfig:
+    return RunnerConfig(
         num_devices=devices,
-        num_envs=num_envs // devices,
-        sync_period=period,
+        num_envs=num_envs,
+        sync_period=whole_number("grad_sync_period", config.grad_sync_period, 1),
         **{name: getattr(config, name) for name in RUNNER},
     )
-    return ppo, runner
 
 
 def _steps(config: DistributedPPOConfig) -> int:

@@ -14,10 +14,11 @@ from jax import Array
 
 from lockstep.core.shards import keyed_seed
 from lockstep.jax.config import RunnerConfig
+from lockstep.jax.environments import check_environment
 from lockstep.jax.history import PPOMetricsHistory
 from lockstep.jax.metrics import Metrics
 from lockstep.jax.pmap.config import DistributedPPOConfig as DistributedPPOConfig
-from lockstep.jax.pmap.config import settings_of
+from lockstep.jax.pmap.config import in_configs_names, settings_of
 from lockstep.jax.pmap.rewards import terms_of
 from lockstep.jax.pmap.rollouts import RolloutModel, RolloutState, Trajectory, plain_rollout, users_rollout
 from lockstep.jax.ppo import PPOTrainState
@@ -28,6 +29,7 @@ from lockstep.jax.task import Task
 from lockstep.jax.training import Customs
 from lockstep.jax_engine.distributed.mesh import get_num_devices
 from lockstep.jax_engine.envs.default_params import default_params
+from lockstep.jax_engine.envs.users_code import users_error
 from lockstep.jax_engine.setup.set_up import prepare_jax
 
 logger = logging.getLogger("lockstep.jax")
@@ -62,7 +64,10 @@ class DistributedPPOTask(Task, Generic[ConfigT]):
         ppo, runner = settings_of(config, self.num_devices)
         self.num_envs_per_device = runner.num_envs
         every = config.log_devices_every
-        super().__init__(ppo, runner, axis_name=config.pmap_axis_name, log_devices_every=every)
+        try:
+            super().__init__(ppo, runner, axis_name=config.pmap_axis_name, log_devices_every=every)
+        except ValueError as error:
+            raise ValueError(in_configs_names(str(error))) from None
         self._tell(runner)
 
     def _tell(self, runner: RunnerConfig) -> None:
@@ -135,6 +140,16 @@ class DistributedPPOTask(Task, Generic[ConfigT]):
         logger.info("trained %d updates", int(state.step))
         return state, history
 
+    def train(self) -> tuple[PPOTrainState, PPOMetricsHistory]:
+        """See :meth:`Task.train`."""
+        try:
+            return super().train()
+        except ValueError as error:
+            said = in_configs_names(str(error))
+            if type(error) is not ValueError or said == str(error):
+                raise
+            raise ValueError(said) from users_error(error)
+
     def verify_distributed_setup(self, verbose: bool = True) -> DistributedSetup:
         """See :meth:`Task.verify_distributed_setup`; the report is logged, line by line."""
         report = super().verify_distributed_setup(verbose=False)
@@ -147,7 +162,11 @@ class DistributedPPOTask(Task, Generic[ConfigT]):
     def environment(self) -> tuple[Any, Any]:
         """See :meth:`Task.environment`."""
         given = self.get_environment()
-        return given if isinstance(given, tuple) else (given, default_params(given))
+        if isinstance(given, tuple) and len(given) != 2:
+            raise ValueError(f"get_environment: {len(given)} values were returned; return env, or (env, env_params)")
+        env = given[0] if isinstance(given, tuple) else given
+        check_environment(env, "get_environment", "returned")
+        return given if isinstance(given, tuple) else (env, default_params(env))
 
     def reward_terms(self) -> Terms:
         """See :meth:`Task.reward_terms`."""
@@ -177,6 +196,9 @@ class DistributedPPOTask(Task, Generic[ConfigT]):
     @cached_property
     def _model(self) -> Any:
         return self.get_initial_model(jax.random.key(keyed_seed(self.runner_config.seed, "init/custom")))
+
+    def _in_users_names(self, message: str) -> str:
+        return in_configs_names(super()._in_users_names(message))
 
     def _overrides(self, hook: str) -> bool:
         if hook not in HOOKS:

@@ -62,6 +62,13 @@ class Wrapper:
         return outcome(self._env.step(key, state, action, params))
 
 
+def innermost(env: Any) -> Any:
+    """Takes all wrappers off an environment."""
+    while isinstance(env, Wrapper):
+        env = env._env
+    return env
+
+
 def _space(given: Any, params: Any) -> gymnasium.Space:
     return space_of(given(params) if callable(given) else given)
 

@@ -6,9 +6,7 @@ A mesh has the axes ``("batch", "fsdp")``; data is cut over both, in the order o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -20,6 +18,10 @@ from jax.sharding import Mesh as Mesh
 from jax.typing import ArrayLike
 
 from lockstep.core.tree import Tree as ShardTree
+from lockstep.jax_engine.distributed.active_mesh import ActiveMesh as ActiveMesh
+from lockstep.jax_engine.distributed.active_mesh import activated as activated
+from lockstep.jax_engine.distributed.active_mesh import active_mesh as active_mesh
+from lockstep.jax_engine.distributed.active_mesh import set_mesh as set_mesh
 from lockstep.jax_engine.distributed.reductions import AXES, BATCH_AXIS, FSDP_AXIS, tracing_over
 
 Tree = TypeVar("Tree")
@@ -34,8 +36,6 @@ Specs = Any
 REPLICATED = PartitionSpec()
 SHARDED = PartitionSpec(AXES)
 TIME_SHARDED = PartitionSpec(None, AXES)
-
-_active: ContextVar[Mesh | None] = ContextVar("lockstep_mesh", default=None)
 
 
 # --- devices and the mesh -----------------------------------------------------------------------------------------
@@ -107,28 +107,6 @@ def make_mesh(num_fsdp_devices: int = 1, num_devices: int | None = None, axis_na
         devices += own[:share]
     grid = np.array(devices).reshape(count // num_fsdp_devices, num_fsdp_devices)
     return Mesh(grid, (axis_name, FSDP_AXIS), axis_types=(AxisType.Auto,) * len(AXES))
-
-
-@contextmanager
-def set_mesh(mesh: Mesh) -> Iterator[Mesh]:
-    """Makes a mesh the active one, for Lockstep and for JAX, until the block ends."""
-    with activated(mesh), jax.set_mesh(mesh):
-        yield mesh
-
-
-@contextmanager
-def activated(mesh: Mesh) -> Iterator[Mesh]:
-    """Makes a mesh the active one for Lockstep alone: arrays that are made in the block aren't bound to its devices."""
-    token = _active.set(mesh)
-    try:
-        yield mesh
-    finally:
-        _active.reset(token)
-
-
-def active_mesh() -> Mesh | None:
-    """Gives the mesh of the innermost :func:`set_mesh` block, or None outside of any."""
-    return _active.get()
 
 
 def platform_of(mesh: Mesh) -> str:

@@ -261,7 +261,7 @@ class FunctionalAdapter:
         env: as :class:`Environment`, or of gymnax.
         params: None: its ``default_params``.
         max_episode_steps: time limit; None: the environment's own.
-        name: of the environment in errors.
+        name: id of the environment in errors; None: it is named by its class.
 
     Attributes:
         limit_note: what the user should know of ends at the time limit, or None.
@@ -273,10 +273,11 @@ class FunctionalAdapter:
     def __init__(
         self, env: Any, params: Any = None, max_episode_steps: int | None = None, name: str | None = None
     ) -> None:
+        where = f"env: {type(env).__name__}" if name is None else f"env.id: {name}"
         name = name or type(env).__name__
         if getattr(env, "batched", False):
             raise ValueError(
-                f"env.id: {name} is a whole batch of environments, and the engine makes its own; give the environment "
+                f"{where} is a whole batch of environments, and the engine makes its own; give the environment "
                 "inside, and normalize.observations or normalize.returns instead of wrappers"
             )
         self._env = without_autoreset(env)
@@ -288,7 +289,7 @@ class FunctionalAdapter:
         self._autoreset = resets_itself(self._env)
         self._draws = bool(getattr(self._env, "step_draws", True))
         self.observation_space, self.action_space, self._keys, shapes = check_functions(
-            self._env, self._params, jax.random.key_data(jax.random.key(0)), name, FINAL if self._autoreset else ()
+            self._env, self._params, jax.random.key_data(jax.random.key(0)), where, FINAL if self._autoreset else ()
         )
         self.limit_note = None
         if hasattr(self._params, LIMIT) and not tells_truncation(shapes):

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
 
+from lockstep.jax_engine.envs.users_code import UsersFunctionError, one_line, users_line
+
 Tree = Any
 
 
@@ -46,12 +48,6 @@ def _is_key(leaf: Any) -> bool:
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def one_line(error: Exception) -> str:
-    """Shortens an error of somebody else's code to a line."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:200]}{'…' if len(text) > 200 else ''}"
-
-
 def space_of(space: Any) -> gymnasium.Space:
     """Gymnasium's space of one of gymnax's; Gymnasium's own as they are.
 
@@ -78,9 +74,9 @@ def space_of(space: Any) -> gymnasium.Space:
 
 
 def check_functions(
-    env: Any, params: Any, key: jax.Array, name: str, final: tuple[str, ...]
+    env: Any, params: Any, key: jax.Array, where: str, final: tuple[str, ...]
 ) -> tuple[gymnasium.Space, gymnasium.Space, StateKeys, tuple[Any, ...]]:
-    """Traces ``reset`` and ``step`` of one environment and compares them with its spaces.
+    """Traces ``reset`` and ``step`` of one environment and compares them with its spaces; ``where`` begins errors.
 
     An environment with autoreset must leave an ended episode's last observation in ``info``, under one of the names
     ``final``.
@@ -91,7 +87,6 @@ def check_functions(
     Raises:
         ValueError: what doesn't fit, in one line.
     """
-    where = f"env.id: {name}"
     observations, actions = (_space(env, which, params, where) for which in ("observation_space", "action_space"))
     seen: list[StateKeys] = []
 
@@ -137,14 +132,16 @@ def _space(env: Any, which: str, params: Any, where: str) -> gymnasium.Space:
         return space_of(space(params) if callable(space) else space)
     except Exception as error:
         text = str(error) if isinstance(error, ValueError) else one_line(error)
-        raise ValueError(f"{where}: {which}: {text}") from error
+        raise ValueError(f"{where}: {which}: {text}{users_line(error)}") from error
 
 
 def _traced(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return jax.eval_shape(function, *arguments)
+    except UsersFunctionError as error:
+        raise ValueError(str(error)) from error.__cause__
     except Exception as error:
-        raise ValueError(f"{what} can't be traced by JAX: {one_line(error)}") from error
+        raise ValueError(f"{what} can't be traced by JAX: {one_line(error)}{users_line(error)}") from error
 
 
 def _what(value: Any) -> str:

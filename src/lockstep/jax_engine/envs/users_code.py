@@ -1,0 +1,45 @@
+"""Errors of a user's own functions as one line, with the place in the user's file."""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from pathlib import Path
+
+import lockstep
+
+NOT_THE_USERS = (str(Path(lockstep.__file__).parent), *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib")))
+"""Directories whose code isn't a user's own, beside those of installed packages."""
+
+INSTALLED = {"site-packages", "dist-packages"}
+
+
+class UsersFunctionError(ValueError):
+    """A named function of a user's failed: a line that names it and the place; the error itself is the cause."""
+
+
+def one_line(error: BaseException) -> str:
+    """Shortens an error of somebody else's code to a line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:200]}{'…' if len(text) > 200 else ''}"
+
+
+def users_line(error: BaseException) -> str:
+    """Names the innermost place in a user's own code that an error came through: `` (my_env.py, line 12)``, or ``""``.
+
+    It begins with a space, to be put behind a line.
+    """
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        installed = bool(INSTALLED & set(path.parts)) or any(path.is_relative_to(place) for place in NOT_THE_USERS)
+        if not installed and not frame.filename.startswith("<frozen"):
+            return f" ({path.name}, line {frame.lineno})"
+    return ""
+
+
+def users_error(error: BaseException) -> BaseException | None:
+    """Gives the error of a user's own code that an error is or was made of; None if the user's code has no part in it.
+
+    It is what a line about it should be raised from.
+    """
+    return error if users_line(error) else error.__cause__

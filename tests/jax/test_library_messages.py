@@ -1,0 +1,263 @@
+"""What a newcomer gets wrong in ``lockstep.jax`` is said in one line that tells what would work."""
+
+import copy
+import dataclasses
+import pickle
+import re
+from typing import Any
+
+import corridors
+import gymnasium
+import jax
+import numpy as np
+import pytest
+
+import lockstep
+import lockstep.jax as ljax
+from lockstep.jax.checkpoint_folder import CheckpointFolder
+from lockstep.jax.history import PPOMetricsHistory
+
+untyped: Any = ljax
+"""For what a type checker would refuse as well."""
+
+PPO = ljax.PPOConfig(n_steps=8, n_minibatches=2, n_epochs=1, hidden_sizes=(4,))
+
+
+def error_of(function, *args, **kwargs):
+    with pytest.raises(ValueError) as caught:
+        function(*args, **kwargs)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# --- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path, capsys):
+    state = ljax.PPO.init(jax.random.key(0), 4, 2, PPO)
+    folder = CheckpointFolder(ljax.RunnerConfig(checkpoint_dir=tmp_path), {"seed": 0})
+    for update in (1, 2):
+        folder.save(state, PPOMetricsHistory(total_loss=np.ones(update)), update, 10 * update)
+    resumed = CheckpointFolder(ljax.RunnerConfig(checkpoint_dir=tmp_path, resume=True), {"seed": 0})
+    found = resumed.find(state)
+    assert (found and found.updates, capsys.readouterr().err) == (2, "")
+    (tmp_path / "step_20" / "kinds.json").write_text("{}")
+    found = resumed.find(state)
+    damage = "is damaged (its sha256 is not the manifest's); passed over"
+    assert (found and found.updates) == 1
+    assert capsys.readouterr().err == f"lockstep: warning: {tmp_path}/step_20/kinds.json {damage} for step_10\n"
+    (tmp_path / "step_10" / "manifest.json").unlink()
+    assert resumed.find(state) is None
+    newest, older = capsys.readouterr().err.splitlines()
+    assert newest.endswith(f"{damage}, and training begins anew")
+    assert f"{tmp_path}/step_10 has no valid manifest.json; passed over" in older
+
+
+# --- environments ----------------------------------------------------------------------------------------------------
+
+
+def trained(env: Any, *more: Any, **settings: Any):
+    runner = ljax.RunnerConfig(64, num_devices=1, num_envs=2)
+    return untyped.train_ppo_multigpu(env, None, *more, ppo_config=PPO, runner_config=runner, **settings)
+
+
+class Task(ljax.Task):
+    def __init__(self, env):
+        super().__init__(PPO, ljax.RunnerConfig(64, num_devices=1, num_envs=2))
+        self._env = env
+
+    def environment(self):
+        return self._env, None
+
+
+class PmapTask(ljax.DistributedPPOTask):
+    def __init__(self, env):
+        super().__init__(ljax.DistributedPPOConfig(num_envs=4, num_devices=1))
+        self._env = env
+
+    def get_environment(self):
+        return self._env
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        (corridors.Corridor, "the class Corridor was {how}; {give} an instance, Corridor(…)"),
+        (ljax.ClipActionWrapper, "the class ClipActionWrapper was {how}; {give} an instance"),
+        ("CartPole-v1", "str was {how}, which has no reset and step; {give} one of make, as in env, params = "
+                        "lockstep.jax.make('CartPole-v1')"),
+        (None, "NoneType was {how}, which has no reset and step; {give} one of make"),
+        (3, "int was {how}, which has no reset and step"),
+    ],
+)  # fmt: skip
+def test_what_is_no_environment_is_said(env, words):
+    assert error_of(trained, env).startswith("env: " + words.format(how="given", give="give"))
+    returned = words.format(how="returned", give="return")
+    assert error_of(Task(env).train).startswith("environment: " + returned)
+    assert error_of(PmapTask(env).train).startswith("get_environment: " + returned)
+
+
+def test_an_environment_of_the_host_is_trained_elsewhere():
+    for env in (gymnasium.make("CartPole-v1"), gymnasium.make_vec("CartPole-v1", 2)):
+        line = error_of(trained, env)
+        assert "is an environment of Gymnasium, which steps on the host: train it with lockstep train CartPole" in line
+        assert line.endswith(
+            "here give one that JAX steps, of lockstep.jax.make, of gymnax or a class with reset(key, params)"
+        )
+    assert error_of(Task(gymnasium.make("CartPole-v1")).train).startswith("environment: ")
+
+
+def test_a_hook_gives_an_environment_or_a_pair():
+    assert "get_environment: 3 values were returned; return env, or (env" in error_of(PmapTask((1, 2, 3)).train)
+    env = corridors.Corridor()
+    assert PmapTask((env, 7)).environment() == (env, 7)
+    assert PmapTask(env).environment() == (env, None)
+
+
+# --- arguments and settings ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("seed", "seed: it is RunnerConfig's; give RunnerConfig(seed=…) as runner_config"),
+        ("lr", "lr: it is PPOConfig's; give PPOConfig(lr=…) as ppo_config"),
+        ("key", "key: random numbers are of RunnerConfig's seed; give RunnerConfig(seed=…), a whole number"),
+        ("rng", "rng: random numbers are of RunnerConfig's seed"),
+        ("network", "network: networks are PPOConfig's hidden_sizes and activation; for a module of your own"),
+        ("trainstate", "trainstate: no argument of train_ppo_multigpu; did you mean train_state?"),
+        ("xyzzy", "xyzzy: no argument of train_ppo_multigpu; there are env, env_params, ppo_config"),
+    ],
+)  # fmt: skip
+def test_an_argument_that_is_none_says_where_it_belongs(argument, words):
+    with pytest.raises(TypeError) as caught:
+        trained(corridors.Corridor(), **{argument: 0})
+    assert str(caught.value).startswith(words)
+    assert "\n" not in str(caught.value)
+
+
+def test_arguments_by_place_are_two():
+    with pytest.raises(TypeError) as caught:
+        trained(corridors.Corridor(), PPO)
+    assert str(caught.value) == (
+        "train_ppo_multigpu: 3 arguments were given by place, which are env and env_params; give others by name: "
+        "ppo_config, runner_config, obs_shape, n_actions, train_state"
+    )
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'env_params'"):
+        untyped.train_ppo_multigpu(corridors.Corridor(), ppo_config=PPO, runner_config=ljax.RunnerConfig())
+
+
+def test_a_seed_is_a_whole_number():
+    line = "seed: a key of jax.random was given and must be a whole number, such as 0"
+    assert error_of(untyped.RunnerConfig, seed=jax.random.key(0)) == line
+    assert "must be a whole number, at least 0" in error_of(untyped.RunnerConfig, seed=jax.random.PRNGKey(0))
+    assert "must be a whole number" in error_of(untyped.RunnerConfig, seed=np.eye(2))
+    assert ljax.RunnerConfig(seed=np.int64(3)).seed == 3  # type: ignore[arg-type]
+
+
+def test_replacing_a_setting_takes_its_own_name():
+    line = "lr: dataclasses.replace takes a setting by its own name; give learning_rate=1.0"
+    for config in (PPO, ljax.DistributedPPOConfig()):
+        assert error_of(dataclasses.replace, config, lr=1.0) == line
+        assert dataclasses.replace(config, learning_rate=1.0).lr == 1.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "setting", "words"),
+    [
+        (ljax.RunnerConfig, "num_updates", "num_updates: updates follow from total_timesteps"),
+        (ljax.RunnerConfig, "num_seeds", "num_seeds: one program trains one seed here; give seed"),
+        (ljax.RunnerConfig, "n_steps", "n_steps: steps of an update are PPOConfig's"),
+        (ljax.PPOConfig, "num_updates", "num_updates: how long training is is RunnerConfig's; give total_timesteps"),
+        (ljax.PPOConfig, "num_steps", "num_steps: no setting of PPOConfig; did you mean n_steps?"),
+        (ljax.DistributedPPOConfig, "num_steps", "num_steps: it is rollout_length_steps here"),
+        (ljax.DistributedPPOConfig, "n_steps", "n_steps: it is rollout_length_steps here"),
+        (ljax.DistributedPPOConfig, "clip_eps", "clip_eps: it is clip_param here"),
+        (ljax.DistributedPPOConfig, "num_updates", "num_updates: updates follow from total_timesteps"),
+        (ljax.DistributedPPOConfig, "num_seeds", "num_seeds: one program trains one seed here"),
+        (ljax.DistributedPPOConfig, "lerning_rate", "no setting of DistributedPPOConfig; did you mean learning_rate?"),
+    ],
+)
+def test_a_setting_of_another_name_says_what_it_is_here(kind, setting, words):
+    assert words in error_of(kind, **{setting: 3})
+    if kind is ljax.DistributedPPOConfig:
+        config = kind()
+        assert words in error_of(setattr, config, setting, 3)
+        assert config == kind()
+
+
+@dataclasses.dataclass
+class Own(ljax.DistributedPPOConfig):
+    height: float = 1.0
+
+    def __post_init__(self):
+        self.derived = 2 * self.height
+
+
+def test_attributes_of_a_config_are_those_it_was_made_with():
+    config: Any = Own(height=2.0)
+    config.height, config.derived, config.lr, config.max_grad_norm, config._note = 3.0, 5.0, 0.5, 2.0, "mine"
+    assert (config.height, config.derived, config.learning_rate, config.global_grad_clip) == (3.0, 5.0, 0.5, 2.0)
+    assert "heigth: no setting of Own; did you mean height?" in error_of(setattr, config, "heigth", 1.0)
+    again = pickle.loads(pickle.dumps(config))
+    assert (again, copy.copy(config).derived, dataclasses.replace(config, seed=1).derived) == (config, 5.0, 6.0)
+
+
+class Walk(ljax.DistributedPPOTask):
+    def get_environment(self):
+        return corridors.Corridor()
+
+
+def test_a_checkpoint_of_other_settings_is_refused_in_the_configs_names(tmp_path):
+    settings: dict[str, Any] = {"num_envs": 4, "num_devices": 1, "rollout_length_steps": 8, "total_timesteps": 32}
+    settings |= {"hidden_sizes": (4,), "checkpoint_dir": tmp_path, "num_passes": 1}
+    Walk(ljax.DistributedPPOConfig(num_batches=2, **settings)).train()
+    other = Walk(ljax.DistributedPPOConfig(num_batches=4, resume=True, **settings))
+    assert error_of(other.train).startswith(f"num_batches: 4, but {tmp_path}/step_32 was trained with 2; leave it")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"num_batches": 3, "rollout_length_steps": 8}, "num_batches: 3 doesn't divide"),
+        ({"clip_param": -1.0}, "clip_param: -1.0"),
+        ({"lam": 2.0}, "lam: 2.0"),
+        ({"entropy_coef": "x"}, "entropy_coef: 'x'"),
+    ],
+)
+def test_errors_are_in_the_configs_names(settings, words):
+    line = error_of(lambda: Walk(ljax.DistributedPPOConfig(num_envs=4, num_devices=1, **settings)).train())
+    assert words in line
+    assert not re.search(r"n_minibatches|n_steps|clip_eps|ent_coef|gae_lambda|num_devices x", line)
+
+
+# --- what training gives ---------------------------------------------------------------------------------------------
+
+
+def test_a_history_names_what_it_has():
+    history = PPOMetricsHistory(total_loss=np.ones(2), episode_return=np.ones(2))
+    for name in ("episodic_return", "episode"):
+        with pytest.raises(KeyError) as caught:
+            _ = history[name]
+        assert caught.value.args == (f"the history has no {name!r}; it has total_loss, episode_return",)
+
+
+def test_acting_takes_a_key_or_none():
+    state = ljax.PPO.init(jax.random.key(0), 4, 2, PPO)
+    line = "key: int was given; give one of jax.random.key, or none for the likeliest actions"
+    assert error_of(untyped.PPO.act, state, np.ones(4), 0) == line
+    for key in (None, jax.random.key(0), jax.random.PRNGKey(0)):
+        assert ljax.PPO.act(state, np.ones(4), key).shape == ()
+
+
+def test_a_library_checkpoint_is_no_run(tmp_path):
+    ljax.save_checkpoint(tmp_path / "one", {"w": np.ones(2)})
+    ljax.save_checkpoint(tmp_path / "steps", {"w": np.ones(2)}, step=3)
+    for path in (tmp_path / "one", tmp_path / "steps", tmp_path / "steps" / "step_3"):
+        assert error_of(lockstep.load_policy, path) == (
+            f"run: {path} holds a checkpoint of lockstep.jax, which is no run's; load it with "
+            "lockstep.jax.load_checkpoint"
+        )
+    line = error_of(lockstep.load_policy, tmp_path / "nothing")
+    assert line.startswith(f"run: {tmp_path}/nothing is no run directory; ")
+    assert line.count("nothing") == 1
