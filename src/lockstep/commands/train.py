@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lockstep.commands.seeds import check_seeds, seeds_next_steps
 from lockstep.config.checks import resolve
 from lockstep.config.engines import check_engine_options
 from lockstep.config.files import config_text, read_file
@@ -24,7 +25,6 @@ from lockstep.launch.jax_start import start_jax
 from lockstep.launch.rank import Assignment, run_rank
 from lockstep.launch.restart import Restarts
 from lockstep.launch.resume import open_directory, resumed_config
-from lockstep.launch.seeds import check_seeds, seeds_next_steps
 from lockstep.launch.sizing import resolved_here
 from lockstep.launch.spawn import RankServer, rank_server, threads_of
 from lockstep.launch.supervise import supervise
