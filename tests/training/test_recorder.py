@@ -192,6 +192,7 @@ def test_a_summary_says_what_the_run_is_and_how_it_ended(recorder_of, tmp_path):
         "reduction": "exact",
         "restarted_environments": [1, 4],
         "missing_rows": [],
+        "restarts": [],
         "engine": "none",
         "world_size": 1,
     }

@@ -57,5 +57,5 @@ def test_other_networks_are_refused(finished, shapes):
 
 
 def test_a_run_that_isnt_there_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="is a run directory"):
+    with pytest.raises(ValueError, match="is no run directory"):
         reference_arrays(grpo(str(tmp_path / "none")), SHAPES, initial)

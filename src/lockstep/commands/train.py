@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lockstep.commands.seeds import check_seeds, seeds_next_steps
 from lockstep.config.checks import resolve
 from lockstep.config.engines import check_engine_options
 from lockstep.config.files import config_text, read_file
@@ -22,12 +23,12 @@ from lockstep.launch.checks import check_company, check_limits, check_machine, w
 from lockstep.launch.defaults import RunRequest, request_of
 from lockstep.launch.jax_start import start_jax
 from lockstep.launch.rank import Assignment, run_rank
+from lockstep.launch.restart import Restarts
 from lockstep.launch.resume import open_directory, resumed_config
-from lockstep.launch.seeds import check_seeds, seeds_next_steps
 from lockstep.launch.sizing import resolved_here
 from lockstep.launch.spawn import RankServer, rank_server, threads_of
 from lockstep.launch.supervise import supervise
-from lockstep.launch.world import World, topology_of, world_of
+from lockstep.launch.world import World, available_processes, topology_of, world_of
 from lockstep.runs.directory import SUMMARY, RunDirectory, find_run, is_writer
 from lockstep.runs.trust import remember_names
 
@@ -64,7 +65,7 @@ def start_run(request: RunRequest) -> int:
         if server is not None:
             stack.callback(server.close)  # before the run is left to others
         before = _last_written(assignment.path)
-        code = run_rank(assignment, topology) if server is None else _train(assignment, server, run, world.processes)
+        code = run_rank(assignment, topology) if server is None else _train(assignment, server, run, world, stack)
     if is_writer(topology) and code in (0, *STOPPED_BY_SIGNAL) and _last_written(assignment.path) != before:
         _report(assignment, code)
     return code
@@ -84,7 +85,7 @@ def prepare(
     start_jax(config, options)
     world = world_of(options, config, topology)
     server = None
-    if not topology.launched and world.processes > 1:
+    if not topology.launched and (world.processes > 1 or options.max_restarts):
         server = stack.enter_context(rank_server(config))
     description = functools.cache(lambda: request.description or describe(config.env))
     config, lines = resolved_here(config, world, description)
@@ -112,9 +113,15 @@ def prepare(
     return Assignment(config, run.path, settled, which), run, world, server
 
 
-def _train(assignment: Assignment, server: RankServer, run: RunDirectory, nproc: int) -> int:
-    words, threads = assignment.to_json(), threads_of(assignment.config.threads)
+def _train(
+    assignment: Assignment, server: RankServer, run: RunDirectory, world: World, stack: contextlib.ExitStack
+) -> int:
+    config, nproc = assignment.config, world.processes
+    words, threads = assignment.to_json(), threads_of(config.threads)
     run.hand_over()
+    if assignment.options.max_restarts:
+        another = functools.partial(lambda: stack.enter_context(rank_server(config)))
+        return Restarts(assignment, server, another, lambda: available_processes(config)).train(nproc)
     return supervise(lambda logs: server.start(nproc, logs, assignment=words, environment=threads), trains=True)
 
 

@@ -105,7 +105,7 @@ def _describe(error: Any) -> str:
     kind, value = error["type"], error["input"]
     path = _path(error)
     if path == "nproc" and kind != "value_error":
-        return f"nproc: {value!r}: a number of ranks, at least 1, or auto"
+        return f"nproc: {value!r}: a number of ranks, at least 1, a range such as 2:8, or auto"
     if path == "coordinator" and kind == "string_pattern_mismatch":
         return f"coordinator: {value!r}: a host and a port are wanted, e.g. 10.0.0.1:29400"
     if kind == "extra_forbidden" and re.search(r"[-_]v\d+$", path):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from lockstep.config.sections import (
     CheckpointConfig,
@@ -26,6 +26,7 @@ from lockstep.config.sections import (
 MAX_SEQUENCE = 32
 AUTO = "auto"
 MOST_SILENCE = 600.0
+RANGE = r"^[0-9]{1,6}:[0-9]{1,6}$"
 COORDINATOR = r"^(\[[0-9a-fA-F:.]+\]|[\w.-]+):[0-9]{1,5}$"
 """``host:port``, ``[IPv6 address]:port``."""
 
@@ -147,10 +148,15 @@ class Config(Section):
 class RunOptions(Section):
     """How and where a run is executed; nothing here changes the agent."""
 
-    nproc: int | Literal["auto"] = Field(
+    nproc: int | Literal["auto"] | Annotated[str, StringConstraints(pattern=RANGE)] = Field(
         default=1,
-        description="processes on this machine; torch: one a rank, or auto: what cores or GPUs allow; jax: each has "
-        "devices of its own",
+        description="processes on this machine; torch: one a rank, auto: what cores or GPUs allow, or 2:8: that, at "
+        "least 2 and at most 8; jax: each has devices of its own",
+    )
+    max_restarts: int = Field(
+        default=0,
+        ge=0,
+        description="where a rank dies or hangs, start all again from the newest state, at most so often",
     )
     devices: int | None = Field(
         default=None,
@@ -197,8 +203,7 @@ class RunOptions(Section):
 
     @model_validator(mode="after")
     def _positive(self) -> RunOptions:
-        if self.nproc != "auto" and self.nproc < 1:
-            raise ValueError(f"nproc: {self.nproc} ranks; at least 1, or auto")
+        self._check_nproc()
         if self.simulate_devices is not None and (self.devices or 0) > self.simulate_devices:
             raise ValueError(
                 f"devices: {self.devices} of only {self.simulate_devices} simulated ones; simulate {self.devices}"
@@ -211,6 +216,25 @@ class RunOptions(Section):
         if self.name is not None and ("/" in self.name or self.name in (".", "..")):
             raise ValueError(f"name: {self.name!r} is not a plain directory name; --runs-dir says where it is made")
         return self
+
+    def _check_nproc(self) -> None:
+        if isinstance(self.nproc, int):
+            if self.nproc < 1:
+                raise ValueError(f"nproc: {self.nproc} ranks; at least 1, or auto")
+            return
+        if self.nproc == AUTO:
+            return
+        least, most = map(int, self.nproc.split(":"))
+        if not 1 <= least <= most:
+            raise ValueError(f"nproc: {self.nproc}: the first number is at least 1 and at most the second, as in 2:8")
+
+    @property
+    def nproc_range(self) -> tuple[int, int] | None:
+        """The fewest and the most processes of ``2:8``; None of a number and of ``auto``."""
+        if isinstance(self.nproc, int) or self.nproc == AUTO:
+            return None
+        least, most = map(int, self.nproc.split(":"))
+        return least, most
 
     def _check_coordinator(self) -> None:
         flags = {name: getattr(self, name) for name in ("coordinator", "num_processes", "process_id")}

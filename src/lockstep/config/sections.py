@@ -258,6 +258,9 @@ class CheckpointConfig(Section):
     """Checkpoints."""
 
     interval: int = Field(default=50, ge=0, description="iterations between checkpoints; 0: only at the end")
+    seconds: float | None = Field(
+        default=None, gt=0, description="also one where so many seconds have passed since the last"
+    )
     keep_last: int = Field(default=3, ge=1, description="newest checkpoints to keep")
     keep_best: bool = Field(default=True, description="keep the checkpoint with the best return as well")
     replay_limit: int = Field(

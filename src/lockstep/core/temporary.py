@@ -16,10 +16,16 @@ _BEGUN = ".lockstep-new-"
 _HELD = ".held"
 
 
+_MEMORY = Path("/dev/shm")
+
+
 @contextmanager
-def temporary_directory() -> Iterator[Path]:
-    """Makes a directory for as long as the block runs, and removes those whose maker was killed."""
-    base = Path(tempfile.gettempdir())
+def temporary_directory(in_memory: bool = False) -> Iterator[Path]:
+    """Makes a directory for as long as the block runs, and removes those whose maker was killed.
+
+    ``in_memory``: in a file system that is one, if there is one where this user may write.
+    """
+    base = _MEMORY if in_memory and os.access(_MEMORY, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
     begun = Path(tempfile.mkdtemp(prefix=_BEGUN, dir=base))
     directory = begun.with_name(PREFIX + begun.name.removeprefix(_BEGUN))
     with (begun / _HELD).open("w") as held:
@@ -42,7 +48,7 @@ def _lock(descriptor: int) -> bool:
 
 def sweep_temporary() -> None:
     """Removes directories of this user that nobody holds: their makers were killed."""
-    for held in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{_HELD}"):
+    for held in (held for base in (Path(tempfile.gettempdir()), _MEMORY) for held in base.glob(f"{PREFIX}*/{_HELD}")):
         with contextlib.suppress(OSError):
             if held.stat(follow_symlinks=False).st_uid != os.getuid() or held.parent.is_symlink():
                 continue

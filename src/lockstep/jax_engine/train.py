@@ -22,7 +22,7 @@ from lockstep.runs.checkpoint import Checkpoint
 from lockstep.runs.directory import RunDirectory
 from lockstep.training.metrics import Record, episode_metrics
 from lockstep.training.recorder import Recorder, record_training
-from lockstep.training.stop import RUNNING, StopRequest, TrainResult, reached, stop_code, stop_requests
+from lockstep.training.stop import RUNNING, StopRequest, TrainResult, reached, stop_code, stop_requests, stops
 
 
 class Trainer:
@@ -40,6 +40,7 @@ class Trainer:
         copies: what devices hold after an iteration, where it is to be compared and has been taken over.
         schedule: when the host needs the state.
         asked: the highest stop code of any process.
+        saves: whether processes have agreed to save the state, and where.
     """
 
     def __init__(self, session: Session, recorder: Recorder, options: RunOptions, request: StopRequest) -> None:
@@ -59,7 +60,7 @@ class Trainer:
             session.topology.world_size,
             recorder.fingerprints is not None,
         )
-        self.asked = RUNNING
+        self.asked = self.saves = RUNNING
 
     def loop(self) -> int:
         """Iterates until the end, a limit, or a signal; returns the stop code.
@@ -72,11 +73,12 @@ class Trainer:
             stop = self.asked or self.reached()
             if stop == RUNNING:
                 self.dispatch([self])
-            due = stop != RUNNING or self.schedule.due(self.dispatched)
+            due = stop != RUNNING or self.saves != RUNNING or self.schedule.due(self.dispatched)
             while len(self.pending) > (0 if due else 1):
                 self.take(last=due and len(self.pending) == 1)
             if due:
-                self.recorder.save_checkpoint()
+                self.recorder.save_checkpoint(asked=self.saves)
+                self.saves = RUNNING
                 if stop != RUNNING:
                     return stop
 
@@ -103,7 +105,7 @@ class Trainer:
 
         while count < self.session.run.capacity and not self.schedule.ends(done + count):
             count += 1
-        asked = stop_code(self.request, self.options, self.recorder.started)
+        asked = max(stop_code(self.request, self.options, self.recorder.started), self.recorder.asks())
         self.pending.append(self.session.run.dispatch(done, count, asked, before))
         self.dispatched += count
 
@@ -130,7 +132,8 @@ class Trainer:
         session.optimizer_steps += iteration.numbers["steps"]
         session.learning_rate = iteration.numbers["learning_rate"]
         session.recent.extend_newest(iteration.episodes.newest, iteration.episodes.count)
-        self.asked = max(self.asked, iteration.numbers["stop"])
+        self.asked = max(self.asked, stops(iteration.numbers["stop"]))
+        self.saves = max(self.saves, iteration.numbers["stop"])
         record = episode_metrics(session.iteration, session.global_step, session.recent)
         return record | numbers | self.times(iteration)
 

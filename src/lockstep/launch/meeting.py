@@ -67,6 +67,13 @@ class Meeting:
         """Lists descriptors that a rank which is a fresh process inherits."""
         return [] if self.memory is None else [self.memory]
 
+    def close(self) -> None:
+        """Closes what is held for ranks that are no more."""
+        self.leave_port()
+        if self.memory is not None:
+            os.close(self.memory)
+            self.memory = None
+
     def leave_port(self) -> None:
         """Closes the port, in a rank that was forked."""
         if self.port is not None:

@@ -86,6 +86,9 @@ class NativeErrors:
         while self._held and time.monotonic() < deadline:  # whoever reads is slow
             select.select([], [2], [], HOLD_SECONDS)
             self.pass_on(everything=True)
+        for descriptor in self._ranks:
+            os.close(descriptor)
+        self._ranks.clear()
 
 
 def _write(text: bytes) -> bytes:

@@ -7,6 +7,7 @@ import sys
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -32,15 +33,24 @@ from lockstep.runs.directory import CHECKPOINTS, RunDirectory, is_writer
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a rank is to do, by a resolved config; ``resume_from`` is ``latest`` or ``step_<n>``.
+    """What a rank is to do, by a resolved config.
 
     On a rank that doesn't write and starts anew the run's directory may not exist.
+
+    Attributes:
+        resume_from: ``latest`` or ``step_<n>`` of the run's checkpoints, or of ``states``; None: it starts anew.
+        states: another directory of states, which the launcher has in memory.
+        memory: where states are kept for it, if it starts ranks again.
+        restarts: how often it has, a row each.
     """
 
     config: Config
     path: Path
     options: RunOptions
     resume_from: str | None = None
+    states: Path | None = None
+    memory: Path | None = None
+    restarts: tuple[dict[str, Any], ...] = ()
 
     def to_json(self) -> str:
         """As text."""
@@ -58,7 +68,13 @@ def run_rank(assignment: Assignment, topology: Topology) -> int:
         config = assignment.config
         engine = engine_module(config.engine)
         path = assignment.path.absolute()  # environments may change the working directory
-        run = RunDirectory(path, is_writer=is_writer(topology), quiet=assignment.options.quiet)
+        run = RunDirectory(
+            path,
+            is_writer=is_writer(topology),
+            quiet=assignment.options.quiet,
+            memory=assignment.memory,
+            restarts=assignment.restarts,
+        )
         run.take_over()
         life.inherit(topology)
         for name in (MEMORY_VARIABLE, STORE_VARIABLE):
@@ -66,7 +82,8 @@ def run_rank(assignment: Assignment, topology: Topology) -> int:
         life.begin(Part.START)
         checkpoint = None
         if assignment.resume_from is not None:
-            checkpoint = find_checkpoint(run.path / CHECKPOINTS, assignment.resume_from, warn=run.is_writer)
+            states = assignment.states or run.path / CHECKPOINTS
+            checkpoint = find_checkpoint(states, assignment.resume_from, warn=run.is_writer)
         with no_silent_exit():
             result = engine.train(config, run, topology, assignment.options, checkpoint)
     except PeerFailureError as error:

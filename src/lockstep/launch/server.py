@@ -46,13 +46,14 @@ ASSIGNMENT = "assignment.json"
 
 
 class Server:
-    """Answers a launcher: ``check``, ``start``, ``signal``, ``kill``."""
+    """Answers a launcher: ``check``, ``start``, ``signal``, ``end`` (of ranks, after which others start), ``kill``."""
 
     def __init__(self, channel: Channel, settings: ServerSettings) -> None:
         self._channel, self._settings = channel, settings
         self._ranks: dict[int, int] = {}
         self._errors = NativeErrors()
         self._kept: list[Any] = []
+        self._meetings: list[Meeting] = []
         self._failure: str | None = None
         self._awake, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
@@ -80,11 +81,19 @@ class Server:
         except EOFError:
             return
         finally:
-            for pid in self._ranks:
-                kill_session(pid)
-            self._ranks.clear()
-            kill_children()
-            self._errors.close()
+            self._end_ranks()
+
+    def _end_ranks(self) -> None:
+        """Leaves nothing of the ranks, nor of what they have started and met by."""
+        for pid in self._ranks:
+            kill_session(pid)
+        self._ranks.clear()
+        kill_children()
+        self._errors.close()
+        self._errors = NativeErrors()
+        for meeting in self._meetings:
+            meeting.close()
+        self._meetings.clear()
 
     def _answer_all(self) -> bool:
         going_on = self._answer(self._channel.receive())
@@ -105,6 +114,9 @@ class Server:
             for pid in self._ranks:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, message["signal"])
+        elif "end" in message:
+            self._end_ranks()
+            self._channel.send({"over": True})
         elif "kill" in message:
             return False
         return True
@@ -183,7 +195,7 @@ class Server:
             assert meeting.port is not None
             listener = meeting.port.detach()
             threading.Thread(target=self._serve_store, args=(meeting.number, listener), daemon=True).start()
-        self._kept.append(meeting)
+        self._meetings.append(meeting)
 
     def _spawn_rank(self, environment: Mapping[str, str], rank: int, assignment: Path, meeting: Meeting) -> int:
         errors = self._errors.pipe(rank)

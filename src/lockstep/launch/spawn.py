@@ -116,6 +116,18 @@ class RankServer:
             raise errors.RunError(answer["failed"])
         return answer
 
+    def end_ranks(self) -> bool:
+        """End every rank and whatever it has started; returns whether the server can start others."""
+        if self.closed:
+            return False
+        self.channel.send({"end": True})
+        try:
+            while "over" not in self.channel.receive(KILL_SECONDS):
+                pass  # ranks that ended by themselves
+        except (EOFError, TimeoutError):
+            self.close()
+        return not self.closed
+
     def close(self) -> None:
         """End the server, every rank, and whatever ranks have started."""
         if self.closed:
@@ -192,3 +204,7 @@ class ServedRanks:
     def kill(self) -> None:
         """End every rank, and whatever it started, at once."""
         self._server.close()
+
+    def end(self) -> None:
+        """End every rank, and whatever it started, at once; the server goes on, if it can."""
+        self._server.end_ranks()

@@ -7,10 +7,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from lockstep.core.process import EXIT_FAILURE, UNDONE, is_done, killed_by, read_failure, stop_signals
+from lockstep.core.process import (
+    EXIT_FAILURE,
+    EXIT_USER_ERROR,
+    UNDONE,
+    is_done,
+    killed_by,
+    read_failure,
+    stop_signals,
+)
 from lockstep.core.temporary import temporary_directory
 
 POLL_SECONDS = 0.05
@@ -35,12 +44,39 @@ class Ranks(Protocol):
         ...
 
     def kill(self) -> None:
-        """End every rank at once."""
+        """End every rank at once, and whatever started them."""
         ...
+
+
+class RestartableRanks(Ranks, Protocol):
+    """Rank processes of which others can take the place."""
+
+    def end(self) -> None:
+        """End every rank at once, and be ready to start others."""
+        ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the ranks of a run ended.
+
+    Attributes:
+        message: why they failed, or were interrupted; None: all ended well.
+        stopped: whether a stop signal to the launcher is why.
+        bad_input: whether a rank refused what it was given, before training.
+        killed: whether a rank was killed by a signal that can't be caught, as one is that takes too much memory.
+    """
+
+    message: str | None = None
+    stopped: bool = False
+    bad_input: bool = False
+    killed: bool = False
 
 
 class StopSignals:
     """Passes stop signals on to ranks, those too that come before there are any; the second Ctrl-C kills.
+
+    Ranks may be followed by others, which get what came before them as well.
 
     Attributes:
         received: their numbers, in the order in which they came.
@@ -96,22 +132,42 @@ def supervise(
         0 if all ended well, ``128 + n`` if signal ``n`` stopped the run, else 1; one rank's own error is shown, once.
     """
     with temporary_directory() as directory, forwarding() as signals:
-        ranks, received = start(directory), signals.received
+        ranks = start(directory)
         try:
-            signals.go_to(ranks)
-            codes, early = _wait(ranks, trains)
-            message = failure_message(ranks, codes, early) if early or any(codes.values()) else None
+            return exit_code(watch(ranks, signals, interrupted, not_begun, trains), signals)
         finally:
             ranks.kill()
-        if message is None:
-            return 128 + received[0] if received else 0
-        if received.count(signal.SIGINT) > 1:
-            message = interrupted
-        elif received and all(code in (0, -received[0], 128 + received[0]) for code in codes.values()):
-            message = not_begun
-        stopped = received and message in (interrupted, not_begun)
-        print(f"lockstep: error: {message}", file=sys.stderr, flush=True)
-        return 128 + received[0] if stopped else EXIT_FAILURE
+
+
+def watch(
+    ranks: Ranks,
+    signals: StopSignals,
+    interrupted: str = INTERRUPTED,
+    not_begun: str = NOT_BEGUN,
+    trains: bool = False,
+) -> Outcome:
+    """Waits for ranks, which get the stop signals; see :func:`supervise`."""
+    received = signals.received
+    signals.go_to(ranks)
+    codes, early = _wait(ranks, trains)
+    if not early and not any(codes.values()):
+        return Outcome()
+    message = failure_message(ranks, codes, early)
+    if received.count(signal.SIGINT) > 1:
+        message = interrupted
+    elif received and all(code in (0, -received[0], 128 + received[0]) for code in codes.values()):
+        message = not_begun
+    stopped, ended = bool(received) and message in (interrupted, not_begun), codes.values()
+    return Outcome(message, stopped, EXIT_USER_ERROR in ended, -signal.SIGKILL in ended)
+
+
+def exit_code(outcome: Outcome, signals: StopSignals) -> int:
+    """Says what failed, if something did; returns the launcher's exit code."""
+    signalled = 128 + signals.received[0] if signals.received else 0
+    if outcome.message is None:
+        return signalled
+    print(f"lockstep: error: {outcome.message}", file=sys.stderr, flush=True)
+    return signalled if outcome.stopped else EXIT_FAILURE
 
 
 def _wait(ranks: Ranks, trains: bool) -> tuple[dict[int, int | None], list[int]]:

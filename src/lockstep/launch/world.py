@@ -54,9 +54,23 @@ def number_of_processes(options: RunOptions, config: Config, topology: Topology)
             raise ValueError(
                 f"nproc: {options.nproc}, but the launcher started {topology.world_size} ranks; leave it out"
             )
+        if options.max_restarts:
+            raise ValueError(
+                f"max_restarts: {options.max_restarts}, but another launcher started this rank, and starts it again: "
+                "give it to torchrun, and --name NAME --resume auto here"
+            )
         return topology.world_size
-    if options.nproc != "auto":
+    if isinstance(options.nproc, int):
         return options.nproc
+    limit = available_processes(config)
+    if options.nproc_range is not None:
+        least, most = options.nproc_range
+        return max(least, min(limit, most))
+    return limit
+
+
+def available_processes(config: Config) -> int:
+    """As many ranks as this machine has cores or GPUs for, and the run has shards for."""
     limit = available_cores() if config.device == "cpu" else max(1, engine_module(config.engine).visible_gpus())
     num_shards = _num_shards(config)
     return limit if num_shards is None else min(limit, num_shards)

@@ -12,6 +12,7 @@ import re
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -293,12 +294,16 @@ class CheckpointWriter:
 
     Without a directory, on a rank that writes nothing, they are dropped. ``keep_last`` newest ones stay, and the best.
     ``records`` are files whose lines a checkpoint counts on: they are on the disk before it is.
+
+    Attributes:
+        seconds: of a processor that the last one took in the background.
     """
 
     def __init__(self, directory: Path | None, keep_last: int, keep_best: bool, records: Sequence[Path] = ()) -> None:
         self._directory, self._keep_last, self._keep_best, self._records = directory, keep_last, keep_best, records
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        self.seconds = 0.0
         for leftover in directory.glob(".step_*.tmp") if directory is not None else ():
             shutil.rmtree(leftover, ignore_errors=True)
 
@@ -321,6 +326,7 @@ class CheckpointWriter:
             prune(directory, self._keep_last, self._keep_best)
         except BaseException as error:
             self._error = error
+        self.seconds = time.thread_time()
 
     def wait(self) -> None:
         """Wait for the checkpoint under way; raises what went wrong with it."""

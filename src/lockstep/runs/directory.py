@@ -28,6 +28,8 @@ from lockstep.runs.trackers.service import TRACKERS_JSON, Tracker
 
 CONFIG, SUMMARY, CHECKPOINTS, FINGERPRINTS = "config.json", "summary.json", "checkpoints", "fingerprints.jsonl"
 TIMING, LOCK, VIDEOS = "timing.jsonl", ".lock", "videos"
+KEPT_IN_MEMORY = 2
+"""States: one that is being written doesn't take the place of the last one."""
 SEED = "seed_"
 """What the directory of one of several seeds is called, before the seed itself."""
 OWN_NAMES = {CONFIG, SUMMARY, CHECKPOINTS, FINGERPRINTS, TIMING, LOCK, METRICS_JSONL, METRICS_CSV, TENSORBOARD, VIDEOS}
@@ -37,11 +39,18 @@ OWN_NAMES |= {TRACKERS_JSON, WANDB}
 
 @dataclass
 class RunDirectory:
-    """One run's directory, seen from one rank: one that doesn't write has trackers and the like that do nothing."""
+    """One run's directory, seen from one rank: one that doesn't write has trackers and the like that do nothing.
+
+    Attributes:
+        memory: directory in memory where states are kept for a launcher that starts ranks again; None: it doesn't.
+        restarts: how often it has, a row each, for ``summary.json``.
+    """
 
     path: Path
     is_writer: bool = True
     quiet: bool = False
+    memory: Path | None = None
+    restarts: tuple[dict[str, Any], ...] = ()
     _lock: RunLock | None = field(default=None, repr=False)
     _cwd: Path = field(default_factory=Path.cwd, repr=False)  # environments may change it
 
@@ -105,6 +114,12 @@ class RunDirectory:
             self.checkpoints.mkdir(exist_ok=True)
         directory, records = self.checkpoints if self.is_writer else None, [self.path / METRICS_JSONL]
         return CheckpointWriter(directory, config.keep_last, config.keep_best, records)
+
+    def open_memory(self) -> CheckpointWriter | None:
+        """Writes states in memory for the launcher, which starts ranks again from them; None where it doesn't."""
+        if self.memory is None:
+            return None
+        return CheckpointWriter(self.memory if self.is_writer else None, KEPT_IN_MEMORY, keep_best=False)
 
     def missing_rows(self, iteration: int) -> list[tuple[int, int]]:
         """Which iterations up to this one have no row in ``metrics.jsonl``: the first and last of each stretch."""

@@ -32,7 +32,7 @@ from lockstep.torch_engine.update import UpdateResult, update
 from lockstep.training.metrics import Record, episode_metrics
 from lockstep.training.recorder import Recorder, record_training
 from lockstep.training.schedule import comes_due
-from lockstep.training.stop import RUNNING, StopRequest, TrainResult, reached, stop_code, stop_requests
+from lockstep.training.stop import RUNNING, StopRequest, TrainResult, reached, stop_code, stop_requests, stops
 
 
 class Trainer:
@@ -58,8 +58,8 @@ class Trainer:
             record |= self.evaluate()
             self.recorder.log(record)
             self.prove()
-            stop = self.reached() or asked
-            self.recorder.save_checkpoint()
+            stop = self.reached() or stops(asked)
+            self.recorder.save_checkpoint(asked=asked)
             self.clock.lap("other")
         return stop
 
@@ -68,7 +68,7 @@ class Trainer:
         return reached(self.config, self.options, self.state.iteration, self.state.global_step)
 
     def iterate(self) -> tuple[Record, int]:
-        """Trains for one iteration; returns its metrics record and the highest stop code of any rank."""
+        """Trains for one iteration; returns its metrics record and the highest code that any rank asks for."""
         finished = self.collect()
         batch = self.estimate()
         indices = minibatch_indices(self.config, self.plan, self.state.iteration)
@@ -100,7 +100,7 @@ class Trainer:
     def share(self, batch: Batch, indices: np.ndarray, finished: np.ndarray) -> tuple[Shared, MinibatchStatistics]:
         """Gathers every shard's statistics and stop code; a collective."""
         local = advantage_moments(batch, indices)
-        asked = stop_code(self.request, self.options, self.recorder.started)
+        asked = max(stop_code(self.request, self.options, self.recorder.started), self.recorder.asks())
         shared = share(self.state, self.session.rollout, batch, local, finished, asked, self.plan, self.communicator)
         return shared, minibatch_statistics(self.config, local, shared.advantage_moments)
 

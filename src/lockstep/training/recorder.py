@@ -17,13 +17,14 @@ from lockstep.core.life import Part, life
 from lockstep.policies.evaluation import summarize
 from lockstep.policies.policy import Policy
 from lockstep.policies.videos import EvaluationVideos
-from lockstep.runs.checkpoint import POLICY, Checkpoint
+from lockstep.runs.checkpoint import POLICY, Checkpoint, CheckpointError
 from lockstep.runs.directory import FINGERPRINTS, TIMING, RunDirectory
 from lockstep.runs.progress import evaluation_line, full_lines
+from lockstep.training.keeping import Keeper
 from lockstep.training.metrics import WORLD_SIZE, Record
 from lockstep.training.schedule import comes_due, evaluation_due
 from lockstep.training.session import TrainingSession
-from lockstep.training.stop import TrainResult, status_of
+from lockstep.training.stop import KEEP, RUNNING, SAVE, TrainResult, status_of
 
 
 class Recorder:
@@ -53,7 +54,8 @@ class Recorder:
         self.missing_rows = [] if checkpoint is None else run.missing_rows(session.counted.iteration)
         self.trackers = run.open_trackers(config)
         self.fingerprints = run.open_records(FINGERPRINTS) if config.proof.trace else None
-        self.checkpoints = run.open_checkpoints(config.checkpoint)
+        self.checkpoints, self.memory = run.open_checkpoints(config.checkpoint), run.open_memory()
+        self.keeper = Keeper(config.checkpoint.seconds, self.memory is not None)
         self.progress = run.open_progress(config.total_steps, states=config.log.console == "short")
         self.timing = run.open_records(TIMING) if config.log.timing else None
         self.videos = EvaluationVideos(run, self.trackers, config.eval.record_video)
@@ -116,18 +118,41 @@ class Recorder:
             digests = {name: array_digest(array).hex() for name, array in self.session.arrays().items()}
             self.fingerprints.log({"iteration": self.counted.iteration, **digests})
 
-    def save_checkpoint(self, force: bool = False) -> None:
-        """Saves a checkpoint, once, if one is due or forced; it is written in the background."""
+    def asks(self) -> int:
+        """Returns the code by which the writer asks that the state be saved, by the clock; elsewhere ``RUNNING``."""
+        return self.keeper.asks() if self.run.is_writer else RUNNING
+
+    def save_checkpoint(self, force: bool = False, asked: int = RUNNING) -> None:
+        """Saves the state, once, if that is due, forced, or what ranks have agreed on; it is written in the background.
+
+        ``asked`` is ``SAVE``, a checkpoint, or ``KEEP``, in memory. The same on every rank.
+        """
         iteration = self.counted.iteration
-        if self.saved_iteration == iteration:
-            return
-        if not (force or comes_due(self.config.checkpoint.interval, iteration)):
+        due = force or comes_due(self.config.checkpoint.interval, iteration) or asked == SAVE
+        if self.saved_iteration == iteration or not (due or asked == KEEP):
             return
         life.begin(Part.CHECKPOINT)
+        started = time.monotonic()
         files = self.session.checkpoint_files(self.wall_time(), self.score)
         facts = {"rows": iteration, "config": self.config.model_dump(mode="json")}
-        self.checkpoints.save(self.counted.global_step, files, self.score, facts)
-        self.saved_iteration = iteration
+        if due:
+            self.checkpoints.save(self.counted.global_step, files, self.score, facts)
+            self.saved_iteration = iteration
+            self.keeper.saved()
+        else:
+            self._keep(files, facts, started)
+
+    def _keep(self, files: dict[str, bytes], facts: dict[str, Any], started: float) -> None:
+        """Keeps a state in memory; without room for it the launcher has the checkpoints alone."""
+        if self.memory is None:
+            return
+        before = self.memory.seconds
+        try:
+            self.memory.save(self.counted.global_step, files, None, facts)
+        except CheckpointError as error:
+            self.run.warn(f"no more states are kept in memory, and restarts go on from checkpoints ({error})")
+            self.keeper.stop_keeping()
+        self.keeper.kept(time.monotonic() - started + before)
 
     def wall_time(self) -> float:
         """Returns the seconds of training so far, earlier sessions included."""
@@ -155,6 +180,7 @@ class Recorder:
             "reduction": config.reduction,
             "restarted_environments": session.restarted_before + session.restarted,
             "missing_rows": self.missing_rows,
+            "restarts": list(self.run.restarts),
             "lockstep": __version__,
             **session.facts(),
         }
@@ -174,6 +200,9 @@ class Recorder:
         self.progress.close()
         with contextlib.suppress(Exception):  # a checkpoint under way is finished even if the run failed
             self.checkpoints.wait()
+        with contextlib.suppress(Exception):
+            if self.memory is not None:
+                self.memory.wait()
         for writer in (self.trackers, self.fingerprints, self.timing):
             if writer is not None:
                 with contextlib.suppress(OSError):  # every line was written when it was logged

@@ -1,4 +1,4 @@
-"""When a run ends: stop codes, limits of a session, and signals that ask for an end at the next iteration."""
+"""When a run ends or is saved: codes that ranks agree on, limits of a session, signals that ask for an end."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from typing import Any
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.process import stop_signals
 
-RUNNING, TIME_LIMIT, STEP_LIMIT, FINISHED = 0, 1, -1, -2
-"""Stop codes; ranks agree on the highest that any of them asks for. A signal's is ``128 + n``."""
+RUNNING, KEEP, SAVE, TIME_LIMIT = 0, 1, 2, 3
+"""Codes; ranks agree on the highest that any of them asks for: to keep the state in memory, to save a checkpoint, or to
+stop. A signal's is ``128 + n``."""
+STEP_LIMIT, FINISHED = -1, -2
 STATUS = {FINISHED: "finished", STEP_LIMIT: "stopped at step", TIME_LIMIT: "stopped at time limit"}
 SIGNALLED = 128
 
@@ -72,6 +74,11 @@ def stop_code(request: StopRequest, options: RunOptions, started: float) -> int:
         return SIGNALLED + request.signal
     limit = options.max_hours
     return TIME_LIMIT if limit is not None and time.monotonic() - started > 3600 * limit else RUNNING
+
+
+def stops(asked: int) -> int:
+    """Returns the stop code in what ranks have agreed on; ``RUNNING`` where they only save."""
+    return asked if asked >= TIME_LIMIT else RUNNING
 
 
 def reached(config: Config, options: RunOptions, iteration: int, global_step: int) -> int:

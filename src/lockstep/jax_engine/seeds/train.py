@@ -88,7 +88,7 @@ class SeedsTrainer:
             stop = lead.asked or lead.reached()
             if stop == RUNNING:
                 lead.dispatch(self.trainers)
-            due = stop != RUNNING or lead.schedule.due(lead.dispatched)
+            due = stop != RUNNING or lead.saves != RUNNING or lead.schedule.due(lead.dispatched)
             while len(lead.pending) > (0 if due else 1):
                 for iterations in self.run.fetch(lead.pending.popleft()):
                     self.take(iterations)
@@ -96,7 +96,8 @@ class SeedsTrainer:
                     trainer.prove(last=due and not lead.pending)
             if due:
                 for trainer in self.trainers:
-                    trainer.recorder.save_checkpoint()
+                    trainer.recorder.save_checkpoint(asked=lead.saves)
+                lead.saves = RUNNING
                 if stop != RUNNING:
                     return stop
 

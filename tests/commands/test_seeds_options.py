@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.commands.seeds import check_seeds, seeds_next_steps
 from lockstep.commands.train import start_run
 from lockstep.config.run import Config, RunOptions
 from lockstep.launch.defaults import request_of
-from lockstep.launch.seeds import check_seeds, seeds_next_steps
 from lockstep.runs.directory import default_name, find_run
 
 SEEDS = ("--engine", "jax", "--num-seeds", "3")

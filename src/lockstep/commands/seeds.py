@@ -19,6 +19,8 @@ def check_seeds(options: RunOptions, config: Config, processes: int) -> None:
     asked = f"num_seeds: {options.num_seeds}"
     if options.resume is not None:
         raise ValueError(f"{asked} with --resume {options.resume}; each seed is resumed by itself: --resume RUN/seed_N")
+    if options.max_restarts:
+        raise ValueError(f"{asked} with max_restarts {options.max_restarts}; each seed is resumed by itself: {EACH}")
     if processes > 1:
         raise ValueError(
             f"{asked} with {processes} processes; seeds share the devices of one: leave the others out, or {EACH}"

@@ -1,0 +1,192 @@
+"""Starting all ranks again where one dies or hangs: from the newest state, on as many ranks as there are places."""
+
+from __future__ import annotations
+
+import datetime
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from lockstep.core.temporary import temporary_directory
+from lockstep.launch.rank import Assignment
+from lockstep.launch.spawn import RankServer, threads_of
+from lockstep.launch.supervise import Outcome, exit_code, forwarding, watch
+from lockstep.runs.checkpoint import checkpoints_in, problem_with, step_of
+from lockstep.runs.directory import CHECKPOINTS
+from lockstep.runs.trackers import METRICS_JSONL
+from lockstep.runs.trackers.jsonl import last_global_step_of
+
+OOM_KILLS = (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat"))
+"""Where the kernel counts processes that it killed for memory."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What ranks can go on from; ``step`` -1 and no ``path``: the run's beginning."""
+
+    step: int = -1
+    path: Path | None = None
+
+    @property
+    def where(self) -> str:
+        """In the words of ``summary.json``."""
+        if self.path is None:
+            return "beginning"
+        return "disk" if self.path.parent.name == CHECKPOINTS else "memory"
+
+
+def newest_state(directories: list[Path], at_most: int | None = None) -> State:
+    """The valid state with the highest step of several directories, the first of them among equals.
+
+    ``at_most`` is a step, above which there are only states that the run is about to remove.
+    """
+    paths = [path for directory in directories for path in checkpoints_in(directory)]
+    for path in sorted(paths, key=lambda path: step_of(path) or 0, reverse=True):
+        step = step_of(path)
+        if step is not None and (at_most is None or step <= at_most) and problem_with(path) is None:
+            return State(step, path)
+    return State()
+
+
+def signature(message: str) -> str:
+    """What two failures have in common that are the same: all but ranks and other numbers."""
+    return re.sub(r"\d+", "#", re.sub(r"^rank \d+:? ", "", message))
+
+
+def killed_for_memory() -> int:
+    """How many processes the kernel has killed for memory, here or on the whole machine; 0 where nobody counts."""
+    for path in OOM_KILLS:
+        try:
+            lines = path.read_text().splitlines()
+        except OSError:
+            continue
+        found = [int(line.split()[1]) for line in lines if line.startswith("oom_kill ")]
+        if found:
+            return found[0]
+    return 0
+
+
+@dataclass
+class Failures:
+    """Failures since the newest state became newer: the same one twice is the program's own."""
+
+    step: int = -1
+    seen: set[str] = field(default_factory=set)
+
+    def again(self, message: str, step: int) -> bool:
+        """Takes note of a failure where ``step`` is the newest state's; returns whether it was there before."""
+        if step > self.step:
+            self.step = step
+            self.seen.clear()
+        again = signature(message) in self.seen
+        self.seen.add(signature(message))
+        return again
+
+
+class Restarts:
+    """Trains an assignment, starting ranks again at most ``options.max_restarts`` times.
+
+    Args:
+        assignment: of the first start.
+        server: starts ranks; ``another`` makes one that takes its place if it dies.
+        places: how many ranks there are places for, asked before each restart.
+
+    Attributes:
+        fewer: than there are places, for ranks that were killed for memory.
+    """
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        server: RankServer,
+        another: Callable[[], RankServer],
+        places: Callable[[], int],
+    ) -> None:
+        self._assignment, self._server, self._another, self._places = assignment, server, another, places
+        self._failures, self._rows = Failures(), list[dict[str, Any]]()
+        self.fewer = 0
+
+    def train(self, nproc: int) -> int:
+        """Trains on ``nproc`` ranks at first; returns the launcher's exit code."""
+        most = self._assignment.options.max_restarts
+        with temporary_directory(in_memory=True) as memory, forwarding() as signals:
+            state, ranks = State(), nproc
+            while True:
+                kills = killed_for_memory()
+                with temporary_directory() as logs:
+                    outcome = self._attempt(memory, state, ranks, logs, signals)
+                if outcome.message is None or outcome.bad_input or signals.received:
+                    return exit_code(outcome, signals)
+                state = self._newest(memory)
+                if self._failures.again(outcome.message, state.step):
+                    why = f"{outcome.message} (twice without a newer state in between, so it isn't started again)"
+                    return exit_code(replace(outcome, message=why), signals)
+                if len(self._rows) == most:
+                    why = f"{outcome.message} (after {most} restart{'' if most == 1 else 's'}, as many as were allowed)"
+                    return exit_code(replace(outcome, message=why), signals)
+                if outcome.killed and killed_for_memory() > kills:
+                    self.fewer += 1
+                before, ranks = ranks, self.ranks()
+                self._note(outcome.message, state, before, ranks)
+
+    def _attempt(self, memory: Path, state: State, ranks: int, logs: Path, signals: Any) -> Outcome:
+        """Starts ranks from a state, and waits for them; none is left then."""
+        if self._server.closed:
+            self._server = self._another()
+        mine = replace(self._assignment, memory=memory, restarts=tuple(self._rows))
+        if state.path is not None:
+            mine = replace(mine, states=state.path.parent, resume_from=state.path.name)
+        threads = threads_of(mine.config.threads)
+        served = self._server.start(ranks, logs, assignment=mine.to_json(), environment=threads)
+        try:
+            return watch(served, signals, trains=True)
+        finally:
+            served.end()
+
+    def _newest(self, memory: Path) -> State:
+        """What to go on from; if ranks ended before they began with what was asked for, that."""
+        asked, at_most = self._assignment.resume_from, None
+        found = newest_state([memory])
+        if found.path is not None:
+            at_most = None
+        elif asked is not None and asked != "latest" and not self._rows:
+            at_most = int(asked.removeprefix("step_"))
+        on_disk = newest_state([self._assignment.path / CHECKPOINTS], at_most)
+        return found if found.step >= on_disk.step else on_disk
+
+    def ranks(self) -> int:
+        """How many ranks to start, as many as there are places for where a range was asked for."""
+        options = self._assignment.options
+        if options.nproc_range is None:
+            return options.nproc if isinstance(options.nproc, int) else self._places()
+        least, most = options.nproc_range
+        return max(least, min(self._places(), most) - self.fewer)
+
+    def _note(self, why: str, state: State, before: int, after: int) -> None:
+        """Says that all ranks start again, in a line, and keeps it for the summary."""
+        config = self._assignment.config
+        done = last_global_step_of(self._assignment.path / METRICS_JSONL) or 0
+        again = max(0, done - max(state.step, 0)) // config.steps_per_iteration
+        iteration = max(state.step, 0) // config.steps_per_iteration
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        self._rows.append(
+            {
+                "time": now,
+                "why": why,
+                "ranks_before": before,
+                "ranks_after": after,
+                "from": state.where,
+                "iteration": iteration,
+                "iterations_again": again,
+            }
+        )
+        place = {"memory": "in memory", "disk": "on the disk", "beginning": "the beginning"}[state.where]
+        print(
+            f"lockstep: restart {len(self._rows)} of {self._assignment.options.max_restarts}: {why.splitlines()[0]}; "
+            f"{after} rank{'' if after == 1 else 's'} from iteration {iteration:,} ({place}), {again:,} done again",
+            file=sys.stderr,
+            flush=True,
+        )

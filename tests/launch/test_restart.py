@@ -1,0 +1,102 @@
+"""What decides whether and how ranks are started again; ``tests/distributed/test_restarts.py`` kills some."""
+
+from typing import Any, cast
+
+import pytest
+
+from lockstep.commands.seeds import check_seeds
+from lockstep.config.run import Config, RunOptions
+from lockstep.core.topology import Topology
+from lockstep.launch import restart, world
+from lockstep.launch.rank import Assignment
+from lockstep.launch.restart import Failures, Restarts, State, killed_for_memory, newest_state, signature
+from lockstep.launch.world import number_of_processes
+from lockstep.runs.checkpoint import REQUIRED, commit
+
+
+def state(directory, step):
+    directory.mkdir(exist_ok=True)
+    return commit(directory, step, dict.fromkeys(REQUIRED, b"{}"), None)
+
+
+def test_the_newest_valid_state_is_gone_on_from(tmp_path):
+    memory, disk = tmp_path / "memory", tmp_path / "checkpoints"
+    assert newest_state([memory, disk]) == State()
+    old = state(disk, 128)
+    assert newest_state([memory, disk]) == State(128, old)
+    new = state(memory, 512)
+    assert newest_state([memory, disk]) == State(512, new)
+    assert newest_state([memory, disk], at_most=256) == State(128, old)
+    (new / REQUIRED[0]).write_bytes(b"damaged")
+    assert newest_state([memory, disk]) == State(128, old)
+    assert [s.where for s in (State(), State(128, old), State(512, new))] == ["beginning", "disk", "memory"]
+
+
+def test_the_same_failure_twice_without_a_newer_state_is_the_programs_own():
+    failures = Failures()
+    assert not failures.again("rank 1: environment 3 raised ValueError in step 17", 128)
+    assert failures.again("rank 0: environment 5 raised ValueError in step 18", 128)
+    assert not failures.again("rank 0: environment 5 raised ValueError in step 18", 256)
+    assert not failures.again("rank 1 was killed by SIGKILL", 256)
+    assert not failures.again("rank 1 was killed by SIGSEGV", 256)
+    assert failures.again("rank 0 was killed by SIGKILL", 256)
+
+
+def test_what_failures_have_in_common():
+    assert signature("rank 12 was killed by SIGKILL") == signature("rank 3 was killed by SIGKILL")
+    assert signature("rank 0: a.py, line 3: KeyError") == signature("rank 1: a.py, line 3: KeyError")
+    assert signature("rank 0: a.py: KeyError") != signature("rank 0: a.py: ValueError")
+
+
+def test_the_kernel_is_asked_for_processes_killed_for_memory(tmp_path, monkeypatch):
+    counts = tmp_path / "memory.events"
+    monkeypatch.setattr(restart, "OOM_KILLS", (tmp_path / "missing", counts))
+    assert killed_for_memory() == 0
+    counts.write_text("low 0\noom 4\noom_kill 3\noom_group_kill 0\n")
+    assert killed_for_memory() == 3
+
+
+@pytest.mark.parametrize(("nproc", "there_are", "ranks"), [("2:8", 4, 4), ("2:8", 1, 2), ("2:3", 4, 3), ("auto", 4, 4)])
+def test_a_range_is_what_there_is_within_it(monkeypatch, nproc, there_are, ranks):
+    monkeypatch.setattr(world, "available_cores", lambda: there_are)
+    config = Config(num_envs=32, num_shards=8)
+    assert number_of_processes(RunOptions(nproc=nproc), config, Topology()) == ranks
+
+
+@pytest.mark.parametrize("nproc", ["8:2", "0:3"])
+def test_a_range_must_be_one(nproc):
+    with pytest.raises(ValueError, match=f"nproc: {nproc}: the first number is at least 1 and at most the second"):
+        RunOptions(nproc=nproc)
+
+
+def test_numbers_stay_numbers():
+    assert RunOptions.model_validate({"nproc": "4"}).nproc == 4
+    assert RunOptions.model_validate({"nproc": "2:4"}).nproc_range == (2, 4)
+    assert RunOptions(nproc="auto").nproc_range is None
+
+
+def test_restarts_are_for_our_launcher_and_one_agent():
+    launched = Topology(rank=0, world_size=2, launched=True)
+    with pytest.raises(ValueError, match="max_restarts: 3, but another launcher started this rank"):
+        number_of_processes(RunOptions(max_restarts=3), Config(), launched)
+    with pytest.raises(ValueError, match="num_seeds: 2 with max_restarts 3"):
+        check_seeds(RunOptions(max_restarts=3, num_seeds=2), Config(engine="jax"), 1)
+
+
+def test_ranks_fall_and_rise_with_the_places_there_are(tmp_path):
+    there_are = [4]
+    options = RunOptions(nproc="1:4", max_restarts=9)
+    restarts = Restarts(
+        Assignment(Config(), tmp_path, options), cast("Any", None), cast("Any", None), lambda: there_are[0]
+    )
+    assert restarts.ranks() == 4
+    there_are[0] = 0
+    assert restarts.ranks() == 1
+    there_are[0] = 3
+    assert restarts.ranks() == 3
+    restarts.fewer += 1  # one was killed for memory
+    assert restarts.ranks() == 2
+    fixed = Restarts(
+        Assignment(Config(), tmp_path, RunOptions(nproc=4)), cast("Any", None), cast("Any", None), lambda: 1
+    )
+    assert fixed.ranks() == 4
