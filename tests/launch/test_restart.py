@@ -100,3 +100,15 @@ def test_ranks_fall_and_rise_with_the_places_there_are(tmp_path):
         Assignment(Config(), tmp_path, RunOptions(nproc=4)), cast("Any", None), cast("Any", None), lambda: 1
     )
     assert fixed.ranks() == 4
+
+
+def test_a_limit_in_hours_is_of_all_attempts_together(tmp_path, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(restart.time, "monotonic", lambda: now[0])
+    options = RunOptions(max_hours=2.0, max_restarts=3)
+    restarts = Restarts(Assignment(Config(), tmp_path, options), cast("Any", None), cast("Any", None), lambda: 1)
+    assert restarts.options_left().max_hours == 2.0
+    now[0] += 5400
+    assert restarts.options_left().max_hours == pytest.approx(0.5)
+    now[0] += 5400
+    assert restarts.options_left().max_hours == restart.LEAST_HOURS

@@ -5,11 +5,13 @@ from __future__ import annotations
 import datetime
 import re
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from lockstep.config.run import RunOptions
 from lockstep.core.temporary import temporary_directory
 from lockstep.launch.rank import Assignment
 from lockstep.launch.spawn import RankServer, threads_of
@@ -21,6 +23,8 @@ from lockstep.runs.trackers.jsonl import last_global_step_of
 
 OOM_KILLS = (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat"))
 """Where the kernel counts processes that it killed for memory."""
+LEAST_HOURS = 1e-9
+"""Of a limit that is over: an iteration is still done, and a checkpoint written."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,7 @@ class Restarts:
     ) -> None:
         self._assignment, self._server, self._another, self._places = assignment, server, another, places
         self._failures, self._rows = Failures(), list[dict[str, Any]]()
-        self.fewer = 0
+        self.fewer, self._began = 0, time.monotonic()
 
     def train(self, nproc: int) -> int:
         """Trains on ``nproc`` ranks at first; returns the launcher's exit code."""
@@ -136,7 +140,7 @@ class Restarts:
         """Starts ranks from a state, and waits for them; none is left then."""
         if self._server.closed:
             self._server = self._another()
-        mine = replace(self._assignment, memory=memory, restarts=tuple(self._rows))
+        mine = replace(self._assignment, options=self.options_left(), memory=memory, restarts=tuple(self._rows))
         if state.path is not None:
             mine = replace(mine, states=state.path.parent, resume_from=state.path.name)
         threads = threads_of(mine.config.threads)
@@ -145,6 +149,14 @@ class Restarts:
             return watch(served, signals, trains=True)
         finally:
             served.end()
+
+    def options_left(self) -> RunOptions:
+        """The options of the next ranks, with what is left of ``max_hours``."""
+        options = self._assignment.options
+        if options.max_hours is None:
+            return options
+        left = options.max_hours - (time.monotonic() - self._began) / 3600
+        return options.model_copy(update={"max_hours": max(left, LEAST_HOURS)})
 
     def _newest(self, memory: Path) -> State:
         """What to go on from; if ranks ended before they began with what was asked for, that."""
