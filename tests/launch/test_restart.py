@@ -1,17 +1,20 @@
 """What decides whether and how ranks are started again; ``tests/distributed/test_restarts.py`` kills some."""
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from lockstep.commands.seeds import check_seeds
+from lockstep.config.engines import check_engine_options
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.topology import Topology
 from lockstep.launch import restart, world
 from lockstep.launch.rank import Assignment
 from lockstep.launch.restart import Failures, Restarts, State, killed_for_memory, newest_state, signature
 from lockstep.launch.world import number_of_processes
-from lockstep.runs.checkpoint import REQUIRED, commit
+from lockstep.runs.checkpoint import REQUIRED, CheckpointError, commit
+from lockstep.runs.directory import BEGUN, RunDirectory
 
 
 def state(directory, step):
@@ -89,17 +92,17 @@ def test_ranks_fall_and_rise_with_the_places_there_are(tmp_path):
     restarts = Restarts(
         Assignment(Config(), tmp_path, options), cast("Any", None), cast("Any", None), lambda: there_are[0]
     )
-    assert restarts.ranks() == 4
+    assert restarts.ranks(4) == 4
     there_are[0] = 0
-    assert restarts.ranks() == 1
+    assert restarts.ranks(4) == 1
     there_are[0] = 3
-    assert restarts.ranks() == 3
+    assert restarts.ranks(1) == 3
     restarts.fewer += 1  # one was killed for memory
-    assert restarts.ranks() == 2
+    assert restarts.ranks(4) == 2
     fixed = Restarts(
         Assignment(Config(), tmp_path, RunOptions(nproc=4)), cast("Any", None), cast("Any", None), lambda: 1
     )
-    assert fixed.ranks() == 4
+    assert fixed.ranks(4) == 4
 
 
 def test_a_limit_in_hours_is_of_all_attempts_together(tmp_path, monkeypatch):
@@ -112,3 +115,54 @@ def test_a_limit_in_hours_is_of_all_attempts_together(tmp_path, monkeypatch):
     assert restarts.options_left().max_hours == pytest.approx(0.5)
     now[0] += 5400
     assert restarts.options_left().max_hours == restart.LEAST_HOURS
+
+
+def restarts_of(path, resume_from=None):
+    assignment = Assignment(Config(), path, RunOptions(max_restarts=3), resume_from)
+    return Restarts(assignment, cast("Any", None), cast("Any", None), lambda: 1)
+
+
+def test_what_is_in_memory_alone_is_saved_when_ranks_arent_started_again(tmp_path):
+    memory, disk = tmp_path / "memory", tmp_path / "checkpoints"
+    disk.mkdir()
+    (tmp_path / "metrics.jsonl").touch()
+    restarts_of(tmp_path)._save(State())
+    assert newest_state([disk]) == State()
+    restarts_of(tmp_path)._save(State(256, state(memory, 256)))
+    assert newest_state([disk]) == State(256, disk / "step_256")
+    (memory / "step_512").mkdir()
+    restarts_of(tmp_path)._save(State(512, memory / "step_512"))  # one without a manifest: nothing to save
+    assert newest_state([disk]) == State(256, disk / "step_256")
+
+
+def test_until_ranks_begin_later_checkpoints_dont_count(tmp_path):
+    memory, disk = tmp_path / "memory", tmp_path / "checkpoints"
+    memory.mkdir()
+    for step in (128, 256):
+        state(disk, step)
+    assert restarts_of(tmp_path, "step_128")._newest(memory).step == 128
+    assert restarts_of(tmp_path, "latest")._newest(memory).step == 256
+    (memory / BEGUN).touch()
+    assert restarts_of(tmp_path, "step_128")._newest(memory).step == 256
+
+
+def test_states_leave_room_in_memory(tmp_path, monkeypatch):
+    run = RunDirectory(tmp_path, memory=tmp_path)
+    run.check_memory(1)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=599))
+    with pytest.raises(CheckpointError, match=r"100 bytes each, and .* has 599 free, of 600 wanted"):
+        run.check_memory(100)
+    RunDirectory(tmp_path).check_memory(100)
+
+
+@pytest.mark.parametrize(
+    ("settings", "nproc", "said"),
+    [
+        ({"engine": "jax"}, "1:2", "nproc: 1:2 is for engine torch"),
+        ({"reduction": "fast"}, "1:2", "another number of ranks is another run"),
+        ({"reduction": "fast", "sync_period": 2}, "1:2", "sync_period 2 another number of ranks is another run"),
+    ],
+)
+def test_ranges_are_for_runs_that_are_the_same_on_any_number(settings, nproc, said):
+    with pytest.raises(ValueError, match=said):
+        check_engine_options(RunOptions(nproc=nproc), Config(**settings))

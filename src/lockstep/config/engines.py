@@ -86,11 +86,18 @@ def _check_jax(config: Config) -> None:
 
 def check_engine_options(options: RunOptions, config: Config) -> None:
     """Raise a one-line ``ValueError``, with what to use instead, for an option that the config's engine hasn't."""
+    if options.nproc_range is not None and (config.reduction == "fast" or config.sync_period > 1):
+        raise ValueError(
+            f"nproc: {options.nproc}, but with reduction {config.reduction} and sync_period {config.sync_period} "
+            "another number of ranks is another run; give one number, or --reduction exact"
+        )
     if config.engine == "torch":
         _check_torch_options(options)
         return
-    if options.nproc == "auto":
-        raise ValueError("nproc: auto is for engine torch; in engine jax one process uses every core: leave it out")
+    if not isinstance(options.nproc, int):
+        raise ValueError(
+            f"nproc: {options.nproc} is for engine torch; in engine jax one process uses every core: leave it out"
+        )
     if options.simulate_devices is not None and config.device != "cpu":
         raise ValueError(
             f"simulate_devices: {options.simulate_devices} makes devices of a CPU, and device is {config.device}; use "

@@ -12,17 +12,27 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.run import RunOptions
+from lockstep.core.errors import RunError
+from lockstep.core.files import sync_path
 from lockstep.core.temporary import temporary_directory
 from lockstep.launch.rank import Assignment
 from lockstep.launch.spawn import RankServer, threads_of
-from lockstep.launch.supervise import Outcome, exit_code, forwarding, watch
-from lockstep.runs.checkpoint import checkpoints_in, problem_with, step_of
-from lockstep.runs.directory import CHECKPOINTS
+from lockstep.launch.supervise import NOT_BEGUN, Outcome, StopSignals, exit_code, forwarding, watch
+from lockstep.runs.checkpoint import (
+    CheckpointError,
+    checkpoints_in,
+    manifest_of,
+    problem_with,
+    step_of,
+    write_directory,
+)
+from lockstep.runs.directory import BEGUN, CHECKPOINTS
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trackers.jsonl import last_global_step_of
 
 OOM_KILLS = (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat"))
 """Where the kernel counts processes that it killed for memory."""
+STOPPED = "stopped by a signal while ranks started again; --resume goes on from the newest checkpoint"
 LEAST_HOURS = 1e-9
 """Of a limit that is over: an iteration is still done, and a checkpoint written."""
 
@@ -53,6 +63,11 @@ def newest_state(directories: list[Path], at_most: int | None = None) -> State:
         if step is not None and (at_most is None or step <= at_most) and problem_with(path) is None:
             return State(step, path)
     return State()
+
+
+def begun(memory: Path) -> bool:
+    """Whether ranks have removed what lies behind the state they began with, so that what is there counts."""
+    return (memory / BEGUN).exists()
 
 
 def signature(message: str) -> str:
@@ -115,40 +130,69 @@ class Restarts:
 
     def train(self, nproc: int) -> int:
         """Trains on ``nproc`` ranks at first; returns the launcher's exit code."""
-        most = self._assignment.options.max_restarts
-        with temporary_directory(in_memory=True) as memory, forwarding() as signals:
+        with forwarding() as signals, temporary_directory(in_memory=True) as memory:
             state, ranks = State(), nproc
             while True:
                 kills = killed_for_memory()
-                with temporary_directory() as logs:
-                    outcome = self._attempt(memory, state, ranks, logs, signals)
-                if outcome.message is None or outcome.bad_input or signals.received:
+                outcome = self._attempt(memory, state, ranks, signals)
+                if outcome.message is None:
                     return exit_code(outcome, signals)
-                state = self._newest(memory)
-                if self._failures.again(outcome.message, state.step):
-                    why = f"{outcome.message} (twice without a newer state in between, so it isn't started again)"
-                    return exit_code(replace(outcome, message=why), signals)
-                if len(self._rows) == most:
-                    why = f"{outcome.message} (after {most} restart{'' if most == 1 else 's'}, as many as were allowed)"
-                    return exit_code(replace(outcome, message=why), signals)
                 if outcome.killed and killed_for_memory() > kills:
                     self.fewer += 1
-                before, ranks = ranks, self.ranks()
-                self._note(outcome.message, state, before, ranks)
+                state, before, ranks = self._newest(memory), ranks, self.ranks(nproc)
+                over = outcome.message if signals.received else self._over(outcome, state, fewer=ranks < before)
+                if over is not None:
+                    self._save(state)
+                    return exit_code(replace(outcome, message=over), signals)
+                self._note(outcome.message, state, before, ranks, begun(memory))
 
-    def _attempt(self, memory: Path, state: State, ranks: int, logs: Path, signals: Any) -> Outcome:
+    def _over(self, outcome: Outcome, state: State, fewer: bool) -> str | None:
+        """Why ranks aren't started again after a failure; None: they are, unless a signal asks for an end."""
+        most, message = self._assignment.options.max_restarts, outcome.message or ""
+        if outcome.bad_input:
+            return message
+        if self._failures.again(message, state.step) and not fewer:
+            return f"{message} (twice without a newer state in between, so it isn't started again)"
+        if len(self._rows) == most:
+            return f"{message} (after {most} restart{'' if most == 1 else 's'}, as many as were allowed)"
+        return None
+
+    def _attempt(self, memory: Path, state: State, ranks: int, signals: StopSignals) -> Outcome:
         """Starts ranks from a state, and waits for them; none is left then."""
-        if self._server.closed:
-            self._server = self._another()
         mine = replace(self._assignment, options=self.options_left(), memory=memory, restarts=tuple(self._rows))
         if state.path is not None:
             mine = replace(mine, states=state.path.parent, resume_from=state.path.name)
-        threads = threads_of(mine.config.threads)
-        served = self._server.start(ranks, logs, assignment=mine.to_json(), environment=threads)
+        with temporary_directory() as logs:
+            try:
+                if self._server.closed:
+                    self._server = self._another()
+                threads = threads_of(mine.config.threads)
+                served = self._server.start(ranks, logs, assignment=mine.to_json(), environment=threads)
+            except RunError as error:
+                self._server.close()
+                return Outcome(str(error))
+            try:
+                return watch(served, signals, not_begun=STOPPED if self._rows else NOT_BEGUN, trains=True)
+            except RunError as error:
+                return Outcome(str(error))
+            finally:
+                signals.leave()
+                served.end()
+
+    def _save(self, state: State) -> None:
+        """Writes a state that is in memory alone to the disk, where a later session finds it."""
+        if state.path is None or state.where == "disk":
+            return
+        manifest, run = manifest_of(state.path), self._assignment.path
+        if manifest is None:
+            return
+        files = {name: (state.path / name).read_bytes() for name in manifest["files"]}
+        facts = {name: fact for name, fact in manifest.items() if name not in ("format", "files")}
         try:
-            return watch(served, signals, trains=True)
-        finally:
-            served.end()
+            sync_path(run / METRICS_JSONL)
+            write_directory(run / CHECKPOINTS / state.path.name, files, facts)
+        except (OSError, CheckpointError) as error:
+            print(f"lockstep: warning: the state in memory is lost: {error}", file=sys.stderr)
 
     def options_left(self) -> RunOptions:
         """The options of the next ranks, with what is left of ``max_hours``."""
@@ -161,26 +205,23 @@ class Restarts:
     def _newest(self, memory: Path) -> State:
         """What to go on from; if ranks ended before they began with what was asked for, that."""
         asked, at_most = self._assignment.resume_from, None
-        found = newest_state([memory])
-        if found.path is not None:
-            at_most = None
-        elif asked is not None and asked != "latest" and not self._rows:
-            at_most = int(asked.removeprefix("step_"))
-        on_disk = newest_state([self._assignment.path / CHECKPOINTS], at_most)
+        if asked not in (None, "latest") and not begun(memory):
+            at_most = int(str(asked).removeprefix("step_"))
+        found, on_disk = newest_state([memory]), newest_state([self._assignment.path / CHECKPOINTS], at_most)
         return found if found.step >= on_disk.step else on_disk
 
-    def ranks(self) -> int:
-        """How many ranks to start, as many as there are places for where a range was asked for."""
+    def ranks(self, nproc: int) -> int:
+        """How many ranks to start: ``nproc``, or as many as there are places for where a range was asked for."""
         options = self._assignment.options
         if options.nproc_range is None:
-            return options.nproc if isinstance(options.nproc, int) else self._places()
+            return nproc
         least, most = options.nproc_range
         return max(least, min(self._places(), most) - self.fewer)
 
-    def _note(self, why: str, state: State, before: int, after: int) -> None:
+    def _note(self, why: str, state: State, before: int, after: int, begun: bool) -> None:
         """Says that all ranks start again, in a line, and keeps it for the summary."""
         config = self._assignment.config
-        done = last_global_step_of(self._assignment.path / METRICS_JSONL) or 0
+        done = last_global_step_of(self._assignment.path / METRICS_JSONL) or 0 if begun else 0
         again = max(0, done - max(state.step, 0)) // config.steps_per_iteration
         iteration = max(state.step, 0) // config.steps_per_iteration
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -196,8 +237,9 @@ class Restarts:
             }
         )
         place = {"memory": "in memory", "disk": "on the disk", "beginning": "the beginning"}[state.where]
+        first = (why.splitlines() or ["a rank failed without a message"])[0]
         print(
-            f"lockstep: restart {len(self._rows)} of {self._assignment.options.max_restarts}: {why.splitlines()[0]}; "
+            f"lockstep: restart {len(self._rows)} of {self._assignment.options.max_restarts}: {first}; "
             f"{after} rank{'' if after == 1 else 's'} from iteration {iteration:,} ({place}), {again:,} done again",
             file=sys.stderr,
             flush=True,

@@ -63,7 +63,7 @@ class Outcome:
     Attributes:
         message: why they failed, or were interrupted; None: all ended well.
         stopped: whether a stop signal to the launcher is why.
-        bad_input: whether a rank refused what it was given, before training.
+        bad_input: whether the first rank that failed refused what it was given, before training.
         killed: whether a rank was killed by a signal that can't be caught, as one is that takes too much memory.
     """
 
@@ -91,6 +91,10 @@ class StopSignals:
         self._ranks = ranks
         for number in self.received:
             ranks.send(number)
+
+    def leave(self) -> None:
+        """Pass nothing more on to ranks that have ended."""
+        self._ranks = None
 
     def __call__(self, number: int, _frame: object) -> None:
         """The signal handler."""
@@ -157,8 +161,9 @@ def watch(
         message = interrupted
     elif received and all(code in (0, -received[0], 128 + received[0]) for code in codes.values()):
         message = not_begun
-    stopped, ended = bool(received) and message in (interrupted, not_begun), codes.values()
-    return Outcome(message, stopped, EXIT_USER_ERROR in ended, -signal.SIGKILL in ended)
+    stopped, ended = bool(received) and message in (interrupted, not_begun), list(codes.values())
+    first = next((code for code in ended if code), 0)
+    return Outcome(message, stopped, first == EXIT_USER_ERROR, -signal.SIGKILL in ended)
 
 
 def exit_code(outcome: Outcome, signals: StopSignals) -> int:

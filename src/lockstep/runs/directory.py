@@ -19,15 +19,26 @@ from lockstep.config.run import CheckpointConfig, Config, LogConfig
 from lockstep.core.errors import RunError
 from lockstep.core.files import replace_text
 from lockstep.core.topology import Topology
-from lockstep.runs.checkpoint import PYTREE, CheckpointWriter, checkpoints_in, manifest_of, newest_manifest, step_of
+from lockstep.runs.checkpoint import (
+    PYTREE,
+    CheckpointError,
+    CheckpointWriter,
+    checkpoints_in,
+    manifest_of,
+    newest_manifest,
+    step_of,
+)
 from lockstep.runs.lock import RunLock
 from lockstep.runs.progress import Progress, make_progress
 from lockstep.runs.trackers import METRICS_CSV, METRICS_JSONL, TENSORBOARD, RunTrackers, cut_trackers, wanted_trackers
+from lockstep.runs.trackers.files import REWRITTEN
 from lockstep.runs.trackers.jsonl import JsonlTracker, cut_jsonl, iterations_of
 from lockstep.runs.trackers.service import TRACKERS_JSON, Tracker
 
 CONFIG, SUMMARY, CHECKPOINTS, FINGERPRINTS = "config.json", "summary.json", "checkpoints", "fingerprints.jsonl"
 TIMING, LOCK, VIDEOS = "timing.jsonl", ".lock", "videos"
+BEGUN = "begun"
+"""Stands beside states in memory once what lies behind the run's beginning or checkpoint is removed."""
 KEPT_IN_MEMORY = 2
 """States: one that is being written doesn't take the place of the last one."""
 SEED = "seed_"
@@ -121,6 +132,16 @@ class RunDirectory:
             return None
         return CheckpointWriter(self.memory if self.is_writer else None, KEPT_IN_MEMORY, keep_best=False)
 
+    def check_memory(self, size: int) -> None:
+        """Leave others room in memory: a ``CheckpointError`` where states of so many bytes would take half of it."""
+        if self.memory is None or not self.is_writer:
+            return
+        free, needed = shutil.disk_usage(self.memory).free, 2 * (KEPT_IN_MEMORY + 1) * size
+        if needed > free:
+            raise CheckpointError(
+                f"{size:,} bytes each, and {self.memory.parent} has {free:,} free, of {needed:,} wanted"
+            )
+
     def missing_rows(self, iteration: int) -> list[tuple[int, int]]:
         """Which iterations up to this one have no row in ``metrics.jsonl``: the first and last of each stretch."""
         if not self.is_writer:
@@ -142,6 +163,10 @@ class RunDirectory:
         cut_trackers(self.path, iteration, global_step, self._cwd / log.jsonl if log.jsonl else None)
         for name in (FINGERPRINTS, TIMING):
             cut_jsonl(self.path / name, iteration)
+        for leftover in self.path.glob(f"{REWRITTEN}*"):  # of a writer that was killed here
+            leftover.unlink(missing_ok=True)
+        if self.memory is not None:
+            (self.memory / BEGUN).touch()
 
     def warn(self, text: str) -> None:
         """One warning on standard error, quiet or not."""

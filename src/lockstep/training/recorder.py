@@ -146,8 +146,9 @@ class Recorder:
         """Keeps a state in memory; without room for it the launcher has the checkpoints alone."""
         if self.memory is None:
             return
-        before = self.memory.seconds
+        before, size = self.memory.seconds, sum(map(len, files.values()))
         try:
+            self.run.check_memory(size)
             self.memory.save(self.counted.global_step, files, None, facts)
         except CheckpointError as error:
             self.run.warn(f"no more states are kept in memory, and restarts go on from checkpoints ({error})")

@@ -24,6 +24,7 @@ class ActiveMesh:
         self.mesh, self._for_jax = mesh, for_jax
         self._before: jax.set_mesh | None = None
         """What puts back JAX's mesh of before."""
+        self._blocks = 0
         self._begin()
 
     def _begin(self) -> None:
@@ -47,13 +48,16 @@ class ActiveMesh:
         self._before = None
 
     def __enter__(self) -> Mesh:
+        self._blocks += 1
         if _active.get()[-1:] != (self,):
             self._end()
             self._begin()
         return self.mesh
 
     def __exit__(self, *_: object) -> None:
-        self._end()
+        self._blocks -= 1
+        if not self._blocks:
+            self._end()
 
 
 def set_mesh(mesh: Mesh) -> ActiveMesh:

@@ -32,7 +32,8 @@ def users_line(error: BaseException) -> str:
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
         installed = bool(INSTALLED & set(path.parts)) or any(path.is_relative_to(place) for place in NOT_THE_USERS)
-        if not installed and not frame.filename.startswith("<frozen"):
+        generated = frame.filename.startswith("<") and not frame.filename.startswith(("<stdin", "<ipython"))
+        if not installed and not generated:
             return f" ({path.name}, line {frame.lineno})"
     return ""
 

@@ -15,6 +15,9 @@ import numpy as np
 
 from lockstep.core.files import sync_path
 
+REWRITTEN = ".rewrite-"
+"""Begins the names of files that are to take another's place."""
+
 
 def plain_value(value: Any) -> Any:
     """A metric as a plain Python value: NumPy scalars unwrapped, NaN and infinities as ``None``.
@@ -57,7 +60,7 @@ def open_to_append(path: Path) -> TextIO:
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Write the new content of an existing file; it takes the old one's place on leaving, whole or not at all."""
     path = path.resolve()  # behind a link, the file is replaced, not the link
-    descriptor, temporary = tempfile.mkstemp(prefix=".rewrite-", dir=path.parent)
+    descriptor, temporary = tempfile.mkstemp(prefix=REWRITTEN, dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
             yield file
