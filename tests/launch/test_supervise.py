@@ -4,11 +4,12 @@ import json
 import os
 import signal
 import threading
+from typing import Any
 
 import pytest
 
 from lockstep.launch.native_errors import NativeErrors
-from lockstep.launch.supervise import failure_message
+from lockstep.launch.supervise import NOT_BEGUN, StopSignals, failure_message, watch
 
 
 class Ended:
@@ -98,3 +99,14 @@ def test_last_words_reach_a_reader_who_is_slow(monkeypatch):
     reader.join(60)
     os.close(reading)
     assert bytes(heard) == said
+
+
+@pytest.mark.parametrize(("done", "message"), [(True, None), (False, NOT_BEGUN)])
+def test_a_signal_that_meets_a_rank_on_its_way_out_stopped_a_run_that_is_written(tmp_path, done, message):
+    ranks: Any = Ended(tmp_path, {})
+    ranks.exit_codes, ranks.send = lambda: {1: -signal.SIGTERM, 0: 128 + signal.SIGTERM}, lambda number: None
+    if done:
+        (tmp_path / "rank_0.done").touch()
+    signals = StopSignals()
+    signals.received.append(signal.SIGTERM)
+    assert watch(ranks, signals, trains=True).message == message

@@ -157,7 +157,7 @@ def sums():
                 local, expected = x[list(both[0].plan.shards)], tree_sum(x)
                 for name, communicator in zip(("backend", "memory"), both, strict=True):
                     communicator.sums = None
-                    equal = same(communicator.sum_shards(local), expected)
+                    equal = same(communicator.sum_shards(local.clone()), expected)  # which may lie in its memory
                     what = f"{number} shards {shape} on {size} by {name}"
                     say(what=what, equal=equal, sums=communicator.sums)
                     say(what=f"gather {what}", equal=same(communicator.gather_shards(local), x))

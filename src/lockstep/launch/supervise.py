@@ -157,9 +157,12 @@ def watch(
     if not early and not any(codes.values()):
         return Outcome()
     message = failure_message(ranks, codes, early)
+    asked = bool(received) and all(code in (0, -received[0], 128 + received[0]) for code in codes.values())
+    if asked and trains and is_done(ranks.message_file(0)):
+        return Outcome()  # the signal met a rank on its way out, and all is written
     if received.count(signal.SIGINT) > 1:
         message = interrupted
-    elif received and all(code in (0, -received[0], 128 + received[0]) for code in codes.values()):
+    elif asked:
         message = not_begun
     stopped, ended = bool(received) and message in (interrupted, not_begun), list(codes.values())
     first = next((code for code in ended if code), 0)
