@@ -13,7 +13,8 @@ import pytest
 
 from lockstep.jax import checkpoint as pytree_checkpoint
 from lockstep.jax.checkpoint import ARRAYS, load_checkpoint, load_metadata, save_checkpoint
-from lockstep.runs.checkpoint import MANIFEST, CheckpointError, aside_of, problem_with
+from lockstep.runs.checkpoint import MANIFEST, CheckpointError, problem_with
+from lockstep.runs.checkpoint_writer import aside_of
 
 
 class State(NamedTuple):

@@ -13,7 +13,8 @@ from lockstep.launch import restart, world
 from lockstep.launch.rank import Assignment
 from lockstep.launch.restart import Failures, Restarts, State, killed_for_memory, newest_state, signature
 from lockstep.launch.world import number_of_processes
-from lockstep.runs.checkpoint import REQUIRED, CheckpointError, commit
+from lockstep.runs.checkpoint import REQUIRED, CheckpointError
+from lockstep.runs.checkpoint_writer import commit
 from lockstep.runs.directory import BEGUN, RunDirectory
 
 

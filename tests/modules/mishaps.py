@@ -16,7 +16,7 @@ from lockstep.jax_engine.envs.simulators import SingleArrayEnvironment
 from lockstep.jax_engine.nets import parameters
 from lockstep.jax_engine.program.run import DeviceRun
 from lockstep.jax_engine.update import Update
-from lockstep.runs import checkpoint
+from lockstep.runs import checkpoint_writer
 
 
 def cart_pole():
@@ -81,7 +81,7 @@ def poisoned():
 def dying():
     """The process is killed while it writes the checkpoint ``$DIES``, once all eight iterations have been logged."""
 
-    def write(path, content, original=checkpoint.write_synced):
+    def write(path, content, original=checkpoint_writer.write_synced):
         if not path.parent.name.startswith(f".{os.environ.get('DIES')}.") or path.name != "optimizer.safetensors":
             return original(path, content)
         original(path, content[: len(content) // 2])
@@ -90,5 +90,5 @@ def dying():
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    checkpoint.write_synced = write
+    checkpoint_writer.write_synced = write
     return cart_pole()

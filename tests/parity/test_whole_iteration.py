@@ -8,7 +8,8 @@ import pytest
 from same_iteration import COLUMNS, config_of, given_by, jax_iteration, reference_iteration, torch_iteration
 
 from lockstep.envs.describe import describe
-from lockstep.runs.checkpoint import commit, to_files
+from lockstep.runs.checkpoint import to_files
+from lockstep.runs.checkpoint_writer import commit
 from lockstep.torch_engine.state import check_networks, initial_parameters
 
 TOLERANCE = 1e-5

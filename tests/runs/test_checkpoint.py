@@ -14,7 +14,6 @@ from lockstep.runs.checkpoint import (
     CheckpointError,
     best_of,
     checkpoints_in,
-    commit,
     find_checkpoint,
     pack,
     problem_with,
@@ -23,6 +22,7 @@ from lockstep.runs.checkpoint import (
     to_files,
     unpack,
 )
+from lockstep.runs.checkpoint_writer import commit
 
 FILES = [
     "policy.safetensors",

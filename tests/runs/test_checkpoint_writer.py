@@ -6,19 +6,17 @@ import threading
 import numpy as np
 import pytest
 
-from lockstep.runs import checkpoint
+from lockstep.runs import checkpoint_writer
 from lockstep.runs.checkpoint import (
     CheckpointError,
-    CheckpointWriter,
     checkpoints_in,
-    commit,
     find_checkpoint,
     pack,
     problem_with,
-    prune,
     step_of,
     to_files,
 )
+from lockstep.runs.checkpoint_writer import CheckpointWriter, commit, prune
 
 
 def files_of(step):
@@ -137,7 +135,7 @@ def test_saving_goes_on_in_the_background_and_one_at_a_time(tmp_path, monkeypatc
         finally:
             under_way.pop()
 
-    monkeypatch.setattr(checkpoint, "commit", slow_commit)
+    monkeypatch.setattr(checkpoint_writer, "commit", slow_commit)
     writer = CheckpointWriter(tmp_path, 3, True)
     writer.save(1, files_of(1), None)  # comes back although it can't be done
     assert steps_in(tmp_path) == []

@@ -9,8 +9,9 @@ from lockstep.config.checks import resolve
 from lockstep.config.run import CheckpointConfig, Config, EnvConfig, LogConfig
 from lockstep.core.topology import Topology
 from lockstep.launch.defaults import request_of
-from lockstep.runs import checkpoint
-from lockstep.runs.checkpoint import CheckpointError, CheckpointWriter, pack, to_files
+from lockstep.runs import checkpoint_writer
+from lockstep.runs.checkpoint import CheckpointError, pack, to_files
+from lockstep.runs.checkpoint_writer import CheckpointWriter
 from lockstep.runs.directory import FINGERPRINTS, TIMING, RunDirectory, create_run, default_name, find_run, is_writer
 from lockstep.runs.lock import RunLock
 
@@ -340,8 +341,8 @@ def test_logs_are_cut_to_the_checkpoint(tmp_path):
 
 def test_a_checkpoint_waits_for_the_rows_that_it_counts_on(tmp_path, monkeypatch):
     path, order = create(tmp_path), []
-    for name, function in (("sync_path", checkpoint.sync_path), ("commit", checkpoint.commit)):
-        monkeypatch.setattr(checkpoint, name, lambda *a, n=name, f=function: (order.append((n, a[0])), f(*a))[1])
+    for name, function in (("sync_path", checkpoint_writer.sync_path), ("commit", checkpoint_writer.commit)):
+        monkeypatch.setattr(checkpoint_writer, name, lambda *a, n=name, f=function: (order.append((n, a[0])), f(*a))[1])
     save_checkpoint(path)
     assert order.index(("sync_path", path / "metrics.jsonl")) < order.index(("commit", path / "checkpoints"))
 

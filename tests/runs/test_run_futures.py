@@ -7,7 +7,8 @@ import pytest
 from lockstep.config.checks import resolve
 from lockstep.config.command_line import read_request
 from lockstep.config.run import Config, LogConfig
-from lockstep.runs.checkpoint import commit, to_files
+from lockstep.runs.checkpoint import to_files
+from lockstep.runs.checkpoint_writer import commit
 from lockstep.runs.directory import CONFIG, create_run, find_run
 
 SMALL = resolve(Config())

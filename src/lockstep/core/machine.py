@@ -57,10 +57,6 @@ def first_difference(everyone: Sequence[Mapping[str, Any]]) -> tuple[int, str] |
     return next(((rank, key) for rank, key in pairs if everyone[rank][key] != everyone[0][key]), None)
 
 
-ANEW = "anew"
-"""How a run begins that isn't resumed."""
-
-
 def check_facts_alike(everyone: Sequence[Mapping[str, str]]) -> None:
     """Raise a ``RankMismatchError`` if what ranks say of their machine, versions and config, in rank order, differs."""
     found = first_difference(everyone)

@@ -23,14 +23,13 @@ from lockstep.runs.checkpoint import (
     MANIFEST,
     PYTREE,
     CheckpointError,
-    aside_of,
     checkpoints_in,
     pack,
     problem_with,
     step_of,
     unpack,
-    write_directory,
 )
+from lockstep.runs.checkpoint_writer import aside_of, write_directory
 from lockstep.runs.directory import is_writer
 
 Tree = TypeVar("Tree")

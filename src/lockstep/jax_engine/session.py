@@ -19,7 +19,13 @@ from lockstep.envs.description import EnvDescription
 from lockstep.envs.host_envs import HostEnvs
 from lockstep.jax_engine.distributed.mesh import Mesh, cut_axis, fsdp_sharding, make_mesh
 from lockstep.jax_engine.distributed.placement import connect, num_local_devices
-from lockstep.jax_engine.distributed.processes import check_ranks_alike, quiet_connections, set_up_jax
+from lockstep.jax_engine.distributed.processes import (
+    broadcast_bytes,
+    check_ranks_alike,
+    gather_json,
+    quiet_connections,
+    set_up_jax,
+)
 from lockstep.jax_engine.envs.environments import is_jax_environment, make_environment
 from lockstep.jax_engine.host.run import HostRun
 from lockstep.jax_engine.nets.nets import PolicyNet
@@ -40,8 +46,9 @@ from lockstep.jax_engine.state import (
 )
 from lockstep.policies.policy import Policy
 from lockstep.runs.checkpoint import Checkpoint, pack, to_files
+from lockstep.training.beginning import agreed_beginning
 from lockstep.training.reference_policy import reference_arrays
-from lockstep.training.session import beginning_of, checkpoint_facts, load_facts, make_eval_envs, policy_of
+from lockstep.training.session import checkpoint_facts, load_facts, make_eval_envs, policy_of
 
 if TYPE_CHECKING:
     from lockstep.jax_engine.seeds.run import OneOfSeeds
@@ -150,9 +157,7 @@ def parameter_layout(
     return SlicedLayout(shapes, {name: cut_axis(sharding) for name, sharding in shardings.items()})
 
 
-def open_program(
-    config: Config, topology: Topology, options: RunOptions, checkpoint: Checkpoint | None = None
-) -> Program:
+def open_program(config: Config, topology: Topology, options: RunOptions) -> Program:
     """Joins the processes, makes the mesh, and looks at the environment: everything that is to be compiled.
 
     Raises:
@@ -168,7 +173,7 @@ def open_program(
         check_pool(pool, "fsdp")
     devices = None if options.devices is None else options.devices * topology.world_size
     with quiet_connections():
-        check_ranks_alike(hashlib.sha256(config.model_dump_json().encode()).hexdigest(), beginning_of(checkpoint))
+        check_ranks_alike(hashlib.sha256(config.model_dump_json().encode()).hexdigest())
         fsdp = options.fsdp_devices or devices or jax.device_count()
         mesh = make_mesh(fsdp if config.fsdp else 1, devices)
         if topology.world_size > 1:
@@ -200,7 +205,9 @@ def open_session(config: Config, topology: Topology, options: RunOptions, checkp
     Raises:
         ValueError: see :func:`open_program`.
     """
-    program = open_program(config, topology, options, checkpoint)
+    program = open_program(config, topology, options)
+    with quiet_connections():
+        checkpoint = agreed_beginning(checkpoint, topology.rank, gather_json, broadcast_bytes)
     state, local = first_state(config, program), num_local_devices(program.mesh)
     plan = ShardPlan(config.envs, config.shards, program.mesh.size, topology.rank * local, local)
     run = DeviceRun(program, state, local) if program.env is not None else HostRun(program, state, plan, local)

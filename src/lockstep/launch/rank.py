@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
@@ -83,7 +84,8 @@ def run_rank(assignment: Assignment, topology: Topology) -> int:
         checkpoint = None
         if assignment.resume_from is not None:
             states = assignment.states or run.path / CHECKPOINTS
-            checkpoint = find_checkpoint(states, assignment.resume_from, warn=run.is_writer)
+            with contextlib.nullcontext() if run.is_writer else contextlib.suppress(CheckpointError):
+                checkpoint = find_checkpoint(states, assignment.resume_from, warn=run.is_writer)
         with no_silent_exit():
             result = engine.train(config, run, topology, assignment.options, checkpoint)
     except PeerFailureError as error:

@@ -24,8 +24,8 @@ from lockstep.runs.checkpoint import (
     manifest_of,
     problem_with,
     step_of,
-    write_directory,
 )
+from lockstep.runs.checkpoint_writer import write_directory
 from lockstep.runs.directory import BEGUN, CHECKPOINTS
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trackers.jsonl import last_global_step_of

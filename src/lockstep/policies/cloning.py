@@ -13,7 +13,8 @@ from lockstep.config.run import Config
 from lockstep.config.sections import NetworkConfig
 from lockstep.core.fingerprint import sha256_of
 from lockstep.policies.recordings import read_recording
-from lockstep.runs.checkpoint import commit, to_files
+from lockstep.runs.checkpoint import to_files
+from lockstep.runs.checkpoint_writer import commit
 from lockstep.runs.directory import CONFIG, create_run
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trackers.jsonl import JsonlTracker

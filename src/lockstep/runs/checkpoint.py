@@ -1,20 +1,14 @@
-"""Writes checkpoints, safetensors and JSON, in the background; commits them by a rename, checks them by a manifest."""
+"""What a checkpoint is, safetensors and JSON, and how one is found and read; a manifest says what belongs to it."""
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import itertools
 import json
 import math
-import os
 import re
-import shutil
 import sys
-import threading
-import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +17,6 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as unpack
 from safetensors.numpy import save
 
-from lockstep.core.files import sync_path, write_synced
-from lockstep.core.life import life
-
 MANIFEST = "manifest.json"
 PYTREE = "pytree"
 """Kind, in the manifest, of a checkpoint that :mod:`lockstep.jax` saved."""
@@ -33,6 +24,7 @@ GROUPS = ("policy", "optimizer", "normalizers")
 POLICY = "policy/"
 """Begins the names of parameters; what follows is the name that the network gives them."""
 STATE = "state.json"
+SHARD = "envs/shard_"
 STATE_TYPES = {"environment": dict, "global_step": int, "iteration": int}
 """What everybody reads in it."""
 REQUIRED = (*(f"{group}.safetensors" for group in GROUPS), STATE)
@@ -73,7 +65,7 @@ def to_files(
     for group in GROUPS:
         members = {k.removeprefix(f"{group}/"): v for k, v in arrays.items() if k.startswith(f"{group}/")}
         files[f"{group}.safetensors"] = pack(members)
-    files |= {f"envs/shard_{shard}.safetensors": content for shard, content in env_shards.items()}
+    files |= {f"{SHARD}{shard}.safetensors": content for shard, content in env_shards.items()}
     files["state.json"] = (json.dumps(state, indent=1) + "\n").encode()
     return files
 
@@ -124,17 +116,26 @@ def read_checkpoint(path: Path) -> Checkpoint:
     problem = problem_with(path)
     if problem:
         raise CheckpointError(problem)
+    named = [name for name in (manifest_of(path) or {"files": {}})["files"] if name.startswith(SHARD)]
+    files = {name: (path / name).read_bytes() for name in (*REQUIRED, *named)}
+    return replace(checkpoint_of(files, str(path)), path=path)
+
+
+def checkpoint_of(files: Mapping[str, bytes], where: str) -> Checkpoint:
+    """Makes a checkpoint of its files' contents: the reverse of :func:`to_files`; errors name ``where``.
+
+    Raises:
+        CheckpointError: they hold something else.
+    """
     arrays: dict[str, np.ndarray] = {}
-    named = [name for name in (manifest_of(path) or {"files": {}})["files"] if name.startswith("envs/shard_")]
     try:
         for group in GROUPS:
-            members = unpack((path / f"{group}.safetensors").read_bytes())
-            arrays |= {f"{group}/{name}": a for name, a in members.items()}
-        shards = {int(Path(n).stem.removeprefix("shard_")): unpack((path / n).read_bytes()) for n in named}
-        state = json.loads((path / STATE).read_text())
-    except (SafetensorError, ValueError, RecursionError, MemoryError) as error:
-        raise CheckpointError(f"{path} holds what no checkpoint holds: {' '.join(str(error).split())}") from None
-    return Checkpoint(arrays, shards, state, path)
+            arrays |= {f"{group}/{name}": a for name, a in unpack(files[f"{group}.safetensors"]).items()}
+        shards = {int(Path(n).stem.removeprefix("shard_")): unpack(files[n]) for n in files if n.startswith(SHARD)}
+        state = json.loads(files[STATE])
+    except (SafetensorError, KeyError, ValueError, RecursionError, MemoryError) as error:
+        raise CheckpointError(f"{where} holds what no checkpoint holds: {' '.join(str(error).split())}") from None
+    return Checkpoint(arrays, shards, state)
 
 
 def find_training_state(directory: Path, which: str = "latest", warn: bool = True) -> Checkpoint:
@@ -210,129 +211,3 @@ def find_checkpoint(directory: Path, which: str = "latest", warn: bool = True) -
     raise CheckpointError(
         "; ".join(problems) if problems else f"{directory} holds no checkpoint to resume from or load"
     )
-
-
-# --- writing ----------------------------------------------------------------------------------------------------
-
-
-def commit(
-    directory: Path, step: int, files: Mapping[str, bytes], score: float | None, facts: Mapping[str, Any] | None = None
-) -> Path:
-    """Write a run's checkpoint, unless it is there already; see :func:`write_directory`."""
-    final = directory / f"step_{step}"
-    if not final.exists() or problem_with(final) is not None:
-        write_directory(final, files, {"step": step, "score": score, **(facts or {})})
-    return final
-
-
-def aside_of(final: Path) -> Path:
-    """Names where a directory waits while its successor takes its place; a crash at that moment leaves it there."""
-    return final.parent / f".{final.name}.old"
-
-
-def write_directory(
-    final: Path, files: Mapping[str, bytes], facts: Mapping[str, Any], keep: Iterable[str] = ()
-) -> None:
-    """Write files and their manifest so that they are there whole or not at all: temporary directory, fsync, rename.
-
-    A directory that is there is replaced, but for what ``keep`` names in it. ``facts`` is what else the manifest says.
-
-    Raises:
-        CheckpointError: it can't be written; what was there is untouched.
-    """
-    temporary = final.parent / f".{final.name}.{os.getpid()}.tmp"
-    try:
-        if temporary.is_symlink():
-            temporary.unlink()
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)  # not one that somebody else has made
-        for name, content in files.items():
-            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
-            write_synced(temporary / name, content)
-            life.progressed()
-        hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-        manifest = {"format": FORMAT, **facts, "files": hashes}
-        write_synced(temporary / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
-        for folder in {(temporary / name).parent for name in files} | {temporary}:
-            sync_path(folder)
-        aside = aside_of(final)
-        shutil.rmtree(aside, ignore_errors=True)
-        if final.exists():
-            next(final.iterdir(), None)  # a file in the way is an error, not replaced
-            final.rename(aside)
-        temporary.rename(final)
-        for name in keep:
-            (aside / name).rename(final / name)
-        sync_path(final.parent)
-        shutil.rmtree(aside, ignore_errors=True)
-    except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        why = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error)
-        raise CheckpointError(
-            f"checkpoint {final} can't be written: {why}; earlier checkpoints are untouched"
-        ) from None
-
-
-def prune(directory: Path, keep_last: int, keep_best: bool) -> None:
-    """Remove all but the newest ``keep_last`` valid checkpoints and the best one; damaged ones take no place."""
-    valid = (path for path in checkpoints_in(directory) if problem_with(path) is None)
-    keep = {*itertools.islice(valid, keep_last), best_of(directory) if keep_best else None}
-    for path in checkpoints_in(directory):
-        if path not in keep and manifest_of(path) is not None:
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _sync_record(path: Path) -> None:
-    try:
-        sync_path(path)
-    except OSError as error:
-        raise CheckpointError(f"{path} can't be written: {error.strerror or error}; the run counts on it") from None
-
-
-class CheckpointWriter:
-    """Commits checkpoints in a background thread, one at a time; a failure is raised at the next call.
-
-    Without a directory, on a rank that writes nothing, they are dropped. ``keep_last`` newest ones stay, and the best.
-    ``records`` are files whose lines a checkpoint counts on: they are on the disk before it is.
-
-    Attributes:
-        seconds: of a processor that the last one took in the background.
-    """
-
-    def __init__(self, directory: Path | None, keep_last: int, keep_best: bool, records: Sequence[Path] = ()) -> None:
-        self._directory, self._keep_last, self._keep_best, self._records = directory, keep_last, keep_best, records
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-        self.seconds = 0.0
-        for leftover in directory.glob(".step_*.tmp") if directory is not None else ():
-            shutil.rmtree(leftover, ignore_errors=True)
-
-    def save(
-        self, step: int, files: Mapping[str, bytes], score: float | None, facts: Mapping[str, Any] | None = None
-    ) -> None:
-        """Commit a checkpoint in the background, once the one before it is done; ``facts`` go into its manifest."""
-        self.wait()
-        if self._directory is None:
-            return
-        arguments = (self._directory, step, files, score, facts)
-        self._thread = threading.Thread(target=self._run, args=arguments, name="checkpoint-writer")
-        self._thread.start()
-
-    def _run(self, directory: Path, *checkpoint: Any) -> None:
-        try:
-            for record in self._records:
-                _sync_record(record)
-            commit(directory, *checkpoint)
-            prune(directory, self._keep_last, self._keep_best)
-        except BaseException as error:
-            self._error = error
-        self.seconds = time.thread_time()
-
-    def wait(self) -> None:
-        """Wait for the checkpoint under way; raises what went wrong with it."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error

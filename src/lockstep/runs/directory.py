@@ -22,12 +22,12 @@ from lockstep.core.topology import Topology
 from lockstep.runs.checkpoint import (
     PYTREE,
     CheckpointError,
-    CheckpointWriter,
     checkpoints_in,
     manifest_of,
     newest_manifest,
     step_of,
 )
+from lockstep.runs.checkpoint_writer import CheckpointWriter
 from lockstep.runs.lock import RunLock
 from lockstep.runs.progress import Progress, make_progress
 from lockstep.runs.trackers import METRICS_CSV, METRICS_JSONL, TENSORBOARD, RunTrackers, cut_trackers, wanted_trackers

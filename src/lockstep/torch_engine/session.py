@@ -42,9 +42,9 @@ from lockstep.torch_engine.state import (
     state_arrays,
 )
 from lockstep.torch_engine.statistics import initial_statistics
+from lockstep.training.beginning import agreed_beginning
 from lockstep.training.reference_policy import reference_arrays
 from lockstep.training.session import (
-    beginning_of,
     checkpoint_facts,
     gather_shards,
     load_facts,
@@ -151,8 +151,9 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
     plan = ShardPlan(config.envs, config.shards, topology.world_size, topology.rank)
     communicator = Communicator(topology, plan, device, uses_nccl(config))
     communicator.join(config)
-    check_ranks_alike(communicator, config, beginning_of(checkpoint))
+    check_ranks_alike(communicator, config)
     communicator.share_memory(config)
+    checkpoint = agreed_beginning(checkpoint, topology.rank, communicator.gather_json, communicator.broadcast_bytes)
     description = describe(config.env)
     envs = make_envs(
         config.env,

@@ -10,7 +10,6 @@ import numpy as np
 
 from lockstep.config.run import Config
 from lockstep.core.episodes import RecentEpisodes
-from lockstep.core.machine import ANEW
 from lockstep.core.process import fail_now
 from lockstep.core.shards import ShardPlan
 from lockstep.envs.description import EnvDescription
@@ -68,11 +67,6 @@ class TrainingSession(Protocol):
     def close(self) -> None:
         """Lets the environments and the other ranks go."""
         ...
-
-
-def beginning_of(checkpoint: Checkpoint | None) -> str:
-    """Says from where a rank begins, which must be the same for all: what one of them finds another may not see."""
-    return ANEW if checkpoint is None else f"at step {checkpoint.state['global_step']}"
 
 
 def counters(counted: Counted) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from jax.experimental import multihost_utils
 from lockstep.config.run import MOST_SILENCE
 from lockstep.core.errors import PeerFailureError, RankMismatchError
 from lockstep.core.life import life
-from lockstep.core.machine import ANEW, check_facts_alike
+from lockstep.core.machine import check_facts_alike
 from lockstep.core.network import own_address
 from lockstep.core.silence import SIGNS, Watch, watch
 from lockstep.core.topology import Topology
@@ -237,6 +237,15 @@ def gather_json(value: Any) -> list[Any]:
     return [json.loads(content) for content in gather_bytes(json.dumps(value).encode())]
 
 
-def check_ranks_alike(config_sha256: str, beginning: str = ANEW) -> None:
-    """Raises a ``RankMismatchError`` in every process if machines, versions, configs or beginnings differ."""
-    check_facts_alike(gather_json(machine_facts() | {"config": config_sha256, "beginning": beginning}))
+def broadcast_bytes(payload: bytes) -> bytes:
+    """Returns the byte string of the first process, whatever the others give; every process must call it."""
+    words = np.zeros(gather_json(len(payload))[0], np.uint8)
+    if len(payload) == len(words):
+        words[:] = np.frombuffer(payload, np.uint8)
+    with life.waiting():
+        return np.asarray(multihost_utils.broadcast_one_to_all(words)).tobytes()
+
+
+def check_ranks_alike(config_sha256: str) -> None:
+    """Raises a ``RankMismatchError`` in every process if machines, versions or configs differ."""
+    check_facts_alike(gather_json(machine_facts() | {"config": config_sha256}))

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lockstep.config.run import Config
 from lockstep.core.errors import NoSharedMemoryError, PeerFailureError
 from lockstep.core.life import life
-from lockstep.core.machine import ANEW, check_facts_alike
+from lockstep.core.machine import check_facts_alike
 from lockstep.core.shards import ShardPlan
 from lockstep.core.silence import Watch, sign_name, watch
 from lockstep.core.topology import Topology
@@ -287,6 +287,13 @@ class Communicator:
         """Gathers a JSON value of every rank, in rank order."""
         return [json.loads(raw) for raw in self.gather_bytes(json.dumps(value).encode())]
 
+    def broadcast_bytes(self, payload: bytes) -> bytes:
+        """Returns the byte string of the first rank, whatever the others give."""
+        words = np.zeros(self.gather_json(len(payload))[0], np.uint8)
+        if len(payload) == len(words):
+            words[:] = np.frombuffer(payload, np.uint8)
+        return self.broadcast(torch.from_numpy(words)).numpy().tobytes()
+
     def take_durations(self) -> list[float]:
         """Returns the seconds of each collective since the last call; every rank has made the same number."""
         taken, self.durations = self.durations, []
@@ -329,8 +336,8 @@ def mean_over_ranks(communicator: Communicator, gradients: Tensor) -> torch.futu
     return done
 
 
-def check_ranks_alike(communicator: Communicator, config: Config, beginning: str = ANEW) -> None:
-    """Raises a ``RankMismatchError`` on every rank if machines, versions, configs or beginnings differ."""
-    facts = machine_facts(communicator.device) | {"beginning": beginning}
+def check_ranks_alike(communicator: Communicator, config: Config) -> None:
+    """Raises a ``RankMismatchError`` on every rank if machines, versions or configs differ."""
+    facts = machine_facts(communicator.device)
     facts["config"] = hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:16]
     check_facts_alike(communicator.gather_json(facts))

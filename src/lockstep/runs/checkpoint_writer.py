@@ -1,0 +1,150 @@
+"""Commits checkpoints, in the background, by a rename: they are there whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lockstep.core.files import sync_path, write_synced
+from lockstep.core.life import life
+from lockstep.runs.checkpoint import (
+    FORMAT,
+    MANIFEST,
+    CheckpointError,
+    best_of,
+    checkpoints_in,
+    manifest_of,
+    problem_with,
+)
+
+
+def commit(
+    directory: Path, step: int, files: Mapping[str, bytes], score: float | None, facts: Mapping[str, Any] | None = None
+) -> Path:
+    """Write a run's checkpoint, unless it is there already; see :func:`write_directory`."""
+    final = directory / f"step_{step}"
+    if not final.exists() or problem_with(final) is not None:
+        write_directory(final, files, {"step": step, "score": score, **(facts or {})})
+    return final
+
+
+def aside_of(final: Path) -> Path:
+    """Names where a directory waits while its successor takes its place; a crash at that moment leaves it there."""
+    return final.parent / f".{final.name}.old"
+
+
+def write_directory(
+    final: Path, files: Mapping[str, bytes], facts: Mapping[str, Any], keep: Iterable[str] = ()
+) -> None:
+    """Write files and their manifest so that they are there whole or not at all: temporary directory, fsync, rename.
+
+    A directory that is there is replaced, but for what ``keep`` names in it. ``facts`` is what else the manifest says.
+
+    Raises:
+        CheckpointError: it can't be written; what was there is untouched.
+    """
+    temporary = final.parent / f".{final.name}.{os.getpid()}.tmp"
+    try:
+        if temporary.is_symlink():
+            temporary.unlink()
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)  # not one that somebody else has made
+        for name, content in files.items():
+            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+            write_synced(temporary / name, content)
+            life.progressed()
+        hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+        manifest = {"format": FORMAT, **facts, "files": hashes}
+        write_synced(temporary / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
+        for folder in {(temporary / name).parent for name in files} | {temporary}:
+            sync_path(folder)
+        aside = aside_of(final)
+        shutil.rmtree(aside, ignore_errors=True)
+        if final.exists():
+            next(final.iterdir(), None)  # a file in the way is an error, not replaced
+            final.rename(aside)
+        temporary.rename(final)
+        for name in keep:
+            (aside / name).rename(final / name)
+        sync_path(final.parent)
+        shutil.rmtree(aside, ignore_errors=True)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        why = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error)
+        raise CheckpointError(
+            f"checkpoint {final} can't be written: {why}; earlier checkpoints are untouched"
+        ) from None
+
+
+def prune(directory: Path, keep_last: int, keep_best: bool) -> None:
+    """Remove all but the newest ``keep_last`` valid checkpoints and the best one; damaged ones take no place."""
+    valid = (path for path in checkpoints_in(directory) if problem_with(path) is None)
+    keep = {*itertools.islice(valid, keep_last), best_of(directory) if keep_best else None}
+    for path in checkpoints_in(directory):
+        if path not in keep and manifest_of(path) is not None:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _sync_record(path: Path) -> None:
+    try:
+        sync_path(path)
+    except OSError as error:
+        raise CheckpointError(f"{path} can't be written: {error.strerror or error}; the run counts on it") from None
+
+
+class CheckpointWriter:
+    """Commits checkpoints in a background thread, one at a time; a failure is raised at the next call.
+
+    Without a directory, on a rank that writes nothing, they are dropped. ``keep_last`` newest ones stay, and the best.
+    ``records`` are files whose lines a checkpoint counts on: they are on the disk before it is.
+
+    Attributes:
+        seconds: of a processor that the last one took in the background.
+    """
+
+    def __init__(self, directory: Path | None, keep_last: int, keep_best: bool, records: Sequence[Path] = ()) -> None:
+        self._directory, self._keep_last, self._keep_best, self._records = directory, keep_last, keep_best, records
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self.seconds = 0.0
+        for leftover in directory.glob(".step_*.tmp") if directory is not None else ():
+            shutil.rmtree(leftover, ignore_errors=True)
+
+    def save(
+        self, step: int, files: Mapping[str, bytes], score: float | None, facts: Mapping[str, Any] | None = None
+    ) -> None:
+        """Commit a checkpoint in the background, once the one before it is done; ``facts`` go into its manifest."""
+        self.wait()
+        if self._directory is None:
+            return
+        arguments = (self._directory, step, files, score, facts)
+        self._thread = threading.Thread(target=self._run, args=arguments, name="checkpoint-writer")
+        self._thread.start()
+
+    def _run(self, directory: Path, *checkpoint: Any) -> None:
+        try:
+            for record in self._records:
+                _sync_record(record)
+            commit(directory, *checkpoint)
+            prune(directory, self._keep_last, self._keep_best)
+        except BaseException as error:
+            self._error = error
+        self.seconds = time.thread_time()
+
+    def wait(self) -> None:
+        """Wait for the checkpoint under way; raises what went wrong with it."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
