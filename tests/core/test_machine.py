@@ -20,6 +20,17 @@ def test_the_widest_instructions_are_named(monkeypatch, tmp_path, extra, expecte
     assert machine.cpu_features() == tuple(sorted(f"fpu sse2 {extra} avx".split()))
 
 
+def test_processors_of_one_name_are_told_apart(monkeypatch, tmp_path):
+    said = "cpu family\t: 25\nmodel\t\t: 17\nmodel name\t: EPYC\nstepping\t: 1\n"
+    (tmp_path / "cpuinfo").write_text(said)
+    monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
+    assert machine.processor() == "EPYC (family 25, model 17, stepping 1)"
+    (tmp_path / "cpuinfo").write_text(said.replace("17", "18"))
+    assert machine.processor() == "EPYC (family 25, model 18, stepping 1)"
+    (tmp_path / "cpuinfo").write_text("model name\t: EPYC\n")
+    assert machine.processor() == "EPYC"
+
+
 def test_arm_names_them_otherwise(monkeypatch, tmp_path):
     (tmp_path / "cpuinfo").write_text("Features : fp asimd sve\n")
     monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")

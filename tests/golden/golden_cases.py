@@ -79,7 +79,7 @@ PACKAGES = ("torch", "jax", "jaxlib", "numpy", "gymnasium", "mujoco", "equinox",
 
 def surroundings() -> dict[str, str]:
     """What the bits hold for: the versions and the processor that they were written down with."""
-    from lockstep.core.machine import cpu_model, instruction_set
+    from lockstep.core.machine import instruction_set, processor
 
     versions = {name: importlib.metadata.version(name) for name in PACKAGES}
     return (
@@ -87,9 +87,16 @@ def surroundings() -> dict[str, str]:
         | versions
         | {
             "instruction_set": instruction_set(),
-            "processor": cpu_model(),
+            "processor": processor(),
         }
     )
+
+
+def fitting(written: list[dict[str, Any]], here: dict[str, str]) -> list[dict[str, Any]]:
+    """The bits for these surroundings; without any those for a processor of which only the name was kept."""
+    exact = [each for each in written if each["holds_for"] == here]
+    named = {**here, "processor": here["processor"].partition(" (")[0]}
+    return exact or [each for each in written if each["holds_for"] == named]
 
 
 def bits_of(words: tuple, directory: Path, name: str) -> dict[str, str]:
@@ -106,14 +113,15 @@ def bits_of(words: tuple, directory: Path, name: str) -> dict[str, str]:
 
 
 def main() -> None:
-    """Write ``golden.json``."""
+    """Write this processor's bits into ``golden.json``."""
     with tempfile.TemporaryDirectory() as directory:
         bits = {}
         for number, (case, words) in enumerate(CASES.items()):
             bits[case] = bits_of(words, Path(directory), f"case_{number}")
             print(case, bits[case]["params_sha256"][:12], bits[case]["state_sha256"][:12], flush=True)
-    kept = json.loads(GOLDEN.read_text())["evaluations"]
-    golden = {"holds_for": surroundings(), "bits": bits, "evaluations": kept}
+    golden, here = json.loads(GOLDEN.read_text()), surroundings()
+    others = [written for written in golden["written"] if written["holds_for"] != here]
+    golden["written"] = [*others, {"holds_for": here, "bits": bits}]
     GOLDEN.write_text(json.dumps(golden, indent=2) + "\n")
 
 

@@ -13,6 +13,12 @@ from typing import Any
 from lockstep.core.errors import RankMismatchError
 
 CPUINFO, STATUS = Path("/proc/cpuinfo"), Path("/proc/self/status")
+NUMBERS = {
+    "family": ("cpu family", "CPU implementer"),
+    "model": ("model", "CPU part"),
+    "stepping": ("stepping", "CPU revision"),
+}
+"""What tells processors of one name apart, and the kernel's keys."""
 INSTRUCTION_SETS = ("avx512f", "avx2", "avx", "sve", "asimd")
 
 
@@ -29,6 +35,13 @@ def system_fact(file: Path, *keys: str) -> str:
 def cpu_model() -> str:
     """The processor's name, where the system tells it."""
     return system_fact(CPUINFO, "model name") or platform.processor()
+
+
+def processor() -> str:
+    """The processor's name with its numbers, where the system tells them: a virtual machine gives many one name."""
+    numbers = {name: system_fact(CPUINFO, *keys) for name, keys in NUMBERS.items()}
+    said = ", ".join(f"{name} {number}" for name, number in numbers.items() if number)
+    return f"{cpu_model()} ({said})" if said else cpu_model()
 
 
 def cpu_features() -> tuple[str, ...]:

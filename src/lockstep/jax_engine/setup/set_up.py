@@ -15,7 +15,7 @@ import jaxlib.version
 import numpy as np
 
 from lockstep.core.life import life
-from lockstep.core.machine import cpu_features, cpu_model, instruction_set
+from lockstep.core.machine import cpu_features, instruction_set, processor
 from lockstep.core.private import user_cache
 from lockstep.core.shards import MAX_DEFAULT_SHARDS
 
@@ -210,7 +210,7 @@ def machine_facts() -> dict[str, str]:
 
     return {
         "machine": machine.machine(),
-        "cpu": cpu_model(),
+        "cpu": processor(),
         "cpu capability": instruction_set(),
         "device": jax.devices()[0].device_kind,
         "platform": jax.default_backend(),

@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits
 from torch.optim import Optimizer
 
 from lockstep.config.run import Config
-from lockstep.core.machine import cpu_model
+from lockstep.core.machine import processor
 from lockstep.core.private import user_cache
 from lockstep.core.temporary import temporary_directory
 from lockstep.core.topology import Topology
@@ -106,7 +106,7 @@ def machine_facts(device: torch.device) -> dict[str, str]:
     """Collects what must be the same on every rank for the same bits: instruction set, versions, device."""
     return {
         "machine": platform.machine(),
-        "cpu": cpu_model(),
+        "cpu": processor(),
         "cpu capability": torch.backends.cpu.get_cpu_capability(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "torch": torch.__version__,
