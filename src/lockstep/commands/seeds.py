@@ -39,6 +39,7 @@ def _refused(config: Config) -> list[tuple[str, Any, str]]:
     found: list[tuple[str, Any, str]] = [
         ("fsdp", config.fsdp and "true", f"every seed's parameters are whole on each device: leave it out, or {EACH}"),
         ("eval.interval", config.eval.interval, "evaluate each seed afterwards: lockstep eval RUN/seed_N"),
+        ("checkpoint.mirror", config.checkpoint.mirror, f"a mirror holds one run; {EACH}"),
         ("proof.trace", config.proof.trace and "true", f"{EACH} that is to be traced"),
         ("log.console", log.console == "full" and "full", "what is shown sums up all seeds: leave it out"),
         (

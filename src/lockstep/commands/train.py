@@ -13,15 +13,18 @@ from typing import Any
 
 from lockstep.commands.seeds import check_seeds, seeds_next_steps
 from lockstep.config.checks import resolve
+from lockstep.config.command_line import Request
 from lockstep.config.engines import check_engine_options
 from lockstep.config.files import config_text, read_file
 from lockstep.config.help import train_help
+from lockstep.config.run import RunOptions
 from lockstep.core.temporary import sweep_temporary
 from lockstep.core.topology import Topology
 from lockstep.envs.describe import describe
 from lockstep.launch.checks import check_company, check_limits, check_machine, with_reference
 from lockstep.launch.defaults import RunRequest, request_of
 from lockstep.launch.jax_start import start_jax
+from lockstep.launch.mirrored import Mirrors, mirrors
 from lockstep.launch.rank import Assignment, run_rank
 from lockstep.launch.restart import Restarts
 from lockstep.launch.resume import open_directory, resumed_config
@@ -40,7 +43,8 @@ def main(argv: Sequence[str]) -> int:
     """Runs ``lockstep train ARGV``: exit status 0, 1 (failed), 2 (bad input) or 128 + n (stopped by signal n)."""
     words = [word for word in argv if word not in (*_HELP, _PRINT)]
     if len(words) == len(argv):
-        return start_run(request_of(argv))
+        with mirrors() as held:
+            return start_run(request_of(argv, bring=functools.partial(_brought, held)), held)
     if _PRINT in argv:
         request = request_of(words)
         if not isinstance(request.config.num_envs_per_rank, str):  # else what the machine can hold decides
@@ -52,20 +56,31 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def start_run(request: RunRequest) -> int:
+def _brought(held: Mirrors, request: Request) -> RunOptions:
+    """The options of a request, of a run that was brought here if a mirror has it."""
+    return held.resolved(request.options, request.config.checkpoint.mirror, is_writer(topology_of(request.options)))
+
+
+def start_run(request: RunRequest, held: Mirrors | None = None) -> int:
     """Runs a request on as many ranks as it asks for, or this rank's part under a launcher; returns the exit code.
+
+    ``held`` are the places on mirrors that this process writes.
 
     A request that can't be run raises a one-line ``ValueError`` before any process is started.
     """
     topology = topology_of(request.options)
     sweep_temporary()
     with contextlib.ExitStack() as stack:
+        held = held or stack.enter_context(mirrors())
         assignment, run, world, server = prepare(request, topology, stack)
         stack.callback(run.unlock)
         if server is not None:
             stack.callback(server.close)  # before the run is left to others
         before = _last_written(assignment.path)
+        mirror = held.open(assignment.config, run, assignment.resume_from, is_new=request.options.resume is None)
         code = run_rank(assignment, topology) if server is None else _train(assignment, server, run, world, stack)
+        if mirror is not None:
+            mirror.finish()
     if is_writer(topology) and code in (0, *STOPPED_BY_SIGNAL) and _last_written(assignment.path) != before:
         _report(assignment, code)
     return code
@@ -174,6 +189,8 @@ def next_steps(path: Path, summary: dict[str, Any]) -> str:
     ]
     if summary["status"] != "finished":
         lines.append(f"continue:  {command} train --resume {path}")
+    if "mirror" in summary:
+        lines.append(f"mirror:    {summary['mirror']['url']}")
     lines.append(f"evaluate:  {command} eval {path} --episodes 20")
     lines.append(f"watch:     {command} play {path} --video out.mp4")
     if (path / "tensorboard").is_dir():

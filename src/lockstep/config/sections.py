@@ -263,6 +263,11 @@ class CheckpointConfig(Section):
     )
     keep_last: int = Field(default=3, ge=1, description="newest checkpoints to keep")
     keep_best: bool = Field(default=True, description="keep the checkpoint with the best return as well")
+    mirror: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z][A-Za-z0-9+.-]*://.+$",
+        description="also copy the run to this place/NAME, of anything that fsspec knows: s3://bucket/runs",
+    )
     replay_limit: int = Field(
         default=10_000, ge=0, description="longest live episode, in steps, that is restored by replaying it"
     )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,17 @@ class RunRequest:
     description: EnvDescription | None = None
 
 
-def request_of(argv: Sequence[str], needs_env: bool = True) -> RunRequest:
+def request_of(
+    argv: Sequence[str], needs_env: bool = True, bring: Callable[[Request], RunOptions] | None = None
+) -> RunRequest:
     """Reads a command line, and completes its config by what its environment is; arguments and errors as below it.
 
-    An environment without a preset is made once for that, but not for a run that is resumed.
+    An environment without a preset is made once for that, but not for a run that is resumed; ``bring`` gives the
+    options of one that was brought here first, where a mirror has it.
     """
     request = read_request(argv, needs_env)
+    if bring is not None:
+        request = replace(request, options=bring(request))
     if request.run is not None:
         check_trusted(request.config, request.run / CONFIG, request.options.trust, flattened(request.given))
     config, options, lines, description = request.config, resumed_if_begun(request.options), [], None

@@ -44,7 +44,7 @@ def resumed_config(path: Path, overrides: dict[str, Any], trust: bool = False, w
     if changed.env.id != stored.env.id:  # the id that the run was asked for with
         changed, _ = stepped_inside(changed)
     for key, old, new in differences(stored.model_dump(mode="json"), changed.model_dump(mode="json")):
-        if not key.startswith(CHANGEABLE):
+        if not may_change(key):
             raise ValueError(
                 f"{key}: run {path} was started with {old} and can't be resumed with {new}; start a new run"
             )
@@ -58,11 +58,16 @@ def _check_unchanged(path: Path, stored: Config) -> None:
         return
     config, step = written
     for key, old, new in differences(config.model_dump(mode="json"), stored.model_dump(mode="json")):
-        if not key.startswith(CHANGEABLE):
+        if not may_change(key):
             raise ValueError(
                 f"{key}: {path / CONFIG} says {new}, but it was {old} when step_{step} was written; put it back, or "
                 "start a new run"
             )
+
+
+def may_change(key: str) -> bool:
+    """Tells whether a run may be resumed with another value of a setting."""
+    return key.startswith(CHANGEABLE)
 
 
 def differences(a: dict[str, Any], b: dict[str, Any], prefix: str = "") -> list[tuple[str, Any, Any]]:

@@ -186,8 +186,9 @@ def verify(
     describe(config.env)
     proof = config.proof.model_copy(update={"trace": True, "interval": 1})
     log = LogConfig(tensorboard=False)
+    kept = config.checkpoint.model_copy(update={"mirror": None})
     steps = max(config.total_steps, iterations * config.steps_per_iteration)
-    config = config.model_copy(update={"proof": proof, "log": log, "total_steps": steps})
+    config = config.model_copy(update={"proof": proof, "log": log, "checkpoint": kept, "total_steps": steps})
     with temporary_directory() as directory:
         traces = recorded + [run_trace(config, n, iterations, directory, processes) for n, processes in worlds]
     return [compare(traces[0], trace) for trace in traces]

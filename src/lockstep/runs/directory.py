@@ -36,15 +36,13 @@ from lockstep.runs.trackers.jsonl import JsonlTracker, cut_jsonl, iterations_of
 from lockstep.runs.trackers.service import TRACKERS_JSON, Tracker
 
 CONFIG, SUMMARY, CHECKPOINTS, FINGERPRINTS = "config.json", "summary.json", "checkpoints", "fingerprints.jsonl"
-TIMING, LOCK, VIDEOS = "timing.jsonl", ".lock", "videos"
+TIMING, LOCK, VIDEOS, WANDB = "timing.jsonl", ".lock", "videos", "wandb"
 BEGUN = "begun"
-"""Stands beside states in memory once what lies behind the run's beginning or checkpoint is removed."""
+"""Stands beside states in memory once what lies behind the state that a run goes on from is removed."""
 KEPT_IN_MEMORY = 2
 """States: one that is being written doesn't take the place of the last one."""
-SEED = "seed_"
-"""What the directory of one of several seeds is called, before the seed itself."""
+SEED = "seed_"  # and the seed: what the directory of one of several is called
 OWN_NAMES = {CONFIG, SUMMARY, CHECKPOINTS, FINGERPRINTS, TIMING, LOCK, METRICS_JSONL, METRICS_CSV, TENSORBOARD, VIDEOS}
-WANDB = "wandb"
 OWN_NAMES |= {TRACKERS_JSON, WANDB}
 
 
@@ -99,6 +97,12 @@ class RunDirectory:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
+
+    def discard(self) -> None:
+        """Remove a directory that was made for a run which can't begin, if nothing but its config is there."""
+        self.unlock()
+        if {path.name for path in self.path.iterdir()} <= {CONFIG}:
+            shutil.rmtree(self.path)
 
     def open_trackers(self, config: Config) -> Tracker:
         """The trackers that a config asks for."""

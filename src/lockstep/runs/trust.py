@@ -25,7 +25,7 @@ NO_NAME = re.compile(r"[^:]*|(?:https?|file|s3|gs|hf)://.*|[A-Za-z]:[\\/].*", re
 OWN_REGISTRY = "lockstep.envs:lockstep/"
 """Begins the ids of the array environments as Gymnasium knows them; a registry, not a name of code."""
 TRUSTED = "trusted_names"
-LOG = "log.jsonl"
+LOG, MIRROR = "log.jsonl", "checkpoint.mirror"
 
 
 def names_in(config: Config) -> dict[str, str]:
@@ -45,6 +45,8 @@ def names_in(config: Config) -> dict[str, str]:
         if getattr(config.log, service):
             place = "/".join(filter(None, (config.log.entity, config.log.project)))
             found[f"{service}:{place}"] = f"log.{service}"
+    if config.checkpoint.mirror is not None:
+        found[config.checkpoint.mirror] = MIRROR
     return found
 
 
@@ -94,6 +96,7 @@ def check_trusted(config: Config, source: Path, trust: bool = False, given: Iter
             continue
         what = "which would be written" if key == LOG else f"which would be imported {origin_of(name)}"
         what = "to which metrics would be sent" if key.removeprefix("log.") in SERVICES else what
+        what = "to which the run would be copied" if key == MIRROR else what
         raise ValueError(
             f"{key}: {source} names {name}, {what}, and you haven't trained with it on this account; look at it, then "
             "give --trust"

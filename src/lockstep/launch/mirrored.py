@@ -1,0 +1,168 @@
+"""A run and its mirror: brought here before it goes on, held by one writer, copied while it trains."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lockstep.config.run import AUTO, Config, RunOptions
+from lockstep.core.files import sync_path
+from lockstep.core.temporary import temporary_directory
+from lockstep.launch.resume import differences, may_change
+from lockstep.runs.checkpoint import checkpoints_in, problem_with, step_of
+from lockstep.runs.directory import CHECKPOINTS, RunDirectory, has_begun
+from lockstep.runs.mirror.copier import Mirror
+from lockstep.runs.mirror.fetch import fetch_config, fetch_run, has_run, steps_on
+from lockstep.runs.mirror.lease import Lease
+from lockstep.runs.mirror.place import MirrorError, Place, is_url, split_url
+from lockstep.runs.stored import stored_config
+
+
+@dataclass
+class Mirrors:
+    """What this process holds on mirrors until it ends: at most one run's place.
+
+    Attributes:
+        stack: gives it back.
+    """
+
+    stack: contextlib.ExitStack
+    _held: dict[str, tuple[Place, Lease]] = field(default_factory=dict)
+
+    def hold(self, url: str) -> tuple[Place, Lease]:
+        """Makes this process the one that writes a run's place; again, it does nothing.
+
+        Raises:
+            MirrorError: another process does, or the mirror can't be reached.
+        """
+        if url not in self._held:
+            place = Place(url)
+            lease = Lease(place)
+            lease.take()
+            self.stack.callback(_give_back, lease)
+            self._held[url] = place, lease
+        return self._held[url]
+
+    def resolved(self, options: RunOptions, mirror: str | None, writer: bool) -> RunOptions:
+        """Replaces ``resume`` by the directory of a run that was brought here, where a mirror has it.
+
+        That is so of a place on a mirror, and of ``auto`` where the mirror has more of the run than this host. Ranks
+        that don't write get the config alone, and the rest from rank 0.
+
+        Raises:
+            MirrorError: there is no such run, another process writes it, or it can't be read.
+        """
+        url, name = options.resume, options.name
+        if url is not None and is_url(url):
+            mirror, name = split_url(url)
+        elif url != AUTO or mirror is None or name is None:
+            return options
+        asked = f"{mirror}/{name}"
+        if not writer:
+            return self._config_alone(options, asked) if url != AUTO else options
+        path = Path(options.runs_dir) / name
+        place, _ = self.hold(asked)
+        names = place.names()
+        if not has_run(names):
+            if url == AUTO:
+                return options
+            raise MirrorError(f"resume: there is no run at {asked}")
+        there, here = max(steps_on(names), default=-1), newest_here(path)
+        if not has_begun(path) or there > here:
+            bring(place, path, options.quiet)
+        return options if url == AUTO else options.model_copy(update={"resume": str(path), "name": None})
+
+    def _config_alone(self, options: RunOptions, url: str) -> RunOptions:
+        directory = self.stack.enter_context(temporary_directory())
+        fetch_config(Place(url), directory / split_url(url)[1])
+        return options.model_copy(update={"resume": str(directory / split_url(url)[1]), "name": None})
+
+    def open(self, config: Config, run: RunDirectory, which: str | None, is_new: bool) -> Mirror | None:
+        """Starts to mirror a run that is about to be trained; None where it has none, or another rank writes it.
+
+        ``which`` is the checkpoint that it goes on from, ``is_new`` whether it begins.
+
+        Raises:
+            MirrorError: another process writes it there; or more of it, or another run, is there than here.
+        """
+        mirror = config.checkpoint.mirror
+        if mirror is None or not run.is_writer:
+            return None
+        try:
+            made = self._made(mirror, run, which, is_new)
+        except MirrorError:
+            if is_new:
+                run.discard()
+            raise
+        made.start()
+        return made
+
+    def _made(self, mirror: str, run: RunDirectory, which: str | None, is_new: bool) -> Mirror:
+        url = f"{mirror.rstrip('/')}/{run.path.name}"
+        place, lease = self.hold(url)
+        names = place.names()
+        there, here = max(steps_on(names), default=-1), newest_here(run.path)
+        if is_new and has_run(names):
+            raise MirrorError(
+                f"name: {url} exists already; --resume {url} continues it, another --name starts a new one"
+            )
+        if there > here and which in (None, "latest"):
+            raise MirrorError(
+                f"resume: {run.path} has step {max(here, 0):,} and {url} has {there:,}; --resume {url} goes on from "
+                f"there, --resume {run.path / CHECKPOINTS}/step_{max(here, 0)} from here"
+            )
+        return Mirror(run.path.absolute(), place, lease)
+
+
+def newest_here(run: Path) -> int:
+    """Step of a directory's newest valid checkpoint, -1 without any."""
+    return next((step_of(p) or 0 for p in checkpoints_in(run / CHECKPOINTS) if problem_with(p) is None), -1)
+
+
+def bring(place: Place, path: Path, quiet: bool) -> None:
+    """Brings a run here, over what there is of it.
+
+    Raises:
+        MirrorError: what is here is another run's, or is being written.
+    """
+    began = has_begun(path)
+    if began:
+        with contextlib.ExitStack() as stack:
+            look = stack.enter_context(temporary_directory())
+            fetch_config(place, look)
+            _check_same(path, stored_config(path, warn=False), stored_config(look), place.url)
+    path.mkdir(parents=True, exist_ok=True)
+    run = RunDirectory(path)
+    run.lock()
+    try:
+        step = fetch_run(place, path)
+        sync_path(path)
+    finally:
+        run.unlock()
+    if not quiet:
+        what = "its beginning" if step is None else f"step {step:,}"
+        print(f"brought {place.url} here, at {what}: {path}", file=sys.stderr)
+
+
+def _check_same(path: Path, here: Config, there: Config, url: str) -> None:
+    for key, ours, theirs in differences(here.model_dump(mode="json"), there.model_dump(mode="json")):
+        if not may_change(key):
+            raise MirrorError(
+                f"resume: {path} is another run than {url}: {key} is {ours} here and {theirs} there; give another "
+                "--runs-dir or --name"
+            )
+
+
+def _give_back(lease: Lease) -> None:
+    with contextlib.suppress(Exception):  # it may have been lost, or the mirror: it counts as left behind then
+        lease.give_back()
+
+
+@contextlib.contextmanager
+def mirrors() -> Iterator[Mirrors]:
+    """Holds places on mirrors for as long as the block runs."""
+    with contextlib.ExitStack() as stack:
+        yield Mirrors(stack)

@@ -1,0 +1,259 @@
+"""Copies a run to its mirror while it trains: what is committed, in the background; what fails is tried again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from lockstep.core.files import replace_text
+from lockstep.core.process import at_failure
+from lockstep.runs.checkpoint import MANIFEST, checkpoints_in, manifest_of, step_of
+from lockstep.runs.directory import CHECKPOINTS, CONFIG, LOCK, OWN_NAMES, SUMMARY, WANDB
+from lockstep.runs.mirror.fetch import steps_on
+from lockstep.runs.mirror.lease import LEASE, RENEW_SECONDS, Lease
+from lockstep.runs.mirror.place import MirrorError, Place, one_line
+
+LOOK_SECONDS = 0.5
+"""Between two looks at the run's directory."""
+BACKOFF = (1.0, 60.0)
+"""Seconds after the first failure, doubled after each one that follows, and at most."""
+SHARE = 0.1
+"""Of the time may go into copies, but for the last one: they share a processor with whoever trains."""
+LAST_SECONDS = 60.0
+"""Seconds that the last copy may take, with all that failed before."""
+LINES = {".jsonl", ".csv"}
+"""Files that end with a line, which may be half written."""
+
+
+class LeaseLostError(MirrorError):
+    """Another process writes this run on the mirror now."""
+
+
+class Mirror:
+    """Keeps the copy of one run up to date, in threads of the process that holds the run.
+
+    Args:
+        run: the run's directory.
+        place: the run's place on the mirror.
+        lease: taken.
+
+    Attributes:
+        failures: how often copying failed.
+        error: of the last failure, None since it last went well.
+    """
+
+    def __init__(self, run: Path, place: Place, lease: Lease) -> None:
+        self._run, self._place, self._lease = run, place, lease
+        self._sent: dict[str, tuple[int, int]] = {}
+        self._there: set[str] | None = None
+        self._manifests: dict[str, bytes] = {}
+        self._over, self._halt, self._lost = threading.Event(), threading.Event(), False
+        self._threads = [
+            threading.Thread(target=self._copy_on, name="mirror", daemon=True),
+            threading.Thread(target=self._hold_on, name="mirror-lease", daemon=True),
+        ]
+        self.failures = 0
+        self.error: str | None = None
+
+    def start(self) -> None:
+        """Copies what is there, and whatever is committed from now on."""
+        at_failure.append(self._give_back)
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def step(self) -> int | None:
+        """Global step of the newest checkpoint that is on the mirror as a whole; None: there is none."""
+        steps = [step for name in self._manifests if (step := step_of(Path(name))) is not None]
+        return max(steps, default=None)
+
+    def state(self) -> dict[str, Any]:
+        """Returns what ``summary.json`` says of the mirror."""
+        return {"url": self._place.url, "step": self.step, "failures": self.failures, "error": self.error}
+
+    def finish(self, seconds: float = LAST_SECONDS) -> None:
+        """Copies for the last time, for so many seconds at most; the summary gets the mirror's state, and goes last."""
+        deadline = time.monotonic() + seconds
+        self._over.set()
+        self._threads[0].join(max(0.0, deadline - time.monotonic()))
+        if self._threads[0].is_alive():
+            self.error = self.error or f"not done after {seconds:.0f} s"
+        self._halt.set()
+        summary = self._run / SUMMARY
+        if summary.is_file():
+            self._write_state(summary)
+        if self.error is None and not self._lost:
+            last = threading.Thread(target=self._last, name="mirror-last", daemon=True)
+            last.start()
+            last.join(max(1.0, deadline - time.monotonic()))
+            if last.is_alive():
+                self.error = f"not done after {seconds:.0f} s"
+        if self.error is not None:
+            behind = "nothing is" if self.step is None else f"step {self.step:,} is the newest"
+            _warn(f"{self._place.url} is behind at the end, {behind} there ({self.error}); the run's directory has all")
+            if summary.is_file():
+                self._write_state(summary)
+
+    def _write_state(self, summary: Path) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            told = json.loads(summary.read_text())
+            replace_text(summary, json.dumps({**told, "mirror": self.state()}, indent=2) + "\n")
+
+    def _last(self) -> None:
+        try:
+            self._copy_file(SUMMARY)
+            self._lease.give_back()
+        except Exception as error:
+            self.error = one_line(error)
+
+    def _give_back(self) -> None:
+        """Lets another host go on at once, where this process ends without having finished."""
+        if not self._lost:
+            self._lease.give_back()
+
+    # --- threads ----------------------------------------------------------------------------------------------------
+
+    def _hold_on(self) -> None:
+        while not self._halt.wait(RENEW_SECONDS / 2):
+            if self._lost:
+                return
+            with contextlib.suppress(Exception):  # whoever copies says so
+                self._lease.renew()
+
+    def _copy_on(self) -> None:
+        """Copies whenever something was committed, and once more at the end; waits longer after each failure."""
+        wait, seen, again = BACKOFF[0], None, 0.0
+        while True:
+            over = self._over.wait(LOOK_SECONDS)
+            stamp = self._stamp()
+            began = time.monotonic()
+            if not over and (stamp == seen or began < again):
+                continue
+            try:
+                self.copy()
+            except Exception as error:
+                if self._failed(error):
+                    return
+                again = time.monotonic() + wait
+                if over:
+                    time.sleep(min(wait, LAST_SECONDS / 4))
+                wait = min(2 * wait, BACKOFF[1])
+                continue
+            if self.error is not None:
+                print(f"lockstep: {self._place.url} is up to date again", file=sys.stderr, flush=True)
+            seen, wait, self.error = stamp, BACKOFF[0], None
+            again = time.monotonic() + (time.monotonic() - began) * (1 / SHARE - 1)
+            if over:
+                return
+
+    def _failed(self, error: Exception) -> bool:
+        """Takes note of a failure, and warns of the first of several; returns whether it is of no use to try again."""
+        self.failures += 1
+        self._lost = isinstance(error, LeaseLostError)
+        if self.error is None:
+            then = "nothing more is copied" if self._lost else "training goes on, and copying is tried again"
+            _warn(f"{one_line(error)}; {then}")
+        self.error, self._there = one_line(error), None
+        return self._lost
+
+    def _stamp(self) -> list[str]:
+        """Returns what changes when something is committed."""
+        return [path.name for path in checkpoints_in(self._run / CHECKPOINTS)]
+
+    # --- copying ----------------------------------------------------------------------------------------------------
+
+    def copy(self) -> None:
+        """Brings the mirror up to date: config, logs, then checkpoints, each one's manifest last; then removes.
+
+        Raises:
+            MirrorError: something can't be read or written there, or another process writes it.
+        """
+        if not self._lease.is_ours():
+            raise LeaseLostError(f"{self._place.url} is written by another process now")
+        if self._there is None:
+            self._there = set(self._place.names())
+            self._manifests = {}
+        for name in sorted(self._files(), key=lambda name: name != CONFIG):
+            self._copy_file(name)
+        for path in checkpoints_in(self._run / CHECKPOINTS):
+            self._copy_checkpoint(path)
+        self._remove_gone()
+
+    def _files(self) -> list[str]:
+        """Lists what is copied besides checkpoints and the summary, which comes last."""
+        left_out = {LOCK, WANDB, CHECKPOINTS, SUMMARY}
+        found = []
+        for top in sorted(OWN_NAMES - left_out):
+            path = self._run / top
+            files = sorted(path.rglob("*")) if path.is_dir() and not path.is_symlink() else [path]
+            found += [f.relative_to(self._run).as_posix() for f in files if f.is_file() and not f.is_symlink()]
+        return [name for name in found if not Path(name).name.startswith(".")]
+
+    def _copy_file(self, name: str) -> None:
+        """Copies a file that has changed since it was copied last."""
+        path = self._run / name
+        try:
+            status = path.stat()
+            stamp = (status.st_size, status.st_mtime_ns)
+            if self._sent.get(name) == stamp:
+                return
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return
+        if path.suffix in LINES:
+            content = content[: content.rfind(b"\n") + 1]
+        self._place.write(name, content)
+        self._sent[name] = stamp
+        if self._there is not None:
+            self._there.add(name)
+
+    def _copy_checkpoint(self, path: Path) -> None:
+        """Copies a checkpoint that isn't there yet; one that is removed meanwhile was too old."""
+        folder = f"{CHECKPOINTS}/{path.name}"
+        manifest = manifest_of(path)
+        if manifest is None or self._there is None:
+            return
+        try:
+            text = (path / MANIFEST).read_bytes()
+            if self._manifests.get(path.name) == text:
+                return
+            if f"{folder}/{MANIFEST}" in self._there:
+                if self._place.read(f"{folder}/{MANIFEST}") == text:
+                    self._manifests[path.name] = text
+                    return
+                self._place.remove([f"{folder}/{MANIFEST}"])
+            for name in manifest["files"]:
+                self._place.write(f"{folder}/{name}", (path / name).read_bytes())
+                self._there.add(f"{folder}/{name}")
+        except FileNotFoundError:
+            return
+        self._place.write(f"{folder}/{MANIFEST}", text)
+        self._there.add(f"{folder}/{MANIFEST}")
+        self._manifests[path.name] = text
+
+    def _remove_gone(self) -> None:
+        """Removes what isn't in the run's directory any more, of checkpoints the manifests first."""
+        assert self._there is not None
+        here = {path.name for path in checkpoints_in(self._run / CHECKPOINTS)}
+        gone = {name for name in self._there if name.startswith(f"{CHECKPOINTS}/") and name.split("/")[1] not in here}
+        kept = set(self._files()) | ({SUMMARY} if (self._run / SUMMARY).is_file() else set())
+        owned = {n for n in self._there if n.split("/")[0] in OWN_NAMES - {CHECKPOINTS, WANDB}}
+        gone |= owned - kept - {LEASE}
+        if not steps_on(sorted(self._there - gone)) and steps_on(sorted(gone)):
+            return  # the last checkpoint goes when there is another
+        ordered = sorted(gone, key=lambda name: not name.endswith(f"/{MANIFEST}"))
+        self._place.remove(ordered)
+        self._there -= gone
+        for name in gone:
+            self._sent.pop(name, None)
+            if name.endswith(f"/{MANIFEST}"):
+                self._manifests.pop(name.split("/")[1], None)
+
+
+def _warn(text: str) -> None:
+    print(f"lockstep: warning: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,114 @@
+"""Brings a run from its mirror to this host's disk, where it goes on as any run does."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from lockstep.core.files import write_synced
+from lockstep.runs.checkpoint import MANIFEST, problem_with, step_of
+from lockstep.runs.checkpoint_writer import write_directory
+from lockstep.runs.directory import CHECKPOINTS, CONFIG, OWN_NAMES, SUMMARY
+from lockstep.runs.mirror.place import MirrorError, Place
+
+
+def steps_on(names: list[str]) -> list[int]:
+    """Finds the steps of checkpoints that are there whole among a mirror's files, newest first."""
+    found = [n.split("/")[1] for n in names if n.startswith(f"{CHECKPOINTS}/") and n.endswith(f"/{MANIFEST}")]
+    return sorted({step for name in found if (step := step_of(Path(name))) is not None}, reverse=True)
+
+
+def has_run(names: list[str]) -> bool:
+    """Tells whether a mirror's files are a run's."""
+    return CONFIG in names or bool(steps_on(names))
+
+
+def fetch_config(place: Place, directory: Path) -> None:
+    """Writes a run's ``config.json`` into a directory.
+
+    Raises:
+        MirrorError: there is no such run.
+    """
+    content = place.read(CONFIG)
+    if content is None:
+        raise MirrorError(f"resume: there is no run at {place.url}")
+    directory.mkdir(parents=True, exist_ok=True)
+    write_synced(directory / CONFIG, content)
+
+
+def fetch_run(place: Place, run: Path) -> int | None:
+    """Brings a run's files into its directory, over what is there; returns the newest checkpoint's step.
+
+    Logs come before the checkpoints that count on them, the config last: who is interrupted begins again. A checkpoint
+    that is damaged is passed over with a warning.
+
+    Raises:
+        MirrorError: there is no such run, no checkpoint of it is valid, or it can't be read or written here.
+    """
+    names = place.names()
+    if not has_run(names):
+        raise MirrorError(f"resume: there is no run at {place.url}")
+    wanted = [name for name in names if _is_ours(name)]
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        for name in wanted:
+            if name not in (CONFIG, SUMMARY) and not name.startswith(f"{CHECKPOINTS}/"):
+                _bring(place, name, run)
+        newest = None
+        for step in steps_on(names):
+            if _bring_checkpoint(place, step, run):
+                newest = step if newest is None else newest
+        if newest is None and steps_on(names):
+            raise MirrorError(f"resume: no checkpoint at {place.url} is whole")
+        if CONFIG in wanted:
+            _bring(place, CONFIG, run)
+    except OSError as error:
+        raise MirrorError(f"resume: {run} can't be written: {error.strerror or error}") from None
+    return newest
+
+
+def _is_ours(name: str) -> bool:
+    """Tells whether a name is one of a run's own files, below its directory."""
+    parts = Path(name).parts
+    return parts[0] in OWN_NAMES and not any(part.startswith(".") for part in parts) and not Path(name).is_absolute()
+
+
+def _bring(place: Place, name: str, run: Path) -> None:
+    content = place.read(name)
+    if content is None:
+        return
+    path = run / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.tmp")
+    write_synced(part, content)
+    part.replace(path)
+
+
+def _bring_checkpoint(place: Place, step: int, run: Path) -> bool:
+    """Brings one checkpoint, unless it is here; returns whether it is whole."""
+    final, name = run / CHECKPOINTS / f"step_{step}", f"{CHECKPOINTS}/step_{step}"
+    text = place.read(f"{name}/{MANIFEST}")
+    try:
+        manifest: dict[str, Any] = json.loads(text or b"")
+        digests: dict[str, str] = dict(manifest["files"])
+    except (ValueError, KeyError, TypeError):
+        return _pass_over(place, name, f"its {MANIFEST} can't be read")
+    if (final / MANIFEST).is_file() and (final / MANIFEST).read_bytes() == text and problem_with(final) is None:
+        return True
+    files: dict[str, bytes] = {}
+    for file, digest in digests.items():
+        content = place.read(f"{name}/{file}")
+        if content is None or hashlib.sha256(content).hexdigest() != digest:
+            return _pass_over(place, name, f"{file} is {'missing' if content is None else 'damaged'}")
+        files[file] = content
+    facts = {key: value for key, value in manifest.items() if key not in ("format", "files")}
+    write_directory(final, files, facts)
+    return True
+
+
+def _pass_over(place: Place, name: str, why: str) -> bool:
+    print(f"lockstep: warning: {place.url}/{name}: {why}; passed over", file=sys.stderr)
+    return False

@@ -1,0 +1,132 @@
+"""Keeps a run on a mirror to one writer: a file there that its holder renews; nobody's clock counts but one's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lockstep.runs.mirror.place import MirrorError, Place
+
+LEASE = "writer.json"
+RENEW_SECONDS = 5.0
+PATIENCE_SECONDS = 20.0
+"""A lease that doesn't change for so long is of a writer that is gone: it renews it four times in that."""
+_POLL_SECONDS = 0.5
+_BOOT, _PID_SPACE = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
+
+
+def _started(pid: int) -> str:
+    """When a process was started, in the kernel's ticks; empty if there is none, or the system doesn't tell."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def _machine() -> list[str]:
+    """What tells apart machines whose process ids mean something else."""
+    try:
+        return [socket.gethostname(), _BOOT.read_text().strip(), os.readlink(_PID_SPACE)]
+    except OSError:
+        return []
+
+
+class Lease:
+    """The right to write one run on a mirror, held by this process until it is given back.
+
+    Args:
+        place: of the run.
+        patience: seconds for which another's lease is watched before it counts as left behind.
+        clock: seconds by a monotonic clock; ``sleep`` waits for some.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        patience: float = PATIENCE_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._place, self._patience, self._clock, self._sleep = place, patience, clock, sleep
+        self._token, self._beat = secrets.token_hex(8), 0
+        self._renewed = clock()
+
+    def take(self) -> None:
+        """Takes the lease, of a writer that is gone too.
+
+        Raises:
+            MirrorError: another process writes this run; or the mirror can't be reached.
+        """
+        if not self._place.create(LEASE, self._content()):
+            self._wait_for_another()
+            self._place.write(LEASE, self._content())
+        if not self.is_ours():
+            raise MirrorError(f"{self._place.url} is being written by another process, which came first")
+
+    def _wait_for_another(self) -> None:
+        """Returns once whoever holds the lease is gone."""
+        before, deadline = self._place.read(LEASE), self._clock() + self._patience
+        while before is not None and not _is_gone(before) and self._clock() < deadline:
+            self._sleep(_POLL_SECONDS)
+            now = self._place.read(LEASE)
+            if now is not None and now != before:
+                raise MirrorError(
+                    f"{self._place.url} is being written by {_who(now)}; wait for it or stop it, or give another --name"
+                )
+            before = now
+
+    def renew(self) -> None:
+        """Shows others that the holder lives, if it is time to."""
+        if self._clock() - self._renewed < RENEW_SECONDS:
+            return
+        self._beat += 1
+        self._place.write(LEASE, self._content())
+        self._renewed = self._clock()
+
+    def is_ours(self) -> bool:
+        """Tells whether nobody has taken the lease since."""
+        return _parsed(self._place.read(LEASE)).get("token") == self._token
+
+    def give_back(self) -> None:
+        """Lets others write the run."""
+        if self.is_ours():
+            self._place.remove([LEASE])
+
+    def _content(self) -> bytes:
+        pid = os.getpid()
+        return json.dumps(
+            {
+                "token": self._token,
+                "host": socket.gethostname(),
+                "pid": pid,
+                "machine": _machine(),
+                "started": _started(pid),
+                "beat": self._beat,
+            }
+        ).encode()
+
+
+def _parsed(content: bytes | None) -> dict[str, Any]:
+    try:
+        found = json.loads(content or b"{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _is_gone(content: bytes) -> bool:
+    """Tells whether the holder was a process of this machine that doesn't exist any more."""
+    holder = _parsed(content)
+    here = bool(holder.get("machine")) and holder.get("machine") == _machine()
+    return here and isinstance(holder.get("pid"), int) and _started(holder["pid"]) != holder.get("started")
+
+
+def _who(content: bytes) -> str:
+    holder = _parsed(content)
+    return f"process {holder.get('pid', '?')} on {holder.get('host', 'another host')}"
