@@ -31,8 +31,8 @@ SlurmctldPort={port}
 SlurmUser=root
 AuthType=auth/munge
 CredType=cred/munge
-# a requeued job waits until the credential of its last attempt has expired
-AuthInfo=socket={directory}/munge/socket,cred_expire=3
+# a requeued job waits for so many seconds, of which five are the least
+AuthInfo=socket={directory}/munge/socket,cred_expire=5
 StateSaveLocation={directory}/state
 SlurmdSpoolDir={directory}/%n
 SlurmctldPidFile={directory}/slurmctld.pid
@@ -58,11 +58,17 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster that runs; ``environment`` leads Slurm's commands to it."""
+    """A cluster that runs.
+
+    Attributes:
+        environment: leads Slurm's commands to it.
+        mark: of its daemons, by which their processes are found.
+        names: whether the names of the nodes lead to addresses there.
+    """
 
     environment: dict[str, str]
+    mark: str
     names: bool
-    """Whether the names of the nodes lead to addresses there."""
 
     def ask(self, *words: object) -> str:
         """What one of Slurm's commands prints, which must end well."""
@@ -139,7 +145,6 @@ def _daemons(directory: Path) -> tuple[list[Sequence[str]], bool]:
 @contextmanager
 def running_cluster() -> Iterator[Cluster]:
     """The cluster as long as the block runs."""
-    install()
     mark, daemons = uuid.uuid4().hex, []
     directory = Path(tempfile.mkdtemp(prefix="slurm-"))
     directory.chmod(0o755)
@@ -147,7 +152,7 @@ def running_cluster() -> Iterator[Cluster]:
         _configure(directory)
         conf = {"SLURM_CONF": str(directory / "slurm.conf")}
         words, names = _daemons(directory)
-        cluster = Cluster(conf, names)
+        cluster = Cluster(conf, mark, names)
         for number, line in enumerate(words):
             with (directory / f"{number}.out").open("w") as out:
                 place = without_slurm(surroundings(mark, conf))

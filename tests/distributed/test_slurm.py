@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ from command_line import (
     surroundings,
     wait_until,
 )
-from slurm_cluster import KILL_WAIT, Cluster, running_cluster, without_slurm
+from slurm_cluster import KILL_WAIT, Cluster, install, running_cluster, without_slurm
 from variants import variants
 
 pytestmark = NEEDS_PROC
@@ -43,8 +43,19 @@ STOPPED = 128 + signal.SIGTERM
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
+    install()
+    before = own_files()
     with running_cluster() as made:
         yield made
+    assert own_files() == before
+    assert not marked(made.mark)
+    assert not Path(made.environment["SLURM_CONF"]).parent.exists()
+
+
+def own_files() -> dict[Path, int]:
+    """What the machine's own Slurm and table of hosts consist of, and when it was last changed."""
+    files = [file for root in ("/etc/slurm", "/etc/munge", "/var/lib/slurm") for file in Path(root).rglob("*")]
+    return {file: file.stat().st_mtime_ns for file in (*files, Path("/etc/hosts"))}
 
 
 def place(cluster: Cluster, directory: Path, mark: str, **more: str) -> dict[str, str]:
@@ -94,8 +105,13 @@ class Job:
     def open_gate(self) -> None:
         (self.directory / "gate").unlink()
 
-    def ends_as(self, state: str) -> None:
-        wait_until(lambda: self.state == state, f"the job isn't {state}: {self.state}\n{self.log}", 120.0)
+    def comes_to(self, *states: str) -> None:
+        """Waits for a state as :meth:`Cluster.state` says it; asks Slurm four times a second."""
+        deadline = time.monotonic() + 180
+        while self.state not in states:
+            if time.monotonic() > deadline:
+                pytest.fail(f"{self.cluster.ask('scontrol', 'show', 'job', self.number)}\n{self.log}")
+            time.sleep(0.25)
 
     def ended(self, code: int = 0) -> Ended:
         return Ended(code, self.log, "", self.mark)
@@ -155,10 +171,10 @@ def test_a_job_that_is_stopped_goes_on_by_itself(cluster, trained, tmp_path, how
     if how is killed:
         wait_until(lambda: not marked(job.mark, "SLURM_PROCID=0", "SLURM_LOCALID=0", "SLURM_STEP_ID=0"), "rank 0 stays")
     job.open_gate()
-    wait_until(lambda: job.state.endswith("1"), "it isn't requeued", 60.0)
+    job.comes_to("PENDING 1", "RUNNING 1")
     if how is not killed:
         assert job.newest == metrics_of(job.path)[-1]["global_step"] == LAST_GATED_STEP + 128
-    job.ends_as("COMPLETED 1")
+    job.comes_to("COMPLETED 1")
     same(trained(*CARTPOLE), Run(job.path, job.ended()))
     said = {announced: f"ended with {STOPPED}", requeued: "REQUEUE", killed: f"ended with {128 + signal.SIGKILL}"}
     assert said[how] in job.log
@@ -169,11 +185,11 @@ def test_a_job_that_is_stopped_goes_on_by_itself(cluster, trained, tmp_path, how
 def test_the_time_limit_is_announced_and_the_job_goes_on(cluster, trained, tmp_path):
     """Slurm looks at the limit twice a minute, and a minute is the least there is."""
     job = at_the_gate(cluster, tmp_path, "--time=1", "--signal=TERM@59")
-    wait_until(lambda: "CANCELLED" in job.log or job.state == "COMPLETING 0", "no signal", 90.0)
+    wait_until(lambda: "CANCELLED" in job.log, "no signal", 120.0)
     job.open_gate()
-    wait_until(lambda: job.state.endswith("1"), "it isn't requeued", 60.0)
+    job.comes_to("PENDING 1", "RUNNING 1")
     assert job.newest == metrics_of(job.path)[-1]["global_step"] == LAST_GATED_STEP + 128
-    wait_until(lambda: job.state.startswith("COMPLETED"), "it isn't done", 120.0)
+    job.comes_to("COMPLETED 1", "COMPLETED 2", "COMPLETED 3")
     same(trained(*CARTPOLE), Run(job.path, job.ended()))
 
 
@@ -181,7 +197,7 @@ def test_a_cancelled_job_leaves_nothing_behind_but_its_run(cluster, trained, tmp
     job = at_the_gate(cluster, tmp_path)
     job.cluster.ask("scancel", job.number)
     wait_until(lambda: not marked(job.mark), "processes outlive their job", 10.0 * KILL_WAIT)
-    job.ends_as("CANCELLED 0")
+    job.comes_to("CANCELLED 0")
     job.open_gate()
     assert job.newest == LAST_CHECKPOINT
     ended = lockstep("train", *GATED, "--name", "run", "--resume", "auto", cwd=tmp_path)
@@ -197,7 +213,7 @@ def test_a_job_with_a_wrong_word_is_not_started_again(cluster, tmp_path):
         cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=TIMEOUT, check=False,
     )  # fmt: skip
     number = done.stdout.strip()
-    assert done.returncode == 2
+    assert done.returncode != 0
     assert cluster.state(number) == "FAILED 0"
     assert "--num-env-s: unknown option" in (tmp_path / f"run-{number}.log").read_text()
 
@@ -225,10 +241,3 @@ def test_our_launcher_starts_the_ranks_of_a_step_of_one_task_again(cluster, trai
     assert len(run.summary["restarts"]) == 1
     same(trained(*CARTPOLE), run)
     assert_no_orphans(ended)
-
-
-def test_the_machines_own_slurm_is_left_alone(cluster):
-    conf = Path(cluster.environment["SLURM_CONF"])
-    assert conf.parent != Path("/etc/slurm")
-    assert shutil.disk_usage(conf.parent)
-    assert cluster.ask("scontrol", "show", "config").count(str(conf.parent)) > 3
