@@ -1,4 +1,4 @@
-"""A Slurm cluster of this machine alone: two nodes, with a controller, a key and a place of their own, gone afterwards."""
+"""A Slurm cluster on this machine: two nodes, with a controller, a key and a place of their own, gone afterwards."""
 
 from __future__ import annotations
 
@@ -156,6 +156,7 @@ def running_cluster() -> Iterator[Cluster]:
         for number, line in enumerate(words):
             with (directory / f"{number}.out").open("w") as out:
                 place = without_slurm(surroundings(mark, conf))
+                line = ["setpriv", "--pdeathsig", "TERM", *line]  # it ends with the tests, however they end
                 daemons.append(subprocess.Popen(line, env=place, cwd=directory, stdout=out, stderr=out))
             if number == 0:
                 _wait((directory / "munge" / "socket").exists, "munged doesn't start", directory)

@@ -172,7 +172,9 @@ def test_two_steps_of_a_job_meet_on_different_ports():
 
 def test_steps_of_jobs_that_run_side_by_side_meet_on_different_ports():
     """The second step of one job and the first of the next, for instance."""
-    places = [step(0, 2, 0, "2", SLURM_JOB_ID=job, SLURM_STEP_ID=number) for job in range(77, 93) for number in range(8)]
+    places = [
+        step(0, 2, 0, "2", SLURM_JOB_ID=job, SLURM_STEP_ID=number) for job in range(77, 93) for number in range(8)
+    ]
     assert len({from_environment(place).master_port for place in places}) == len(places)
 
 

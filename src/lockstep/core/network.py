@@ -33,8 +33,8 @@ def wait_for_name(host: str, seconds: float = NAME_SECONDS) -> None:
                 continue
             if error.errno == socket.EAI_NONAME:
                 raise ValueError(
-                    f"launcher variables: ranks are to meet on {host}, which is no host's name here; set MASTER_ADDR to "
-                    "the address of rank 0's host"
+                    f"launcher variables: ranks are to meet on {host}, which is no host's name here; set MASTER_ADDR "
+                    "to the address of rank 0's host"
                 ) from None
         return
 
