@@ -32,7 +32,7 @@ def test_without_a_launcher_there_is_one_rank():
 
 def test_torchrun_on_one_host():
     topology = from_environment(torchrun(3, 4, 3, 4, MASTER_ADDR="127.0.0.1", MASTER_PORT="29500"))
-    assert topology == Topology(3, 4, 3, 4, launched=True, master_port=29500)
+    assert topology == Topology(3, 4, 3, 4, launched=True, master_port=29500, restarts=True)
     assert topology.on_one_host
     assert topology.loopback
 
@@ -57,7 +57,7 @@ def test_loopback_is_an_address_of_this_host_alone(address, loopback):
 
 
 def test_without_local_variables_every_rank_is_on_this_host():
-    assert from_environment({"RANK": "1", "WORLD_SIZE": "2"}) == Topology(1, 2, 1, 2, launched=True)
+    assert from_environment({"RANK": "1", "WORLD_SIZE": "2"}) == Topology(1, 2, 1, 2, launched=True, restarts=True)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_slurm_step_on_two_hosts():
     assert (topology.local_rank, topology.local_world_size) == (1, 2)
     assert topology.launched
     assert not topology.agent_store
-    assert topology.coordinator == "gpu007-ib:61520"
+    assert topology.coordinator == f"gpu007-ib:{61440 + (77 * 2531 + 3) % 4096}"
 
 
 def test_a_slurm_step_on_one_host_meets_on_loopback():
@@ -168,6 +168,19 @@ def test_two_steps_of_a_job_meet_on_different_ports():
     first, second = (from_environment(step(0, 2, 0, "2", SLURM_STEP_ID=number)).master_port for number in (0, 1))
     assert first != second
     assert 61440 <= first <= 65535
+
+
+def test_steps_of_jobs_that_run_side_by_side_meet_on_different_ports():
+    """The second step of one job and the first of the next, for instance."""
+    places = [
+        step(0, 2, 0, "2", SLURM_JOB_ID=job, SLURM_STEP_ID=number) for job in range(77, 93) for number in range(8)
+    ]
+    assert len({from_environment(place).master_port for place in places}) == len(places)
+
+
+def test_srun_starts_no_rank_again_and_torchrun_does():
+    assert not from_environment(step(0, 2, 0, "2")).restarts
+    assert from_environment(torchrun(0, 2, 0, 2)).restarts
 
 
 def test_the_user_may_say_where_slurms_tasks_meet():

@@ -18,6 +18,7 @@ from lockstep.config.engines import check_engine_options
 from lockstep.config.files import config_text, read_file
 from lockstep.config.help import train_help
 from lockstep.config.run import RunOptions
+from lockstep.core.network import wait_for_name
 from lockstep.core.temporary import sweep_temporary
 from lockstep.core.topology import Topology
 from lockstep.envs.describe import describe
@@ -69,6 +70,8 @@ def start_run(request: RunRequest, held: Mirrors | None = None) -> int:
     A request that can't be run raises a one-line ``ValueError`` before any process is started.
     """
     topology = topology_of(request.options)
+    if topology.launched and not topology.loopback:
+        wait_for_name(topology.master_addr)
     sweep_temporary()
     with contextlib.ExitStack() as stack:
         held = held or stack.enter_context(mirrors())

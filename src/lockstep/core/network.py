@@ -7,11 +7,36 @@ import ipaddress
 import socket
 import struct
 import sys
+import time
 
 ELSEWHERE = ("192.0.2.1", "2001:db8::1")
 """Addresses of documentation (RFC 5737, RFC 3849): which way a packet to anywhere would leave. None is sent."""
 _SIOCGIFADDR = 0x8915
 _PORT = 9
+NAME_SECONDS = 60.0
+"""How long a name may take to appear: that of a container which starts at the same time does."""
+_RETRY_SECONDS = 1.0
+
+
+def wait_for_name(host: str, seconds: float = NAME_SECONDS) -> None:
+    """Waits until a host's name leads to an address; a one-line ``ValueError`` if it doesn't in time.
+
+    Other failures of the look-up are left to those who connect.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            socket.getaddrinfo(host, _PORT, type=socket.SOCK_STREAM)
+        except socket.gaierror as error:
+            if error.errno == socket.EAI_NONAME and time.monotonic() < deadline:
+                time.sleep(min(_RETRY_SECONDS, seconds))
+                continue
+            if error.errno == socket.EAI_NONAME:
+                raise ValueError(
+                    f"launcher variables: ranks are to meet on {host}, which is no host's name here; set MASTER_ADDR "
+                    "to the address of rank 0's host"
+                ) from None
+        return
 
 
 def own_address(host: str) -> str | None:

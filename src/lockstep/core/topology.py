@@ -20,6 +20,8 @@ DEFAULT_PORT = 29500
 PORTS = 65536
 SLURM_PORTS = 4096
 """Steps meet on a port of the highest ones, by their number."""
+JOB_STRIDE = 2531
+"""Ports from a job to the next: the golden section, so that the steps of jobs that run side by side lie far apart."""
 
 _STEP = "SLURM_STEP_NODELIST"
 """Set in a step that srun started, and not in a batch script."""
@@ -43,6 +45,8 @@ class Topology:
         attempt: how many times the launcher has started all ranks again, after one of them failed.
         memory: descriptor of memory that the ranks of this host share from their start, by our launcher.
         store_file: file of our launcher's in which ranks can meet: nobody but this user reads it.
+        restarts: whether the launcher takes every exit status but 0 for a failure, after which it starts ranks again
+            or ends them: torchrun and ours, not srun.
     """
 
     rank: int = 0
@@ -56,6 +60,7 @@ class Topology:
     attempt: int = 0
     memory: int | None = None
     store_file: str | None = None
+    restarts: bool = False
 
     @property
     def on_one_host(self) -> bool:
@@ -142,7 +147,7 @@ def _from_torchrun(environ: Mapping[str, str]) -> Topology:
     again = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     attempt = int(again) if again.isdecimal() else 0
     memory = int(environ[MEMORY_VARIABLE]) if MEMORY_VARIABLE in environ else None
-    ours = {"memory": memory, "store_file": environ.get(STORE_VARIABLE)}
+    ours = {"memory": memory, "store_file": environ.get(STORE_VARIABLE), "restarts": True}
     return Topology(rank, world_size, local_rank, local_world_size, True, master, port, store, attempt, **ours)
 
 
@@ -211,8 +216,9 @@ def tasks_per_node(text: str) -> list[int]:
 
 def _slurm_port(environ: Mapping[str, str]) -> int:
     """The same port for every task of a step, and another one for another step: nobody can ask beforehand."""
-    numbers = [environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")]
-    return PORTS - SLURM_PORTS + sum(int(n) for n in numbers if n.isdecimal()) % SLURM_PORTS
+    given = [environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")]
+    job, number = (int(n) if n.isdecimal() else 0 for n in given)
+    return PORTS - SLURM_PORTS + (JOB_STRIDE * job + number) % SLURM_PORTS
 
 
 # --- this process -----------------------------------------------------------------------------------------------

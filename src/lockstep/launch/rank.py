@@ -108,8 +108,8 @@ def run_rank(assignment: Assignment, topology: Topology) -> int:
         report_failure("this is a bug in lockstep or in a custom part\n" + traceback.format_exc())
         return EXIT_FAILURE
     report_done()
-    if result.signal is not None and not topology.launched:
-        return 128 + result.signal
+    if result.signal is not None and is_writer(topology) and not topology.restarts:
+        return 128 + result.signal  # the others end with 0: srun --kill-on-bad-exit would end the one that writes yet
     return 0
 
 
