@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from command_line import (
     marked,
     metrics_of,
     ranks_of,
+    run_words,
     running,
     same,
     surroundings,
@@ -88,6 +90,67 @@ def test_ranks_on_two_nodes_give_the_agent_of_one_rank(cluster, trained, tmp_pat
     assert (run.summary["world_size"], run.summary["collectives"]) == (4, {"torch": "gloo", "jax": "xla"}[engine])
     same(trained(*words), run)
     nothing_left(cluster, ended)
+
+
+GROUPS = """
+import ray
+ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
+from ray.util.placement_group import placement_group_table
+print(sorted(group["state"] for group in placement_group_table().values()))
+"""
+
+
+def test_a_stopped_run_goes_on_on_two_nodes(cluster, trained, tmp_path):
+    path = tmp_path / "runs" / "run"
+    cluster.gate.touch()
+    words = ("train", *GATED, "--launcher", "ray", "--nproc", 3, "--quiet")
+    with running(*words, "--name", "run", cwd=tmp_path, **cluster.variables) as (process, mark):
+        wait_until(lambda: len(metrics_of(path)) >= 4, "the gate isn't reached")
+        assert actors(cluster)
+        process.send_signal(signal.SIGTERM)
+        cluster.gate.unlink()
+        ended = ending(process, mark)
+    assert ended.code == 143, ended.stderr
+    assert ended.stderr.splitlines() == ["lockstep: stopped by a signal, with a checkpoint"]
+    nothing_left(cluster, ended)
+    again = lockstep("train", "--resume", path, "--launcher", "ray", "--nproc", 4, cwd=tmp_path, **cluster.variables)
+    assert again.code == 0, again.stderr
+    same(trained(*CARTPOLE), Run(path, again))
+
+
+def test_nothing_is_left_of_a_run_whose_launcher_is_killed(cluster, tmp_path):
+    path = tmp_path / "runs" / "run"
+    cluster.gate.touch()
+    words = ("train", *GATED, "--launcher", "ray", "--nproc", 4, "--name", "run", "--quiet")
+    with running(*words, cwd=tmp_path, **cluster.variables) as (process, mark):
+        wait_until(lambda: len(metrics_of(path)) >= 4, "the gate isn't reached")
+        assert len(actors(cluster)) == 4
+        process.send_signal(signal.SIGKILL)
+        ended = ending(process, mark)
+        nothing_left(cluster, ended)
+    cluster.gate.unlink()
+    told = run_words([sys.executable, "-c", GROUPS], cwd=tmp_path, **cluster.variables)
+    assert "REMOVED" in told.stdout
+    assert "CREATED" not in told.stdout
+
+
+def test_a_cluster_of_its_own_ends_with_the_run(trained, tmp_path):
+    words = ("--launcher", "ray", "--nproc", 1, "--name", "run")
+    ended = lockstep("train", *CARTPOLE, *words, cwd=tmp_path, RAY_ADDRESS="local")
+    assert ended.code == 0, ended.stderr
+    same(trained(*CARTPOLE), Run(tmp_path / "runs" / "run", ended))
+    assert_no_orphans(ended)
+
+
+def test_what_the_cluster_hasnt_is_one_line(cluster, tmp_path):
+    def told(*words, **more):
+        return error_line(lockstep("train", *CARTPOLE, "--launcher", "ray", *words, cwd=tmp_path, **more))
+
+    assert told("--nproc", 6, **cluster.variables) == (
+        "lockstep: error: nproc: 6 ranks need 6 CPUs, and the Ray cluster has 4; use --nproc 4, or add nodes"
+    )
+    assert "which has 0 of Ray's GPUs" in told("--device", "cuda", **cluster.variables)
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_lost_node_is_answered_by_fewer_ranks(cluster, trained, tmp_path):
