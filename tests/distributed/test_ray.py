@@ -15,7 +15,6 @@ import pytest
 from command_line import (
     CARTPOLE,
     GATED,
-    MARKER,
     NEEDS_PROC,
     Run,
     assert_no_orphans,

@@ -50,9 +50,7 @@ def world_of(options: RunOptions, config: Config, topology: Topology, places: in
     return world
 
 
-def number_of_processes(
-    options: RunOptions, config: Config, topology: Topology, places: int | None = None
-) -> int:
+def number_of_processes(options: RunOptions, config: Config, topology: Topology, places: int | None = None) -> int:
     """The launcher's number of processes, or ``nproc``, or as many as cores, GPUs or ``places`` allow."""
     if topology.launched:
         if options.coordinator is None and options.nproc not in (1, "auto", topology.world_size):

@@ -162,8 +162,8 @@ def check_ray(options: RunOptions, config: Config, topology: Topology) -> None:
     address = os.environ.get(ADDRESS, "")
     if "://" in address:
         raise ValueError(
-            f"launcher: ray: {ADDRESS} is {address}, and this command must run on a node of the cluster: submit it with "
-            "`ray job submit`, or unset it there"
+            f"launcher: ray: {ADDRESS} is {address}, and this command must run on a node of the cluster: "
+            "submit it with `ray job submit`, or unset it there"
         )
 
 

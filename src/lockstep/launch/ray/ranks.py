@@ -45,7 +45,8 @@ def visible_gpus(ranks: Sequence[Place], node: str) -> str | None:
     They are all that Ray gave to the run there: NCCL and ``cuda:{local_rank}`` want to see the others' too.
     """
     gpus = {gpu for place in ranks if place.node == node for gpu in place.gpus}
-    return ",".join(sorted(gpus, key=lambda gpu: (not gpu.isdecimal(), len(gpu) if gpu.isdecimal() else 0, gpu))) or None
+    by_number = sorted(gpus, key=lambda gpu: (not gpu.isdecimal(), int(gpu) if gpu.isdecimal() else 0, gpu))
+    return ",".join(by_number) or None
 
 
 def variables_of(ranks: Sequence[Place], master: tuple[str, int]) -> list[dict[str, str]]:
@@ -56,7 +57,8 @@ def variables_of(ranks: Sequence[Place], master: tuple[str, int]) -> list[dict[s
         own = {"RANK": rank, "WORLD_SIZE": len(ranks), "LOCAL_RANK": local.index(rank), "LOCAL_WORLD_SIZE": len(local)}
         own |= {"MASTER_ADDR": master[0], "MASTER_PORT": master[1], LAUNCHER_VARIABLE: 1}
         gpus = visible_gpus(ranks, place.node)
-        found.append({name: str(value) for name, value in own.items()} | ({"CUDA_VISIBLE_DEVICES": gpus} if gpus else {}))
+        seen = {"CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
+        found.append({name: str(value) for name, value in own.items()} | seen)
     return found
 
 
@@ -149,7 +151,7 @@ class RayServer:
             free, here = places([node.free for node in nodes], self._needs), places([nodes[0].free], self._needs)
             where = "" if here else f"; rank 0 needs one on this command's node ({nodes[0].address})"
             raise RunError(
-                f"{nproc} ranks found no places on the Ray cluster in {PLACES_SECONDS:g} s, which has {free} free{where}"
+                f"{nproc} ranks found no places on the Ray cluster in {PLACES_SECONDS:g} s: it has {free} free{where}"
             )
         options = {"num_cpus": self._needs["CPU"], "num_gpus": self._needs.get("GPU", 0), "max_restarts": 0}
         for bundle in range(nproc):
@@ -196,6 +198,7 @@ def _state_of(assignment: str) -> tuple[str, dict[str, bytes]] | None:
     if mine.resume_from is None:
         return None
     path = find_checkpoint(mine.states or mine.path / CHECKPOINTS, mine.resume_from, warn=False).path
+    assert path is not None
     files = [file for file in path.rglob("*") if file.is_file()]
     return path.name, {file.relative_to(path).as_posix(): file.read_bytes() for file in files}
 
