@@ -99,6 +99,7 @@ print(sorted(group["state"] for group in placement_group_table().values()))
 """
 
 
+@pytest.mark.long
 def test_a_stopped_run_goes_on_on_two_nodes(cluster, trained, tmp_path):
     path = tmp_path / "runs" / "run"
     cluster.gate.touch()
@@ -133,6 +134,7 @@ def test_nothing_is_left_of_a_run_whose_launcher_is_killed(cluster, tmp_path):
     assert "CREATED" not in told.stdout
 
 
+@pytest.mark.long
 def test_a_cluster_of_its_own_ends_with_the_run(trained, tmp_path):
     words = ("--launcher", "ray", "--nproc", 1, "--name", "run")
     ended = lockstep("train", *CARTPOLE, *words, cwd=tmp_path, RAY_ADDRESS="local")
