@@ -194,6 +194,8 @@ def test_a_rank_gets_signals_though_its_keeper_blocks_them(tmp_path, monkeypatch
     assert b"KeyboardInterrupt" in told.stderr
     assert told.code == -signal.SIGINT
     keeper.end()
+    sleeper(monkeypatch, tmp_path).end()
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def test_an_ended_keeper_takes_along_what_its_rank_started(tmp_path, monkeypatch):

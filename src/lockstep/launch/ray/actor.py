@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from lockstep.core.process import PARENT_VARIABLE, is_done, kill_children, kill_session
+from lockstep.core.process import PARENT_VARIABLE, adopt_orphans, is_done, kill_children, kill_session
 from lockstep.core.temporary import temporary_directory
 from lockstep.core.topology import MEMORY_VARIABLE, STORE_VARIABLE
 from lockstep.launch import native_errors
@@ -58,11 +58,14 @@ class RankActor:
         self._process: subprocess.Popen[bytes] | None = None
         self._streams: list[int] = []
         self._directory, self._stack = Path(), contextlib.ExitStack()
+        self._adopts = False
 
     def place(self) -> Place:
-        """Tells where this is."""
+        """Tells where this is, in a process of Ray's, which adopts from here on what its rank leaves behind."""
         import ray
 
+        adopt_orphans()
+        self._adopts = True
         context = ray.get_runtime_context()
         gpus = context.get_accelerator_ids().get("GPU", [])
         return Place(context.get_node_id(), ray.util.get_node_ip_address(), tuple(map(str, gpus)))
@@ -101,7 +104,7 @@ class RankActor:
         variables = {name: value for name, value in given.items() if not name.startswith(foreign)} | dict(own)
         variables |= {"TORCHELASTIC_ERROR_FILE": str(self._message), PARENT_VARIABLE: str(os.getpid())}
         reading, writing = os.pipe()
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # Ray's workers block it, and a child inherits that
+        before = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # which a child would inherit
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "lockstep.launch.rank", str(file)],
@@ -114,7 +117,7 @@ class RankActor:
                 start_new_session=True,
             )
         finally:
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             os.close(writing)
         assert self._process.stdout is not None
         assert self._process.stderr is not None
@@ -157,7 +160,8 @@ class RankActor:
             kill_session(self._process.pid)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(1.0)
-        kill_children()
+        if self._adopts:
+            kill_children()
         self._stack.close()
 
 
