@@ -27,6 +27,8 @@ from lockstep.launch.defaults import RunRequest, request_of
 from lockstep.launch.jax_start import start_jax
 from lockstep.launch.mirrored import Mirrors, mirrors
 from lockstep.launch.rank import Assignment, run_rank
+from lockstep.launch.ray.cluster import RAY, check_ray, connected, with_devices
+from lockstep.launch.ray.ranks import RayServer
 from lockstep.launch.restart import Restarts
 from lockstep.launch.resume import open_directory, resumed_config
 from lockstep.launch.sizing import resolved_here
@@ -91,7 +93,7 @@ def start_run(request: RunRequest, held: Mirrors | None = None) -> int:
 
 def prepare(
     request: RunRequest, topology: Topology, stack: contextlib.ExitStack
-) -> tuple[Assignment, RunDirectory, World, RankServer | None]:
+) -> tuple[Assignment, RunDirectory, World, RankServer | RayServer | None]:
     """Resolves and checks everything, once; makes the run directory if this process is the one to write it.
 
     ``stack`` closes the server of the ranks, where several are to be started.
@@ -100,10 +102,15 @@ def prepare(
     path, which = (None, None) if options.resume is None else find_run(options.resume, options.runs_dir)
     config = request.config if path is None else resumed_config(path, request.overrides, options.trust, writer)
     check_engine_options(options, config)
+    server, cluster = None, None
+    if options.launcher == RAY:
+        check_ray(options, config, topology)
+        options, cluster = with_devices(options, config), stack.enter_context(connected())
     start_jax(config, options)
-    world = world_of(options, config, topology)
-    server = None
-    if not topology.launched and (world.processes > 1 or options.max_restarts):
+    world = world_of(options, config, topology) if cluster is None else cluster.world(options, config, topology)
+    if cluster is not None:
+        server = stack.enter_context(RayServer(cluster, config, options))
+    elif not topology.launched and (world.processes > 1 or options.max_restarts):
         server = stack.enter_context(rank_server(config))
     description = functools.cache(lambda: request.description or describe(config.env))
     config, lines = resolved_here(config, world, description)
@@ -123,7 +130,7 @@ def prepare(
             "lockstep.launch.checks", "check_settings", settings=settings, ranks_here=world.ranks_here
         )
     if not checked:
-        check_machine(config, world.ranks_here, description)
+        check_machine(config, world.ranks_here, description, sees_devices=cluster is None)
     run, which = open_directory(config, options, path, which, writer)
     if writer and not options.trust:
         remember_names(config)
@@ -132,14 +139,19 @@ def prepare(
 
 
 def _train(
-    assignment: Assignment, server: RankServer, run: RunDirectory, world: World, stack: contextlib.ExitStack
+    assignment: Assignment,
+    server: RankServer | RayServer,
+    run: RunDirectory,
+    world: World,
+    stack: contextlib.ExitStack,
 ) -> int:
     config, nproc = assignment.config, world.processes
     words, threads = assignment.to_json(), threads_of(config.threads)
     run.hand_over()
     if assignment.options.max_restarts:
-        another = functools.partial(lambda: stack.enter_context(rank_server(config)))
-        return Restarts(assignment, server, another, lambda: available_processes(config)).train(nproc)
+        make = server.another if isinstance(server, RayServer) else functools.partial(rank_server, config)
+        places = server.places if isinstance(server, RayServer) else functools.partial(available_processes, config)
+        return Restarts(assignment, server, lambda: stack.enter_context(make()), places).train(nproc)
     return supervise(lambda logs: server.start(nproc, logs, assignment=words, environment=threads), trains=True)
 
 

@@ -158,6 +158,10 @@ class RunOptions(Section):
         ge=0,
         description="where a rank dies or hangs, start all again from the newest state, at most so often",
     )
+    launcher: Literal["local", "ray"] = Field(
+        default="local",
+        description="ray: start the processes on the nodes of a Ray cluster, and nproc counts all of them",
+    )
     devices: int | None = Field(
         default=None,
         ge=1,

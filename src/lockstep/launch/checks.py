@@ -58,10 +58,15 @@ def with_reference(config: Config, runs_dir: str) -> Config:
     return config.model_copy(update={"grpo": config.grpo.model_copy(update={"reference": str(found.path)})})
 
 
-def check_machine(config: Config, ranks_here: int, describe: Callable[[], EnvDescription]) -> None:
-    """Raises a one-line ``ValueError`` if this machine can't run a resolved config: devices, environments, networks."""
+def check_machine(
+    config: Config, ranks_here: int, describe: Callable[[], EnvDescription], sees_devices: bool = True
+) -> None:
+    """Raises a one-line ``ValueError`` if this machine can't run a resolved config: devices, environments, networks.
+
+    ``sees_devices``: whether those that ranks will have are this process's as well.
+    """
     engine = engine_module(config.engine)
-    if config.device != "cpu":
+    if config.device != "cpu" and sees_devices:
         engine.check_device(config.device, ranks_here)
     check_tensor_options(config)
     check_envpool_options(config)

@@ -35,7 +35,11 @@ def start_jax(config: Config, options: RunOptions) -> None:
     topology = topology_of(options)
     devices = min(engine.MOST_DEVICES, _most_devices(config, options)) if device == "cpu" else None
     accelerators = None if device == "cpu" else options.devices
-    if device != "cpu" and not topology.launched and (options.nproc != 1 or options.max_restarts):
+    if (
+        device != "cpu"
+        and not topology.launched
+        and (options.nproc != 1 or options.max_restarts or options.launcher == "ray")
+    ):
         device = "cpu"
     pool = engine.roomy_pool(max(devices or 1, engine.pool_devices(config.num_shards)))
     engine.set_up_jax(1, device, devices, topology, pool, accelerators, config.silence)

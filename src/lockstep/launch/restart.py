@@ -16,8 +16,8 @@ from lockstep.core.errors import RunError
 from lockstep.core.files import sync_path
 from lockstep.core.temporary import temporary_directory
 from lockstep.launch.rank import Assignment
-from lockstep.launch.spawn import RankServer, threads_of
-from lockstep.launch.supervise import NOT_BEGUN, Outcome, StopSignals, exit_code, forwarding, watch
+from lockstep.launch.spawn import threads_of
+from lockstep.launch.supervise import NOT_BEGUN, Outcome, Server, StopSignals, exit_code, forwarding, watch
 from lockstep.runs.checkpoint import (
     CheckpointError,
     checkpoints_in,
@@ -120,8 +120,8 @@ class Restarts:
     def __init__(
         self,
         assignment: Assignment,
-        server: RankServer,
-        another: Callable[[], RankServer],
+        server: Server,
+        another: Callable[[], Server],
         places: Callable[[], int],
     ) -> None:
         self._assignment, self._server, self._another, self._places = assignment, server, another, places

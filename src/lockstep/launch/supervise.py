@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +53,26 @@ class RestartableRanks(Ranks, Protocol):
 
     def end(self) -> None:
         """End every rank at once, and be ready to start others."""
+        ...
+
+
+class Server(Protocol):
+    """Starts rank processes, again and again.
+
+    Attributes:
+        closed: whether it can't any more.
+    """
+
+    closed: bool
+
+    def start(
+        self, nproc: int, log_dir: Path, *, assignment: str | None, environment: Mapping[str, str] | None
+    ) -> RestartableRanks:
+        """Start ranks, see :meth:`lockstep.launch.spawn.RankServer.start`."""
+        ...
+
+    def close(self) -> None:
+        """End every rank."""
         ...
 
 

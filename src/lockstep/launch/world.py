@@ -36,9 +36,12 @@ def topology_of(options: RunOptions) -> Topology:
     return from_flags(options.coordinator, options.num_processes, options.process_id)
 
 
-def world_of(options: RunOptions, config: Config, topology: Topology) -> World:
-    """The ranks that a request asks for; a one-line ``ValueError`` if it contradicts the launcher or itself."""
-    processes = number_of_processes(options, config, topology)
+def world_of(options: RunOptions, config: Config, topology: Topology, places: int | None = None) -> World:
+    """The ranks that a request asks for; a one-line ``ValueError`` if it contradicts the launcher or itself.
+
+    ``places``: for how many processes there are places; None: as many as this machine has.
+    """
+    processes = number_of_processes(options, config, topology, places)
     here = topology.local_world_size if topology.launched else processes
     if config.engine == "torch":
         return World(processes, here)
@@ -47,8 +50,8 @@ def world_of(options: RunOptions, config: Config, topology: Topology) -> World:
     return world
 
 
-def number_of_processes(options: RunOptions, config: Config, topology: Topology) -> int:
-    """The launcher's number of processes, or ``nproc``, or as many as cores or GPUs allow."""
+def number_of_processes(options: RunOptions, config: Config, topology: Topology, places: int | None = None) -> int:
+    """The launcher's number of processes, or ``nproc``, or as many as cores, GPUs or ``places`` allow."""
     if topology.launched:
         if options.coordinator is None and options.nproc not in (1, "auto", topology.world_size):
             raise ValueError(
@@ -62,16 +65,18 @@ def number_of_processes(options: RunOptions, config: Config, topology: Topology)
         return topology.world_size
     if isinstance(options.nproc, int):
         return options.nproc
-    limit = available_processes(config)
+    limit = available_processes(config, places)
     if options.nproc_range is not None:
         least, most = options.nproc_range
         return max(least, min(limit, most))
     return limit
 
 
-def available_processes(config: Config) -> int:
-    """As many ranks as this machine has cores or GPUs for, and the run has shards for."""
-    limit = available_cores() if config.device == "cpu" else max(1, engine_module(config.engine).visible_gpus())
+def available_processes(config: Config, places: int | None = None) -> int:
+    """As many ranks as there are places for, by default this machine's cores or GPUs, and the run has shards for."""
+    limit = places
+    if limit is None:
+        limit = available_cores() if config.device == "cpu" else max(1, engine_module(config.engine).visible_gpus())
     num_shards = _num_shards(config)
     return limit if num_shards is None else min(limit, num_shards)
 

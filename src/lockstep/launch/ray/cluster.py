@@ -1,0 +1,217 @@
+"""The Ray cluster that a run's ranks start on: found or started, what it has, and what a run asks of it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lockstep.config.run import Config, RunOptions
+from lockstep.core.temporary import temporary_directory
+from lockstep.core.topology import Topology, available_cores
+from lockstep.launch.world import World, world_of
+
+RAY = "ray"
+"""What ``RunOptions.launcher`` calls it."""
+ADDRESS = "RAY_ADDRESS"
+LOCAL = "local"
+STORE_BYTES = 80 << 20
+"""Of the object store of a cluster of our own, through which only a checkpoint ever goes."""
+ANSWER_SECONDS = 1.0
+FREED_SECONDS = 2.0
+"""How long what ended ranks held may take to be free again, in the cluster's books."""
+_LONGEST_PATH = 40
+"""Of the folder of Ray's sockets, whose names may have 107 characters in all."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node of the cluster.
+
+    Attributes:
+        name: Ray's id of it.
+        address: by which others reach it.
+        port: where its raylet listens.
+        total: its resources (``CPU``, ``GPU``).
+        free: those that nobody holds.
+    """
+
+    name: str
+    address: str
+    port: int
+    total: Mapping[str, float]
+    free: Mapping[str, float]
+
+    def answers(self) -> bool:
+        """Whether its raylet listens: the cluster itself takes 15 seconds to say that it doesn't."""
+        try:
+            socket.create_connection((self.address, self.port), ANSWER_SECONDS).close()
+        except OSError:
+            return False
+        return True
+
+
+def places(resources: Iterable[Mapping[str, float]], needs: Mapping[str, float]) -> int:
+    """How many ranks that need so much each fit onto nodes with such resources."""
+    return sum(int(min(has.get(name, 0.0) // each for name, each in needs.items())) for has in resources)
+
+
+def needs_of(config: Config, options: RunOptions) -> dict[str, float]:
+    """What Ray is asked for a process: a CPU for each thread or device of it, or its GPUs and one CPU."""
+    devices = options.devices or 1
+    if config.device != "cpu":
+        return {"GPU": float(devices), "CPU": 1.0}
+    return {"CPU": float(config.threads if config.engine == "torch" else devices)}
+
+
+def with_devices(options: RunOptions, config: Config) -> RunOptions:
+    """Settles what each process of engine jax has: one device, unless more are asked for."""
+    if config.engine == "torch" or options.devices is not None or options.simulate_devices is not None:
+        return options
+    return options.model_copy(update={"devices": 1})
+
+
+class Cluster:
+    """A cluster that this process is connected to, and is on a node of."""
+
+    def __init__(self) -> None:
+        import ray
+
+        self.here: str = ray.get_runtime_context().get_node_id()
+        self.working_dir: str | None = ray.get_runtime_context().runtime_env.get("working_dir")
+
+    def nodes(self) -> list[Node]:
+        """Lists the nodes that are alive by the cluster's own account, this one first."""
+        import ray
+        from ray._private.state import available_resources_per_node
+
+        free = available_resources_per_node()
+        found = [
+            Node(
+                node["NodeID"],
+                node["NodeManagerAddress"],
+                node["NodeManagerPort"],
+                node["Resources"],
+                free.get(node["NodeID"], {}),
+            )
+            for node in ray.nodes()
+            if node["Alive"]
+        ]
+        return sorted(found, key=lambda node: node.name != self.here)
+
+    def node_here(self) -> Node:
+        """This node."""
+        return self.nodes()[0]
+
+    def silent(self) -> list[str]:
+        """Names nodes that the cluster believes alive, and that don't answer."""
+        return [node.name for node in self.nodes() if node.name != self.here and not node.answers()]
+
+    def free_places(self, needs: Mapping[str, float]) -> int:
+        """How many ranks there are places for now, on nodes that answer; what has just ended may hold some yet."""
+        deadline = time.monotonic() + FREED_SECONDS
+        while True:
+            nodes = [node for node in self.nodes() if node.name == self.here or node.answers()]
+            free = places([node.free for node in nodes], needs)
+            if free >= places([node.total for node in nodes], needs) or time.monotonic() > deadline:
+                return free
+            time.sleep(ANSWER_SECONDS / 10)
+
+    def world(self, options: RunOptions, config: Config, topology: Topology) -> World:
+        """The ranks that a request asks for.
+
+        Raises:
+            ValueError: the cluster has too few CPUs or GPUs, or this node has none; one line.
+        """
+        needs, nodes = needs_of(config, options), self.nodes()
+        most, what = places([node.total for node in nodes], needs), "GPU" if "GPU" in needs else "CPU"
+        here = places([nodes[0].total], needs)
+        if here == 0:
+            raise ValueError(
+                f"launcher: ray: rank 0 writes the run, so it starts on the node of this command ({nodes[0].address}), "
+                f"which has {nodes[0].total.get(what, 0):g} of Ray's {what}s, and a rank needs {needs[what]:g}; start "
+                "it on another node"
+            )
+        world = world_of(options, config, topology, most)
+        if world.processes > most:
+            has = sum(node.total.get(what, 0) for node in nodes)
+            raise ValueError(
+                f"nproc: {world.processes} ranks need {world.processes * needs[what]:g} {what}s, and the Ray cluster "
+                f"has {has:g}; use --nproc {most}, or add nodes"
+            )
+        return replace(world, processes_here=min(here, world.processes))
+
+
+def check_ray(options: RunOptions, config: Config, topology: Topology) -> None:
+    """Raises a one-line ``ValueError`` if ranks can't be started on Ray, whatever the cluster has."""
+    if topology.launched:
+        raise ValueError("launcher: ray, but another launcher started this process as one of its ranks; leave one out")
+    if importlib.util.find_spec("ray") is None:
+        raise ValueError("launcher: ray needs ray; pip install 'lockstep-rl[ray]'")
+    if config.device == "tpu":
+        raise ValueError("launcher: ray starts ranks on CPUs and GPUs, and device is tpu; use --launcher local")
+    if options.num_seeds > 1:
+        raise ValueError(f"num_seeds: {options.num_seeds} agents train in one process; use --launcher local")
+    address = os.environ.get(ADDRESS, "")
+    if "://" in address:
+        raise ValueError(
+            f"launcher: ray: {ADDRESS} is {address}, and this command must run on a node of the cluster: "
+            "submit it with `ray job submit`, or unset it there"
+        )
+
+
+@contextlib.contextmanager
+def connected() -> Iterator[Cluster]:
+    """Connects to the cluster of ``RAY_ADDRESS``, or of this machine, or else to one of its own, which it ends.
+
+    Raises:
+        ValueError: there is none at that address; one line.
+    """
+    import ray
+    import ray._private.worker as worker
+
+    worker.print_to_stdstream = lambda *_, **__: None  # notes of raylets; what matters of them is said here
+    before = signal.getsignal(signal.SIGTERM)
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    with contextlib.ExitStack() as stack:
+        stack.callback(ray.shutdown)
+        try:
+            if os.environ.get(ADDRESS) == LOCAL:
+                raise ConnectionError
+            ray.init(address="auto", **quiet)
+        except (ConnectionError, TimeoutError, RuntimeError) as error:
+            if os.environ.get(ADDRESS, LOCAL) != LOCAL:
+                address, why = os.environ[ADDRESS], " ".join(str(error).split())
+                raise ValueError(f"launcher: ray: there is no cluster at {ADDRESS} {address}: {why[:200]}") from None
+            _start_own(stack, quiet)
+        finally:
+            signal.signal(signal.SIGTERM, before)  # Ray would exit with another code
+        yield Cluster()
+
+
+def _start_own(stack: contextlib.ExitStack, quiet: Mapping[str, Any]) -> None:
+    """Starts a cluster of this machine alone, which listens on loopback and ends with this process."""
+    import ray
+    from ray._private import ray_constants
+
+    ray.shutdown()
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    ray_constants.ENABLE_RAY_CLUSTER = False  # as on macOS: loopback instead of this machine's address
+    directory: Path = stack.enter_context(temporary_directory())
+    stack.callback(ray.shutdown)
+    ray.init(
+        address=LOCAL,
+        num_cpus=available_cores(),
+        include_dashboard=False,
+        object_store_memory=STORE_BYTES,
+        _node_ip_address="127.0.0.1",
+        _temp_dir=str(directory) if len(str(directory)) <= _LONGEST_PATH else None,
+        **quiet,
+    )

@@ -1,0 +1,220 @@
+"""Ranks on a Ray cluster, without one: who is which rank, what is asked for, and the keeper of one rank."""
+
+import dataclasses
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from command_line import wait_until
+
+from lockstep.config.run import Config, RunOptions
+from lockstep.core.process import _processes
+from lockstep.core.topology import Topology, from_environment
+from lockstep.launch.rank import Assignment
+from lockstep.launch.ray import actor as actors
+from lockstep.launch.ray.actor import Place, RankActor
+from lockstep.launch.ray.cluster import Cluster, Node, check_ray, needs_of, places, with_devices
+from lockstep.launch.ray.ranks import order_of, variables_of, visible_gpus
+
+A, B = "a" * 8, "b" * 8
+MASTER = ("10.0.0.1", 4711)
+
+
+def config(**changed):
+    return Config.model_validate({"env": {"id": "CartPole-v1"}, **changed})
+
+
+# --- places -------------------------------------------------------------------------------------------------------
+
+
+def test_ranks_are_ordered_by_node_and_begin_on_this_one():
+    found = [Place(node, "", ()) for node in (B, A, "c", B, A)]
+    assert order_of(found, A) == [1, 4, 0, 3, 2]
+    assert order_of(found, B) == [0, 3, 1, 4, 2]
+
+
+def test_ranks_know_their_node_and_where_they_meet():
+    ranks = [Place(node, "", ()) for node in (A, A, B)]
+    found = [from_environment(own) for own in variables_of(ranks, MASTER)]
+    assert [(one.rank, one.world_size, one.local_rank, one.local_world_size) for one in found] == [
+        (0, 3, 0, 2),
+        (1, 3, 1, 2),
+        (2, 3, 0, 1),
+    ]
+    assert {one.master for one in found} == {"10.0.0.1:4711"}
+    assert not any(one.on_one_host for one in found)
+
+
+def test_ranks_of_a_node_see_all_gpus_that_ray_gave_the_run_there():
+    ranks = [Place(A, "", ("10",)), Place(A, "", ("2",)), Place(B, "", ("0", "1")), Place("c", "", ())]
+    assert [visible_gpus(ranks, node) for node in (A, B, "c")] == ["2,10", "0,1", None]
+    assert [own.get("CUDA_VISIBLE_DEVICES") for own in variables_of(ranks, MASTER)] == ["2,10", "2,10", "0,1", None]
+    assert visible_gpus([Place(A, "", ("GPU-f",)), Place(A, "", ("GPU-a",))], A) == "GPU-a,GPU-f"
+
+
+@pytest.mark.parametrize(
+    ("changed", "options", "needs", "count"),
+    [
+        ({}, {}, {"CPU": 1}, 6),
+        ({"threads": 2}, {}, {"CPU": 2}, 2),
+        ({"device": "cuda"}, {}, {"GPU": 1, "CPU": 1}, 4),
+        ({"device": "cuda", "engine": "jax"}, {"devices": 2}, {"GPU": 2, "CPU": 1}, 3),
+        ({"engine": "jax"}, {}, {"CPU": 1}, 6),
+        ({"engine": "jax"}, {"devices": 3}, {"CPU": 3}, 2),
+        ({"engine": "jax"}, {"simulate_devices": 4}, {"CPU": 1}, 6),
+    ],
+)
+def test_what_ray_is_asked_for_each_process(changed, options, needs, count):
+    mine = config(**changed)
+    found = needs_of(mine, with_devices(RunOptions(**options), mine))
+    assert found == needs
+    assert places([{"CPU": 3.0, "GPU": 8.0}, {"CPU": 3.5, "GPU": 1.0}, {}], found) == count
+
+
+def cluster(*nodes):
+    """A cluster of nodes with so many CPUs, that this process isn't connected to."""
+    made = object.__new__(Cluster)
+    made.here = "0"
+    made.nodes = lambda: [  # type: ignore[method-assign]
+        Node(str(n), f"10.0.0.{n}", 1, {"CPU": float(cpus)}, {"CPU": float(cpus)}) for n, cpus in enumerate(nodes)
+    ]
+    return made
+
+
+def test_the_world_is_as_large_as_the_cluster_and_the_shards_allow():
+    def world(nproc, *nodes):
+        return cluster(*nodes).world(RunOptions(nproc=nproc, launcher="ray"), config(num_envs=8), Topology())
+
+    assert [world("auto", *nodes).processes for nodes in ((2, 3), (1,), (8, 8))] == [5, 1, 8]
+    assert world("2:4", 2, 3).processes == 4
+    assert (world(4, 2, 3).processes_here, world(1, 2, 3).processes_here) == (2, 1)
+    with pytest.raises(ValueError, match=r"^nproc: 6 ranks need 6 CPUs, and the Ray cluster has 5; use --nproc 5, or"):
+        world(6, 2, 3)
+    with pytest.raises(ValueError, match=r"^nproc: 6 ranks need 6 CPUs, and the Ray cluster has 5"):
+        world("6:8", 2, 3)
+    with pytest.raises(ValueError, match=r"node of this command \(10\.0\.0\.0\), which has 0 of Ray's CPUs"):
+        world(1, 0, 4)
+
+
+# --- what can be wrong --------------------------------------------------------------------------------------------
+
+
+def test_what_ray_cant_start_is_one_line(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    options = RunOptions(launcher="ray")
+    check_ray(options, config(), Topology())
+    with pytest.raises(ValueError, match="another launcher started this process"):
+        check_ray(options, config(), Topology(launched=True))
+    with pytest.raises(ValueError, match="device is tpu"):
+        check_ray(options, config(device="tpu", engine="jax"), Topology())
+    with pytest.raises(ValueError, match="num_seeds: 2"):
+        check_ray(options.model_copy(update={"num_seeds": 2}), config(engine="jax"), Topology())
+    for address in ("ray://head:10001", "http://head:8265"):
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(ValueError, match=f"RAY_ADDRESS is {address}, and this command must run on a node"):
+            check_ray(options, config(), Topology())
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"^launcher: ray needs ray; pip install 'lockstep-rl\[ray\]'$"):
+        check_ray(options, config(), Topology())
+
+
+def test_ray_is_imported_only_where_it_is_asked_for():
+    words = "import sys, lockstep.commands.train; sys.exit('ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", words], timeout=60, check=False).returncode == 0
+
+
+# --- one rank's keeper --------------------------------------------------------------------------------------------
+
+
+def assignment(path, **changed):
+    return dataclasses.replace(Assignment(config(), path, RunOptions()), **changed).to_json()
+
+
+def own():
+    (mine,) = variables_of([Place(A, "", ())], ("127.0.0.1", 4711))
+    return mine
+
+
+def last(keeper):
+    """What a keeper tells once its rank has ended."""
+    return wait_until(lambda: told if (told := keeper.poll()).code is not None else None, "the rank goes on", 60)
+
+
+def test_a_keeper_tells_how_its_rank_ended_and_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")  # of whoever started the keeper
+    keeper = RankActor()
+    (tmp_path / "none").mkdir()
+    keeper.start(assignment(tmp_path / "none", resume_from="latest"), own(), None, str(tmp_path), None)
+    told = last(keeper)
+    assert (told.code, told.done) == (1, False)
+    assert told.message is not None
+    assert "holds no checkpoint to resume from" in told.message
+    directory = keeper._directory
+    assert directory.is_dir()
+    keeper.end()
+    assert not directory.exists()
+
+
+def test_a_checkpoint_travels_to_a_rank_that_doesnt_see_it(tmp_path):
+    keeper = RankActor()
+    keeper._directory = tmp_path
+    text = keeper._with_state(assignment(tmp_path / "none"), "step_128", {"state.json": b"1", "envs/a.bin": b"2"})
+    mine = Assignment.from_json(text)
+    assert (mine.states, mine.resume_from) == (tmp_path / "states", "step_128")
+    assert (tmp_path / "states" / "step_128" / "state.json").read_bytes() == b"1"
+    assert (tmp_path / "states" / "step_128" / "envs" / "a.bin").read_bytes() == b"2"
+
+
+SLEEPS = [sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(600)"]
+
+
+def sleeper(monkeypatch, tmp_path, words=SLEEPS):
+    """A keeper of a process that does something else than a rank does."""
+    popen = subprocess.Popen
+    monkeypatch.setattr(actors.subprocess, "Popen", lambda _, **more: popen(words, **more))
+    keeper = RankActor()
+    keeper.start(assignment(tmp_path), own(), dict(os.environ), str(tmp_path), None)
+    wait_until(lambda: keeper.poll().stdout == b"begun\n", "it doesn't begin", 30)
+    return keeper
+
+
+def test_a_rank_gets_signals_though_its_keeper_blocks_them(tmp_path, monkeypatch):
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        keeper = sleeper(monkeypatch, tmp_path)
+        assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    keeper.send(signal.SIGINT)
+    told = last(keeper)
+    assert b"KeyboardInterrupt" in told.stderr
+    assert told.code == -signal.SIGINT
+    keeper.end()
+    sleeper(monkeypatch, tmp_path).end()
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_an_ended_keeper_takes_along_what_its_rank_started(tmp_path, monkeypatch):
+    starts = "import subprocess, time; subprocess.Popen(['sleep', '600']); print('begun', flush=True); time.sleep(600)"
+    keeper = sleeper(monkeypatch, tmp_path, [sys.executable, "-c", starts])
+    assert keeper._process is not None
+    pid = keeper._process.pid
+    assert len([one for one, session in _processes(3).items() if session == pid]) == 2
+    keeper.end()
+    wait_until(lambda: pid not in _processes(3).values(), "something is left", 10)
+
+
+def test_a_long_output_comes_in_parts_and_whole(tmp_path, monkeypatch):
+    most = 3 * actors.MOST
+    writes = f"import time; print('begun', flush=True); time.sleep(0.5); print('x' * {most}, end='')"
+    keeper = sleeper(monkeypatch, tmp_path, [sys.executable, "-c", writes])
+    found, deadline = b"", time.monotonic() + 30
+    while (told := keeper.poll()).code is None and time.monotonic() < deadline:
+        assert len(told.stdout) < actors.MOST + actors.CHUNK
+        found += told.stdout
+    assert len(found + told.stdout) == most
+    keeper.end()
