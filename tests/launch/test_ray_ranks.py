@@ -148,7 +148,7 @@ def test_a_keeper_tells_how_its_rank_ended_and_leaves_nothing(tmp_path, monkeypa
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")  # of whoever started the keeper
     keeper = RankActor()
     (tmp_path / "none").mkdir()
-    keeper.start(assignment(tmp_path / "none", resume_from="latest"), own(), None, str(tmp_path), None)
+    keeper.start(assignment(tmp_path / "none", resume_from="latest"), own(), None, str(tmp_path))
     told = last(keeper)
     assert (told.code, told.done) == (1, False)
     assert told.message is not None
@@ -159,16 +159,6 @@ def test_a_keeper_tells_how_its_rank_ended_and_leaves_nothing(tmp_path, monkeypa
     assert not directory.exists()
 
 
-def test_a_checkpoint_travels_to_a_rank_that_doesnt_see_it(tmp_path):
-    keeper = RankActor()
-    keeper._directory = tmp_path
-    text = keeper._with_state(assignment(tmp_path / "none"), "step_128", {"state.json": b"1", "envs/a.bin": b"2"})
-    mine = Assignment.from_json(text)
-    assert (mine.states, mine.resume_from) == (tmp_path / "states", "step_128")
-    assert (tmp_path / "states" / "step_128" / "state.json").read_bytes() == b"1"
-    assert (tmp_path / "states" / "step_128" / "envs" / "a.bin").read_bytes() == b"2"
-
-
 SLEEPS = [sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(600)"]
 
 
@@ -177,7 +167,7 @@ def sleeper(monkeypatch, tmp_path, words=SLEEPS):
     popen = subprocess.Popen
     monkeypatch.setattr(actors.subprocess, "Popen", lambda _, **more: popen(words, **more))
     keeper = RankActor()
-    keeper.start(assignment(tmp_path), own(), dict(os.environ), str(tmp_path), None)
+    keeper.start(assignment(tmp_path), own(), dict(os.environ), str(tmp_path))
     wait_until(lambda: keeper.poll().stdout == b"begun\n", "it doesn't begin", 30)
     return keeper
 

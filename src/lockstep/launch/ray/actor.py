@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -83,7 +82,6 @@ class RankActor:
         own: Mapping[str, str],
         environment: Mapping[str, str] | None,
         directory: str | None,
-        state: tuple[str, Mapping[str, bytes]] | None,
     ) -> None:
         """Starts the rank.
 
@@ -92,11 +90,8 @@ class RankActor:
             own: its variables.
             environment: all others; None: those of this process, which Ray made.
             directory: where it works, if there is one of that name here; None: where this process does.
-            state: name and files of the checkpoint with which it begins, where it can't see the launcher's disk.
         """
         self._directory = self._stack.enter_context(temporary_directory())
-        if state is not None:
-            assignment = self._with_state(assignment, *state)
         file = self._directory / "assignment.json"
         file.write_text(assignment)
         foreign = (MEMORY_VARIABLE, STORE_VARIABLE, "TORCHELASTIC_", native_errors.VARIABLE)
@@ -128,14 +123,6 @@ class RankActor:
     @property
     def _message(self) -> Path:
         return self._directory / "rank.json"
-
-    def _with_state(self, assignment: str, name: str, files: Mapping[str, bytes]) -> str:
-        """Writes a checkpoint here; returns the assignment with it to begin from."""
-        for file, content in files.items():
-            path = self._directory / "states" / name / file
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
-        return json.dumps({**json.loads(assignment), "states": str(self._directory / "states"), "resume_from": name})
 
     def poll(self) -> Told:
         """Tells what is new of the rank, without waiting; one that has ended is gone with what it started."""

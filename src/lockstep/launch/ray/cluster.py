@@ -23,7 +23,7 @@ RAY = "ray"
 ADDRESS = "RAY_ADDRESS"
 LOCAL = "local"
 STORE_BYTES = 80 << 20
-"""Of the object store of a cluster of our own, through which only a checkpoint ever goes."""
+"""Of the object store of a cluster of our own, through which nothing goes but words: what Ray takes at least."""
 ANSWER_SECONDS = 1.0
 FREED_SECONDS = 2.0
 """How long what ended ranks held may take to be free again, in the cluster's books."""

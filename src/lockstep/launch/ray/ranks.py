@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,6 @@ from lockstep.launch.rank import Assignment
 from lockstep.launch.ray.actor import Place, RankActor, Told
 from lockstep.launch.ray.cluster import Cluster, Node, needs_of, places
 from lockstep.launch.world import available_processes
-from lockstep.runs.checkpoint import find_checkpoint
-from lockstep.runs.directory import CHECKPOINTS
 
 PLACES_SECONDS = 60.0
 """How long ranks wait for places that others hold."""
@@ -99,7 +98,6 @@ class RayServer:
         Raises:
             RunError: there are no places, or an actor can't be started; one line.
         """
-        import ray
         from ray.exceptions import RayError
 
         assert assignment is not None
@@ -110,18 +108,15 @@ class RayServer:
             actors, ranks = [self._actors[n] for n in order], [found[n] for n in order]
             address = LOOPBACK[0] if len({place.node for place in ranks}) == 1 else ranks[0].address
             (port,) = self._ask([actors[0].free_port.remote(address)])
-            state = ray.put(_state_of(assignment)) if len({place.node for place in ranks}) > 1 else None
+            elsewhere = replace(Assignment.from_json(assignment), resume_from=None, states=None).to_json()
             changed = {name: value for name, value in os.environ.items() if self._began_with.get(name) != value}
             asked = []
             for actor, place, own in zip(actors, ranks, variables_of(ranks, (address, port)), strict=True):
                 here = place.node == self._cluster.here
                 directory = os.getcwd() if here or self._cluster.working_dir is None else None
                 variables = {**changed, **(environment or {}), **own}
-                asked.append(
-                    actor.start.remote(
-                        assignment, variables, dict(os.environ) if here else None, directory, None if here else state
-                    )
-                )
+                words = assignment if here else elsewhere  # whoever doesn't see this disk gets the state from rank 0
+                asked.append(actor.start.remote(words, variables, dict(os.environ) if here else None, directory))
             self._ask(asked)
         except (RayError, TimeoutError) as error:
             self.end_ranks()
@@ -190,17 +185,6 @@ class RayServer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _state_of(assignment: str) -> tuple[str, dict[str, bytes]] | None:
-    """Name and files of the checkpoint that ranks begin with, for nodes that don't see this one's disk."""
-    mine = Assignment.from_json(assignment)
-    if mine.resume_from is None:
-        return None
-    path = find_checkpoint(mine.states or mine.path / CHECKPOINTS, mine.resume_from, warn=False).path
-    assert path is not None
-    files = [file for file in path.rglob("*") if file.is_file()]
-    return path.name, {file.relative_to(path).as_posix(): file.read_bytes() for file in files}
 
 
 class RayRanks:
