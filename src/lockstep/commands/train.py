@@ -16,8 +16,9 @@ from lockstep.config.checks import resolve
 from lockstep.config.engines import check_engine_options
 from lockstep.config.files import config_text, read_file
 from lockstep.config.help import train_help
+from lockstep.core.process import end_with_parent
 from lockstep.core.temporary import sweep_temporary
-from lockstep.core.topology import Topology
+from lockstep.core.topology import Topology, started_by_torchrun
 from lockstep.envs.describe import describe
 from lockstep.launch.checks import check_company, check_limits, check_machine, with_reference
 from lockstep.launch.defaults import RunRequest, request_of
@@ -58,6 +59,8 @@ def start_run(request: RunRequest) -> int:
     A request that can't be run raises a one-line ``ValueError`` before any process is started.
     """
     topology = topology_of(request.options)
+    if started_by_torchrun():
+        end_with_parent(os.getppid())  # else it trains on beside those that another agent starts in its place
     sweep_temporary()
     with contextlib.ExitStack() as stack:
         assignment, run, world, server = prepare(request, topology, stack)

@@ -108,7 +108,8 @@ def run_rank(assignment: Assignment, topology: Topology) -> int:
         report_failure("this is a bug in lockstep or in a custom part\n" + traceback.format_exc())
         return EXIT_FAILURE
     report_done()
-    if result.signal is not None and not topology.launched:
+    # under torchrun 0 of one rank would end the run on all hosts, which is to go on without the one that is told to leave
+    if result.signal is not None and (topology.starts_again or not topology.launched):
         return 128 + result.signal
     return 0
 
