@@ -16,7 +16,7 @@ from lockstep.config.checks import resolve
 from lockstep.config.engines import check_engine_options
 from lockstep.config.files import config_text, read_file
 from lockstep.config.help import train_help
-from lockstep.core.process import end_with_parent
+from lockstep.core.process import end_with_parent, leave_at_once
 from lockstep.core.temporary import sweep_temporary
 from lockstep.core.topology import Topology, started_by_torchrun
 from lockstep.envs.describe import describe
@@ -71,6 +71,8 @@ def start_run(request: RunRequest) -> int:
         code = run_rank(assignment, topology) if server is None else _train(assignment, server, run, world, stack)
     if is_writer(topology) and code in (0, *STOPPED_BY_SIGNAL) and _last_written(assignment.path) != before:
         _report(assignment, code)
+    if code and topology.launched and topology.world_size > 1:
+        leave_at_once(code)  # on its way out JAX would wait half a minute for a process that is gone
     return code
 
 

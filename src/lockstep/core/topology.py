@@ -65,8 +65,8 @@ class Topology:
 
     @property
     def loopback(self) -> bool:
-        """Whether the ranks meet over the loopback interface."""
-        return self.on_one_host and self.master_addr in LOOPBACK
+        """Whether the ranks meet over the loopback interface; several agents of torchrun may be on one host."""
+        return self.master_addr in LOOPBACK
 
     @property
     def holds_store(self) -> bool:

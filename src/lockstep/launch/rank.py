@@ -20,6 +20,7 @@ from lockstep.core.process import (
     EXIT_FAILURE,
     EXIT_USER_ERROR,
     end_with_parent,
+    leave_at_once,
     look_here_last,
     name_process,
     no_silent_exit,
@@ -108,7 +109,7 @@ def run_rank(assignment: Assignment, topology: Topology) -> int:
         report_failure("this is a bug in lockstep or in a custom part\n" + traceback.format_exc())
         return EXIT_FAILURE
     report_done()
-    # under torchrun 0 of one rank would end the run on all hosts, which is to go on without the one that is told to leave
+    # 0 would be the run's end for torchrun, while it has told one host to leave and starts the others again
     if result.signal is not None and (topology.starts_again or not topology.launched):
         return 128 + result.signal
     return 0
@@ -125,7 +126,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    leave_at_once(main())
