@@ -39,18 +39,18 @@ QUIET = ("--eval.interval", "0", "--log.no-tensorboard", "--quiet")
 LIBRARIES = ("lockstep-rl", "torch", "jax", "numpy", "gymnasium")
 PROBE = {"CartPole": 20_000, "HalfCheetah": 8_192}
 """Steps that tell how fast a run is, beside one of twice as many."""
-SPARE = 1.2
-"""How much longer a run is than the kills should take."""
+SPARE = 1.2  # so much longer is a run than the kills should take
 HANG_SECONDS = 600.0
 POLL_SECONDS = 0.002
 
+PLACE = ("environment", "engine", "launcher")
 Row = dict[str, Any]
 
 
 def lockstep(environment: str, engine: str, steps: int, directory: Path, name: str) -> list[str]:
     """The command line of a run of one rank."""
-    words = ["train", ENVIRONMENTS[environment], *ENGINES[engine], "--total-steps", str(steps), *QUIET]
-    return ["lockstep", *words, "--runs-dir", str(directory), "--name", name]
+    words = [ENVIRONMENTS[environment], *ENGINES[engine], "--total-steps", str(steps), *QUIET]
+    return ["lockstep", "train", *words, "--runs-dir", str(directory), "--name", name]
 
 
 def restarting(words: Sequence[str], kills: int, torchrun: bool) -> list[str]:
@@ -64,8 +64,7 @@ def restarting(words: Sequence[str], kills: int, torchrun: bool) -> list[str]:
 
 def undisturbed(environment: str, engine: str, steps: int, directory: Path, name: str) -> tuple[dict[str, Any], float]:
     """What comes of a run that nobody touches, and its seconds."""
-    started = time.perf_counter()
-    words = lockstep(environment, engine, steps, directory, name)
+    words, started = lockstep(environment, engine, steps, directory, name), time.perf_counter()
     subprocess.run([sys.executable, "-m", *words], check=True)
     return result_of(directory / name), time.perf_counter() - started
 
@@ -190,9 +189,7 @@ def report(facts: dict[str, str], rows: Sequence[Row]) -> str:
         taken, again = row["recoveries"] or [0.0], row["iterations_again"] or [0]
         lines.append(
             [
-                row["environment"],
-                row["engine"],
-                row["launcher"],
+                *(row[name] for name in PLACE),
                 str(row["kills"]),
                 f"{statistics.median(taken):.2f} s ({min(taken):.2f} to {max(taken):.2f})",
                 f"{statistics.median(again):.0f} ({max(again)}) of {row['iterations']:,}",
@@ -217,9 +214,9 @@ def keep(rows: Sequence[Row], out: Path | None) -> None:
     facts |= {name: version(name) for name in LIBRARIES} | {"cores": f"{os.cpu_count()} of {cpu_model()}"}
     print(report(facts, rows), flush=True)
     if out is not None:
-        kept, place = out.with_suffix(".json"), ("environment", "engine", "launcher")
+        kept = out.with_suffix(".json")
         there = json.loads(kept.read_text())["rows"] if kept.is_file() else []
-        every = {tuple(row[name] for name in place): row for row in [*there, *rows]}
+        every = {tuple(row[name] for name in PLACE): row for row in [*there, *rows]}
         rows = [every[key] for key in sorted(every)]
         kept.write_text(json.dumps({"facts": facts, "rows": rows}, indent=1) + "\n")
         out.write_text(report(facts, rows))

@@ -35,17 +35,30 @@ class Agents:
         most: agents at most.
         hosts: where each of them runs; None: all on this one.
         ranks: of each.
+        own_store: whether they meet in a process that is none of them, so that the first may leave too.
         variables: more of the environment.
     """
 
     def __init__(
-        self, run: Path, mark: str, most: int, hosts: list[Host] | None = None, ranks: int = 1, **variables: str
+        self,
+        run: Path,
+        mark: str,
+        most: int,
+        hosts: list[Host] | None = None,
+        ranks: int = 1,
+        own_store: bool = False,
+        **variables: str,
     ) -> None:
         self._run, self.mark, self._most, self._hosts, self._ranks = run, mark, most, hosts, ranks
         self._address = "127.0.0.1" if hosts is None else hosts[0].address
         self._port = free_port()
         self._variables = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **variables}
         self._agents: dict[int, subprocess.Popen[bytes]] = {}
+        self._store: subprocess.Popen[bytes] | None = None
+        if own_store:
+            store = f"TCPStore({self._address!r}, {self._port}, is_master=True, wait_for_workers=False)"
+            lines = f"import signal; from torch.distributed import TCPStore; store = {store}; signal.pause()"
+            self._store = subprocess.Popen([sys.executable, "-c", lines])
 
     def start(self, number: int, *words: Any) -> None:
         """Start an agent of ``lockstep WORDS``."""
@@ -54,7 +67,7 @@ class Agents:
         torchrun += ["--nproc-per-node", str(self._ranks), "--max-restarts", "100", "--monitor-interval", "0.1"]
         torchrun += ["--rdzv-backend", "c10d", "--rdzv-id", "run", "--local-addr", own]
         torchrun += ["--rdzv-endpoint", f"{self._address}:{self._port}"]
-        torchrun += ["--rdzv-conf", f"is_host={int(number == 0)},{SOON}"]
+        torchrun += ["--rdzv-conf", f"is_host={int(number == 0 and self._store is None)},{SOON}"]
         command = [*torchrun, "-m", "lockstep", *map(str, words)]
         if self._hosts is not None:
             command = self._hosts[number].command(*command)
@@ -89,6 +102,9 @@ class Agents:
     def close(self) -> None:
         """Kill whatever is left."""
         self._send(signal.SIGKILL)
+        if self._store is not None:
+            self._store.kill()
+            self._store.wait()
 
     def said(self) -> str:
         """The last that each agent and its ranks said."""

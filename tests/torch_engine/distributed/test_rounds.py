@@ -3,7 +3,7 @@
 import datetime
 from concurrent.futures import ThreadPoolExecutor
 
-from torch.distributed import HashStore
+from torch._C._distributed_c10d import HashStore
 
 from lockstep.core.silence import sign_name
 from lockstep.torch_engine.distributed.process_group import store_of_round
