@@ -37,11 +37,9 @@ ENVIRONMENTS = {"CartPole": "CartPole-v1", "HalfCheetah": "HalfCheetah-v5"}
 ENGINES = {"torch": ("--engine", "torch"), "jax": ("--engine", "jax", "--devices", "1")}
 QUIET = ("--eval.interval", "0", "--log.no-tensorboard", "--quiet")
 LIBRARIES = ("lockstep-rl", "torch", "jax", "numpy", "gymnasium")
-PROBE = {"CartPole": 20_000, "HalfCheetah": 8_192}
-"""Steps that tell how fast a run is, beside one of twice as many."""
+PROBE = {"CartPole": 20_000, "HalfCheetah": 8_192}  # steps that tell how fast a run is, beside three times as many
 SPARE = 1.2  # so much longer is a run than the kills should take
-HANG_SECONDS = 600.0
-POLL_SECONDS = 0.002
+HANG_SECONDS, POLL_SECONDS = 600.0, 0.002
 
 PLACE = ("environment", "engine", "launcher")
 Row = dict[str, Any]
@@ -203,15 +201,16 @@ def report(facts: dict[str, str], rows: Sequence[Row]) -> str:
         "Agent and rows are compared with a run of one rank that nobody touched. "
         "Made by `python -m benchmarks.restarts`."
     )
-    said = ", ".join(f"{name} {value}" for name, value in facts.items())
-    return "\n\n".join(["# Restarts", text, f"{said}.", table(head, lines)]) + "\n"
+    said = ", ".join(f"{name} {value}" for name, value in facts.items()) + "."
+    return "\n\n".join(["# Restarts", text, said, table(head, lines)]) + "\n"
 
 
 def keep(rows: Sequence[Row], out: Path | None) -> None:
     """Prints the table, and writes it, with the rows of others that are there."""
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
     facts = {"date": str(datetime.date.today()), "commit": commit.strip(), "Python": platform.python_version()}
-    facts |= {name: version(name) for name in LIBRARIES} | {"cores": f"{os.cpu_count()} of {cpu_model()}"}
+    busy = f"{os.cpu_count()} of {cpu_model()}, load average {os.getloadavg()[1]:.1f}"
+    facts |= {name: version(name) for name in LIBRARIES} | {"cores": busy}
     print(report(facts, rows), flush=True)
     if out is not None:
         kept = out.with_suffix(".json")
