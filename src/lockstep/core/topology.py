@@ -74,6 +74,11 @@ class Topology:
         return self.rank == 0 and not self.agent_store and self.store_file is None
 
     @property
+    def names_round(self) -> bool:
+        """Whether the others ask this rank for what a store that outlives them calls those started together."""
+        return self.rank == 0
+
+    @property
     def master(self) -> str:
         """``host:port`` where rank 0 listens for the others, if no launcher does."""
         return _address(self.master_addr, self.master_port)

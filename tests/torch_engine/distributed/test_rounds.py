@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from torch._C._distributed_c10d import HashStore
 
 from lockstep.core.silence import sign_name
+from lockstep.core.topology import Topology
 from lockstep.torch_engine.distributed.process_group import store_of_round
 
 LIMIT = datetime.timedelta(seconds=60)
@@ -13,7 +14,7 @@ LIMIT = datetime.timedelta(seconds=60)
 
 def meet(store, rank, world_size):
     """What a rank does; what it finds of the round."""
-    mine = store_of_round(store, rank, world_size, LIMIT)
+    mine = store_of_round(store, Topology(rank, world_size), LIMIT)
     mine.set(sign_name(rank), "")
     mine.wait([sign_name(r) for r in range(world_size)], LIMIT)
     if rank == 0:
@@ -41,5 +42,5 @@ def test_a_rank_that_asked_before_its_round_and_was_killed_is_none_of_it():
 
 
 def test_a_round_in_which_somebody_is_missing_ends_in_time():
-    mine = store_of_round(HashStore(), 0, 2, datetime.timedelta(seconds=0.1))
+    mine = store_of_round(HashStore(), Topology(0, 2), datetime.timedelta(seconds=0.1))
     assert not mine.check([sign_name(1)])

@@ -63,7 +63,7 @@ def meet(topology: Topology, timeout: datetime.timedelta) -> Store:
             )
         with ended_by_signals() if topology.starts_again else contextlib.nullcontext():
             if topology.agent_store and topology.starts_again:
-                store = store_of_round(store, rank, world_size, timeout)
+                store = store_of_round(store, topology, timeout)
             store.set(sign_name(rank), "")
             store.wait([sign_name(r) for r in range(world_size)], timeout)
     except RuntimeError as error:
@@ -72,16 +72,16 @@ def meet(topology: Topology, timeout: datetime.timedelta) -> Store:
     return store
 
 
-def store_of_round(store: Store, rank: int, world_size: int, timeout: datetime.timedelta) -> Store:
+def store_of_round(store: Store, topology: Topology, timeout: datetime.timedelta) -> Store:
     """Finds a part of torchrun's store that is for the ranks which were started together, and returns it.
 
     The store outlives them, and what ranks that were killed left in it is not for the next. torchrun numbers its rounds
     for itself alone: agents count their own restarts, which differ. So rank 0 makes a name, and answers whoever asks
     for it under a name of its own, until all of this round have; what was asked before them is answered too.
     """
-    own, place = uuid.uuid4().hex, "lockstep/asks/{}"
-    if rank:
-        store.set(place.format(rank), own)
+    own, place, world_size = uuid.uuid4().hex, "lockstep/asks/{}", topology.world_size
+    if not topology.names_round:
+        store.set(place.format(topology.rank), own)
         answer = f"lockstep/answers/{own}"
         store.wait([answer], timeout)
         return PrefixStore(f"lockstep/{store.get(answer).decode()}", store)
