@@ -7,6 +7,7 @@ from lockstep.core.topology import (
     from_environment,
     from_flags,
     started_by_lockstep,
+    started_by_torchrun,
     tasks_per_node,
     without_launcher,
 )
@@ -102,6 +103,21 @@ def test_where_a_failing_rank_leaves_its_message(tmp_path):
 def test_who_started_this_rank():
     assert started_by_lockstep({"LOCKSTEP_LAUNCHER": "1"})
     assert not started_by_lockstep(torchrun(0, 1, 0, 1))
+    assert started_by_torchrun(torchrun(0, 1, 0, 1, TORCHELASTIC_MAX_RESTARTS=0))
+    assert not started_by_torchrun(torchrun(0, 1, 0, 1))
+    assert not started_by_torchrun({"LOCKSTEP_LAUNCHER": "1", "TORCHELASTIC_MAX_RESTARTS": "3"})
+
+
+@pytest.mark.parametrize(("most", "again"), [("0", False), ("3", True)])
+def test_whether_torchrun_starts_ranks_again(most, again):
+    assert from_environment(torchrun(0, 2, 0, 2, TORCHELASTIC_MAX_RESTARTS=most)).starts_again is again
+    assert not from_environment(torchrun(0, 2, 0, 2)).starts_again
+
+
+def test_several_agents_of_one_host_meet_on_loopback():
+    topology = from_environment(torchrun(1, 2, 0, 1, MASTER_ADDR="127.0.0.1"))
+    assert topology.loopback
+    assert not topology.on_one_host
 
 
 # ---- where ranks meet

@@ -1,11 +1,9 @@
-"""Two hosts, as two network namespaces of this machine that only a virtual cable connects."""
+"""Two hosts, as two network namespaces of this machine joined by a virtual switch."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from command_line import wait_until
+from network_hosts import Host, joined_hosts
 
 ARGUMENTS = [
     "-m",
@@ -27,53 +26,20 @@ ARGUMENTS = [
     "--ppo.num-epochs",
     "2",
 ]
-HOSTS = Path("/etc/netns")
-ADDRESSES = ("10.77.0.1", "10.77.0.2")
-
-
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=20)
 
 
 @pytest.fixture
-def hosts() -> Iterator[list[tuple[str, str]]]:
-    """Namespace and interface of each host."""
-    if shutil.which("ip") is None:
-        pytest.skip("needs iproute2")
-    tag = os.getpid() % 100_000
-    pairs = [(f"lockstep{tag}{side}", f"ls{tag}{side}") for side in "ab"]
-    try:
-        for namespace, _ in pairs:
-            _ip("netns", "add", namespace)
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"network namespaces are not permitted here: {error.stderr!r}")
-    try:
-        (ns_a, if_a), (ns_b, if_b) = pairs
-        _ip("link", "add", if_a, "netns", ns_a, "type", "veth", "peer", "name", if_b, "netns", ns_b)
-        for (namespace, interface), address in zip(pairs, ADDRESSES, strict=True):
-            _ip("-n", namespace, "addr", "add", f"{address}/24", "dev", interface)
-            _ip("-n", namespace, "link", "set", "lo", "up")
-            _ip("-n", namespace, "link", "set", interface, "up")
-            _name_of_loopback(namespace)
-        yield pairs
-    finally:
-        for namespace, _ in pairs:
-            shutil.rmtree(HOSTS / namespace, ignore_errors=True)
-            subprocess.run(["ip", "netns", "del", namespace], check=False, capture_output=True, timeout=20)
+def hosts() -> Iterator[list[Host]]:
+    with joined_hosts(2) as joined:
+        yield joined
 
 
-def _name_of_loopback(namespace: str) -> None:
-    """Lets the host's own name lead to 127.0.1.1 there, as Debian does."""
-    (HOSTS / namespace).mkdir(parents=True)
-    (HOSTS / namespace / "hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {socket.gethostname()}\n")
-
-
-def _start(number: int, namespace: str, directory: Path, *more: str, here: int = 1) -> subprocess.Popen[str]:
+def _start(hosts: list[Host], number: int, directory: Path, *more: str, here: int = 1) -> subprocess.Popen[str]:
     torchrun = ["-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(number)]
     torchrun += ["--nproc-per-node", str(here)]
-    torchrun += ["--master-addr", ADDRESSES[0], "--master-port", "29477"]
+    torchrun += ["--master-addr", hosts[0].address, "--master-port", "29477"]
     return subprocess.Popen(
-        ["ip", "netns", "exec", namespace, sys.executable, *torchrun, *ARGUMENTS, *more, "--name", "two"],
+        hosts[number].command(sys.executable, *torchrun, *ARGUMENTS, *more, "--name", "two"),
         cwd=directory,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
@@ -99,9 +65,9 @@ CASES = {
 @pytest.mark.parametrize(
     "case", ["torch", *(pytest.param(case, marks=pytest.mark.long) for case in list(CASES)[1:])], ids=str
 )
-def test_ranks_of_two_hosts_give_the_same_agent(hosts: list[tuple[str, str]], tmp_path: Path, case: str) -> None:
+def test_ranks_of_two_hosts_give_the_same_agent(hosts: list[Host], tmp_path: Path, case: str) -> None:
     words, ranks, sums = CASES[case]
-    processes = [_start(n, host[0], tmp_path, *words, here=ranks[n]) for n, host in enumerate(hosts)]
+    processes = [_start(hosts, n, tmp_path, *words, here=ranks[n]) for n in range(2)]
     try:
         outputs = [process.communicate(timeout=600)[0] for process in processes]
     finally:
@@ -117,6 +83,17 @@ def test_ranks_of_two_hosts_give_the_same_agent(hosts: list[tuple[str, str]], tm
     assert two["state_sha256"] == one["state_sha256"]
 
 
+SLOW = "20mbit"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", ["torch, uneven", "jax"])
+def test_a_slow_cable_changes_the_clock_and_nothing_else(hosts: list[Host], tmp_path: Path, case: str) -> None:
+    for host in hosts:
+        host.slow_down(SLOW)
+    test_ranks_of_two_hosts_give_the_same_agent(hosts, tmp_path, case)
+
+
 LIMIT = 15
 """Seconds without progress: more than anything takes here on a busy machine, also to compile."""
 
@@ -124,26 +101,26 @@ LIMIT = 15
 @pytest.mark.long
 @pytest.mark.parametrize("words", [("--engine", "torch"), ("--engine", "jax", "--devices", "1")], ids=lambda w: w[1])
 def test_a_cable_that_is_cut_ends_both_hosts_in_time_and_in_words(
-    hosts: list[tuple[str, str]], tmp_path: Path, words: tuple[str, ...]
+    hosts: list[Host], tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     words = (*words, "--total-steps", "100000000", "--collective-timeout", str(LIMIT), "--name", "cut")
     place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0", "OMP_NUM_THREADS": "1"}
-    place |= {"MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": "29478"}
+    place |= {"MASTER_ADDR": hosts[0].address, "MASTER_PORT": "29478"}
     processes = [
         subprocess.Popen(
-            ["ip", "netns", "exec", namespace, sys.executable, *ARGUMENTS, *words],
+            host.command(sys.executable, *ARGUMENTS, *words),
             cwd=tmp_path,
             env=os.environ | place | {"RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank, (namespace, _) in enumerate(hosts)
+        for rank, host in enumerate(hosts)
     ]
     metrics = tmp_path / "runs" / "cut" / "metrics.jsonl"
     try:
         wait_until(lambda: metrics.is_file() and metrics.read_text().count("\n") > 3, "nothing is logged")
-        _ip("-n", hosts[1][0], "link", "set", hosts[1][1], "down")
+        hosts[1].cut()
         cut = time.monotonic()
         said = [process.communicate(timeout=600)[1] for process in processes]
         seconds = time.monotonic() - cut
@@ -162,10 +139,8 @@ def test_a_cable_that_is_cut_ends_both_hosts_in_time_and_in_words(
 
 
 @pytest.mark.long
-def test_two_hosts_that_are_told_to_share_memory_say_that_they_cannot(
-    hosts: list[tuple[str, str]], tmp_path: Path
-) -> None:
-    processes = [_start(number, host[0], tmp_path, "--collectives", "shared") for number, host in enumerate(hosts)]
+def test_two_hosts_that_are_told_to_share_memory_say_that_they_cannot(hosts: list[Host], tmp_path: Path) -> None:
+    processes = [_start(hosts, number, tmp_path, "--collectives", "shared") for number in range(2)]
     try:
         outputs = [process.communicate(timeout=600)[0] for process in processes]
     finally:

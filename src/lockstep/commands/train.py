@@ -19,8 +19,9 @@ from lockstep.config.files import config_text, read_file
 from lockstep.config.help import train_help
 from lockstep.config.run import RunOptions
 from lockstep.core.network import wait_for_name
+from lockstep.core.process import end_with_parent, leave_at_once
 from lockstep.core.temporary import sweep_temporary
-from lockstep.core.topology import Topology
+from lockstep.core.topology import Topology, started_by_torchrun
 from lockstep.envs.describe import describe
 from lockstep.launch.checks import check_company, check_limits, check_machine, with_reference
 from lockstep.launch.defaults import RunRequest, request_of
@@ -36,6 +37,7 @@ from lockstep.launch.spawn import RankServer, rank_server, threads_of
 from lockstep.launch.supervise import supervise
 from lockstep.launch.world import World, available_processes, topology_of, world_of
 from lockstep.runs.directory import SUMMARY, RunDirectory, find_run, is_writer
+from lockstep.runs.mirror.copier import FAILED_SECONDS, LAST_SECONDS
 from lockstep.runs.trust import remember_names
 
 STOPPED_BY_SIGNAL = (129, 130, 143)
@@ -72,6 +74,8 @@ def start_run(request: RunRequest, held: Mirrors | None = None) -> int:
     A request that can't be run raises a one-line ``ValueError`` before any process is started.
     """
     topology = topology_of(request.options)
+    if started_by_torchrun():
+        end_with_parent(os.getppid())  # else it trains on beside those that another agent starts in its place
     if topology.launched and not topology.loopback:
         wait_for_name(topology.master_addr)
     sweep_temporary()
@@ -85,9 +89,11 @@ def start_run(request: RunRequest, held: Mirrors | None = None) -> int:
         mirror = held.open(assignment.config, run, assignment.resume_from, is_new=request.options.resume is None)
         code = run_rank(assignment, topology) if server is None else _train(assignment, server, run, world, stack)
         if mirror is not None:
-            mirror.finish()
+            mirror.finish(LAST_SECONDS if code in (0, *STOPPED_BY_SIGNAL) else FAILED_SECONDS)
     if is_writer(topology) and code in (0, *STOPPED_BY_SIGNAL) and _last_written(assignment.path) != before:
         _report(assignment, code)
+    if code and topology.launched and topology.world_size > 1:
+        leave_at_once(code)  # on its way out JAX would wait half a minute for a process that is gone
     return code
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -66,6 +67,20 @@ def adopt_orphans() -> None:
 def stop_signals() -> list[signal.Signals]:
     """The signals that ask for an end, but for a closed terminal's where that is ignored (``nohup``)."""
     return [n for n in STOP_SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Lets stop signals end this process at once in the block, where nothing can be lost and nobody could listen."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = {number: signal.signal(number, signal.SIG_DFL) for number in stop_signals()}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
@@ -191,6 +206,13 @@ def said_error(stderr: str, code: int) -> str:
     """Why a ``lockstep`` command failed, from its standard error and exit status, in one line where it said one."""
     said = [line for line in stderr.splitlines() if line.startswith(ERROR_PREFIX)]
     return (said[-1].removeprefix(ERROR_PREFIX) if said else stderr.strip()[-500:]) or f"exit status {code}"
+
+
+def leave_at_once(code: int) -> NoReturn:
+    """End this process without what libraries do at the end of one."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def fail_now(message: str, secondary: bool = False) -> NoReturn:

@@ -25,6 +25,7 @@ JOB_STRIDE = 2531
 
 _STEP = "SLURM_STEP_NODELIST"
 """Set in a step that srun started, and not in a batch script."""
+_RESTARTS = "TORCHELASTIC_MAX_RESTARTS"
 _LAUNCHERS = ("RANK", "WORLD_SIZE", LAUNCHER_VARIABLE, MEMORY_VARIABLE, STORE_VARIABLE, _STEP)
 
 
@@ -42,7 +43,7 @@ class Topology:
         master_addr: host where the ranks meet, rank 0's; loopback unless a launcher says otherwise.
         master_port: where on that host.
         agent_store: whether the launcher itself listens on that port, and holds PyTorch's store there.
-        attempt: how many times the launcher has started all ranks again, after one of them failed.
+        starts_again: whether torchrun starts all ranks again after one of them failed, or a host came or left.
         memory: descriptor of memory that the ranks of this host share from their start, by our launcher.
         store_file: file of our launcher's in which ranks can meet: nobody but this user reads it.
         restarts: whether the launcher takes every exit status but 0 for a failure, after which it starts ranks again
@@ -57,7 +58,7 @@ class Topology:
     master_addr: str = "127.0.0.1"
     master_port: int = DEFAULT_PORT
     agent_store: bool = False
-    attempt: int = 0
+    starts_again: bool = False
     memory: int | None = None
     store_file: str | None = None
     restarts: bool = False
@@ -69,13 +70,18 @@ class Topology:
 
     @property
     def loopback(self) -> bool:
-        """Whether the ranks meet over the loopback interface."""
-        return self.on_one_host and self.master_addr in LOOPBACK
+        """Whether the ranks meet over the loopback interface; several agents of torchrun may be on one host."""
+        return self.master_addr in LOOPBACK
 
     @property
     def holds_store(self) -> bool:
         """Whether PyTorch's store, in which ranks meet over TCP, lives in this process."""
         return self.rank == 0 and not self.agent_store and self.store_file is None
+
+    @property
+    def names_round(self) -> bool:
+        """Whether the others ask this rank for what a store that outlives them calls those started together."""
+        return self.rank == 0
 
     @property
     def master(self) -> str:
@@ -144,11 +150,10 @@ def _from_torchrun(environ: Mapping[str, str]) -> Topology:
         )
     master, port = _master(environ, "127.0.0.1", DEFAULT_PORT)
     store = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    again = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    attempt = int(again) if again.isdecimal() else 0
+    again = started_by_torchrun(environ) and environ[_RESTARTS] != "0"
     memory = int(environ[MEMORY_VARIABLE]) if MEMORY_VARIABLE in environ else None
     ours = {"memory": memory, "store_file": environ.get(STORE_VARIABLE), "restarts": True}
-    return Topology(rank, world_size, local_rank, local_world_size, True, master, port, store, attempt, **ours)
+    return Topology(rank, world_size, local_rank, local_world_size, True, master, port, store, again, **ours)
 
 
 def _master(environ: Mapping[str, str], host: str, port: int) -> tuple[str, int]:
@@ -238,6 +243,11 @@ def error_file(environ: Mapping[str, str] = os.environ) -> Path | None:
 def started_by_lockstep(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether ``lockstep train --nproc`` started this rank; it shows a failing rank's message itself."""
     return LAUNCHER_VARIABLE in environ
+
+
+def started_by_torchrun(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether torchrun's agent is this process's launcher, and not ours."""
+    return _RESTARTS in environ and not started_by_lockstep(environ)
 
 
 def available_cores() -> int:

@@ -20,6 +20,7 @@ from lockstep.core.process import (
     EXIT_FAILURE,
     EXIT_USER_ERROR,
     end_with_parent,
+    leave_at_once,
     look_here_last,
     name_process,
     no_silent_exit,
@@ -108,8 +109,10 @@ def run_rank(assignment: Assignment, topology: Topology) -> int:
         report_failure("this is a bug in lockstep or in a custom part\n" + traceback.format_exc())
         return EXIT_FAILURE
     report_done()
-    if result.signal is not None and is_writer(topology) and not topology.restarts:
-        return 128 + result.signal  # the others end with 0: srun --kill-on-bad-exit would end the one that writes yet
+    if result.signal is not None and (topology.starts_again or (is_writer(topology) and not topology.restarts)):
+        # of torchrun's ranks all: 0 would be the run's end, while it has told one host to leave and starts the others
+        # again; of others one: srun --kill-on-bad-exit would end the one that writes yet
+        return 128 + result.signal
     return 0
 
 
@@ -124,7 +127,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    leave_at_once(main())

@@ -18,7 +18,7 @@ from typing import Any
 from lockstep.config.run import CheckpointConfig, Config, LogConfig
 from lockstep.core.errors import RunError
 from lockstep.core.files import replace_text
-from lockstep.core.topology import Topology
+from lockstep.core.topology import Topology, started_by_torchrun
 from lockstep.runs.checkpoint import (
     PYTREE,
     CheckpointError,
@@ -28,7 +28,7 @@ from lockstep.runs.checkpoint import (
     step_of,
 )
 from lockstep.runs.checkpoint_writer import CheckpointWriter
-from lockstep.runs.lock import RunLock
+from lockstep.runs.lock import PATIENCE, RunLock
 from lockstep.runs.progress import Progress, make_progress
 from lockstep.runs.trackers import METRICS_CSV, METRICS_JSONL, TENSORBOARD, RunTrackers, cut_trackers, wanted_trackers
 from lockstep.runs.trackers.files import REWRITTEN
@@ -74,7 +74,7 @@ class RunDirectory:
             return
         lock = RunLock(self.path / LOCK)
         try:
-            acquired = lock.acquire()
+            acquired = lock.acquire(PATIENCE if started_by_torchrun() else 0.0)  # those before it may be dying
         except OSError as error:
             why = error.strerror or error
             raise ValueError(f"run {self.path} can't be written ({why}); copy it to where you may write") from None

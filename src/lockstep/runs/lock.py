@@ -34,13 +34,13 @@ class RunLock:
         self._file: IO[bytes] | None = None
         self._whole = False
 
-    def acquire(self) -> bool:
-        """Take the run for this process, which will write it; False if another one has it."""
+    def acquire(self, patience: float = 0.0) -> bool:
+        """Take the run for this process, which will write it; False if another one has it for so many seconds."""
         while True:
             if self._key() in _held:
                 return False
             file = self._path.open("ab")
-            if not (_lock(file, RUN, 0.0) and _lock(file, WRITER, PATIENCE)):
+            if not (_lock(file, RUN, patience) and _lock(file, WRITER, PATIENCE)):
                 file.close()
                 return False
             if self._key() == _key_of(file):

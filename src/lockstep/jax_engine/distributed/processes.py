@@ -20,6 +20,7 @@ from lockstep.core.errors import PeerFailureError, RankMismatchError
 from lockstep.core.life import life
 from lockstep.core.machine import check_facts_alike
 from lockstep.core.network import own_address
+from lockstep.core.process import ended_by_signals
 from lockstep.core.silence import SIGNS, Watch, watch
 from lockstep.core.topology import Topology
 from lockstep.jax_engine.setup.accelerators import on_this_machine
@@ -92,17 +93,18 @@ def _join_processes(topology: Topology, gpus: list[int] | None, silence: float) 
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, on which a run saves and stops
     address = topology.coordinator
     try:
-        jax.distributed.initialize(
-            address,
-            topology.world_size,
-            topology.rank,
-            local_device_ids=gpus,
-            cluster_detection_method="deactivate",
-            coordinator_bind_address=address if topology.loopback else None,
-            initialization_timeout=max(1, int(silence)),
-            heartbeat_timeout_seconds=int(LONGER * silence) + HEARTBEAT_SECONDS,  # our own limit comes first
-            shutdown_timeout_seconds=SHUTDOWN_TIMEOUT_SECONDS,
-        )
+        with ended_by_signals() if topology.starts_again else contextlib.nullcontext():
+            jax.distributed.initialize(
+                address,
+                topology.world_size,
+                topology.rank,
+                local_device_ids=gpus,
+                cluster_detection_method="deactivate",
+                coordinator_bind_address=address if topology.loopback else None,
+                initialization_timeout=max(1, int(silence)),
+                heartbeat_timeout_seconds=int(LONGER * silence) + HEARTBEAT_SECONDS,  # our own limit comes first
+                shutdown_timeout_seconds=SHUTDOWN_TIMEOUT_SECONDS,
+            )
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise RankMismatchError(f"rank {topology.rank} can't meet the others at {address}: {reason}") from None

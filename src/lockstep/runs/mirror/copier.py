@@ -24,8 +24,8 @@ BACKOFF = (1.0, 60.0)
 """Seconds after the first failure, doubled after each one that follows, and at most."""
 SHARE = 0.1
 """Of the time may go into copies, but for the last one: they share a processor with whoever trains."""
-LAST_SECONDS = 60.0
-"""Seconds that the last copy may take, with all that failed before."""
+LAST_SECONDS, FAILED_SECONDS = 60.0, 10.0
+"""Seconds that the last copy may take, with all that failed before; of a run that failed, and may be started again."""
 LINES = {".jsonl", ".csv"}
 """Files that end with a line, which may be half written."""
 

@@ -8,6 +8,7 @@ import gc
 import os
 import sys
 import time
+import uuid
 from typing import Any
 
 import torch.distributed as dist
@@ -16,6 +17,7 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 from lockstep.config.run import Config
 from lockstep.core.errors import RankMismatchError
 from lockstep.core.network import interface_of, own_address
+from lockstep.core.process import ended_by_signals
 from lockstep.core.silence import sign_name
 from lockstep.core.topology import Topology
 
@@ -23,6 +25,7 @@ WITHOUT_LIMIT = datetime.timedelta(days=20)
 """The backends' own limit where ranks watch one another; in milliseconds it still fits into 32 bits."""
 
 LEAVE_SECONDS = 2.0
+ASK_SECONDS = 0.02
 
 BACKENDS = {True: "cpu:gloo,cuda:nccl", False: "gloo"}
 """By whether tensors on a GPU travel by NCCL."""
@@ -58,14 +61,41 @@ def meet(topology: Topology, timeout: datetime.timedelta) -> Store:
             store = TCPStore(
                 *address, world_size=world_size, is_master=topology.holds_store, timeout=timeout, wait_for_workers=False
             )
-        # of all attempts that torchrun makes: what a killed one left in it is not for the next
-        store = PrefixStore(f"lockstep/attempt_{topology.attempt}", store)
-        store.set(sign_name(rank), "")
-        store.wait([sign_name(r) for r in range(world_size)], timeout)
+        with ended_by_signals() if topology.starts_again else contextlib.nullcontext():
+            if topology.agent_store and topology.starts_again:
+                store = store_of_round(store, topology, timeout)
+            store.set(sign_name(rank), "")
+            store.wait([sign_name(r) for r in range(world_size)], timeout)
     except RuntimeError as error:
         reason, where = str(error).splitlines()[0], topology.store_file or topology.master
         raise RankMismatchError(f"rank {rank} can't meet the others at {where}: {reason}") from None
     return store
+
+
+def store_of_round(store: Store, topology: Topology, timeout: datetime.timedelta) -> Store:
+    """Finds a part of torchrun's store that is for the ranks which were started together, and returns it.
+
+    The store outlives them, and what ranks that were killed left in it is not for the next. torchrun numbers its rounds
+    for itself alone: agents count their own restarts, which differ. So rank 0 makes a name, and answers whoever asks
+    for it under a name of its own, until all of this round have; what was asked before them is answered too.
+    """
+    own, place, world_size = uuid.uuid4().hex, "lockstep/asks/{}", topology.world_size
+    if not topology.names_round:
+        store.set(place.format(topology.rank), own)
+        answer = f"lockstep/answers/{own}"
+        store.wait([answer], timeout)
+        return PrefixStore(f"lockstep/{store.get(answer).decode()}", store)
+    mine, answered = PrefixStore(f"lockstep/{own}", store), set[str]()
+    deadline = time.monotonic() + timeout.total_seconds()
+    while not mine.check([sign_name(r) for r in range(1, world_size)]):
+        for asks in (place.format(r) for r in range(1, world_size)):
+            if store.check([asks]) and (name := store.get(asks).decode()) not in answered:
+                store.set(f"lockstep/answers/{name}", own)
+                answered.add(name)
+        if time.monotonic() > deadline:
+            break  # the caller's own wait says so
+        time.sleep(ASK_SECONDS)
+    return mine
 
 
 def uses_nccl(config: Config) -> bool:

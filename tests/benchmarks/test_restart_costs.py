@@ -1,0 +1,41 @@
+"""The tool that kills ranks of a run which starts them again, and says what that costs."""
+
+import json
+
+import pytest
+from command_line import NEEDS_PROC
+
+from benchmarks import restarts
+
+ROW = {"environment": "CartPole", "engine": "torch", "launcher": "lockstep", "kills": 3, "steps": 10, "iterations": 5}
+ROW |= {"seconds_alone": 1.0, "seconds_killed": 2.0, "differs": []}
+ROW |= {"recoveries": [0.5, 0.7, 2.0], "iterations_again": [0, 3, 1]}
+
+
+def test_a_table_of_recoveries():
+    text = restarts.report({"date": "2026-01-31"}, [ROW, ROW | {"differs": ["rows"], "recoveries": [], "kills": 0}])
+    assert "| CartPole | torch | lockstep | 3 | 0.70 s (0.50 to 2.00) | 1 (3) of 5 | nothing |" in text
+    assert "| 0.00 s (0.00 to 0.00) | 1 (3) of 5 | rows |" in text
+
+
+def test_rows_of_other_engines_are_kept(tmp_path, capsys):
+    out = tmp_path / "restarts.md"
+    restarts.keep([ROW], out)
+    restarts.keep([ROW | {"engine": "jax"}], out)
+    restarts.keep([ROW | {"kills": 7}], out)
+    rows = json.loads(out.with_suffix(".json").read_text())["rows"]
+    assert [(row["engine"], row["kills"]) for row in rows] == [("jax", 3), ("torch", 7)]
+    assert out.read_text().count("| CartPole |") == 2
+
+
+@NEEDS_PROC
+@pytest.mark.long
+@pytest.mark.parametrize("launcher", [[], ["--torchrun"]], ids=["lockstep", "torchrun"])
+def test_two_kills_change_nothing(tmp_path, capsys, launcher):
+    out = tmp_path / "restarts.md"
+    words = ["--kills", "2", "--every", "1", "--engine", "torch", "--env", "CartPole", "--steps", "80000"]
+    assert restarts.main([*words, "--out", str(out), *launcher]) == 0
+    (row,) = json.loads(out.with_suffix(".json").read_text())["rows"]
+    assert row["differs"] == []
+    assert row["kills"] == len(row["recoveries"]) == len(row["iterations_again"]) == 2
+    assert min(row["recoveries"]) > 0
