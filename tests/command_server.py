@@ -36,7 +36,7 @@ PRELOADED = (
     *("gymnasium.vector", "torch", "torch.distributed.elastic.multiprocessing", "lockstep.torch_engine.train"),
     *("jax", "equinox", "optax", "lockstep.jax_engine.train"),
 )
-OF_THE_PRODUCT = (("-m", "lockstep.launch.server"), ("-m", "lockstep.launch.rank"))
+OF_THE_PRODUCT = (("-m", "lockstep.launch.serving.server"), ("-m", "lockstep.launch.rank"))
 ISOLATED = "-P"
 """Python's own option, without the working directory in front of its path: of all that we start."""
 CODE_OF_THE_PRODUCT = "import sys; from lockstep.core.process import end_with_parent; "

@@ -7,8 +7,8 @@ import stat
 import pytest
 
 from lockstep.core.life import LINE_BYTES
-from lockstep.launch.channel import FILE, PORT, STORE
-from lockstep.launch.meeting import Meeting
+from lockstep.launch.serving.channel import FILE, PORT, STORE
+from lockstep.launch.serving.meeting import Meeting
 
 needs_memory = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")
 

@@ -148,7 +148,7 @@ def test_every_rank_is_told_its_place(spawn, tmp_path, monkeypatch):
     port = told[0]["master_port"]
     for rank, facts in enumerate(told):
         place = {name: facts[name] for name in Topology.__dataclass_fields__}
-        assert Topology(**place) == Topology(rank, 3, rank, 3, launched=True, master_port=port)
+        assert Topology(**place) == Topology(rank, 3, rank, 3, launched=True, master_port=port, restarts=True)
         assert facts["coordinator"] == f"127.0.0.1:{port}"
         assert facts["error_file"] == ranks.message_file(rank)
         assert facts["listened_to"]

@@ -38,6 +38,7 @@ def test_ranks_that_found_the_same_keep_it():
 @pytest.mark.parametrize("other", [None, at(64)])
 def test_a_rank_whose_host_lacks_the_checkpoint_gets_it_from_rank_0(other, capsys):
     first, second = agreed(at(128), other)
+    assert first is not None
     assert second is not None
     assert second.state == first.state == {"global_step": 128, "score": 1.5}
     assert {name: a.tolist() for name, a in second.arrays.items()} == {n: a.tolist() for n, a in ARRAYS.items()}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lockstep.core.process import end_with_parent
 from lockstep.core.topology import from_environment
-from lockstep.launch.channel import PORT, STORE
+from lockstep.launch.serving.channel import PORT, STORE
 from lockstep.launch.spawn import RankServer, threads_of
 from lockstep.launch.supervise import Ranks
 

@@ -1,4 +1,4 @@
-"""The launcher's side of the process that starts ranks (:mod:`lockstep.launch.server`)."""
+"""The launcher's side of the process that starts ranks (:mod:`lockstep.launch.serving.server`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 from lockstep.config.run import Config
 from lockstep.core import errors
 from lockstep.core.process import kill_session
-from lockstep.launch.channel import FILE, ONE_THREAD, PORT, Channel, ServerSettings
+from lockstep.launch.serving.channel import FILE, ONE_THREAD, PORT, Channel, ServerSettings
 
 KILL_SECONDS = 5.0
 KILLED = -signal.SIGKILL
@@ -45,7 +45,7 @@ class RankServer:
         ours, theirs = socket.socketpair()
         given = {name: os.environ.get(name) for name in ONE_THREAD}
         settings = ServerSettings(os.getpid(), engine, forks, meeting, given)
-        words = ("-P", "-m", "lockstep.launch.server", str(theirs.fileno()), json.dumps(asdict(settings)))
+        words = ("-P", "-m", "lockstep.launch.serving.server", str(theirs.fileno()), json.dumps(asdict(settings)))
         self._process = subprocess.Popen(
             [sys.executable, *words],
             env={**os.environ, **ONE_THREAD},

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lockstep.core.life import LINE_BYTES
 from lockstep.core.topology import DEFAULT_PORT, MEMORY_VARIABLE, STORE_VARIABLE
-from lockstep.launch.channel import FILE, STORE
+from lockstep.launch.serving.channel import FILE, STORE
 
 LOOPBACK = "127.0.0.1"
 BACKLOG = 1024

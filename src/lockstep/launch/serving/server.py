@@ -36,10 +36,10 @@ from lockstep.core.process import (
 )
 from lockstep.core.topology import LAUNCHER_VARIABLE, MEMORY_VARIABLE, STORE_VARIABLE
 from lockstep.launch import native_errors
-from lockstep.launch.channel import ONE_THREAD, STORE, Channel, ServerSettings
-from lockstep.launch.fork import fork, one_thread, spawn
-from lockstep.launch.meeting import LOOPBACK, Meeting
 from lockstep.launch.native_errors import HOLD_SECONDS, NativeErrors
+from lockstep.launch.serving.channel import ONE_THREAD, STORE, Channel, ServerSettings
+from lockstep.launch.serving.fork import fork, one_thread, spawn
+from lockstep.launch.serving.meeting import LOOPBACK, Meeting
 
 LOOK_SECONDS = 1.0
 ASSIGNMENT = "assignment.json"
