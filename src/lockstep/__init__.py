@@ -10,22 +10,32 @@ if TYPE_CHECKING:
     from lockstep.integrations.attach.companions import all_mean, normalize, shard_seed, stop_if
     from lockstep.integrations.attach.process_group import is_writer, join
     from lockstep.policies.policy import load_policy
+    from lockstep.python.callbacks import BaseCallback
+    from lockstep.python.run import Run, load_run
+    from lockstep.python.train import train
 
 __version__ = "0.1.0"
 __all__ = [
+    "BaseCallback",
+    "Run",
     "__version__",
     "all_mean",
     "attach",
     "is_writer",
     "join",
     "load_policy",
+    "load_run",
     "normalize",
     "shard_seed",
     "stop_if",
+    "train",
 ]
 
 _MODULES = {
     "lockstep.policies.policy": ("load_policy",),
+    "lockstep.python.callbacks": ("BaseCallback",),
+    "lockstep.python.run": ("Run", "load_run"),
+    "lockstep.python.train": ("train",),
     "lockstep.integrations.attach.attach": ("attach",),
     "lockstep.integrations.attach.companions": ("all_mean", "normalize", "shard_seed", "stop_if"),
     "lockstep.integrations.attach.process_group": ("is_writer", "join"),

@@ -39,6 +39,7 @@ from lockstep.launch.world import World, available_processes, topology_of, world
 from lockstep.runs.directory import SUMMARY, RunDirectory, find_run, is_writer
 from lockstep.runs.mirror.copier import FAILED_SECONDS, LAST_SECONDS
 from lockstep.runs.trust import remember_names
+from lockstep.training.audience import ADDRESS_VARIABLE
 
 STOPPED_BY_SIGNAL = (129, 130, 143)
 _HELP, _PRINT = ("-h", "--help", "--help-all"), "--print-config"
@@ -141,7 +142,8 @@ def prepare(
     if writer and not options.trust:
         remember_names(config)
     settled = options.model_copy(update={"devices": world.devices})
-    return Assignment(config, run.path, settled, which), run, world, server
+    audience = os.environ.pop(ADDRESS_VARIABLE, None)  # for these ranks, not for what environments start
+    return Assignment(config, run.path, settled, which, audience=audience), run, world, server
 
 
 def _train(

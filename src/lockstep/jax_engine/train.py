@@ -11,7 +11,7 @@ from lockstep.config.run import Config, RunOptions
 from lockstep.core.life import Part, life
 from lockstep.core.topology import Topology
 from lockstep.jax_engine.announcement import start_lines
-from lockstep.jax_engine.distributed.processes import leaving_together, wait_for_all
+from lockstep.jax_engine.distributed.processes import gather_json, leaving_together, wait_for_all
 from lockstep.jax_engine.evaluation import evaluate_policy
 from lockstep.jax_engine.program.fingerprints import Copies
 from lockstep.jax_engine.program.iterations import Iteration, numbers_of
@@ -73,14 +73,24 @@ class Trainer:
             stop = self.asked or self.reached()
             if stop == RUNNING:
                 self.dispatch([self])
-            due = stop != RUNNING or self.saves != RUNNING or self.schedule.due(self.dispatched)
+            due = stop != RUNNING or self.saves != RUNNING or self.waits or self.schedule.due(self.dispatched)
             while len(self.pending) > (0 if due else 1):
                 self.take(last=due and len(self.pending) == 1)
             if due:
+                self.asked = max(self.asked, self.answered())
                 self.recorder.save_checkpoint(asked=self.saves)
                 self.saves = RUNNING
                 if stop != RUNNING:
                     return stop
+
+    @property
+    def waits(self) -> bool:
+        """Whether listeners answer to each iteration, which is a call of its own then."""
+        return self.recorder.audience.waits
+
+    def answered(self) -> int:
+        """Returns the code of what listeners said to this iteration; a collective, where they are waited for."""
+        return max(gather_json(self.recorder.audience.answer.code)) if self.waits else RUNNING
 
     def reached(self) -> int:
         """Returns the code of the limit in steps that is reached, counting what is under way, or ``RUNNING``."""
@@ -103,7 +113,7 @@ class Trainer:
             for trainer in trainers if waiting else ():
                 trainer.set_aside(done)
 
-        while count < self.session.run.capacity and not self.schedule.ends(done + count):
+        while not self.waits and count < self.session.run.capacity and not self.schedule.ends(done + count):
             count += 1
         asked = max(stop_code(self.request, self.options, self.recorder.started), self.recorder.asks())
         self.pending.append(self.session.run.dispatch(done, count, asked, before))

@@ -44,6 +44,7 @@ class Assignment:
         states: another directory of states, which the launcher has in memory.
         memory: where states are kept for it, if it starts ranks again.
         restarts: how often it has, a row each.
+        audience: where somebody listens to the run's records; None: nobody does.
     """
 
     config: Config
@@ -53,6 +54,7 @@ class Assignment:
     states: Path | None = None
     memory: Path | None = None
     restarts: tuple[dict[str, Any], ...] = ()
+    audience: str | None = None
 
     def to_json(self) -> str:
         """As text."""
@@ -76,6 +78,7 @@ def run_rank(assignment: Assignment, topology: Topology) -> int:
             quiet=assignment.options.quiet,
             memory=assignment.memory,
             restarts=assignment.restarts,
+            audience=assignment.audience,
         )
         run.take_over()
         life.inherit(topology)

@@ -37,10 +37,8 @@ from lockstep.runs.trackers.service import TRACKERS_JSON, Tracker
 
 CONFIG, SUMMARY, CHECKPOINTS, FINGERPRINTS = "config.json", "summary.json", "checkpoints", "fingerprints.jsonl"
 TIMING, LOCK, VIDEOS, WANDB = "timing.jsonl", ".lock", "videos", "wandb"
-BEGUN = "begun"
-"""Stands beside states in memory once what lies behind the state that a run goes on from is removed."""
-KEPT_IN_MEMORY = 2
-"""States: one that is being written doesn't take the place of the last one."""
+BEGUN = "begun"  # stands beside states in memory once what lies behind the one that a run goes on from is removed
+KEPT_IN_MEMORY = 2  # states: one that is being written doesn't take the place of the last one
 SEED = "seed_"  # and the seed: what the directory of one of several is called
 OWN_NAMES = {CONFIG, SUMMARY, CHECKPOINTS, FINGERPRINTS, TIMING, LOCK, METRICS_JSONL, METRICS_CSV, TENSORBOARD, VIDEOS}
 OWN_NAMES |= {TRACKERS_JSON, WANDB}
@@ -51,8 +49,9 @@ class RunDirectory:
     """One run's directory, seen from one rank: one that doesn't write has trackers and the like that do nothing.
 
     Attributes:
-        memory: directory in memory where states are kept for a launcher that starts ranks again; None: it doesn't.
-        restarts: how often it has, a row each, for ``summary.json``.
+        memory: directory where states are kept for a launcher that starts ranks again; None: it doesn't.
+        restarts: how often it has, a row each.
+        audience: where somebody listens to the run's records.
     """
 
     path: Path
@@ -60,6 +59,7 @@ class RunDirectory:
     quiet: bool = False
     memory: Path | None = None
     restarts: tuple[dict[str, Any], ...] = ()
+    audience: str | None = None
     _lock: RunLock | None = field(default=None, repr=False)
     _cwd: Path = field(default_factory=Path.cwd, repr=False)  # environments may change it
 

@@ -58,7 +58,7 @@ class Trainer:
             record |= self.evaluate()
             self.recorder.log(record)
             self.prove()
-            stop = self.reached() or stops(asked)
+            stop = self.reached() or stops(asked) or self.answered()
             self.recorder.save_checkpoint(asked=asked)
             self.clock.lap("other")
         return stop
@@ -66,6 +66,11 @@ class Trainer:
     def reached(self) -> int:
         """Returns the code of the limit in steps that is reached, or ``RUNNING``."""
         return reached(self.config, self.options, self.state.iteration, self.state.global_step)
+
+    def answered(self) -> int:
+        """Returns the code of what listeners said to this iteration; a collective, where they are waited for."""
+        audience = self.recorder.audience
+        return max(self.communicator.gather_json(audience.answer.code)) if audience.waits else RUNNING
 
     def iterate(self) -> tuple[Record, int]:
         """Trains for one iteration; returns its metrics record and the highest code that any rank asks for."""

@@ -20,6 +20,7 @@ from lockstep.policies.videos import EvaluationVideos
 from lockstep.runs.checkpoint import POLICY, Checkpoint, CheckpointError
 from lockstep.runs.directory import FINGERPRINTS, TIMING, RunDirectory
 from lockstep.runs.progress import evaluation_line, full_lines
+from lockstep.training.audience import Audience
 from lockstep.training.keeping import Keeper
 from lockstep.training.metrics import WORLD_SIZE, Record
 from lockstep.training.schedule import comes_due, evaluation_due
@@ -58,6 +59,7 @@ class Recorder:
         self.keeper = Keeper(config.checkpoint.seconds, self.memory is not None)
         self.progress = run.open_progress(config.total_steps, states=config.log.console == "short")
         self.timing = run.open_records(TIMING) if config.log.timing else None
+        self.audience = Audience(run.audience, run.is_writer)
         self.videos = EvaluationVideos(run, self.trackers, config.eval.record_video)
 
     def begin(self, lines: Iterable[str]) -> None:
@@ -73,13 +75,14 @@ class Recorder:
             self.trackers.text("config", f"```json\n{self.config.model_dump_json(indent=2)}\n```")
 
     def log(self, record: Record) -> None:
-        """Hands a record, with the number of ranks, to trackers and progress.
+        """Hands a record, with the number of ranks and what listeners add to it, to trackers and progress.
 
         Raises:
             RunError: the run's own record can't be written; one line.
         """
         life.begin(Part.LOGGING)
         record = {**record, WORLD_SIZE: self.world_size}
+        record = {**(self.audience.tell(record).metrics or {}), **record}
         if not self.config.eval.interval:
             self.score = record["rollout/episode_return_mean"]
         try:
@@ -199,6 +202,7 @@ class Recorder:
     def close(self) -> None:
         """Closes what is open, whatever happened; never raises what would hide the run's own failure."""
         self.progress.close()
+        self.audience.close()
         with contextlib.suppress(Exception):  # a checkpoint under way is finished even if the run failed
             self.checkpoints.wait()
         with contextlib.suppress(Exception):

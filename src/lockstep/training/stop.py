@@ -14,11 +14,12 @@ from typing import Any
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.process import stop_signals
 
-RUNNING, KEEP, SAVE, TIME_LIMIT = 0, 1, 2, 3
+RUNNING, KEEP, SAVE, TIME_LIMIT, CALLBACK = 0, 1, 2, 3, 4
 """Codes; ranks agree on the highest that any of them asks for: to keep the state in memory, to save a checkpoint, or to
 stop. A signal's is ``128 + n``."""
 STEP_LIMIT, FINISHED = -1, -2
 STATUS = {FINISHED: "finished", STEP_LIMIT: "stopped at step", TIME_LIMIT: "stopped at time limit"}
+STATUS[CALLBACK] = "stopped by a callback"
 SIGNALLED = 128
 
 
@@ -27,7 +28,8 @@ class TrainResult:
     """How a training run ended.
 
     Attributes:
-        status: ``finished``, ``stopped at step``, ``stopped at time limit`` or ``stopped by signal N``.
+        status: ``finished``, ``stopped at step``, ``stopped at time limit``, ``stopped by a callback`` or
+            ``stopped by signal N``.
         signal: the signal that stopped it, or None.
         summary: what ``summary.json`` holds.
     """

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import difflib
 import functools
+import importlib
 import importlib.util
 import sys
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
+from gymnasium.envs.registration import EnvSpec
 
 from lockstep.config.presets import ATARI_ID
 from lockstep.config.run import EnvConfig
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 from lockstep.envs.description import stepped_as_arrays
+from lockstep.envs.gymnasium.handed import HANDED, handed_environment
 from lockstep.envs.gymnasium.wrappers import wrap
 
 
@@ -38,7 +41,8 @@ def make_environment(config: EnvConfig, **kwargs: Any) -> gymnasium.Env:
         extra |= {"frameskip": 1}
         extra |= {} if config.sticky_actions is None else {"repeat_action_probability": config.sticky_actions}
     try:
-        made = gymnasium.make(config.id, disable_env_checker=True, **{**extra, **config.kwargs, **kwargs})
+        what = spec_of(config.id)
+        made = gymnasium.make(what, disable_env_checker=True, **{**extra, **config.kwargs, **kwargs})
     except gymnasium.error.DependencyNotInstalled as error:
         raise ValueError(f"env.id: {config.id} needs a package that isn't installed: {error}") from None
     except ModuleNotFoundError as error:
@@ -60,6 +64,21 @@ def make_environment(config: EnvConfig, **kwargs: Any) -> gymnasium.Env:
         raise ValueError(
             text if text.startswith("env.") else f"env.id: {config.id} can't be wrapped: {text}"
         ) from error
+
+
+def spec_of(env_id: str) -> str | EnvSpec:
+    """What ``gymnasium.make`` takes for an id: itself, or a specification of ``module:callable`` or a handed object."""
+    module, colon, name = env_id.partition(":")
+    if not colon:
+        return env_id
+    if module == HANDED:
+        return EnvSpec(name, entry_point=handed_environment(env_id))
+    if not name.isidentifier():
+        return env_id
+    found: Any = getattr(importlib.import_module(module), name, None)
+    if found is None or not callable(found) or name in gymnasium.registry:
+        return env_id
+    return EnvSpec(name, entry_point=cast(Any, found))
 
 
 def _unknown(env_id: str, error: Exception) -> str:

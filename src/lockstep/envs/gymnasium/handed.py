@@ -1,0 +1,35 @@
+"""Environments that were handed to ``lockstep.train`` as objects: this user's own processes find them in a file."""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HANDED = "python"
+"""Stands before the colon in the id of such an environment, which has no module to be imported from."""
+VARIABLE = "LOCKSTEP_ENVIRONMENT"
+"""Names the file, which the process that was handed the object has written for those that it starts."""
+
+
+def handed_environment(env_id: str) -> Callable[..., Any]:
+    """The callable that makes an environment which was handed over, in a process that is started for it.
+
+    Raises:
+        ValueError: this process was started otherwise; one line.
+    """
+    file = os.environ.get(VARIABLE)
+    if file is None:
+        raise ValueError(
+            f"{env_id} was handed to lockstep.train as an object that can't be imported; give it again: "
+            "lockstep.load_run(RUN, env=…)"
+        )
+    return _read(file)
+
+
+@functools.cache
+def _read(file: str) -> Callable[..., Any]:
+    return pickle.loads(Path(file).read_bytes())  # written by this user's own process, for this one

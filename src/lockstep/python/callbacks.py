@@ -1,0 +1,193 @@
+"""Callbacks run in the process that called ``train``; the rank that writes tells them what happened, and waits."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from lockstep.python.command import POLL_SECONDS
+from lockstep.training.audience import ADDRESS_VARIABLE, OBSERVERS, lines_of
+
+if TYPE_CHECKING:
+    from lockstep.python.run import Run
+
+MOST_ANSWERS = 1000
+"""Iterations whose answers are kept, for ranks that were started again and do them once more."""
+
+
+END: dict[str, Any] = {"go_on": False, "metrics": {}}
+
+
+class Callback(Protocol):
+    """What a callback may have, any of it; :class:`BaseCallback` has all of it, doing nothing.
+
+    Records are rows of ``metrics.jsonl``: metrics by name, with ``iteration`` and ``global_step``.
+    """
+
+
+class BaseCallback:
+    """A callback that does nothing, to derive from.
+
+    The order of a call: ``on_iteration`` once an iteration, ``on_evaluation`` after it where the policy was evaluated.
+    """
+
+    def on_start(self, run: Run) -> None:
+        """Training begins; the run's directory is there."""
+
+    def on_iteration(self, record: dict[str, Any]) -> bool | dict[str, float] | None:
+        """An iteration is done.
+
+        Returns:
+            False ends the run with the state of this iteration; a dict of numbers is logged with its record; None and
+            True let it go on.
+        """
+
+    def on_evaluation(self, record: dict[str, Any]) -> bool | dict[str, float] | None:
+        """An evaluation is done, whose ``eval/…`` are in the record; returns as :meth:`on_iteration`."""
+
+    def on_checkpoint(self, path: Path) -> None:
+        """A checkpoint is on the disk."""
+
+    def on_end(self, run: Run) -> None:
+        """Training is over, unless it failed."""
+
+
+class Conversation:
+    """Answers a run's records with what callbacks say, in the process and thread that called ``train``.
+
+    Args:
+        run: whose directory is being written.
+        callbacks: asked in their order.
+        observe_only: whether nobody waits for answers.
+        directory: for this user alone.
+
+    Attributes:
+        variables: what tells the rank that writes where to find this.
+    """
+
+    def __init__(self, run: Run, callbacks: Sequence[Any], observe_only: bool, directory: Path) -> None:
+        self._run, self._callbacks = run, list(callbacks)
+        self._failure: BaseException | None = None
+        self._answers: dict[int, dict[str, Any]] = {}
+        self._seen, self._begun = set[Path](), False
+        self._listener: socket.socket | None = None
+        self._reader: tuple[socket.socket, bytes] | None = None
+        self.variables: dict[str, str] = {}
+        if self._callbacks:
+            address = directory / "callbacks"
+            self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._listener.bind(str(address))
+            self._listener.listen()
+            self.variables[ADDRESS_VARIABLE] = f"{OBSERVERS if observe_only else ''}{address}"
+
+    def __enter__(self) -> Conversation:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._listener is not None:
+            if kind is None:
+                self.listen()
+                self._safely(self._end)
+            self._listener.close()
+        if self._reader is not None:
+            self._reader[0].close()
+
+    def raise_failure(self) -> None:
+        """Raises what a callback raised, with its own traceback."""
+        if self._failure is not None:
+            raise self._failure
+
+    def listen(self) -> None:
+        """Waits a moment for what the run says, and answers."""
+        if self._listener is None:
+            select.select([], [], [], POLL_SECONDS)
+            return
+        while True:
+            sockets = [self._listener] + ([] if self._reader is None else [self._reader[0]])
+            ready, _, _ = select.select(sockets, [], [], POLL_SECONDS)
+            if not ready:
+                return
+            if self._listener in ready:
+                self._reader = self._listener.accept()[0], b""
+            elif self._reader is not None:
+                self._hear()
+
+    def _hear(self) -> None:
+        assert self._reader is not None
+        connection, rest = self._reader
+        with contextlib.suppress(OSError):
+            chunk = connection.recv(1 << 16)
+            if chunk:
+                lines, rest = lines_of(rest + chunk)
+                self._reader = connection, rest
+                for line in lines:
+                    answer = END
+                    try:
+                        answer = self._answer(json.loads(line))
+                    finally:  # interrupted here, the run still gets to hear that it ends
+                        connection.sendall(json.dumps(answer).encode() + b"\n")
+                return
+        connection.close()
+        self._reader = None
+
+    def _answer(self, record: dict[str, Any]) -> dict[str, Any]:
+        """What the run is to do after an iteration; one that is done again gets the answer that it got."""
+        iteration = int(record["iteration"])
+        if iteration not in self._answers:
+            self._answers[iteration] = self._ask(record)
+            self._answers.pop(iteration - MOST_ANSWERS, None)
+        return self._answers[iteration]
+
+    def _ask(self, record: dict[str, Any]) -> dict[str, Any]:
+        answer: dict[str, Any] = {"go_on": self._failure is None, "metrics": {}}
+        self._safely(self._begin)
+        names = ["on_iteration"] + (["on_evaluation"] if any(key.startswith("eval/") for key in record) else [])
+        for name in names:
+            for callback in self._callbacks:
+                said = self._safely(getattr(callback, name, None), dict(record))
+                if isinstance(said, dict):
+                    answer["metrics"] |= {str(key): float(value) for key, value in said.items()}
+                elif said is False:
+                    answer["go_on"] = False
+        self._safely(self._tell_checkpoints)
+        answer["go_on"] &= self._failure is None
+        return answer
+
+    def _begin(self) -> None:
+        if not self._begun:
+            self._begun = True
+            self._seen = set(self._run.checkpoints)
+            self._tell("on_start", self._run)
+
+    def _end(self) -> None:
+        self._tell_checkpoints()
+        self._tell("on_end", self._run)
+
+    def _tell_checkpoints(self) -> None:
+        for path in reversed(self._run.checkpoints):
+            if path not in self._seen:
+                self._seen.add(path)
+                self._tell("on_checkpoint", path)
+
+    def _tell(self, name: str, *arguments: Any) -> None:
+        for callback in self._callbacks:
+            said = getattr(callback, name, None)
+            if said is not None:
+                said(*arguments)
+
+    def _safely(self, action: Any, *arguments: Any) -> Any:
+        """Calls a callback, unless one has failed; its exception ends the run, and is raised once that is over."""
+        if action is None or self._failure is not None:
+            return None
+        try:
+            return action(*arguments)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            self._failure = error
+            return None

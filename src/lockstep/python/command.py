@@ -1,0 +1,112 @@
+"""Runs a ``lockstep`` command in a process of its own: whoever calls it keeps its signals, threads and random state."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO
+
+from lockstep.core.errors import RunError
+from lockstep.core.process import ERROR_PREFIX, EXIT_USER_ERROR, command_that_ends_with_us, said_error
+from lockstep.core.topology import without_launcher
+
+POLL_SECONDS = 0.02
+STOPPED = range(129, 160)
+"""Exit statuses of a command that a signal stopped."""
+
+
+def run_command(
+    words: Sequence[str],
+    variables: Mapping[str, str],
+    quiet: bool = False,
+    meanwhile: Callable[[], None] = lambda: time.sleep(POLL_SECONDS),
+) -> int:
+    """Runs ``lockstep WORDS``, and shows what it prints where this process prints; returns 0, or 128 + n of a signal.
+
+    Ctrl-C is passed on, so that a checkpoint is written, and raised once the command has ended.
+
+    Args:
+        words: the command line.
+        variables: environment variables beside this process's own.
+        quiet: whether to keep what goes to standard output.
+        meanwhile: is called again and again until the command ends.
+
+    Raises:
+        ValueError: the command refused its input; its line.
+        RunError: it failed; its line.
+        KeyboardInterrupt: the user interrupted.
+    """
+    shared = not quiet and _is_terminal(sys.stdout)
+    process = subprocess.Popen(
+        command_that_ends_with_us(*words),
+        env={**without_launcher(), "PYTHONPATH": os.pathsep.join(_path()), **variables},
+        stdin=subprocess.DEVNULL,
+        stdout=None if shared else subprocess.DEVNULL if quiet else subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # Ctrl-C is this process's to pass on
+    )
+    errors: list[str] = []
+    pumps = [_pump(process.stderr, lambda line: _show_error(line, errors))]
+    if process.stdout is not None:
+        pumps.append(_pump(process.stdout, lambda line: print(line, end="", flush=True)))
+    interrupted = False
+    try:
+        while process.poll() is None:
+            try:
+                meanwhile()
+            except KeyboardInterrupt:
+                interrupted = True
+                process.send_signal(signal.SIGINT)
+    finally:
+        if process.poll() is None:  # ``meanwhile`` raised
+            process.send_signal(signal.SIGTERM)
+            process.wait()
+        for pump in pumps:
+            pump.join()
+    if interrupted:
+        raise KeyboardInterrupt
+    code = process.returncode
+    if code == 0 or code in STOPPED:
+        return code
+    message = said_error("".join(errors), code)
+    raise ValueError(message) if code == EXIT_USER_ERROR else RunError(message)
+
+
+def _path() -> list[str]:
+    """Where this process finds modules, for the other one; the working directory is looked at by itself."""
+    own = {*sysconfig.get_paths().values(), sysconfig.get_config_var("DESTSHARED")}
+    return [place for place in sys.path if place and place not in own and os.path.exists(place)]
+
+
+def _is_terminal(stream: IO[str]) -> bool:
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        return stream.fileno() == 1 and stream.isatty()
+    return False
+
+
+def _show_error(line: str, errors: list[str]) -> None:
+    """Shows a line of standard error, unless it is why the command fails, which is raised; keeps it in any case."""
+    errors.append(line)
+    if not line.startswith(ERROR_PREFIX):
+        print(line, end="", file=sys.stderr, flush=True)
+
+
+def _pump(stream: IO[str] | None, show: Callable[[str], None]) -> threading.Thread:
+    assert stream is not None
+
+    def read() -> None:
+        for line in stream:
+            with contextlib.suppress(OSError, ValueError):  # of a stream that is closed here
+                show(line)
+
+    thread = threading.Thread(target=read, name="lockstep-output", daemon=True)
+    thread.start()
+    return thread

@@ -1,0 +1,161 @@
+"""A run as an object: what it left, its policy, and how it goes on."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lockstep.config.files import nested
+from lockstep.core.temporary import temporary_directory
+from lockstep.policies.policy import Policy, load_policy
+from lockstep.python.command import run_command
+from lockstep.python.environments import Handed, handed, variables_for
+from lockstep.python.start import start
+from lockstep.runs.checkpoint import checkpoints_in
+from lockstep.runs.directory import CHECKPOINTS, SUMMARY, find_run
+from lockstep.runs.stored import stored_config
+from lockstep.runs.trackers import METRICS_JSONL
+
+if TYPE_CHECKING:
+    import pandas
+
+    from lockstep.config.run import Config
+
+NO_SUMMARY = "not finished"
+
+
+class Run:
+    """A run's directory, read when it is asked for.
+
+    Args:
+        path: the directory.
+        env: what makes its environment, if that was an object without a module.
+        trust: whether to import what it names, though this user hasn't trained with it.
+
+    Attributes:
+        path: the directory.
+    """
+
+    def __init__(self, path: Path, env: Handed | None = None, trust: bool = False) -> None:
+        self.path = path
+        self._env, self._trust = env, trust
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r}, {self.status!r})"
+
+    @functools.cached_property
+    def config(self) -> Config:
+        """What the run is a function of."""
+        return stored_config(self.path)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What ``summary.json`` holds; empty while no session has ended well."""
+        file = self.path / SUMMARY
+        return json.loads(file.read_text()) if file.is_file() else {}
+
+    @property
+    def status(self) -> str:
+        """``finished``, ``stopped at step`` and its like; ``not finished`` of one that runs, or failed."""
+        return self.summary.get("status", NO_SUMMARY)
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The rows of ``metrics.jsonl``, one an iteration."""
+        file = self.path / METRICS_JSONL
+        lines = file.read_text().splitlines(keepends=True) if file.is_file() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def dataframe(self) -> pandas.DataFrame:
+        """:attr:`metrics` as a pandas DataFrame, an iteration a row; needs pandas."""
+        try:
+            import pandas
+        except ImportError:
+            raise ImportError("Run.dataframe needs pandas: pip install pandas; Run.metrics doesn't") from None
+        return pandas.DataFrame(self.metrics)
+
+    @property
+    def checkpoints(self) -> list[Path]:
+        """Directories of its checkpoints, newest first."""
+        return checkpoints_in(self.path / CHECKPOINTS)
+
+    @functools.cached_property
+    def policy(self) -> Policy:
+        """The policy of the newest checkpoint, from observations to actions; see :func:`lockstep.load_policy`."""
+        return self.load_policy()
+
+    def load_policy(self, checkpoint: str = "latest", engine: str | None = None) -> Policy:
+        """The policy of a checkpoint: ``latest``, ``best`` or a step; arguments as :func:`lockstep.load_policy`'s."""
+        return load_policy(self.path, checkpoint, engine=engine, trust=self._trust or self._env is not None)
+
+    def evaluate(
+        self, episodes: int = 20, *, seed: int | None = None, deterministic: bool = True, checkpoint: str = "latest"
+    ) -> dict[str, Any]:
+        """Plays whole episodes with keyed starts, as ``lockstep eval`` does, in a process of its own.
+
+        Args:
+            episodes: how many.
+            seed: of their starts; None: the run's.
+            deterministic: the most likely actions, else samples.
+            checkpoint: ``latest``, ``best`` or a step.
+
+        Returns:
+            ``return_mean``, ``return_std``, ``return_min``, ``return_max``, ``length_mean`` and what else
+            ``lockstep eval --json`` says, with every episode's in ``per_episode``.
+
+        Raises:
+            ValueError: there is no such checkpoint, or the environment can't be made; one line.
+            RunError: an environment failed.
+        """
+        words = ["eval", str(self.path), "--episodes", str(episodes), "--checkpoint", checkpoint]
+        words += [] if seed is None else ["--seed", str(seed)]
+        words += [] if deterministic else ["--stochastic"]
+        words += ["--trust"] if self._trust or self._env is not None else []
+        with temporary_directory() as directory, variables_for(self._env) as variables:
+            file = directory / "episodes.json"
+            run_command([*words, "--json", str(file)], variables, quiet=True)
+            return json.loads(file.read_text())
+
+    def resume(self, total_steps: int | None = None, **settings: Any) -> Run:
+        """Goes on with the run, to ``total_steps`` if that is given; settings as :func:`lockstep.train`'s.
+
+        Returns:
+            This run, anew.
+
+        Raises:
+            ValueError: a setting would change what the run is a function of; one line.
+        """
+        callbacks, observe_only = settings.pop("callbacks", ()), settings.pop("observe_only", False)
+        asked = nested(settings) | {"resume": str(self.path)}
+        asked |= {} if total_steps is None else {"total_steps": total_steps}
+        asked |= {"trust": True} if self._trust or self._env is not None else {}
+        return start(asked, self._env, lambda path: Run(path, self._env, self._trust), callbacks, observe_only)
+
+    @property
+    def final_return(self) -> float:
+        """Mean return of the last 100 episodes; NaN where none has ended."""
+        value = self.summary.get("final_return")
+        return math.nan if value is None else float(value)
+
+
+def load_run(
+    run: str | Path, *, runs_dir: str | Path = "runs", env: Callable[..., Any] | None = None, trust: bool = False
+) -> Run:
+    """Opens a run.
+
+    Args:
+        run: name, or run directory.
+        runs_dir: where runs given by name lie.
+        env: what makes its environment, if it was trained with an object that can't be imported.
+        trust: whether to import what the run names (``module:attribute``), though this user hasn't trained with it.
+
+    Raises:
+        ValueError: there is no such run; one line.
+    """
+    path, _ = find_run(str(run), str(runs_dir))
+    given = None if env is None else handed(env)
+    return Run(path.absolute(), given if given is not None and given.pickled is not None else None, trust)

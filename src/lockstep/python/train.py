@@ -1,0 +1,87 @@
+"""``lockstep.train``: the command line's run, from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lockstep.config.files import FILE_SUFFIXES, merge, nested, read_file
+from lockstep.config.run import Config
+from lockstep.python.callbacks import Callback
+from lockstep.python.environments import Handed, handed
+from lockstep.python.run import Run
+from lockstep.python.start import start
+
+
+def train(
+    env: str | Path | Mapping[str, Any] | Config | Callable[..., Any] | None = None,
+    *,
+    engine: str | None = None,
+    nproc: int | str = 1,
+    callbacks: Sequence[Callback] = (),
+    observe_only: bool = False,
+    name: str | None = None,
+    runs_dir: str | Path = "runs",
+    resume: str | Path | None = None,
+    config: str | Path | Mapping[str, Any] | Config | None = None,
+    quiet: bool = False,
+    **settings: Any,
+) -> Run:
+    """Trains one agent, in processes of its own, and returns its run: the command line's, byte for byte.
+
+    ``lockstep.train("CartPole-v1", nproc=2, ppo=dict(learning_rate=3e-4), num_envs=64)``
+
+    Args:
+        env: an environment's id, ``module:name`` of what makes one, a callable that does (a class, a function, a
+            lambda), or in place of ``config`` a config: a file, a mapping, a ``Config``.
+        engine: ``torch`` or ``jax``; None: as the config says.
+        nproc: ranks (engine torch) or processes (engine jax) on this machine, ``auto``, or a range such as ``2:8``.
+        callbacks: objects with some of :class:`Callback`'s methods, called in this process while it trains.
+        observe_only: whether training goes on without waiting for callbacks, whose answers then count for nothing.
+        name: of the run directory; None: environment, seed and time.
+        runs_dir: where run directories are made.
+        resume: run (name or path), checkpoint or place on a mirror to continue; ``auto``: as the command line's.
+        config: a config file, nested settings by the config's names, or a ``Config``, under ``settings``.
+        quiet: whether to print only errors and warnings.
+        **settings: any other setting or option by its name, nested as in a config file:
+            ``ppo={"num_epochs": 10}``, ``total_steps=500_000``, ``max_restarts=10``.
+
+    Returns:
+        The run, at its end, or where a limit or a callback stopped it.
+
+    Raises:
+        ValueError: an argument can't be; one line that names it, before anything is started.
+        RunError: the run failed; its last checkpoint can be resumed.
+        KeyboardInterrupt: after a checkpoint was written.
+        Exception: a callback's own, after a checkpoint was written.
+    """
+    given: Handed | None = None
+    if isinstance(env, Mapping | Config) or (isinstance(env, str | Path) and Path(env).suffix in FILE_SUFFIXES):
+        if config is not None:
+            raise ValueError("config: given twice, as env as well; give the environment's id or what makes it as env")
+        env, config = None, env
+    elif callable(env):
+        given = handed(env)
+    elif not isinstance(env, str | Path | None):
+        raise ValueError(f"env: {env!r} is no id, config or callable; an environment is given by what makes it")
+    asked = _settings_of(config)
+    merge(asked, nested(settings))
+    if env is not None:
+        merge(asked, {"env": {"id": str(env) if given is None else given.id}})
+    options = {"engine": engine, "nproc": nproc, "runs_dir": str(runs_dir), "quiet": quiet or None, "name": name}
+    options["resume"] = None if resume is None else str(resume)
+    merge(asked, {key: value for key, value in options.items() if value is not None})
+    return start(asked, given, lambda path: Run(path, given, bool(asked.get("trust"))), callbacks, observe_only)
+
+
+def _settings_of(config: str | Path | Mapping[str, Any] | Config | None) -> dict[str, Any]:
+    """Nested settings of a config in any form."""
+    if config is None:
+        return {}
+    if isinstance(config, Config):
+        return config.model_dump(mode="json", exclude_unset=True)
+    found = nested(config) if isinstance(config, Mapping) else read_file(Path(config))
+    if isinstance(found.get("env"), str):
+        found["env"] = {"id": found["env"]}
+    return found
