@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lockstep.core.private import only_we_write
+
 HANDED = "python"
 """Stands before the colon in the id of such an environment, which has no module to be imported from."""
 VARIABLE = "LOCKSTEP_ENVIRONMENT"
@@ -32,4 +34,6 @@ def handed_environment(env_id: str) -> Callable[..., Any]:
 
 @functools.cache
 def _read(file: str) -> Callable[..., Any]:
+    if not (only_we_write(Path(file)) and only_we_write(Path(file).parent)):
+        raise ValueError(f"env.id: {file} isn't this user's alone, so it isn't loaded")
     return pickle.loads(Path(file).read_bytes())  # written by this user's own process, for this one

@@ -1,0 +1,33 @@
+"""An environment that users might write, to be handed to ``lockstep.train``."""
+
+import gymnasium
+import numpy as np
+
+
+class Counting(gymnasium.Env):
+    """Each step pays its action; an episode has ``length`` steps."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, length=10):
+        self.length, self.steps = length, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        return (
+            np.array([self.steps / self.length, action], np.float32),
+            float(action),
+            self.steps >= self.length,
+            False,
+            {},
+        )
+
+
+def short(length=5):
+    return Counting(length)

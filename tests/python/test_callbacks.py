@@ -1,0 +1,149 @@
+"""Callbacks: called in the caller's process, answered at the boundary of an iteration, on every number of ranks."""
+
+import os
+import signal
+import traceback
+from pathlib import Path
+
+import pytest
+
+import lockstep
+
+SMALL = {"num_steps": 16, "total_steps": 2048, "quiet": True, "checkpoint": {"interval": 4}}
+
+
+class Watching(lockstep.BaseCallback):
+    """Notes what it is told, and says False after an iteration."""
+
+    def __init__(self, last=None):
+        self.last, self.told, self.process = last, [], os.getpid()
+
+    def on_start(self, run):
+        self.told.append(("start", run.path.name))
+
+    def on_iteration(self, record):
+        assert os.getpid() == self.process
+        self.told.append(("iteration", record["iteration"]))
+        return False if record["iteration"] == self.last else {"mine/double": 2 * record["iteration"]}
+
+    def on_evaluation(self, record):
+        self.told.append(("evaluation", record["iteration"], record["eval/return_mean"] > 0))
+
+    def on_checkpoint(self, path):
+        self.told.append(("checkpoint", path.name))
+
+    def on_end(self, run):
+        self.told.append(("end", run.status))
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+ENGINES = [("torch", {"nproc": 1}), ("torch", {"nproc": 2}), ("jax", {"simulate_devices": 2})]
+TWO_PROCESSES = pytest.param("jax", {"nproc": 2, "devices": 1}, marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize(("engine", "ranks"), [*ENGINES, TWO_PROCESSES])
+def test_false_ends_the_run_with_the_state_of_that_iteration(engine, ranks):
+    watching = Watching(last=6)
+    run = lockstep.train("CartPole-v1", engine=engine, callbacks=[watching], name="stopped", **ranks, **SMALL)
+    assert run.status == "stopped by a callback"
+    assert [row["iteration"] for row in run.metrics] == [1, 2, 3, 4, 5, 6]
+    assert [row.get("mine/double") for row in run.metrics] == [2, 4, 6, 8, 10, None]
+    limited = lockstep.train("CartPole-v1", engine=engine, stop_at_step=768, name="limited", **SMALL)
+    assert run.summary["state_sha256"] == limited.summary["state_sha256"]
+    assert [told for told in watching.told if told[0] == "iteration"] == [("iteration", n) for n in range(1, 7)]
+    assert (watching.told[0], watching.told[-1]) == (("start", "stopped"), ("end", "stopped by a callback"))
+    assert [told[1] for told in watching.told if told[0] == "checkpoint"] == ["step_512", "step_768"]
+    undisturbed = lockstep.train("CartPole-v1", engine=engine, name="undisturbed", **SMALL)
+    assert run.resume(quiet=True).summary["state_sha256"] == undisturbed.summary["state_sha256"]
+
+
+def test_evaluations_are_told_apart():
+    watching = Watching()
+    lockstep.train("CartPole-v1", callbacks=[watching], eval={"interval": 8, "episodes": 8}, **SMALL)
+    assert [told for told in watching.told if told[0] == "evaluation"] == [
+        ("evaluation", 8, True),
+        ("evaluation", 16, True),
+    ]
+
+
+def test_observers_are_not_waited_for():
+    watching = Watching(last=2)
+    run = lockstep.train("CartPole-v1", callbacks=[watching], observe_only=True, **SMALL)
+    assert run.status == "finished"
+    assert len([told for told in watching.told if told[0] == "iteration"]) == 16
+    assert "mine/double" not in run.metrics[0]
+
+
+def test_an_exception_ends_the_run_with_a_checkpoint_and_its_own_traceback():
+    class Failing:
+        def on_iteration(self, record):
+            if record["iteration"] == 3:
+                raise KeyError("boom")
+
+    with pytest.raises(KeyError, match="boom") as caught:
+        lockstep.train("CartPole-v1", nproc=2, callbacks=[Failing()], name="failing", **SMALL)
+    assert "in on_iteration" in "".join(traceback.format_exception(caught.value))
+    run = lockstep.load_run("failing")
+    assert run.status == "stopped by a callback"
+    assert [path.name for path in run.checkpoints] == ["step_384"]
+
+
+def test_an_interrupt_leaves_a_checkpoint():
+    class Interrupting:
+        def on_iteration(self, record):
+            if record["iteration"] == 3:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    settings = {**SMALL, "total_steps": 10**8}
+    with pytest.raises(KeyboardInterrupt):
+        lockstep.train("CartPole-v1", nproc=2, callbacks=[Interrupting()], name="interrupted", **settings)
+    run = lockstep.load_run("interrupted")
+    assert run.status.startswith("stopped by")
+    assert run.checkpoints[0].name == f"step_{run.summary['global_step']}"
+
+
+def test_an_iteration_that_is_done_again_is_asked_about_once(tmp_path):
+    """A rank that is killed and started again tells what it has told before: the answer is the one it got."""
+
+    class Killing(Watching):
+        def on_iteration(self, record):
+            answer = super().on_iteration(record)
+            if record["iteration"] == 6:
+                (rank,) = ranks_of(self.run)
+                os.kill(rank, signal.SIGKILL)
+            return answer
+
+        def on_start(self, run):
+            super().on_start(run)
+            self.run = run
+
+    watching = Killing()
+    run = lockstep.train("CartPole-v1", callbacks=[watching], max_restarts=3, name="killed", **SMALL)
+    assert (run.status, len(run.summary["restarts"])) == ("finished", 1)
+    assert [told for told in watching.told if told[0] == "iteration"] == [("iteration", n) for n in range(1, 17)]
+    assert [row["mine/double"] for row in run.metrics] == [2 * n for n in range(1, 17)]
+    undisturbed = lockstep.train("CartPole-v1", name="undisturbed", **SMALL)
+    assert run.summary["state_sha256"] == undisturbed.summary["state_sha256"]
+
+
+def ranks_of(run):
+    """Process ids of the ranks that have a run's metrics open."""
+    found = []
+    for entry in os.listdir("/proc"):
+        try:
+            name = Path(f"/proc/{entry}/comm").read_text()
+            opened = {os.readlink(f"/proc/{entry}/fd/{fd}") for fd in os.listdir(f"/proc/{entry}/fd")}
+        except OSError:
+            continue
+        if name.startswith("lockstep rank") and str(run.path / "metrics.jsonl") in opened:
+            found.append(int(entry))
+    return found
+
+
+def test_several_seeds_have_no_callbacks():
+    with pytest.raises(ValueError, match="callbacks: with num_seeds 2"):
+        lockstep.train("CartPole-v1", engine="jax", num_seeds=2, callbacks=[Watching()], **SMALL)

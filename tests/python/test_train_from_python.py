@@ -1,0 +1,162 @@
+"""``lockstep.train``: the command line's run, in processes of its own, for a caller who keeps everything as it was."""
+
+import json
+import os
+import random
+import signal
+import threading
+
+import handed_envs
+import numpy as np
+import pytest
+from command_line import train as command_line_train
+
+import lockstep
+from lockstep.core.errors import RunError
+from lockstep.envs.gymnasium.handed import _read, handed_environment
+from lockstep.python.environments import handed
+
+SMALL = {"num_steps": 16, "total_steps": 1024, "quiet": True}
+WORDS = ("CartPole-v1", "--num-steps", 16, "--total-steps", 1024)
+
+
+class Local(handed_envs.Counting):
+    """No other process finds this one by a module that it could import under this name."""
+
+
+Local.__module__ = "__main__"
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "runs"
+
+
+def test_the_run_is_the_command_lines(runs, tmp_path):
+    run = lockstep.train("CartPole-v1", nproc=2, name="python", **SMALL)
+    other = command_line_train(tmp_path, *WORDS, name="words")
+    assert run.path == runs / "python"
+    assert (run.status, run.summary["world_size"]) == ("finished", 2)
+    for key in ("params_sha256", "state_sha256"):
+        assert run.summary[key] == other.summary[key]
+    assert [row["global_step"] for row in run.metrics] == list(range(128, 1025, 128))
+    assert run.dataframe()["rollout/episode_return_mean"].iloc[-1] == run.metrics[-1]["rollout/episode_return_mean"]
+    assert run.final_return == run.summary["final_return"]
+    assert run.policy([0.0, 0.0, 0.0, 0.0]) in (0, 1)
+    another = lockstep.train("CartPole-v1", seed=1, name="another", **SMALL)
+    assert another.summary["state_sha256"] != run.summary["state_sha256"]
+    going_on = lockstep.load_run("python").resume(2048, quiet=True)
+    assert (going_on.path, going_on.summary["global_step"]) == (run.path, 2048)
+
+
+def test_a_config_in_any_form_is_the_same_run(runs, tmp_path):
+    settings = {"env": "CartPole-v1", "ppo": {"num_epochs": 2}, "num_steps": 16, "total_steps": 256}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(settings))
+    mapping = lockstep.train(settings, name="mapping", quiet=True)
+    config = mapping.config
+    assert (config.ppo.num_epochs, config.num_steps) == (2, 16)
+    ended = {"mapping": mapping, "file": lockstep.train(file, name="file", quiet=True)}
+    ended["config"] = lockstep.train(config=config, name="config", quiet=True)
+    ended["over"] = lockstep.train("CartPole-v1", config=file, ppo={"num_epochs": 3}, name="over", quiet=True)
+    hashes = {name: run.summary["state_sha256"] for name, run in ended.items()}
+    assert hashes["mapping"] == hashes["file"] == hashes["config"] != hashes["over"]
+
+
+def test_an_environment_may_be_an_object(runs):
+    """Of a module, of the caller's script, or a lambda: they are the same environment."""
+    named = lockstep.train("handed_envs:Counting", name="named", **SMALL)
+    ended = {
+        "class": lockstep.train(handed_envs.Counting, nproc=2, name="class", **SMALL),
+        "script": lockstep.train(Local, nproc=2, name="script", **SMALL),
+        "lambda": lockstep.train(lambda length=10: handed_envs.Counting(length), name="lambda", **SMALL),
+    }
+    assert {name: run.config.env.id for name, run in ended.items()} == {
+        "class": "handed_envs:Counting",
+        "script": "python:Local",
+        "lambda": "python:lambda",
+    }
+    assert {run.summary["state_sha256"] for run in ended.values()} == {named.summary["state_sha256"]}
+    shorter = lockstep.train(handed_envs.short, name="short", **SMALL)
+    assert shorter.summary["state_sha256"] != named.summary["state_sha256"]
+    script = ended["script"]
+    assert script.evaluate(3)["length_mean"] == 10
+    assert lockstep.load_run("script", env=Local).evaluate(2)["per_episode"]["length"] == [10, 10]
+    with pytest.raises(ValueError, match=r"python:Local was handed to lockstep\.train as an object"):
+        lockstep.load_run("script").evaluate(2)
+
+
+def test_what_cant_be_taken_along_is_one_line():
+    lock = threading.Lock()
+    with pytest.raises(
+        ValueError, match=r"'.*<lambda>' can't be taken to another process .* as 'module:name'"
+    ) as caught:
+        handed(lambda: lock and handed_envs.Counting())
+    assert "\n" not in str(caught.value)
+    assert handed(handed_envs.Counting).pickled is None
+    assert handed(Local).pickled is not None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ((["CartPole-v1"], {"ppo": {"learning_rat": 1}}), "ppo.learning_rat: unknown key; did you mean"),
+        ((["CartPole-v1"], {"num_envs": 7, "num_shards": 3}), "num_shards: 7 environments can't be cut into 3"),
+        ((["NoSuch-v0"], {}), "no environment 'NoSuch-v0' is registered"),
+        (([handed_envs.Counting()], {}), "is no id, config or callable"),
+        (([{"env": "CartPole-v1"}], {"config": {}}), "config: given twice"),
+        (([], {"resume": "nothing"}), "neither nothing nor runs/nothing is a run directory"),
+    ],
+)
+def test_bad_input_is_a_value_error_before_anything_is_made(runs, arguments, line):
+    words, settings = arguments
+    with pytest.raises(ValueError, match=line.replace("(", r"\(")) as caught:
+        lockstep.train(*words, quiet=True, **settings)
+    assert "\n" not in str(caught.value)
+    assert "settings.json" not in str(caught.value)
+    assert not runs.exists()
+
+
+def test_a_failure_is_a_run_error(runs):
+    class Failing(handed_envs.Counting):
+        def step(self, action):
+            raise OSError("out of order")
+
+    with pytest.raises(RunError, match="out of order") as caught:
+        lockstep.train(Failing, nproc=2, name="failing", **SMALL)
+    assert "\n" not in str(caught.value)
+    assert lockstep.load_run("failing").status == "not finished"
+
+
+def test_the_caller_stays_as_it_was(runs):
+    def around():
+        return (
+            [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)],
+            dict(os.environ),
+            random.getstate(),
+            np.random.get_state()[1].tolist(),
+            os.getcwd(),
+            threading.active_count(),
+        )
+
+    before = around()
+    ended = []
+    thread = threading.Thread(target=lambda: ended.append(lockstep.train("CartPole-v1", name="thread", **SMALL)))
+    thread.start()
+    thread.join()
+    assert ended[0].status == "finished"
+    assert around() == before
+
+
+def test_what_others_may_write_is_not_unpickled(tmp_path, monkeypatch):
+    file = tmp_path / "environment.pickle"
+    tmp_path.chmod(0o700)
+    file.write_bytes(handed(Local).pickled or b"")
+    file.chmod(0o600)
+    monkeypatch.setenv("LOCKSTEP_ENVIRONMENT", str(file))
+    assert handed_environment("python:Local")(3).length == 3
+    file.chmod(0o666)
+    _read.cache_clear()
+    with pytest.raises(ValueError, match="isn't this user's alone"):
+        handed_environment("python:Local")
