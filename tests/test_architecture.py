@@ -38,7 +38,8 @@ JAX_COLLECTIVE_FILES = (
     "jax_engine/distributed/processes.py",
 )
 RANKS = ("rank", "local_rank", "global_rank", "node_rank")
-HANDED_OVER = ("envs/gymnasium/handed.py", "python/environments.py")  # what lockstep.train was given, from this user's own process
+# what lockstep.train was given, from this user's own process
+HANDED_OVER = ("envs/gymnasium/handed.py", "python/environments.py")
 WRITERS = ("runs/", "launch/", "cli.py", "core/topology.py", "integrations/attach/process_group.py")
 UNSAFE_MODULES = ("pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib")
 UNSAFE_BUILTINS = ("eval", "exec", "compile", "__import__")
