@@ -7,7 +7,7 @@ import functools
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,7 @@ def start_run(request: RunRequest, held: Mirrors | None = None) -> int:
     sweep_temporary()
     with contextlib.ExitStack() as stack:
         held = held or stack.enter_context(mirrors())
-        assignment, run, world, server = prepare(request, topology, stack)
+        assignment, run, world, server = prepare(request, topology, stack, held.named)
         stack.callback(run.unlock)
         if server is not None:
             stack.callback(server.close)  # before the run is left to others
@@ -99,15 +99,16 @@ def start_run(request: RunRequest, held: Mirrors | None = None) -> int:
 
 
 def prepare(
-    request: RunRequest, topology: Topology, stack: contextlib.ExitStack
+    request: RunRequest, topology: Topology, stack: contextlib.ExitStack, named: Collection[str] = ()
 ) -> tuple[Assignment, RunDirectory, World, RankServer | RayServer | None]:
     """Resolves and checks everything, once; makes the run directory if this process is the one to write it.
 
-    ``stack`` closes the server of the ranks, where several are to be started.
+    ``stack`` closes the server of the ranks, where several are to be started; ``named`` is what the user has named by
+    hand besides.
     """
     options, writer = request.options, is_writer(topology)
     path, which = (None, None) if options.resume is None else find_run(options.resume, options.runs_dir)
-    config = request.config if path is None else resumed_config(path, request.overrides, options.trust, writer)
+    config = request.config if path is None else resumed_config(path, request.overrides, options.trust, writer, named)
     check_engine_options(options, config)
     server, cluster = None, None
     if options.launcher == RAY:

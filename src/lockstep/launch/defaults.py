@@ -44,10 +44,10 @@ def request_of(
     options of one that was brought here first, where a mirror has it.
     """
     request = read_request(argv, needs_env)
-    if bring is not None:
-        request = replace(request, options=bring(request))
     if request.run is not None:
         check_trusted(request.config, request.run / CONFIG, request.options.trust, flattened(request.given))
+    if bring is not None:  # from a mirror that may stand in that config
+        request = replace(request, options=bring(request))
     config, options, lines, description = request.config, resumed_if_begun(request.options), [], None
     if not has_preset(config.env.id) and options.resume is None:
         with contextlib.suppress(ValueError):  # whoever makes it for the run says why it can't be made

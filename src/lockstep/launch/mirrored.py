@@ -10,10 +10,11 @@ from pathlib import Path
 
 from lockstep.config.run import AUTO, Config, RunOptions
 from lockstep.core.files import sync_path
+from lockstep.core.process import at_failure
 from lockstep.core.temporary import temporary_directory
 from lockstep.launch.resume import differences, may_change
 from lockstep.runs.checkpoint import checkpoints_in, problem_with, step_of
-from lockstep.runs.directory import CHECKPOINTS, RunDirectory, has_begun
+from lockstep.runs.directory import CHECKPOINTS, CONFIG, RunDirectory, has_begun
 from lockstep.runs.mirror.copier import Mirror
 from lockstep.runs.mirror.fetch import fetch_config, fetch_run, has_run, steps_on
 from lockstep.runs.mirror.lease import Lease
@@ -27,10 +28,13 @@ class Mirrors:
 
     Attributes:
         stack: gives it back.
+        named: mirrors that the user has named.
     """
 
     stack: contextlib.ExitStack
+    named: set[str] = field(default_factory=set)
     _held: dict[str, tuple[Place, Lease]] = field(default_factory=dict)
+    _brought: set[str] = field(default_factory=set)
 
     def hold(self, url: str) -> tuple[Place, Lease]:
         """Makes this process the one that writes a run's place; again, it does nothing.
@@ -42,7 +46,9 @@ class Mirrors:
             place = Place(url)
             lease = Lease(place)
             lease.take()
-            self.stack.callback(_give_back, lease)
+            lease.keep()
+            at_failure.append(lease.give_back)
+            self.stack.callback(lease.give_back)
             self._held[url] = place, lease
         return self._held[url]
 
@@ -58,9 +64,12 @@ class Mirrors:
         url, name = options.resume, options.name
         if url is not None and is_url(url):
             mirror, name = split_url(url)
-        elif url != AUTO or mirror is None or name is None:
+        if mirror is not None:
+            mirror = mirror.rstrip("/")
+            self.named.add(mirror)
+        if url is None or name is None or mirror is None or not (url == AUTO or is_url(url)):
             return options
-        asked = f"{mirror}/{name}"
+        asked = f"{mirror}/{name}" if url == AUTO else url.rstrip("/")
         if not writer:
             return self._config_alone(options, asked) if url != AUTO else options
         path = Path(options.runs_dir) / name
@@ -71,8 +80,9 @@ class Mirrors:
                 return options
             raise MirrorError(f"resume: there is no run at {asked}")
         there, here = max(steps_on(names), default=-1), newest_here(path)
-        if not has_begun(path) or there > here:
+        if not has_begun(path) or not (path / CONFIG).is_file() or there > here:
             bring(place, path, options.quiet)
+            self._brought.add(asked)
         return options if url == AUTO else options.model_copy(update={"resume": str(path), "name": None})
 
     def _config_alone(self, options: RunOptions, url: str) -> RunOptions:
@@ -109,7 +119,7 @@ class Mirrors:
             raise MirrorError(
                 f"name: {url} exists already; --resume {url} continues it, another --name starts a new one"
             )
-        if there > here and which in (None, "latest"):
+        if there > here and which in (None, "latest") and url not in self._brought:
             raise MirrorError(
                 f"resume: {run.path} has step {max(here, 0):,} and {url} has {there:,}; --resume {url} goes on from "
                 f"there, --resume {run.path / CHECKPOINTS}/step_{max(here, 0)} from here"
@@ -154,11 +164,6 @@ def _check_same(path: Path, here: Config, there: Config, url: str) -> None:
                 f"resume: {path} is another run than {url}: {key} is {ours} here and {theirs} there; give another "
                 "--runs-dir or --name"
             )
-
-
-def _give_back(lease: Lease) -> None:
-    with contextlib.suppress(Exception):  # it may have been lost, or the mirror: it counts as left behind then
-        lease.give_back()
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,14 @@ CHANGEABLE = (
 )
 
 
-def resumed_config(path: Path, overrides: dict[str, Any], trust: bool = False, warn: bool = True) -> Config:
-    """Reads a run's config under overrides; a ``ValueError`` if one would change what the run is a function of."""
-    stored = trusted_config(path, trust, warn)
+def resumed_config(
+    path: Path, overrides: dict[str, Any], trust: bool = False, warn: bool = True, named: Collection[str] = ()
+) -> Config:
+    """Reads a run's config under overrides; a ``ValueError`` if one would change what the run is a function of.
+
+    ``named`` is what the user has named by hand just now, and so trusts.
+    """
+    stored = trusted_config(path, trust, warn, named)
     _check_unchanged(path, stored)
     if not overrides:
         return stored

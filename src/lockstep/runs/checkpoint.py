@@ -78,13 +78,26 @@ def manifest_of(path: Path) -> dict[str, Any] | None:
     if (path / MANIFEST).is_symlink() or not (path / MANIFEST).is_file():
         return None
     try:
-        manifest = json.loads((path / MANIFEST).read_text())
+        return parsed_manifest((path / MANIFEST).read_bytes())
+    except OSError:
+        return None
+
+
+def parsed_manifest(content: bytes) -> dict[str, Any] | None:
+    """Parses what stands in a manifest's file; None if it hasn't the shape of one."""
+    try:
+        manifest = json.loads(content)
         files = manifest["files"]
         if not all(isinstance(name, str) and isinstance(digest, str) for name, digest in files.items()):
             return None
         return manifest if manifest["format"] == FORMAT and isinstance(manifest.get("step", 0), int) else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
+
+
+def strange_name(manifest: Mapping[str, Any]) -> str | None:
+    """Finds a name in a manifest that no file of a checkpoint has, and that may lead out of it; None: all are plain."""
+    return next((name for name in manifest["files"] if not _PLAIN.fullmatch(name)), None)
 
 
 def problem_with(path: Path, required: Iterable[str] = REQUIRED) -> str | None:
@@ -95,9 +108,9 @@ def problem_with(path: Path, required: Iterable[str] = REQUIRED) -> str | None:
     for name in required:
         if name not in manifest["files"]:
             return f"{path / MANIFEST} doesn't name {name}"
+    if (strange := strange_name(manifest)) is not None:
+        return f"{path / MANIFEST} names {strange!r}, which is no file of a checkpoint"
     for name, expected in manifest["files"].items():
-        if not _PLAIN.fullmatch(name):
-            return f"{path / MANIFEST} names {name!r}, which is no file of a checkpoint"
         if (path / name).is_symlink() or ((path / name).parent.is_symlink() and (path / name).parent != path):
             return f"{path / name} is a link, which no checkpoint holds"
         if (path / name).exists() and not (path / name).is_file():

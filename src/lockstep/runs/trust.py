@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ def names_in(config: Config) -> dict[str, str]:
             place = "/".join(filter(None, (config.log.entity, config.log.project)))
             found[f"{service}:{place}"] = f"log.{service}"
     if config.checkpoint.mirror is not None:
-        found[config.checkpoint.mirror] = MIRROR
+        found[config.checkpoint.mirror.rstrip("/")] = MIRROR
     return found
 
 
@@ -61,23 +61,26 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(inner)
 
 
-def trusted_config(run: Path, trust: bool = False, warn: bool = True) -> Config:
+def trusted_config(run: Path, trust: bool = False, warn: bool = True, named: Collection[str] = ()) -> Config:
     """Reads the config of a run directory, which names only what this user has trained with.
 
     Args:
         run: the directory.
         trust: whether the user accepts for this once whatever it names.
         warn: whether to say where it comes from, if not from ``config.json``.
+        named: names that the user has given by hand.
 
     Raises:
         ValueError: it can't be read, or names something else; one line.
     """
     config = stored_config(run, warn)
-    check_trusted(config, run / CONFIG, trust)
+    check_trusted(config, run / CONFIG, trust, named=named)
     return config
 
 
-def check_trusted(config: Config, source: Path, trust: bool = False, given: Iterable[str] = ()) -> None:
+def check_trusted(
+    config: Config, source: Path, trust: bool = False, given: Iterable[str] = (), named: Collection[str] = ()
+) -> None:
     """Makes sure that a run names no code and no file which this user hasn't trained with.
 
     Args:
@@ -85,14 +88,15 @@ def check_trusted(config: Config, source: Path, trust: bool = False, given: Iter
         source: the file that it stands in.
         trust: whether the user accepts it for this once.
         given: keys of the settings that the user has given by hand.
+        named: names that the user has, in another way.
 
     Raises:
         ValueError: it does; one line that says which, from where it would be imported, and what to do.
     """
-    named = {} if trust else {name: key for name, key in names_in(config).items() if not _is_given(key, given)}
-    known = trusted_names() if named else set()
-    for name, key in named.items():
-        if name in known:
+    found = {} if trust else {name: key for name, key in names_in(config).items() if not _is_given(key, given)}
+    known = trusted_names() if found else set()
+    for name, key in found.items():
+        if name in known or name in named:
             continue
         what = "which would be written" if key == LOG else f"which would be imported {origin_of(name)}"
         what = "to which metrics would be sent" if key.removeprefix("log.") in SERVICES else what

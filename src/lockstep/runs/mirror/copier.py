@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import sys
 import threading
@@ -11,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.core.files import replace_text
-from lockstep.core.process import at_failure
 from lockstep.runs.checkpoint import MANIFEST, checkpoints_in, manifest_of, step_of
 from lockstep.runs.directory import CHECKPOINTS, CONFIG, LOCK, OWN_NAMES, SUMMARY, WANDB
 from lockstep.runs.mirror.fetch import steps_on
-from lockstep.runs.mirror.lease import LEASE, RENEW_SECONDS, Lease
+from lockstep.runs.mirror.lease import LEASE, Lease
 from lockstep.runs.mirror.place import MirrorError, Place, one_line
 
 LOOK_SECONDS = 0.5
@@ -35,7 +35,7 @@ class LeaseLostError(MirrorError):
 
 
 class Mirror:
-    """Keeps the copy of one run up to date, in threads of the process that holds the run.
+    """Keeps the copy of one run up to date, in a thread of the process that holds the run.
 
     Args:
         run: the run's directory.
@@ -52,19 +52,14 @@ class Mirror:
         self._sent: dict[str, tuple[int, int]] = {}
         self._there: set[str] | None = None
         self._manifests: dict[str, bytes] = {}
-        self._over, self._halt, self._lost = threading.Event(), threading.Event(), False
-        self._threads = [
-            threading.Thread(target=self._copy_on, name="mirror", daemon=True),
-            threading.Thread(target=self._hold_on, name="mirror-lease", daemon=True),
-        ]
+        self._over, self._lost = threading.Event(), False
+        self._thread = threading.Thread(target=self._copy_on, name="mirror", daemon=True)
         self.failures = 0
         self.error: str | None = None
 
     def start(self) -> None:
         """Copies what is there, and whatever is committed from now on."""
-        at_failure.append(self._give_back)
-        for thread in self._threads:
-            thread.start()
+        self._thread.start()
 
     @property
     def step(self) -> int | None:
@@ -80,10 +75,9 @@ class Mirror:
         """Copies for the last time, for so many seconds at most; the summary gets the mirror's state, and goes last."""
         deadline = time.monotonic() + seconds
         self._over.set()
-        self._threads[0].join(max(0.0, deadline - time.monotonic()))
-        if self._threads[0].is_alive():
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self._thread.is_alive():
             self.error = self.error or f"not done after {seconds:.0f} s"
-        self._halt.set()
         summary = self._run / SUMMARY
         if summary.is_file():
             self._write_state(summary)
@@ -111,19 +105,7 @@ class Mirror:
         except Exception as error:
             self.error = one_line(error)
 
-    def _give_back(self) -> None:
-        """Lets another host go on at once, where this process ends without having finished."""
-        if not self._lost:
-            self._lease.give_back()
-
-    # --- threads ----------------------------------------------------------------------------------------------------
-
-    def _hold_on(self) -> None:
-        while not self._halt.wait(RENEW_SECONDS / 2):
-            if self._lost:
-                return
-            with contextlib.suppress(Exception):  # whoever copies says so
-                self._lease.renew()
+    # --- the thread -------------------------------------------------------------------------------------------------
 
     def _copy_on(self) -> None:
         """Copies whenever something was committed, and once more at the end; waits longer after each failure."""
@@ -158,7 +140,7 @@ class Mirror:
         if self.error is None:
             then = "nothing more is copied" if self._lost else "training goes on, and copying is tried again"
             _warn(f"{one_line(error)}; {then}")
-        self.error, self._there = one_line(error), None
+        self.error = one_line(error)
         return self._lost
 
     def _stamp(self) -> list[str]:
@@ -177,10 +159,19 @@ class Mirror:
             raise LeaseLostError(f"{self._place.url} is written by another process now")
         if self._there is None:
             self._there = set(self._place.names())
-            self._manifests = {}
+            listed = {f"step_{step}" for step in steps_on(sorted(self._there))}
+            self._manifests = {name: text for name, text in self._manifests.items() if name in listed}
+        try:
+            self._copy()
+        except Exception:
+            self._there = None  # nobody knows what has arrived
+            raise
+
+    def _copy(self) -> None:
+        committed = checkpoints_in(self._run / CHECKPOINTS)  # before the logs are read: all have their rows there
         for name in sorted(self._files(), key=lambda name: name != CONFIG):
             self._copy_file(name)
-        for path in checkpoints_in(self._run / CHECKPOINTS):
+        for path in committed:
             self._copy_checkpoint(path)
         self._remove_gone()
 
@@ -227,9 +218,12 @@ class Mirror:
                     self._manifests[path.name] = text
                     return
                 self._place.remove([f"{folder}/{MANIFEST}"])
-            for name in manifest["files"]:
-                self._place.write(f"{folder}/{name}", (path / name).read_bytes())
+            for name, digest in manifest["files"].items():
+                content = (path / name).read_bytes()
+                if hashlib.sha256(content).hexdigest() != digest:
+                    return  # damaged here, or replaced just now
                 self._there.add(f"{folder}/{name}")
+                self._place.write(f"{folder}/{name}", content)
         except FileNotFoundError:
             return
         self._place.write(f"{folder}/{MANIFEST}", text)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import sys
 from pathlib import Path
-from typing import Any
 
 from lockstep.core.files import write_synced
-from lockstep.runs.checkpoint import MANIFEST, problem_with, step_of
+from lockstep.runs.checkpoint import MANIFEST, parsed_manifest, problem_with, step_of, strange_name
 from lockstep.runs.checkpoint_writer import write_directory
 from lockstep.runs.directory import CHECKPOINTS, CONFIG, OWN_NAMES, SUMMARY
 from lockstep.runs.mirror.place import MirrorError, Place
@@ -42,8 +40,8 @@ def fetch_config(place: Place, directory: Path) -> None:
 def fetch_run(place: Place, run: Path) -> int | None:
     """Brings a run's files into its directory, over what is there; returns the newest checkpoint's step.
 
-    Logs come before the checkpoints that count on them, the config last: who is interrupted begins again. A checkpoint
-    that is damaged is passed over with a warning.
+    Logs come before the checkpoints that count on them, those from the oldest on, the config last: who is interrupted
+    begins again. A checkpoint that is damaged is passed over with a warning.
 
     Raises:
         MirrorError: there is no such run, no checkpoint of it is valid, or it can't be read or written here.
@@ -58,9 +56,9 @@ def fetch_run(place: Place, run: Path) -> int | None:
             if name not in (CONFIG, SUMMARY) and not name.startswith(f"{CHECKPOINTS}/"):
                 _bring(place, name, run)
         newest = None
-        for step in steps_on(names):
+        for step in reversed(steps_on(names)):
             if _bring_checkpoint(place, step, run):
-                newest = step if newest is None else newest
+                newest = step
         if newest is None and steps_on(names):
             raise MirrorError(f"resume: no checkpoint at {place.url} is whole")
         if CONFIG in wanted:
@@ -72,8 +70,8 @@ def fetch_run(place: Place, run: Path) -> int | None:
 
 def _is_ours(name: str) -> bool:
     """Tells whether a name is one of a run's own files, below its directory."""
-    parts = Path(name).parts
-    return parts[0] in OWN_NAMES and not any(part.startswith(".") for part in parts) and not Path(name).is_absolute()
+    parts = name.split("/")
+    return parts[0] in OWN_NAMES and not any(not part or part.startswith(".") or "\0" in part for part in parts)
 
 
 def _bring(place: Place, name: str, run: Path) -> None:
@@ -91,15 +89,15 @@ def _bring_checkpoint(place: Place, step: int, run: Path) -> bool:
     """Brings one checkpoint, unless it is here; returns whether it is whole."""
     final, name = run / CHECKPOINTS / f"step_{step}", f"{CHECKPOINTS}/step_{step}"
     text = place.read(f"{name}/{MANIFEST}")
-    try:
-        manifest: dict[str, Any] = json.loads(text or b"")
-        digests: dict[str, str] = dict(manifest["files"])
-    except (ValueError, KeyError, TypeError):
-        return _pass_over(place, name, f"its {MANIFEST} can't be read")
+    manifest = parsed_manifest(text or b"")
+    if manifest is None:
+        return _pass_over(place, name, f"its {MANIFEST} is none")
+    if (strange := strange_name(manifest)) is not None:
+        return _pass_over(place, name, f"its {MANIFEST} names {strange!r}, which is no file of a checkpoint")
     if (final / MANIFEST).is_file() and (final / MANIFEST).read_bytes() == text and problem_with(final) is None:
         return True
     files: dict[str, bytes] = {}
-    for file, digest in digests.items():
+    for file, digest in manifest["files"].items():
         content = place.read(f"{name}/{file}")
         if content is None or hashlib.sha256(content).hexdigest() != digest:
             return _pass_over(place, name, f"{file} is {'missing' if content is None else 'damaged'}")

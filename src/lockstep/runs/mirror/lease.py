@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +20,8 @@ RENEW_SECONDS = 5.0
 PATIENCE_SECONDS = 20.0
 """A lease that doesn't change for so long is of a writer that is gone: it renews it four times in that."""
 _POLL_SECONDS = 0.5
+_GIVE_BACK_SECONDS = 5.0
+"""For which the end of a process may wait for a mirror that doesn't answer."""
 _BOOT, _PID_SPACE = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
 
 
@@ -56,6 +60,7 @@ class Lease:
         self._place, self._patience, self._clock, self._sleep = place, patience, clock, sleep
         self._token, self._beat = secrets.token_hex(8), 0
         self._renewed = clock()
+        self._over, self._writing = threading.Event(), threading.Lock()
 
     def take(self) -> None:
         """Takes the lease, of a writer that is gone too.
@@ -68,6 +73,7 @@ class Lease:
             self._place.write(LEASE, self._content())
         if not self.is_ours():
             raise MirrorError(f"{self._place.url} is being written by another process, which came first")
+        self._renewed = self._clock()
 
     def _wait_for_another(self) -> None:
         """Returns once whoever holds the lease is gone."""
@@ -81,22 +87,39 @@ class Lease:
                 )
             before = now
 
+    def keep(self) -> None:
+        """Renews the lease from now on, in a thread, until it is given back."""
+        threading.Thread(target=self._renew_on, name="mirror-lease", daemon=True).start()
+
+    def _renew_on(self) -> None:
+        while not self._over.wait(RENEW_SECONDS / 2):
+            with contextlib.suppress(Exception):  # whoever copies says so
+                self.renew()
+
     def renew(self) -> None:
-        """Shows others that the holder lives, if it is time to."""
-        if self._clock() - self._renewed < RENEW_SECONDS:
-            return
-        self._beat += 1
-        self._place.write(LEASE, self._content())
-        self._renewed = self._clock()
+        """Shows others that the holder lives, if it is time to; a lease that another has taken stays that one's."""
+        with self._writing:
+            if self._over.is_set() or self._clock() - self._renewed < RENEW_SECONDS or not self.is_ours():
+                return
+            self._beat += 1
+            self._place.write(LEASE, self._content())
+            self._renewed = self._clock()
 
     def is_ours(self) -> bool:
         """Tells whether nobody has taken the lease since."""
         return _parsed(self._place.read(LEASE)).get("token") == self._token
 
     def give_back(self) -> None:
-        """Lets others write the run."""
-        if self.is_ours():
-            self._place.remove([LEASE])
+        """Lets others write the run; where the mirror doesn't answer soon, the lease counts as left behind later."""
+        self._over.set()
+        thread = threading.Thread(target=self._remove, name="mirror-lease-end", daemon=True)
+        thread.start()
+        thread.join(_GIVE_BACK_SECONDS)
+
+    def _remove(self) -> None:
+        with self._writing, contextlib.suppress(Exception):
+            if self.is_ours():
+                self._place.remove([LEASE])
 
     def _content(self) -> bytes:
         pid = os.getpid()
