@@ -17,8 +17,9 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # an account of the tests' own; wor
 import hypothesis
 from command_line import trained
 from frameworks import installed, pytest_collect_directory
+from s3_server import s3, s3_port
 
-__all__ = ["pytest_collect_directory", "trained"]
+__all__ = ["pytest_collect_directory", "s3", "s3_port", "trained"]
 
 hypothesis.settings.register_profile("lockstep", deadline=None, derandomize=True, max_examples=40)
 hypothesis.settings.load_profile("lockstep")

@@ -1,0 +1,303 @@
+"""A run's place on a mirror, and the right to write there: on an S3 server, in a directory, and with nobody's clock."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import s3_server
+from frameworks import installed
+from mirror_places import MemoryPlace
+
+from lockstep.runs.mirror import lease as lease_module
+from lockstep.runs.mirror.lease import LEASE, PATIENCE_SECONDS, RENEW_SECONDS, Lease
+from lockstep.runs.mirror.place import MirrorError, Place, is_url, split_url
+
+
+@pytest.fixture
+def ours(s3, monkeypatch):
+    """A bucket that this process is told of."""
+    for name, value in s3.variables().items():
+        monkeypatch.setenv(name, value)
+    return s3
+
+
+@pytest.fixture(params=["s3", "file", "memory"])
+def place(request, tmp_path):
+    if request.param == "s3":
+        return Place(f"{request.getfixturevalue('ours').mirror}/run")
+    return Place(f"file://{tmp_path}/mirror/run" if request.param == "file" else f"memory://{tmp_path.name}/run")
+
+
+# ---- places
+
+
+def test_a_place_has_files_and_nothing_else(place):
+    assert place.names() == []
+    assert place.read("config.json") is None
+    place.write("config.json", b"{}")
+    place.write("checkpoints/step_1/envs/shard_0.safetensors", b"x" * 100_000)
+    place.write("empty", b"")
+    place.write("config.json", b"{ }")
+    assert place.names() == ["checkpoints/step_1/envs/shard_0.safetensors", "config.json", "empty"]
+    assert place.read("config.json") == b"{ }"
+    assert place.read("empty") == b""
+    assert place.read("checkpoints/step_1/envs/shard_0.safetensors") == b"x" * 100_000
+    place.remove(["config.json", "nothing", "empty"])
+    assert place.names() == ["checkpoints/step_1/envs/shard_0.safetensors"]
+    assert place.read("config.json") is None
+
+
+def test_a_file_is_created_once(place):
+    assert place.create(LEASE, b"mine")
+    assert not place.create(LEASE, b"theirs")
+    assert place.read(LEASE) == b"mine"
+
+
+def test_a_neighbour_whose_name_begins_alike_is_another(place):
+    place.write("config.json", b"{}")
+    another = Place(place.url + "-2")
+    another.write("config.json", b"[]")
+    assert (place.names(), another.names()) == (["config.json"], ["config.json"])
+    assert place.read("config.json") == b"{}"
+
+
+def test_in_a_directory_a_file_appears_once_it_is_whole(tmp_path, monkeypatch):
+    place = Place(f"file://{tmp_path}/mirror/run")
+    place.write("state.json", b"before")
+    monkeypatch.setattr(place._fs, "mv", lambda *_: (_ for _ in ()).throw(OSError("the disk is gone")))
+    with pytest.raises(MirrorError, match=r"can't write file://.*/run: the disk is gone"):
+        place.write("state.json", b"after")
+    assert (tmp_path / "mirror" / "run" / "state.json.part").read_bytes() == b"after"
+    assert place.names() == ["state.json"]
+    assert place.read("state.json") == b"before"
+    monkeypatch.undo()
+    place.write("state.json", b"after")
+    assert [p.name for p in (tmp_path / "mirror" / "run").iterdir()] == ["state.json"]
+
+
+def fault_of(action, *arguments):
+    with pytest.raises(MirrorError) as caught:
+        action(*arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_a_server_denies_is_one_line_that_names_the_mirror(ours, monkeypatch):
+    place = Place(f"{ours.mirror}/run")
+    place.write("a", b"a")
+    ours.proxy.set(s3_server.DENY)
+    assert fault_of(place.write, "a", b"b") == f"can't write {place.url}: Access Denied"
+    assert fault_of(place.create, "b", b"b") == f"can't write {place.url}: Access Denied"
+    assert fault_of(place.names) == f"can't list {place.url}: Access Denied"
+    assert fault_of(place.read, "a") == f"can't read {place.url}: Forbidden"
+    assert fault_of(place.remove, ["a"]) == f"can't remove from {place.url}: Access Denied"
+    ours.proxy.set(None)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "wrong")
+    assert "The AWS Access Key Id you provided does not exist" in fault_of(Place(place.url).create, "b", b"")
+    assert place.names() == ["a"]
+    assert place.read("a") == b"a"
+
+
+def test_a_bucket_that_is_not_there_is_no_empty_one(ours):
+    place = Place("s3://no-such-bucket/runs/run")
+    assert "The specified bucket does not exist" in fault_of(place.create, LEASE, b"")
+    assert "The specified bucket does not exist" in fault_of(place.write, "a", b"")
+
+
+def test_what_is_cut_or_slow_is_whole_or_not_there(ours, monkeypatch):
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
+    place = Place(f"{ours.mirror}/run")
+    monkeypatch.setattr(type(place._fs), "retries", 1)  # else it takes half a minute to give up
+    place.write("a", b"before")
+    ours.proxy.set(s3_server.CUT)
+    assert f"can't write {place.url}: " in fault_of(place.write, "a", b"after" * 1000)
+    assert ours.proxy.hit > 1  # its own retries
+    assert ours.read("a") == b"before"
+    ours.proxy.set(s3_server.SLOW)
+    began = time.monotonic()
+    place.write("a", b"after" * 1000)
+    assert time.monotonic() - began > s3_server.SLOW_SECONDS
+    assert ours.read("a") == b"after" * 1000
+
+
+WITHOUT_GCSFS = pytest.mark.skipif(installed("gcsfs"), reason="shows what is said without it")
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("nosuch://bucket/runs", "nosuch"),
+        pytest.param("gs://bucket/runs", "pip install 'gcsfs'", marks=WITHOUT_GCSFS),
+    ],
+)
+def test_a_scheme_that_nobody_knows_is_one_line(url, why):
+    message = fault_of(Place, url)
+    assert message.startswith(f"{url}: ")
+    assert why in message
+
+
+def test_a_run_is_meant_by_its_place_or_by_its_name():
+    assert is_url("s3://bucket/runs/a")
+    assert is_url("file:///tmp/a")
+    assert not any(map(is_url, ["a", "runs/a", "/runs/a", "auto", "C:/runs", "s3:/a"]))
+    assert split_url("s3://bucket/runs/a/") == ("s3://bucket/runs", "a")
+
+
+# ---- leases
+
+
+class Clock:
+    """Goes on when somebody waits, and lets others do something then."""
+
+    def __init__(self):
+        self.now, self.meanwhile = 0.0, lambda: None
+
+    def __call__(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+        self.meanwhile()
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def lease_of(place, clock):
+    return Lease(place, clock=clock, sleep=clock.sleep)
+
+
+def elsewhere(content):
+    """The lease of a process of another machine."""
+    return json.dumps({**json.loads(content), "machine": ["tower", "boot", "pid:[1]"], "host": "tower"}).encode()
+
+
+def test_a_second_writer_is_refused_while_the_first_renews(clock):
+    place = MemoryPlace()
+    first, second = lease_of(place, clock), lease_of(place, clock)
+    first.take()
+    clock.meanwhile = first.renew
+    message = fault_of(second.take)
+    assert message == (
+        f"{place.url} is being written by process {os.getpid()} on {lease_module.socket.gethostname()}; wait for it or "
+        "stop it, or give another --name"
+    )
+    assert clock.now <= 2 * RENEW_SECONDS
+    assert first.is_ours()
+    assert not second.is_ours()
+    second.give_back()
+    assert first.is_ours()
+    first.give_back()
+    second.take()
+    assert second.is_ours()
+
+
+def test_a_writer_elsewhere_that_says_nothing_for_long_is_gone(clock):
+    place = MemoryPlace()
+    first, second = lease_of(place, clock), lease_of(place, clock)
+    first.take()
+    place.files[LEASE] = elsewhere(place.files[LEASE])
+    second.take()
+    assert PATIENCE_SECONDS <= clock.now < PATIENCE_SECONDS + 1
+    assert second.is_ours()
+    assert not first.is_ours()
+
+
+def test_one_that_comes_back_does_not_take_the_lease_back(clock):
+    place = MemoryPlace()
+    first, second = lease_of(place, clock), lease_of(place, clock)
+    first.take()
+    place.files[LEASE] = elsewhere(place.files[LEASE])
+    second.take()
+    theirs = place.files[LEASE]
+    clock.now += 100
+    first.renew()
+    first.give_back()
+    assert place.files[LEASE] == theirs
+    second.renew()
+    assert place.files[LEASE] != theirs
+
+
+@pytest.mark.skipif(not lease_module._machine(), reason="asks the kernel which processes there are")
+def test_a_writer_of_this_machine_that_was_killed_is_gone_at_once(tmp_path, clock):
+    url = f"file://{tmp_path}/run"
+    code = (
+        "import sys; from lockstep.runs.mirror.lease import Lease; from lockstep.runs.mirror.place import Place\n"
+        f"Lease(Place({url!r})).take(); print('taken', flush=True); sys.stdin.read()"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"taken\n"
+        held = Place(url).read(LEASE)
+        assert held is not None
+        assert not lease_module._is_gone(held)
+        assert not lease_module._is_gone(elsewhere(held))
+    finally:
+        process.kill()
+        process.communicate()
+    assert lease_module._is_gone(held)
+    assert not lease_module._is_gone(elsewhere(held))
+    lease = lease_of(Place(url), clock)
+    lease.take()
+    assert clock.now == 0.0
+    assert lease.is_ours()
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"pid": "x", "machine": []}'])
+def test_a_lease_that_says_nothing_is_waited_for_and_taken(clock, content):
+    place = MemoryPlace()
+    place.files[LEASE] = content
+    lease = lease_of(place, clock)
+    lease.take()
+    assert clock.now >= PATIENCE_SECONDS
+    assert lease.is_ours()
+
+
+def test_one_that_is_given_back_meanwhile_is_taken_soon(clock):
+    place = MemoryPlace()
+    first, second = lease_of(place, clock), lease_of(place, clock)
+    first.take()
+    clock.meanwhile = first.give_back
+    second.take()
+    assert clock.now < 1
+    assert second.is_ours()
+
+
+def test_a_lease_is_renewed_in_the_background_until_it_is_given_back(monkeypatch):
+    monkeypatch.setattr(lease_module, "RENEW_SECONDS", 0.02)
+    place = MemoryPlace()
+    lease = Lease(place)
+    lease.take()
+    seen = set()
+    place.after = lambda kind, name: seen.add(place.files.get(LEASE))
+    place.fails = lambda number, kind: number % 3 == 0  # it goes on after a failure
+    lease.keep()
+    deadline = time.monotonic() + 10
+    while len(seen) < 4:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    place.fails = lambda number, kind: False
+    lease.give_back()
+    time.sleep(0.1)
+    assert LEASE not in place.files
+    assert not [thread for thread in threading.enumerate() if thread.name == "mirror-lease"]
+
+
+def test_nobody_waits_long_for_a_mirror_that_hangs_to_give_a_lease_back(monkeypatch):
+    monkeypatch.setattr(lease_module, "_GIVE_BACK_SECONDS", 0.1)
+    place, hangs = MemoryPlace(), threading.Event()
+    lease = Lease(place)
+    lease.take()
+    place.after = lambda kind, name: (hangs.wait(), None)[1]
+    began = time.monotonic()
+    lease.give_back()
+    assert time.monotonic() - began < 5
+    assert LEASE in place.files
+    hangs.set()
