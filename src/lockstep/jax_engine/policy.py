@@ -59,7 +59,7 @@ class PolicyFunction:
 
         Returns:
             ``logits`` ``[rows, choices]`` or ``mean`` and ``std`` ``[rows, components]``; ``value`` ``[rows]`` where
-            there is a critic; ``state`` ``[rows, size]`` of a recurrent policy after the step; ``log_prob`` ``[rows]``
+            there is a critic; ``next_state`` ``[rows, size]`` of a recurrent policy; ``log_prob`` ``[rows]``
             of actions where they are given, as they are before a squashed Gaussian's tanh.
         """
         with jax.default_device(self._device):
@@ -76,7 +76,7 @@ class PolicyFunction:
             none = jnp.zeros((1, len(observations)))
             unrolled, unrolled_values, carries = nets.unroll(net, weights, observations[None], carry, none)
             output, values = unrolled[0], None if unrolled_values is None else unrolled_values[0]
-            out["state"] = carries[0]
+            out["next_state"] = carries[0]
         if net.discrete:
             out["logits"] = output
         else:

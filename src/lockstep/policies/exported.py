@@ -45,7 +45,7 @@ class Input:
 
 
 def inputs_of(observation: ObservationLayout, state_size: int) -> list[Input]:
-    """Lists a file's inputs, in order: ``observation``, or one for each part; ``action_mask``, ``state`` where asked."""
+    """Lists a file's inputs, in order: ``observation``, or one for each part; ``action_mask`` and ``state``, if any."""
     found = [Input(_name(leaf.name, leaf.apart), DTYPES[leaf.kind], leaf.shape) for leaf in observation.leaves]
     return found + ([Input("state", "float32", (state_size,))] if state_size else [])
 
@@ -139,7 +139,7 @@ def compare(policy: Policy, run_file: Runner) -> float:
         wanted = policy.outputs(rows, policy_state)
         greatest = max(greatest, *(_difference(name, wanted[name], found[name]) for name in wanted))
         greatest = max(greatest, _difference_of_actions(policy, rows, policy_state, wanted, found["action"]))
-        state, policy_state = found.get("state", state), wanted.get("state", policy_state)
+        state, policy_state = found.get("next_state", state), wanted.get("next_state", policy_state)
     return greatest
 
 

@@ -96,7 +96,7 @@ class Policy:
         actions = self.native(rows, deterministic)
         own = carry_size(self.config.network.recurrent, self.config.network.recurrent_size)
         if own and before.shape[1] > own:  # the critic's memory, which acting alone doesn't need
-            self._carry[:, own:] = self.outputs(rows, before)["state"][:, own:]
+            self._carry[:, own:] = self.outputs(rows, before)["next_state"][:, own:]
         return self.action.native(actions[0]) if single else self.action.natives(actions)
 
     def value(self, observation: Any, action_mask: Any = None) -> Any:
@@ -190,7 +190,7 @@ class Policy:
         return self._carry
 
     def outputs(self, rows: np.ndarray, state: np.ndarray, actions: np.ndarray | None = None) -> dict[str, np.ndarray]:
-        """What actor and critic give for observation rows ``[n, width]``; see the engines' ``PolicyFunction.outputs``."""
+        """What actor and critic give for observation rows ``[n, width]``: ``PolicyFunction.outputs`` of the engines."""
         return self._function.outputs(self._normalized(rows), state, actions)
 
     def greedy(self, rows: np.ndarray, state: np.ndarray) -> np.ndarray:

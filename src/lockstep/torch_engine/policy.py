@@ -62,7 +62,7 @@ class PolicyFunction:
 
         Returns:
             ``logits`` ``[rows, choices]`` or ``mean`` and ``std`` ``[rows, components]``; ``value`` ``[rows]`` where
-            there is a critic; ``state`` ``[rows, size]`` of a recurrent policy after the step; ``log_prob`` ``[rows]``
+            there is a critic; ``next_state`` ``[rows, size]`` of a recurrent policy; ``log_prob`` ``[rows]``
             of actions where they are given, as they are before a squashed Gaussian's tanh.
         """
         net, rows = self._net, torch.from_numpy(np.ascontiguousarray(observations))
@@ -71,7 +71,7 @@ class PolicyFunction:
         if values is not None:
             out["value"] = values
         if after is not None:
-            out["state"] = after.unsqueeze(0)
+            out["next_state"] = after.unsqueeze(0)
         if actions is not None:
             acted = torch.from_numpy(actions).unsqueeze(0)
             out["log_prob"] = distributions.log_prob_and_entropy(net, self._weights, output, acted)[0]

@@ -109,7 +109,7 @@ class PolicyModule(nn.Module):
             A dict: ``action``, what ``env.step`` takes, int64 ``[n]`` or ``[n, *shape]``, or float32 ``[n, *shape]``
             within its bounds; ``logits`` ``[n, choices]``, -1e8 where an action is forbidden, or ``mean`` and ``std``
             ``[n, components]`` of the Gaussian before it is clipped or squashed; ``value`` ``[n]`` where there is a
-            critic; ``state`` ``[n, state_size]`` where the policy is recurrent: what goes in with the next step.
+            critic; ``next_state`` ``[n, state_size]`` where the policy is recurrent: ``state`` of the next step.
         """
         net, rows = self._net, self._rows(observation, action_mask)
         weights = expand({name: self.policy.get_parameter(name) for name in self._names}, 1)
@@ -120,7 +120,7 @@ class PolicyModule(nn.Module):
         if values is not None:
             out["value"] = values[0]
         if after is not None:
-            out["state"] = after
+            out["next_state"] = after
         return {name: x[0] if name in ("logits", "mean", "std") else x for name, x in out.items()}
 
     def _rows(self, observation: Any, action_mask: Any) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 
 from lockstep.policies.exported import Runner, inputs_of
 from lockstep.torch_engine.export.module import PolicyModule
-from lockstep.torch_engine.export.program import example, program_of, quiet
+from lockstep.torch_engine.export.program import Positional, example, program_of, quiet
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
@@ -35,21 +34,15 @@ def write_onnx(policy: PolicyModule, path: Path, metadata: Mapping[str, Any]) ->
 
     inputs = inputs_of(policy.observation, policy.state_size)
     with torch.no_grad():
-        outputs = list(policy_outputs(policy))
-    said = logging.getLogger("torch.onnx")
-    level = said.level
-    said.setLevel(logging.ERROR)
-    try:
-        with quiet():
-            written = torch.onnx.export(
-                program_of(policy),
-                dynamo=True,
-                input_names=[each.name for each in inputs],
-                output_names=outputs,
-                verbose=False,
-            )
-    finally:
-        said.setLevel(level)
+        outputs = list(Positional(policy)(*example(inputs, 1)))
+    with quiet():
+        written = torch.onnx.export(
+            program_of(policy),
+            dynamo=True,
+            input_names=[each.name for each in inputs],
+            output_names=outputs,
+            verbose=False,
+        )
     assert written is not None
     model = written.model_proto
     _name_batch_axis(model)
@@ -57,13 +50,6 @@ def write_onnx(policy: PolicyModule, path: Path, metadata: Mapping[str, Any]) ->
     onnx.helper.set_model_props(model, {k: v if isinstance(v, str) else json.dumps(v) for k, v in facts.items()})
     onnx.save(model, str(path))
     return runner(path)
-
-
-def policy_outputs(policy: PolicyModule) -> dict[str, torch.Tensor]:
-    """Calls a policy on an example, for the names of its outputs."""
-    from lockstep.torch_engine.export.program import Positional
-
-    return Positional(policy)(*example(inputs_of(policy.observation, policy.state_size), 1))
 
 
 def _name_batch_axis(model: Any) -> None:

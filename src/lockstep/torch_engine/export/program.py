@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ METADATA = "lockstep.json"
 
 
 class Positional(nn.Module):
-    """Takes a policy's inputs one after the other, in the order of :func:`inputs_of`: Dicts have no order to rely on."""
+    """Takes a policy's inputs one after the other, as :func:`inputs_of` lists them: of dicts the order would matter."""
 
     def __init__(self, policy: PolicyModule) -> None:
         super().__init__()
@@ -57,10 +59,15 @@ def example(inputs: list[Input], count: int) -> tuple[Tensor, ...]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keeps back what PyTorch's exporters say of their own insides."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    """Keeps back what PyTorch's exporters warn of, log and print about their own insides."""
+    level = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
 
 
 def program_of(policy: PolicyModule) -> ExportedProgram:
