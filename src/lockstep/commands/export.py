@@ -8,6 +8,7 @@ from pathlib import Path
 from lockstep.commands.parser import CommandParser, add_checkpoint, add_trust
 from lockstep.policies.exported import OBSERVATIONS, export_policy
 from lockstep.policies.policy import load_policy
+from lockstep.runs.directory import find_run
 
 SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
 DOORS = {"onnx": "write_onnx", "torch": "write_program"}
@@ -33,8 +34,9 @@ def main(argv: Sequence[str]) -> int:
         if path.suffix != SUFFIXES[kind]:
             raise ValueError(f"--{kind} {path} must end in {SUFFIXES[kind]}")
     policy = load_policy(options.run, options.checkpoint, options.runs_dir, trust=options.trust)
+    name = find_run(options.run, options.runs_dir)[0].name
     for kind, path in files.items():
-        greatest = export_policy(policy, path, DOORS[kind], Path(options.run).name)
+        greatest = export_policy(policy, path, DOORS[kind], name)
         print(
             f"{policy.environment['id']} after {policy.global_step:,} training steps → {path}: on {OBSERVATIONS:,} "
             f"random observations, differs from the policy by {greatest:.2g} at most"
