@@ -26,6 +26,7 @@ Train one reinforcement-learning agent on many devices: the same bytes on 1 proc
   lockstep play RUN --video out.mp4             watch it
   lockstep compare RUN RUN                      which of them plays better, and how sure that is
   lockstep record RUN --out episodes.npz        its episodes, for lockstep clone episodes.npz --out RUN
+  lockstep export RUN --onnx policy.onnx        the policy for other programs; --torch policy.pt2
   lockstep verify CartPole-v1 --world-sizes 1,2,4   prove that they give the same agent
   lockstep bench CartPole-v1 --world-sizes 1,2      how fast more ranks are, and where the time goes
   lockstep run --nproc 4 script.py ARGS         four ranks of your own script, with torchrun's variables
@@ -33,7 +34,20 @@ Train one reinforcement-learning agent on many devices: the same bytes on 1 proc
 
 lockstep COMMAND --help lists every option; lockstep --version prints the version."""
 
-COMMANDS = ("train", "check", "eval", "play", "compare", "record", "clone", "verify", "bench", "run", "doctor")
+COMMANDS = (
+    "train",
+    "check",
+    "eval",
+    "play",
+    "compare",
+    "record",
+    "clone",
+    "export",
+    "verify",
+    "bench",
+    "run",
+    "doctor",
+)
 """Modules of ``lockstep.commands``, whose ``main(argv)`` returns the exit status; one is loaded when it is called."""
 
 

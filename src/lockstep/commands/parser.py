@@ -24,11 +24,16 @@ class CommandParser(argparse.ArgumentParser):
 
 def add_policy_options(parser: argparse.ArgumentParser) -> None:
     """Lets a command say which checkpoint, from where, and how its actions are chosen."""
-    parser.add_argument("--checkpoint", default="latest", help="latest, best or a step number (default: latest)")
-    parser.add_argument("--runs-dir", default="runs", help="where runs given by name lie (default: runs)")
+    add_checkpoint(parser)
     parser.add_argument("--seed", type=int, help="of the episodes' starts (default: the run's)")
     parser.add_argument("--stochastic", action="store_true", help="sample actions instead of taking the most likely")
     add_trust(parser)
+
+
+def add_checkpoint(parser: argparse.ArgumentParser) -> None:
+    """Lets a command say which checkpoint, and where runs lie."""
+    parser.add_argument("--checkpoint", default="latest", help="latest, best or a step number (default: latest)")
+    parser.add_argument("--runs-dir", default="runs", help="where runs given by name lie (default: runs)")
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:

@@ -127,7 +127,7 @@ class ObservationLayout:
         row = np.zeros(self.width, self.dtype)
         floats = self.floats(row)
         for leaf in self.leaves:
-            value = action_mask if leaf.apart else _descend(observation, leaf.name)
+            value = action_mask if leaf.apart else descend(observation, leaf.name)
             array = _checked(leaf, value).reshape(-1)
             if leaf.kind == "image":
                 row[leaf.start : leaf.start + leaf.size] = array
@@ -159,7 +159,8 @@ def _checked(leaf: Leaf, value: Any) -> np.ndarray:
     return array
 
 
-def _descend(observation: Any, name: str) -> Any:
+def descend(observation: Any, name: str) -> Any:
+    """The part of an observation that a leaf names."""
     for key in name.split("/") if name else ():
         observation = observation[key] if isinstance(observation, Mapping) else observation[int(key)]
     return observation

@@ -38,6 +38,7 @@ class PolicyFunction:
         weights = {name: arrays[POLICY + name].reshape(shape) for name, shape in self._net.shapes().items()}
         self._weights = jax.device_put(weights, self._device)
         self._act = jax.jit(self._actions)
+        self._evaluate = jax.jit(self._outputs)
 
     def __call__(
         self, observations: np.ndarray, noise: np.ndarray | None, carry: np.ndarray
@@ -50,6 +51,42 @@ class PolicyFunction:
         with jax.default_device(self._device):
             actions, after = self._act(self._weights, observations, noise, carry)
         return np.array(actions, self.action.row_dtype), np.array(after)
+
+    def outputs(
+        self, observations: np.ndarray, carry: np.ndarray, actions: np.ndarray | None = None
+    ) -> dict[str, np.ndarray]:
+        """Computes what actor and critic give for normalised rows ``[rows, width]``, and the carry ``[rows, size]``.
+
+        Returns:
+            ``logits`` ``[rows, choices]`` or ``mean`` and ``std`` ``[rows, components]``; ``value`` ``[rows]`` where
+            there is a critic; ``next_state`` ``[rows, size]`` of a recurrent policy; ``log_prob`` ``[rows]``
+            of actions where they are given, as they are before a squashed Gaussian's tanh.
+        """
+        with jax.default_device(self._device):
+            out = self._evaluate(self._weights, observations, carry, actions)
+        return {name: np.array(x) for name, x in out.items()}
+
+    def _outputs(
+        self, weights: dict[str, Array], observations: Array, carry: Array, actions: Array | None
+    ) -> dict[str, Array]:
+        net, out = self._net, {}
+        if net.core is None:
+            output, values = nets.actor_critic(net, weights, observations)
+        else:
+            none = jnp.zeros((1, len(observations)))
+            unrolled, unrolled_values, carries = nets.unroll(net, weights, observations[None], carry, none)
+            output, values = unrolled[0], None if unrolled_values is None else unrolled_values[0]
+            out["next_state"] = carries[0]
+        if net.discrete:
+            out["logits"] = output
+        else:
+            mean, log_std = distributions.mean_and_log_std(net, weights, output)
+            out["mean"], out["std"] = mean, jnp.broadcast_to(jnp.exp(log_std), mean.shape)
+        if values is not None:
+            out["value"] = values
+        if actions is not None:
+            out["log_prob"] = distributions.log_prob_and_entropy(net, weights, output, actions)[0]
+        return out
 
     def _actions(
         self, weights: dict[str, Array], observations: Array, noise: Array | None, carry: Array

@@ -10,9 +10,12 @@ import numpy as np
 
 from lockstep.config.engines import MissingPackageError, engine_module
 from lockstep.config.run import Config
+from lockstep.core.fingerprint import sha256_of
 from lockstep.core.normalizers import ObservationNormalizer, RunningMoments
 from lockstep.core.shards import keyed_generator
-from lockstep.core.spaces import ActionLayout, ObservationLayout
+from lockstep.core.spaces import ActionLayout, ObservationLayout, descend
+from lockstep.networks.spec import carry_size
+from lockstep.policies.rows import action_rows, random_rows
 from lockstep.runs.checkpoint import POLICY, Checkpoint, CheckpointError, find_training_state
 from lockstep.runs.directory import CHECKPOINTS, find_run
 from lockstep.runs.trust import trusted_config
@@ -49,7 +52,9 @@ class Policy:
         self.global_step = int(checkpoint.state["global_step"])
         self.cloned = bool(checkpoint.state.get("cloned"))
         module = _engine_of(config, engine or config.engine)
-        self._function = module.PolicyFunction(config, self.environment, checkpoint.arrays)
+        kept = (POLICY, NORMALIZER_PREFIX)
+        self._arrays = {name: array for name, array in checkpoint.arrays.items() if name.startswith(kept)}
+        self._function = module.PolicyFunction(config, self.environment, self._arrays)
         self.observation: ObservationLayout = self._function.observation
         self.action: ActionLayout = self._function.action
         self._normalizer: ObservationNormalizer | None = None
@@ -87,16 +92,129 @@ class Policy:
             ValueError: the observation has another shape than the environment's.
         """
         rows, single = self._rows(observation, action_mask)
+        before = self.recurrent_state(len(rows))
         actions = self.native(rows, deterministic)
+        own = carry_size(self.config.network.recurrent, self.config.network.recurrent_size)
+        if own and before.shape[1] > own:  # the critic's memory, which acting alone doesn't need
+            self._carry[:, own:] = self.outputs(rows, before)["next_state"][:, own:]
         return self.action.native(actions[0]) if single else self.action.natives(actions)
+
+    def value(self, observation: Any, action_mask: Any = None) -> Any:
+        """The critic's estimate of the return from here, as training scaled rewards.
+
+        A recurrent policy estimates from what it remembers, and remembers nothing of this.
+
+        Args:
+            observation: one, or a batch, as :meth:`__call__` takes it; ``action_mask`` too.
+            action_mask: which actions are allowed.
+
+        Returns:
+            A float, or for a batch float32 ``[n]``.
+
+        Raises:
+            ValueError: there is no critic (GRPO).
+        """
+        found, single = self._found(observation, action_mask)
+        if "value" not in found:
+            raise ValueError(f"value: a policy of algorithm {self.config.algorithm} has no critic")
+        return float(found["value"][0]) if single else found["value"]
+
+    def log_prob(self, observation: Any, action: Any, action_mask: Any = None) -> Any:
+        """The log-probability of an action, or the log-density of a continuous one; memory as in :meth:`value`.
+
+        The density is that of the Gaussian before it is clipped to the bounds; of a squashed one that within them, in
+        the environment's units (a little inside a bound for an action that lies on it, where there is none).
+
+        Args:
+            observation: one, or a batch, as :meth:`__call__` takes it.
+            action: what :meth:`__call__` gives for it: one action, or as many as observations.
+            action_mask: which actions are allowed; a forbidden one has about -1e8.
+
+        Returns:
+            A float, or for a batch float32 ``[n]``.
+
+        Raises:
+            ValueError: the action has another shape than the environment's, or is none of its choices.
+        """
+        rows, single = self._rows(observation, action_mask)
+        acted, slope = action_rows(self.action, action, len(rows), self.config.network.squash)
+        found = self.outputs(rows, self.recurrent_state(len(rows)), acted)["log_prob"] - np.float32(slope)
+        return float(found[0]) if single else found
+
+    def probabilities(self, observation: Any, action_mask: Any = None) -> Any:
+        """The probability of every choice, 0 where it is forbidden; memory as in :meth:`value`.
+
+        Args:
+            observation: one, or a batch, as :meth:`__call__` takes it.
+            action_mask: which actions are allowed.
+
+        Returns:
+            float32 ``[choices]``, or for a batch ``[n, choices]``; for MultiDiscrete and MultiBinary a tuple of such
+            arrays, one for each index.
+
+        Raises:
+            ValueError: actions are continuous.
+        """
+        if not self.action.discrete:
+            raise ValueError("probabilities: actions are continuous and have densities; use log_prob")
+        found, single = self._found(observation, action_mask)
+        parts = np.split(found["logits"].astype(np.float64), np.cumsum(self.action.choices)[:-1], -1)
+        raised = [np.exp(part - part.max(-1, keepdims=True)) for part in parts]
+        shares = [(part / part.sum(-1, keepdims=True)).astype(np.float32) for part in raised]
+        given = tuple(part[0] for part in shares) if single else tuple(shares)
+        return given[0] if self.action.kind == "discrete" else given
+
+    def to_torch(self) -> Any:
+        """The policy as a ``torch.nn.Module`` that needs nothing else, whichever engine trained it.
+
+        Returns:
+            A :class:`lockstep.torch_engine.export.module.PolicyModule` with copies of the parameters, on the CPU: raw
+            observations in, actions for ``env.step`` out.
+
+        Raises:
+            ValueError: PyTorch isn't installed, or the network is the JAX engine's own.
+        """
+        door = _engine_of(self.config, "torch")
+        frozen = None if self._normalizer is None else self._normalizer.frozen
+        return door.PolicyModule(self.config, self.environment, self._arrays, frozen)
+
+    @property
+    def params_sha256(self) -> str:
+        """Of the parameters, as ``summary.json`` has it."""
+        return sha256_of({name: array for name, array in self._arrays.items() if name.startswith(POLICY)})
+
+    def recurrent_state(self, count: int) -> np.ndarray:
+        """What is remembered of a batch of so many, float32 ``[count, size]``; zeros if the last had another number."""
+        if len(self._carry) != count:
+            return np.zeros((count, self._function.carry_size), np.float32)
+        return self._carry
+
+    def outputs(self, rows: np.ndarray, state: np.ndarray, actions: np.ndarray | None = None) -> dict[str, np.ndarray]:
+        """What actor and critic give for observation rows ``[n, width]``: ``PolicyFunction.outputs`` of the engines."""
+        return self._function.outputs(self._normalized(rows), state, actions)
+
+    def greedy(self, rows: np.ndarray, state: np.ndarray) -> np.ndarray:
+        """The most likely actions of observation rows ``[n, width]``, as rows; nothing is remembered."""
+        return self._function(self._normalized(rows), None, state)[0]
+
+    def random_rows(self, count: int, generator: np.random.Generator) -> np.ndarray:
+        """Random observation rows ``[count, width]``: numbers as the normaliser met them, else standard normal."""
+        rows = random_rows(self.observation, self.action, count, generator)
+        if self._normalizer is not None:
+            mean, scale, _ = self._normalizer.frozen
+            numbers = self.observation.floats(rows)[:, : self.observation.vector_size]
+            numbers[...] = numbers * np.minimum(1.0 / scale, 1e4) + mean
+        return rows
+
+    def _found(self, observation: Any, action_mask: Any) -> tuple[dict[str, np.ndarray], bool]:
+        """What the networks give for observations, and whether there was a single one."""
+        rows, single = self._rows(observation, action_mask)
+        return self.outputs(rows, self.recurrent_state(len(rows))), single
 
     def _rows(self, observation: Any, action_mask: Any) -> tuple[np.ndarray, bool]:
         """Observation rows ``[n, width]``, and whether there was a single observation."""
         leaf = next(x for x in self.observation.leaves if x.kind != "mask")
-        part: Any = observation
-        for key in leaf.name.split("/") if leaf.name else ():
-            part = part[key] if isinstance(part, Mapping) else part[int(key)]
-        shape = np.shape(part)
+        shape = np.shape(descend(observation, leaf.name))
         if shape != leaf.shape and shape[1:] != leaf.shape:
             raise ValueError(
                 f"observation of shape {shape}; this policy takes {leaf.shape} or a batch (n, {leaf.shape})"
@@ -112,19 +230,22 @@ class Policy:
 
     def native(self, observations: np.ndarray, deterministic: bool = True) -> np.ndarray:
         """Actions as :class:`lockstep.envs.host_envs.Buffers` takes them, of observation rows ``[rows, width]``."""
-        rows = observations
-        if self._normalizer is not None:
-            rows = rows.copy()
-            vectors = self.observation.floats(rows)[..., : self.observation.vector_size]
-            vectors[...] = self._normalizer(vectors)
+        rows = self._normalized(observations)
         noise, shape = None, (len(rows), self.action.outputs)
         if not deterministic:
             drawn = self._noise.gumbel(size=shape) if self.action.discrete else self._noise.standard_normal(shape)
             noise = drawn.astype(np.float32)
-        if len(self._carry) != len(rows):
-            self._carry = np.zeros((len(rows), self._function.carry_size), np.float32)
-        actions, self._carry = self._function(rows, noise, self._carry)
+        actions, self._carry = self._function(rows, noise, self.recurrent_state(len(rows)))
         return actions
+
+    def _normalized(self, rows: np.ndarray) -> np.ndarray:
+        """Observation rows ``[rows, width]`` as the networks take them."""
+        if self._normalizer is None:
+            return rows
+        rows = rows.copy()
+        vectors = self.observation.floats(rows)[..., : self.observation.vector_size]
+        vectors[...] = self._normalizer(vectors)
+        return rows
 
 
 def _item(observation: Any, index: int) -> Any:

@@ -18,6 +18,9 @@ _HOME = {
     "check_networks": "state",
     "train": "train",
     "PolicyFunction": "policy",
+    "PolicyModule": "export.module",
+    "write_onnx": "export.onnx",
+    "write_program": "export.program",
     "make_tensor_envs": "envs.tensor_envs",
 }
 

@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from lockstep.config.run import Config
 from lockstep.core.spaces import layouts_from_json
+from lockstep.networks.spec import PolicyNet
 from lockstep.torch_engine.nets import distributions, nets
 from lockstep.torch_engine.state import POLICY, make_net
 
@@ -51,3 +53,52 @@ class PolicyFunction:
         else:
             actions = distributions.sample(net, self._weights, output, torch.from_numpy(noise).unsqueeze(0))
         return distributions.squash(net, actions[0].numpy()), carry
+
+    @torch.inference_mode()
+    def outputs(
+        self, observations: np.ndarray, carry: np.ndarray, actions: np.ndarray | None = None
+    ) -> dict[str, np.ndarray]:
+        """Computes what actor and critic give for normalised rows ``[rows, width]``, and the carry ``[rows, size]``.
+
+        Returns:
+            ``logits`` ``[rows, choices]`` or ``mean`` and ``std`` ``[rows, components]``; ``value`` ``[rows]`` where
+            there is a critic; ``next_state`` ``[rows, size]`` of a recurrent policy; ``log_prob`` ``[rows]``
+            of actions where they are given, as they are before a squashed Gaussian's tanh.
+        """
+        net, rows = self._net, torch.from_numpy(np.ascontiguousarray(observations))
+        output, values, after = forward(net, self._weights, rows, torch.from_numpy(carry))
+        out = named_output(net, self._weights, output)
+        if values is not None:
+            out["value"] = values
+        if after is not None:
+            out["next_state"] = after.unsqueeze(0)
+        if actions is not None:
+            acted = torch.from_numpy(actions).unsqueeze(0)
+            out["log_prob"] = distributions.log_prob_and_entropy(net, self._weights, output, acted)[0]
+        return {name: x[0].numpy() for name, x in out.items()}
+
+
+def forward(
+    net: PolicyNet, weights: nets.Parameters, rows: Tensor, state: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Runs actor and critic over rows ``[n, width]`` for one step, from a recurrent state ``[n, size]``.
+
+    Returns:
+        The actor's output ``[1, n, outputs]``, values ``[1, n]`` or None, and the recurrent state after the step
+        ``[n, size]``, or None.
+    """
+    if net.core is None:
+        return *nets.actor_critic(net, weights, rows.unsqueeze(0)), None
+    assert state is not None
+    none = rows.new_zeros((1, 1, rows.shape[0]), dtype=torch.float32)
+    sequence = rows.unsqueeze(0).unsqueeze(0)
+    output, values, states = nets.unroll(net, weights, sequence, state.unsqueeze(0), none)
+    return output[:, 0], None if values is None else values[:, 0], states[0, 0]
+
+
+def named_output(net: PolicyNet, weights: nets.Parameters, output: Tensor) -> dict[str, Tensor]:
+    """Names an actor's output ``[1, n, outputs]``: ``logits``, or ``mean`` and ``std`` ``[1, n, components]``."""
+    if net.discrete:
+        return {"logits": output}
+    mean, log_std = distributions.mean_and_log_std(net, weights, output)
+    return {"mean": mean, "std": log_std.exp().expand_as(mean)}

@@ -18,8 +18,9 @@ from lockstep.torch_engine.nets import encoders
 def _part(leaf: Leaf, rows: Tensor, floats: Tensor) -> Tensor:
     """Takes one part of an observation ``[n, *shape]``: images uint8, indices int64, the rest float32."""
     source = rows if leaf.kind == "image" else floats
-    part = source[..., leaf.start : leaf.start + leaf.size].reshape(len(rows), *leaf.shape)
-    return part.long() if leaf.kind == "one_hot" else part
+    part = source[..., leaf.start : leaf.start + leaf.size].reshape(rows.shape[0], *leaf.shape)
+    dtype = {"image": torch.uint8, "one_hot": torch.int64}.get(leaf.kind)
+    return part if dtype is None else part.to(dtype)
 
 
 def observation_tensors(layout: ObservationLayout, rows: Tensor) -> Any:

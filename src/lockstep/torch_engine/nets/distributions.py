@@ -106,6 +106,11 @@ def squash(net: PolicyNet, actions: np.ndarray) -> np.ndarray:
     return (low + (high - low) * np.float32(0.5) * (np.tanh(actions) + np.float32(1.0))).astype(np.float32)
 
 
+def into_bounds(actions: Tensor, low: Tensor, half: Tensor) -> Tensor:
+    """Squashes actions ``[…, A]`` into bounds that begin at ``low`` and are twice ``half`` apart, each ``[A]``."""
+    return low + half * (torch.tanh(actions) + 1.0)
+
+
 class Squash:
     """Does what :func:`squash` does, on tensors of a device."""
 
@@ -117,4 +122,4 @@ class Squash:
 
     def __call__(self, actions: Tensor) -> Tensor:
         """Maps actions to what the environment takes ``[…, A]``."""
-        return self._low + self._half * (torch.tanh(actions) + 1.0)
+        return into_bounds(actions, self._low, self._half)

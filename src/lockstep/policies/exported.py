@@ -1,0 +1,178 @@
+"""Writes a policy into a file that other programs run, and holds the file to the policy before it gets its name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.config.engines import engine_module
+from lockstep.core.errors import RunError
+from lockstep.core.shards import keyed_generator
+from lockstep.core.spaces import MASK, ActionLayout, ObservationLayout
+from lockstep.policies.policy import Policy
+
+OBSERVATIONS = 1000
+"""That a file is checked on."""
+STEPS = 8
+"""That a recurrent policy takes, of as many of them in all."""
+RELATIVE, ABSOLUTE = 1e-4, 1e-5
+"""How far a file's numbers may lie from the policy's."""
+CLEAR = 1e-4
+"""By how much the most likely action leads where the file must choose the same one."""
+DTYPES = {"vector": "float32", "one_hot": "int64", "mask": "bool", "image": "uint8"}
+"""Of a file's inputs, by kind of the observation's part."""
+
+Runner = Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]
+"""Runs a file: from inputs to outputs, by name."""
+
+
+class ExportError(RunError):
+    """A policy can't be written into a file, or the file gives other numbers; the message is one line."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """One input of a file: its name, dtype and shape, but for the batch axis that comes first."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def inputs_of(observation: ObservationLayout, state_size: int) -> list[Input]:
+    """Lists a file's inputs, in order: ``observation``, or one for each part; ``action_mask`` and ``state``, if any."""
+    found = [Input(_name(leaf.name, leaf.apart), DTYPES[leaf.kind], leaf.shape) for leaf in observation.leaves]
+    return found + ([Input("state", "float32", (state_size,))] if state_size else [])
+
+
+def _name(leaf: str, apart: bool) -> str:
+    if apart:
+        return MASK
+    return f"observation/{leaf}" if leaf else "observation"
+
+
+def input_arrays(layout: ObservationLayout, rows: np.ndarray, state: np.ndarray) -> dict[str, np.ndarray]:
+    """Takes observation rows ``[n, width]`` and a state ``[n, size]`` apart into a file's inputs."""
+    floats, arrays = layout.floats(rows), {}
+    for leaf, each in zip(layout.leaves, inputs_of(layout, 0), strict=True):
+        source = rows if leaf.kind == "image" else floats
+        part = source[:, leaf.start : leaf.start + leaf.size]
+        if leaf.first:
+            part = part + np.asarray(leaf.first, np.float32)
+        arrays[each.name] = np.ascontiguousarray(part.reshape(len(rows), *leaf.shape)).astype(each.dtype)
+    return arrays | ({"state": state} if state.shape[1] else {})
+
+
+def metadata_of(policy: Policy, run: str) -> dict[str, Any]:
+    """What a file says of itself: environment, run, step, parameters and inputs."""
+    state_size = policy.recurrent_state(1).shape[1]
+    return {
+        "environment": policy.environment["id"],
+        "run": run,
+        "step": policy.global_step,
+        "params_sha256": policy.params_sha256,
+        "inputs": [
+            {"name": x.name, "dtype": x.dtype, "shape": ["batch", *x.shape]}
+            for x in inputs_of(policy.observation, state_size)
+        ],
+    }
+
+
+def export_policy(policy: Policy, path: Path, door: str, run: str) -> float:
+    """Writes a file, runs it on random observations, and gives it its name if it is the policy.
+
+    Args:
+        policy: what to write.
+        path: the file; its folder is made.
+        door: what the PyTorch engine writes it with: ``write_onnx`` or ``write_program``.
+        run: the run's name, which the file tells.
+
+    Returns:
+        The greatest difference between the file's numbers and the policy's.
+
+    Raises:
+        ValueError: a package is missing, or the network is the JAX engine's own; one line.
+        ExportError: the network can't be traced, or the file gives other numbers.
+    """
+    module = policy.to_torch()
+    write = getattr(engine_module("torch"), door)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.stem}.draft{path.suffix}")
+    try:
+        try:
+            run_file: Runner = write(module, draft, metadata_of(policy, run))
+        except (ValueError, OSError):
+            raise
+        except Exception as error:
+            what = policy.config.network.custom or "the policy"
+            line = " ".join(str(error).split())[:200]
+            raise ExportError(f"{path}: {what} can't be traced: {type(error).__name__}: {line}") from error
+        greatest = compare(policy, run_file)
+        os.replace(draft, path)
+    except ExportError as error:
+        raise ExportError(str(error) if str(path) in str(error) else f"{path}: {error}; not written") from error
+    finally:
+        draft.unlink(missing_ok=True)
+    return greatest
+
+
+def compare(policy: Policy, run_file: Runner) -> float:
+    """Runs a file and the policy on the same random observations; the greatest difference of a number.
+
+    Raises:
+        ExportError: they differ by more than ``RELATIVE`` and ``ABSOLUTE`` allow, or in a clear action.
+    """
+    generator = keyed_generator(policy.config.seed, "export")
+    steps = STEPS if policy.recurrent_state(1).shape[1] else 1
+    state = policy_state = policy.recurrent_state(0)[:0]
+    greatest = 0.0
+    for step in range(steps):
+        rows = policy.random_rows(OBSERVATIONS // steps, generator)
+        if step == 0:
+            state = policy_state = np.zeros((len(rows), policy.recurrent_state(1).shape[1]), np.float32)
+        found = run_file(input_arrays(policy.observation, rows, state))
+        wanted = policy.outputs(rows, policy_state)
+        greatest = max(greatest, *(_difference(name, wanted[name], found[name]) for name in wanted))
+        greatest = max(greatest, _difference_of_actions(policy, rows, policy_state, wanted, found["action"]))
+        state, policy_state = found.get("next_state", state), wanted.get("next_state", policy_state)
+    return greatest
+
+
+def _difference(name: str, wanted: np.ndarray, found: np.ndarray) -> float:
+    """The greatest difference of an output's numbers, if all are near enough."""
+    if found.shape != wanted.shape:
+        raise ExportError(f"{name} is of shape {found.shape} and the policy's of {wanted.shape}")
+    difference = np.abs(found.astype(np.float64) - wanted)
+    if not (difference <= ABSOLUTE + RELATIVE * np.abs(wanted)).all():
+        raise ExportError(f"{name} differs from the policy's by up to {difference.max():.2g}")
+    return float(difference.max())
+
+
+def _difference_of_actions(
+    policy: Policy, rows: np.ndarray, state: np.ndarray, wanted: Mapping[str, np.ndarray], found: np.ndarray
+) -> float:
+    """The greatest difference of continuous actions; 0 for indices, which are the same where one clearly leads."""
+    actions = policy.action.natives(policy.greedy(rows, state))
+    if not policy.action.discrete:
+        return _difference("action", actions, found)
+    if found.shape != actions.shape:
+        raise ExportError(f"action is of shape {found.shape} and the policy's of {actions.shape}")
+    clear = clear_choices(policy.action, wanted["logits"]).reshape(actions.shape)
+    different = (found != actions) & clear
+    if different.any():
+        raise ExportError(f"{int(different.sum())} of {clear.sum()} clear actions are others than the policy's")
+    return 0.0
+
+
+def clear_choices(action: ActionLayout, logits: np.ndarray) -> np.ndarray:
+    """Whether the best of each index leads the second by more than ``CLEAR``, bool ``[n, indices]``."""
+    parts = np.split(logits, np.cumsum(action.choices)[:-1], -1)
+    best = [np.sort(part, -1)[:, -2:] for part in parts]
+    return np.stack(
+        [two[:, -1] - two[:, 0] > CLEAR if two.shape[1] > 1 else np.ones(len(two), bool) for two in best], 1
+    )

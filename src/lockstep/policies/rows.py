@@ -1,0 +1,76 @@
+"""Rows of actions and observations that no environment gave: of a user's arrays, and at random."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from lockstep.core.spaces import ActionLayout, ObservationLayout
+
+EDGE = 1.0 - 1e-6
+"""How far towards its bounds, of 1, a squashed action is taken for: at them the inverse of tanh is infinite."""
+
+
+def action_rows(layout: ActionLayout, actions: Any, count: int, squashed: bool) -> tuple[np.ndarray, float]:
+    """Turns actions in the environment's units into what an engine's distributions take.
+
+    Args:
+        layout: what actions are.
+        actions: ``count`` of them, ``[count, …]``; or a single one where ``count`` is 1.
+        count: how many.
+        squashed: whether a tanh squashes a Gaussian into the bounds.
+
+    Returns:
+        int64 ``[count]`` or ``[count, indices]``, from 0 on, or float32 ``[count, components]`` before the tanh; and
+        the logarithm of what a unit of the distribution's is in the environment's.
+
+    Raises:
+        ValueError: the shape is another one, or an index out of range; one line.
+    """
+    given = np.asarray(actions)
+    if given.shape != (count, *layout.shape) and not (count == 1 and given.shape == layout.shape):
+        raise ValueError(
+            f"action of shape {given.shape} for {count} observations; needed is {(count, *layout.shape)}"
+            + (f" or {layout.shape}" if count == 1 else "")
+        )
+    if layout.discrete:
+        rows = given.reshape(count, len(layout.choices)).astype(np.int64) - np.asarray(layout.first)
+        if (rows < 0).any() or (rows >= np.asarray(layout.choices)).any():
+            raise ValueError(f"action: {given.tolist()} is no choice of {layout.choices} from {layout.first} on")
+        return (rows[:, 0] if layout.kind == "discrete" else rows), 0.0
+    rows = given.reshape(count, len(layout.low)).astype(np.float64)
+    if not squashed:
+        return rows.astype(np.float32), 0.0
+    half = 0.5 * (np.asarray(layout.high) - np.asarray(layout.low))
+    inside = np.clip((rows - np.asarray(layout.low)) / half - 1.0, -EDGE, EDGE)
+    return np.arctanh(inside).astype(np.float32), float(np.log(half).sum())
+
+
+def random_rows(
+    layout: ObservationLayout, action: ActionLayout, count: int, generator: np.random.Generator
+) -> np.ndarray:
+    """Draws observation rows ``[count, width]``: normal numbers, any index and pixel, masks that allow an action."""
+    rows = layout.zeros(count)
+    floats = layout.floats(rows)
+    for leaf in layout.leaves:
+        place, shape = slice(leaf.start, leaf.start + leaf.size), (count, leaf.size)
+        if leaf.kind == "image":
+            rows[:, place] = generator.integers(0, int(leaf.high) + 1, shape)
+        elif leaf.kind == "one_hot":
+            floats[:, place] = generator.integers(0, np.asarray(leaf.choices), shape)
+        elif leaf.kind == "mask":
+            floats[:, place] = random_masks(action.choices, count, generator)
+        else:
+            floats[:, place] = generator.standard_normal(shape)
+    return rows
+
+
+def random_masks(choices: tuple[int, ...], count: int, generator: np.random.Generator) -> np.ndarray:
+    """Draws action masks, bool ``[count, choices of all indices]``, each with something allowed of every index."""
+    masks = []
+    for number in choices:
+        mask = generator.random((count, number)) < 0.5
+        mask[np.arange(count), generator.integers(0, number, count)] = True
+        masks.append(mask)
+    return np.concatenate(masks, -1)

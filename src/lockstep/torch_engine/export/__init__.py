@@ -1,0 +1,1 @@
+"""A trained policy as a PyTorch module, and as files that other programs run."""

@@ -1,0 +1,173 @@
+"""A trained policy as a PyTorch module, with all that stands between raw observations and the environment's actions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lockstep.config.run import Config
+from lockstep.core.spaces import ObservationLayout, descend, layouts_from_json
+from lockstep.runs.checkpoint import POLICY
+from lockstep.torch_engine.nets import distributions
+from lockstep.torch_engine.nets.nets import expand
+from lockstep.torch_engine.policy import forward, named_output
+from lockstep.torch_engine.state import make_net
+
+
+@dataclass(frozen=True)
+class FloatLayout(ObservationLayout):
+    """Rows whose images are float32 columns behind the others: bytes that are read as floats are for one machine."""
+
+    @classmethod
+    def of(cls, layout: ObservationLayout) -> FloatLayout:
+        """Makes the layout that has the same parts as another one."""
+        moved = (replace(x, start=x.start - 3 * layout.float_size) if x.kind == "image" else x for x in layout.leaves)
+        return cls(tuple(moved))
+
+    @cached_property
+    def image_bytes(self) -> int:
+        """None."""
+        return 0
+
+
+class PolicyModule(nn.Module):
+    """Maps raw observations to greedy actions; normalisation, masks, scaling and recurrent state are inside.
+
+    Parameters have the names of the checkpoint, ``policy.actor.0.weight``, and can be trained further. What the
+    observations are normalised by, the first values of indices and the bounds of actions are buffers.
+
+    Args:
+        config: the run's.
+        environment: the description that the checkpoint holds.
+        arrays: ``policy/…`` by name, whichever engine wrote them.
+        normalizer: what is subtracted from observations and what they are multiplied by, float32 ``[numbers]``, and
+            the limit; None: observations aren't normalised.
+
+    Raises:
+        ValueError: the networks can't be made; one line.
+
+    Attributes:
+        observation: how observations are taken apart; ``action`` what actions are.
+        state_size: numbers that a recurrent policy carries from step to step, else 0.
+    """
+
+    observation_mean: Tensor
+    observation_scale: Tensor
+    action_first: Tensor
+    action_low: Tensor
+    action_high: Tensor
+
+    def __init__(
+        self,
+        config: Config,
+        environment: dict[str, Any],
+        arrays: Mapping[str, np.ndarray],
+        normalizer: tuple[np.ndarray, np.ndarray, float] | None = None,
+    ) -> None:
+        super().__init__()
+        self.observation, self.action = layouts_from_json(environment["observation"], environment["action"])
+        net = make_net(config, self.observation, self.action)
+        self._net = replace(net, observation=FloatLayout.of(self.observation))
+        self._names = tuple(net.shapes())
+        self.state_size = net.carry_size if net.core else 0
+        self.policy = nn.Module()
+        for name, shape in net.shapes().items():
+            values = torch.from_numpy(np.array(arrays[POLICY + name], np.float32).reshape(shape))
+            _register(self.policy, name, nn.Parameter(values))
+        self._limit = None if normalizer is None else normalizer[2]
+        if normalizer is not None:
+            self.register_buffer("observation_mean", torch.from_numpy(normalizer[0].copy()))
+            self.register_buffer("observation_scale", torch.from_numpy(normalizer[1].copy()))
+        if self.action.discrete:
+            self.register_buffer("action_first", torch.tensor(self.action.first))
+        else:
+            self.register_buffer("action_low", torch.tensor(self.action.low, dtype=torch.float32))
+            self.register_buffer("action_high", torch.tensor(self.action.high, dtype=torch.float32))
+        self.eval()
+
+    def initial_state(self, count: int = 1) -> Tensor:
+        """Returns what a recurrent policy carries into an episode: zeros float32 ``[count, state_size]``."""
+        return next(self.parameters()).new_zeros((count, self.state_size))
+
+    def forward(self, observation: Any, action_mask: Any = None, state: Tensor | None = None) -> dict[str, Tensor]:
+        """Computes greedy actions and what they come from, for a batch of ``n`` observations.
+
+        Args:
+            observation: a tensor ``[n, …]``, or a (nested) dict or tuple of them as the environment's space has it.
+                Of any dtype: numbers are taken as float32, indices as the environment gives them, images 0 … 255.
+            action_mask: which actions are allowed, ``[n, choices]`` or ``[choices]``, where the environment gives that
+                apart from its observations; None: all.
+            state: what a recurrent policy carries, float32 ``[n, state_size]``; None: episodes begin.
+
+        Returns:
+            A dict: ``action``, what ``env.step`` takes, int64 ``[n]`` or ``[n, *shape]``, or float32 ``[n, *shape]``
+            within its bounds; ``logits`` ``[n, choices]``, -1e8 where an action is forbidden, or ``mean`` and ``std``
+            ``[n, components]`` of the Gaussian before it is clipped or squashed; ``value`` ``[n]`` where there is a
+            critic; ``next_state`` ``[n, state_size]`` where the policy is recurrent: ``state`` of the next step.
+        """
+        net, rows = self._net, self._rows(observation, action_mask)
+        weights = expand({name: self.policy.get_parameter(name) for name in self._names}, 1)
+        if self.state_size and state is None:
+            state = rows.new_zeros((rows.shape[0], self.state_size))
+        output, values, after = forward(net, weights, rows, state)
+        out = {"action": self._native(distributions.mode(net, output))} | named_output(net, weights, output)
+        if values is not None:
+            out["value"] = values[0]
+        if after is not None:
+            out["next_state"] = after
+        return {name: x[0] if name in ("logits", "mean", "std") else x for name, x in out.items()}
+
+    def _rows(self, observation: Any, action_mask: Any) -> Tensor:
+        """Puts observations and mask into normalised rows float32 ``[n, columns]``, ordered by :class:`FloatLayout`."""
+        parts: list[Tensor] = []
+        device = next(self.parameters()).device
+        for leaf in self.observation.leaves:
+            if leaf.apart:
+                given = torch.ones(leaf.shape) if action_mask is None else torch.as_tensor(action_mask)
+                part = given.to(device, torch.float32).expand(parts[0].shape[0], leaf.size)
+            else:
+                part = torch.as_tensor(descend(observation, leaf.name)).to(device)
+                if tuple(part.shape[1:]) != leaf.shape:
+                    what = f" part {leaf.name!r}" if leaf.name else ""
+                    raise ValueError(
+                        f"observation{what} of shape {tuple(part.shape)}; this policy takes batches (n, {leaf.shape})"
+                    )
+                part = part.reshape(part.shape[0], leaf.size)
+                if leaf.first:
+                    part = part - torch.tensor(leaf.first, device=device)
+                part = part.to(torch.float32)
+            parts.append(part)
+        rows = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        if self._limit is None:
+            return rows
+        numbers = self.observation.vector_size
+        scaled = (rows[:, :numbers] - self.observation_mean) * self.observation_scale
+        return torch.cat([scaled.clamp(-self._limit, self._limit), rows[:, numbers:]], -1)
+
+    def _native(self, actions: Tensor) -> Tensor:
+        """Gives actions ``[1, n, …]`` the environment's units and shape."""
+        actions = actions[0]
+        if self.action.kind == "discrete":
+            return actions + self.action_first[0]
+        if self.action.kind == "multi_discrete":
+            return (actions + self.action_first).reshape(-1, *self.action.shape)
+        if self._net.squashed:
+            actions = distributions.into_bounds(actions, self.action_low, (self.action_high - self.action_low) * 0.5)
+        clipped = torch.minimum(torch.maximum(actions, self.action_low), self.action_high)
+        return clipped.reshape(-1, *self.action.shape)
+
+
+def _register(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    """Gives a module a parameter whose name has dots, in modules inside it."""
+    *path, last = name.split(".")
+    for key in path:
+        if key not in module._modules:
+            module.add_module(key, nn.Module())
+        module = module.get_submodule(key)
+    module.register_parameter(last, parameter)

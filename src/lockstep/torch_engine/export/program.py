@@ -1,0 +1,94 @@
+"""Writes a policy as a program of ``torch.export``, which PyTorch alone loads and runs."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram, export
+
+from lockstep.policies.exported import Input, Runner, inputs_of
+from lockstep.torch_engine.export.module import PolicyModule
+
+METADATA = "lockstep.json"
+"""Name of the file in a program's archive that says what it is."""
+
+
+class Positional(nn.Module):
+    """Takes a policy's inputs one after the other, as :func:`inputs_of` lists them: of dicts the order would matter."""
+
+    def __init__(self, policy: PolicyModule) -> None:
+        super().__init__()
+        self.policy = policy
+
+    def forward(self, *tensors: Tensor) -> dict[str, Tensor]:
+        """See :meth:`PolicyModule.forward`."""
+        names = [each.name for each in inputs_of(self.policy.observation, self.policy.state_size)]
+        given = dict(zip(names, tensors, strict=True))
+        mask, state = given.pop("action_mask", None), given.pop("state", None)
+        if list(given) == ["observation"]:
+            return self.policy(given["observation"], mask, state)
+        return self.policy(_nested(given), mask, state)
+
+
+def _nested(given: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Makes ``observation/arm/camera`` an entry of nested dicts."""
+    out: dict[str, Any] = {}
+    for name, tensor in given.items():
+        *path, last = name.split("/")[1:]
+        inner = out
+        for key in path:
+            inner = inner.setdefault(key, {})
+        inner[last] = tensor
+    return out
+
+
+def example(inputs: list[Input], count: int) -> tuple[Tensor, ...]:
+    """Makes inputs of ones for a batch of so many: the least that every kind of input allows."""
+    return tuple(torch.ones((count, *x.shape), dtype=getattr(torch, x.dtype)) for x in inputs)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keeps back what PyTorch's exporters warn of, log and print about their own insides."""
+    level = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
+
+
+def program_of(policy: PolicyModule) -> ExportedProgram:
+    """Traces a policy, for batches of any number."""
+    inputs = inputs_of(policy.observation, policy.state_size)
+    batch = {0: Dim("batch")}
+    with quiet(), torch.enable_grad():  # without it, activations go through NumPy, which can't be traced
+        return export(Positional(policy), example(inputs, 3), dynamic_shapes=(tuple(batch for _ in inputs),))
+
+
+def write_program(policy: PolicyModule, path: Path, metadata: Mapping[str, Any]) -> Runner:
+    """Writes a policy's program; ``metadata`` lies in its archive as ``lockstep.json``. Returns what runs the file."""
+    program = program_of(policy)
+    with quiet():
+        torch.export.save(program, str(path), extra_files={METADATA: json.dumps(dict(metadata))})
+        loaded = torch.export.load(str(path)).module()
+
+    def run(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        names = [each.name for each in inputs_of(policy.observation, policy.state_size)]
+        with torch.no_grad():
+            found = loaded(*(torch.from_numpy(inputs[name]) for name in names))
+        return {name: x.numpy() for name, x in found.items()}
+
+    return run
