@@ -205,9 +205,9 @@ def test_a_module_can_be_trained_further(trained):
 OUTSIDE = """
 import json, sys, torch
 program, inputs, out = sys.argv[1:]
-extra = {"lockstep.json": ""}
+extra = {"metadata.json": ""}
 loaded = torch.export.load(program, extra_files=extra).module()
-facts = json.loads(extra["lockstep.json"])
+facts = json.loads(extra["metadata.json"])
 given = torch.load(inputs)
 found = loaded(*(given[each["name"]] for each in facts["inputs"]))
 assert not any(name.partition(".")[0] == "lockstep" for name in sys.modules)
