@@ -31,7 +31,10 @@ KINDS = {
 }
 SQUASHED = ("Pendulum-v1", *SHORT, "--network.squash", "true", "--network.state-dependent-std", "true")
 ENGINES = [pytest.param((), id="torch"), pytest.param(JAX, id="jax", marks=pytest.mark.long)]
-TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
+
+
+def near(found, wanted):
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.fixture(autouse=True)
@@ -71,29 +74,25 @@ def hold(policy, found, observations, mask):
     rows, _ = policy._rows(observations, mask)
     wanted = policy.outputs(rows, policy.recurrent_state(len(rows)))
     if policy.config.algorithm == "ppo":
-        np.testing.assert_allclose(found["value"], policy.value(observations, mask), **TOLERANCE)
+        near(found["value"], policy.value(observations, mask))
     assert ("value" in found) == (policy.config.algorithm == "ppo")
     if policy.action.discrete:
         shares = policy.probabilities(observations, mask)
         shares = np.concatenate(shares, -1) if isinstance(shares, tuple) else shares
         parts = torch.from_numpy(found["logits"]).split(policy.action.choices, -1)
-        np.testing.assert_allclose(torch.cat([p.softmax(-1) for p in parts], -1), shares, **TOLERANCE)
+        near(torch.cat([p.softmax(-1) for p in parts], -1), shares)
     actions = policy(observations, action_mask=mask)
     assert found["action"].shape == actions.shape
     if policy.action.discrete:
         clear = clear_choices(policy.action, wanted["logits"]).reshape(actions.shape)
         assert clear.mean() > 0.9
         assert np.array_equal(found["action"][clear], actions[clear])
-        np.testing.assert_allclose(found["logits"], wanted["logits"], **TOLERANCE)
+        near(found["logits"], wanted["logits"])
         return
-    np.testing.assert_allclose(found["action"], actions, **TOLERANCE)
+    near(found["action"], actions)
     density = torch.distributions.Normal(torch.from_numpy(found["mean"]), torch.from_numpy(found["std"]))
     if not policy.config.network.squash:
-        np.testing.assert_allclose(
-            density.log_prob(torch.from_numpy(actions).flatten(1)).sum(-1),
-            policy.log_prob(observations, actions),
-            **TOLERANCE,
-        )
+        near(density.log_prob(torch.from_numpy(actions).flatten(1)).sum(-1), policy.log_prob(observations, actions))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -185,7 +184,7 @@ def test_a_recurrent_policy_estimates_from_what_it_remembers_and_remembers_nothi
         state = found["next_state"]
         values.append((policy.value(observation), policy.value(observation), float(found["value"])))
         policy(observation)
-    np.testing.assert_allclose([first for first, _, _ in values], [third for _, _, third in values], **TOLERANCE)
+    near([first for first, _, _ in values], [third for _, _, third in values])
     assert all(first == second for first, second, _ in values)
     policy.reset()
     assert abs(policy.value(observations[-1]) - values[-1][0]) > 1e-4
@@ -205,9 +204,9 @@ def test_a_module_can_be_trained_further(trained):
 OUTSIDE = """
 import json, sys, torch
 program, inputs, out = sys.argv[1:]
-extra = {"lockstep.json": ""}
+extra = {"metadata.json": ""}
 loaded = torch.export.load(program, extra_files=extra).module()
-facts = json.loads(extra["lockstep.json"])
+facts = json.loads(extra["metadata.json"])
 given = torch.load(inputs)
 found = loaded(*(given[each["name"]] for each in facts["inputs"]))
 assert not any(name.partition(".")[0] == "lockstep" for name in sys.modules)
@@ -233,7 +232,7 @@ def test_a_program_runs_where_there_is_no_lockstep(trained, tmp_path):
     assert done.returncode == 0, done.stderr
     found, wanted = torch.load(tmp_path / "out.pt"), policy.outputs(rows, policy.recurrent_state(len(rows)))
     for name, each in wanted.items():
-        np.testing.assert_allclose(found[name].detach(), each, **TOLERANCE)
+        near(found[name].detach(), each)
 
 
 def installed_for_all():

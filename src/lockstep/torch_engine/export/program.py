@@ -19,7 +19,7 @@ from torch.export import Dim, ExportedProgram, export
 from lockstep.policies.exported import Input, Runner, inputs_of
 from lockstep.torch_engine.export.module import PolicyModule
 
-METADATA = "lockstep.json"
+METADATA = "metadata.json"
 """Name of the file in a program's archive that says what it is."""
 
 
@@ -79,7 +79,7 @@ def program_of(policy: PolicyModule) -> ExportedProgram:
 
 
 def write_program(policy: PolicyModule, path: Path, metadata: Mapping[str, Any]) -> Runner:
-    """Writes a policy's program; ``metadata`` lies in its archive as ``lockstep.json``. Returns what runs the file."""
+    """Writes a policy's program; ``metadata`` lies in its archive as ``metadata.json``. Returns what runs the file."""
     program = program_of(policy)
     with quiet():
         torch.export.save(program, str(path), extra_files={METADATA: json.dumps(dict(metadata))})
