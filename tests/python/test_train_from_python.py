@@ -135,7 +135,7 @@ def test_the_caller_stays_as_it_was(runs):
             [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)],
             dict(os.environ),
             random.getstate(),
-            np.random.get_state()[1].tolist(),
+            str(np.random.get_state()),
             os.getcwd(),
             threading.active_count(),
         )
