@@ -44,6 +44,8 @@ class Assignment:
         states: another directory of states, which the launcher has in memory.
         memory: where states are kept for it, if it starts ranks again.
         restarts: how often it has, a row each.
+        started: when the launcher began, ISO 8601 in UTC.
+        command: the words of its command line; None: it had none.
     """
 
     config: Config
@@ -53,6 +55,8 @@ class Assignment:
     states: Path | None = None
     memory: Path | None = None
     restarts: tuple[dict[str, Any], ...] = ()
+    started: str | None = None
+    command: tuple[str, ...] | None = None
 
     def to_json(self) -> str:
         """As text."""
@@ -76,6 +80,8 @@ def run_rank(assignment: Assignment, topology: Topology) -> int:
             quiet=assignment.options.quiet,
             memory=assignment.memory,
             restarts=assignment.restarts,
+            started=assignment.started,
+            command=assignment.command,
         )
         run.take_over()
         life.inherit(topology)

@@ -19,14 +19,7 @@ from lockstep.config.run import CheckpointConfig, Config, LogConfig
 from lockstep.core.errors import RunError
 from lockstep.core.files import replace_text
 from lockstep.core.topology import Topology, started_by_torchrun
-from lockstep.runs.checkpoint import (
-    PYTREE,
-    CheckpointError,
-    checkpoints_in,
-    manifest_of,
-    newest_manifest,
-    step_of,
-)
+from lockstep.runs.checkpoint import PYTREE, CheckpointError, checkpoints_in, manifest_of, newest_manifest, step_of
 from lockstep.runs.checkpoint_writer import CheckpointWriter
 from lockstep.runs.lock import PATIENCE, RunLock
 from lockstep.runs.progress import Progress, make_progress
@@ -53,6 +46,7 @@ class RunDirectory:
     Attributes:
         memory: directory in memory where states are kept for a launcher that starts ranks again; None: it doesn't.
         restarts: how often it has, a row each, for ``summary.json``.
+        started: when this session began, ISO 8601 in UTC, and ``command`` its command line, where a launcher tells.
     """
 
     path: Path
@@ -60,6 +54,8 @@ class RunDirectory:
     quiet: bool = False
     memory: Path | None = None
     restarts: tuple[dict[str, Any], ...] = ()
+    started: str | None = None
+    command: tuple[str, ...] | None = None
     _lock: RunLock | None = field(default=None, repr=False)
     _cwd: Path = field(default_factory=Path.cwd, repr=False)  # environments may change it
 
@@ -263,7 +259,8 @@ def create_run(runs_dir: str, name: str | None, config: Config, num_seeds: int =
 
 def open_seed(run: RunDirectory, config: Config) -> RunDirectory:
     """The directory of one of a run's seeds, inside the run's own, with its ``config.json``; it comes back locked."""
-    seed = RunDirectory(run.path / f"{SEED}{config.seed}", run.is_writer, quiet=True)
+    path = run.path / f"{SEED}{config.seed}"
+    seed = RunDirectory(path, run.is_writer, quiet=True, started=run.started, command=run.command)
     if seed.is_writer:
         seed.path.mkdir()
     seed.lock()
