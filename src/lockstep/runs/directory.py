@@ -306,16 +306,17 @@ def has_begun(path: Path) -> bool:
     return is_run(path) and not (empty and _untouched(path))
 
 
-def find_run(run: str, runs_dir: str = "runs") -> tuple[Path, str]:
+def find_run(run: str, runs_dir: str = "runs", single: bool = True) -> tuple[Path, str]:
     """The directory of a run given by name, path, or path of one of its checkpoints, and which checkpoint is meant.
 
     Raises:
-        ValueError: there is no such run, or it holds several, one a seed; the line names those that are there.
+        ValueError: there is no such run, or not a ``single`` one but one a seed; the line names those that are there.
     """
     places = list(dict.fromkeys((Path(run), Path(runs_dir) / run)))
     for path in places:
         if is_run(path):
-            _check_single(path)
+            if single:
+                _check_single(path)
             return path, "latest"
         if path.parent.name == CHECKPOINTS and is_run(path.parent.parent) and path.is_dir():
             return path.parent.parent, path.name
@@ -338,10 +339,12 @@ def is_run(path: Path) -> bool:
     return (path / CONFIG).is_file() or "config" in (newest_manifest(path / CHECKPOINTS) or {})
 
 
+def seeds_in(path: Path) -> list[Path]:
+    """The runs of single seeds inside a run of several, in the order of their seeds."""
+    found = {p.parent.name.removeprefix(SEED): p.parent for p in path.glob(f"{SEED}*/{CONFIG}")}
+    return [found[seed] for seed in sorted(filter(str.isdecimal, found), key=int)]
+
+
 def _check_single(path: Path) -> None:
-    found = {p.parent.name.removeprefix(SEED): p for p in path.glob(f"{SEED}*/{CONFIG}")}
-    seeds = [found[seed] for seed in sorted(filter(str.isdecimal, found), key=int)]
-    if seeds:
-        raise ValueError(
-            f"run: {path} holds a run for each of {len(seeds)} seeds; give one of them, e.g. {seeds[0].parent}"
-        )
+    if seeds := seeds_in(path):
+        raise ValueError(f"run: {path} holds a run for each of {len(seeds)} seeds; give one of them, e.g. {seeds[0]}")
