@@ -23,7 +23,12 @@ def test_secrets_are_hidden(words, kept):
 
 
 @pytest.mark.parametrize(
-    "words", ["CartPole-v1 --seed 3 --name a", "--checkpoint.mirror s3://bucket/runs", "--env.kwargs.keyboard a x=b@c {tokenize:1}"]
+    "words",
+    [
+        "CartPole-v1 --seed 3 --name a",
+        "--checkpoint.mirror s3://bucket/runs",
+        "--env.kwargs.keyboard a x=b@c {tokenize:1}",
+    ],
 )
 def test_everything_else_stays(words):
     assert " ".join(without_secrets(words.split())) == words

@@ -10,8 +10,6 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from lockstep.runs.curves import METRIC, curve_of
 from lockstep.runs.directory import seeds_in
 from lockstep.runs.trackers import METRICS_JSONL
@@ -118,9 +116,12 @@ def draw(lines: Sequence[Line], x: str, y: str) -> Any:
     figure = Figure(figsize=(8.0, 4.5), layout="constrained")
     axis = figure.subplots()
     for line in lines:
-        (drawn,) = axis.plot(line.x, line.y, marker="." if len(line.x) == 1 else "", label=line.label)
+        (drawn,) = axis.plot(
+            line.x, line.y, marker="." if len(line.x) == 1 else "", label=line.label.replace("$", r"\$")
+        )
         if line.band is not None:
-            axis.fill_between(line.x, *map(np.array, line.band), color=drawn.get_color(), alpha=0.2, linewidth=0)
+            low, high = line.band
+            axis.fill_between(line.x, low, high, color=drawn.get_color(), alpha=0.2, linewidth=0)
     axis.set_xlabel(X_LABELS[x])
     axis.set_ylabel(Y_LABELS.get(y, y))
     axis.grid(alpha=0.3)
