@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -50,9 +51,9 @@ class FakeSession:
         if self.desync:
             raise DesyncError(f"ranks are out of sync {when}")
 
-    def checkpoint_files(self, wall_time: float, score: float | None) -> dict[str, bytes]:
+    def checkpoint_files(self, recorded: Mapping[str, Any]) -> dict[str, bytes]:
         self.calls.append("files")
-        return to_files(self.arrays(), {}, {"score": score, "wall_time": wall_time, "iteration": self.iteration})
+        return to_files(self.arrays(), {}, {**recorded, "iteration": self.iteration})
 
     def close(self) -> None:
         self.calls.append("close")

@@ -20,8 +20,8 @@ def recorder_of(tmp_path):
     """Makes a recorder of a session in a run directory of its own; closes it."""
     opened = []
 
-    def make(session, **options):
-        recorder = Recorder(session, RunDirectory(tmp_path, quiet=True), 0.0, **options)
+    def make(session, told=None, **options):
+        recorder = Recorder(session, RunDirectory(tmp_path, quiet=True, **(told or {})), 0.0, **options)
         opened.append(recorder)
         return recorder
 
@@ -86,10 +86,10 @@ def test_without_an_interval_only_the_end_is_saved(recorder_of, tmp_path):
 def test_without_evaluations_the_last_episodes_are_the_score(recorder_of):
     session = FakeSession()
     recorder = recorder_of(session)
-    assert recorder.score is None
+    assert recorder.past.score is None
     recorder.log(session.advance(returns=4.0))
     recorder.log(session.advance(returns=8.0))
-    assert recorder.score == 6.0
+    assert recorder.past.score == 6.0
     assert not recorder.evaluation_due()
 
 
@@ -97,19 +97,19 @@ def test_an_evaluation_is_the_score_until_the_next_one(recorder_of):
     session = FakeSession(eval={"interval": 2, "episodes": 2})
     recorder = recorder_of(session)
     recorder.log(session.advance(returns=100.0))
-    assert (recorder.score, recorder.evaluation_due()) == (None, False)
+    assert (recorder.past.score, recorder.evaluation_due()) == (None, False)
     session.advance()
     assert recorder.evaluation_due()
     record = recorder.evaluated(episodes(1.0, 3.0), lambda: pytest.fail("no video is wanted"))
-    assert record["eval/return_mean"] == recorder.score == 2.0
+    assert record["eval/return_mean"] == recorder.past.score == 2.0
     recorder.log(session.advance(returns=100.0))
-    assert recorder.score == 2.0
+    assert recorder.past.score == 2.0
 
 
 def test_a_resumed_run_begins_with_its_checkpoints_score_and_says_its_config_once(recorder_of, monkeypatch):
     session = FakeSession(eval={"interval": 5})
     resumed = recorder_of(session, checkpoint=Checkpoint({}, {}, {"score": 7.5}))
-    assert resumed.score == 7.5
+    assert resumed.past.score == 7.5
     new = recorder_of(session)
     for recorder, texts in ((resumed, []), (new, ["config"])):
         said = []
@@ -172,7 +172,8 @@ def test_a_summary_says_what_the_run_is_and_how_it_ended(recorder_of, tmp_path):
     session = FakeSession(seed=3)
     session.wall_time_before = 1000.0
     session.restarted_before, session.restarted = [1], [4]
-    recorder = recorder_of(session)
+    told = {"started": "2026-01-31T12:00:00+00:00", "command": ("lockstep", "train")}
+    recorder = recorder_of(session, told)
     recorder.log(session.advance(returns=4.0))
     result = recorder.finish(TIME_LIMIT)
     assert (result.status, result.signal) == ("stopped at time limit", None)
@@ -193,12 +194,35 @@ def test_a_summary_says_what_the_run_is_and_how_it_ended(recorder_of, tmp_path):
         "restarted_environments": [1, 4],
         "missing_rows": [],
         "restarts": [],
+        "started": "2026-01-31T12:00:00+00:00",
+        "command": ["lockstep", "train"],
+        "best_evaluation": None,
+        "last_evaluation": None,
+        "best_checkpoint": 128,
         "engine": "none",
         "world_size": 1,
     }
     assert {name: result.summary[name] for name in expected} == expected
     assert set(result.summary) == {*expected, "wall_time", "steps_per_second", "lockstep"}
     assert result.summary["wall_time"] > 1000.0
+
+
+def test_a_summary_names_the_best_checkpoint_and_the_evaluations(recorder_of, tmp_path):
+    session = FakeSession(eval={"interval": 1}, checkpoint={"interval": 1, "keep_last": 1})
+    recorder = recorder_of(session)
+    for number in (5.0, 9.0, 7.0):
+        record = session.advance()
+        recorder.log(record | recorder.evaluated(episodes(number), lambda: pytest.fail("no video is wanted")))
+        recorder.save_checkpoint()
+    summary = recorder.finish(FINISHED).summary
+    assert summary["best_evaluation"] == {"step": 256, "return_mean": 9.0}
+    assert summary["last_evaluation"] == {"step": 384, "return_mean": 7.0}
+    assert summary["best_checkpoint"] == 256 != saved(tmp_path)[-1]
+    assert (summary["command"], summary["started"][-6:]) == (None, "+00:00")
+    checkpoint = find_checkpoint(tmp_path / "checkpoints")
+    resumed = recorder_of(session, {"started": "2030-01-01T00:00:00+00:00"}, checkpoint=checkpoint)
+    names = ("started", "best_evaluation", "last_evaluation")
+    assert {n: resumed.summarize("finished")[n] for n in names} == {n: summary[n] for n in names}
 
 
 def test_a_success_rate_is_in_the_summary_where_episodes_say_it(recorder_of):

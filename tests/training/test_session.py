@@ -25,7 +25,7 @@ def session(iteration=0, restarted=(), before=()):
 
 def test_a_session_goes_on_where_the_one_before_stopped():
     before = session(3, [4], [1])
-    facts = json.loads(json.dumps(checkpoint_facts(before, wall_time=7.0, score=0.5)))
+    facts = json.loads(json.dumps(checkpoint_facts(before, {"wall_time": 7.0, "score": 0.5})))
     resumed = session()
     load_facts(resumed, facts)
     assert counters(resumed) == counters(before)

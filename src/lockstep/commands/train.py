@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from lockstep.launch.mirrored import Mirrors, mirrors
 from lockstep.launch.rank import Assignment, run_rank
 from lockstep.launch.ray.cluster import RAY, check_ray, connected, with_devices
 from lockstep.launch.ray.ranks import RayServer
+from lockstep.launch.redact import without_secrets
 from lockstep.launch.restart import Restarts
 from lockstep.launch.resume import open_directory, resumed_config
 from lockstep.launch.sizing import resolved_here
@@ -39,7 +41,8 @@ from lockstep.launch.world import World, available_processes, topology_of, world
 from lockstep.runs.directory import SUMMARY, RunDirectory, find_run, is_writer
 from lockstep.runs.mirror.copier import FAILED_SECONDS, LAST_SECONDS
 from lockstep.runs.trust import remember_names
-from lockstep.training.audience import ADDRESS_VARIABLE
+from lockstep.training.audience import ADDRESS_VARIABLE, PYTHON_VARIABLE
+from lockstep.training.past import utc_date
 
 STOPPED_BY_SIGNAL = (129, 130, 143)
 _HELP, _PRINT = ("-h", "--help", "--help-all"), "--print-config"
@@ -50,7 +53,8 @@ def main(argv: Sequence[str]) -> int:
     words = [word for word in argv if word not in (*_HELP, _PRINT)]
     if len(words) == len(argv):
         with mirrors() as held:
-            return start_run(request_of(argv, bring=functools.partial(_brought, held)), held)
+            command = None if os.environ.pop(PYTHON_VARIABLE, None) else ["train", *argv]
+            return start_run(request_of(argv, bring=functools.partial(_brought, held)), held, command)
     if _PRINT in argv:
         request = request_of(words)
         if not isinstance(request.config.num_envs_per_rank, str):  # else what the machine can hold decides
@@ -67,14 +71,14 @@ def _brought(held: Mirrors, request: Request) -> RunOptions:
     return held.resolved(request.options, request.config.checkpoint.mirror, is_writer(topology_of(request.options)))
 
 
-def start_run(request: RunRequest, held: Mirrors | None = None) -> int:
+def start_run(request: RunRequest, held: Mirrors | None = None, command: Sequence[str] | None = None) -> int:
     """Runs a request on as many ranks as it asks for, or this rank's part under a launcher; returns the exit code.
 
-    ``held`` are the places on mirrors that this process writes.
+    ``held`` are the places on mirrors that this process writes, ``command`` the words after ``lockstep`` that asked.
 
     A request that can't be run raises a one-line ``ValueError`` before any process is started.
     """
-    topology = topology_of(request.options)
+    started, topology = utc_date(), topology_of(request.options)
     if started_by_torchrun():
         end_with_parent(os.getppid())  # else it trains on beside those that another agent starts in its place
     if topology.launched and not topology.loopback:
@@ -83,6 +87,8 @@ def start_run(request: RunRequest, held: Mirrors | None = None) -> int:
     with contextlib.ExitStack() as stack:
         held = held or stack.enter_context(mirrors())
         assignment, run, world, server = prepare(request, topology, stack, held.named)
+        words = None if command is None else without_secrets(["lockstep", *command])
+        assignment = replace(assignment, started=started, command=words)
         stack.callback(run.unlock)
         if server is not None:
             stack.callback(server.close)  # before the run is left to others

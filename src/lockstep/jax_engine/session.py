@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -118,10 +118,10 @@ class Session:
         """
         check_copies(copies or Copies.of(self.state, self.program.layout), when)
 
-    def checkpoint_files(self, wall_time: float, score: float | None) -> dict[str, bytes]:
+    def checkpoint_files(self, recorded: Mapping[str, Any]) -> dict[str, bytes]:
         """Returns the files of a checkpoint; a collective that gathers the environments of all processes."""
         shards = {shard: pack(arrays) for shard, arrays in sorted(self.run.env_arrays().items())}
-        return to_files(self.arrays(), shards, checkpoint_facts(self, wall_time, score))
+        return to_files(self.arrays(), shards, checkpoint_facts(self, recorded))
 
     def facts(self) -> dict[str, Any]:
         """Returns what ``summary.json`` says of engine, devices and machine."""

@@ -45,6 +45,8 @@ class Assignment:
         memory: where states are kept for it, if it starts ranks again.
         restarts: how often it has, a row each.
         audience: where somebody listens to the run's records; None: nobody does.
+        started: when the launcher began, ISO 8601 in UTC.
+        command: the words of its command line; None: it had none.
     """
 
     config: Config
@@ -55,6 +57,8 @@ class Assignment:
     memory: Path | None = None
     restarts: tuple[dict[str, Any], ...] = ()
     audience: str | None = None
+    started: str | None = None
+    command: tuple[str, ...] | None = None
 
     def to_json(self) -> str:
         """As text."""
@@ -79,6 +83,8 @@ def run_rank(assignment: Assignment, topology: Topology) -> int:
             memory=assignment.memory,
             restarts=assignment.restarts,
             audience=assignment.audience,
+            started=assignment.started,
+            command=assignment.command,
         )
         run.take_over()
         life.inherit(topology)

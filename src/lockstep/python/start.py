@@ -16,6 +16,7 @@ from lockstep.python.command import run_command
 from lockstep.python.environments import Handed, variables_for
 from lockstep.runs.directory import default_name, find_run
 from lockstep.runs.mirror.place import is_url, split_url
+from lockstep.training.audience import PYTHON_VARIABLE
 
 if TYPE_CHECKING:
     from lockstep.python.run import Run
@@ -45,8 +46,9 @@ def start(
             path, asked["name"] = _place_of(request.options, request.config)
             file.write_text(json.dumps({key: value for key, value in asked.items() if value is not None}))
             run = run_at(path)
+            from_python = {**variables, PYTHON_VARIABLE: "1"}
             with Conversation(run, callbacks, observe_only, directory) as talk:
-                run_command(["train", str(file)], variables | talk.variables, request.options.quiet, talk.listen)
+                run_command(["train", str(file)], from_python | talk.variables, request.options.quiet, talk.listen)
     talk.raise_failure()
     return run
 

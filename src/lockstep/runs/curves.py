@@ -75,24 +75,25 @@ class Curve:
     high: np.ndarray
 
 
-def curve_of(records: Sequence[Sequence[Mapping[str, Any]]]) -> Curve:
-    """The curve of each seed's metrics records, over the iterations by which every seed has finished an episode.
+def curve_of(records: Sequence[Sequence[Mapping[str, Any]]], metric: str = METRIC) -> Curve:
+    """The curve of a metric of each seed's records, over the iterations of which every seed's is known.
 
-    Where there are many of those, evenly spaced ones become points.
+    For returns those are the ones by which every seed has finished an episode. Where there are many, evenly spaced ones
+    become points.
     """
-    rows = [row for row in zip(*records, strict=False) if all(_known(record) for record in row)]
+    rows = [row for row in zip(*records, strict=False) if all(_known(record, metric) for record in row)]
     kept = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), MOST_POINTS)).round().astype(int))
     rows = [rows[index] for index in kept]
-    returns = np.array([[record[METRIC] for record in row] for row in rows], np.float64).reshape(-1, len(records))
+    returns = np.array([[record[metric] for record in row] for row in rows], np.float64).reshape(-1, len(records))
     low, high = bootstrap_interval(returns)
     first = [row[0] for row in rows]
     iterations, steps = ([record[name] for record in first] for name in ("iteration", "global_step"))
     return Curve(iterations, steps, returns, interquartile_mean(returns), low, high)
 
 
-def _known(record: Mapping[str, Any]) -> bool:
-    value = record.get(METRIC)
-    return value is not None and math.isfinite(value)
+def _known(record: Mapping[str, Any], metric: str) -> bool:
+    value = record.get(metric)
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:

@@ -19,14 +19,7 @@ from lockstep.config.run import CheckpointConfig, Config, LogConfig
 from lockstep.core.errors import RunError
 from lockstep.core.files import replace_text
 from lockstep.core.topology import Topology, started_by_torchrun
-from lockstep.runs.checkpoint import (
-    PYTREE,
-    CheckpointError,
-    checkpoints_in,
-    manifest_of,
-    newest_manifest,
-    step_of,
-)
+from lockstep.runs.checkpoint import PYTREE, CheckpointError, checkpoints_in, manifest_of, newest_manifest, step_of
 from lockstep.runs.checkpoint_writer import CheckpointWriter
 from lockstep.runs.lock import PATIENCE, RunLock
 from lockstep.runs.progress import Progress, make_progress
@@ -52,6 +45,7 @@ class RunDirectory:
         memory: directory where states are kept for a launcher that starts ranks again; None: it doesn't.
         restarts: how often it has, a row each.
         audience: where somebody listens to the run's records.
+        started: when this session began, ISO 8601 in UTC, and ``command`` its command line, where a launcher tells.
     """
 
     path: Path
@@ -60,6 +54,8 @@ class RunDirectory:
     memory: Path | None = None
     restarts: tuple[dict[str, Any], ...] = ()
     audience: str | None = None
+    started: str | None = None
+    command: tuple[str, ...] | None = None
     _lock: RunLock | None = field(default=None, repr=False)
     _cwd: Path = field(default_factory=Path.cwd, repr=False)  # environments may change it
 
@@ -263,7 +259,8 @@ def create_run(runs_dir: str, name: str | None, config: Config, num_seeds: int =
 
 def open_seed(run: RunDirectory, config: Config) -> RunDirectory:
     """The directory of one of a run's seeds, inside the run's own, with its ``config.json``; it comes back locked."""
-    seed = RunDirectory(run.path / f"{SEED}{config.seed}", run.is_writer, quiet=True)
+    path = run.path / f"{SEED}{config.seed}"
+    seed = RunDirectory(path, run.is_writer, quiet=True, started=run.started, command=run.command)
     if seed.is_writer:
         seed.path.mkdir()
     seed.lock()
@@ -309,16 +306,17 @@ def has_begun(path: Path) -> bool:
     return is_run(path) and not (empty and _untouched(path))
 
 
-def find_run(run: str, runs_dir: str = "runs") -> tuple[Path, str]:
+def find_run(run: str, runs_dir: str = "runs", single: bool = True) -> tuple[Path, str]:
     """The directory of a run given by name, path, or path of one of its checkpoints, and which checkpoint is meant.
 
     Raises:
-        ValueError: there is no such run, or it holds several, one a seed; the line names those that are there.
+        ValueError: there is no such run, or not a ``single`` one but one a seed; the line names those that are there.
     """
     places = list(dict.fromkeys((Path(run), Path(runs_dir) / run)))
     for path in places:
         if is_run(path):
-            _check_single(path)
+            if single:
+                _check_single(path)
             return path, "latest"
         if path.parent.name == CHECKPOINTS and is_run(path.parent.parent) and path.is_dir():
             return path.parent.parent, path.name
@@ -341,10 +339,12 @@ def is_run(path: Path) -> bool:
     return (path / CONFIG).is_file() or "config" in (newest_manifest(path / CHECKPOINTS) or {})
 
 
+def seeds_in(path: Path) -> list[Path]:
+    """The runs of single seeds inside a run of several, in the order of their seeds."""
+    found = {p.parent.name.removeprefix(SEED): p.parent for p in path.glob(f"{SEED}*/{CONFIG}")}
+    return [found[seed] for seed in sorted(filter(str.isdecimal, found), key=int)]
+
+
 def _check_single(path: Path) -> None:
-    found = {p.parent.name.removeprefix(SEED): p for p in path.glob(f"{SEED}*/{CONFIG}")}
-    seeds = [found[seed] for seed in sorted(filter(str.isdecimal, found), key=int)]
-    if seeds:
-        raise ValueError(
-            f"run: {path} holds a run for each of {len(seeds)} seeds; give one of them, e.g. {seeds[0].parent}"
-        )
+    if seeds := seeds_in(path):
+        raise ValueError(f"run: {path} holds a run for each of {len(seeds)} seeds; give one of them, e.g. {seeds[0]}")

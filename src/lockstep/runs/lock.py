@@ -6,6 +6,8 @@ import contextlib
 import errno
 import fcntl
 import os
+import struct
+import sys
 import time
 from pathlib import Path
 from typing import IO
@@ -17,6 +19,9 @@ RUN, WRITER = 0, 1
 PATIENCE = 10.0
 """Seconds that a writer whose launcher is gone may take to die."""
 _POLL = 0.02
+_ON_LINUX = sys.platform == "linux"
+_QUERY = "hhqqi4x" if _ON_LINUX else "qqihh"
+"""``struct flock`` on 64-bit systems: type, whence, start, length, process; on the others type and whence come last."""
 
 _held: dict[tuple[int, int, int], RunLock] = {}
 """Locks of this process (its id comes first: a fork holds none) by device and inode; the kernel refuses it nothing."""
@@ -96,6 +101,25 @@ class RunLock:
 def _key_of(file: IO[bytes]) -> tuple[int, int, int]:
     status = os.fstat(file.fileno())
     return os.getpid(), status.st_dev, status.st_ino
+
+
+def is_held(path: Path) -> bool:
+    """Whether a process has the run of a lock file; asks only, and takes nothing that a run about to begin would miss.
+
+    False where the file system can't tell.
+    """
+    if path.is_symlink() or not path.is_file():
+        return False
+    status = path.stat()
+    if (os.getpid(), status.st_dev, status.st_ino) in _held:
+        return True  # the kernel knows no lock against ourselves, and closing the file would release it
+    asked = (fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0) if _ON_LINUX else (0, 0, 0, fcntl.F_WRLCK, os.SEEK_SET)
+    try:
+        with path.open("rb") as file:
+            told = struct.unpack(_QUERY, fcntl.fcntl(file, fcntl.F_GETLK, struct.pack(_QUERY, *asked)))
+    except OSError:
+        return False
+    return told[0 if _ON_LINUX else 3] != fcntl.F_UNLCK
 
 
 def _lock(file: IO[bytes], byte: int, seconds: float) -> bool:

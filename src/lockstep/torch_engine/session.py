@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,12 +106,12 @@ class Session:
         rows = self.communicator.gather_ranks(torch.from_numpy(fingerprints(arrays).copy()))
         compare_ranks(list(arrays), rows.numpy(), when)
 
-    def checkpoint_files(self, wall_time: float, score: float | None) -> dict[str, bytes]:
+    def checkpoint_files(self, recorded: Mapping[str, Any]) -> dict[str, bytes]:
         """Returns the files of a checkpoint; a collective that gathers the environments of all ranks."""
         state = self.state
         local = save_shards(self.envs, self.replay, state.counter, carried(state), self.plan)
         shards = gather_shards(local, self.communicator.gather_bytes)
-        facts = checkpoint_facts(self, wall_time, score)
+        facts = checkpoint_facts(self, recorded)
         return to_files(self.arrays(), {s: pack(a) for s, a in sorted(shards.items())}, facts)
 
     def facts(self) -> dict[str, Any]:

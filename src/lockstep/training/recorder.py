@@ -17,12 +17,13 @@ from lockstep.core.life import Part, life
 from lockstep.policies.evaluation import summarize
 from lockstep.policies.policy import Policy
 from lockstep.policies.videos import EvaluationVideos
-from lockstep.runs.checkpoint import POLICY, Checkpoint, CheckpointError
+from lockstep.runs.checkpoint import POLICY, Checkpoint, CheckpointError, best_of, step_of
 from lockstep.runs.directory import FINGERPRINTS, TIMING, RunDirectory
 from lockstep.runs.progress import evaluation_line, full_lines
 from lockstep.training.audience import Audience
 from lockstep.training.keeping import Keeper
 from lockstep.training.metrics import WORLD_SIZE, Record
+from lockstep.training.past import Past, utc_date
 from lockstep.training.schedule import comes_due, evaluation_due
 from lockstep.training.session import TrainingSession
 from lockstep.training.stop import KEEP, RUNNING, SAVE, TrainResult, status_of
@@ -34,7 +35,7 @@ class Recorder:
     It goes on from a checkpoint, or None, since ``started`` by the monotonic clock.
 
     Attributes:
-        score: by which the best checkpoint is kept: of the last evaluation, or without any of the last episodes.
+        past: what the run remembers through its sessions, with the score by which the best checkpoint is kept.
         saved_iteration: of the last checkpoint of this session.
     """
 
@@ -50,7 +51,7 @@ class Recorder:
         self.world_size: int = session.facts()["world_size"]
         self.is_new = checkpoint is None
         self.steps_before = session.counted.global_step
-        self.score: float | None = None if checkpoint is None else checkpoint.state.get("score")
+        self.past = Past.of(checkpoint, run.started or utc_date(time.monotonic() - started))
         self.saved_iteration: int | None = None
         self.missing_rows = [] if checkpoint is None else run.missing_rows(session.counted.iteration)
         self.trackers = run.open_trackers(config)
@@ -84,7 +85,7 @@ class Recorder:
         record = {**record, WORLD_SIZE: self.world_size}
         record = {**(self.audience.tell(record).metrics or {}), **record}
         if not self.config.eval.interval:
-            self.score = record["rollout/episode_return_mean"]
+            self.past.score = record["rollout/episode_return_mean"]
         try:
             self.trackers.log(record)
         except OSError as error:
@@ -112,7 +113,7 @@ class Recorder:
         summary = summarize(episodes)
         life.begin(Part.VIDEO)
         self.videos.record(policy, self.counted.global_step)
-        self.score = summary["return_mean"]
+        self.past.evaluated(self.counted.global_step, summary["return_mean"])
         return {f"eval/{name}": value for name, value in summary.items()}
 
     def trace(self) -> None:
@@ -136,10 +137,10 @@ class Recorder:
             return
         life.begin(Part.CHECKPOINT)
         started = time.monotonic()
-        files = self.session.checkpoint_files(self.wall_time(), self.score)
+        files = self.session.checkpoint_files({"wall_time": self.wall_time(), **self.past.to_json()})
         facts = {"rows": iteration, "config": self.config.model_dump(mode="json")}
         if due:
-            self.checkpoints.save(self.counted.global_step, files, self.score, facts)
+            self.checkpoints.save(self.counted.global_step, files, self.past.score, facts)
             self.saved_iteration = iteration
             self.keeper.saved()
         else:
@@ -167,8 +168,11 @@ class Recorder:
         session, counted, config = self.session, self.counted, self.config
         arrays, episodes = session.arrays(), counted.recent.metrics()
         seconds = time.monotonic() - self.started
+        best = best_of(self.run.checkpoints) if self.run.is_writer else None
         return {
             "status": status,
+            "started": self.past.started,
+            "command": None if self.run.command is None else list(self.run.command),
             "environment": config.env.id,
             "seed": config.seed,
             "iteration": counted.iteration,
@@ -176,6 +180,9 @@ class Recorder:
             "final_return": episodes["rollout/episode_return_mean"],
             **({"final_success_rate": episodes[SUCCESS_RATE]} if SUCCESS_RATE in episodes else {}),
             "episodes": counted.recent.total,
+            "best_evaluation": self.past.best_evaluation,
+            "last_evaluation": self.past.last_evaluation,
+            "best_checkpoint": None if best is None else step_of(best),
             "params_sha256": sha256_of({k: v for k, v in arrays.items() if k.startswith(POLICY)}),
             "state_sha256": sha256_of(arrays),
             "wall_time": self.wall_time(),

@@ -56,8 +56,8 @@ class TrainingSession(Protocol):
         """Compares the arrays across ranks; a collective that raises ``DesyncError`` on all of them."""
         ...
 
-    def checkpoint_files(self, wall_time: float, score: float | None) -> dict[str, bytes]:
-        """Returns the files of a checkpoint; a collective."""
+    def checkpoint_files(self, recorded: Mapping[str, Any]) -> dict[str, bytes]:
+        """Returns the files of a checkpoint, see :func:`checkpoint_facts`; a collective."""
         ...
 
     def facts(self) -> dict[str, Any]:
@@ -89,11 +89,16 @@ def load_counters(counted: Counted, values: Mapping[str, Any]) -> None:
     counted.recent = RecentEpisodes.from_json(values["recent_episodes"])
 
 
-def checkpoint_facts(session: TrainingSession, wall_time: float, score: float | None) -> dict[str, Any]:
-    """Returns what a checkpoint's ``state.json`` holds; ``wall_time`` is in seconds, earlier sessions included."""
+def checkpoint_facts(session: TrainingSession, recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a checkpoint's ``state.json`` holds.
+
+    Args:
+        session: that is saved.
+        recorded: what the recorder adds: ``wall_time`` in seconds, earlier sessions included, and the run's
+            :class:`~lockstep.training.past.Past`.
+    """
     return counters(session.counted) | {
-        "wall_time": wall_time,
-        "score": score,
+        **recorded,
         "restarted_environments": session.restarted_before + session.restarted,
         "environment": asdict(session.description),
     }

@@ -126,7 +126,8 @@ class SeedsTrainer:
 
     def summarize(self, summaries: Sequence[dict[str, Any]], curve: Curve, seconds: float) -> dict[str, Any]:
         """Makes ``summary.json`` of the run: of all seeds together, and the numbers of each."""
-        first, own = summaries[0], ("seed", "final_return", "episodes", "params_sha256", "state_sha256")
+        own = ("seed", "final_return", "episodes", "best_checkpoint", "params_sha256", "state_sha256")
+        first = summaries[0]
         listed = [
             {name: summary[name] for name in own} | {"directory": trainer.recorder.run.path.name}
             for summary, trainer in zip(summaries, self.trainers, strict=True)

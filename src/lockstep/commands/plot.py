@@ -1,0 +1,35 @@
+"""``lockstep plot`` draws learning curves of runs, or any other metric of theirs, into one picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from lockstep.commands.parser import CommandParser
+from lockstep.policies.results import check_plot, save_figure, written
+from lockstep.runs.curves import METRIC
+from lockstep.runs.directory import find_run
+from lockstep.runs.plot import X_LABELS, draw, line_of
+
+SUFFIXES = (".png", ".svg", ".pdf")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs ``lockstep plot RUN …``: a line a run; of one with several seeds their interquartile mean and its band."""
+    parser = CommandParser(prog="lockstep plot", description="Draw a metric of runs into one picture.")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="names or run directories, also of several seeds")
+    parser.add_argument("--out", type=Path, default=Path("curves.png"), help="png, svg or pdf (default: curves.png)")
+    parser.add_argument("--x", choices=tuple(X_LABELS), default="steps", help="over what (default: steps)")
+    parser.add_argument("--y", metavar="KEY", default=METRIC, help=f"a key of metrics.jsonl (default: {METRIC})")
+    parser.add_argument("--runs-dir", default="runs", help="where runs given by name lie (default: runs)")
+    options = parser.parse_args(argv)
+    if options.out.suffix not in SUFFIXES:
+        raise ValueError(f"out: {options.out} must end in {' or '.join(SUFFIXES)}")
+    check_plot("plot")
+    paths = list(dict.fromkeys(find_run(run, options.runs_dir, single=False)[0] for run in options.runs))
+    names = [path.resolve().name for path in paths]
+    labels = [name if names.count(name) == 1 else str(path) for name, path in zip(names, paths, strict=True)]
+    lines = [line_of(path, label, options.x, options.y) for path, label in zip(paths, labels, strict=True)]
+    save_figure(draw(lines, options.x, options.y), options.out)
+    print(", ".join(line.label for line in lines) + written(options.out))
+    return 0

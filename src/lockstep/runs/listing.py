@@ -1,0 +1,282 @@
+"""Says in a row each which runs lie in a directory, by their files alone: nothing that a run names is imported."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.runs.checkpoint import STATE, checkpoints_in, manifest_of, newest_manifest, step_of
+from lockstep.runs.curves import METRIC, interquartile_mean
+from lockstep.runs.directory import CHECKPOINTS, CONFIG, LOCK, SUMMARY, seeds_in
+from lockstep.runs.lock import is_held
+from lockstep.runs.trackers import METRICS_JSONL
+
+RUNNING, NO_SUMMARY, DAMAGED = "running", "ended without a summary", "damaged"
+MOST_BYTES = 1 << 26
+"""Of a file that is read whole; no run writes larger ones."""
+LAST_BYTES = 1 << 20
+"""Of ``metrics.jsonl`` that are looked at, from its end."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is known of a run; None: it isn't.
+
+    Attributes:
+        environment: its id.
+        seed: of a run of several, the first; ``seeds`` is their number.
+        steps: global steps of each seed.
+        status: in the words of ``summary.json``, or :data:`RUNNING`, :data:`NO_SUMMARY`, :data:`DAMAGED`.
+        final_return: mean of the last hundred episodes, of several seeds the interquartile mean.
+        started: ISO 8601 in UTC.
+        size: of all its files, in bytes.
+        problem: what is wrong with its files, in one line.
+    """
+
+    name: str
+    path: str
+    environment: str | None = None
+    seed: int | None = None
+    seeds: int = 1
+    steps: int | None = None
+    status: str = DAMAGED
+    final_return: float | None = None
+    ranks: int | None = None
+    started: str | None = None
+    size: int = 0
+    problem: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the row by the names of ``--sort`` and of the table."""
+        named = {"return" if name == "final_return" else name: value for name, value in vars(self).items()}
+        return {name: value for name, value in named.items() if name != "problem" or value is not None}
+
+
+def runs_in(places: Sequence[Path]) -> list[Path]:
+    """Finds the run directories in some directories, and those that are one themselves; what is no run is left out.
+
+    Raises:
+        OSError: a directory can't be read.
+    """
+    found: dict[Path, None] = {}
+    for place in places:
+        inside = [place] if _looks_like_run(place) else sorted(place.iterdir()) if place.is_dir() else []
+        found |= dict.fromkeys(path for path in inside if _looks_like_run(path))
+    return list(found)
+
+
+def _looks_like_run(path: Path) -> bool:
+    try:
+        if not path.is_dir():
+            return False
+        if (path / CONFIG).exists() or (path / CONFIG).is_symlink():
+            return True
+        return "config" in (newest_manifest(path / CHECKPOINTS) or {})
+    except OSError:
+        return False
+
+
+def row_of(path: Path, name: str) -> Row:
+    """Reads one run; whatever is wrong with it becomes the row's problem."""
+    try:
+        return _read(path, name)
+    except OSError as error:
+        return Row(name, str(path), problem=f"{error.filename or path} can't be read: {error.strerror or error}")
+    except _UnreadableError as error:
+        return Row(name, str(path), size=size_of(path), problem=str(error))
+
+
+class _UnreadableError(Exception):
+    """A file of a run doesn't hold what it should; the message is one line."""
+
+
+def _read(path: Path, name: str) -> Row:
+    config, summary, problem = _config(path), {}, None
+    held = is_held(path / LOCK)
+    try:
+        summary = {} if held else _read_json(path / SUMMARY)
+    except FileNotFoundError:
+        pass
+    except _UnreadableError as error:
+        problem = str(error)
+    seeds = seeds_in(path)
+    known = _known(path, summary) if summary or not seeds else _together([_known(seed, {}) for seed in seeds])
+    return Row(
+        name,
+        str(path),
+        environment=_text(config, "env", "id"),
+        seed=_whole(config, "seed"),
+        seeds=len(seeds) or 1,
+        status=RUNNING if held else _text(summary, "status") or NO_SUMMARY,
+        size=size_of(path),
+        problem=problem,
+        **{**known, "started": known["started"] or _written(path / CONFIG)},
+    )
+
+
+def _config(path: Path) -> dict[str, Any]:
+    """Reads ``config.json``, or where that is gone or damaged what the newest checkpoint keeps of it."""
+    try:
+        return _read_json(path / CONFIG)
+    except (OSError, _UnreadableError) as error:
+        kept = (newest_manifest(path / CHECKPOINTS) or {}).get("config")
+        if isinstance(kept, dict):
+            return kept
+        if isinstance(error, _UnreadableError):
+            raise
+        raise _UnreadableError(f"{path / CONFIG} can't be read: {error.strerror or error}") from None
+
+
+def _known(path: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Steps, return, ranks and date of a run: by its summary, else by its last metrics and its newest checkpoint."""
+    if summary:
+        return {
+            "steps": _whole(summary, "global_step"),
+            "final_return": _number(summary, "final_return"),
+            "ranks": _whole(summary, "world_size"),
+            "started": _date(summary),
+        }
+    last, checkpoints = _last_record(path / METRICS_JSONL), checkpoints_in(path / CHECKPOINTS)
+    newest = next((each for each in checkpoints if manifest_of(each) is not None), None)
+    steps = _whole(last, "global_step")
+    return {
+        "steps": steps if steps is not None or newest is None else step_of(newest),
+        "final_return": _number(last, METRIC),
+        "ranks": _whole(last, "time/world_size"),
+        "started": None if newest is None else _date(_state(newest)),
+    }
+
+
+def _together(each: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Sums up what is known of several seeds that share a program."""
+    returns = [known["final_return"] for known in each]
+    mean = None if None in returns else float(interquartile_mean(np.array(returns)))
+    dates = [known["started"] for known in each if known["started"] is not None]
+    return each[0] | {"final_return": mean, "started": min(dates, default=None)}
+
+
+def _state(checkpoint: Path) -> dict[str, Any]:
+    try:
+        return _read_json(checkpoint / STATE)
+    except (OSError, _UnreadableError):
+        return {}
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """Reads an object from a plain file.
+
+    Raises:
+        FileNotFoundError: there is none.
+        _UnreadableError: it holds something else.
+    """
+    if path.is_symlink() or (path.exists() and not path.is_file()):  # a pipe would be waited for
+        raise _UnreadableError(f"{path} is no file")
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise _UnreadableError(f"{path} is larger than any that a run writes")
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise _UnreadableError(f"{path} is damaged: {' '.join(str(error).split())}") from None
+    if not isinstance(found, dict):
+        raise _UnreadableError(f"{path} is damaged: it holds no object")
+    return found
+
+
+def _last_record(path: Path) -> dict[str, Any]:
+    """The last whole record of a metrics file; an empty one without any."""
+    if path.is_symlink() or not path.is_file():
+        return {}
+    with path.open("rb") as file:
+        start = max(0, path.stat().st_size - LAST_BYTES)
+        file.seek(start)
+        lines = file.read(LAST_BYTES).splitlines()
+    for line in reversed(lines[1:] if start else lines):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            continue  # torn, or being written
+        if isinstance(record, dict):
+            return record
+    return {}
+
+
+def size_of(path: Path) -> int:
+    """Bytes of all files below a directory; links are not followed."""
+    total = 0
+    for folder, _, files in os.walk(path):
+        for name in files:
+            try:
+                total += os.lstat(os.path.join(folder, name)).st_size
+            except OSError:
+                continue  # removed meanwhile, by a run that goes on
+    return total
+
+
+def _written(path: Path) -> str | None:
+    """When a file was last written: what is known of a run whose files don't say when it began."""
+    try:
+        then = datetime.datetime.fromtimestamp(path.lstat().st_mtime, datetime.UTC)
+    except (OSError, OverflowError, ValueError):
+        return None
+    return then.isoformat(timespec="seconds")
+
+
+# --- values of files that may hold anything ---------------------------------------------------------------------------
+
+
+def _text(found: Any, *keys: str) -> str | None:
+    """A text below keys, without what would steer a terminal; None if there is none."""
+    for key in keys:
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return printable(found) if isinstance(found, str) else None
+
+
+def printable(text: str) -> str:
+    """A text in one line in which nothing steers a terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def _whole(found: Mapping[str, Any], key: str) -> int | None:
+    value = found.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _number(found: Mapping[str, Any], key: str) -> float | None:
+    value = found.get(key)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < 1e300:
+        return None
+    return float(value)
+
+
+def _date(found: Mapping[str, Any]) -> str | None:
+    """The date of ``started``, in UTC."""
+    try:
+        then = datetime.datetime.fromisoformat(found.get("started") or "")
+        return then.astimezone(datetime.UTC).isoformat(timespec="seconds")
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
+# --- order ----------------------------------------------------------------------------------------------------------
+
+SORTS = ("return", "steps", "date", "name", "size")
+
+
+def ordered(rows: Iterable[Row], by: str) -> list[Row]:
+    """Sorts rows: names from A on, everything else from the highest and the newest on; what isn't known comes last."""
+    rows = sorted(rows, key=lambda row: row.name)
+    if by == "name":
+        return rows
+    field = {"return": "final_return", "date": "started"}.get(by, by)
+    known = [row for row in rows if getattr(row, field) is not None]
+    return sorted(known, key=lambda row: getattr(row, field), reverse=True) + [row for row in rows if row not in known]

@@ -1,0 +1,130 @@
+"""Draws a metric of several runs into one picture, over steps, time or iterations; needs matplotlib."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from lockstep.runs.curves import METRIC, curve_of
+from lockstep.runs.directory import seeds_in
+from lockstep.runs.trackers import METRICS_JSONL
+
+Records = list[dict[str, Any]]
+TIME = "time/t_iter"
+X_LABELS = {"steps": "environment steps", "time": "seconds of training", "iterations": "iterations"}
+Y_LABELS = {METRIC: "mean return of the last 100 episodes"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """What is drawn of a run: ``[points]`` each.
+
+    Attributes:
+        label: its name.
+        x: where.
+        y: the metric, of a run of several seeds its interquartile mean over them.
+        band: ends of that one's 95 % interval; None of a single seed.
+    """
+
+    label: str
+    x: list[float]
+    y: list[float]
+    band: tuple[list[float], list[float]] | None = None
+
+
+def line_of(path: Path, label: str, x: str, y: str) -> Line:
+    """Reads the line of a run, or of all its seeds.
+
+    Args:
+        path: the run's directory.
+        label: by which the picture names it.
+        x: ``steps``, ``time`` (the sum of the iterations' times) or ``iterations``.
+        y: a key of ``metrics.jsonl``.
+
+    Raises:
+        ValueError: the run has no numbers by that key; one line.
+    """
+    seeds = seeds_in(path)
+    records = [records_of(each) for each in seeds or [path]]
+    curve = curve_of(records, y)
+    if not curve.iterations:
+        raise ValueError(_nothing(label, y, records))
+    places = _places(records[0], x)
+    at = [places[iteration] for iteration in curve.iterations]
+    band = (curve.low.tolist(), curve.high.tolist()) if seeds else None
+    return Line(f"{label} ({len(seeds)} seeds)" if seeds else label, at, curve.iqm.tolist(), band)
+
+
+def records_of(path: Path) -> Records:
+    """The whole metrics records of a run directory; a torn last line, of a run that goes on or was killed, is left out.
+
+    Raises:
+        ValueError: there is no such file, or another line is no record; one line.
+    """
+    file, found = path / METRICS_JSONL, []
+    if not file.is_file():
+        raise ValueError(f"plot: {path} has no {METRICS_JSONL}")
+    lines = file.read_bytes().splitlines()
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+            if not all(isinstance(record[key], int) for key in ("iteration", "global_step")):
+                raise ValueError
+        except (ValueError, TypeError, KeyError, RecursionError):
+            if number < len(lines):
+                raise ValueError(f"plot: {file}: line {number} is no metrics record") from None
+        else:
+            found.append(record)
+    return found
+
+
+def _places(records: Sequence[Mapping[str, Any]], x: str) -> dict[int, float]:
+    """Where each iteration of a run lies on the horizontal axis."""
+    iterations = [record["iteration"] for record in records]
+    if x == "iterations":
+        return {iteration: iteration for iteration in iterations}
+    if x == "steps":
+        return {record["iteration"]: record["global_step"] for record in records}
+    return dict(zip(iterations, accumulate(_seconds(record) for record in records), strict=True))
+
+
+def _seconds(record: Mapping[str, Any]) -> float:
+    value = record.get(TIME)
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _nothing(label: str, y: str, records: Sequence[Records]) -> str:
+    """Says why a run has no line: no such key, or no number by it."""
+    keys = dict.fromkeys(key for each in records for record in each for key in record)
+    if y in keys or not keys:
+        return f"plot: {label} has no {y} yet"
+    ends = [key for key in keys if key.rpartition("/")[2] == y]
+    close = ends or difflib.get_close_matches(y, keys, 3)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(keys)}"
+    return f"plot: {label} has no {y}; {hint}"
+
+
+def draw(lines: Sequence[Line], x: str, y: str) -> Any:
+    """The figure: a line for each run, with the band of those that have several seeds."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.0, 4.5), layout="constrained")
+    axis = figure.subplots()
+    for line in lines:
+        (drawn,) = axis.plot(
+            line.x, line.y, marker="." if len(line.x) == 1 else "", label=line.label.replace("$", r"\$")
+        )
+        if line.band is not None:
+            low, high = line.band
+            axis.fill_between(line.x, low, high, color=drawn.get_color(), alpha=0.2, linewidth=0)
+    axis.set_xlabel(X_LABELS[x])
+    axis.set_ylabel(Y_LABELS.get(y, y))
+    axis.grid(alpha=0.3)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=8)
+    return figure

@@ -1,0 +1,59 @@
+"""What a run remembers through all its sessions beside the training state: when it began, and its evaluations."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lockstep.runs.checkpoint import Checkpoint
+
+Evaluated = dict[str, Any]
+"""``step`` and ``return_mean`` of an evaluation."""
+
+
+@dataclass
+class Past:
+    """Facts that a checkpoint carries on; none of them is read by training.
+
+    Attributes:
+        started: when the run's first session began, ISO 8601 in UTC; None: a version that didn't keep it began the run.
+        score: by which the best checkpoint is kept: of the last evaluation, or without any of the last episodes.
+        best_evaluation: with the highest mean return, the newest among equals; ``last_evaluation`` the newest.
+    """
+
+    started: str | None = None
+    score: float | None = None
+    best_evaluation: Evaluated | None = None
+    last_evaluation: Evaluated | None = None
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint | None, started: str) -> Past:
+        """Takes over what a checkpoint carries; without one the run begins at ``started``."""
+        if checkpoint is None:
+            return cls(started)
+        state, evaluations = checkpoint.state, ("best_evaluation", "last_evaluation")
+        date = state.get("started")
+        best, last = (found if _is_evaluation(found := state.get(name)) else None for name in evaluations)
+        return cls(date if isinstance(date, str) else None, state.get("score"), best, last)
+
+    def evaluated(self, step: int, return_mean: float) -> None:
+        """Takes in an evaluation, whose mean return is the score."""
+        self.score = return_mean
+        self.last_evaluation = {"step": step, "return_mean": return_mean}
+        if self.best_evaluation is None or return_mean >= self.best_evaluation["return_mean"]:
+            self.best_evaluation = self.last_evaluation
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what a checkpoint's ``state.json`` carries: the reverse of :meth:`of`."""
+        return asdict(self)
+
+
+def _is_evaluation(found: Any) -> bool:
+    return isinstance(found, dict) and isinstance(found.get("return_mean"), int | float)
+
+
+def utc_date(seconds_ago: float = 0.0) -> str:
+    """Returns the present, or what was so many seconds ago, as ISO 8601 in UTC to the second."""
+    then = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=seconds_ago)
+    return then.isoformat(timespec="seconds")

@@ -1,0 +1,98 @@
+"""``lockstep plot``: which lines it draws, and what it refuses."""
+
+import importlib.util
+import json
+
+import pytest
+
+from lockstep.cli import main
+from lockstep.runs.plot import Line, draw, line_of
+
+METRIC = "rollout/episode_return_mean"
+
+
+def make(path, values, times=None):
+    path.mkdir(parents=True)
+    (path / "config.json").write_text("{}")
+    rows = [{"iteration": n, "global_step": 10 * n, METRIC: value} for n, value in enumerate(values, 1)]
+    for row in rows:
+        row["time/t_iter"] = 0.5
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def refused(capsys, *words):
+    assert main(["plot", *map(str, words)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    return lines[0]
+
+
+@pytest.mark.parametrize(("x", "places"), [("steps", [20, 30]), ("iterations", [2, 3]), ("time", [1.0, 1.5])])
+def test_a_line_is_the_metric_where_it_is_known(x, places, tmp_path):
+    run = make(tmp_path / "a", [None, 4.0, 8.0])
+    assert line_of(run, "a", x, METRIC) == Line("a", places, [4.0, 8.0])
+    assert line_of(run, "a", x, "global_step").y == [10, 20, 30]
+
+
+def test_several_seeds_are_a_mean_with_a_band(tmp_path):
+    for seed, values in ((2, [1.0, 2.0]), (3, [3.0, 8.0])):
+        make(tmp_path / "many" / f"seed_{seed}", values)
+    (tmp_path / "many" / "config.json").write_text("{}")
+    line = line_of(tmp_path / "many", "many", "steps", METRIC)
+    assert (line.label, line.x, line.y) == ("many (2 seeds)", [10, 20], [2.0, 5.0])
+    assert line.band == ([1.0, 2.0], [3.0, 8.0])
+
+
+def test_a_torn_last_line_is_left_out_and_another_is_refused(tmp_path):
+    run = make(tmp_path / "a", [1.0, 2.0])
+    file = run / "metrics.jsonl"
+    file.write_text(file.read_text() + '{"iteration": 3, "glo')
+    assert line_of(run, "a", "steps", METRIC).x == [10, 20]
+    file.write_text("no record\n" + file.read_text())
+    with pytest.raises(ValueError, match="line 1 is no metrics record"):
+        line_of(run, "a", "steps", METRIC)
+
+
+def test_runs_are_drawn_by_their_names(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("matplotlib")
+    make(tmp_path / "runs" / "a", [1.0, 2.0])
+    make(tmp_path / "other" / "a", [1.0, 4.0])
+    monkeypatch.chdir(tmp_path)
+    assert main(["plot", "a", "other/a", "runs/a", "--y", METRIC, "--out", "out/two.svg"]) == 0
+    assert capsys.readouterr().out == "runs/a, other/a → out/two.svg\n"
+    assert "<svg" in (tmp_path / "out" / "two.svg").read_text()
+    assert main(["plot", "a"]) == 0
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_picture_has_the_lines():
+    pytest.importorskip("matplotlib")
+    lines = [Line("a $1$_{", [1, 2], [3, 4]), Line("b", [1, 2], [5, 6], ([4, 5], [6, 7]))]
+    figure = draw(lines, "time", "train/loss")
+    (axis,) = figure.axes
+    assert [line.get_ydata().tolist() for line in axis.lines] == [[3, 4], [5, 6]]
+    assert (axis.get_xlabel(), axis.get_ylabel()) == ("seconds of training", "train/loss")
+    assert len(axis.collections) == 1
+    figure.canvas.draw()
+
+
+def test_what_cannot_be_drawn_is_one_line(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    make(tmp_path / "runs" / "a", [None])
+    assert "a has no rollout/episode_return_mean yet" in refused(capsys, "a")
+    assert "did you mean time/t_iter?" in refused(capsys, "a", "--y", "t_iter")
+    assert "there are iteration, global_step" in refused(capsys, "a", "--y", "zzzz")
+    assert "must end in .png or .svg or .pdf" in refused(capsys, "a", "--out", "a.txt")
+    assert "neither b nor runs/b is a run directory" in refused(capsys, "b")
+    (tmp_path / "runs" / "a" / "metrics.jsonl").unlink()
+    assert "has no metrics.jsonl" in refused(capsys, "a")
+    assert not (tmp_path / "curves.png").exists()
+
+
+def test_without_matplotlib_the_extra_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    make(tmp_path / "runs" / "a", [1.0])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert refused(capsys, "a") == "lockstep: error: plot: needs matplotlib; pip install 'lockstep-rl[plot]'"

@@ -1,0 +1,33 @@
+"""What a run remembers through its sessions."""
+
+import datetime
+
+import pytest
+
+from lockstep.runs.checkpoint import Checkpoint
+from lockstep.training.past import Past, utc_date
+
+
+def test_the_best_evaluation_stays_and_the_newest_wins_among_equals():
+    past = Past.of(None, "now")
+    for step, value in ((1, -3.0), (2, 5.0), (3, 5.0), (4, 1.0)):
+        past.evaluated(step, value)
+    assert past.best_evaluation == {"step": 3, "return_mean": 5.0}
+    assert past.last_evaluation == {"step": 4, "return_mean": 1.0}
+    assert past.score == 1.0
+    assert Past.of(Checkpoint({}, {}, past.to_json()), "later") == past
+    assert Past.of(None, "later") == Past("later")
+
+
+@pytest.mark.parametrize("odd", [{}, {"started": 7, "best_evaluation": [1], "last_evaluation": {"return_mean": "x"}}])
+def test_what_another_version_left_out_is_unknown(odd):
+    past = Past.of(Checkpoint({}, {}, odd), "later")
+    assert past == Past()
+    past.evaluated(8, 2.0)
+    assert past.best_evaluation == past.last_evaluation == {"step": 8, "return_mean": 2.0}
+
+
+def test_dates_are_utc():
+    now, before = (datetime.datetime.fromisoformat(utc_date(seconds)) for seconds in (0, 3600))
+    assert now.utcoffset() == datetime.timedelta(0)
+    assert datetime.timedelta(seconds=3599) <= now - before <= datetime.timedelta(seconds=3601)
