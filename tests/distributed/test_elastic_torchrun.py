@@ -58,7 +58,7 @@ def assert_undisturbed(trained: Callable[..., Run], run: Path, agents: Agents, *
     assert_no_orphans(ours.ended)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ["torch"])  # JAX compiles at each change; it is below, where a host is lost
 def test_agents_come_and_leave(trained, tmp_path, pace, agents, engine):
     words, run = (*PACED, *ENGINES[engine], "--name", "run", "--resume", "auto", "--quiet"), tmp_path / "runs" / "run"
     four = agents(4)
