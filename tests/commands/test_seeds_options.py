@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.commands.seeds import check_seeds, seeds_next_steps
-from lockstep.commands.train import start_run
+from lockstep.commands.next_steps import next_steps
 from lockstep.config.run import Config, RunOptions
 from lockstep.launch.defaults import request_of
+from lockstep.launch.seeds import check_seeds
+from lockstep.launch.start import start_run
 from lockstep.runs.directory import default_name, find_run
 
 SEEDS = ("--engine", "jax", "--num-seeds", "3")
@@ -85,11 +86,11 @@ def test_the_end_of_a_run_of_seeds_in_words(tmp_path):
         "final_return_interval": [10.0, 14.0],
         "seeds": [{"directory": "seed_0"}, {"directory": "seed_1"}],
     }
-    text = seeds_next_steps(tmp_path, summary, "lockstep")
+    text = next_steps(tmp_path, summary)
     assert "interquartile mean over 2 seeds of the return 12.5 (95 % interval 10.0 … 14.0)" in text
     assert f"lockstep train --resume {tmp_path / 'seed_0'}" in text
-    unknown = seeds_next_steps(
-        tmp_path, summary | {"status": "finished", "final_return": None, "final_return_interval": None}, "lockstep"
+    unknown = next_steps(
+        tmp_path, summary | {"status": "finished", "final_return": None, "final_return_interval": None}
     )
     assert unknown.startswith("some seed has finished no episode yet")
     assert "--resume" not in unknown

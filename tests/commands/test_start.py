@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from lockstep.commands.train import prepare, start_run
+from lockstep.commands.train import report
 from lockstep.config.checks import resolve
 from lockstep.config.engines import check_engine_options
 from lockstep.config.keys import validate
@@ -17,6 +17,7 @@ from lockstep.envs.describe import describe
 from lockstep.launch.checks import check_machine
 from lockstep.launch.defaults import request_of
 from lockstep.launch.resume import resumed_config
+from lockstep.launch.start import prepare, start_run
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ GROUPS = ("--algorithm", "grpo", "--num-shards", "2", "--grpo.group-size", "4")
 
 
 def train(words):
-    return start_run(request_of(words))
+    return start_run(request_of(words), report=report)
 
 
 def trained(folder, name, *words):
@@ -140,9 +141,9 @@ def test_a_session_that_wrote_no_summary_doesnt_speak_of_the_one_before(tmp_path
     words = ["CartPole-v1", *SMALL, *GROUPS, "--runs-dir", str(tmp_path), "--name"]
     assert train([*words, "run", "--stop-at-step", "128", "--total-steps", "256"]) == 0
     capsys.readouterr()
-    monkeypatch.setattr("lockstep.commands.train.run_rank", lambda *_: 143)  # stopped before it trained
+    monkeypatch.setattr("lockstep.launch.start.run_rank", lambda *_: 143)  # stopped before it trained
     assert train(["--resume", str(tmp_path / "run")]) == 143
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr("lockstep.commands.train._last_written", lambda run: object())
+    monkeypatch.setattr("lockstep.launch.start._last_written", lambda run: object())
     assert train(["--resume", str(tmp_path / "run")]) == 143
     assert capsys.readouterr().err == "lockstep: stopped by a signal, with a checkpoint\n"

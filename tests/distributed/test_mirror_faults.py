@@ -138,7 +138,8 @@ def test_a_mirror_that_cannot_be_had_at_the_start_is_one_line_and_no_run(s3, tmp
     s3.proxy.set(s3_server.DENY)
     assert f"can't write {s3.mirror}/run: Access Denied" in refused(s3, tmp_path, *new, s3.mirror)
     assert "nosuch://place/run" in refused(s3, tmp_path, *new, "nosuch://place")
-    assert "checkpoint.mirror" in refused(s3, tmp_path, *new, "bucket/runs")
+    wanted = "a place that fsspec knows is wanted, e.g. s3://bucket/runs"
+    assert f"checkpoint.mirror: 'bucket/runs': {wanted}" in refused(s3, tmp_path, *new, "bucket/runs")
 
 
 @pytest.mark.long

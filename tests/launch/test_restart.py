@@ -5,13 +5,13 @@ from typing import Any, cast
 
 import pytest
 
-from lockstep.commands.seeds import check_seeds
 from lockstep.config.engines import check_engine_options
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.topology import Topology
 from lockstep.launch import restart, world
 from lockstep.launch.rank import Assignment
 from lockstep.launch.restart import Failures, Restarts, State, killed_for_memory, newest_state, signature
+from lockstep.launch.seeds import check_seeds
 from lockstep.launch.world import number_of_processes
 from lockstep.runs.checkpoint import REQUIRED, CheckpointError
 from lockstep.runs.checkpoint_writer import commit

@@ -6,12 +6,11 @@ import re
 
 import pytest
 
-from lockstep.commands import train as start
 from lockstep.config.checks import resolve
 from lockstep.config.run import Config, EnvConfig
 from lockstep.core.topology import Topology
 from lockstep.envs.describe import describe
-from lockstep.launch import sizing
+from lockstep.launch import sizing, start
 from lockstep.launch.sizing import ENV_BYTES, GB, Resources, available_memory, bytes_per_env, size, wanted
 from lockstep.launch.world import World
 

@@ -5,6 +5,7 @@ import signal
 import traceback
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import lockstep
@@ -90,6 +91,29 @@ def test_an_exception_ends_the_run_with_a_checkpoint_and_its_own_traceback():
     run = lockstep.load_run("failing")
     assert run.status == "stopped by a callback"
     assert [path.name for path in run.checkpoints] == ["step_384"]
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [({"mine": "nine"}, "a callback's metric 'mine' is 'nine'"), ("stop", "a callback said 'stop'")],
+)
+def test_what_a_callback_may_not_say_ends_the_run(said, error):
+    class Saying:
+        def on_iteration(self, record):
+            return said
+
+    with pytest.raises(TypeError, match=error):
+        lockstep.train("CartPole-v1", callbacks=[Saying()], name="saying", **SMALL)
+    assert lockstep.load_run("saying").status == "stopped by a callback"
+
+
+def test_a_comparison_of_numpy_ends_a_run_too():
+    class Comparing:
+        def on_iteration(self, record):
+            return np.float64(record["iteration"]) < 2
+
+    run = lockstep.train("CartPole-v1", callbacks=[Comparing()], **SMALL)
+    assert [row["iteration"] for row in run.metrics] == [1, 2]
 
 
 def test_an_interrupt_leaves_a_checkpoint():

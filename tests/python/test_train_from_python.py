@@ -50,6 +50,15 @@ def test_the_run_is_the_command_lines(runs, tmp_path):
     assert (going_on.path, going_on.summary["global_step"]) == (run.path, 2048)
 
 
+def test_options_of_a_config_file_count(runs, tmp_path):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"env": "CartPole-v1", "nproc": 2, "runs_dir": "elsewhere", "total_steps": 256}))
+    run = lockstep.train(file, name="file", num_steps=16, quiet=True)
+    assert (run.path, run.summary["world_size"]) == (tmp_path / "elsewhere" / "file", 2)
+    run = lockstep.train(file, name="mine", nproc=1, runs_dir="runs", num_steps=16, quiet=True)
+    assert (run.path, run.summary["world_size"]) == (runs / "mine", 1)
+
+
 def test_a_config_in_any_form_is_the_same_run(runs, tmp_path):
     settings = {"env": "CartPole-v1", "ppo": {"num_epochs": 2}, "num_steps": 16, "total_steps": 256}
     file = tmp_path / "config.json"

@@ -12,9 +12,10 @@ import s3_server
 from frameworks import installed
 from mirror_places import MemoryPlace
 
+from lockstep.config.sections import is_url
 from lockstep.runs.mirror import lease as lease_module
 from lockstep.runs.mirror.lease import LEASE, PATIENCE_SECONDS, RENEW_SECONDS, Lease
-from lockstep.runs.mirror.place import MirrorError, Place, is_url, split_url
+from lockstep.runs.mirror.place import MirrorError, Place, split_url
 
 
 @pytest.fixture

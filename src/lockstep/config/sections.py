@@ -9,6 +9,11 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
+def is_url(text: str) -> bool:
+    """Tells a place that fsspec knows by its scheme, a run on a mirror, from a name or a directory."""
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://.", text) is not None
+
+
 class Section(BaseModel):
     """A frozen group of settings that knows every one of its keys."""
 
@@ -265,12 +270,18 @@ class CheckpointConfig(Section):
     keep_best: bool = Field(default=True, description="keep the checkpoint with the best return as well")
     mirror: str | None = Field(
         default=None,
-        pattern=r"^[A-Za-z][A-Za-z0-9+.-]*://.+$",
         description="also copy the run to this place/NAME, of anything that fsspec knows: s3://bucket/runs",
     )
     replay_limit: int = Field(
         default=10_000, ge=0, description="longest live episode, in steps, that is restored by replaying it"
     )
+
+    @field_validator("mirror")
+    @classmethod
+    def _url(cls, place: str | None) -> str | None:
+        if place is not None and not is_url(place):
+            raise ValueError(f"{place!r}: a place that fsspec knows is wanted, e.g. s3://bucket/runs")
+        return place
 
 
 class EvalConfig(Section):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lockstep.config.run import AUTO, Config, RunOptions
+from lockstep.config.sections import is_url
 from lockstep.core.files import sync_path
 from lockstep.core.process import at_failure
 from lockstep.core.temporary import temporary_directory
@@ -18,7 +19,7 @@ from lockstep.runs.directory import CHECKPOINTS, CONFIG, RunDirectory, has_begun
 from lockstep.runs.mirror.copier import Mirror
 from lockstep.runs.mirror.fetch import fetch_config, fetch_run, has_run, steps_on
 from lockstep.runs.mirror.lease import Lease
-from lockstep.runs.mirror.place import MirrorError, Place, is_url, split_url
+from lockstep.runs.mirror.place import MirrorError, Place, split_url
 from lockstep.runs.stored import stored_config
 
 

@@ -8,7 +8,9 @@ import select
 import socket
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from lockstep.python.command import POLL_SECONDS
 from lockstep.training.audience import ADDRESS_VARIABLE, OBSERVERS, lines_of
@@ -23,17 +25,11 @@ MOST_ANSWERS = 1000
 END: dict[str, Any] = {"go_on": False, "metrics": {}}
 
 
-class Callback(Protocol):
-    """What a callback may have, any of it; :class:`BaseCallback` has all of it, doing nothing.
-
-    Records are rows of ``metrics.jsonl``: metrics by name, with ``iteration`` and ``global_step``.
-    """
-
-
 class BaseCallback:
-    """A callback that does nothing, to derive from.
+    """A callback that does nothing, to derive from; any object with some of these methods is one as well.
 
     The order of a call: ``on_iteration`` once an iteration, ``on_evaluation`` after it where the policy was evaluated.
+    Records are rows of ``metrics.jsonl``: metrics by name, with ``iteration`` and ``global_step``.
     """
 
     def on_start(self, run: Run) -> None:
@@ -72,6 +68,7 @@ class Conversation:
 
     def __init__(self, run: Run, callbacks: Sequence[Any], observe_only: bool, directory: Path) -> None:
         self._run, self._callbacks = run, list(callbacks)
+        self._observes = observe_only
         self._failure: BaseException | None = None
         self._answers: dict[int, dict[str, Any]] = {}
         self._seen, self._begun = set[Path](), False
@@ -130,7 +127,8 @@ class Conversation:
                     try:
                         answer = self._answer(json.loads(line))
                     finally:  # interrupted here, the run still gets to hear that it ends
-                        connection.sendall(json.dumps(answer).encode() + b"\n")
+                        if not self._observes:
+                            connection.sendall(json.dumps(answer).encode() + b"\n")
                 return
         connection.close()
         self._reader = None
@@ -149,11 +147,11 @@ class Conversation:
         names = ["on_iteration"] + (["on_evaluation"] if any(key.startswith("eval/") for key in record) else [])
         for name in names:
             for callback in self._callbacks:
-                said = self._safely(getattr(callback, name, None), dict(record))
-                if isinstance(said, dict):
-                    answer["metrics"] |= {str(key): float(value) for key, value in said.items()}
-                elif said is False:
+                said = self._safely(_said, getattr(callback, name, None), dict(record))
+                if said is False:
                     answer["go_on"] = False
+                elif isinstance(said, dict):
+                    answer["metrics"] |= said
         self._safely(self._tell_checkpoints)
         answer["go_on"] &= self._failure is None
         return answer
@@ -182,7 +180,7 @@ class Conversation:
 
     def _safely(self, action: Any, *arguments: Any) -> Any:
         """Calls a callback, unless one has failed; its exception ends the run, and is raised once that is over."""
-        if action is None or self._failure is not None:
+        if self._failure is not None:
             return None
         try:
             return action(*arguments)
@@ -191,3 +189,22 @@ class Conversation:
         except BaseException as error:
             self._failure = error
             return None
+
+
+def _said(method: Any, record: dict[str, Any]) -> bool | dict[str, float]:
+    """What a callback's method, if it has it, says to a record: whether to go on, or numbers to log.
+
+    Raises:
+        TypeError: what it says is neither.
+    """
+    said = None if method is None else method(record)
+    if said is None or isinstance(said, bool | np.bool):
+        return said is None or bool(said)
+    if not isinstance(said, dict):
+        raise TypeError(f"a callback said {said!r} to an iteration; it says False, True, None or a dict of numbers")
+    for key, value in said.items():
+        try:
+            float(value)
+        except (TypeError, ValueError):
+            raise TypeError(f"a callback's metric {key!r} is {value!r}; a number is logged") from None
+    return {str(key): float(value) for key, value in said.items()}

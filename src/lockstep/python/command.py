@@ -51,6 +51,7 @@ def run_command(
         stdout=None if shared else subprocess.DEVNULL if quiet else subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        errors="replace",  # of what an environment prints, which a full pipe would stop
         start_new_session=True,  # Ctrl-C is this process's to pass on
     )
     errors: list[str] = []

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.config.command_line import read_request
 from lockstep.config.run import AUTO, Config, RunOptions
+from lockstep.config.sections import is_url
 from lockstep.core.temporary import temporary_directory
-from lockstep.python.callbacks import Callback, Conversation
+from lockstep.python.callbacks import Conversation
 from lockstep.python.command import run_command
 from lockstep.python.environments import Handed, variables_for
 from lockstep.runs.directory import default_name, find_run
-from lockstep.runs.mirror.place import is_url, split_url
+from lockstep.runs.mirror.place import split_url
 from lockstep.training.audience import PYTHON_VARIABLE
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def start(
     asked: dict[str, Any],
     env: Handed | None,
     run_at: Callable[[Path], Run],
-    callbacks: Sequence[Callback],
+    callbacks: Sequence[Any],
     observe_only: bool,
 ) -> Run:
     """Runs ``lockstep train`` with nested settings, and answers it with callbacks.

@@ -8,7 +8,6 @@ from typing import Any
 
 from lockstep.config.files import FILE_SUFFIXES, merge, nested, read_file
 from lockstep.config.run import Config
-from lockstep.python.callbacks import Callback
 from lockstep.python.environments import Handed, handed
 from lockstep.python.run import Run
 from lockstep.python.start import start
@@ -18,11 +17,11 @@ def train(
     env: str | Path | Mapping[str, Any] | Config | Callable[..., Any] | None = None,
     *,
     engine: str | None = None,
-    nproc: int | str = 1,
-    callbacks: Sequence[Callback] = (),
+    nproc: int | str | None = None,
+    callbacks: Sequence[Any] = (),
     observe_only: bool = False,
     name: str | None = None,
-    runs_dir: str | Path = "runs",
+    runs_dir: str | Path | None = None,
     resume: str | Path | None = None,
     config: str | Path | Mapping[str, Any] | Config | None = None,
     quiet: bool = False,
@@ -36,11 +35,12 @@ def train(
         env: an environment's id, ``module:name`` of what makes one, a callable that does (a class, a function, a
             lambda), or in place of ``config`` a config: a file, a mapping, a ``Config``.
         engine: ``torch`` or ``jax``; None: as the config says.
-        nproc: ranks (engine torch) or processes (engine jax) on this machine, ``auto``, or a range such as ``2:8``.
-        callbacks: objects with some of :class:`Callback`'s methods, called in this process while it trains.
+        nproc: ranks (engine torch) or processes (engine jax) on this machine, ``auto``, or a range such as
+            ``2:8``; None: as the config says, else one.
+        callbacks: objects with some of :class:`BaseCallback`'s methods, called in this process while it trains.
         observe_only: whether training goes on without waiting for callbacks, whose answers then count for nothing.
         name: of the run directory; None: environment, seed and time.
-        runs_dir: where run directories are made.
+        runs_dir: where run directories are made; None: as the config says, else ``runs``.
         resume: run (name or path), checkpoint or place on a mirror to continue; ``auto``: as the command line's.
         config: a config file, nested settings by the config's names, or a ``Config``, under ``settings``.
         quiet: whether to print only errors and warnings.
@@ -69,8 +69,10 @@ def train(
     merge(asked, nested(settings))
     if env is not None:
         merge(asked, {"env": {"id": str(env) if given is None else given.id}})
-    options = {"engine": engine, "nproc": nproc, "runs_dir": str(runs_dir), "quiet": quiet or None, "name": name}
-    options["resume"] = None if resume is None else str(resume)
+    options = {"engine": engine, "nproc": nproc, "quiet": quiet or None, "name": name}
+    options |= {
+        key: None if value is None else str(value) for key, value in (("runs_dir", runs_dir), ("resume", resume))
+    }
     merge(asked, {key: value for key, value in options.items() if value is not None})
     return start(asked, given, lambda path: Run(path, given, bool(asked.get("trust"))), callbacks, observe_only)
 

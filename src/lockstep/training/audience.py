@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import socket
 from collections.abc import Mapping
@@ -60,7 +59,8 @@ class Audience:
             return self.answer
         try:
             self._connection.sendall(json.dumps(dict(record)).encode() + b"\n")
-            self.answer = self._wait() if self.waits else self._glance()
+            if self.waits:
+                self.answer = self._wait()
         except OSError:
             self._drop()
         return self.answer
@@ -80,16 +80,6 @@ class Audience:
             lines, self._rest = lines_of(self._rest + chunk)
             if lines:
                 return _parsed(lines[-1])
-
-    def _glance(self) -> Answer:
-        """Reads what has been answered so far, which counts for nothing, so that nobody has to keep it."""
-        assert self._connection is not None
-        self._connection.setblocking(False)
-        with contextlib.suppress(BlockingIOError):
-            while self._connection.recv(CHUNK):
-                continue
-        self._connection.setblocking(True)
-        return Answer()
 
     def _drop(self) -> None:
         if self._connection is not None:

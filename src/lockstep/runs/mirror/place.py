@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-URL = r"^[A-Za-z][A-Za-z0-9+.-]*://.+$"
-"""What a mirror's place looks like."""
 PACKAGES = {
     "s3": "lockstep-rl[s3]",
     "s3a": "lockstep-rl[s3]",
@@ -26,11 +23,6 @@ T = TypeVar("T")
 
 class MirrorError(ValueError):
     """A mirror can't be had or reached; the message is one line that names it."""
-
-
-def is_url(text: str) -> bool:
-    """Tells whether a run is meant by its place on a mirror, not by its name or directory."""
-    return re.match(URL, text) is not None
 
 
 def split_url(url: str) -> tuple[str, str]:

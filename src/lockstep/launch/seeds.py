@@ -1,8 +1,7 @@
-"""Several seeds in one run: what that doesn't go together with, and what its user is told at the end."""
+"""Several seeds in one run: what that doesn't go together with."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from lockstep.config.run import Config, RunOptions
@@ -51,26 +50,3 @@ def _refused(config: Config) -> list[tuple[str, Any, str]]:
     services = [name for name in SERVICES if getattr(log, name)]
     found += [(f"log.{name}", "true", f"a process logs one run there, not one a seed; {EACH}") for name in services]
     return [one for one in found if one[1]]
-
-
-def seeds_next_steps(path: Path, summary: dict[str, Any], command: str) -> str:
-    """What a finished run of several seeds tells its user."""
-    final, seeds = summary["final_return"], summary["seeds"]
-    result = "some seed has finished no episode yet"
-    if final is not None:
-        low, high = summary["final_return_interval"]
-        result = (
-            f"interquartile mean over {len(seeds)} seeds of the return {final:,.1f} (95 % interval {low:,.1f} … "
-            f"{high:,.1f})"
-        )
-    how = "" if summary["status"] == "finished" else f" ({summary['status']})"
-    first = seeds[0]["directory"]
-    lines = [
-        f"{result} after {summary['global_step']:,} steps of each, {summary['wall_time']:.1f} s, "
-        f"{summary['steps_per_second']:,.0f} steps/s together{how}",
-        f"run: {path}   curves: {path / 'curves.csv'}",
-    ]
-    if summary["status"] != "finished":
-        lines.append(f"continue:  {command} train --resume {path / first}   (each seed by itself)")
-    lines.append(f"evaluate:  {command} eval {path / first} --episodes 20")
-    return "\n".join(lines)

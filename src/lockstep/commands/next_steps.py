@@ -1,0 +1,71 @@
+"""What a finished run tells its user: the result, where it lies, what to do next."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def next_steps(path: Path, summary: dict[str, Any]) -> str:
+    """The lines of a run with this summary."""
+    if "seeds" in summary:
+        return _of_seeds(path, summary, _command())
+    final = summary["final_return"]
+    result = "no episode ended yet" if final is None else f"mean return of the last 100 episodes {final:,.1f}"
+    how = "" if summary["status"] == "finished" else f" ({summary['status']})"
+    command = _command()
+    lines = [
+        f"{result} after {summary['global_step']:,} steps, {summary['wall_time']:.1f} s{how}",
+        f"run: {path}   parameters sha256 {summary['params_sha256'][:16]}…",
+    ]
+    if summary["status"] != "finished":
+        lines.append(f"continue:  {command} train --resume {path}")
+    if "mirror" in summary:
+        lines.append(f"mirror:    {summary['mirror']['url']}")
+    lines.append(f"evaluate:  {command} eval {path} --episodes 20")
+    lines.append(f"watch:     {command} play {path} --video out.mp4")
+    if (path / "tensorboard").is_dir():
+        lines.append(f"curves:    {_tensorboard()} --logdir {path / 'tensorboard'}")
+    return "\n".join(lines)
+
+
+def _of_seeds(path: Path, summary: dict[str, Any], command: str) -> str:
+    """What a finished run of several seeds tells its user."""
+    final, seeds = summary["final_return"], summary["seeds"]
+    result = "some seed has finished no episode yet"
+    if final is not None:
+        low, high = summary["final_return_interval"]
+        result = (
+            f"interquartile mean over {len(seeds)} seeds of the return {final:,.1f} (95 % interval {low:,.1f} … "
+            f"{high:,.1f})"
+        )
+    how = "" if summary["status"] == "finished" else f" ({summary['status']})"
+    first = seeds[0]["directory"]
+    lines = [
+        f"{result} after {summary['global_step']:,} steps of each, {summary['wall_time']:.1f} s, "
+        f"{summary['steps_per_second']:,.0f} steps/s together{how}",
+        f"run: {path}   curves: {path / 'curves.csv'}",
+    ]
+    if summary["status"] != "finished":
+        lines.append(f"continue:  {command} train --resume {path / first}   (each seed by itself)")
+    lines.append(f"evaluate:  {command} eval {path / first} --episodes 20")
+    return "\n".join(lines)
+
+
+def _command() -> str:
+    """How this user calls us: by name if the shell finds it, else by the path that was used."""
+    if shutil.which("lockstep"):
+        return "lockstep"
+    called = Path(sys.argv[0])
+    return os.path.relpath(called) if called.name == "lockstep" else f"{os.path.relpath(sys.executable)} -m lockstep"
+
+
+def _tensorboard() -> str:
+    """How this user calls TensorBoard: by name if the shell finds it, else the one of this environment."""
+    if shutil.which("tensorboard"):
+        return "tensorboard"
+    beside = Path(sys.executable).with_name("tensorboard")
+    return os.path.relpath(beside) if beside.is_file() else f"{os.path.relpath(sys.executable)} -m tensorboard.main"

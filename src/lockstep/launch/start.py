@@ -1,0 +1,152 @@
+"""Starts a run: everything that can be wrong is found before its directory is made or a process started."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from lockstep.config.engines import check_engine_options
+from lockstep.core.network import wait_for_name
+from lockstep.core.process import end_with_parent, leave_at_once
+from lockstep.core.temporary import sweep_temporary
+from lockstep.core.topology import Topology, started_by_torchrun
+from lockstep.envs.describe import describe
+from lockstep.launch.checks import check_company, check_limits, check_machine, with_reference
+from lockstep.launch.defaults import RunRequest
+from lockstep.launch.jax_start import start_jax
+from lockstep.launch.mirrored import Mirrors, mirrors
+from lockstep.launch.rank import Assignment, run_rank
+from lockstep.launch.ray.cluster import RAY, check_ray, connected, with_devices
+from lockstep.launch.ray.ranks import RayServer
+from lockstep.launch.redact import without_secrets
+from lockstep.launch.restart import Restarts
+from lockstep.launch.resume import open_directory, resumed_config
+from lockstep.launch.seeds import check_seeds
+from lockstep.launch.sizing import resolved_here
+from lockstep.launch.spawn import RankServer, rank_server, threads_of
+from lockstep.launch.supervise import supervise
+from lockstep.launch.world import World, available_processes, topology_of, world_of
+from lockstep.runs.directory import SUMMARY, RunDirectory, find_run, is_writer
+from lockstep.runs.mirror.copier import FAILED_SECONDS, LAST_SECONDS
+from lockstep.runs.trust import remember_names
+from lockstep.training.audience import ADDRESS_VARIABLE
+from lockstep.training.past import utc_date
+
+STOPPED_BY_SIGNAL = (129, 130, 143)
+
+
+def start_run(
+    request: RunRequest,
+    held: Mirrors | None = None,
+    command: Sequence[str] | None = None,
+    report: Callable[[Assignment, int], None] = lambda *_: None,
+) -> int:
+    """Runs a request on as many ranks as it asks for, or this rank's part under a launcher; returns the exit code.
+
+    ``held`` are the places on mirrors that this process writes, ``command`` the words after ``lockstep`` that asked;
+    ``report`` is told of a run that ended well or was stopped, by the process that wrote it.
+
+    A request that can't be run raises a one-line ``ValueError`` before any process is started.
+    """
+    started, topology = utc_date(), topology_of(request.options)
+    if started_by_torchrun():
+        end_with_parent(os.getppid())  # else it trains on beside those that another agent starts in its place
+    if topology.launched and not topology.loopback:
+        wait_for_name(topology.master_addr)
+    sweep_temporary()
+    with contextlib.ExitStack() as stack:
+        held = held or stack.enter_context(mirrors())
+        assignment, run, world, server = prepare(request, topology, stack, held.named)
+        words = None if command is None else without_secrets(["lockstep", *command])
+        assignment = replace(assignment, started=started, command=words)
+        stack.callback(run.unlock)
+        if server is not None:
+            stack.callback(server.close)  # before the run is left to others
+        before = _last_written(assignment.path)
+        mirror = held.open(assignment.config, run, assignment.resume_from, is_new=request.options.resume is None)
+        code = run_rank(assignment, topology) if server is None else _train(assignment, server, run, world, stack)
+        if mirror is not None:
+            mirror.finish(LAST_SECONDS if code in (0, *STOPPED_BY_SIGNAL) else FAILED_SECONDS)
+    if is_writer(topology) and code in (0, *STOPPED_BY_SIGNAL) and _last_written(assignment.path) != before:
+        report(assignment, code)
+    if code and topology.launched and topology.world_size > 1:
+        leave_at_once(code)  # on its way out JAX would wait half a minute for a process that is gone
+    return code
+
+
+def prepare(
+    request: RunRequest, topology: Topology, stack: contextlib.ExitStack, named: Collection[str] = ()
+) -> tuple[Assignment, RunDirectory, World, RankServer | RayServer | None]:
+    """Resolves and checks everything, once; makes the run directory if this process is the one to write it.
+
+    ``stack`` closes the server of the ranks, where several are to be started; ``named`` is what the user has named by
+    hand besides.
+    """
+    options, writer = request.options, is_writer(topology)
+    path, which = (None, None) if options.resume is None else find_run(options.resume, options.runs_dir)
+    config = request.config if path is None else resumed_config(path, request.overrides, options.trust, writer, named)
+    check_engine_options(options, config)
+    server, cluster = None, None
+    if options.launcher == RAY:
+        check_ray(options, config, topology)
+        options, cluster = with_devices(options, config), stack.enter_context(connected())
+    start_jax(config, options)
+    world = world_of(options, config, topology) if cluster is None else cluster.world(options, config, topology)
+    if cluster is not None:
+        server = stack.enter_context(RayServer(cluster, config, options))
+    elif not topology.launched and (world.processes > 1 or options.max_restarts):
+        server = stack.enter_context(rank_server(config))
+    description = functools.cache(lambda: request.description or describe(config.env))
+    config, lines = resolved_here(config, world, description)
+    if request.note is not None and path is None:
+        lines.append(request.note)
+    if lines and writer and not options.quiet:
+        print("\n".join(lines))
+    check_limits(options, config)
+    check_seeds(options, config, world.processes)
+    if writer:
+        check_company(config)
+    config = with_reference(config, options.runs_dir)
+    checked = False
+    if server is not None and config.engine == "torch":
+        settings = config.model_dump(mode="json")
+        checked = server.check(
+            "lockstep.launch.checks", "check_settings", settings=settings, ranks_here=world.ranks_here
+        )
+    if not checked:
+        check_machine(config, world.ranks_here, description, sees_devices=cluster is None)
+    run, which = open_directory(config, options, path, which, writer)
+    if writer and not options.trust:
+        remember_names(config)
+    settled = options.model_copy(update={"devices": world.devices})
+    audience = os.environ.pop(ADDRESS_VARIABLE, None)  # for these ranks, not for what environments start
+    return Assignment(config, run.path, settled, which, audience=audience), run, world, server
+
+
+def _train(
+    assignment: Assignment,
+    server: RankServer | RayServer,
+    run: RunDirectory,
+    world: World,
+    stack: contextlib.ExitStack,
+) -> int:
+    config, nproc = assignment.config, world.processes
+    words, threads = assignment.to_json(), threads_of(config.threads)
+    run.hand_over()
+    if assignment.options.max_restarts:
+        make = server.another if isinstance(server, RayServer) else functools.partial(rank_server, config)
+        places = server.places if isinstance(server, RayServer) else functools.partial(available_processes, config)
+        return Restarts(assignment, server, lambda: stack.enter_context(make()), places).train(nproc)
+    return supervise(lambda logs: server.start(nproc, logs, assignment=words, environment=threads), trains=True)
+
+
+def _last_written(run: Path) -> int | None:
+    """When a run's summary was written, which a session does that ended by itself; None: there is none."""
+    try:
+        return (run / SUMMARY).stat().st_mtime_ns
+    except OSError:
+        return None
