@@ -38,6 +38,7 @@ ENGINES = {"torch": ("--engine", "torch"), "jax": ("--engine", "jax", "--devices
 QUIET = ("--eval.interval", "0", "--log.no-tensorboard", "--quiet")
 LIBRARIES = ("lockstep-rl", "torch", "jax", "numpy", "gymnasium")
 PROBE = {"CartPole": 20_000, "HalfCheetah": 8_192}  # steps that tell how fast a run is, beside three times as many
+IN_A_PROGRAM = 100  # times as many where environments are stepped inside a compiled program
 SPARE = 1.2  # so much longer is a run than the kills should take
 HANG_SECONDS, POLL_SECONDS = 600.0, 0.002
 
@@ -69,7 +70,7 @@ def undisturbed(environment: str, engine: str, steps: int, directory: Path, name
 
 def steps_for(environment: str, engine: str, seconds: float, directory: Path) -> int:
     """How many steps take so long, start-up left out, by two short runs."""
-    least = PROBE[environment]
+    least = PROBE[environment] * (IN_A_PROGRAM if (environment, engine) == ("CartPole", "jax") else 1)
     took = [undisturbed(environment, engine, n * least, directory, f"probe_{n}")[1] for n in (1, 3)]
     return least + int(2 * least * seconds * SPARE / max(0.01, took[1] - took[0]))
 

@@ -157,3 +157,25 @@ def test_a_checkpoint_without_successes_is_read():
     assert list(recent.window) == [(1.5, 3, 0), (2.5, 4, 0)]
     assert recent.total == 7
     assert "rollout/success_rate" not in recent.metrics()
+
+
+# ---- what environments say themselves
+
+
+def test_means_are_over_the_episodes_of_the_window_that_state_a_metric():
+    recent = RecentEpisodes()
+    episodes = np.array([[3, 1, 9.0, 2, 0], [0, 5, 1.0, 2, 0], [3, 0, 4.0, 2, 0]])
+    recent.extend(episodes, {(3, 1): {"b": 2.0}, (0, 5): {"a": 1.0, "b": 4.0}, (9, 9): {"c": 7.0}})
+    metrics = recent.metrics()
+    assert [name for name in metrics if name.startswith("rollout/metrics/")] == [
+        "rollout/metrics/a",
+        "rollout/metrics/b",
+    ]
+    assert (metrics["rollout/metrics/a"], metrics["rollout/metrics/b"]) == (1.0, 3.0)
+    again = RecentEpisodes.from_json(json.loads(json.dumps(recent.to_json())))
+    assert (again.metrics(), again.stated) == (metrics, recent.stated)
+    recent.extend(np.tile([0.0, 0, 1, 1, 0], (WINDOW, 1)))
+    assert not [name for name in recent.metrics() if name.startswith("rollout/metrics/")]
+    assert "metrics" not in recent.to_json()
+    older = recent.to_json()
+    assert RecentEpisodes.from_json(older).stated == recent.stated

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from lockstep.envs.gymnasium.handed import HANDED
+
 
 def next_steps(path: Path, summary: dict[str, Any]) -> str:
     """The lines of a run with this summary."""
@@ -21,10 +23,13 @@ def next_steps(path: Path, summary: dict[str, Any]) -> str:
         f"{result} after {summary['global_step']:,} steps, {summary['wall_time']:.1f} s{how}",
         f"run: {path}   parameters sha256 {summary['params_sha256'][:16]}…",
     ]
-    if summary["status"] != "finished":
-        lines.append(f"continue:  {command} train --resume {path}")
     if "mirror" in summary:
         lines.append(f"mirror:    {summary['mirror']['url']}")
+    if summary["environment"].startswith(f"{HANDED}:"):  # which no command finds
+        again = f"lockstep.load_run({str(path)!r}, env={summary['environment'].removeprefix(f'{HANDED}:')})"
+        return "\n".join([*lines, f"go on:     {again} has resume(), evaluate(), policy"])
+    if summary["status"] != "finished":
+        lines.append(f"continue:  {command} train --resume {path}")
     lines.append(f"evaluate:  {command} eval {path} --episodes 20")
     lines.append(f"watch:     {command} play {path} --video out.mp4")
     if (path / "tensorboard").is_dir():

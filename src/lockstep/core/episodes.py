@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,8 +11,14 @@ import numpy as np
 WINDOW = 100
 EPISODE_COLUMNS = 5
 SUCCESS_RATE = "rollout/success_rate"
+STATED = "rollout/metrics/"
+"""Before the names that environments give their own metrics."""
 EPISODES_PER_ITERATION = 1 << 20
 """More than an environment can finish in one iteration: the key of an iteration's first episode is a multiple."""
+
+
+StatedMetrics = Mapping[tuple[int, int], Mapping[str, float]]
+"""What environments say of episodes that ended, by (step of the iteration, global env id)."""
 
 
 class EpisodeCounter:
@@ -80,27 +86,36 @@ def first_episodes(valid: np.ndarray, scores: np.ndarray, successes: np.ndarray,
 class RecentEpisodes:
     """Return, length and success of the newest :data:`WINDOW` episodes, and how many there were in all.
 
-    A success is 1 (task solved), -1 (not solved) or 0 (the environment doesn't say).
+    A success is 1 (task solved), -1 (not solved) or 0 (the environment doesn't say). ``stated`` are the environments'
+    own metrics of the same episodes, empty where they give none.
     """
 
     window: deque[tuple[float, int, int]] = field(default_factory=lambda: deque(maxlen=WINDOW))
     total: int = 0
+    stated: deque[Mapping[str, float]] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
-    def extend(self, episodes: np.ndarray) -> None:
+    def extend(self, episodes: np.ndarray, stated: StatedMetrics | None = None) -> None:
         """Append an iteration's episodes ``[n, 5]`` of all ranks, by (step, env id) whatever order they come in."""
-        order = np.lexsort((episodes[:, 1], episodes[:, 0]))
-        self.window.extend((float(r), int(n), int(s)) for _, _, r, n, s in episodes[order])
-        self.total += len(episodes)
+        rows = episodes[np.lexsort((episodes[:, 1], episodes[:, 0]))]
+        said = [stated.get((int(t), int(env)), {}) for t, env, *_ in rows] if stated else None
+        self.extend_newest([(float(r), int(n), int(s)) for _, _, r, n, s in rows], len(rows), said)
 
-    def extend_newest(self, episodes: Sequence[tuple[float, int, int]], count: int) -> None:
+    def extend_newest(
+        self,
+        episodes: Sequence[tuple[float, int, int]],
+        count: int,
+        stated: Sequence[Mapping[str, float]] | None = None,
+    ) -> None:
         """Append an iteration's episodes, in order, of which the newest :data:`WINDOW` will do; ``count`` in all."""
         self.window.extend(episodes)
+        self.stated.extend(stated or [{}] * len(episodes))
         self.total += count
 
     def metrics(self) -> dict[str, float | int | None]:
         """Mean return and length over the window; None as long as no episode has ended.
 
-        ``rollout/success_rate`` is there if an episode of the window says whether it succeeded.
+        ``rollout/success_rate`` is there if an episode of the window says whether it succeeded, ``rollout/metrics/…``
+        are means over those of its episodes that state a metric, in alphabetical order.
         """
         returns, lengths, successes = zip(*self.window, strict=True) if self.window else ((), (), ())
         out: dict[str, float | int | None] = {
@@ -111,17 +126,24 @@ class RecentEpisodes:
             "rollout/episodes": self.total,
         }
         rate = success_rate(successes)
-        return out if rate is None else out | {SUCCESS_RATE: rate}
+        out |= {} if rate is None else {SUCCESS_RATE: rate}
+        for name in sorted({name for said in self.stated for name in said}):
+            values = [said[name] for said in self.stated if name in said]
+            out[f"{STATED}{name}"] = sum(values) / len(values)
+        return out
 
     def to_json(self) -> dict:
         """What ``state.json`` holds; floats survive exactly."""
-        return {"window": [[r, n, s] if s else [r, n] for r, n, s in self.window], "total": self.total}
+        window = [[r, n, s] if s else [r, n] for r, n, s in self.window]
+        stated = {"metrics": [dict(said) for said in self.stated]} if any(self.stated) else {}
+        return {"window": window, "total": self.total, **stated}
 
     @classmethod
     def from_json(cls, value: dict) -> RecentEpisodes:
-        """The reverse of :meth:`to_json`; older checkpoints have no successes."""
+        """The reverse of :meth:`to_json`; older checkpoints have no successes and no metrics."""
         out = cls(total=int(value["total"]))
         out.window.extend((float(r), int(n), int(s[0]) if s else 0) for r, n, *s in value["window"])
+        out.stated.extend(value.get("metrics") or [{}] * len(out.window))
         return out
 
 

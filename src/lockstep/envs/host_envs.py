@@ -118,11 +118,16 @@ def by_row(arrays: Mapping[str, Any], count: int) -> list[dict[str, np.ndarray] 
     return [{name: np.asarray(values[row]) for name, values in arrays.items()} for row in range(count)]
 
 
+Stated = dict[int, dict[str, float]]
+"""Row of an environment to the metrics that it gives of an episode, by name."""
+
+
 class HostEnvs(ABC):
     """Environments that are stepped on the host.
 
     Attributes:
         buffers: what the last step left.
+        stated: of rows whose episode the last step ended, what their environments' info says under ``"metrics"``.
         replayed: whether live episodes may have to be restored by replaying their actions.
         late_reset: whether an ended episode's last observation is in ``observations``, and the next step begins the
             next episode whatever the action; otherwise that happens in the same step.
@@ -137,6 +142,7 @@ class HostEnvs(ABC):
         layout = buffer_layout(description, len(env_ids), 1)
         self.buffers = buffers or Buffers(**{k: np.zeros(s, d) for k, (s, d) in layout.items()})
         self.buffers.scores[:] = np.nan
+        self.stated: Stated = {}
 
     @property
     def num_envs(self) -> int:
@@ -158,6 +164,10 @@ class HostEnvs(ABC):
     def end_step(self) -> None:
         """Finish a step that was begun; afterwards everything is as after :meth:`step`."""
         self.step()
+
+    def stated_at(self, step: int) -> dict[tuple[int, int], dict[str, float]]:
+        """Returns :attr:`stated` by (step, global env id)."""
+        return {(step, self.env_ids[row]): said for row, said in self.stated.items()} if self.stated else {}
 
     @abstractmethod
     def save_states(self) -> list[dict[str, np.ndarray] | None]:

@@ -141,7 +141,8 @@ class Trainer:
         session.global_step += self.config.steps_per_iteration
         session.optimizer_steps += iteration.numbers["steps"]
         session.learning_rate = iteration.numbers["learning_rate"]
-        session.recent.extend_newest(iteration.episodes.newest, iteration.episodes.count)
+        episodes = iteration.episodes
+        session.recent.extend_newest(episodes.newest, episodes.count, episodes.stated)
         self.asked = max(self.asked, stops(iteration.numbers["stop"]))
         self.saves = max(self.saves, iteration.numbers["stop"])
         record = episode_metrics(session.iteration, session.global_step, session.recent)

@@ -120,6 +120,27 @@ class Run:
             run_command([*words, "--json", str(file)], variables, quiet=True)
             return json.loads(file.read_text())
 
+    def export(
+        self, *, onnx: str | Path | None = None, torch: str | Path | None = None, checkpoint: str = "latest"
+    ) -> None:
+        """Writes the policy for other programs, as ``lockstep export`` does, checked against :attr:`policy`.
+
+        Args:
+            onnx: file of an ONNX model, ``….onnx``; needs the extra ``onnx``.
+            torch: file of a ``torch.export`` program, ``….pt2``.
+            checkpoint: ``latest``, ``best`` or a step.
+
+        Raises:
+            ValueError: neither file is given, or the policy can't be written so; one line.
+        """
+        files = [(f"--{name}", str(path)) for name, path in (("onnx", onnx), ("torch", torch)) if path is not None]
+        if not files:
+            raise ValueError("export: which file? give onnx=, torch=, or both")
+        words = ["export", str(self.path), "--checkpoint", checkpoint, *(word for pair in files for word in pair)]
+        words += ["--trust"] if self._trust or self._env is not None else []
+        with variables_for(self._env) as variables:
+            run_command(words, variables, quiet=True)
+
     def resume(self, total_steps: int | None = None, **settings: Any) -> Run:
         """Goes on with the run, to ``total_steps`` if that is given; settings as :func:`lockstep.train`'s.
 

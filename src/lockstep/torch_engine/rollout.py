@@ -40,6 +40,7 @@ class Rollout:
         scores: float64 ``[T, E]``, rewards as the environments gave them; the same memory where nothing is shaped.
         over: bool ``[T, E]``, where an episode of the environment ended; None: wherever one ends for the learner.
         dead: bool ``[T, E]``, steps of back ends that reset late which only began an episode; None: there are none.
+        stated: the environments' own metrics of episodes that ended.
     """
 
     observations: np.ndarray
@@ -54,6 +55,7 @@ class Rollout:
     scores: np.ndarray = field(default_factory=lambda: np.zeros(0))
     over: np.ndarray | None = None
     dead: np.ndarray | None = None
+    stated: dict[tuple[int, int], dict[str, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.scores.size:
@@ -198,6 +200,7 @@ def collect(state: TrainState, envs: HostEnvs, actor: Actor, noise: np.ndarray, 
     buffers, layout, normalizer = envs.buffers, state.net.observation, state.observation_normalizer
     squashed, recurrent = state.net.squashed, state.net.core is not None
     out.final.clear()
+    out.stated.clear()
     actor.begin(state.recurrent_state)
     out.observations[0] = normalized(layout, buffers.observations, normalizer)
     for t in range(len(noise)):
@@ -210,6 +213,7 @@ def collect(state: TrainState, envs: HostEnvs, actor: Actor, noise: np.ndarray, 
         envs.step()
         life.progressed()
         out.take(t, buffers)
+        out.stated |= envs.stated_at(t)
         if out.dead is None and buffers.truncated.any():
             for env in np.flatnonzero(out.truncated[t]):
                 final = buffers.final_observations[env : env + 1]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lockstep.config.run import Config
-from lockstep.core.episodes import EPISODE_COLUMNS
+from lockstep.core.episodes import EPISODE_COLUMNS, StatedMetrics
 from lockstep.core.normalizers import merge_shards, shard_moments
 from lockstep.core.shards import ShardPlan
 from lockstep.torch_engine.advantages import counted_moments, merge_counts
@@ -35,6 +35,7 @@ class Shared:
         episodes: most episodes that ended in one shard.
         stop: the highest stop code of any rank.
         samples: that counted, by shard: int64 ``[num_shards]``.
+        stated: whether an environment gave metrics of its own.
     """
 
     advantage_moments: Tensor
@@ -44,6 +45,7 @@ class Shared:
     episodes: int
     stop: int
     samples: np.ndarray
+    stated: bool
 
 
 def sample_counts(rollout: Rollout, plan: ShardPlan) -> np.ndarray:
@@ -113,7 +115,8 @@ def share(
     k, rows = plan.local_num_shards, plan.envs_per_shard
     shard_of = (finished[:, 1].astype(np.int64) // rows) - plan.shards.start
     counts = np.bincount(shard_of, minlength=k).astype(np.float64)
-    flags = np.stack([counts, np.full(k, float(stop)), sample_counts(rollout, plan)], 1)
+    stated = np.full(k, float(bool(rollout.stated)))
+    flags = np.stack([counts, np.full(k, float(stop)), sample_counts(rollout, plan), stated], 1)
     normal = normalizer_moments(state, rollout, plan)
     fit = fit_moments(batch).cpu().reshape(k, -1)
     local = torch.cat(
@@ -131,6 +134,7 @@ def share(
         episodes=int(flag[:, 0].max()),
         stop=int(flag[:, 1].max()),
         samples=flag[:, 2].numpy().astype(np.int64),
+        stated=bool(flag[:, 3].any()),
     )
 
 
@@ -190,3 +194,9 @@ def share_metrics(
     counts, laps_of_all, spent, tables = np.split(everyone, ends, 1)
     rows = [rows.reshape(-1, EPISODE_COLUMNS)[: int(n)] for rows, n in zip(tables, counts[:, 0], strict=True)]
     return np.concatenate(rows), RankTimes.of(laps_of_all, spent)
+
+
+def share_stated(stated: StatedMetrics, communicator: Communicator) -> StatedMetrics:
+    """Gathers the environments' own metrics of all ranks; a collective, for iterations in which there are any."""
+    everyone = communicator.gather_json([[*key, dict(said)] for key, said in stated.items()])
+    return {(step, env): said for rows in everyone for step, env, said in rows}

@@ -27,7 +27,14 @@ from lockstep.torch_engine.rollout import record_replay
 from lockstep.torch_engine.session import Session, current_policy, open_session
 from lockstep.torch_engine.setup.clock import Clock, RankTimes
 from lockstep.torch_engine.state import gather_parameters, release_parameters
-from lockstep.torch_engine.statistics import Shared, explained_variance, merge_normalizers, share, share_metrics
+from lockstep.torch_engine.statistics import (
+    Shared,
+    explained_variance,
+    merge_normalizers,
+    share,
+    share_metrics,
+    share_stated,
+)
 from lockstep.torch_engine.update import UpdateResult, update
 from lockstep.training.metrics import Record, episode_metrics
 from lockstep.training.recorder import Recorder, record_training
@@ -128,7 +135,8 @@ class Trainer:
         """Takes the episodes of all ranks into the last hundred; returns the times of all ranks. A collective."""
         laps, durations = self.clock.finish()
         episodes, times = share_metrics(finished, shared.episodes, laps, durations, self.plan, self.communicator)
-        self.state.recent.extend(episodes)
+        stated = share_stated(self.session.rollout.stated, self.communicator) if shared.stated else None
+        self.state.recent.extend(episodes, stated)
         if self.recorder.timing is not None:
             self.recorder.timing.log(times.by_rank(self.state.iteration, self.config.steps_per_iteration))
         return times

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from lockstep.envs.gymnasium.keyed import KeyedEnv
-from lockstep.envs.host_envs import Buffers, HostEnvs, WantedEnvs
+from lockstep.envs.host_envs import Buffers, HostEnvs, Stated, WantedEnvs
 
 
 def reset_envs(envs: Sequence[KeyedEnv], buffers: Buffers, first: int, slot: int) -> None:
@@ -20,8 +20,9 @@ def reset_envs(envs: Sequence[KeyedEnv], buffers: Buffers, first: int, slot: int
     buffers.stepping[slot] = -1
 
 
-def step_envs(envs: Sequence[KeyedEnv], buffers: Buffers, first: int, slot: int) -> None:
-    """Step the environments whose rows begin at ``first``, resetting those that end."""
+def step_envs(envs: Sequence[KeyedEnv], buffers: Buffers, first: int, slot: int) -> Stated:
+    """Step the environments whose rows begin at ``first``, resetting those that end; what those state."""
+    stated: Stated = {}
     for row, env in enumerate(envs, first):
         buffers.stepping[slot] = row
         observation, reward, terminated, truncated = env.step(buffers.actions[row])
@@ -32,11 +33,14 @@ def step_envs(envs: Sequence[KeyedEnv], buffers: Buffers, first: int, slot: int)
         buffers.successes[row] = env.success
         buffers.scores[row] = env.score
         if terminated or truncated:
+            if env.metrics:
+                stated[row] = env.metrics
             buffers.final_observations[row] = observation
             buffers.episodes[row] += 1
             observation = env.reset(int(buffers.episodes[row]))
         buffers.observations[row] = observation
     buffers.stepping[slot] = -1
+    return stated
 
 
 def restore_env(
@@ -113,7 +117,7 @@ class InProcessEnvs(HostEnvs):
     def step(self) -> None:
         """See :meth:`HostEnvs.step`."""
         with self._watchdog:
-            step_envs(self._envs, self.buffers, 0, 0)
+            self.stated = step_envs(self._envs, self.buffers, 0, 0)
 
     def save_states(self) -> list[dict[str, np.ndarray] | None]:
         """See :meth:`HostEnvs.save_states`."""

@@ -74,6 +74,16 @@ def stated_score(info: Mapping[str, Any]) -> float:
     return float(value.item()) if value.size == 1 and value.dtype.kind in "iuf" else math.nan
 
 
+def stated_metrics(info: Mapping[str, Any]) -> dict[str, float]:
+    """Reads an environment's own metrics of an episode: the finite single numbers and bools under ``"metrics"``."""
+    found = info.get("metrics")
+    if not isinstance(found, Mapping):
+        return {}
+    values = {str(name): np.asarray(value) for name, value in found.items()}
+    numbers = {name: float(v.item()) for name, v in values.items() if v.size == 1 and v.dtype.kind in "biuf"}
+    return {name: number for name, number in numbers.items() if math.isfinite(number)}
+
+
 def stated_mask(env: gymnasium.Env, info: Mapping[str, Any], source: str) -> np.ndarray | None:
     """Reads which actions are allowed, where that comes apart from the observation; several indices one after another.
 
@@ -127,6 +137,7 @@ class KeyedEnv:
         lost: whether the last step lost a life that ends an episode for the learner, while the game goes on.
         success: whether the last step left the task solved, see :func:`stated_success`.
         score: points of the episode so far, see :func:`stated_score`.
+        metrics: of the episode that the last step ended, see :func:`stated_metrics`.
     """
 
     def __init__(self, wanted: WantedEnvs, row: int, heartbeat: np.ndarray) -> None:
@@ -141,6 +152,7 @@ class KeyedEnv:
         self.lost = False
         self.success = 0
         self.score = math.nan
+        self.metrics: dict[str, float] = {}
 
     def _failure(self, where: str, error: BaseException) -> EnvironmentFailureError:
         name = f"environment {self._wanted.env_ids[self._number]} ({self._description.id})"
@@ -189,7 +201,9 @@ class KeyedEnv:
                 self._look(observation, reward)
             self.lost = bool(info.get(LIFE_LOST))
             self.success, self.score = stated_success(info), stated_score(info)
-            row = self._row(observation, info, bool(terminated or truncated))
+            ended = bool(terminated or truncated)
+            self.metrics = stated_metrics(info) if ended else {}
+            row = self._row(observation, info, ended)
             return (
                 row,
                 float(reward.item()) if isinstance(reward, np.ndarray) else float(reward),

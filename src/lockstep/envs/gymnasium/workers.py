@@ -192,7 +192,8 @@ class WorkerEnvs(HostEnvs):
 
     def step(self) -> None:
         """See :meth:`HostEnvs.step`."""
-        self._command("step")
+        self.begin_step()
+        self.end_step()
 
     def begin_step(self) -> None:
         """See :meth:`HostEnvs.begin_step`."""
@@ -200,7 +201,8 @@ class WorkerEnvs(HostEnvs):
 
     def end_step(self) -> None:
         """See :meth:`HostEnvs.end_step`."""
-        self._collect(range(len(self._connections)))
+        answers = self._collect(range(len(self._connections)))
+        self.stated = {row: said for stated in answers.values() for row, said in stated.items()}
 
     def save_states(self) -> list[dict[str, np.ndarray] | None]:
         """See :meth:`HostEnvs.save_states`."""

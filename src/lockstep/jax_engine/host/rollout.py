@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from jax import Array
@@ -32,6 +32,7 @@ class HostRollout:
         final: rows that truncated an episode; zeros elsewhere.
         successes: int8.
         over: bool, where an episode of the environment ended.
+        stated: the environments' own metrics of episodes that ended.
     """
 
     raw: np.ndarray
@@ -44,6 +45,7 @@ class HostRollout:
     final: np.ndarray
     successes: np.ndarray
     over: np.ndarray
+    stated: dict[tuple[int, int], dict[str, float]] = field(default_factory=dict)
 
     @classmethod
     def empty(cls, config: Config, envs: Sequence[HostEnvs]) -> HostRollout:
@@ -92,6 +94,7 @@ def collect(
 ) -> None:
     """Steps the environments of every group ``T`` times; ``squash`` makes their actions of the policy's."""
     parts = parts_of(envs)
+    out.stated.clear()
     for part, group in zip(parts, envs, strict=True):
         out.raw[0, part] = group.buffers.observations
     under_way = [infer(g, 0, out.raw[0, part]) for g, part in enumerate(parts)]
@@ -109,6 +112,7 @@ def collect(
             group.end_step()
             life.progressed()
             out.take(t, parts[g], group.buffers)
+            out.stated |= group.stated_at(t)
             if t + 1 < steps:
                 under_way[g] = infer(g, t + 1, out.raw[t + 1, parts[g]])
     out.rewards[...] = envs[0].description.rewards(out.scores)

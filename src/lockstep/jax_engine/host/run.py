@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -38,11 +38,15 @@ from lockstep.training.session import gather_shards
 
 @dataclass(frozen=True)
 class HostPending:
-    """An iteration whose update is under way, with the episodes of :meth:`HostRun._finished` and its times."""
+    """An iteration whose update is under way, with the episodes of :meth:`HostRun._finished` and its times.
+
+    ``stated`` are the environments' own metrics of each of those episodes, empty where they give none.
+    """
 
     first: int
     metrics: dict[str, Array]
     episodes: np.ndarray
+    stated: list[dict[str, float]]
     laps: Laps
 
 
@@ -135,6 +139,7 @@ class HostRun:
         if self.envs[0].replayed and config.algorithm == "ppo":
             record_replay([group.replay for group in self.groups], self.envs, self.rollout)
         episodes = self._finished()
+        stated = [self.rollout.stated.get((int(step), int(env)), {}) for step, env, *_ in episodes]
         laps = self._clock.rollout_ends()
         inputs = Inputs(jnp.int32(first), jnp.float32(learning_rates(config, first, 1)[0]))
         inputs = jax.tree.map(lambda x: place(x, replicate_sharding(mesh)), inputs)
@@ -142,19 +147,15 @@ class HostRun:
         rollout, discounted = self._placed()
         before()
         self.state, metrics, self._carried = self._learn(self.state, rollout, discounted, inputs, stops, self.owned)
-        return HostPending(first, metrics, episodes, laps)
+        return HostPending(first, metrics, episodes, stated, laps)
 
     def fetch(self, pending: HostPending) -> list[Iteration]:
         """See :meth:`.DeviceRun.fetch`."""
         life.begin(Part.PROGRAM)
         metrics = {name: fetch(x).tolist() for name, x in pending.metrics.items()}
         self._clock.update_ends(pending.laps)
-        everyone = gather_json(pending.episodes.tolist()) if jax.process_count() > 1 else [pending.episodes.tolist()]
-        table = np.array([row for rows in everyone for row in rows], np.float64).reshape(-1, 5)
-        order = np.lexsort((table[:, 1], table[:, 0]))[-WINDOW:]
-        newest = [(float(r), int(n), int(s)) for _, _, r, n, s in table[order]]
-        laps = pending.laps
-        return [Iteration(pending.first, metrics, Finished(newest, len(table)), laps.total, laps.parts)]
+        laps, ended = pending.laps, finished(pending.episodes, pending.stated)
+        return [Iteration(pending.first, metrics, ended, laps.total, laps.parts)]
 
     # --- the rollout ----------------------------------------------------------------------------------------------
 
@@ -280,3 +281,13 @@ class HostRun:
             jax.block_until_ready(self.state)
         for envs in self.envs:
             envs.close()
+
+
+def finished(episodes: np.ndarray, stated: Sequence[Mapping[str, float]]) -> Finished:
+    """Gathers the episodes ``[n, 5]`` of all processes, and what environments state of them; a collective."""
+    own = [*zip(episodes.tolist(), stated, strict=True)]
+    everyone = gather_json(own) if jax.process_count() > 1 else [own]
+    both = sorted((pair for pairs in everyone for pair in pairs), key=lambda pair: pair[0][:2])
+    newest = both[-WINDOW:]
+    said = [dict(metrics) for _, metrics in newest] if any(metrics for _, metrics in newest) else None
+    return Finished([(float(r), int(n), int(s)) for (_, _, r, n, s), _ in newest], len(both), said)

@@ -40,10 +40,14 @@ class Outputs(NamedTuple):
 
 @dataclass(frozen=True)
 class Finished:
-    """Ended episodes: return, length, success of the newest hundred, by (step, environment), and how many in all."""
+    """Ended episodes: return, length, success of the newest hundred, by (step, environment), and how many in all.
+
+    ``stated`` are the environments' own metrics of those hundred; None: there are none.
+    """
 
     newest: list[tuple[float, int, int]]
     count: int
+    stated: list[dict[str, float]] | None = None
 
 
 @dataclass(frozen=True)
