@@ -49,7 +49,7 @@ def test_runs_are_compared_by_their_episodes(trained, capsys, tmp_path):
     (difference,) = facts["differences"]
     assert difference["return"]["difference_low"] > 0  # it learnt something
     assert difference["return"]["probability_of_improvement"] > 0.5
-    assert f"{run.name} against early: return +" in text
+    assert f"{run.name} against early: mean return +" in text
     assert printed(capsys, "compare", early, run, "--episodes", 30).strip() + f" → {found}\n" == text
 
 

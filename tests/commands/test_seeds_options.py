@@ -1,17 +1,19 @@
 """Several seeds in one run: what doesn't go together with them is one line, before anything starts."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from lockstep.commands.next_steps import next_steps
 from lockstep.config.run import Config, RunOptions
+from lockstep.core.topology import Topology
 from lockstep.launch.defaults import request_of
-from lockstep.launch.seeds import check_seeds
+from lockstep.launch.seeds.checks import check_seeds, why_apart
 from lockstep.launch.start import start_run
 from lockstep.runs.directory import default_name, find_run
 
-SEEDS = ("--engine", "jax", "--num-seeds", "3")
+JAX_INSIDE = {"env": "lockstep/CartPole-v1", "engine": "jax"}
 
 
 def refused(folder, *words):
@@ -25,37 +27,64 @@ def refused(folder, *words):
 @pytest.mark.parametrize(
     ("words", "start", "instead"),
     [
-        (("--nproc", "2"), "num_seeds: 3 with 2 processes", "start a run for each --seed"),
-        (("--fsdp", "--reduction", "fast"), "fsdp: true with num_seeds 3", "leave it out"),
-        (("--eval.interval", "5"), "eval.interval: 5 with num_seeds 3", "lockstep eval RUN/seed_N"),
-        (("--proof.trace",), "proof.trace: true with num_seeds 3", "start a run for each --seed"),
-        (("--log.jsonl", "x.jsonl"), f"log.jsonl: {Path('x.jsonl').absolute()} with num_seeds 3", "leave it out"),
-        (("--log.mlflow",), "log.mlflow: true with num_seeds 3", "start a run for each --seed"),
-        (("--env.backend", "gymnasium"), "num_seeds: 3: CartPole-v1 is stepped on the host", "for each --seed"),
+        (("--seeds", "0-4", "--num-seeds", "2"), "command line: num_seeds: 2 with seeds 0-4", "leave one of them out"),
+        (("--seeds", "0-4", "--seed", "2"), "seed: 2 with seeds 0-4", "leave seed out"),
+        (("--seeds", "0,3,0"), "command line: seeds: 0,3,0: one stands there twice", ""),
+        (("--seeds", "4-0"), "command line: seeds: 4-0: from the lower to the higher one", "at most 10,000"),
+        (("--seeds", "0-10000"), "command line: seeds: 0-10000: from the lower", "at most 10,000"),
+        (("--seeds", "five"), "command line: seeds: 'five': numbers are wanted", "0-4, or 0,3,7"),
+        (("--seeds", "1", "--log.jsonl", "x.jsonl"), f"log.jsonl: {Path('x.jsonl').absolute()}", "leave it out"),
+        (("--seeds", "1", "--devices", "2"), "devices: 2 is for engine jax", "add --engine jax"),
+        (("--seeds", "1", "--num-envs", "8", "--num-shards", "3"), "num_shards: 8 environments", "2 or 4"),
     ],
 )
 def test_what_does_not_go_with_seeds_is_refused(tmp_path, words, start, instead):
-    text = refused(tmp_path, "CartPole-v1", *SEEDS, *words)
+    text = refused(tmp_path, "CartPole-v1", *words)
     assert text.startswith(start)
     assert instead in text
 
 
-def test_host_environments_and_the_other_engine_are_refused(tmp_path):
-    assert "InvertedPendulum-v5 is stepped on the host" in refused(tmp_path, "InvertedPendulum-v5", *SEEDS)
-    assert "add --engine jax" in refused(tmp_path, "CartPole-v1", "--num-seeds", "3")
+def test_a_group_is_resumed_with_the_seeds_it_has():
+    request = request_of(["CartPole-v1", "--seeds", "2-3"])
+    with pytest.raises(ValueError, match=r"^seeds: 2-3 with --resume x, which goes on with the seeds that are there"):
+        check_seeds(replace(request, options=request.options.model_copy(update={"resume": "x"})), Topology())
 
 
-def test_resuming_is_refused():
-    config = Config.model_validate({"env": "lockstep/CartPole-v1", "engine": "jax"})
-    with pytest.raises(ValueError, match=r"^num_seeds: 2 with --resume x; .* --resume RUN/seed_N$"):
-        check_seeds(RunOptions(num_seeds=2, resume="x"), config, 1)
+def test_a_launcher_of_ranks_starts_one_run():
+    with pytest.raises(ValueError, match=r"^num_seeds: 2, but another launcher started this rank"):
+        check_seeds(request_of(["CartPole-v1", "--num-seeds", "2"]), Topology(rank=0, world_size=2, launched=True))
 
 
-def test_what_goes_together_is_left_alone():
-    config = Config.model_validate({"env": "lockstep/CartPole-v1", "engine": "jax", "log": {"timing": True}})
-    check_seeds(RunOptions(num_seeds=2, stop_at_step=5, max_hours=1.0), config, 1)
-    alone = config.model_copy(update={"eval": config.eval.model_copy(update={"interval": 5})})
-    check_seeds(RunOptions(resume="x"), alone, 4)
+@pytest.mark.parametrize(
+    ("config", "options", "why"),
+    [
+        ({}, {"stop_at_step": 5, "max_hours": 1.0}, None),
+        ({"log": {"timing": True}}, {}, None),
+        ({"engine": "torch"}, {}, "engine torch trains one agent a process"),
+        ({"env": "InvertedPendulum-v5"}, {}, "InvertedPendulum-v5 is stepped on the host"),
+        ({"env": {"id": "CartPole-v1", "backend": "gymnasium"}}, {}, "CartPole-v1 is stepped on the host"),
+        ({}, {"nproc": 2}, "nproc is of single runs"),
+        ({}, {"max_restarts": 3}, "max_restarts is of single runs"),
+        ({"fsdp": True, "reduction": "fast"}, {}, "fsdp is of single runs"),
+        ({"eval": {"interval": 5}}, {}, "eval.interval is of single runs"),
+        ({"proof": {"trace": True}}, {}, "proof.trace is of single runs"),
+        ({"checkpoint": {"mirror": "s3://bucket/runs"}}, {}, "checkpoint.mirror is of single runs"),
+        ({"log": {"mlflow": True}}, {}, "log.mlflow is of single runs"),
+    ],
+)
+def test_seeds_share_a_program_where_nothing_keeps_them_apart(config, options, why):
+    asked = RunOptions(seeds="0-2", **options)
+    assert why_apart(asked, Config.model_validate(JAX_INSIDE | config), options.get("nproc", 1)) == why
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [("0-4", [0, 1, 2, 3, 4]), ("7", [7]), (7, [7]), ("0,3-5", [0, 3, 4, 5]), ([9, 1], [9, 1]), (None, [6])],
+)
+def test_seeds_in_any_form(given, expected):
+    options = RunOptions.model_validate({} if given is None else {"seeds": given})
+    assert (options.seeds_from(6), options.is_group) == (expected, given is not None)
+    assert RunOptions(num_seeds=3).seeds_from(6) == [6, 7, 8]
 
 
 def test_a_run_of_seeds_is_no_single_run(tmp_path):
@@ -72,7 +101,7 @@ def test_a_run_of_seeds_is_no_single_run(tmp_path):
 
 def test_the_default_name_names_all_seeds():
     config = Config(seed=4)
-    assert default_name(config, 3).startswith("CartPole-v1-seeds4-6-")
+    assert default_name(config, [4, 5, 6]).startswith("CartPole-v1-seeds4-6-")
     assert default_name(config).startswith("CartPole-v1-seed4-")
 
 
@@ -88,7 +117,7 @@ def test_the_end_of_a_run_of_seeds_in_words(tmp_path):
     }
     text = next_steps(tmp_path, summary)
     assert "interquartile mean over 2 seeds of the return 12.5 (95 % interval 10.0 … 14.0)" in text
-    assert f"lockstep train --resume {tmp_path / 'seed_0'}" in text
+    assert f"lockstep train --resume {tmp_path}\n" in text
     unknown = next_steps(
         tmp_path, summary | {"status": "finished", "final_return": None, "final_return_interval": None}
     )

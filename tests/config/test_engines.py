@@ -100,7 +100,7 @@ def test_for_jax_the_world_is_made_of_devices():
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("devices", 2), ("simulate_devices", 2), ("fsdp_devices", 2), ("num_seeds", 4)],
+    [("devices", 2), ("simulate_devices", 2), ("fsdp_devices", 2)],
 )
 def test_options_of_jax_alone(option, value):
     text = refused(check_engine_options, RunOptions.model_validate({option: value}), config("torch"))

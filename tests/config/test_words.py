@@ -212,7 +212,7 @@ def test_no_word_stands_for_two_things():
 
 def test_common_options_are_options():
     assert set(COMMON) <= set(LEAVES)
-    assert len(COMMON) == 20
+    assert len(COMMON) == 21
 
 
 # ---- switches that say what is so, and words of one dash

@@ -111,8 +111,6 @@ def test_what_ray_cant_start_is_one_line(monkeypatch):
         check_ray(options, config(), Topology(launched=True))
     with pytest.raises(ValueError, match="device is tpu"):
         check_ray(options, config(device="tpu", engine="jax"), Topology())
-    with pytest.raises(ValueError, match="num_seeds: 2"):
-        check_ray(options.model_copy(update={"num_seeds": 2}), config(engine="jax"), Topology())
     for address in ("ray://head:10001", "http://head:8265"):
         monkeypatch.setenv("RAY_ADDRESS", address)
         with pytest.raises(ValueError, match=f"RAY_ADDRESS is {address}, and this command must run on a node"):

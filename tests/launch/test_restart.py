@@ -11,7 +11,6 @@ from lockstep.core.topology import Topology
 from lockstep.launch import restart, world
 from lockstep.launch.rank import Assignment
 from lockstep.launch.restart import Failures, Restarts, State, killed_for_memory, newest_state, signature
-from lockstep.launch.seeds import check_seeds
 from lockstep.launch.world import number_of_processes
 from lockstep.runs.checkpoint import REQUIRED, CheckpointError
 from lockstep.runs.checkpoint_writer import commit
@@ -79,12 +78,10 @@ def test_numbers_stay_numbers():
     assert RunOptions(nproc="auto").nproc_range is None
 
 
-def test_restarts_are_for_our_launcher_and_one_agent():
+def test_restarts_are_for_our_launcher():
     launched = Topology(rank=0, world_size=2, launched=True)
     with pytest.raises(ValueError, match="max_restarts: 3, but another launcher started this rank"):
         number_of_processes(RunOptions(max_restarts=3), Config(), launched)
-    with pytest.raises(ValueError, match="num_seeds: 2 with max_restarts 3"):
-        check_seeds(RunOptions(max_restarts=3, num_seeds=2), Config(engine="jax"), 1)
 
 
 def test_ranks_fall_and_rise_with_the_places_there_are(tmp_path):

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from lockstep.cli import main
-from lockstep.commands import train as start
 from lockstep.core.topology import Topology
-from lockstep.launch import world
+from lockstep.launch import start, world
 from lockstep.launch.defaults import request_of
 from lockstep.launch.rank import Assignment
 from lockstep.launch.world import World, topology_of, world_of, world_words

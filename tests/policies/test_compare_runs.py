@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from lockstep.policies.comparison import (
     Evaluated,
+    EvaluatedGroup,
     against,
     cohens_d,
     comparison,
@@ -43,9 +44,9 @@ SPREAD = np.array([0.0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
     ("x", "y", "why"),
     [
         (SPREAD, SPREAD + 3, None),
-        (SPREAD, SPREAD[:9] + 3, "of 9 episodes it would be mostly chance; it takes 10 of each"),
-        (np.full(20, 500.0), np.full(20, 22.0), "no episode differs from the others of its policy"),
-        (np.full(20, 500.0), 22 + SPREAD, "episodes hardly vary beside the difference"),  # it is -276
+        (SPREAD, SPREAD[:9] + 3, "of 9 it would be mostly chance; it takes 10 of each"),
+        (np.full(20, 500.0), np.full(20, 22.0), "none differs from the others of its side"),
+        (np.full(20, 500.0), 22 + SPREAD, "they hardly vary beside the difference"),  # it is -276
         (SPREAD, SPREAD + 31, "which is over 10 standard deviations"),
         (SPREAD, SPREAD + 30, None),  # 9.9 of them
     ],
@@ -118,10 +119,10 @@ def test_scores_are_compared_where_all_have_them():
     assert found["against"] == "a"
     assert found["policies"][1]["score"]["mean"] == pytest.approx(13 / 3)
     assert found["differences"][0]["score"]["difference"] == pytest.approx(7 / 3)
-    assert "b against a: score +2.33" in in_words(found)
+    assert "b against a: mean score +2.33" in in_words(found)
     one = comparison([both[0], evaluated("b", [3, 4, 5])])
     assert "score" not in one["policies"][0]
-    assert "b against a: return +1.67" in in_words(one)
+    assert "b against a: mean return +1.67" in in_words(one)
 
 
 def test_what_cannot_be_compared_is_refused():
@@ -129,3 +130,41 @@ def test_what_cannot_be_compared_is_refused():
         comparison([evaluated("a", [1, 2])])
     with pytest.raises(ValueError, match="different environments: Game-v0, Other-v0"):
         comparison([evaluated("a", [1, 2]), evaluated("b", [1, 2], "Other-v0")])
+
+
+# ---- groups of seeds
+
+
+def group(name, *runs):
+    tables = [evaluated("", returns).table for returns in runs]
+    return EvaluatedGroup(name, {"environment": "Game-v0"}, tables[0], tables)
+
+
+def test_groups_are_compared_by_their_runs():
+    a = group("a", [0.0, 2.0], [3.0], [5.0, 5.0], [100.0])  # means 1, 3, 5, 100
+    b = group("b", [4.0], [6.0], [50.0], [-9.0])
+    found = comparison([a, b])
+    first, second = (each["return"] for each in found["policies"])
+    assert (found["over"], found["policies"][0]["runs"]) == ("runs", 4)
+    assert (first["iqm"], second["iqm"]) == (4.0, 5.0)  # the lowest and the highest of four are left out
+    assert first["iqm_low"] < 4.0 < first["iqm_high"]
+    difference = found["differences"][0]["return"]
+    assert difference["difference"] == 1.0
+    assert difference["probability_of_improvement"] == probability_of_improvement(
+        np.array([1.0, 3, 5, 100]), np.array([4.0, 6, 50, -9])
+    )
+    text = in_words(found)
+    assert "interquartile means over runs, and in brackets their 95% intervals over runs" in text
+    assert "a  4 runs  return 4.00 [" in text
+    assert "b against a: interquartile mean return +1.00 [" in text
+    assert text.endswith("of pairs of runs")
+
+
+def test_intervals_over_episodes_are_called_that():
+    text = in_words(comparison([evaluated("a", SPREAD), evaluated("b", SPREAD)]))
+    assert "means over the episodes of one policy each, and in brackets their 95% intervals over episodes" in text
+
+
+def test_a_group_and_a_policy_are_not_compared():
+    with pytest.raises(ValueError, match=r"^compare: a is one policy, b a group of 2 runs; runs are "):
+        comparison([evaluated("a", SPREAD), group("b", SPREAD, SPREAD)])

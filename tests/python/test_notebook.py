@@ -1,4 +1,4 @@
-"""``lockstep.train`` in a notebook: its own classes on two ranks, progress in the cell, interrupts with a checkpoint."""
+"""``lockstep.train`` in a notebook: its own classes on two ranks, progress in the cell, an interrupt that saves."""
 
 import os
 import signal
@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import nbclient
+import nbclient.exceptions
 import nbformat
 import pytest
 

@@ -1,23 +1,33 @@
-"""``lockstep compare`` sets runs side by side, by the episodes that their policies play."""
+"""``lockstep compare`` sets policies side by side by the episodes that they play, and groups of seeds by their runs."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from lockstep.commands.eval import check_device
 from lockstep.commands.parser import CommandParser, add_policy_options, at_least_one
-from lockstep.policies.comparison import Evaluated, comparison, draw, in_words
+from lockstep.policies.comparison import Evaluated, EvaluatedGroup, comparison, draw, in_words
 from lockstep.policies.evaluation import evaluate
 from lockstep.policies.policy import load_policy
 from lockstep.policies.results import check_files, facts_of, read_json, save_figure, written
+from lockstep.runs.directory import find_run, seeds_in
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs ``lockstep compare RUN RUN …``: distributions, means with intervals, effect sizes, a plot."""
-    parser = CommandParser(prog="lockstep compare", description="Compare the policies of runs by their episodes.")
-    parser.add_argument("runs", nargs="+", help="runs, or files of lockstep eval --json FILE; the first is the measure")
+    parser = CommandParser(
+        prog="lockstep compare", description="Compare policies by their episodes, or groups of seeds by their runs."
+    )
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        help="runs, or files of lockstep eval --json FILE, or groups of seeds; the first is the measure",
+    )
     add_policy_options(parser)
     parser.add_argument("--episodes", type=at_least_one, default=100, help="of each run (default: 100)")
     parser.add_argument("--json", type=Path, help="write everything as JSON")
@@ -28,15 +38,23 @@ def main(argv: Sequence[str]) -> int:
         raise ValueError(f"compare: {options.runs[0]} with what? give two or more runs or evaluations")
     check_files(options.json, None, options.plot)
 
+    def played_by(run: str | Path) -> tuple[dict[str, Any], np.ndarray]:
+        policy = load_policy(run, options.checkpoint, options.runs_dir, trust=options.trust)
+        check_device(policy)
+        table = evaluate(policy, options.episodes, options.seed, not options.stochastic)
+        return facts_of(policy, table, not options.stochastic), table
+
     def evaluated(name: str) -> Evaluated:
         path = Path(name)
         if path.suffix == ".json":
             facts, table = read_json(path)
             return Evaluated(path.stem, facts, table)
-        policy = load_policy(name, options.checkpoint, options.runs_dir, trust=options.trust)
-        check_device(policy)
-        table = evaluate(policy, options.episodes, options.seed, not options.stochastic)
-        return Evaluated(path.name, facts_of(policy, table, not options.stochastic), table)
+        seeds = seeds_in(find_run(name, options.runs_dir, single=False)[0])
+        played = [played_by(seed) for seed in seeds or [name]]
+        facts, table = played[0]
+        if not seeds:
+            return Evaluated(path.name, facts, table)
+        return EvaluatedGroup(path.name, facts, table, [each for _, each in played])
 
     them = [evaluated(name) for name in options.runs]
     found = comparison(them)

@@ -55,7 +55,7 @@ def _of_seeds(path: Path, summary: dict[str, Any], command: str) -> str:
         f"run: {path}   curves: {path / 'curves.csv'}",
     ]
     if summary["status"] != "finished":
-        lines.append(f"continue:  {command} train --resume {path / first}   (each seed by itself)")
+        lines.append(f"continue:  {command} train --resume {path}")
     lines.append(f"evaluate:  {command} eval {path / first} --episodes 20")
     return "\n".join(lines)
 

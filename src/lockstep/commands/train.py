@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from lockstep.commands.next_steps import next_steps
 from lockstep.config.checks import resolve
@@ -15,11 +17,10 @@ from lockstep.config.help import train_help
 from lockstep.config.run import RunOptions
 from lockstep.launch.defaults import request_of
 from lockstep.launch.mirrored import Mirrors, mirrors
-from lockstep.launch.rank import Assignment
 from lockstep.launch.start import STOPPED_BY_SIGNAL, start_run
 from lockstep.launch.world import topology_of
 from lockstep.runs.directory import SUMMARY, is_writer
-from lockstep.training.audience import PYTHON_VARIABLE
+from lockstep.training.audience import COMMAND_VARIABLE
 
 _HELP, _PRINT = ("-h", "--help", "--help-all"), "--print-config"
 
@@ -29,7 +30,8 @@ def main(argv: Sequence[str]) -> int:
     words = [word for word in argv if word not in (*_HELP, _PRINT)]
     if len(words) == len(argv):
         with mirrors() as held:
-            command = None if os.environ.pop(PYTHON_VARIABLE, None) else ["train", *argv]
+            said = os.environ.pop(COMMAND_VARIABLE, None)
+            command = ["train", *argv] if said is None else json.loads(said)
             return start_run(request_of(argv, bring=functools.partial(_brought, held)), held, command, report)
     if _PRINT in argv:
         request = request_of(words)
@@ -47,12 +49,11 @@ def _brought(held: Mirrors, request: Request) -> RunOptions:
     return held.resolved(request.options, request.config.checkpoint.mirror, is_writer(topology_of(request.options)))
 
 
-def report(assignment: Assignment, code: int) -> None:
-    """Says what came of a run that ended well or was stopped."""
-    path = assignment.path / SUMMARY
-    if not path.is_file():
+def report(path: Path, quiet: bool, code: int) -> None:
+    """Says what came of a run, or a group of seeds, that ended well or was stopped."""
+    if not (path / SUMMARY).is_file():
         return
-    if not assignment.options.quiet:
-        print(next_steps(assignment.path, read_file(path)), flush=True)
+    if not quiet:
+        print(next_steps(path, read_file(path / SUMMARY)), flush=True)
     if code in STOPPED_BY_SIGNAL:
         print("lockstep: stopped by a signal, with a checkpoint", file=sys.stderr)

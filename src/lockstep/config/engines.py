@@ -118,11 +118,6 @@ def _check_torch_options(options: RunOptions) -> None:
         value = getattr(options, name)
         if value is not None:
             raise ValueError(f"{name}: {value} is for engine jax; with engine torch {what}, or add --engine jax")
-    if options.num_seeds > 1:
-        raise ValueError(
-            f"num_seeds: {options.num_seeds} is for engine jax; with engine torch start a run for each --seed, or add "
-            "--engine jax"
-        )
 
 
 def check_fsdp_devices(options: RunOptions, devices: int) -> None:

@@ -29,7 +29,7 @@ MEANS = """\
         print the config that would be trained with, as YAML, and end"""
 
 COMMON = (
-    *("env.workers", "engine", "device", "seed", "total_steps", "num_envs", "num_steps", "reduction"),
+    *("env.workers", "engine", "device", "seed", "seeds", "total_steps", "num_envs", "num_steps", "reduction"),
     *("nproc", "name", "resume", "ppo.learning_rate", "ppo.num_epochs", "ppo.num_minibatches", "ppo.entropy_coef"),
     *("network.hidden_sizes", "network.recurrent", "normalize.observations", "eval.interval", "log.wandb"),
 )

@@ -6,9 +6,9 @@ by :mod:`lockstep.config.command_line`, what doesn't fit together is found by :m
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from lockstep.config.sections import (
     CheckpointConfig,
@@ -27,6 +27,8 @@ MAX_SEQUENCE = 32
 AUTO = "auto"
 MOST_SILENCE = 600.0
 RANGE = r"^[0-9]{1,6}:[0-9]{1,6}$"
+SEEDS = r"^[0-9]{1,18}(-[0-9]{1,18})?(,[0-9]{1,18}(-[0-9]{1,18})?)*$"
+MOST_SEEDS = 10_000
 COORDINATOR = r"^(\[[0-9a-fA-F:.]+\]|[\w.-]+):[0-9]{1,5}$"
 """``host:port``, ``[IPv6 address]:port``."""
 
@@ -173,11 +175,16 @@ class RunOptions(Section):
     fsdp_devices: int | None = Field(
         default=None, ge=1, description="jax with fsdp: devices that a copy is sharded over (default: all)"
     )
-    num_seeds: int = Field(
-        default=1,
+    seeds: Annotated[str, StringConstraints(pattern=SEEDS)] | None = Field(
+        default=None,
+        description="one agent a seed, each in a run of its own, in one directory: 0-4, or 0,3,7; jax: in one program "
+        "where that can be (reduction exact: in turns, each the same as its own run; fast: as one batch)",
+    )
+    num_seeds: int = Field(default=1, ge=1, description="so many seeds, from seed on; the same as seeds")
+    seeds_at_once: int | None = Field(
+        default=None,
         ge=1,
-        description="jax: independent agents in one program, of seeds seed, seed + 1, …; reduction exact: in turns, "
-        "each the same as its own run; fast: as one batch",
+        description="seeds in processes of their own that train side by side (default: as cores allow; on GPUs one)",
     )
     coordinator: str | None = Field(
         default=None,
@@ -215,11 +222,42 @@ class RunOptions(Section):
         self._check_coordinator()
         if self.resume == AUTO and self.name is None:
             raise ValueError("resume: auto goes on with the run of a name; give --name")
-        if self.resume == AUTO and self.num_seeds > 1:
-            raise ValueError(f"resume: auto with num_seeds {self.num_seeds}; each seed is resumed by itself")
+        if self.seeds is not None and self.num_seeds > 1:
+            raise ValueError(f"num_seeds: {self.num_seeds} with seeds {self.seeds}; leave one of them out")
+        self.seeds_from(0)
         if self.name is not None and ("/" in self.name or self.name in (".", "..")):
             raise ValueError(f"name: {self.name!r} is not a plain directory name; --runs-dir says where it is made")
         return self
+
+    @field_validator("seeds", mode="before")
+    @classmethod
+    def _as_text(cls, value: Any) -> Any:
+        """Seeds may be a number, or a list of numbers."""
+        return ",".join(map(str, value)) if isinstance(value, list | tuple | range) else _text(value)
+
+    @property
+    def is_group(self) -> bool:
+        """Whether several seeds are asked for, or seeds by name, so that runs stand in a directory of their group."""
+        return self.seeds is not None or self.num_seeds > 1
+
+    def seeds_from(self, seed: int) -> list[int]:
+        """The seeds that are asked for, where the config's own is ``seed``.
+
+        Raises:
+            ValueError: one stands there twice, or there are too many; one line.
+        """
+        if self.seeds is None:
+            return list(range(seed, seed + self.num_seeds))
+        found: list[int] = []
+        for part in self.seeds.split(","):
+            first, _, last = part.partition("-")
+            ends = int(first), int(last or first)
+            if not 0 <= ends[1] - ends[0] < MOST_SEEDS - len(found):
+                raise ValueError(f"seeds: {part}: from the lower to the higher one, at most {MOST_SEEDS:,} in all")
+            found.extend(range(ends[0], ends[1] + 1))
+        if len(set(found)) < len(found):
+            raise ValueError(f"seeds: {self.seeds}: one stands there twice")
+        return found
 
     def _check_nproc(self) -> None:
         if isinstance(self.nproc, int):
@@ -257,3 +295,7 @@ class RunOptions(Section):
             raise ValueError(
                 f"nproc: {self.nproc} with coordinator, where every process is started by itself; leave one of them out"
             )
+
+
+def _text(value: Any) -> Any:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value

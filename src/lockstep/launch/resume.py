@@ -100,7 +100,7 @@ def open_directory(
         if not writer:
             return RunDirectory(Path(options.runs_dir), is_writer=False), None
         _check_second_log(None, config.log.jsonl)
-        return create_run(options.runs_dir, options.name, config, options.num_seeds), None
+        return create_run(options.runs_dir, options.name, config, options.seeds_from(config.seed)), None
     if not checkpoints_in(path / CHECKPOINTS):
         which = None  # it ended before its first checkpoint: it begins again
         if writer and not options.quiet:

@@ -25,13 +25,15 @@ from lockstep.launch.ray.ranks import RayServer
 from lockstep.launch.redact import without_secrets
 from lockstep.launch.restart import Restarts
 from lockstep.launch.resume import open_directory, resumed_config
-from lockstep.launch.seeds import check_seeds
+from lockstep.launch.seeds.checks import check_seeds, why_apart
+from lockstep.launch.seeds.group import start_group
 from lockstep.launch.sizing import resolved_here
 from lockstep.launch.spawn import RankServer, rank_server, threads_of
 from lockstep.launch.supervise import supervise
 from lockstep.launch.world import World, available_processes, topology_of, world_of
-from lockstep.runs.directory import SUMMARY, RunDirectory, find_run, is_writer
+from lockstep.runs.directory import SUMMARY, RunDirectory, find_run, is_writer, seeds_in
 from lockstep.runs.mirror.copier import FAILED_SECONDS, LAST_SECONDS
+from lockstep.runs.stored import stored_config
 from lockstep.runs.trust import remember_names
 from lockstep.training.audience import ADDRESS_VARIABLE
 from lockstep.training.past import utc_date
@@ -43,12 +45,13 @@ def start_run(
     request: RunRequest,
     held: Mirrors | None = None,
     command: Sequence[str] | None = None,
-    report: Callable[[Assignment, int], None] = lambda *_: None,
+    report: Callable[[Path, bool, int], None] = lambda *_: None,
 ) -> int:
     """Runs a request on as many ranks as it asks for, or this rank's part under a launcher; returns the exit code.
 
     ``held`` are the places on mirrors that this process writes, ``command`` the words after ``lockstep`` that asked;
-    ``report`` is told of a run that ended well or was stopped, by the process that wrote it.
+    ``report`` is told the directory of a run that ended well or was stopped, by the process that wrote it, whether to
+    be quiet, and the exit code.
 
     A request that can't be run raises a one-line ``ValueError`` before any process is started.
     """
@@ -59,6 +62,11 @@ def start_run(
         wait_for_name(topology.master_addr)
     sweep_temporary()
     with contextlib.ExitStack() as stack:
+        request, group = group_of(request, topology)
+        if group is not None:
+            path, code = start_group(request, *group, command)
+            report(path, request.options.quiet, code)
+            return code
         held = held or stack.enter_context(mirrors())
         assignment, run, world, server = prepare(request, topology, stack, held.named)
         words = None if command is None else without_secrets(["lockstep", *command])
@@ -72,10 +80,32 @@ def start_run(
         if mirror is not None:
             mirror.finish(LAST_SECONDS if code in (0, *STOPPED_BY_SIGNAL) else FAILED_SECONDS)
     if is_writer(topology) and code in (0, *STOPPED_BY_SIGNAL) and _last_written(assignment.path) != before:
-        report(assignment, code)
+        report(assignment.path, request.options.quiet, code)
     if code and topology.launched and topology.world_size > 1:
         leave_at_once(code)  # on its way out JAX would wait half a minute for a process that is gone
     return code
+
+
+def group_of(request: RunRequest, topology: Topology) -> tuple[RunRequest, tuple[Path | None, World, str] | None]:
+    """Tells whether a request is for runs in processes of their own, a seed each, and why; None: one run, one program.
+
+    The first is the group that is resumed. The request comes back with the first of the seeds that it asks for.
+    """
+    options, config = request.options, request.config
+    if options.is_group:
+        check_seeds(request, topology)
+        config = config.model_copy(update={"seed": options.seeds_from(config.seed)[0]})
+        request = replace(request, config=config)
+        world = world_of(options, config, topology)
+        why = why_apart(options, config, world.processes)
+        return request, None if why is None else (None, world, why)
+    if options.resume is None or topology.launched:
+        return request, None
+    path, _ = find_run(options.resume, options.runs_dir, single=False)
+    if not seeds_in(path):
+        return request, None
+    config = stored_config(path)
+    return request, (path, world_of(options, config, topology), "as they are resumed")
 
 
 def prepare(
@@ -107,7 +137,6 @@ def prepare(
     if lines and writer and not options.quiet:
         print("\n".join(lines))
     check_limits(options, config)
-    check_seeds(options, config, world.processes)
     if writer:
         check_company(config)
     config = with_reference(config, options.runs_dir)

@@ -1,19 +1,25 @@
-"""Compares evaluations: means with confidence intervals, effect sizes, and how often one beats the other."""
+"""Compares evaluations of policies by their episodes, and of groups of seeds by their runs.
+
+Intervals over episodes are of one policy and say nothing of another seed's; those over runs are what a method is judged
+by (Agarwal et al. 2021, "Deep reinforcement learning at the edge of the statistical precipice").
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from lockstep.core.shards import keyed_generator
 from lockstep.policies.results import columns_of, edges_of
+from lockstep.runs.curves import interquartile_mean
 
 CONFIDENCE, REPETITIONS = 0.95, 2000
 COLOURS = ("#1f5fa8", "#d9822b", "#2f7f5f", "#c0392b", "#7a5195", "#8a8a8a")
+NAMES = {"mean": "mean", "iqm": "interquartile mean"}
 METRICS = ("return", "score", "length")
 LEAST_EPISODES, LARGEST_EFFECT = 10, 10.0
 """Cohen's d is of so many episodes of each at least: of fewer it is mostly chance, and too large by more than 4 %. And
@@ -34,10 +40,45 @@ class Evaluated:
     facts: dict[str, Any]
     table: np.ndarray
 
+    unit: ClassVar[str] = "episode"
+    statistic: ClassVar[str] = "mean"
+
+    @property
+    def count(self) -> int:
+        """How many numbers there are of each metric."""
+        return len(self.table)
+
     def values(self, metric: str) -> np.ndarray | None:
         """One number an episode, ``[n]``; None where not every episode has it."""
-        column = columns_of(self.table).get(metric)
-        return None if column is None or None in column else np.asarray(column, np.float64)
+        return _column(self.table, metric)
+
+
+@dataclass(frozen=True)
+class EvaluatedGroup(Evaluated):
+    """The episodes of a group's runs, one policy a seed; ``table`` is of the first.
+
+    Attributes:
+        tables: of each run.
+    """
+
+    tables: Sequence[np.ndarray] = ()
+    unit: ClassVar[str] = "run"
+    statistic: ClassVar[str] = "iqm"
+
+    @property
+    def count(self) -> int:
+        """How many runs there are."""
+        return len(self.tables)
+
+    def values(self, metric: str) -> np.ndarray | None:
+        """The mean over each run's episodes, ``[runs]``; None where not every episode has the metric."""
+        columns = [_column(table, metric) for table in self.tables]
+        return None if any(c is None for c in columns) else np.array([c.mean() for c in columns if c is not None])
+
+
+def _column(table: np.ndarray, metric: str) -> np.ndarray | None:
+    column = columns_of(table).get(metric)
+    return None if column is None or None in column else np.asarray(column, np.float64)
 
 
 def interval(
@@ -67,17 +108,17 @@ def effect_size(x: np.ndarray, y: np.ndarray) -> tuple[float | None, str | None]
     """:func:`cohens_d` where it says something, else None and why not."""
     fewest = min(len(x), len(y))
     if fewest < LEAST_EPISODES:
-        return None, f"of {fewest} episodes it would be mostly chance; it takes {LEAST_EPISODES} of each"
+        return None, f"of {fewest} it would be mostly chance; it takes {LEAST_EPISODES} of each"
     d = cohens_d(x, y)
     if d is None:
-        return None, "no episode differs from the others of its policy"
+        return None, "none differs from the others of its side"
     if abs(d) > LARGEST_EFFECT:
-        return None, f"episodes hardly vary beside the difference, which is over {LARGEST_EFFECT:g} standard deviations"
+        return None, f"they hardly vary beside the difference, which is over {LARGEST_EFFECT:g} standard deviations"
     return d, None
 
 
 def probability_of_improvement(x: np.ndarray, y: np.ndarray) -> float:
-    """Estimates how probable it is that an episode of ``y`` beats one of ``x``, a tie counting half.
+    """Estimates how probable it is that an episode (a run) of ``y`` beats one of ``x``, a tie counting half.
 
     Agarwal et al. 2021, "Deep reinforcement learning at the edge of the statistical precipice", section 4.3: the
     Mann-Whitney U statistic over ``n_x n_y``.
@@ -88,20 +129,26 @@ def probability_of_improvement(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def describe_metric(values: np.ndarray) -> dict[str, float]:
-    """Mean with its confidence interval, standard deviation, quartiles and range of ``[n]``."""
+    """Mean and interquartile mean with confidence intervals, standard deviation, quartiles and range of ``[n]``."""
     low, high = interval(lambda x: float(x.mean()), values)
+    middle = interval(lambda x: float(interquartile_mean(x)), values)
     quartiles = dict(zip(("q25", "median", "q75"), np.percentile(values, (25, 50, 75)).tolist(), strict=True))
     facts = {"mean": float(values.mean()), "mean_low": low, "mean_high": high, "std": float(values.std())}
+    facts |= {"iqm": float(interquartile_mean(values)), "iqm_low": middle[0], "iqm_high": middle[1]}
     return facts | quartiles | {"min": float(values.min()), "max": float(values.max())}
 
 
-def against(x: np.ndarray, y: np.ndarray) -> dict[str, float | str | None]:
-    """Measures how far ``y`` is above ``x``: difference of means, probability of improvement, intervals; Cohen's d."""
+def against(x: np.ndarray, y: np.ndarray, statistic: str = "mean") -> dict[str, float | str | None]:
+    """Measures how far ``y`` is above ``x``: difference of means, probability of improvement, intervals; Cohen's d.
+
+    The ``statistic`` whose difference is taken is ``mean`` or ``iqm``, the interquartile mean.
+    """
     d, why_none = effect_size(x, y)
-    low, high = interval(lambda a, b: float(b.mean() - a.mean()), x, y)
+    middle = np.mean if statistic == "mean" else interquartile_mean
+    low, high = interval(lambda a, b: float(middle(b) - middle(a)), x, y)
     better = interval(probability_of_improvement, x, y)
     return {
-        "difference": float(y.mean() - x.mean()),
+        "difference": float(middle(y) - middle(x)),
         "difference_low": low,
         "difference_high": high,
         "cohens_d": d,
@@ -121,7 +168,8 @@ def comparison(all_of_them: Sequence[Evaluated]) -> dict[str, Any]:
     """Each policy in numbers, and all but the first one against the first, as JSON would have it.
 
     Raises:
-        ValueError: there are less than two, or they played different environments; one line.
+        ValueError: there are less than two, they played different environments, or groups are mixed with single
+            policies; one line.
     """
     if len(all_of_them) < 2:
         raise ValueError(f"compare: {len(all_of_them)} of them; give two or more runs or evaluations")
@@ -129,18 +177,27 @@ def comparison(all_of_them: Sequence[Evaluated]) -> dict[str, Any]:
     if len(places) > 1:
         raise ValueError(f"compare: these played in different environments: {', '.join(sorted(places))}")
     metrics, first = metrics_of(all_of_them), all_of_them[0]
+    for other in all_of_them[1:]:
+        if other.unit != first.unit:
+            raise ValueError(
+                f"compare: {first.name} is {_what(first)}, {other.name} {_what(other)}; runs are compared with runs, "
+                "episodes with episodes"
+            )
 
     def numbers(of: Callable[[Evaluated, str], Any], each: Evaluated) -> dict[str, Any]:
-        return {"name": each.name, "episodes": len(each.table)} | {name: of(each, name) for name in metrics}
+        return {"name": each.name, f"{each.unit}s": each.count} | {name: of(each, name) for name in metrics}
 
     return {
+        "over": f"{first.unit}s",
+        "statistic": first.statistic,
         "environment": first.facts["environment"],
         "unlike": unlike(all_of_them),
         "confidence": CONFIDENCE,
         "policies": [numbers(lambda x, name: describe_metric(_known(x, name)), each) for each in all_of_them],
         "against": first.name,
         "differences": [
-            numbers(lambda x, name: against(_known(first, name), _known(x, name)), each) for each in all_of_them[1:]
+            numbers(lambda x, name: against(_known(first, name), _known(x, name), x.statistic), each)
+            for each in all_of_them[1:]
         ],
     }
 
@@ -175,6 +232,10 @@ def _apart(one: Any, two: Any) -> tuple[Any, Any]:
     return left, right
 
 
+def _what(each: Evaluated) -> str:
+    return f"a group of {each.count} runs" if each.unit == "run" else "one policy"
+
+
 def _known(each: Evaluated, metric: str) -> np.ndarray:
     values = each.values(metric)
     assert values is not None, f"{each.name} has no {metric}"
@@ -185,29 +246,35 @@ def in_words(found: dict[str, Any]) -> str:
     """A table of the policies, and a line for each that is compared with the first."""
     metrics = [name for name in METRICS if name in found["policies"][0]]
     width = max(len(each["name"]) for each in found["policies"])
-    lines = [f"{found['environment']}: means, and in brackets their {found['confidence']:.0%} intervals"]
+    over, statistic = found["over"], found["statistic"]
+    of_what = "interquartile means over runs" if over == "runs" else "means over the episodes of one policy each"
+    lines = [
+        f"{found['environment']}: {of_what}, and in brackets their {found['confidence']:.0%} intervals over {over}"
+    ]
     for each in found["policies"]:
-        numbers = {m: [f"{each[m][name]:,.2f}" for name in ("mean", "mean_low", "mean_high")] for m in metrics}
-        parts = [f"{m} {mean} [{low}, {high}]" for m, (mean, low, high) in numbers.items()]
-        lines.append(f"{each['name']:<{width}}  {each['episodes']} episodes  {'  '.join(parts)}")
+        names = (statistic, f"{statistic}_low", f"{statistic}_high")
+        numbers = {m: [f"{each[m][name]:,.2f}" for name in names] for m in metrics}
+        parts = [f"{m} {value} [{low}, {high}]" for m, (value, low, high) in numbers.items()]
+        lines.append(f"{each['name']:<{width}}  {each[over]} {over}  {'  '.join(parts)}")
     metric = "score" if "score" in metrics else "return"
     for each in found["differences"]:
         facts = each[metric]
         d = facts["cohens_d"]
         effect = f"no Cohen's d ({facts['no_cohens_d']})" if d is None else f"Cohen's d {d:+.2f}"
         lines.append(
-            f"{each['name']} against {found['against']}: {metric} {facts['difference']:+,.2f} "
+            f"{each['name']} against {found['against']}: {NAMES[statistic]} {metric} {facts['difference']:+,.2f} "
             f"[{facts['difference_low']:+,.2f}, {facts['difference_high']:+,.2f}], {effect}, better in "
             f"{facts['probability_of_improvement']:.0%} [{facts['probability_low']:.0%}, "
-            f"{facts['probability_high']:.0%}] of pairs of episodes"
+            f"{facts['probability_high']:.0%}] of pairs of {over}"
         )
     return "\n".join([*lines, *found["unlike"]])
 
 
 def draw(all_of_them: Sequence[Evaluated], found: dict[str, Any]) -> Any:
-    """The figure: each metric's distribution by policy, and the means with their intervals below."""
+    """The figure: each metric's distribution by policy or group, and the means with their intervals below."""
     from matplotlib.figure import Figure
 
+    name = found["statistic"]
     metrics = metrics_of(all_of_them)
     figure = Figure(figsize=(4.2 * len(metrics), 5.4), layout="constrained")
     axes = figure.subplots(2, len(metrics), squeeze=False, height_ratios=(3, 1))
@@ -219,13 +286,14 @@ def draw(all_of_them: Sequence[Evaluated], found: dict[str, Any]) -> Any:
             weights = np.full(len(values), 1 / len(values))
             kind = {"histtype": "stepfilled", "alpha": 0.3, "color": colour, "label": each.name}
             axes[0, column].hist(values, edges, weights=weights, **kind)
-            ends = [[facts["mean"] - facts["mean_low"]], [facts["mean_high"] - facts["mean"]]]
-            axes[1, column].errorbar([facts["mean"]], [-place], xerr=ends, fmt="o", color=colour, capsize=4)
+            middle, low, high = facts[name], facts[f"{name}_low"], facts[f"{name}_high"]
+            ends = [[middle - low], [high - middle]]
+            axes[1, column].errorbar([middle], [-place], xerr=ends, fmt="o", color=colour, capsize=4)
         axes[0, column].set_title(metric)
-        axes[1, column].set_xlabel(f"mean {metric}, {found['confidence']:.0%} interval")
+        axes[1, column].set_xlabel(f"{NAMES[name]} {metric}, {found['confidence']:.0%} interval over {found['over']}")
         axes[1, column].set_yticks([-place for place in range(len(all_of_them))], [each.name for each in all_of_them])
         axes[1, column].margins(y=0.4)
-    axes[0, 0].set_ylabel("share of episodes")
+    axes[0, 0].set_ylabel(f"share of {found['over']}")
     axes[0, 0].legend(frameon=False)
     figure.suptitle(found["environment"])
     return figure

@@ -16,7 +16,7 @@ from lockstep.python.command import run_command
 from lockstep.python.environments import Handed, handed, variables_for
 from lockstep.python.start import start
 from lockstep.runs.checkpoint import checkpoints_in
-from lockstep.runs.directory import CHECKPOINTS, SUMMARY, find_run
+from lockstep.runs.directory import CHECKPOINTS, SUMMARY, find_run, seeds_in
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trackers import METRICS_JSONL
 
@@ -82,6 +82,11 @@ class Run:
     def checkpoints(self) -> list[Path]:
         """Directories of its checkpoints, newest first."""
         return checkpoints_in(self.path / CHECKPOINTS)
+
+    @property
+    def seeds(self) -> list[Run]:
+        """The runs of a group of seeds, in the order of their seeds; empty of a single run."""
+        return [Run(path, self._env, self._trust) for path in seeds_in(self.path)]
 
     @functools.cached_property
     def policy(self) -> Policy:
@@ -177,6 +182,6 @@ def load_run(
     Raises:
         ValueError: there is no such run; one line.
     """
-    path, _ = find_run(str(run), str(runs_dir))
+    path, _ = find_run(str(run), str(runs_dir), single=False)
     given = None if env is None else handed(env)
     return Run(path.absolute(), given if given is not None and given.pickled is not None else None, trust)

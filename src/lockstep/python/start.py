@@ -17,7 +17,7 @@ from lockstep.python.command import run_command
 from lockstep.python.environments import Handed, variables_for
 from lockstep.runs.directory import default_name, find_run
 from lockstep.runs.mirror.place import split_url
-from lockstep.training.audience import PYTHON_VARIABLE
+from lockstep.training.audience import COMMAND_VARIABLE
 
 if TYPE_CHECKING:
     from lockstep.python.run import Run
@@ -42,12 +42,13 @@ def start(
         with _in_callers_words(file):
             file.write_text(json.dumps(asked))
             request = read_request([str(file)])
-            if callbacks and request.options.num_seeds > 1:
-                raise ValueError(f"callbacks: with num_seeds {request.options.num_seeds}; train each seed by itself")
+            if callbacks and request.options.is_group:
+                count = len(request.options.seeds_from(request.config.seed))
+                raise ValueError(f"callbacks: with {count} seeds; train each seed by itself")
             path, asked["name"] = _place_of(request.options, request.config)
             file.write_text(json.dumps({key: value for key, value in asked.items() if value is not None}))
             run = run_at(path)
-            from_python = {**variables, PYTHON_VARIABLE: "1"}
+            from_python = {**variables, COMMAND_VARIABLE: "null"}
             with Conversation(run, callbacks, observe_only, directory) as talk:
                 run_command(["train", str(file)], from_python | talk.variables, request.options.quiet, talk.listen)
     talk.raise_failure()
@@ -60,10 +61,10 @@ def _place_of(options: RunOptions, config: Config) -> tuple[Path, str | None]:
     if resume is not None and is_url(resume):
         return (runs_dir / split_url(resume)[1]).absolute(), None
     if resume not in (None, AUTO):
-        return find_run(resume, options.runs_dir)[0].absolute(), None
+        return find_run(resume, options.runs_dir, single=False)[0].absolute(), None
     name = options.name
     if name is None:
-        stem, suffix = default_name(config, options.num_seeds), 1
+        stem, suffix = default_name(config, options.seeds_from(config.seed)), 1
         name = stem
         while (runs_dir / name).exists():
             suffix += 1

@@ -23,6 +23,7 @@ def train(
     name: str | None = None,
     runs_dir: str | Path | None = None,
     resume: str | Path | None = None,
+    seeds: str | Sequence[int] | None = None,
     config: str | Path | Mapping[str, Any] | Config | None = None,
     quiet: bool = False,
     **settings: Any,
@@ -42,6 +43,7 @@ def train(
         name: of the run directory; None: environment, seed and time.
         runs_dir: where run directories are made; None: as the config says, else ``runs``.
         resume: run (name or path), checkpoint or place on a mirror to continue; ``auto``: as the command line's.
+        seeds: one agent a seed, ``range(5)`` or ``"0-4"``: the run is a group's then, with :attr:`Run.seeds`.
         config: a config file, nested settings by the config's names, or a ``Config``, under ``settings``.
         quiet: whether to print only errors and warnings.
         **settings: any other setting or option by its name, nested as in a config file:
@@ -70,6 +72,7 @@ def train(
     if env is not None:
         merge(asked, {"env": {"id": str(env) if given is None else given.id}})
     options = {"engine": engine, "nproc": nproc, "quiet": quiet or None, "name": name}
+    options["seeds"] = seeds if seeds is None or isinstance(seeds, str) else ",".join(map(str, seeds))
     options |= {
         key: None if value is None else str(value) for key, value in (("runs_dir", runs_dir), ("resume", resume))
     }

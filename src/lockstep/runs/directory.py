@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -196,11 +196,11 @@ def is_writer(topology: Topology) -> bool:
     return topology.rank == 0
 
 
-def default_name(config: Config, num_seeds: int = 1) -> str:
+def default_name(config: Config, seeds: Sequence[int] = ()) -> str:
     """Environment, seeds and time, e.g. ``CartPole-v1-seed0-20260131-120000``."""
     env = config.env.id.rpartition(":")[2].replace("/", "-")
-    seeds = f"seed{config.seed}" if num_seeds == 1 else f"seeds{config.seed}-{config.seed + num_seeds - 1}"
-    return f"{env}-{seeds}-{time.strftime('%Y%m%d-%H%M%S')}"
+    named = f"seeds{seeds[0]}-{seeds[-1]}" if len(seeds) > 1 else f"seed{config.seed}"
+    return f"{env}-{named}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def _untouched(path: Path) -> bool:
@@ -226,12 +226,12 @@ def writing(path: Path) -> Iterator[None]:
         raise ValueError(f"runs_dir: {path} can't be written: {error.strerror or error}") from None
 
 
-def create_run(runs_dir: str, name: str | None, config: Config, num_seeds: int = 1) -> RunDirectory:
-    """Make a run directory with its ``config.json``; it comes back locked. ``num_seeds`` stands in its default name.
+def create_run(runs_dir: str, name: str | None, config: Config, seeds: Sequence[int] = ()) -> RunDirectory:
+    """Make a run directory with its ``config.json``; it comes back locked. ``seeds`` stand in its default name.
 
     If the name is taken, or the directory can't be written, it is a one-line ``ValueError``.
     """
-    stem, suffix = name or default_name(config, num_seeds), 1
+    stem, suffix = name or default_name(config, seeds), 1
     path = Path(runs_dir) / stem
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -143,7 +143,7 @@ def _known(path: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
             "ranks": _whole(summary, "world_size"),
             "started": _date(summary),
         }
-    last, checkpoints = _last_record(path / METRICS_JSONL), checkpoints_in(path / CHECKPOINTS)
+    last, checkpoints = last_record(path / METRICS_JSONL), checkpoints_in(path / CHECKPOINTS)
     newest = next((each for each in checkpoints if manifest_of(each) is not None), None)
     steps = _whole(last, "global_step")
     return {
@@ -192,7 +192,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return found
 
 
-def _last_record(path: Path) -> dict[str, Any]:
+def last_record(path: Path) -> dict[str, Any]:
     """The last whole record of a metrics file; an empty one without any."""
     if path.is_symlink() or not path.is_file():
         return {}

@@ -13,8 +13,8 @@ from lockstep.training.stop import CALLBACK, RUNNING
 
 ADDRESS_VARIABLE = "LOCKSTEP_CALLBACKS"
 """Names the socket at which they listen; the launcher reads it."""
-PYTHON_VARIABLE = "LOCKSTEP_FROM_PYTHON"
-"""Set where the command line is ``lockstep.train``'s, which nobody has typed."""
+COMMAND_VARIABLE = "LOCKSTEP_COMMAND"
+"""Holds the words after ``lockstep`` to remember as JSON, or null, where another program has made the command line."""
 OBSERVERS = "observe:"
 """Before it: nobody is waited for."""
 CHUNK = 1 << 16

@@ -6,10 +6,8 @@ import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import jax
-import numpy as np
 
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.errors import NonFiniteError
@@ -27,13 +25,13 @@ from lockstep.jax_engine.state import check_networks
 from lockstep.jax_engine.train import Trainer
 from lockstep.jax_engine.train import train as train_one
 from lockstep.runs.checkpoint import Checkpoint
-from lockstep.runs.curves import CURVES_PNG, METRIC, MISSING_PLOT, Curve, can_plot, interquartile_mean, write_curves
 from lockstep.runs.directory import RunDirectory, open_seed
+from lockstep.runs.groups import finish_group, together
 from lockstep.training.recorder import Recorder
 from lockstep.training.stop import RUNNING, StopRequest, TrainResult, stop_requests
 
-EXACT = "num_seeds: seeds take turns in the program, and each seed's agent has the bytes of its own single run"
-BATCHED = "num_seeds: seeds are computed together, and each agrees with its own single run up to rounding"
+EXACT = "seeds: they take turns in the program, and each seed's agent has the bytes of its own single run"
+BATCHED = "seeds: they are computed together, and each agrees with its own single run up to rounding"
 
 
 def open_sessions(config: Config, topology: Topology, options: RunOptions) -> tuple[SeedsRun, list[Session]]:
@@ -43,7 +41,7 @@ def open_sessions(config: Config, topology: Topology, options: RunOptions) -> tu
         ValueError: what the config asks for can't be had here; one line.
     """
     program = open_program(config, topology, options)
-    configs = [config.model_copy(update={"seed": config.seed + n}) for n in range(options.num_seeds)]
+    configs = [config.model_copy(update={"seed": n}) for n in options.seeds_from(config.seed)]
     states = [first_state(each, _own_program(each, program)) for each in configs]
     run = SeedsRun(program, [each.seed for each in configs], states, num_local_devices(program.mesh))
     run.begin()
@@ -116,33 +114,9 @@ class SeedsTrainer:
         """Writes last checkpoints, every seed's ``summary.json``, curves, and the run's own ``summary.json``."""
         seconds = time.monotonic() - self.started
         results = [trainer.recorder.finish(stop) for trainer in self.trainers]
-        names = {trainer.config.seed: trainer.recorder.run.path for trainer in self.trainers}
-        curve = write_curves(self.directory.path, f"{self.run.config.env.id}, {len(names)} seeds", names)
-        if not can_plot():
-            self.progress.message(MISSING_PLOT.format(CURVES_PNG))
-        summary = self.summarize([result.summary for result in results], curve, seconds)
-        self.directory.write_summary(summary)
+        seeds = {t.recorder.run.path: result.summary for t, result in zip(self.trainers, results, strict=True)}
+        summary = finish_group(self.directory, seeds, seconds, self.progress.message)
         return TrainResult(results[0].status, results[0].signal, summary)
-
-    def summarize(self, summaries: Sequence[dict[str, Any]], curve: Curve, seconds: float) -> dict[str, Any]:
-        """Makes ``summary.json`` of the run: of all seeds together, and the numbers of each."""
-        own = ("seed", "final_return", "episodes", "best_checkpoint", "params_sha256", "state_sha256")
-        first = summaries[0]
-        listed = [
-            {name: summary[name] for name in own} | {"directory": trainer.recorder.run.path.name}
-            for summary, trainer in zip(summaries, self.trainers, strict=True)
-        ]
-        final = [ends[-1].item() if curve.iterations else None for ends in (curve.iqm, curve.low, curve.high)]
-        different = {*own, "final_success_rate", "wall_time", "steps_per_second"}
-        return {
-            **{name: value for name, value in first.items() if name not in different},
-            "num_seeds": len(summaries),
-            "final_return": final[0],
-            "final_return_interval": final[1:] if curve.iterations else None,
-            "wall_time": seconds,
-            "steps_per_second": len(summaries) * first["global_step"] / seconds,
-            "seeds": listed,
-        }
 
     def close(self) -> None:
         """Closes what is open, whatever happened."""
@@ -152,24 +126,14 @@ class SeedsTrainer:
             trainer.recorder.run.unlock()
 
 
-def together(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Sums up what is shown of an iteration: steps of all seeds, and the interquartile mean of their returns."""
-    returns = [record[METRIC] for record in records if record[METRIC] is not None]
-    return {
-        "global_step": sum(record["global_step"] for record in records),
-        METRIC: float(interquartile_mean(np.array(returns))) if returns else None,
-        "time/global_fps": sum(record["time/global_fps"] for record in records),
-    }
-
-
 def train(
     config: Config, run: RunDirectory, topology: Topology, options: RunOptions, checkpoint: Checkpoint | None = None
 ) -> TrainResult:
-    """Trains one agent, or one for each of ``options.num_seeds`` seeds in a directory of its own inside the run's.
+    """Trains one agent, or one for each of the seeds that ``options`` ask for, in a directory inside the run's.
 
     Arguments and errors are those of :func:`lockstep.jax_engine.train.train`; a loss that isn't finite ends all seeds.
     """
-    if options.num_seeds == 1:
+    if not options.is_group:
         return train_one(config, run, topology, options, checkpoint)
     started = time.monotonic()
     run.remove_summary()
@@ -187,7 +151,7 @@ def _train_seeds(
     try:
         first, last = seeds.seeds[0], seeds.seeds[-1]
         line, *notes = start_lines(sessions[0], options)
-        trainer.progress.message(f"seeds {first} … {last} in one program; of seed {first}: {line}")
+        trainer.progress.message(f"{len(seeds.seeds)} seeds, {first} … {last}, in one program; of seed {first}: {line}")
         for note in [EXACT if config.reduction == "exact" else BATCHED, *notes]:
             trainer.progress.message(note)
         for recorder in recorders:

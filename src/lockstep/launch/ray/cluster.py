@@ -157,8 +157,6 @@ def check_ray(options: RunOptions, config: Config, topology: Topology) -> None:
         raise ValueError("launcher: ray needs ray; pip install 'lockstep-rl[ray]'")
     if config.device == "tpu":
         raise ValueError("launcher: ray starts ranks on CPUs and GPUs, and device is tpu; use --launcher local")
-    if options.num_seeds > 1:
-        raise ValueError(f"num_seeds: {options.num_seeds} agents train in one process; use --launcher local")
     address = os.environ.get(ADDRESS, "")
     if "://" in address:
         raise ValueError(

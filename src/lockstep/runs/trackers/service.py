@@ -56,7 +56,9 @@ class TrackedRun:
     @property
     def name(self) -> str:
         """The run's name."""
-        return self.directory.resolve().name
+        path = self.directory.resolve()
+        in_a_group = (path.parent / "config.json").is_file()  # one of several seeds
+        return f"{path.parent.name}-{path.name}" if in_a_group else path.name
 
     @property
     def project(self) -> str:

@@ -1,0 +1,1 @@
+"""Several seeds: in one program where that can be, else a group of runs in processes of their own."""

@@ -1,0 +1,290 @@
+"""Trains a group of seeds in processes of their own, side by side or in turn, each as a run of its own."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lockstep.config.engines import check_engine_options
+from lockstep.config.files import read_file
+from lockstep.config.run import Config, RunOptions
+from lockstep.core.errors import RunError
+from lockstep.core.process import ERROR_PREFIX, EXIT_USER_ERROR, command_that_ends_with_us, said_error
+from lockstep.core.temporary import temporary_directory
+from lockstep.core.topology import available_cores, without_launcher
+from lockstep.envs.describe import describe
+from lockstep.launch.checks import check_company, check_limits
+from lockstep.launch.defaults import RunRequest
+from lockstep.launch.redact import without_secrets
+from lockstep.launch.resume import resumed_config
+from lockstep.launch.sizing import resolved_here
+from lockstep.launch.world import World
+from lockstep.runs.directory import SEED, SUMMARY, RunDirectory, create_run, open_run, seeds_in
+from lockstep.runs.groups import finish_group, together
+from lockstep.runs.listing import last_record
+from lockstep.runs.progress import Progress, make_progress
+from lockstep.runs.trackers import METRICS_JSONL
+from lockstep.runs.trust import remember_names
+from lockstep.training.audience import COMMAND_VARIABLE
+from lockstep.training.stop import stop_requests
+
+POLL_SECONDS, SHOW_SECONDS = 0.05, 0.5
+PASSED = (
+    "nproc",
+    "max_restarts",
+    "launcher",
+    "devices",
+    "simulate_devices",
+    "fsdp_devices",
+    "stop_at_step",
+    "max_hours",
+)
+"""Options of the group that each of its runs gets."""
+
+
+def start_group(
+    request: RunRequest, path: Path | None, world: World, why: str, command: Sequence[str] | None
+) -> tuple[Path, int]:
+    """Trains the seeds that a request asks for, or goes on with those of the group at ``path``.
+
+    ``why`` says why they aren't agents of one program, ``command`` which words after ``lockstep`` asked.
+
+    Returns:
+        The group's directory, and 0 or 128 + n of the signal that stopped it.
+
+    Raises:
+        ValueError: it can't be as asked; one line, and nothing was made.
+        RunError: some of the seeds failed; one line, and the others are done.
+    """
+    options, made = request.options, path is None
+    config = request.config if path is None else resumed_config(path, request.overrides, options.trust)
+    check_engine_options(options, config)
+    check_limits(options, config)
+    check_company(config)
+    if path is None:
+        seeds = options.seeds_from(config.seed)
+        description = functools.cache(lambda: request.description or describe(config.env))
+        config, lines = resolved_here(config, world, description)
+        lines += [] if request.note is None else [request.note]
+        if not options.trust:
+            remember_names(config)
+        directory = create_run(options.runs_dir, options.name, config, seeds)
+    else:
+        directory, lines, seeds = open_run(path, config, options.trust), [], []
+    directory.command = None if command is None else without_secrets(["lockstep", *command])
+    try:
+        paths = make_seeds(directory, config, seeds) if made else seeds_in(directory.path)
+        at_once = min(len(paths), side_by_side(options, config, world))
+        how = "in turn" if at_once == 1 else f"{at_once} side by side"
+        numbers = [each.name.removeprefix(SEED) for each in paths]
+        line = f"{config.env.id} · {config.engine} · {len(paths)} seeds, {numbers[0]} … {numbers[-1]}, {how} ({why})"
+        progress = make_progress(config.total_steps * len(paths), options.quiet)
+        for each in [*lines, line]:
+            progress.message(each)
+        settings = settings_of(options, {} if made else request.overrides)
+        return directory.path, Group(directory, paths, settings, command, at_once, progress).train()
+    except ValueError:
+        if made:  # nothing was trained
+            shutil.rmtree(directory.path)
+        raise
+    finally:
+        directory.unlock()
+
+
+def make_seeds(group: RunDirectory, config: Config, seeds: Sequence[int]) -> list[Path]:
+    """Makes the directory of each seed's run, with its config; a mirror has a place for each."""
+    mirror, made = config.checkpoint.mirror, []
+    for seed in seeds:
+        own: dict[str, Any] = {"seed": seed}
+        if mirror is not None:
+            own["checkpoint"] = config.checkpoint.model_copy(update={"mirror": f"{mirror}/{group.path.name}"})
+        run = create_run(str(group.path), f"{SEED}{seed}", config.model_copy(update=own))
+        run.unlock()
+        made.append(run.path)
+    return made
+
+
+def side_by_side(options: RunOptions, config: Config, world: World) -> int:
+    """How many seeds train at a time: what is asked for, else what cores allow, and one on accelerators."""
+    if options.seeds_at_once is not None:
+        return options.seeds_at_once
+    return max(1, available_cores() // (world.ranks_here * config.threads)) if config.device == "cpu" else 1
+
+
+@dataclass
+class SeedRun:
+    """One seed's run: its directory, and while it trains its process.
+
+    Attributes:
+        said: lines of its standard error.
+        code: its exit status, once it has ended.
+    """
+
+    path: Path
+    process: subprocess.Popen[str] | None = None
+    said: list[str] = field(default_factory=list)
+    code: int | None = None
+    _reader: threading.Thread | None = None
+
+    def start(self, file: Path, command: Sequence[str] | None) -> None:
+        """Starts ``lockstep train FILE``; ``command`` are the words that would train it by itself."""
+        variables = without_launcher() | {COMMAND_VARIABLE: json.dumps(command)}
+        self.process = subprocess.Popen(
+            command_that_ends_with_us("train", str(file)),
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # signals are the group's to pass on
+        )
+        self._reader = threading.Thread(target=self._read, name=f"{self.path.name}-output", daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process is not None
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.said.append(line)
+            if not line.startswith(ERROR_PREFIX) and line.strip():
+                print(f"{self.path.name}: {line}", end="", file=sys.stderr, flush=True)
+
+    def has_ended(self) -> bool:
+        """Tells whether its process has ended, and keeps the exit status."""
+        assert self.process is not None
+        assert self._reader is not None
+        if self.process.poll() is None:
+            return False
+        self._reader.join()
+        self.code = self.process.returncode
+        return True
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has ended otherwise than at its end, or by the signal that stopped the group."""
+        return self.code is not None and self.code != 0 and not 128 < self.code < 160
+
+    @property
+    def error(self) -> str:
+        """Why it failed, in a line."""
+        return said_error("".join(self.said), self.code or 0)
+
+    def summary(self) -> dict[str, Any] | None:
+        """Returns what it left; None while no session has ended well."""
+        file = self.path / SUMMARY
+        return read_file(file) if file.is_file() else None
+
+
+class Group:
+    """Trains the runs of a group.
+
+    Args:
+        directory: the group's, locked.
+        paths: of its runs.
+        settings: options and overrides for each of them.
+        command: the words after ``lockstep`` that asked for the group; None: nobody typed them.
+        at_once: how many train at a time.
+        progress: shows how far all are.
+    """
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        paths: Sequence[Path],
+        settings: Mapping[str, Any],
+        command: Sequence[str] | None,
+        at_once: int,
+        progress: Progress,
+    ) -> None:
+        self.directory, self.runs = directory, [SeedRun(path) for path in paths]
+        self._settings, self._command, self._at_once = dict(settings), command, at_once
+        self._progress, self._shown = progress, 0
+
+    def train(self) -> int:
+        """Trains them all; returns 0, or 128 + n of the signal that stopped them.
+
+        Raises:
+            ValueError: the first of them couldn't be started; its line, and nothing is left of the group.
+            RunError: some failed; the line of the first, once the others are done.
+        """
+        began = time.monotonic()
+        with temporary_directory() as folder:
+            code = self._loop(folder)
+        failed = [run for run in self.runs if run.failed]
+        ended = {run.path: summary for run in self.runs if (summary := run.summary()) is not None}
+        if ended:
+            finish_group(self.directory, ended, time.monotonic() - began, self._progress.message)
+        self._progress.close()
+        if not failed:
+            return code
+        first = failed[0]
+        if first.code == EXIT_USER_ERROR and not ended:
+            raise ValueError(first.error)
+        others = f"; {len(failed) - 1} more failed" if failed[1:] else ""
+        raise RunError(f"{first.path.name}: {first.error}{others} (--resume {self.directory.path} goes on)")
+
+    def _loop(self, folder: Path) -> int:
+        waiting, running, shown, passed_on = deque(self.runs), list[SeedRun](), 0.0, False
+        with stop_requests() as request:
+            while waiting or running:
+                if request.signal is not None and not passed_on:
+                    passed_on = True
+                    waiting.clear()
+                    for run in running:
+                        assert run.process is not None
+                        run.process.send_signal(request.signal)
+                while waiting and len(running) < self._at_once:
+                    running.append(self._start(waiting.popleft(), folder))
+                ended = [run for run in running if run.has_ended()]
+                running = [run for run in running if run not in ended]
+                if any(run.code == EXIT_USER_ERROR for run in ended):
+                    waiting.clear()  # the others would be refused as well
+                if time.monotonic() - shown > SHOW_SECONDS or ended:
+                    shown = time.monotonic()
+                    self._show()
+                time.sleep(POLL_SECONDS)
+            return 0 if request.signal is None else 128 + request.signal
+
+    def _start(self, run: SeedRun, folder: Path) -> SeedRun:
+        file = folder / f"{run.path.name}.json"
+        file.write_text(json.dumps({**self._settings, "resume": str(run.path), "quiet": True}))
+        seed = run.path.name.removeprefix(SEED)
+        run.start(file, None if self._command is None else _of_one(self._command, seed))
+        return run
+
+    def _show(self) -> None:
+        records = [record for run in self.runs if (record := last_record(run.path / METRICS_JSONL))]
+        state = together(records) if records else {"global_step": 0}
+        if state["global_step"] != self._shown:
+            self._shown = state["global_step"]
+            self._progress.update(state)
+
+
+def settings_of(options: RunOptions, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options and overrides that each run of a group gets, nested as in a config file."""
+    given = {name: getattr(options, name) for name in PASSED if name in options.model_fields_set}
+    return {**overrides, **given, **({"trust": True} if options.trust else {})}
+
+
+def _of_one(command: Sequence[str], seed: str) -> list[str]:
+    """Returns the words that train one seed of the group by itself."""
+    words: list[str] = []
+    skip = False
+    for word in command:
+        name = word.partition("=")[0].replace("_", "-")
+        if skip or name in ("--seeds", "--num-seeds", "--seeds-at-once", "--seed", "--name"):
+            skip = not skip and "=" not in word
+            continue
+        words.append(word)
+    return [*words, "--seed", seed]

@@ -1,0 +1,60 @@
+"""A group of seeds: a directory with one run a seed, their curves and a summary of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.runs.curves import CURVES_PNG, METRIC, MISSING_PLOT, can_plot, interquartile_mean, write_curves
+from lockstep.runs.directory import RunDirectory
+
+OWN = ("seed", "final_return", "episodes", "best_checkpoint", "params_sha256", "state_sha256")
+"""What the summary of a group says of each seed."""
+DIFFERENT = {*OWN, "final_success_rate", "wall_time", "steps_per_second", "best_evaluation", "last_evaluation"}
+"""What of a seed's summary the group's doesn't say as its own."""
+
+
+def finish_group(
+    group: RunDirectory, seeds: Mapping[Path, Mapping[str, Any]], seconds: float, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Writes a group's curves and its ``summary.json``, and returns that.
+
+    Args:
+        group: its directory.
+        seeds: summaries of its runs, by their directories.
+        seconds: that all took together.
+        say: shows a line to the user.
+    """
+    directories = {summary["seed"]: path for path, summary in seeds.items()}
+    first = next(iter(seeds.values()))
+    curve = write_curves(group.path, f"{first['environment']}, {len(seeds)} seeds", directories)
+    if not can_plot():
+        say(MISSING_PLOT.format(CURVES_PNG))
+    listed = [{name: each[name] for name in OWN} | {"directory": path.name} for path, each in seeds.items()]
+    final = [ends[-1].item() if curve.iterations else None for ends in (curve.iqm, curve.low, curve.high)]
+    steps = sum(summary["global_step"] for summary in seeds.values())
+    summary = {
+        **{name: value for name, value in first.items() if name not in DIFFERENT},
+        "command": None if group.command is None else list(group.command),
+        "num_seeds": len(seeds),
+        "final_return": final[0],
+        "final_return_interval": final[1:] if curve.iterations else None,
+        "wall_time": seconds,
+        "steps_per_second": steps / seconds,
+        "seeds": listed,
+    }
+    group.write_summary(summary)
+    return summary
+
+
+def together(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Sums up what is shown of an iteration: steps of all seeds, and the interquartile mean of their returns."""
+    returns = [record[METRIC] for record in records if record[METRIC] is not None]
+    return {
+        "global_step": sum(record["global_step"] for record in records),
+        METRIC: float(interquartile_mean(np.array(returns))) if returns else None,
+        "time/global_fps": sum(record["time/global_fps"] for record in records),
+    }

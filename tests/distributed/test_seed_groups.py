@@ -1,0 +1,105 @@
+"""Groups of seeds in processes of their own: each is the run that it is by itself; stopped, failed, and resumed."""
+
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+from command_line import CARTPOLE, SMALL, copy_of, ending, error_line, lockstep, running, wait_until
+
+import lockstep as library
+from lockstep.runs.curves import interquartile_mean
+
+SEEDS = ("--seeds", "3,5")
+
+
+def state_of(path):
+    return json.loads((path / "summary.json").read_text())["state_sha256"]
+
+
+def alone(trained, seed, *words):
+    return trained(*CARTPOLE, "--seed", seed, *words).summary["state_sha256"]
+
+
+@pytest.fixture(scope="module")
+def group(trained):
+    return trained(*CARTPOLE, *SEEDS, "--nproc", 2, "--seeds-at-once", 2)
+
+
+def test_each_seed_is_the_run_that_it_would_be_by_itself(trained, group):
+    assert [state_of(group.path / f"seed_{seed}") for seed in (3, 5)] == [alone(trained, seed) for seed in (3, 5)]
+    assert "2 seeds, 3 … 5, 2 side by side (engine torch trains one agent a process)" in group.ended.stdout
+    assert json.loads((group.path / "seed_5" / "summary.json").read_text())["world_size"] == 2
+
+
+def test_the_group_is_summed_up(group):
+    finals = [json.loads((group.path / f"seed_{seed}/summary.json").read_text())["final_return"] for seed in (3, 5)]
+    assert group.summary["final_return"] == interquartile_mean(np.array(finals))
+    assert [seed["directory"] for seed in group.summary["seeds"]] == ["seed_3", "seed_5"]
+    assert (group.summary["status"], group.summary["num_seeds"]) == ("finished", 2)
+    assert {"curves.csv", "curves.json", "curves.png"} <= set(os.listdir(group.path))
+    assert "interquartile mean over 2 seeds" in group.ended.stdout
+    words = json.loads((group.path / "seed_5" / "summary.json").read_text())["command"]
+    assert words[:3] == ["lockstep", "train", "CartPole-v1"]
+    assert words[-2:] == ["--seed", "5"]
+    assert "--seeds" not in words
+
+
+def test_a_group_that_was_stopped_is_resumed(trained, group, tmp_path):
+    stopped = trained(*CARTPOLE, *SEEDS, "--stop-at-step", 512)
+    assert stopped.summary["status"] == "stopped at step"
+    path = copy_of(stopped, tmp_path / "group")
+    assert "train --resume runs/" in stopped.ended.stdout
+    assert lockstep("train", "--resume", path, cwd=tmp_path).code == 0
+    assert [state_of(path / f"seed_{seed}") for seed in (3, 5)] == [alone(trained, seed) for seed in (3, 5)]
+    assert json.loads((path / "summary.json").read_text())["status"] == "finished"
+
+
+@pytest.mark.long
+def test_jax_trains_in_turn_what_is_stepped_on_the_host(trained):
+    words = ("--engine", "jax", "--env.backend", "gymnasium", "--devices", 1)
+    run = trained(*CARTPOLE, *SEEDS, *words, "--stop-at-step", 256)
+    assert "(CartPole-v1 is stepped on the host)" in run.ended.stdout
+    assert state_of(run.path / "seed_5") == alone(trained, 5, *words, "--stop-at-step", 256)
+
+
+def test_a_signal_stops_all_with_checkpoints(tmp_path):
+    words = ("CartPole-v1", *SEEDS, "--total-steps", 10**8, "--seeds-at-once", 2, "--name", "group")
+    rows = [tmp_path / "runs" / "group" / f"seed_{seed}" / "metrics.jsonl" for seed in (3, 5)]
+    with running("train", *words, cwd=tmp_path) as (process, mark):
+        wait_until(lambda: all(file.exists() and file.stat().st_size for file in rows), "rows of both seeds")
+        process.send_signal(signal.SIGTERM)
+        assert ending(process, mark).code == 143
+    summaries = [json.loads((file.parent / "summary.json").read_text()) for file in rows]
+    assert [summary["status"] for summary in summaries] == ["stopped by signal 15"] * 2
+    assert json.loads((tmp_path / "runs/group/summary.json").read_text())["status"] == "stopped by signal 15"
+
+
+def test_what_no_seed_can_be_is_one_line_and_leaves_nothing(tmp_path):
+    ended = lockstep("train", "no_such_module:Env", *SEEDS, cwd=tmp_path)
+    assert "no_such_module" in error_line(ended)
+    assert ended.code == 2
+    assert not list((tmp_path / "runs").glob("*"))
+
+
+def test_a_seed_that_fails_leaves_the_others_to_finish(tmp_path):
+    ended = lockstep("train", "failing_seed:FailingSeed", *SMALL, *SEEDS, "--name", "group", cwd=tmp_path)
+    group = tmp_path / "runs" / "group"
+    assert ended.code == 1
+    assert "seed_3: " in error_line(ended)
+    assert "the third seed" in error_line(ended)
+    assert json.loads((group / "seed_5" / "summary.json").read_text())["status"] == "finished"
+    assert [seed["seed"] for seed in json.loads((group / "summary.json").read_text())["seeds"]] == [5]
+
+
+def test_from_python(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = {"num_steps": 16, "total_steps": 256, "quiet": True}
+    run = library.train("CartPole-v1", seeds=range(2), name="group", **settings)
+    assert [each.path.name for each in run.seeds] == ["seed_0", "seed_1"]
+    assert run.summary["final_return"] == np.mean([each.final_return for each in run.seeds])
+    single = library.train("CartPole-v1", seed=1, name="single", **settings)
+    assert single.seeds == []
+    assert run.seeds[1].summary["state_sha256"] == single.summary["state_sha256"]
+    assert library.load_run("group").resume(512, quiet=True).seeds[0].summary["global_step"] == 512
