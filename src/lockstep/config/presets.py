@@ -238,6 +238,42 @@ _SWIMMER: dict[str, Any] = {
     },
 }
 
+_LUNAR_LANDER: dict[str, Any] = {
+    # [zoo] LunarLander-v2 and its continuous form: 16 environments x 1024, batch 64, 4 epochs, gamma 0.999, lambda 0.98,
+    # entropy 0.01.
+    "total_steps": 1_000_000,
+    "num_envs": 16,
+    "num_steps": 1024,
+    "ppo": {
+        "learning_rate": 3e-4,
+        "schedule": "constant",
+        "gamma": 0.999,
+        "gae_lambda": 0.98,
+        "num_epochs": 4,
+        "num_minibatches": 256,
+        "entropy_coef": 0.01,
+        "value_coef": 1.0,
+    },
+}
+
+_BIPEDAL_WALKER: dict[str, Any] = {
+    # [zoo] BipedalWalker-v3: 32 environments x 2048, normalised, batch 64, 10 epochs, gamma 0.999, clipping 0.18;
+    # 5,000,000 steps there.
+    "total_steps": 3_000_000,
+    "num_envs": 32,
+    "num_steps": 2048,
+    "normalize": {"observations": True, "returns": True},
+    "ppo": {
+        "learning_rate": 3e-4,
+        "schedule": "constant",
+        "gamma": 0.999,
+        "num_epochs": 10,
+        "num_minibatches": 1024,
+        "clip_range": 0.18,
+        "value_coef": 1.0,
+    },
+}
+
 _IMAGES: dict[str, Any] = {
     # [cleanrl] ppo_atari.py: 8 x 128, 4 epochs of 4 minibatches, clipping 0.1 (values too), entropy 0.01.
     "total_steps": 10_000_000,
@@ -322,6 +358,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "brax/humanoid": {**_WALKING, "env": {"reward_scale": 0.1}},
     "playground/HumanoidWalk": _WALKING,
     "Swimmer-v5": _SWIMMER,
+    **dict.fromkeys(("LunarLander-v3", "LunarLanderContinuous-v3"), _LUNAR_LANDER),
+    "BipedalWalker-v3": _BIPEDAL_WALKER,
 }
 
 
