@@ -4,7 +4,7 @@ python -m benchmarks.learning keep --commit COMMIT RUN [RUN ...]    # to benchma
 python -m benchmarks.learning keep --to learning-more.json …        # to a file of its own: a table, no picture
 python -m benchmarks.learning draw                                  # tables and picture from them; needs matplotlib
 
-Of a run that holds an evaluation.json (lockstep eval RUN --json RUN/evaluation.json), its mean return is kept as well.
+Of a run that holds an evaluation.json (lockstep eval RUN --json RUN/evaluation.json), mean and standard deviation are kept as well.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def kept(runs: Sequence[Path], commit: str) -> Figures:
 
 
 def _evaluated(run: Path, summary: dict[str, Any]) -> dict[str, Any]:
-    """Number of episodes and mean return of the evaluation that lies in a run, if one does."""
+    """Number of episodes, mean and standard deviation of returns of the evaluation that lies in a run, if one does."""
     if not (run / EVALUATION).exists():
         return {}
     found = json.loads((run / EVALUATION).read_text())
@@ -70,7 +70,7 @@ def _evaluated(run: Path, summary: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(
             f"{run}: {EVALUATION} is of step {found['global_step']}, the run's end {summary['global_step']}"
         )
-    return {"evaluation": {"episodes": found["episodes"], "return_mean": found["return_mean"]}}
+    return {"evaluation": {name: found[name] for name in ("episodes", "return_mean", "return_std")}}
 
 
 def _curve(run: Path) -> dict[str, list[float]]:
@@ -137,7 +137,9 @@ def _table(figures: Figures) -> str:
 
 def _evaluation(run: dict[str, Any]) -> str:
     found = run.get("evaluation")
-    return "–" if found is None else f"{number(found['return_mean'])} ({found['episodes']} episodes)"
+    if found is None:
+        return "–"
+    return f"{number(found['return_mean'])} ± {number(found['return_std'])} ({found['episodes']} episodes)"
 
 
 def with_block(page: str, made: str) -> str:

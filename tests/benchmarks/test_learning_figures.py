@@ -88,10 +88,10 @@ def test_runs_are_kept_with_thinned_curves(tmp_path):
 
 def test_an_evaluation_of_the_last_step_is_kept_too(tmp_path):
     run = run_directory(tmp_path / "a", final_return=0.957)
-    evaluation = {"global_step": 3000, "episodes": 100, "return_mean": 0.961, "returns": []}
+    evaluation = {"global_step": 3000, "episodes": 100, "return_mean": 0.961, "return_std": 0.02}
     (run / learning.EVALUATION).write_text(json.dumps(evaluation))
     found = kept([run, run_directory(tmp_path / "b", environment="Other-v0")], "c" * 40)
-    assert "| Game-v0 | 3,000 | 1 | 0.96 | 0.96 | 0.96 (100 episodes) | abababab |" in block([found])
+    assert "| Game-v0 | 3,000 | 1 | 0.96 | 0.96 | 0.96 ± 0.02 (100 episodes) | abababab |" in block([found])
     assert "| Other-v0 | 3,000 | 1 | 7 | 7 | – | abababab |" in block([found])
     (run / learning.EVALUATION).write_text(json.dumps(evaluation | {"global_step": 2000}))
     with pytest.raises(ValueError, match=r"evaluation\.json is of step 2000, the run's end 3000"):

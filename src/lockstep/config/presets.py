@@ -258,9 +258,8 @@ _LUNAR_LANDER: dict[str, Any] = {
 }
 
 _BIPEDAL_WALKER: dict[str, Any] = {
-    # [zoo] BipedalWalker-v3: 32 environments x 2048, normalised, batch 64, 10 epochs, gamma 0.999, clipping 0.18;
-    # 5,000,000 steps there.
-    "total_steps": 3_000_000,
+    # [zoo] BipedalWalker-v3: 32 environments x 2048, normalised, batch 64, 10 epochs, gamma 0.999, clipping 0.18.
+    "total_steps": 5_000_000,
     "num_envs": 32,
     "num_steps": 2048,
     "normalize": {"observations": True, "returns": True},
