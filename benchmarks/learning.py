@@ -4,7 +4,8 @@ python -m benchmarks.learning keep --commit COMMIT RUN [RUN ...]    # to benchma
 python -m benchmarks.learning keep --to learning-more.json …        # to a file of its own: a table, no picture
 python -m benchmarks.learning draw                                  # tables and picture from them; needs matplotlib
 
-Of a run that holds an evaluation.json (lockstep eval RUN --json RUN/evaluation.json), mean and standard deviation are kept as well.
+Of a run that holds an evaluation.json (lockstep eval RUN --json RUN/evaluation.json), its mean and standard deviation
+are kept as well.
 """
 
 from __future__ import annotations
