@@ -1,7 +1,11 @@
-"""Keeps what finished runs learnt, and makes the table of docs/results.md and the picture of README.md from that alone.
+"""Keeps what finished runs learnt; makes the tables of docs/results.md and the picture of README.md from that alone.
 
 python -m benchmarks.learning keep --commit COMMIT RUN [RUN ...]    # to benchmarks/results/learning.json
-python -m benchmarks.learning draw                                  # table and picture from it; needs matplotlib
+python -m benchmarks.learning keep --to learning-more.json …        # to a file of its own: a table, no picture
+python -m benchmarks.learning draw                                  # tables and picture from them; needs matplotlib
+
+Of a run that holds an evaluation.json (lockstep eval RUN --json RUN/evaluation.json), its mean and standard deviation
+are kept as well.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from benchmarks.report import table
 
 ROOT = Path(__file__).resolve().parent.parent
 FIGURES = ROOT / "benchmarks/results/learning.json"
+EVALUATION = "evaluation.json"
 PAGE, PICTURE = ROOT / "docs/results.md", ROOT / "docs/curves.png"
 BEGIN, END = "<!-- written by python -m benchmarks.learning draw -->\n", "<!-- until here -->\n"
 
@@ -52,9 +57,21 @@ def kept(runs: Sequence[Path], commit: str) -> Figures:
         for name, value in mine.items():
             if versions.setdefault(name, value) != value:
                 raise ValueError(f"{run}: {name} {value}, and {versions[name]} in the runs before; keep them apart")
-        out.append({name: summary[name] for name in KEPT} | _curve(run))
+        out.append({name: summary[name] for name in KEPT} | _evaluated(run, summary) | _curve(run))
     facts = {"date": datetime.datetime.now(datetime.UTC).date().isoformat(), "commit": commit}
     return {"facts": facts | {name: versions[name] for name in VERSIONS if name in versions}, "runs": out}
+
+
+def _evaluated(run: Path, summary: dict[str, Any]) -> dict[str, Any]:
+    """Number of episodes, mean and standard deviation of returns of the evaluation that lies in a run, if one does."""
+    if not (run / EVALUATION).exists():
+        return {}
+    found = json.loads((run / EVALUATION).read_text())
+    if found["global_step"] != summary["global_step"]:
+        raise ValueError(
+            f"{run}: {EVALUATION} is of step {found['global_step']}, the run's end {summary['global_step']}"
+        )
+    return {"evaluation": {name: found[name] for name in ("episodes", "return_mean", "return_std")}}
 
 
 def _curve(run: Path) -> dict[str, list[float]]:
@@ -86,19 +103,44 @@ def in_short(facts: dict[str, str]) -> str:
     return f"{facts['date']}, commit {facts['commit'][:7]}, {versions}, {where}"
 
 
-def block(figures: Figures) -> str:
-    """The part of the page that is made of the figures, between its marks."""
-    rows = []
+def number(value: float) -> str:
+    """A return, in three digits at least."""
+    return f"{value:,.0f}" if value == round(value) or abs(value) >= 10 else f"{value:.2f}"
+
+
+def every_figure() -> list[Figures]:
+    """What is kept: of the picture's runs first, then of each other file."""
+    return [json.loads(file.read_text()) for file in (FIGURES, *sorted(FIGURES.parent.glob("learning-*.json")))]
+
+
+def block(every: Sequence[Figures]) -> str:
+    """The part of the page that is made of the figures, between its marks: a table a file."""
+    return f"{BEGIN}{chr(10).join(map(_table, every))}{END}"
+
+
+def _table(figures: Figures) -> str:
+    rows, evaluated = [], any("evaluation" in run for run in figures["runs"])
     for name in dict.fromkeys(run["environment"] for run in figures["runs"]):
         runs = [run for run in figures["runs"] if run["environment"] == name]
         seeds = {run["seed"]: run for run in reversed(runs)}
         returns = [seeds[seed]["final_return"] for seed in sorted(seeds)]
-        mean = f"{sum(returns) / len(returns):,.0f}" + (f" (CleanRL {CLEANRL[name]:,})" if name in CLEANRL else "")
+        mean = number(sum(returns) / len(returns)) + (f" (CleanRL {CLEANRL[name]:,})" if name in CLEANRL else "")
         agents = [seeds[seed]["params_sha256"][:8] for seed in sorted(seeds)]
-        cells = (", ".join(map(str, sorted(seeds))), ", ".join(f"{r:,.0f}" for r in returns), mean, ", ".join(agents))
+        cells = [", ".join(map(str, sorted(seeds))), ", ".join(map(number, returns)), mean, ", ".join(agents)]
+        if evaluated:
+            cells.insert(3, ", ".join(_evaluation(seeds[seed]) for seed in sorted(seeds)))
         rows.append((name, f"{runs[0]['global_step']:,}", *cells))
-    head = ("preset", "steps", "seeds", "final return", "mean", "`params_sha256` begins")
-    return f"{BEGIN}{in_short(figures['facts'])}.\n\n{table(head, rows)}\n{END}"
+    head = ["preset", "steps", "seeds", "final return", "mean", "`params_sha256` begins"]
+    if evaluated:
+        head.insert(5, "evaluation")
+    return f"{in_short(figures['facts'])}.\n\n{table(head, rows)}\n"
+
+
+def _evaluation(run: dict[str, Any]) -> str:
+    found = run.get("evaluation")
+    if found is None:
+        return "–"
+    return f"{number(found['return_mean'])} ± {number(found['return_std'])} ({found['episodes']} episodes)"
 
 
 def with_block(page: str, made: str) -> str:
@@ -154,15 +196,15 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("what", choices=("keep", "draw"))
     parser.add_argument("runs", nargs="*", type=Path)
     parser.add_argument("--commit", help="of the code that trained the runs")
+    parser.add_argument("--to", default=FIGURES.name, help="file in benchmarks/results, learning-….json")
     options = parser.parse_intermixed_args(argv)
     if options.what == "keep":
         if not options.runs or not options.commit:
             parser.error("keep needs run directories and --commit")
-        FIGURES.write_text(written(kept(options.runs, options.commit)))
+        (FIGURES.parent / options.to).write_text(written(kept(options.runs, options.commit)))
         return
-    text = FIGURES.read_text()
-    PAGE.write_text(with_block(PAGE.read_text(), block(json.loads(text))))
-    draw(text, PICTURE)
+    PAGE.write_text(with_block(PAGE.read_text(), block(every_figure())))
+    draw(FIGURES.read_text(), PICTURE)
 
 
 if __name__ == "__main__":

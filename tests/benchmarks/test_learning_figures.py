@@ -5,7 +5,21 @@ import json
 import pytest
 
 from benchmarks import learning
-from benchmarks.learning import FIGURES, PAGE, PICTURE, ROOT, block, digest, draw, in_short, kept, texts_of, with_block
+from benchmarks.learning import (
+    FIGURES,
+    PAGE,
+    PICTURE,
+    ROOT,
+    block,
+    digest,
+    draw,
+    every_figure,
+    in_short,
+    kept,
+    number,
+    texts_of,
+    with_block,
+)
 
 TEXT = FIGURES.read_text()
 FOUND = json.loads(TEXT)
@@ -14,11 +28,12 @@ FOUND = json.loads(TEXT)
 def test_the_page_has_the_kept_figures():
     page = PAGE.read_text()
     assert page.count(learning.BEGIN) == page.count(learning.END) == 1
-    assert block(FOUND) in page
-    changed = json.loads(TEXT)
-    changed["runs"][-1]["final_return"] += 100
+    every, changed = every_figure(), every_figure()
+    assert every[0] == FOUND
+    assert block(every) in page
+    changed[-1]["runs"][-1]["final_return"] += 100
     assert block(changed) not in page
-    assert with_block(page, block(FOUND)) == page != with_block(page, block(changed))
+    assert with_block(page, block(every)) == page != with_block(page, block(changed))
 
 
 def test_the_picture_was_drawn_from_the_kept_figures():
@@ -68,7 +83,23 @@ def test_runs_are_kept_with_thinned_curves(tmp_path):
     assert (run["steps"][0], run["steps"][-1], run["returns"][-1]) == (10, 300, 100.0)
     assert len(run["steps"]) <= learning.POINTS + 1
     assert json.loads(learning.written(found)) == found
-    assert "| Game-v0 | 3,000 | 1 | 7 | 7 | abababab |" in block(found)
+    assert "| Game-v0 | 3,000 | 1 | 7 | 7 | abababab |" in block([found])
+
+
+def test_an_evaluation_of_the_last_step_is_kept_too(tmp_path):
+    run = run_directory(tmp_path / "a", final_return=0.957)
+    evaluation = {"global_step": 3000, "episodes": 100, "return_mean": 0.961, "return_std": 0.02}
+    (run / learning.EVALUATION).write_text(json.dumps(evaluation))
+    found = kept([run, run_directory(tmp_path / "b", environment="Other-v0")], "c" * 40)
+    assert "| Game-v0 | 3,000 | 1 | 0.96 | 0.96 | 0.96 ± 0.02 (100 episodes) | abababab |" in block([found])
+    assert "| Other-v0 | 3,000 | 1 | 7 | 7 | – | abababab |" in block([found])
+    (run / learning.EVALUATION).write_text(json.dumps(evaluation | {"global_step": 2000}))
+    with pytest.raises(ValueError, match=r"evaluation\.json is of step 2000, the run's end 3000"):
+        kept([run], "c" * 40)
+
+
+def test_returns_have_the_digits_that_matter():
+    assert [number(value) for value in (1550.4, -205.2, 7.0, 0.964, -0.5)] == ["1,550", "-205", "7", "0.96", "-0.50"]
 
 
 @pytest.mark.parametrize(

@@ -92,10 +92,15 @@ def test_what_cannot_be_made_is_bad_input(check):
     code, lines, err = check("NoSuch-v0")
     assert (code, lines) == (2, [])
     assert "no environment 'NoSuch-v0' is registered" in err
-    code, _, err = check("unfit:Worded-v0")
+    code, _, err = check("unfit:Listed-v0")
     assert code == 2
-    assert "observation 'name': space Text" in err
+    assert "observation 'names': space Sequence" in err
     assert "FilterObservation" in err
+
+
+def test_text_that_a_policy_would_not_see_is_named(check):
+    _, lines, _ = check("unfit:Worded-v0", "--steps", "20")
+    assert said(lines, "ok", r"sees vector 4 \(pole\), not the text 'name'; does one of 2")
 
 
 def test_options_of_the_environment_count(check):

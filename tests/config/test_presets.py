@@ -7,15 +7,19 @@ import pytest
 from lockstep.config.checks import resolve
 from lockstep.config.command_line import read_request
 from lockstep.config.keys import validate
-from lockstep.config.presets import GRPO_PRESETS, PRESETS, defaults_for, has_preset, preset_for
-from lockstep.config.run import Config
+from lockstep.config.presets import GRPO_PRESETS, PRESETS, defaults_for, has_preset, preset_for, with_version
+from lockstep.config.run import Config, EnvConfig
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 from lockstep.envs.describe import describe
+from lockstep.envs.gymnasium.make import make_environment
 
 CLASSIC = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1")
 TOY_TEXT = ("FrozenLake-v1", "FrozenLake8x8-v1", "CliffWalking-v1", "Blackjack-v1")
 MUJOCO = ("Ant", "HalfCheetah", "Hopper", "Humanoid", "HumanoidStandup", "InvertedDoublePendulum", "InvertedPendulum")
 MUJOCO += ("Pusher", "Reacher", "Swimmer", "Walker2d")
+BOX2D = ("LunarLander-v3", "LunarLanderContinuous-v3", "BipedalWalker-v3")
+NEEDED = {"-v5": "mujoco", **dict.fromkeys(BOX2D, "Box2D"), "MiniGrid": "minigrid"}
+"""Packages that environments need, by a part of the id."""
 WORLD_SIZES = (1, 2, 4, 8)
 
 
@@ -39,7 +43,7 @@ def test_a_preset_that_does_not_fit_is_found():
         resolve(config_of({**settings, "num_steps": 100}), 1)
 
 
-@pytest.mark.parametrize("env_id", [*CLASSIC, *TOY_TEXT, *(f"{name}-v5" for name in MUJOCO)])
+@pytest.mark.parametrize("env_id", [*CLASSIC, *TOY_TEXT, *(f"{name}-v5" for name in MUJOCO), *BOX2D])
 def test_presets_are_of_environments_that_there_are(env_id):
     assert env_id in gymnasium.registry
     assert env_id in PRESETS
@@ -53,9 +57,20 @@ def test_array_environments_have_presets_and_share_those_of_gymnasiums(env_id):
     assert twin is None or PRESETS[env_id] is PRESETS[twin]
 
 
-def test_taxi_has_a_preset_whatever_its_version_is_here():
-    here = {env_id for env_id in gymnasium.registry if env_id.startswith("Taxi-")}
-    assert here & PRESETS.keys()
+@pytest.mark.parametrize("env_id", sorted(env_id for env_id in PRESETS if "/" not in env_id))
+def test_gymnasium_makes_every_environment_that_has_a_preset(env_id):
+    needed = next((package for part, package in NEEDED.items() if part in env_id), None)
+    if needed is not None:
+        pytest.importorskip(needed)
+    make_environment(config_of(preset_for(env_id)).env).close()
+
+
+@pytest.mark.filterwarnings("ignore:.*The environment Taxi-v3 is out of date")
+def test_what_gymnasium_refuses_has_no_preset():
+    with pytest.raises(ValueError, match="Please use `Taxi-v4` instead"):
+        make_environment(EnvConfig(id="Taxi-v3"))
+    assert not has_preset("Taxi-v3")
+    assert with_version("Taxi") == "Taxi-v4"
 
 
 @pytest.mark.parametrize("env_id", ["ALE/Breakout-v5", "BreakoutNoFrameskip-v4", "ALE/Zaxxon-v5", "ale_py:ALE/Pong-v5"])

@@ -5,11 +5,11 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sequence, Text, Tuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.core.spaces import ObservationLayout, action_layout, layouts_from_json, observation_layout
+from lockstep.core.spaces import ObservationLayout, action_layout, layouts_from_json, observation_layout, texts_in
 
 SIZES = st.integers(1, 4)
 VECTOR = Box(-1.0, 1.0, (3,), np.float32)
@@ -205,11 +205,44 @@ def test_an_observation_of_another_shape_is_named(space, observation, said):
     layout.encode(sampled(space))
 
 
+def test_texts_beside_other_parts_are_left_out():
+    space = Dict({"a": VECTOR, "b": Tuple([Discrete(3), Text(9)]), "words": Text(5)})
+    layout = observation_layout(space)
+    assert texts_in(space) == ("b/1", "words")
+    assert [leaf.name for leaf in layout.leaves] == ["a", "b/0"]
+    assert layout == observation_layout(Dict({"a": VECTOR, "b": Tuple([Discrete(3)])}))
+    rows = [layout.encode({"a": np.ones(3), "b": (2, text), "words": text}) for text in ("go", "stay")]
+    np.testing.assert_array_equal(rows, [[1, 1, 1, 2]] * 2)
+    assert texts_in(Text(3)) == texts_in(VECTOR) == texts_in(Dict({"a": MultiBinary(2), "b": IMAGE})) == ()
+
+
+@pytest.mark.parametrize(
+    ("choices", "pattern"),
+    [
+        ([11, 6, 3] * 4, (11, 6, 3)),
+        ([4] * 5, (4,)),
+        ([2, 3, 2], (2, 3, 2)),
+        ([2, 3, 2, 3, 2], (2, 3, 2, 3, 2)),
+        ([7], (7,)),
+    ],
+)
+def test_what_of_the_choices_repeats(choices, pattern):
+    (leaf,) = observation_layout(MultiDiscrete(choices)).leaves
+    assert leaf.pattern == pattern
+    assert leaf.pattern * (len(choices) // len(pattern)) == leaf.choices
+
+
 @pytest.mark.parametrize(
     ("space", "mask", "said"),
     [
         (Text(4), None, "Text(1, 4, charset="),
-        (Tuple([VECTOR, Text(4)]), None, "isn't supported; supported are Box, Discrete"),
+        (Tuple([VECTOR, Sequence(VECTOR)]), None, "isn't supported; supported are Box, Discrete"),
+        (Dict({"a": Text(2), "b": Tuple([Text(4)])}), None, "holds nothing but text"),
+        (
+            Dict({"a": VECTOR, "b": Text(2)}),
+            "b",
+            "env.action_mask: 'b' is no entry of the observation; there are ['a']",
+        ),
         (Dict({}), None, "is empty"),
         (Box(0, 1, (0,), np.float32), None, "is empty"),
         (Dict({"a/b": VECTOR}), None, "observation key 'a/b' holds a '/'"),

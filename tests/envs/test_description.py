@@ -105,6 +105,11 @@ def test_arguments_reach_the_environment():
     env.close()
 
 
+def test_texts_are_named_where_they_are_left_out():
+    assert describe(fake(observation_space=Dict({"a": VECTOR, "b": Dict({"c": Text(2)})}))).texts == ("b/c",)
+    assert describe(fake()).texts == ()
+
+
 # ---- what is not
 
 
@@ -114,7 +119,7 @@ def test_arguments_reach_the_environment():
         (Text(3), "observation space Text("),
         (Sequence(VECTOR), "observation space Sequence("),
         (Graph(VECTOR, None), "observation space Graph("),
-        (Dict({"a": VECTOR, "b": Dict({"c": Text(2)})}), "observation 'b/c': space Text("),
+        (Dict({"a": VECTOR, "b": Dict({"c": Sequence(VECTOR)})}), "observation 'b/c': space Sequence("),
     ],
 )
 def test_observation_spaces_that_are_not_supported_are_named(space, said):
@@ -203,6 +208,7 @@ def test_workers_are_not_for_array_environments():
         ("cartpole-v1", "CartPole-v1"),
         ("lockstep/CartPol-v1", "lockstep/CartPole-v1"),
         ("LockstepTest/Fak-v0", FAKE),
+        ("HalfCheeta-v3", "HalfCheetah-v5"),  # Gymnasium refuses the third, and knows it
     ],
 )
 def test_an_unknown_id_gets_the_nearest_one(wrong, right):
@@ -236,3 +242,13 @@ def test_an_environment_that_raises_when_it_is_made():
 def test_a_package_that_is_missing():
     text = complaint(fake(error=gymnasium.error.DependencyNotInstalled("pip install something")))
     assert text == f"env.id: {FAKE} needs a package that isn't installed: pip install something"
+
+
+def test_a_missing_box2d_is_an_extra_of_ours(monkeypatch):
+    def make(*_, **__):
+        raise gymnasium.error.DependencyNotInstalled("Box2D is not installed, you can install it by two commands")
+
+    monkeypatch.setattr(gymnasium, "make", make)
+    said = "env.id: BipedalWalker-v3 needs a package that isn't installed: pip install 'lockstep-rl[box2d]'"
+    assert complaint(EnvConfig(id="BipedalWalker-v3")) == said
+    assert "by two commands" in complaint(EnvConfig(id="CartPole-v1"))

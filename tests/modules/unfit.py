@@ -107,5 +107,26 @@ class Worded(CartPoleEnv):
         self.observation_space = space
 
 
-for kind in (Fit, OldStep, OldReset, ShapedReward, Wide, Outside, Endless, Unseen, Clocked, Kept, Hooked, Worded):
+class Listed(CartPoleEnv):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        space: Any = spaces.Dict({"pole": self.observation_space, "names": spaces.Sequence(spaces.Discrete(4))})
+        self.observation_space = space
+
+
+for kind in (
+    Fit,
+    OldStep,
+    OldReset,
+    ShapedReward,
+    Wide,
+    Outside,
+    Endless,
+    Unseen,
+    Clocked,
+    Kept,
+    Hooked,
+    Worded,
+    Listed,
+):
     gymnasium.register(f"{kind.__name__}-v0", f"unfit:{kind.__name__}", max_episode_steps=500)

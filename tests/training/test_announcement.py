@@ -1,5 +1,7 @@
 """What a run says before it trains."""
 
+from dataclasses import replace
+
 import pytest
 from fake_session import FakeSession
 
@@ -44,6 +46,12 @@ def test_what_leaves_the_promise_is_said_and_nothing_else(config, options, said)
     found = said_of(FakeSession(**config), own=["own"] if "own" in said else [], **options)[1:]
     assert len(found) == len(said)
     assert all(line.startswith(start) for line, start in zip(found, said, strict=True))
+
+
+def test_text_that_the_policy_does_not_see_is_named():
+    session = FakeSession()
+    session.description = replace(session.description, texts=("mission",))
+    assert said_of(session)[1:] == ["observation 'mission' is text, which the policy doesn't see"]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Named starting points: hyperparameters of published, tuned baselines, by environment id.
 
 Sources: [zoo] RL Baselines3 Zoo, ``hyperparams/ppo.yml`` (Raffin 2020); [cleanrl] CleanRL,
-``ppo_continuous_action.py`` and ``ppo_atari.py`` (Huang et al. 2022); [own] found here, where neither has values.
+``ppo_continuous_action.py`` and ``ppo_atari.py`` (Huang et al. 2022); [starter] RL Starter Files, ``scripts/train.py``
+(Willems); [own] found here, where none of them has values.
 Where a value departs from its source the preset says so. All have 8 shards, so that 1 to 8 ranks share them.
 ``value_coef`` follows CleanRL's convention (weight of half the squared error): SB3's ``vf_coef`` 0.5 is 1.0 here.
 """
@@ -238,6 +239,58 @@ _SWIMMER: dict[str, Any] = {
     },
 }
 
+_LUNAR_LANDER: dict[str, Any] = {
+    # [zoo] LunarLander-v2 and LunarLanderContinuous-v2: 16 environments x 1024, batch 64, 4 epochs, gamma 0.999, lambda
+    # 0.98, entropy 0.01.
+    "total_steps": 1_000_000,
+    "num_envs": 16,
+    "num_steps": 1024,
+    "ppo": {
+        "learning_rate": 3e-4,
+        "schedule": "constant",
+        "gamma": 0.999,
+        "gae_lambda": 0.98,
+        "num_epochs": 4,
+        "num_minibatches": 256,
+        "entropy_coef": 0.01,
+        "value_coef": 1.0,
+    },
+}
+
+_BIPEDAL_WALKER: dict[str, Any] = {
+    # [zoo] BipedalWalker-v3: 32 environments x 2048, normalised, batch 64, 10 epochs, gamma 0.999, clipping 0.18.
+    "total_steps": 5_000_000,
+    "num_envs": 32,
+    "num_steps": 2048,
+    "normalize": {"observations": True, "returns": True},
+    "ppo": {
+        "learning_rate": 3e-4,
+        "schedule": "constant",
+        "gamma": 0.999,
+        "num_epochs": 10,
+        "num_minibatches": 1024,
+        "clip_range": 0.18,
+        "value_coef": 1.0,
+    },
+}
+
+_MINIGRID: dict[str, Any] = {
+    # [starter] 16 environments x 128, batch 256, 4 epochs, lr 1e-3, gamma 0.99, lambda 0.95, entropy 0.01, values
+    # clipped by 0.2. Where it has convolutions there is a multilayer perceptron on one-hot cells here.
+    "total_steps": 100_000,
+    "num_envs": 16,
+    "num_steps": 128,
+    "ppo": {
+        "learning_rate": 1e-3,
+        "schedule": "constant",
+        "num_epochs": 4,
+        "num_minibatches": 8,
+        "value_clip_range": 0.2,
+        "entropy_coef": 0.01,
+        "value_coef": 1.0,
+    },
+}
+
 _IMAGES: dict[str, Any] = {
     # [cleanrl] ppo_atari.py: 8 x 128, 4 epochs of 4 minibatches, clipping 0.1 (values too), entropy 0.01.
     "total_steps": 10_000_000,
@@ -312,7 +365,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     "FrozenLake8x8-v1": _FROZEN_LAKE_8X8,
     "CliffWalking-v1": _CLIFF_WALKING,
     "CliffWalkingSlippery-v1": _CLIFF_WALKING,
-    "Taxi-v3": _TAXI,
     "Taxi-v4": _TAXI,
     "Blackjack-v1": _BLACKJACK,
     **dict.fromkeys(("Ant-v5", "HalfCheetah-v5", "Hopper-v5", "Pusher-v5", "Reacher-v5", "Walker2d-v5"), _MUJOCO),
@@ -322,6 +374,13 @@ PRESETS: dict[str, dict[str, Any]] = {
     "brax/humanoid": {**_WALKING, "env": {"reward_scale": 0.1}},
     "playground/HumanoidWalk": _WALKING,
     "Swimmer-v5": _SWIMMER,
+    **dict.fromkeys(("LunarLander-v3", "LunarLanderContinuous-v3"), _LUNAR_LANDER),
+    "BipedalWalker-v3": _BIPEDAL_WALKER,
+    **dict.fromkeys((f"MiniGrid-Empty-{size}-v0" for size in ("5x5", "6x6", "8x8")), _MINIGRID),
+    **dict.fromkeys(("MiniGrid-Empty-Random-5x5-v0", "MiniGrid-Empty-Random-6x6-v0"), _MINIGRID),
+    "MiniGrid-DoorKey-5x5-v0": _MINIGRID,
+    "MiniGrid-DoorKey-6x6-v0": {**_MINIGRID, "total_steps": 300_000},
+    "MiniGrid-DoorKey-8x8-v0": {**_MINIGRID, "total_steps": 1_000_000},
 }
 
 
@@ -331,7 +390,7 @@ def with_version(env_id: str) -> str:
         return env_id
     import gymnasium  # what it has registered costs a tenth of a second, which other ids needn't wait for
 
-    known = (name.rpartition("-v") for name in [*gymnasium.registry, *SHORT_IDS])
+    known = (name.rpartition("-v") for name in {*gymnasium.registry, *SHORT_IDS, *PRESETS})
     versions = [int(version) for name, _, version in known if name == env_id and version.isdigit()]
     return f"{env_id}-v{max(versions)}" if versions else env_id
 

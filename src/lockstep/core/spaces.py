@@ -55,6 +55,13 @@ class Leaf:
         return math.prod(self.shape)
 
     @cached_property
+    def pattern(self) -> tuple[int, ...]:
+        """The choices up to where they begin anew: ``(11, 6)`` of ``(11, 6, 11, 6)``."""
+        whole = len(self.choices)
+        periods = (n for n in range(1, whole) if whole % n == 0 and self.choices[:n] * (whole // n) == self.choices)
+        return self.choices[: next(periods, whole)]
+
+    @cached_property
     def image_shape(self) -> tuple[int, int, int]:
         """Channels, height and width of an image."""
         if len(self.shape) == 2:
@@ -193,6 +200,20 @@ def channels_first(space: spaces.Box) -> bool:
     return len(space.shape) == 3 and space.shape[0] < min(space.shape[1:])
 
 
+def is_text(space: gymnasium.Space) -> bool:
+    """Whether it is a space of strings: Text, or a package's own."""
+    return space.dtype is not None and space.dtype.kind == "U"
+
+
+def texts_in(space: gymnasium.Space, name: str = "") -> tuple[str, ...]:
+    """The parts of a Dict or Tuple that are text, which rows leave out."""
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
+        return (name,) if name and is_text(space) else ()
+    prefix = f"{name}/" if name else ""
+    parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+    return tuple(text for key, part in parts for text in texts_in(part, f"{prefix}{key}"))
+
+
 def _choices(space: spaces.Discrete | spaces.MultiDiscrete) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The number of values of each index, and their lowest ones."""
     sizes = space.n if isinstance(space, spaces.Discrete) else space.nvec
@@ -230,12 +251,13 @@ def _leaves(name: str, space: gymnasium.Space) -> list[Leaf]:
         return [leaf for key, part in space.spaces.items() for leaf in _leaves(f"{prefix}{key}", part)]
     if isinstance(space, spaces.Tuple):
         return [leaf for n, part in enumerate(space.spaces) for leaf in _leaves(f"{prefix}{n}", part)]
-    return [_leaf(name, space)]
+    return [] if name and is_text(space) else [_leaf(name, space)]
 
 
 def observation_layout(space: gymnasium.Space, mask_key: str | None = None, mask_size: int = 0) -> ObservationLayout:
     """The layout of a space; a one-line ``ValueError`` if it isn't supported, or lacks ``mask_key``.
 
+    Texts in a Dict or Tuple are left out.
     ``mask_key`` is the entry of a Dict that says which actions are allowed, ``mask_size`` how many numbers a mask has
     that comes apart from the observation.
     """
@@ -255,7 +277,8 @@ def observation_layout(space: gymnasium.Space, mask_key: str | None = None, mask
         starts[leaf.kind == "image"] += leaf.size
     layout = ObservationLayout(tuple(placed))
     if layout.width == 0:
-        raise ValueError(f"observation space {_named(space)} is empty")
+        what = "holds nothing but text" if texts_in(space) else "is empty"
+        raise ValueError(f"observation space {_named(space)} {what}")
     return layout
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium
 
 from lockstep.config.run import EnvConfig
-from lockstep.core.spaces import ActionLayout, ObservationLayout, action_layout, observation_layout
+from lockstep.core.spaces import ActionLayout, ObservationLayout, action_layout, observation_layout, texts_in
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS, ArrayEnvironment
 from lockstep.envs.arrays.frame_stack import FrameStack
 from lockstep.envs.rewards import RewardShaping
@@ -26,6 +26,7 @@ class EnvDescription:
         mask_from: where the action mask is found: ``info``, ``method`` or ``""`` (nowhere, or in the observation).
         rewards: what the learner gets of its rewards.
         lives: whether lost lives end episodes for the learner.
+        texts: parts of the observation that are text, which a policy doesn't see.
     """
 
     id: str
@@ -36,6 +37,7 @@ class EnvDescription:
     mask_from: str = ""
     rewards: RewardShaping = field(default_factory=RewardShaping)
     lives: bool = False
+    texts: tuple[str, ...] = ()
 
 
 def make_arrays(config: EnvConfig) -> ArrayEnvironment:
@@ -88,4 +90,5 @@ def described(
         mask_from=source,
         rewards=RewardShaping(config.reward_sign, config.reward_scale, config.reward_clip),
         lives=config.atari.enabled and config.atari.terminal_on_life_loss,
+        texts=texts_in(observations),
     )

@@ -83,6 +83,7 @@ def in_words(description: EnvDescription) -> str:
     for leaf in description.observation.leaves:
         shape = "×".join(map(str, leaf.shape)) or "1"
         parts.append(f"{leaf.kind.replace('_', '-')} {shape}{f' ({leaf.name})' if leaf.name else ''}")
+    parts += [f"not the text {name!r}" for name in description.texts]
     action = description.action
     does = f"one of {action.choices[0]}" if action.kind == "discrete" else f"{len(action.low)} numbers"
     if action.kind == "multi_discrete":

@@ -1,7 +1,7 @@
 """Puts the frames of a stack side by side, as one observation of one space.
 
 Images become one image ``[H, W, k·C]``, vectors one vector, oldest first. Of what can't be put side by side (an action
-mask) the newest stays.
+mask, a text) the newest stays.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
-from lockstep.core.spaces import ImageBox, channels_first, is_image
+from lockstep.core.spaces import ImageBox, channels_first, is_image, is_text
 
 
 def stacked_space(single: Any, count: int, mask: str | None, name: str = "") -> gymnasium.Space:
@@ -22,8 +22,11 @@ def stacked_space(single: Any, count: int, mask: str | None, name: str = "") -> 
         return spaces.Dict({k: stacked_space(s, count, mask, _inside(name, k)) for k, s in single.spaces.items()})
     if isinstance(single, spaces.Tuple):
         return spaces.Tuple([stacked_space(s, count, mask, _inside(name, n)) for n, s in enumerate(single.spaces)])
-    if name and name == mask:
+    if name and (name == mask or is_text(single)):
         return single
+    if isinstance(single, spaces.MultiDiscrete):  # Gymnasium's batch of these is a Box, of numbers
+        nvec, start = (np.stack([bound] * count) for bound in (single.nvec, single.start))
+        return spaces.MultiDiscrete(nvec, start=start)
     stacked: Any = batch_space(single, count)
     if not isinstance(single, spaces.Box):
         return stacked
@@ -31,6 +34,15 @@ def stacked_space(single: Any, count: int, mask: str | None, name: str = "") -> 
     if is_image(single):
         return ImageBox(low, high, dtype=np.uint8, channels_first=False)
     return spaces.Box(low, high, dtype=stacked.dtype.type)
+
+
+def with_plain_texts(single: gymnasium.Space) -> gymnasium.Space:
+    """A space in which Gymnasium's Text stands for a package's own texts, which its frame stack doesn't know."""
+    if isinstance(single, spaces.Dict):
+        return spaces.Dict({k: with_plain_texts(s) for k, s in single.spaces.items()})
+    if isinstance(single, spaces.Tuple):
+        return spaces.Tuple([with_plain_texts(s) for s in single.spaces])
+    return spaces.Text(1) if is_text(single) else single
 
 
 def join_frames(xp: Any, single: Any, frames: Any, mask: str | None, name: str = "") -> Any:
@@ -47,7 +59,7 @@ def join_frames(xp: Any, single: Any, frames: Any, mask: str | None, name: str =
         return {k: join_frames(xp, s, frames[k], mask, _inside(name, k)) for k, s in single.spaces.items()}
     if isinstance(single, spaces.Tuple):
         return tuple(join_frames(xp, s, frames[n], mask, _inside(name, n)) for n, s in enumerate(single.spaces))
-    if name and name == mask:
+    if name and (name == mask or is_text(single)):
         return frames[-1]
     return _joined(xp, single, frames) if isinstance(single, spaces.Box) else frames
 

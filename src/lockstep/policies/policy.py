@@ -250,6 +250,8 @@ class Policy:
 
 def _item(observation: Any, index: int) -> Any:
     """One observation of a batch of them."""
+    if isinstance(observation, str):  # of a batch of texts, which come as a tuple and aren't looked at
+        return observation
     if isinstance(observation, Mapping):
         return {key: _item(value, index) for key, value in observation.items()}
     if isinstance(observation, tuple):

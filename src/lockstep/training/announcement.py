@@ -38,6 +38,7 @@ def start_lines(
     session.check_in_sync("at the start")
     digest = sha256_of({k: v for k, v in session.arrays().items() if k.startswith(POLICY)})[:8]
     out = [" · ".join([config.env.id, *set_up, f"parameters in sync ({digest})"])]
+    out += [f"observation {name!r} is text, which the policy doesn't see" for name in session.description.texts]
     ranks = session.facts()["world_size"]
     if (how := uneven(ranks, config.shards, config.envs, unit)) is not None:
         out.append(how)

@@ -3,11 +3,11 @@
 import jax
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Dict, MultiBinary
+from gymnasium.spaces import Box, Dict, MultiBinary, MultiDiscrete
 from net_cases import CASES, PARTS, VECTOR, masks_of, picture
 
 from lockstep.core.spaces import ActionLayout, observation_layout
-from lockstep.jax_engine.nets.encoders import action_mask, encode_rows, float_columns, image
+from lockstep.jax_engine.nets.encoders import action_mask, encode_rows, float_columns, image, one_hot
 
 COUNT = 5
 SPACES = {
@@ -33,6 +33,17 @@ def test_rows_are_the_hosts(name):
     np.testing.assert_array_equal(ours, expected)
     np.testing.assert_array_equal(float_columns(layout, ours), layout.floats(expected))
     assert len(np.unique(expected, axis=0)) > 1
+
+
+@pytest.mark.parametrize("choices", [[11, 6, 3] * 4, [3] * 4, [2, 4, 2]])
+def test_choices_that_repeat_are_one_hot_vectors_one_after_another(choices):
+    space = MultiDiscrete(choices)
+    layout = observation_layout(space)
+    rows = np.stack([layout.encode(x) for x in sampled(space)])
+    expected = [np.eye(count)[rows[:, n].astype(int)] for n, count in enumerate(choices)]
+    found = np.concatenate(one_hot(layout.leaves[0], jax.numpy.asarray(rows)), -1)
+    np.testing.assert_array_equal(found, np.concatenate(expected, -1))
+    assert len(np.unique(found, axis=0)) > 1
 
 
 @pytest.mark.parametrize("space", [VECTOR, PARTS["eye"]], ids=["numbers", "image"])

@@ -127,6 +127,17 @@ def test_features_are_numbers_then_indices_then_images_without_the_mask():
         assert not torch.equal(encode(layout, encoder, weights, "actor", other)[0, 0], features), changed
 
 
+@pytest.mark.parametrize("choices", [[11, 6, 3] * 4, [3] * 4, [2, 4, 2]])
+def test_choices_that_repeat_are_one_hot_vectors_one_after_another(choices):
+    space = MultiDiscrete(choices)
+    layout = observation_layout(space)
+    rows = rows_of(space, layout)
+    expected = [nn.functional.one_hot(rows[..., n].long(), count).float() for n, count in enumerate(choices)]
+    features = encode(layout, ImageEncoder(), {}, "actor", rows)
+    assert torch.equal(features, torch.cat(expected, -1))
+    assert not torch.equal(features[0, 0], features[0, 1])
+
+
 def test_a_plain_row_is_its_own_features():
     layout, x = observation_layout(Dict({"a": SPEED, "b": MultiBinary(3)})), torch.randn(2, 4, 5, generator=seeded(0))
     assert encode(layout, ImageEncoder(), {}, "actor", x) is x

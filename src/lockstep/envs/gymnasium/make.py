@@ -12,12 +12,15 @@ from typing import Any, cast
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
-from lockstep.config.presets import ATARI_ID
+from lockstep.config.presets import ATARI_ID, with_version
 from lockstep.config.run import EnvConfig
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 from lockstep.envs.description import stepped_as_arrays
 from lockstep.envs.gymnasium.handed import HANDED, handed_environment
+from lockstep.envs.gymnasium.minigrid import MINIGRID_ID, register_minigrid
 from lockstep.envs.gymnasium.wrappers import wrap
+
+BOX2D = "gymnasium.envs.box2d"
 
 
 def make_environment(config: EnvConfig, **kwargs: Any) -> gymnasium.Env:
@@ -32,10 +35,12 @@ def make_environment(config: EnvConfig, **kwargs: Any) -> gymnasium.Env:
         )
     if config.jax_only and config.id not in ARRAY_ENVIRONMENTS:
         raise ValueError(f"env.id: {config.id} is stepped by JAX, no Gymnasium environment: it can't be drawn here")
-    if "mujoco" in str(getattr(gymnasium.registry.get(config.id), "entry_point", "")):
+    if "mujoco" in _entry_point(config.id):
         _calm_mujoco()
     if ATARI_ID.fullmatch(config.id):
         _register_atari(config.id)
+    if MINIGRID_ID.fullmatch(config.id):
+        register_minigrid(config.id)
     extra: dict[str, Any] = {} if config.max_episode_steps is None else {"max_episode_steps": config.max_episode_steps}
     if config.atari.enabled:
         extra |= {"frameskip": 1}
@@ -44,7 +49,8 @@ def make_environment(config: EnvConfig, **kwargs: Any) -> gymnasium.Env:
         what = spec_of(config.id)
         made = gymnasium.make(what, disable_env_checker=True, **{**extra, **config.kwargs, **kwargs})
     except gymnasium.error.DependencyNotInstalled as error:
-        raise ValueError(f"env.id: {config.id} needs a package that isn't installed: {error}") from None
+        needed = "pip install 'lockstep-rl[box2d]'" if _entry_point(config.id).startswith(BOX2D) else error
+        raise ValueError(f"env.id: {config.id} needs a package that isn't installed: {needed}") from None
     except ModuleNotFoundError as error:
         raise ValueError(f"env.id: {config.id}: {error}") from None
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
@@ -66,6 +72,10 @@ def make_environment(config: EnvConfig, **kwargs: Any) -> gymnasium.Env:
         ) from error
 
 
+def _entry_point(env_id: str) -> str:
+    return str(getattr(gymnasium.registry.get(env_id), "entry_point", ""))
+
+
 def spec_of(env_id: str) -> str | EnvSpec:
     """What ``gymnasium.make`` takes for an id: itself, or a specification of ``module:callable`` or a handed object."""
     module, colon, name = env_id.partition(":")
@@ -85,7 +95,7 @@ def _unknown(env_id: str, error: Exception) -> str:
     close = difflib.get_close_matches(env_id, gymnasium.registry.keys(), 1, 0.5)
     if isinstance(error, gymnasium.error.UnregisteredEnv):
         hint = (
-            f"did you mean {close[0]}?"
+            f"did you mean {with_version(close[0].rpartition('-v')[0])}?"  # older ones may be refused
             if close
             else ("gymnasium.registry lists them, 'module:Id-v0' imports one; a class for JAX needs --env.backend jax")
         )

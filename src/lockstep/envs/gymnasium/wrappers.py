@@ -1,7 +1,8 @@
 """Wraps environments as a config asks, with Gymnasium's own wrappers where it has them.
 
-From inside to outside: Atari's preprocessing and lives, or frame skip; sticky actions; frame stack. Every random choice
-follows the reset's seed. All of them leave rewards as they are: a sum of several steps' rewards at most.
+From inside to outside: MiniGrid's indices; Atari's preprocessing and lives, or frame skip; sticky actions; frame stack.
+Every random choice follows the reset's seed. All of them leave rewards as they are: a sum of several steps' rewards at
+most.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import numpy as np
 from gymnasium import wrappers
 
 from lockstep.config.run import EnvConfig
-from lockstep.envs.frames import join_frames, stacked_space
+from lockstep.envs.frames import join_frames, stacked_space, with_plain_texts
+from lockstep.envs.gymnasium.minigrid import with_cell_indices
 
 LIFE_LOST = "lockstep/life_lost"
 """Entry of ``info``: a life was lost and the game goes on; for the learner that terminates an episode."""
@@ -121,6 +123,7 @@ def wrap(config: EnvConfig, env: gymnasium.Env) -> gymnasium.Env:
     Raises:
         ValueError: they don't fit it; one line.
     """
+    env = with_cell_indices(env)
     if config.atari.enabled:
         env = _atari(config, env)
     elif config.frame_skip > 1:
@@ -129,7 +132,8 @@ def wrap(config: EnvConfig, env: gymnasium.Env) -> gymnasium.Env:
         env = KeyedStickyAction(env, config.sticky_actions)
     if config.frame_stack > 1:
         single = env.observation_space
-        copied = wrappers.TransformObservation(env, deepcopy, single)  # some environments use their buffers again
+        # some environments use their buffers again
+        copied = wrappers.TransformObservation(env, deepcopy, with_plain_texts(single))
         env = StackChannels(wrappers.FrameStackObservation(copied, config.frame_stack), single, config.action_mask)
     return env
 

@@ -94,6 +94,10 @@ def _columns(leaf: Leaf, value: Array, count: int) -> Array:
 def one_hot(leaf: Leaf, floats: Array) -> list[Array]:
     """Turns a Discrete or MultiDiscrete part into one-hot vectors ``[…, choices]``."""
     columns = floats[..., leaf.start : leaf.start + leaf.size].astype(jnp.int32)
+    if leaf.pattern != leaf.choices:  # at once for all of its repetitions, of which a grid has dozens
+        columns = columns.reshape(*columns.shape[:-1], -1, len(leaf.pattern))
+        parts = [jax.nn.one_hot(columns[..., n], count) for n, count in enumerate(leaf.pattern)]
+        return [jnp.concatenate(parts, -1).reshape(*columns.shape[:-2], -1)]
     return [jax.nn.one_hot(columns[..., n], count) for n, count in enumerate(leaf.choices)]
 
 

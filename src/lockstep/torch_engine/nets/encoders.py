@@ -26,6 +26,10 @@ def action_mask(layout: ObservationLayout, rows: Tensor) -> Tensor | None:
 def one_hot(leaf: Leaf, floats: Tensor) -> list[Tensor]:
     """Turns a Discrete or MultiDiscrete part into one-hot vectors ``[…, choices]``."""
     columns = floats[..., leaf.start : leaf.start + leaf.size].long()
+    if leaf.pattern != leaf.choices:  # at once for all of its repetitions, of which a grid has dozens
+        columns = columns.unflatten(-1, (-1, len(leaf.pattern)))
+        parts = [functional.one_hot(columns[..., n], count) for n, count in enumerate(leaf.pattern)]
+        return [torch.cat(parts, -1).flatten(-2).float()]
     return [functional.one_hot(columns[..., n], count).float() for n, count in enumerate(leaf.choices)]
 
 
