@@ -25,7 +25,7 @@ def next_steps(path: Path, summary: dict[str, Any]) -> str:
     ]
     if "mirror" in summary:
         lines.append(f"mirror:    {summary['mirror']['url']}")
-    if summary["environment"].startswith(f"{HANDED}:"):  # which no command finds
+    if summary.get("environment", "").startswith(f"{HANDED}:"):  # which no command finds
         again = f"lockstep.load_run({str(path)!r}, env={summary['environment'].removeprefix(f'{HANDED}:')})"
         return "\n".join([*lines, f"go on:     {again} has resume(), evaluate(), policy"])
     if summary["status"] != "finished":
