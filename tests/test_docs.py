@@ -24,8 +24,12 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FILE = re.compile(r"[\w.-]+(?:/[\w.-]+)+\.(?:py|c|yaml)|[\w.-]+(?:/[\w.-]+)*/")
 """A file of the repository with its folder, or a folder."""
 PLAIN_FILE = re.compile(r"\w+\.(?:py|c)")
-CLEANRL = ("ppo_atari.py", "ppo_continuous_action.py")
-"""Files of another project that the presets' values come from."""
+WRITTEN = re.compile(r"^```\w*\n# ([\w.-]+\.\w+)\n", re.MULTILINE)
+"""A file that a page shows whole, by its first line."""
+CLEANRL = tuple(
+    f"ppo_{name}.py" for name in ("atari", "continuous_action", "atari_lstm", "atari_envpool", "atari_multigpu")
+)
+"""Files of another project: the presets' values come from some."""
 DOTTED = re.compile(r"lockstep(?:\.\w+)+")
 ROOTS = (ROOT, SOURCE, SOURCE / "jax_engine", SOURCE / "torch_engine")
 MADE = ("runs/", "tensorboard/", "checkpoints/", "envs/shard", "videos/", "logs/", "seed_", "~", "lockstep/", "build/")
@@ -63,8 +67,8 @@ def broken_links(text: str, page: Path) -> list[str]:
 
 
 def missing_files(text: str) -> list[str]:
-    """Files and folders in code spans that the repository doesn't have."""
-    spans = SPAN.findall(prose(text))
+    """Files and folders in code spans that neither the repository has nor the page shows."""
+    spans = [span for span in SPAN.findall(prose(text)) if span not in WRITTEN.findall(text)]
     paths = [span for span in spans if FILE.fullmatch(span) and not span.startswith(MADE)]
     plain = [span for span in spans if PLAIN_FILE.fullmatch(span) and span not in CLEANRL]
     found = {path.name for path in (*SOURCE.rglob("*.py"), *SOURCE.rglob("*.c"), *ROOT.glob("examples/**/*.py"))}
