@@ -1,4 +1,4 @@
-"""Tutorials are run: each file that a page names is written, each command run, and what it prints compared in form.
+"""README and tutorials are run: each file that a page names is written, each command run, and what it prints compared in form.
 
 Comments before a block say what the tests do otherwise, and don't show: ``<!-- tests: OLD => NEW -->`` puts smaller
 numbers into it, ``<!-- tests: exits with 1 -->`` expects that; at a page's top ``<!-- tests: long -->`` and
@@ -17,7 +17,8 @@ from command_line import Ended, lockstep, run_words
 from frameworks import installed
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted(page for folder in ("tutorials", "coming-from") for page in (ROOT / "docs" / folder).glob("*.md"))
+FOLDERS = (ROOT / "docs" / "tutorials", ROOT / "docs" / "coming-from")
+PAGES = [ROOT / "README.md", *sorted(page for folder in FOLDERS for page in folder.glob("*.md"))]
 BLOCK = re.compile(r"((?:^<!-- tests: [^\n]+ -->\n)*)^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SAID = re.compile(r"<!-- tests: (.+?) -->")
 FILE = re.compile(r"# ([\w.-]+\.(?:py|yaml))\n")
@@ -35,7 +36,7 @@ class Block:
     """A fenced block of a page.
 
     Attributes:
-        language: ``sh``, ``python``, ``yaml`` or ``text``.
+        language: ``sh`` or nothing (commands), ``python``, ``yaml`` or ``text``.
         body: what stands in it, with the numbers of the tests.
         code: the exit status of its commands.
     """
@@ -123,7 +124,7 @@ def run_page(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             exec(compile(block.body, "<page>", "exec"), names)
         elif block.language == "text":
             compare(block.body, printed)
-        elif block.language == "sh":
+        elif block.language in ("", "sh"):
             printed = ""
             for line in block.body.replace("\\\n", " ").splitlines():
                 command = line.partition("  #")[0].strip()

@@ -56,6 +56,8 @@ html_theme = "furo"
 html_title = f"Lockstep {release}"
 html_baseurl = "https://lockstep-rl.github.io/lockstep/"
 html_copy_source = False
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 html_show_sphinx = False
 html_theme_options = {
     "source_repository": "https://github.com/lockstep-rl/lockstep/",
