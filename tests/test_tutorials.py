@@ -138,7 +138,7 @@ def run_page(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def param(page: Path) -> object:
     marks = [pytest.mark.long] if read(page.read_text()).long else []
-    return pytest.param(page, id=f"{page.parent.name}/{page.stem}", marks=marks)
+    return pytest.param(page, id=page.relative_to(ROOT).with_suffix("").as_posix(), marks=marks)
 
 
 @pytest.mark.parametrize("page", [param(page) for page in PAGES])
