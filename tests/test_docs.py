@@ -210,7 +210,7 @@ def test_the_readme_begins_with_training_and_is_short():
     text = (ROOT / "README.md").read_text()
     commands = next(body for language, body in FENCE.findall(text) if language == "").splitlines()
     assert [line.split("#")[0].strip() for line in commands[:2]] == ["make train", "make test"]
-    assert len(text.splitlines()) <= 120
+    assert len(text.splitlines()) <= 130
 
 
 # --- what the checks find ---------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""README and tutorials are run: each file that a page names is written, each command run, and what it prints compared in form.
+"""README and tutorials are run: each file that a page shows is written, each command run, its output compared in form.
 
 Comments before a block say what the tests do otherwise, and don't show: ``<!-- tests: OLD => NEW -->`` puts smaller
 numbers into it, ``<!-- tests: exits with 1 -->`` expects that; at a page's top ``<!-- tests: long -->`` and
