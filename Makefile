@@ -1,6 +1,6 @@
 # `make train` trains an agent on a fresh machine, `make test` runs what a change must not break, `make test-all` that and
 # what takes long or needs packages of gigabytes, `make bench` measures speed side by side with other libraries (less than
-# half an hour; `make bench ARGS=--quick` for a look).
+# half an hour; `make bench ARGS=--quick` for a look), `make docs` builds the documentation as a site, in build/docs.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 LIBTPU := 0.0.42.*
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: train test test-all lint format types layers tests tests-all bench clean
+.PHONY: train test test-all lint format types layers tests tests-all bench docs clean
 
 train: $(VENV)/.train
 	$(BIN)/lockstep train CartPole-v1
@@ -41,6 +41,10 @@ layers: $(VENV)/.test
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.side_by_side $(ARGS)
 
+docs: $(VENV)/.docs
+	rm -rf build/docs
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -c docs/_site -d build/doctrees docs build/docs
+
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
@@ -59,6 +63,10 @@ $(VENV)/.test-all: $(VENV)/.test
 
 $(VENV)/.bench: $(BIN)/python pyproject.toml constraints.txt
 	$(PIP) --editable '.[torch,jax,classic-control,mujoco]'
+	@touch $@
+
+$(VENV)/.docs: $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) --editable '.[docs]'
 	@touch $@
 
 clean:

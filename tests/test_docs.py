@@ -21,11 +21,19 @@ NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+ON_GITHUB = re.compile(
+    r"https://(?:github\.com/lockstep-rl/lockstep/(?:blob|tree)|raw\.githubusercontent\.com/lockstep-rl/lockstep)/main/"
+)
+"""Before the path of a file of the repository."""
 FILE = re.compile(r"[\w.-]+(?:/[\w.-]+)+\.(?:py|c|yaml)|[\w.-]+(?:/[\w.-]+)*/")
 """A file of the repository with its folder, or a folder."""
 PLAIN_FILE = re.compile(r"\w+\.(?:py|c)")
-CLEANRL = ("ppo_atari.py", "ppo_continuous_action.py")
-"""Files of another project that the presets' values come from."""
+WRITTEN = re.compile(r"^```\w*\n# ([\w.-]+\.\w+)\n", re.MULTILINE)
+"""A file that a page shows whole, by its first line."""
+CLEANRL = tuple(
+    f"ppo_{name}.py" for name in ("atari", "continuous_action", "atari_lstm", "atari_envpool", "atari_multigpu")
+)
+"""Files of another project: the presets' values come from some."""
 DOTTED = re.compile(r"lockstep(?:\.\w+)+")
 ROOTS = (ROOT, SOURCE, SOURCE / "jax_engine", SOURCE / "torch_engine")
 MADE = ("runs/", "tensorboard/", "checkpoints/", "envs/shard", "videos/", "logs/", "seed_", "~", "lockstep/", "build/")
@@ -46,13 +54,14 @@ def prose(text: str) -> str:
 
 
 def broken_links(text: str, page: Path) -> list[str]:
-    """Relative links of a page that lead to no file or no heading."""
+    """Links of a page into the repository, relative or through GitHub, that lead to no file or no heading."""
     out = []
     for target in LINK.findall(prose(text)):
-        if re.match(r"[a-z]+:", target):
+        start = ON_GITHUB.match(target)
+        if re.match(r"[a-z]+:", target) and not start:
             continue
-        name, _, anchor = target.partition("#")
-        file = (page.parent / name).resolve() if name else page
+        name, _, anchor = target[start.end() if start else 0 :].partition("#")
+        file = ((ROOT if start else page.parent) / name).resolve() if name else page
         found = file.exists() and file.is_relative_to(ROOT)
         if found and anchor:
             lines = prose(file.read_text()).splitlines()
@@ -63,8 +72,8 @@ def broken_links(text: str, page: Path) -> list[str]:
 
 
 def missing_files(text: str) -> list[str]:
-    """Files and folders in code spans that the repository doesn't have."""
-    spans = SPAN.findall(prose(text))
+    """Files and folders in code spans that neither the repository has nor the page shows."""
+    spans = [span for span in SPAN.findall(prose(text)) if span not in WRITTEN.findall(text)]
     paths = [span for span in spans if FILE.fullmatch(span) and not span.startswith(MADE)]
     plain = [span for span in spans if PLAIN_FILE.fullmatch(span) and span not in CLEANRL]
     found = {path.name for path in (*SOURCE.rglob("*.py"), *SOURCE.rglob("*.c"), *ROOT.glob("examples/**/*.py"))}
@@ -178,6 +187,32 @@ def test_a_decision_has_its_four_sections(path):
     assert headings == ["Context", "Decision", "Figures", "Consequences"]
 
 
+def relative_links(text: str) -> list[str]:
+    """Links and pictures that lead nowhere where a page stands alone, as on a package index."""
+    targets = [*LINK.findall(prose(text)), *re.findall(r"(?:src|href)=\"([^\"]+)", prose(text))]
+    return [target for target in targets if not target.startswith("https://")]
+
+
+def pictures_of_pages(text: str) -> list[str]:
+    """Pictures whose address is a page about them."""
+    found = re.findall(r"!\[[^\]]*\]\(([^)\s]+)\)", text)
+    return [target for target in found if not target.startswith("https://raw.githubusercontent.com/")]
+
+
+def test_the_readme_reads_well_on_a_package_index():
+    text = (ROOT / "README.md").read_text()
+    assert relative_links(text) == []
+    assert pictures_of_pages(text) == []
+    assert len(LINK.findall(text)) > 20
+
+
+def test_the_readme_begins_with_training_and_is_short():
+    text = (ROOT / "README.md").read_text()
+    commands = next(body for language, body in FENCE.findall(text) if language == "").splitlines()
+    assert [line.split("#")[0].strip() for line in commands[:2]] == ["make train", "make test"]
+    assert len(text.splitlines()) <= 130
+
+
 # --- what the checks find ---------------------------------------------------------------------------------------------
 
 
@@ -186,6 +221,19 @@ def test_a_link_to_nothing_is_found():
         "[a](docs/running.md) [b](docs/nothing.md) [c](docs/running.md#gpus) [d](docs/running.md#tpus) [e](https://x.y)"
     )
     assert broken_links(text, ROOT / "README.md") == ["docs/nothing.md", "docs/running.md#tpus"]
+
+
+def test_a_link_through_github_to_nothing_is_found():
+    here = "https://github.com/lockstep-rl/lockstep/blob/main/docs"
+    raw = "https://raw.githubusercontent.com/lockstep-rl/lockstep/main/docs"
+    text = f"[a]({here}/running.md#gpus) [b]({here}/running.md#tpus) [c]({raw}/nothing.png) ![d]({raw}/curves.png)"
+    assert broken_links(text, ROOT / "README.md") == [f"{here}/running.md#tpus", f"{raw}/nothing.png"]
+
+
+def test_a_link_that_a_package_index_breaks_is_found():
+    text = '[a](docs/x.md) ![b](y.png) [c](#here) <img src="z.png"> [d](https://x.y)'
+    assert relative_links(text) == ["docs/x.md", "y.png", "#here", "z.png"]
+    assert pictures_of_pages("![a](https://github.com/x/y.png)") == ["https://github.com/x/y.png"]
 
 
 def test_a_file_that_has_moved_is_found():

@@ -152,7 +152,7 @@ def missing_files(page: str) -> list[str]:
 
 
 def test_the_recipes_name_files_that_there_are():
-    placeholders = ["envs/arrays/NAME.py", "runs/trackers/NAME.py", "tests/envs/test_NAME.py"]
+    placeholders = ["docs/NAME.md", "envs/arrays/NAME.py", "runs/trackers/NAME.py", "tests/envs/test_NAME.py"]
     assert missing_files((ROOT / "CONTRIBUTING.md").read_text()) == placeholders
 
 

@@ -282,8 +282,8 @@ def train_ppo_multigpu(
         The state on the mesh, and a :class:`PPOMetricsHistory` of arrays ``[n_updates]``, where ``n_updates =
         total_timesteps // (num_devices * num_envs * n_steps)``: ``total_loss``, ``actor_loss``, ``critic_loss``
         (``0.5 * (v - return)^2``), ``entropy``, ``approx_kl`` and others, means over an update's minibatches;
-        ``episode_return`` and ``episode_length``, see :func:`~lockstep.jax.metrics.metrics_of`; ``reward/<name>`` of
-        named reward terms; ``eval_return`` and ``eval_length`` of evaluations.
+        ``episode_return`` and ``episode_length``, means over the episodes that ended in an update, NaN where none did;
+        ``reward/<name>`` of named reward terms; ``eval_return`` and ``eval_length`` of evaluations.
 
     Raises:
         ValueError: there is no whole update, something doesn't divide or contradicts the environment; one line.

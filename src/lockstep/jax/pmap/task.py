@@ -93,9 +93,10 @@ class DistributedPPOTask(Task, Generic[ConfigT]):
         raise ValueError(f"{type(self).__name__} has no get_environment() -> env, or (env, env_params)")
 
     def get_rewards(self, env: Any) -> Any:
-        """Gives rewards of one environment, a list or a dict by name: see :func:`lockstep.jax.pmap.rewards.terms_of`.
+        """Gives rewards of one environment: a list of them, or a dict by name of them or of ``(weight, function)``.
 
-        None, or an empty one: the environment's own. It may be written without the argument.
+        A reward is a :class:`Reward`, a function, or an object with ``get_reward``. None, or an empty list: the
+        environment's own. It may be written without the argument.
         """
         return None
 

@@ -31,7 +31,7 @@ CLASSIC_CONTROL = ("Acrobot-v1", "CartPole-v1", "Pendulum-v1", "MountainCar-v0",
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class EnvParams:
-    """The time limit in steps, of environments that :func:`lockstep.jax_engine.envs.registry.make` makes."""
+    """The time limit in steps, of environments that :func:`lockstep.jax.make` makes."""
 
     max_steps_in_episode: int = 1000
 
