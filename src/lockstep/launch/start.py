@@ -30,6 +30,7 @@ from lockstep.launch.sizing import resolved_here
 from lockstep.launch.spawn import RankServer, rank_server, threads_of
 from lockstep.launch.supervise import supervise
 from lockstep.launch.world import World, available_processes, topology_of, world_of
+from lockstep.runs.commit import commit_of
 from lockstep.runs.directory import SUMMARY, RunDirectory, find_run, is_writer
 from lockstep.runs.mirror.copier import FAILED_SECONDS, LAST_SECONDS
 from lockstep.runs.trust import remember_names
@@ -62,7 +63,8 @@ def start_run(
         held = held or stack.enter_context(mirrors())
         assignment, run, world, server = prepare(request, topology, stack, held.named)
         words = None if command is None else without_secrets(["lockstep", *command])
-        assignment = replace(assignment, started=started, command=words)
+        commit = commit_of(Path.cwd()) if run.is_writer else None
+        assignment = replace(assignment, started=started, command=words, commit=commit)
         stack.callback(run.unlock)
         if server is not None:
             stack.callback(server.close)  # before the run is left to others
