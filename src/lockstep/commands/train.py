@@ -18,7 +18,8 @@ from lockstep.launch.mirrored import Mirrors, mirrors
 from lockstep.launch.rank import Assignment
 from lockstep.launch.start import STOPPED_BY_SIGNAL, start_run
 from lockstep.launch.world import topology_of
-from lockstep.runs.directory import SUMMARY, is_writer
+from lockstep.report.packages import check_installed
+from lockstep.runs.directory import REPORT, SUMMARY, is_writer
 from lockstep.training.audience import PYTHON_VARIABLE
 
 _HELP, _PRINT = ("-h", "--help", "--help-all"), "--print-config"
@@ -30,7 +31,10 @@ def main(argv: Sequence[str]) -> int:
     if len(words) == len(argv):
         with mirrors() as held:
             command = None if os.environ.pop(PYTHON_VARIABLE, None) else ["train", *argv]
-            return start_run(request_of(argv, bring=functools.partial(_brought, held)), held, command, report)
+            request = request_of(argv, bring=functools.partial(_brought, held))
+            if request.options.report:
+                check_installed()
+            return start_run(request, held, command, report)
     if _PRINT in argv:
         request = request_of(words)
         if not isinstance(request.config.num_envs_per_rank, str):  # else what the machine can hold decides
@@ -54,5 +58,21 @@ def report(assignment: Assignment, code: int) -> None:
         return
     if not assignment.options.quiet:
         print(next_steps(assignment.path, read_file(path)), flush=True)
+    if assignment.options.report:
+        _write_page(assignment)
     if code in STOPPED_BY_SIGNAL:
         print("lockstep: stopped by a signal, with a checkpoint", file=sys.stderr)
+
+
+def _write_page(assignment: Assignment) -> None:
+    """Writes the run's page; whatever goes wrong with it is a warning, for the run is done."""
+    path = assignment.path / REPORT
+    try:
+        from lockstep.report.page import write_report  # matplotlib, which runs without a page needn't wait for
+
+        write_report([(assignment.path, assignment.path.name)], path)
+    except Exception as error:
+        print(f"lockstep: warning: {path} isn't written: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        return
+    if not assignment.options.quiet:
+        print(f"report:    {path}", flush=True)
