@@ -17,6 +17,7 @@ LONGER = {
 }
 MAX_MODULES = 16
 CROWDED = {
+    "commands": "one file a command, and what several of them share",
     "torch_engine": "one file for each step of the loop, a twin for each of the other engine; and cloning",
     "jax_engine": "one file for each step of the loop, a twin for each of the other engine",
 }

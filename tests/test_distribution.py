@@ -54,6 +54,7 @@ def wheel(tmp_path_factory):
 def test_the_wheel_holds_the_whole_package_and_nothing_else(wheel):
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     wanted = {path for path in SOURCE.rglob("*") if path.suffix in (".py", ".c") or path.name == "py.typed"}
+    wanted |= {path for folder in ("assets", "templates") for path in (SOURCE / "report" / folder).iterdir()}
     assert names == {path.relative_to(SOURCE.parent).as_posix() for path in wanted}
     assert {"lockstep/py.typed", "lockstep/jax_engine/distributed/shared_memory.c"} <= names
 

@@ -24,6 +24,7 @@ Train one reinforcement-learning agent on many devices: the same bytes on 1 proc
   lockstep train --resume runs/NAME             continue, on any number of ranks
   lockstep list                                 the runs there are, and what came of them
   lockstep plot RUN RUN --out curves.png        their learning curves
+  lockstep report RUN --out report.html         one page about a run, or about several
   lockstep eval RUN --episodes 20               returns of the trained policy
   lockstep play RUN --video out.mp4             watch it
   lockstep compare RUN RUN                      which of them plays better, and how sure that is
@@ -37,7 +38,7 @@ Train one reinforcement-learning agent on many devices: the same bytes on 1 proc
 lockstep COMMAND --help lists every option; lockstep --version prints the version."""
 
 COMMANDS = (
-    *("train", "check", "list", "plot", "eval", "play", "compare", "record", "clone", "export"),
+    *("train", "check", "list", "plot", "report", "eval", "play", "compare", "record", "clone", "export"),
     *("verify", "bench", "run", "doctor"),
 )
 """Modules of ``lockstep.commands``, whose ``main(argv)`` returns the exit status; one is loaded when it is called."""

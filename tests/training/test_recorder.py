@@ -172,7 +172,7 @@ def test_a_summary_says_what_the_run_is_and_how_it_ended(recorder_of, tmp_path):
     session = FakeSession(seed=3)
     session.wall_time_before = 1000.0
     session.restarted_before, session.restarted = [1], [4]
-    told = {"started": "2026-01-31T12:00:00+00:00", "command": ("lockstep", "train")}
+    told = {"started": "2026-01-31T12:00:00+00:00", "command": ("lockstep", "train"), "commit": "0123-dirty"}
     recorder = recorder_of(session, told)
     recorder.log(session.advance(returns=4.0))
     result = recorder.finish(TIME_LIMIT)
@@ -196,6 +196,7 @@ def test_a_summary_says_what_the_run_is_and_how_it_ended(recorder_of, tmp_path):
         "restarts": [],
         "started": "2026-01-31T12:00:00+00:00",
         "command": ["lockstep", "train"],
+        "commit": "0123-dirty",
         "best_evaluation": None,
         "last_evaluation": None,
         "best_checkpoint": 128,

@@ -19,7 +19,8 @@ from lockstep.launch.defaults import request_of
 from lockstep.launch.mirrored import Mirrors, mirrors
 from lockstep.launch.start import STOPPED_BY_SIGNAL, start_run
 from lockstep.launch.world import topology_of
-from lockstep.runs.directory import SUMMARY, is_writer
+from lockstep.report.packages import check_installed
+from lockstep.runs.directory import REPORT, SUMMARY, is_writer
 from lockstep.training.audience import COMMAND_VARIABLE
 
 _HELP, _PRINT = ("-h", "--help", "--help-all"), "--print-config"
@@ -32,7 +33,10 @@ def main(argv: Sequence[str]) -> int:
         with mirrors() as held:
             said = os.environ.pop(COMMAND_VARIABLE, None)
             command = ["train", *argv] if said is None else json.loads(said)
-            return start_run(request_of(argv, bring=functools.partial(_brought, held)), held, command, report)
+            request = request_of(argv, bring=functools.partial(_brought, held))
+            if request.options.report:
+                check_installed()
+            return start_run(request, held, command, report)
     if _PRINT in argv:
         request = request_of(words)
         if not isinstance(request.config.num_envs_per_rank, str):  # else what the machine can hold decides
@@ -49,11 +53,27 @@ def _brought(held: Mirrors, request: Request) -> RunOptions:
     return held.resolved(request.options, request.config.checkpoint.mirror, is_writer(topology_of(request.options)))
 
 
-def report(path: Path, quiet: bool, code: int) -> None:
+def report(path: Path, options: RunOptions, code: int) -> None:
     """Says what came of a run, or a group of seeds, that ended well or was stopped."""
     if not (path / SUMMARY).is_file():
         return
-    if not quiet:
+    if not options.quiet:
         print(next_steps(path, read_file(path / SUMMARY)), flush=True)
+    if options.report:
+        _write_page(path, options.quiet)
     if code in STOPPED_BY_SIGNAL:
         print("lockstep: stopped by a signal, with a checkpoint", file=sys.stderr)
+
+
+def _write_page(run: Path, quiet: bool) -> None:
+    """Writes the run's page; whatever goes wrong with it is a warning, for the run is done."""
+    path = run / REPORT
+    try:
+        from lockstep.report.page import write_report  # matplotlib, which runs without a page needn't wait for
+
+        write_report([(run, run.name)], path)
+    except Exception as error:
+        print(f"lockstep: warning: {path} isn't written: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        return
+    if not quiet:
+        print(f"report:    {path}", flush=True)

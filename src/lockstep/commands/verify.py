@@ -15,17 +15,22 @@ from lockstep.config.checks import resolve
 from lockstep.config.run import Config
 from lockstep.core.process import EXIT_FAILURE
 from lockstep.launch.defaults import described_run
+from lockstep.proof.kept import keep, run_of
 from lockstep.proof.setup import setup_of
 from lockstep.proof.verify import Comparison, machines_apart, parse_worlds, verify
-from lockstep.runs.directory import find_run
+from lockstep.runs.directory import CONFIG, find_run
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs ``lockstep verify CONFIG``: exit status 0 if every world size gives the same bytes, 1 if not."""
+    """Runs ``lockstep verify CONFIG``: exit status 0 if every world size gives the same bytes, 1 if not.
+
+    Of a run the result is kept in its directory.
+    """
     options, rest = _parser().parse_known_args(list(argv))
     if options.iterations < 1:
         raise ValueError(f"iterations: {options.iterations} is below 1")
-    config = described_run("verify", options.config, rest)
+    run = run_of(options.config)
+    config = described_run("verify", options.config if run is None else str(run / CONFIG), rest)
     worlds = parse_worlds(options.world_sizes, config.engine)
     if options.setup and options.against is not None:
         raise ValueError("against: --setup trains nothing, so that there is nothing to compare; leave one out")
@@ -44,6 +49,11 @@ def main(argv: Sequence[str]) -> int:
         print(json.dumps(rows))
     else:
         print_table(config, results, options.iterations)
+    for path in {path.resolve(): path for path in (run, against) if path is not None}.values():
+        try:
+            keep(path, results, resolve(config, worlds[0][0]), options.iterations)
+        except ValueError as error:
+            print(f"lockstep: warning: nothing is kept of this beside the run: {error}", file=sys.stderr)
     return 0 if all(result.equal for result in results) else EXIT_FAILURE
 
 
@@ -54,7 +64,11 @@ def _parser() -> CommandParser:
         allow_abbrev=False,
         epilog="Every option of lockstep train that describes the run is accepted too, e.g. --seed 3 --num-envs 64.",
     )
-    parser.add_argument("config", metavar="CONFIG_FILE_OR_ENV_ID")
+    parser.add_argument(
+        "config",
+        metavar="CONFIG_FILE_OR_ENV_ID_OR_RUN",
+        help="of a run the result is kept in its verify.json, for lockstep report",
+    )
     parser.add_argument(
         "--world-sizes",
         default="1,2,4",

@@ -206,6 +206,9 @@ class RunOptions(Section):
         default=None, ge=1, description="end with a checkpoint once this many global steps are done"
     )
     max_hours: float | None = Field(default=None, gt=0, description="end with a checkpoint after this wall time")
+    report: bool = Field(
+        default=False, description="write report.html into the run's directory at the end; needs the extra report"
+    )
     quiet: bool = Field(default=False, description="print only errors and warnings")
     trust: bool = Field(
         default=False,

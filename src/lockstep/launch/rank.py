@@ -47,6 +47,7 @@ class Assignment:
         audience: where somebody listens to the run's records; None: nobody does.
         started: when the launcher began, ISO 8601 in UTC.
         command: the words of its command line; None: it had none.
+        commit: of the git repository that it was started in; None: it was in none.
     """
 
     config: Config
@@ -59,6 +60,7 @@ class Assignment:
     audience: str | None = None
     started: str | None = None
     command: tuple[str, ...] | None = None
+    commit: str | None = None
 
     def to_json(self) -> str:
         """As text."""
@@ -85,6 +87,7 @@ def run_rank(assignment: Assignment, topology: Topology) -> int:
             audience=assignment.audience,
             started=assignment.started,
             command=assignment.command,
+            commit=assignment.commit,
         )
         run.take_over()
         life.inherit(topology)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lockstep.config.engines import check_engine_options
+from lockstep.config.run import RunOptions
 from lockstep.core.network import wait_for_name
 from lockstep.core.process import end_with_parent, leave_at_once
 from lockstep.core.temporary import sweep_temporary
@@ -31,6 +32,7 @@ from lockstep.launch.sizing import resolved_here
 from lockstep.launch.spawn import RankServer, rank_server, threads_of
 from lockstep.launch.supervise import supervise
 from lockstep.launch.world import World, available_processes, topology_of, world_of
+from lockstep.runs.commit import commit_of
 from lockstep.runs.directory import SUMMARY, RunDirectory, find_run, is_writer, seeds_in
 from lockstep.runs.mirror.copier import FAILED_SECONDS, LAST_SECONDS
 from lockstep.runs.stored import stored_config
@@ -45,13 +47,13 @@ def start_run(
     request: RunRequest,
     held: Mirrors | None = None,
     command: Sequence[str] | None = None,
-    report: Callable[[Path, bool, int], None] = lambda *_: None,
+    report: Callable[[Path, RunOptions, int], None] = lambda *_: None,
 ) -> int:
     """Runs a request on as many ranks as it asks for, or this rank's part under a launcher; returns the exit code.
 
     ``held`` are the places on mirrors that this process writes, ``command`` the words after ``lockstep`` that asked;
-    ``report`` is told the directory of a run that ended well or was stopped, by the process that wrote it, whether to
-    be quiet, and the exit code.
+    ``report`` is told the directory of a run that ended well or was stopped, by the process that wrote it, the options
+    and the exit code.
 
     A request that can't be run raises a one-line ``ValueError`` before any process is started.
     """
@@ -65,12 +67,13 @@ def start_run(
         request, group = group_of(request, topology)
         if group is not None:
             path, code = start_group(request, *group, command)
-            report(path, request.options.quiet, code)
+            report(path, request.options, code)
             return code
         held = held or stack.enter_context(mirrors())
         assignment, run, world, server = prepare(request, topology, stack, held.named)
         words = None if command is None else without_secrets(["lockstep", *command])
-        assignment = replace(assignment, started=started, command=words)
+        commit = commit_of(Path.cwd()) if run.is_writer else None
+        assignment = replace(assignment, started=started, command=words, commit=commit)
         stack.callback(run.unlock)
         if server is not None:
             stack.callback(server.close)  # before the run is left to others
@@ -80,7 +83,7 @@ def start_run(
         if mirror is not None:
             mirror.finish(LAST_SECONDS if code in (0, *STOPPED_BY_SIGNAL) else FAILED_SECONDS)
     if is_writer(topology) and code in (0, *STOPPED_BY_SIGNAL) and _last_written(assignment.path) != before:
-        report(assignment.path, request.options.quiet, code)
+        report(assignment.path, request.options, code)
     if code and topology.launched and topology.world_size > 1:
         leave_at_once(code)  # on its way out JAX would wait half a minute for a process that is gone
     return code

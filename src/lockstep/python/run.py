@@ -15,8 +15,9 @@ from lockstep.policies.policy import Policy, load_policy
 from lockstep.python.command import run_command
 from lockstep.python.environments import Handed, handed, variables_for
 from lockstep.python.start import start
+from lockstep.report.packages import check_installed
 from lockstep.runs.checkpoint import checkpoints_in
-from lockstep.runs.directory import CHECKPOINTS, SUMMARY, find_run, seeds_in
+from lockstep.runs.directory import CHECKPOINTS, REPORT, SUMMARY, find_run, seeds_in
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trackers import METRICS_JSONL
 
@@ -145,6 +146,23 @@ class Run:
         words += ["--trust"] if self._trust or self._env is not None else []
         with variables_for(self._env) as variables:
             run_command(words, variables, quiet=True)
+
+    def report(self, out: str | Path | None = None) -> Path:
+        """Writes one HTML page about the run, as ``lockstep report`` does; needs the extra ``report``.
+
+        Args:
+            out: the file; None: ``report.html`` in the run's directory.
+
+        Returns:
+            The file.
+
+        Raises:
+            ValueError: a package is missing, or the file can't be written; one line.
+        """
+        check_installed()
+        from lockstep.report.page import write_report  # which imports what may be missing
+
+        return write_report([(self.path, self.path.name)], self.path / REPORT if out is None else Path(out))
 
     def resume(self, total_steps: int | None = None, **settings: Any) -> Run:
         """Goes on with the run, to ``total_steps`` if that is given; settings as :func:`lockstep.train`'s.

@@ -75,15 +75,22 @@ class Curve:
     high: np.ndarray
 
 
-def curve_of(records: Sequence[Sequence[Mapping[str, Any]]], metric: str = METRIC) -> Curve:
+def points_of(
+    records: Sequence[Sequence[Mapping[str, Any]]], metric: str = METRIC, most: int = MOST_POINTS
+) -> list[tuple[Mapping[str, Any], ...]]:
+    """Each seed's record of the iterations of which every seed's metric is known; of many, ``most`` evenly spaced."""
+    rows = [row for row in zip(*records, strict=False) if all(_known(record, metric) for record in row)]
+    kept = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), most)).round().astype(int))
+    return [rows[index] for index in kept]
+
+
+def curve_of(records: Sequence[Sequence[Mapping[str, Any]]], metric: str = METRIC, most: int = MOST_POINTS) -> Curve:
     """The curve of a metric of each seed's records, over the iterations of which every seed's is known.
 
-    For returns those are the ones by which every seed has finished an episode. Where there are many, evenly spaced ones
-    become points.
+    For returns those are the ones by which every seed has finished an episode. Where there are more than ``most``,
+    evenly spaced ones become points.
     """
-    rows = [row for row in zip(*records, strict=False) if all(_known(record, metric) for record in row)]
-    kept = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), MOST_POINTS)).round().astype(int))
-    rows = [rows[index] for index in kept]
+    rows = points_of(records, metric, most)
     returns = np.array([[record[metric] for record in row] for row in rows], np.float64).reshape(-1, len(records))
     low, high = bootstrap_interval(returns)
     first = [row[0] for row in rows]

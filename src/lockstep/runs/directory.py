@@ -30,11 +30,12 @@ from lockstep.runs.trackers.service import TRACKERS_JSON, Tracker
 
 CONFIG, SUMMARY, CHECKPOINTS, FINGERPRINTS = "config.json", "summary.json", "checkpoints", "fingerprints.jsonl"
 TIMING, LOCK, VIDEOS, WANDB = "timing.jsonl", ".lock", "videos", "wandb"
+REPORT, VERIFY = "report.html", "verify.json"
 BEGUN = "begun"  # stands beside states in memory once what lies behind the one that a run goes on from is removed
 KEPT_IN_MEMORY = 2  # states: one that is being written doesn't take the place of the last one
 SEED = "seed_"  # and the seed: what the directory of one of several is called
 OWN_NAMES = {CONFIG, SUMMARY, CHECKPOINTS, FINGERPRINTS, TIMING, LOCK, METRICS_JSONL, METRICS_CSV, TENSORBOARD, VIDEOS}
-OWN_NAMES |= {TRACKERS_JSON, WANDB}
+OWN_NAMES |= {TRACKERS_JSON, WANDB, REPORT, VERIFY}
 
 
 @dataclass
@@ -45,7 +46,8 @@ class RunDirectory:
         memory: directory where states are kept for a launcher that starts ranks again; None: it doesn't.
         restarts: how often it has, a row each.
         audience: where somebody listens to the run's records.
-        started: when this session began, ISO 8601 in UTC, and ``command`` its command line, where a launcher tells.
+        started: when this session began, ISO 8601 in UTC, ``command`` its command line and ``commit`` that of the git
+            repository it was started in, where a launcher tells.
     """
 
     path: Path
@@ -56,6 +58,7 @@ class RunDirectory:
     audience: str | None = None
     started: str | None = None
     command: tuple[str, ...] | None = None
+    commit: str | None = None
     _lock: RunLock | None = field(default=None, repr=False)
     _cwd: Path = field(default_factory=Path.cwd, repr=False)  # environments may change it
 
@@ -260,7 +263,7 @@ def create_run(runs_dir: str, name: str | None, config: Config, seeds: Sequence[
 def open_seed(run: RunDirectory, config: Config) -> RunDirectory:
     """The directory of one of a run's seeds, inside the run's own, with its ``config.json``; it comes back locked."""
     path = run.path / f"{SEED}{config.seed}"
-    seed = RunDirectory(path, run.is_writer, quiet=True, started=run.started, command=run.command)
+    seed = RunDirectory(path, run.is_writer, quiet=True, started=run.started, command=run.command, commit=run.commit)
     if seed.is_writer:
         seed.path.mkdir()
     seed.lock()
@@ -315,8 +318,10 @@ def find_run(run: str, runs_dir: str = "runs", single: bool = True) -> tuple[Pat
     places = list(dict.fromkeys((Path(run), Path(runs_dir) / run)))
     for path in places:
         if is_run(path):
-            if single:
-                _check_single(path)
+            if single and (seeds := seeds_in(path)):
+                raise ValueError(
+                    f"run: {path} holds a run for each of {len(seeds)} seeds; give one of them, e.g. {seeds[0]}"
+                )
             return path, "latest"
         if path.parent.name == CHECKPOINTS and is_run(path.parent.parent) and path.is_dir():
             return path.parent.parent, path.name
@@ -343,8 +348,3 @@ def seeds_in(path: Path) -> list[Path]:
     """The runs of single seeds inside a run of several, in the order of their seeds."""
     found = {p.parent.name.removeprefix(SEED): p.parent for p in path.glob(f"{SEED}*/{CONFIG}")}
     return [found[seed] for seed in sorted(filter(str.isdecimal, found), key=int)]
-
-
-def _check_single(path: Path) -> None:
-    if seeds := seeds_in(path):
-        raise ValueError(f"run: {path} holds a run for each of {len(seeds)} seeds; give one of them, e.g. {seeds[0]}")

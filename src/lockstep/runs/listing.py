@@ -89,22 +89,22 @@ def row_of(path: Path, name: str) -> Row:
         return _read(path, name)
     except OSError as error:
         return Row(name, str(path), problem=f"{error.filename or path} can't be read: {error.strerror or error}")
-    except _UnreadableError as error:
+    except UnreadableError as error:
         return Row(name, str(path), size=size_of(path), problem=str(error))
 
 
-class _UnreadableError(Exception):
+class UnreadableError(Exception):
     """A file of a run doesn't hold what it should; the message is one line."""
 
 
 def _read(path: Path, name: str) -> Row:
-    config, summary, problem = _config(path), {}, None
+    config, summary, problem = config_of(path), {}, None
     held = is_held(path / LOCK)
     try:
-        summary = {} if held else _read_json(path / SUMMARY)
+        summary = {} if held else read_object(path / SUMMARY)
     except FileNotFoundError:
         pass
-    except _UnreadableError as error:
+    except UnreadableError as error:
         problem = str(error)
     seeds = seeds_in(path)
     known = _known(path, summary) if summary or not seeds else _together([_known(seed, {}) for seed in seeds])
@@ -121,17 +121,17 @@ def _read(path: Path, name: str) -> Row:
     )
 
 
-def _config(path: Path) -> dict[str, Any]:
+def config_of(path: Path) -> dict[str, Any]:
     """Reads ``config.json``, or where that is gone or damaged what the newest checkpoint keeps of it."""
     try:
-        return _read_json(path / CONFIG)
-    except (OSError, _UnreadableError) as error:
+        return read_object(path / CONFIG)
+    except (OSError, UnreadableError) as error:
         kept = (newest_manifest(path / CHECKPOINTS) or {}).get("config")
         if isinstance(kept, dict):
             return kept
-        if isinstance(error, _UnreadableError):
+        if isinstance(error, UnreadableError):
             raise
-        raise _UnreadableError(f"{path / CONFIG} can't be read: {error.strerror or error}") from None
+        raise UnreadableError(f"{path / CONFIG} can't be read: {error.strerror or error}") from None
 
 
 def _known(path: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,31 +164,31 @@ def _together(each: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def _state(checkpoint: Path) -> dict[str, Any]:
     try:
-        return _read_json(checkpoint / STATE)
-    except (OSError, _UnreadableError):
+        return read_object(checkpoint / STATE)
+    except (OSError, UnreadableError):
         return {}
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     """Reads an object from a plain file.
 
     Raises:
         FileNotFoundError: there is none.
-        _UnreadableError: it holds something else.
+        UnreadableError: it holds something else.
     """
     if path.is_symlink() or (path.exists() and not path.is_file()):  # a pipe would be waited for
-        raise _UnreadableError(f"{path} is no file")
+        raise UnreadableError(f"{path} is no file")
     try:
         if path.stat().st_size > MOST_BYTES:
-            raise _UnreadableError(f"{path} is larger than any that a run writes")
+            raise UnreadableError(f"{path} is larger than any that a run writes")
         found = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise _UnreadableError(f"{path} is damaged: {' '.join(str(error).split())}") from None
+        raise UnreadableError(f"{path} is damaged: {' '.join(str(error).split())}") from None
     if not isinstance(found, dict):
-        raise _UnreadableError(f"{path} is damaged: it holds no object")
+        raise UnreadableError(f"{path} is damaged: it holds no object")
     return found
 
 

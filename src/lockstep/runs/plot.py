@@ -54,7 +54,7 @@ def line_of(path: Path, label: str, x: str, y: str) -> Line:
     curve = curve_of(records, y)
     if not curve.iterations:
         raise ValueError(_nothing(label, y, records))
-    places = _places(records[0], x)
+    places = places_of(records[0], x)
     at = [places[iteration] for iteration in curve.iterations]
     band = (curve.low.tolist(), curve.high.tolist()) if seeds else None
     return Line(f"{label} ({len(seeds)} seeds)" if seeds else label, at, curve.iqm.tolist(), band)
@@ -83,7 +83,7 @@ def records_of(path: Path) -> Records:
     return found
 
 
-def _places(records: Sequence[Mapping[str, Any]], x: str) -> dict[int, float]:
+def places_of(records: Sequence[Mapping[str, Any]], x: str) -> dict[int, float]:
     """Where each iteration of a run lies on the horizontal axis."""
     iterations = [record["iteration"] for record in records]
     if x == "iterations":

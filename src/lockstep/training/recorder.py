@@ -173,6 +173,7 @@ class Recorder:
             "status": status,
             "started": self.past.started,
             "command": None if self.run.command is None else list(self.run.command),
+            "commit": self.run.commit,
             "environment": config.env.id,
             "seed": config.seed,
             "iteration": counted.iteration,

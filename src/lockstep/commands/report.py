@@ -1,0 +1,34 @@
+"""``lockstep report`` writes one page about a run, or about several side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from lockstep.commands.parser import CommandParser
+from lockstep.report.packages import check_installed
+from lockstep.runs.directory import REPORT, find_run
+
+SUFFIXES = (".html", ".htm")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs ``lockstep report RUN …``: a page that needs nothing else, of one run or of several compared."""
+    parser = CommandParser(
+        prog="lockstep report", description="Write one self-contained HTML page about runs; nothing of theirs is run."
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="names or run directories, also of several seeds")
+    parser.add_argument("--out", type=Path, default=Path(REPORT), help=f"the page (default: {REPORT})")
+    parser.add_argument("--runs-dir", default="runs", help="where runs given by name lie (default: runs)")
+    options = parser.parse_args(argv)
+    if options.out.suffix not in SUFFIXES:
+        raise ValueError(f"out: {options.out} must end in {' or '.join(SUFFIXES)}")
+    paths = list(dict.fromkeys(find_run(run, options.runs_dir, single=False)[0] for run in options.runs))
+    check_installed()
+    from lockstep.report.page import write_report  # which imports what may be missing
+
+    names = [path.resolve().name for path in paths]
+    labels = [name if names.count(name) == 1 else str(path) for name, path in zip(names, paths, strict=True)]
+    write_report(list(zip(paths, labels, strict=True)), options.out)
+    print(f"{', '.join(labels)} → {options.out}")
+    return 0

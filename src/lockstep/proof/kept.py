@@ -1,0 +1,80 @@
+"""Keeps what a verification of a run's config said in ``verify.json``, beside the run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lockstep.config.presets import has_preset, with_version
+from lockstep.config.run import Config
+from lockstep.core.files import replace_text
+from lockstep.launch.resume import differences, may_change
+from lockstep.proof.verify import MACHINE, Comparison
+from lockstep.runs.directory import CHECKPOINTS, CONFIG, VERIFY, is_run
+from lockstep.runs.stored import stored_config
+from lockstep.runs.trackers import METRICS_JSONL
+from lockstep.training.past import utc_date
+
+
+def run_of(target: str, runs_dir: Path = Path("runs")) -> Path | None:
+    """Finds the run that is to be verified: its directory, its ``config.json``, or its name where no preset has that.
+
+    None: ``target`` is a config file or an environment.
+    """
+    path = Path(target)
+    if path.is_dir() and _has_begun(path):
+        return path
+    if path.name == CONFIG and _has_begun(path.parent):
+        return path.parent
+    if path.exists() or "/" in target or not _has_begun(runs_dir / target) or has_preset(with_version(target)):
+        return None
+    return runs_dir / target
+
+
+def _has_begun(path: Path) -> bool:
+    """Whether a directory is a run's and not somebody's with a config of that name."""
+    return is_run(path) and ((path / METRICS_JSONL).is_file() or (path / CHECKPOINTS).is_dir())
+
+
+def to_json(results: Sequence[Comparison], config: Config, iterations: int) -> dict[str, Any]:
+    """What ``verify.json`` holds: when, of which config, on what machine, and what came of each world size."""
+    facts = results[-1].trace.facts
+    return {
+        "verified": utc_date(),
+        "equal": all(result.equal for result in results),
+        "iterations": iterations,
+        "reduction": config.reduction,
+        "world_sizes": [
+            {
+                "world_size": result.trace.world_size,
+                "processes": result.trace.processes,
+                "label": result.trace.label,
+                "tensors": max(0, len(result.trace.tensors[0]) - 1) if result.trace.tensors else 0,
+                "equal": result.equal,
+                "difference": result.difference,
+                "recorded": None if result.trace.recorded is None else str(result.trace.recorded),
+            }
+            for result in results
+        ],
+        "machine": {name: facts[name] for name in MACHINE if name in facts},
+        "config": config.model_dump(mode="json"),
+    }
+
+
+def keep(run: Path, results: Sequence[Comparison], config: Config, iterations: int) -> Path:
+    """Writes ``verify.json`` into a run's directory; that of an earlier verification is replaced.
+
+    Raises:
+        ValueError: the config is another run's, or the file can't be written; one line.
+    """
+    stored = stored_config(run, warn=False)
+    for key, theirs, ours in differences(stored.model_dump(mode="json"), config.model_dump(mode="json")):
+        if not may_change(key):
+            raise ValueError(f"{key} is {theirs} in {run} and was {ours} here")
+    try:
+        replace_text(run / VERIFY, json.dumps(to_json(results, config, iterations), indent=2) + "\n")
+    except OSError as error:
+        raise ValueError(f"{run / VERIFY} can't be written: {error.strerror or error}") from None
+    return run / VERIFY

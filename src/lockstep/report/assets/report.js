@@ -1,0 +1,109 @@
+"use strict";
+// Puts a chart that zooms in the place of each picture. What files say is only ever set as text.
+(() => {
+  const charts = JSON.parse(document.getElementById("chart-data").textContent);
+  const over = document.getElementById("over");
+  const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const short = (value) => {
+    if (value === null || value === undefined) return "–";
+    const size = Math.abs(value);
+    if (Number.isInteger(value)) return value.toLocaleString("en");
+    return size >= 100 ? value.toLocaleString("en", { maximumFractionDigits: 1 }) : Number(value.toPrecision(3)).toString();
+  };
+  const tick = (value) => {
+    const size = Math.abs(value);
+    if (size && size < 1e-3) return Number(value.toPrecision(2)).toExponential();
+    for (const [unit, name] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]])
+      if (size >= unit) return Number((value / unit).toPrecision(4)) + name;
+    return Number(value.toPrecision(4)).toString();
+  };
+
+  // Each run's columns, its middle line first: uPlot wants all over one x.
+  const columnsOf = (series) => [series.y, ...(series.band || []), ...series.seeds];
+  const tableOf = (chart, x) => uPlot.join(chart.series.map((series) => [series.x[x], ...columnsOf(series)]));
+
+  const linesOf = (chart) => {
+    const lines = [{}], bands = [], middles = [];
+    for (const series of chart.series) {
+      const ink = color(`--c${series.color % 8}`);
+      const spanGaps = true, points = { show: series.y.length === 1 };
+      middles.push(lines.length);
+      lines.push({ stroke: ink, width: 2, spanGaps, points });
+      if (series.band) {
+        bands.push({ series: [lines.length + 1, lines.length], fill: ink + "2e" });
+        for (const _ of series.band) lines.push({ stroke: "transparent", width: 0, spanGaps, points: { show: false } });
+      }
+      for (const _ of series.seeds) lines.push({ stroke: ink + "59", width: 0.8, spanGaps, points: { show: false } });
+    }
+    return { lines, bands, middles };
+  };
+
+  const last = (column, index) => {
+    for (let at = index; at >= 0; at--) if (column[at] !== null && column[at] !== undefined) return column[at];
+    return null;
+  };
+
+  const draw = (figure, chart) => {
+    const place = figure.querySelector(".plot"), values = figure.querySelectorAll(".value");
+    const at = figure.querySelector(".at"), x = over.value, data = tableOf(chart, x);
+    const { lines, bands, middles } = linesOf(chart);
+    const ink = color("--ink-soft"), grid = { stroke: color("--line"), width: 1 };
+    const axis = { stroke: ink, grid, ticks: grid, font: "12px system-ui, sans-serif" };
+    const tell = (plot) => {
+      const index = plot.cursor.idx;
+      const known = index !== null && index !== undefined;
+      at.textContent = known ? `${over.selectedOptions[0].textContent}: ${short(Math.round(data[0][index]))}` : "";
+      middles.forEach((line, run) => { values[run].textContent = known ? short(last(data[line], index)) : ""; });
+    };
+    const size = () => ({ width: Math.max(200, place.clientWidth), height: chart.large ? (place.clientWidth < 500 ? 240 : 320) : 190 });
+    figure.classList.add("drawn");
+    place.replaceChildren();
+    figure.plot = new uPlot({
+      ...size(), series: lines, bands, legend: { show: false }, scales: { x: { time: false } },
+      cursor: { drag: { x: true, y: false }, sync: { key: "runs" } }, hooks: { setCursor: [tell] },
+      axes: [
+        { ...axis, space: 60, values: (_, ticks) => ticks.map(tick) },
+        { ...axis, size: 52, values: (_, ticks) => ticks.map(tick) },
+      ],
+    }, data, place);
+    figure.size = size;
+  };
+
+  const move = (plot, what) => {
+    const whole = plot.data[0], first = whole[0], end = whole[whole.length - 1];
+    const { min, max } = plot.scales.x, span = max - min;
+    const [from, to] = {
+      in: [min + span / 4, max - span / 4], out: [min - span / 2, max + span / 2],
+      left: [min - span / 4, max - span / 4], right: [min + span / 4, max + span / 4], all: [first, end],
+    }[what];
+    const width = Math.min(to - from, end - first);
+    const start = Math.max(first, Math.min(from, end - width));
+    plot.setScale("x", { min: start, max: start + width });
+  };
+
+  const figures = [...document.querySelectorAll("figure[data-chart]")];
+  const drawAll = () => figures.forEach((figure) => {
+    if (figure.plot) figure.plot.destroy();
+    draw(figure, charts[Number(figure.dataset.chart)]);
+  });
+  if (!figures.length) return;
+  document.querySelector(".over").hidden = false;
+  for (const figure of figures) {
+    figure.querySelector(".tools").hidden = false;
+    figure.querySelector(".tools").addEventListener("click", (event) => {
+      const what = event.target.dataset.do;
+      if (what) move(figure.plot, what);
+    });
+  }
+  drawAll();
+  over.addEventListener("change", drawAll);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+  const watch = new ResizeObserver((entries) => {
+    for (const { target } of entries) {
+      const { plot, size } = target.closest("figure");
+      const wanted = size();
+      if (plot.width !== wanted.width || plot.height !== wanted.height) plot.setSize(wanted);
+    }
+  });
+  figures.forEach((figure) => watch.observe(figure.querySelector(".plot")));
+})();

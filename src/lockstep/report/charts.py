@@ -1,0 +1,147 @@
+"""Gathers the lines of each chart: of every run a metric over steps, seconds and iterations, with its interval."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lockstep.report.reading import RunFiles, number
+from lockstep.runs.curves import METRIC, curve_of, points_of
+from lockstep.runs.plot import places_of
+
+EVALUATION = "eval/return_mean"
+TITLES = {
+    METRIC: "Mean return of the last 100 episodes",
+    EVALUATION: "Mean return of evaluations",
+    "rollout/success_rate": "Success rate",
+    "rollout/episode_length_mean": "Mean length of episodes",
+    "train/policy_loss": "Policy loss",
+    "train/value_loss": "Value loss",
+    "train/entropy": "Entropy",
+    "train/approx_kl": "Approximate KL divergence",
+    "train/clip_fraction": "Clip fraction",
+    "train/explained_variance": "Explained variance",
+    "train/grad_norm": "Gradient norm",
+    "train/learning_rate": "Learning rate",
+    "time/global_fps": "Environment steps per second",
+}
+LARGE = (METRIC, EVALUATION)
+KNOWN = ("iteration", "global_step", "rollout/", "train/", "time/", "eval/")
+"""What the keys of a run's own rows are, or begin with; others are what the user has logged."""
+MOST_OWN = 12
+FEWER_POINTS = 200
+"""Of small charts."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """A run in a chart, ``[points]`` each.
+
+    Attributes:
+        label: the run's name.
+        color: the number of its colour on the page.
+        x: by what it is drawn over, ``steps``, ``time`` and ``iterations``.
+        y: the metric; of several seeds its interquartile mean.
+        band: the ends of an interval, and ``interval`` what it is; None: there is none.
+        seeds: each seed's own values.
+    """
+
+    label: str
+    color: int
+    x: dict[str, list[float]]
+    y: list[float]
+    band: tuple[list[float], list[float]] | None = None
+    interval: str = ""
+    seeds: list[list[float]] = field(default_factory=list)
+
+    def in_words(self) -> str:
+        """The line in a sentence, for who doesn't see it."""
+        y = self.y
+        best = max(range(len(y)), key=y.__getitem__)
+        return (
+            f"{self.label}: {y[0]:.4g} at step {self.x['steps'][0]:,.0f}, highest {y[best]:.4g} at step "
+            f"{self.x['steps'][best]:,.0f}, last {y[-1]:.4g} at step {self.x['steps'][-1]:,.0f}"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what the page's script draws."""
+        band = None if self.band is None else [_short(end) for end in self.band]
+        return {
+            "label": self.label,
+            "color": self.color,
+            "x": {name: _short(values) for name, values in self.x.items()},
+            "y": _short(self.y),
+            "band": band,
+            "interval": self.interval,
+            "seeds": [_short(values) for values in self.seeds],
+        }
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A metric of all runs that have it, by its key in ``metrics.jsonl``."""
+
+    key: str
+    title: str
+    series: list[Series]
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it has the page's whole width."""
+        return self.key in LARGE
+
+    def in_words(self) -> str:
+        """The chart in sentences."""
+        return f"{self.title}. {'; '.join(series.in_words() for series in self.series)}."
+
+
+def _short(values: Sequence[float]) -> list[float]:
+    """The values with seven digits: more can't be seen, and the page holds many."""
+    return [float(f"{value:.7g}") for value in values]
+
+
+def charts_of(runs: Sequence[RunFiles]) -> list[Chart]:
+    """The charts of which some run has numbers, in the order of :data:`TITLES`, then what users have logged."""
+    every = dict.fromkeys(key for run in runs for records in run.records for record in records for key in record)
+    logged = [key for key in every if not key.startswith(KNOWN)][:MOST_OWN]
+    found = []
+    for key, title in (TITLES | {key: key for key in logged}).items():
+        lines = [series_of(run, place, key) for place, run in enumerate(runs)] if key in every else []
+        there = [line for line in lines if line is not None]
+        if there:
+            found.append(Chart(key, title, there))
+    return found
+
+
+def series_of(run: RunFiles, color: int, key: str) -> Series | None:
+    """A run's line of a metric; None where it has no number by that key."""
+    if not run.seeds:
+        return _single(run, color, key)
+    curve = curve_of(run.records, key, *(() if key in LARGE else (FEWER_POINTS,)))
+    if not curve.iterations:
+        return None
+    label, band = f"{run.name} ({len(run.seeds)} seeds)", (curve.low.tolist(), curve.high.tolist())
+    seeds = curve.returns.T.tolist() if key in LARGE else []
+    places = _places(run.records[0], curve.iterations)
+    return Series(label, color, places, curve.iqm.tolist(), band, "95 % interval of the interquartile mean", seeds)
+
+
+def _single(run: RunFiles, color: int, key: str) -> Series | None:
+    rows = [row[0] for row in points_of(run.records, key, *(() if key in LARGE else (FEWER_POINTS,)))]
+    if not rows:
+        return None
+    values = [float(row[key]) for row in rows]
+    places = _places(run.records[0], [row["iteration"] for row in rows])
+    deviations = [number(row, "eval/return_std") for row in rows] if key == EVALUATION else []
+    if not deviations or None in deviations:
+        return Series(run.name, color, places, values)
+    pairs = list(zip(values, (each or 0.0 for each in deviations), strict=True))
+    band = ([mean - std for mean, std in pairs], [mean + std for mean, std in pairs])
+    return Series(run.name, color, places, values, band, "standard deviation over episodes")
+
+
+def _places(records: Sequence[Mapping[str, Any]], iterations: Sequence[int]) -> dict[str, list[float]]:
+    """Where iterations lie by each of the measures."""
+    places = {x: places_of(records, x) for x in ("steps", "time", "iterations")}
+    return {x: [float(at[iteration]) for iteration in iterations] for x, at in places.items()}

@@ -1,0 +1,85 @@
+"""Finds the evaluations of a run: during training, and in files that ``lockstep eval`` has left beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.policies.results import read_json
+from lockstep.report.charts import EVALUATION
+from lockstep.report.reading import RunFiles, number
+from lockstep.runs.directory import OWN_NAMES
+from lockstep.runs.listing import MOST_BYTES, printable
+
+MOST_FILES = 4
+FACTS = {
+    "episodes": "episodes",
+    "return_mean": "mean return",
+    "return_std": "standard deviation",
+    "return_min": "lowest",
+    "return_max": "highest",
+    "length_mean": "mean length",
+    "success_rate": "success rate",
+    "score_mean": "mean score",
+}
+QUARTILES = ((25, "lower quartile"), (50, "median"), (75, "upper quartile"))
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Episodes that were played.
+
+    Attributes:
+        where: which evaluation it is.
+        step: of the policy; None: it isn't known.
+        facts: in words, with their numbers.
+        returns: of each episode, where a file has them.
+        how: in which way actions were chosen; empty where that isn't said.
+    """
+
+    where: str
+    step: float | None
+    facts: list[tuple[str, float]]
+    returns: np.ndarray | None = None
+    how: str = ""
+
+
+def evaluations_of(run: RunFiles) -> list[Evaluation]:
+    """The best and the last evaluation of training, and those of files in the run's directory."""
+    rows = [row for records in run.records[:1] for row in records if number(row, EVALUATION) is not None]
+    found = []
+    if rows:
+        best = max(reversed(rows), key=lambda row: row[EVALUATION])
+        same = best is rows[-1]
+        found.append(_of_row("last and best of training" if same else "last of training", rows[-1]))
+        found += [] if same else [_of_row("best of training", best)]
+    return found + _of_files(run.path)
+
+
+def _of_row(where: str, row: dict[str, Any]) -> Evaluation:
+    facts = [(words, value) for key, words in FACTS.items() if (value := number(row, f"eval/{key}")) is not None]
+    return Evaluation(where, number(row, "global_step"), facts)
+
+
+def _of_files(path: Path) -> list[Evaluation]:
+    """What ``lockstep eval RUN --json FILE`` left in the directory; other files are passed over."""
+    out = []
+    for file in sorted(path.glob("*.json")):
+        if file.name in OWN_NAMES or file.is_symlink() or not file.is_file() or file.stat().st_size > MOST_BYTES:
+            continue
+        try:
+            facts, table = read_json(file)
+        except (ValueError, RecursionError):
+            continue
+        if not isinstance(facts, dict) or not len(table) or not np.isfinite(table[:, 0]).all():
+            continue
+        returns = table[:, 0]
+        named = [(words, value) for key, words in FACTS.items() if (value := number(facts, key)) is not None]
+        named += [(words, float(np.percentile(returns, share))) for share, words in QUARTILES]
+        sampled = facts.get("stochastic")
+        how = ("sampled actions" if sampled else "the most likely actions") if isinstance(sampled, bool) else ""
+        out.append(Evaluation(printable(file.name), number(facts, "global_step"), named, returns, how))
+    return out[:MOST_FILES]

@@ -1,0 +1,174 @@
+"""Puts the page together: one file that fetches nothing, and whose scripts are its own by their hashes."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from lockstep import __version__
+from lockstep.core.files import replace_text
+from lockstep.report.charts import Chart, charts_of
+from lockstep.report.evaluations import Evaluation, evaluations_of
+from lockstep.report.pictures import chart_svg, histogram_svg
+from lockstep.report.proof import Proof, proof_of
+from lockstep.report.reading import RunFiles, objects, read_run
+from lockstep.report.settings import differing, own_settings
+from lockstep.report.timing import Times, times_of
+from lockstep.report.videos import ROOM, Video, video_of
+from lockstep.report.words import command, date, duration, in_digits, percent, setting, size
+from lockstep.runs.listing import printable
+from lockstep.training.past import utc_date
+
+ASSETS = Path(__file__).parent / "assets"
+TEMPLATES = Path(__file__).parent / "templates"
+LIBRARIES = ("lockstep", "torch", "jax", "jaxlib", "numpy", "gymnasium", "mujoco", "python")
+MACHINE = ("machine", "cpu", "cpu capability", "device", "platform", "xla flags")
+
+
+@dataclass(frozen=True)
+class Section:
+    """A run's part of the page.
+
+    Attributes:
+        run: its files.
+        key: of its ids on the page.
+        again: the command that trains it once more.
+        asked: the command that did, None where that isn't known.
+        compared_with: what its ``settings`` differ from; ``config`` is the whole.
+        histograms: an ``svg`` element or None for each of the evaluations.
+    """
+
+    run: RunFiles
+    key: str
+    again: str
+    asked: str | None
+    compared_with: str
+    settings: list[tuple[str, Any, Any]]
+    config: str
+    libraries: list[tuple[str, Any]]
+    machine: list[tuple[str, Any]]
+    evaluations: list[Evaluation]
+    histograms: list[Any]
+    video: Video | None
+    times: Times | None
+    proofs: list[tuple[str, Proof]]
+    restarts: list[dict[str, Any]]
+
+
+def write_report(runs: Sequence[tuple[Path, str]], out: Path) -> Path:
+    """Writes the page about runs, each given by its directory and the name that the page calls it by.
+
+    Args:
+        runs: one, or several that are compared; also directories of several seeds.
+        out: the file, which is replaced whole.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        ValueError: the file can't be written; one line.
+    """
+    try:
+        text = page_of([read_run(path, name) for path, name in runs]).encode(errors="replace").decode()
+        out.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(out, text)
+    except RecursionError:
+        raise ValueError("report: a file of these runs is nested too deeply") from None
+    except OSError as error:
+        raise ValueError(f"report: {out} can't be written: {error.strerror or error}") from None
+    return out
+
+
+def page_of(runs: Sequence[RunFiles]) -> str:
+    """The page as text."""
+    charts = charts_of(runs)
+    pictures = {chart.key: chart_svg(chart, f"chart{place}") for place, chart in enumerate(charts)}
+    scripts = [(ASSETS / name).read_text() for name in ("uPlot.iife.min.js", "report.js")]
+    styles = [(ASSETS / name).read_text() for name in ("uPlot.min.css", "report.css")]
+    room, sections = ROOM, []
+    for place, run in enumerate(runs):
+        sections.append(_section(run, f"run{place}", room))
+        video = sections[-1].video
+        room -= video.size if video is not None and video.source is not None else 0
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals["command_of"] = command
+    filters = {"digits": in_digits, "duration": duration, "percent": percent, "size": size, "date": date}
+    environment.filters.update({**filters, "setting": setting, "printable": printable})
+    return environment.get_template("page.html").render(
+        title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs: {', '.join(run.name for run in runs)}",
+        sections=sections,
+        charts=charts,
+        pictures=pictures,
+        differing=differing([run.config for run in runs]) if len(runs) > 1 else [],
+        data=Markup(json_in_html([_chart_data(chart) for chart in charts])),
+        styles=[Markup(text) for text in styles],
+        scripts=[Markup(text) for text in scripts],
+        policy=content_policy(scripts),
+        version=__version__,
+        now=utc_date(),
+    )
+
+
+def _chart_data(chart: Chart) -> dict[str, Any]:
+    return {"key": chart.key, "large": chart.is_large, "series": [series.to_json() for series in chart.series]}
+
+
+def json_in_html(value: Any) -> str:
+    """JSON that no HTML parser takes for the end of the ``script`` it stands in, nor for a comment."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def content_policy(scripts: Sequence[str]) -> str:
+    """What a browser lets the page do: run these scripts and no other, and fetch nothing."""
+    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts]
+    allowed = " ".join(f"'sha256-{each}'" for each in hashes)
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; media-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _section(run: RunFiles, key: str, room: int) -> Section:
+    compared_with, settings = own_settings(run)
+    evaluations, histograms = evaluations_of(run), []
+    for place, evaluation in enumerate(evaluations):
+        words = f"Returns of the episodes of {evaluation.where}: " + ", ".join(
+            f"{name} {in_digits(value)}" for name, value in evaluation.facts
+        )
+        returns = evaluation.returns
+        histograms.append(None if returns is None else histogram_svg(returns, words, f"{key}histogram{place}"))
+    said = run.summary.get("command")
+    asked = [word for word in said if isinstance(word, str)] if isinstance(said, list) else []
+    return Section(
+        run,
+        key,
+        printable(shlex.join(["lockstep", "train", str(run.path / "config.json")])),
+        printable(shlex.join(asked)) or None,
+        compared_with,
+        settings,
+        json.dumps(run.config, indent=2, ensure_ascii=False),
+        [(name, run.summary[name]) for name in LIBRARIES if name in run.summary],
+        [(name, run.summary[name]) for name in MACHINE if run.summary.get(name)],
+        evaluations,
+        histograms,
+        video_of((run.seeds[0] if run.seeds else run).path, room),
+        times_of(run),
+        [(each.name, proof_of(each)) for each in run.seeds or [run]],
+        objects(run.summary, "restarts"),
+    )

@@ -1,0 +1,108 @@
+"""Says what proves that a run is a function of its config: its hashes, and what ``lockstep verify`` found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lockstep.launch.resume import may_change
+from lockstep.report.reading import RunFiles, number, objects
+from lockstep.report.settings import differing
+from lockstep.report.timing import world_sizes
+from lockstep.report.words import command, setting
+
+NONE, EQUAL, DIFFERENT, OTHER = "none", "equal", "different", "other"
+HASHES = ("params_sha256", "state_sha256")
+FACTS = {
+    "reduction": "reduction",
+    "num_shards": "shards",
+    "shards_on_a_rank": "shards of a rank",
+    "collectives": "collectives",
+    "sums": "sums over shards travel by",
+}
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What ``verify.json`` says.
+
+    Attributes:
+        verdict: :data:`EQUAL`, :data:`DIFFERENT`, :data:`OTHER` (it is of another config), or :data:`NONE`.
+        date: when.
+        iterations: how many of each world size were compared.
+        rows: of each world size its label, whether it was equal, its tensors, and the first difference.
+        apart: settings in which the config was another one; or in what that machine differed from the run's.
+        command: what verifies the run.
+    """
+
+    verdict: str
+    command: str
+    date: Any = None
+    iterations: Any = None
+    rows: tuple[tuple[str, bool, Any, str], ...] = ()
+    apart: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What a run's files say for it.
+
+    Attributes:
+        hashes: by name, of the parameters and of the whole state; empty of a run without a summary.
+        facts: how it was reduced.
+        world_sizes: stretches of iterations, and on how many ranks each was trained.
+        leaves: by what it leaves the promise of equal bytes, a line each.
+    """
+
+    hashes: list[tuple[str, str]]
+    facts: list[tuple[str, Any]]
+    world_sizes: list[tuple[int, int, int]]
+    leaves: list[str]
+    verified: Verified
+
+
+def proof_of(run: RunFiles) -> Proof:
+    """Gathers the proof of a run, or of one of several seeds."""
+    hashes = [(name, run.summary[name]) for name in HASHES if isinstance(run.summary.get(name), str)]
+    facts = [(words, run.summary[name]) for name, words in FACTS.items() if name in run.summary]
+    if not run.summary:
+        facts = [(words, run.config[name]) for name, words in FACTS.items() if name in run.config]
+    return Proof(hashes, facts, world_sizes(run), _leaves(run.config), _verified(run))
+
+
+def _leaves(config: Mapping[str, Any]) -> list[str]:
+    """Which settings give up equal bytes for every world size."""
+    out = []
+    if config.get("reduction") == "fast":
+        out.append("reduction fast: agents of other world sizes are equal up to the order of sums, not in their bytes")
+    if config.get("fsdp"):
+        out.append("fsdp: parameters and gradients are summed by the framework")
+    if (number(config, "sync_period") or 1) > 1:
+        out.append(f"sync_period {config['sync_period']}: ranks take steps by themselves before they are averaged")
+    if config.get("num_envs_per_rank"):
+        out.append("num_envs_per_rank: more ranks have more environments, so that each world size is another config")
+    return out
+
+
+def _verified(run: RunFiles) -> Verified:
+    shards = int(number(run.config, "num_shards") or 1)
+    sizes = ",".join(str(size) for size in (1, 2, 4) if size <= shards)
+    asks, said = command("verify", run.path, "--world-sizes", sizes), run.verification
+    if said is None:
+        return Verified(NONE, asks)
+    rows = tuple(
+        (str(row.get("label", "?")), row.get("equal") is True, row.get("tensors"), str(row.get("difference", "")))
+        for row in objects(said, "world_sizes")
+    )
+    kept = said.get("config")
+    configs = [kept if isinstance(kept, dict) else {}, run.config]
+    apart = tuple(f"{key} {setting(a)}, here {setting(b)}" for key, (a, b) in differing(configs) if not may_change(key))
+    verdict = EQUAL if said.get("equal") is True and len(rows) > 1 and all(row[1] for row in rows) else DIFFERENT
+    if apart:
+        verdict = OTHER
+    elif isinstance(machine := said.get("machine"), dict):
+        known = [name for name in machine if name in run.summary]
+        pairs = [(name, machine[name], run.summary[name]) for name in known if machine[name] != run.summary[name]]
+        apart = tuple(f"{name} {there} there, {here} here" for name, there, here in pairs)
+    return Verified(verdict, asks, said.get("verified"), said.get("iterations"), rows, apart)

@@ -1,0 +1,144 @@
+"""Reads what a run's files say, whatever is missing or damaged: a page about the rest is better than none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lockstep.runs.checkpoint import STATE, checkpoints_in
+from lockstep.runs.directory import CHECKPOINTS, LOCK, SUMMARY, TIMING, VERIFY, seeds_in
+from lockstep.runs.listing import MOST_BYTES, Row, UnreadableError, config_of, printable, read_object, row_of
+from lockstep.runs.lock import is_held
+from lockstep.runs.plot import Records, records_of
+from lockstep.runs.trackers import METRICS_JSONL
+
+MOST_WHOLE = 2**63
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """What the files of a run say.
+
+    Attributes:
+        name: by which the page calls it.
+        row: what ``lockstep list`` says of it.
+        config: ``config.json``; empty where it can't be read, and so is ``summary``, also of a run that goes on.
+        records: of ``metrics.jsonl``, of each seed.
+        seeds: of a run of several, each with files of its own.
+        timing: rows of ``timing.jsonl``.
+        verification: ``verify.json``; None: there is none.
+        environment: what a checkpoint keeps of the environment's description.
+        problems: what couldn't be read, a line each.
+    """
+
+    name: str
+    path: Path
+    row: Row
+    config: dict[str, Any]
+    summary: dict[str, Any]
+    records: list[Records]
+    seeds: list[RunFiles] = field(default_factory=list)
+    timing: Records = field(default_factory=list)
+    verification: dict[str, Any] | None = None
+    environment: dict[str, Any] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+
+def read_run(path: Path, name: str) -> RunFiles:
+    """Reads a run, or one of several seeds with each of them."""
+    row, problems = row_of(path, name), []
+    seeds = [read_run(seed, seed.name) for seed in seeds_in(path)]
+    try:
+        config = config_of(path)
+    except (OSError, UnreadableError) as error:
+        config = {}
+        problems.append(printable(str(error)))
+    summary = {} if is_held(path / LOCK) else _object(path / SUMMARY, problems) or {}
+    own = [] if seeds else _records(path, problems)
+    return RunFiles(
+        printable(name),
+        path,
+        row,
+        config,
+        summary,
+        [records for seed in seeds for records in seed.records] if seeds else [own],
+        seeds,
+        _rows(path / TIMING, problems),
+        _object(path / VERIFY, problems),
+        _environment(path if not seeds else seeds[0].path),
+        [*problems, *(f"{seed.name}: {problem}" for seed in seeds for problem in seed.problems)],
+    )
+
+
+def _object(path: Path, problems: list[str]) -> dict[str, Any] | None:
+    try:
+        return read_object(path)
+    except FileNotFoundError:
+        return None
+    except (OSError, UnreadableError) as error:
+        problems.append(printable(str(error)))
+        return None
+
+
+def _records(path: Path, problems: list[str]) -> Records:
+    """The metrics of a run; none where the file is missing, a link or damaged."""
+    file = path / METRICS_JSONL
+    if file.is_symlink() or not file.is_file():
+        problems.append(f"{printable(str(path))} has no {METRICS_JSONL}")
+        return []
+    try:
+        return [_of_this_size(record) for record in records_of(path)]
+    except (OSError, ValueError) as error:
+        problems.append(printable(str(error)).removeprefix("plot: "))
+        return []
+
+
+def _of_this_size(record: dict[str, Any]) -> dict[str, Any]:
+    """A record without whole numbers that no float holds."""
+    return {key: value for key, value in record.items() if not isinstance(value, int) or abs(value) < MOST_WHOLE}
+
+
+def _rows(path: Path, problems: list[str]) -> Records:
+    """The objects of a file with one a line; a line that is none is left out."""
+    if path.is_symlink() or not path.is_file():
+        return []
+    if path.stat().st_size > MOST_BYTES:
+        problems.append(f"{printable(str(path))} is left out: it is larger than {MOST_BYTES:,} bytes")
+        return []
+    found = []
+    for line in path.read_bytes().splitlines():
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue  # torn
+        if isinstance(row, dict):
+            found.append(row)
+    return found
+
+
+def _environment(path: Path) -> dict[str, Any]:
+    """The environment's description that the newest checkpoint keeps."""
+    for checkpoint in checkpoints_in(path / CHECKPOINTS)[:1]:
+        found = (_object(checkpoint / STATE, []) or {}).get("environment")
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+# --- values of files that may hold anything ---------------------------------------------------------------------------
+
+
+def number(found: Mapping[str, Any], key: str) -> float | None:
+    """A finite number by a key; None where there is none."""
+    value = found.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
+        return None
+    return float(value)
+
+
+def objects(found: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    """The objects of a list by a key; empty where there is none."""
+    value = found.get(key)
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []

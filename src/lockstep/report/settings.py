@@ -1,0 +1,65 @@
+"""Says in which settings a run differs from what it would have had by itself, and runs from each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lockstep.config.checks import resolve
+from lockstep.config.files import layered
+from lockstep.config.keys import validate
+from lockstep.config.presets import defaults_for, for_grpo, has_preset, preset_for
+from lockstep.config.run import Config
+from lockstep.report.reading import RunFiles
+from lockstep.runs.trackers.service import flattened
+
+MISSING = "–"
+ENVIRONMENT = "env.id"
+
+
+def own_settings(run: RunFiles) -> tuple[str, list[tuple[str, Any, Any]]]:
+    """Finds the settings of a run that aren't its preset's.
+
+    Returns:
+        What they are compared with, in words, and of each its key, the run's value and the preset's.
+    """
+    mine = flattened(run.config)
+    defaults, words = _defaults(str(mine.get(ENVIRONMENT, "")), run)
+    theirs = flattened(defaults)
+    rows = [(key, value, theirs.get(key, MISSING)) for key, value in mine.items() if theirs.get(key, MISSING) != value]
+    return words, [row for row in rows if row[0] != ENVIRONMENT]
+
+
+def _defaults(env_id: str, run: RunFiles) -> tuple[dict[str, Any], str]:
+    """The resolved config that an environment would be trained with, and what to call it."""
+    settings, words = preset_for(env_id), f"the preset of {env_id}"
+    if not has_preset(env_id):
+        settings, words = _by_spaces(run.environment)
+    if run.config.get("algorithm") == "grpo":
+        settings = for_grpo(env_id, settings) | {"algorithm": "grpo"}
+    try:
+        config = resolve(validate(Config, layered(settings, {"env": {"id": env_id}}), words))
+    except ValueError:
+        config, words = Config(), "the defaults"
+    return config.model_dump(mode="json"), words
+
+
+def _by_spaces(environment: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """Defaults for an environment without a preset, as far as a checkpoint says what its spaces are."""
+    observation, action = environment.get("observation"), environment.get("action")
+    if not isinstance(observation, dict) or not isinstance(action, dict):
+        return {}, "the defaults"
+    leaves = observation.get("leaves")
+    kinds = {leaf.get("kind") for leaf in leaves if isinstance(leaf, dict)} if isinstance(leaves, list) else set()
+    settings, words = defaults_for(continuous=action.get("kind") == "continuous", images="image" in kinds)
+    if "vector" not in kinds and "observations" in settings.get("normalize", {}):
+        settings["normalize"]["observations"] = False
+    return settings, f"the defaults for {words}"
+
+
+def differing(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:
+    """Finds the settings in which configs differ: the key, and the value of each."""
+    each = [flattened(config) for config in configs]
+    keys = list(dict.fromkeys(key for settings in each for key in settings))
+    rows = [(key, [settings.get(key, MISSING) for settings in each]) for key in keys]
+    return [(key, values) for key, values in rows if any(value != values[0] for value in values)]

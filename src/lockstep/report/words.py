@@ -1,0 +1,69 @@
+"""Writes numbers, dates and commands as the page shows them; a value that is none of these is shown as it is."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+from lockstep.runs.listing import printable
+from lockstep.runs.progress import format_number
+
+UNKNOWN = "–"
+UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+def in_digits(value: Any) -> str:
+    """A number: whole ones with commas, others with the digits that fit their size; a dash of None."""
+    if value is None:
+        return UNKNOWN
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
+        return printable(str(value))
+    return f"{int(value):,}" if value == int(value) and abs(value) < 1e15 else format_number(float(value))
+
+
+def duration(seconds: Any) -> str:
+    """Seconds, or what is more of them: ``71.2 s``, ``3 min 20 s``, ``2 h 05 min``."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 1e12:
+        return UNKNOWN
+    if seconds < 100:
+        return f"{seconds:.1f} s" if seconds >= 0.95 else f"{1000 * seconds:.0f} ms"
+    whole = round(seconds)
+    if whole < 7200:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600:,} h {whole % 3600 // 60:02d} min"
+
+
+def percent(share: float) -> str:
+    """A share of one as per cent."""
+    return f"{100 * share:.0f} %" if share >= 0.095 or not share else f"{100 * share:.1f} %"
+
+
+def size(count: Any) -> str:
+    """Bytes in the largest unit of which there is one, by powers of 1,000."""
+    amount, units = float(count), list(UNITS)
+    while round(amount, 1) >= 1000 and len(units) > 1:
+        amount /= 1000
+        units.pop(0)
+    return f"{amount:.0f} {units[0]}" if units[0] == "B" else f"{amount:.1f} {units[0]}"
+
+
+def date(text: Any) -> str:
+    """An ISO date in UTC, to the minute."""
+    try:
+        then = datetime.datetime.fromisoformat(text).astimezone(datetime.UTC)
+    except (ValueError, TypeError, OverflowError):
+        return UNKNOWN if text is None else printable(str(text))
+    return then.strftime("%Y-%m-%d %H:%M UTC")
+
+
+def setting(value: Any) -> str:
+    """A setting as a config file has it."""
+    return printable(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def command(name: str, run: Path, *words: str) -> str:
+    """A command about a run, to be copied into a shell."""
+    return printable(shlex.join(["lockstep", name, str(run), *words]))

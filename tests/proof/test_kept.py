@@ -1,0 +1,75 @@
+"""``verify.json``: which runs a verification is kept beside, and what it says."""
+
+import json
+
+import pytest
+from made_runs import make_run
+
+from lockstep.cli import main
+from lockstep.commands import verify as command
+from lockstep.config.run import Config
+from lockstep.proof.kept import keep, run_of
+from lockstep.proof.verify import Comparison, Trace
+
+
+def compared(equal=True):
+    tensors = [{"iteration": 1, "policy/w": "a", "policy/b": "b"}]
+    traces = [Trace(n, None, tensors, [{}], facts={"torch": "2.13", "wall_time": 1.0}) for n in (1, 2)]
+    return [Comparison(traces[0], True, ""), Comparison(traces[1], equal, "" if equal else "iteration 1: policy/w")]
+
+
+def config_of(run):
+    return Config.model_validate_json((run / "config.json").read_text())
+
+
+def test_a_run_is_found_by_its_directory_its_config_and_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = make_run(tmp_path / "runs" / "demo")
+    make_run(tmp_path / "runs" / "CartPole-v1")
+    (tmp_path / "config.json").write_text((run / "config.json").read_text())
+    assert run_of(str(run)) == run_of(str(run / "config.json")) == run
+    assert (tmp_path / (run_of("demo") or "")).samefile(run)
+    assert [run_of(name) for name in ("CartPole-v1", "config.json", "nothing", "some/where")] == [None] * 4
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_what_was_found_is_kept(tmp_path, equal):
+    run = make_run(tmp_path / "demo")
+    said = json.loads(keep(run, compared(equal), config_of(run), 5).read_text())
+    assert (said["equal"], said["iterations"], said["reduction"]) == (equal, 5, "exact")
+    rows = [(row["label"], row["equal"], row["tensors"], row["difference"]) for row in said["world_sizes"]]
+    assert rows == [("1", True, 2, ""), ("2", equal, 2, "" if equal else "iteration 1: policy/w")]
+    assert said["machine"] == {"torch": "2.13"}
+    assert said["config"] == json.loads((run / "config.json").read_text())
+
+
+def test_of_another_config_nothing_is_kept(tmp_path):
+    run = make_run(tmp_path / "demo")
+    config = config_of(run)
+    keep(run, compared(), config.model_copy(update={"total_steps": 999}), 5)  # which decides no bytes before them
+    (run / "verify.json").unlink()
+    with pytest.raises(ValueError, match=r"seed is 0 in .*demo and was 3 here"):
+        keep(run, compared(), config.model_copy(update={"seed": 3}), 5)
+    assert not (run / "verify.json").exists()
+
+
+def test_the_command_keeps_it_beside_the_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run, other = make_run(tmp_path / "runs" / "demo"), make_run(tmp_path / "runs" / "recorded")
+    asked = []
+
+    def verify(config, *words):
+        asked.append((config, *words))
+        return compared()
+
+    monkeypatch.setattr(command, "verify", verify)
+    assert main(["verify", "demo", "--world-sizes", "1,2", "--iterations", "3"]) == 0
+    assert (asked[0][0], asked[0][2]) == (config_of(run), 3)
+    assert json.loads((run / "verify.json").read_text())["equal"] is True
+    assert main(["verify", "CartPole-v1", "--world-sizes", "1,2", "--against", "recorded"]) == 0
+    assert (other / "verify.json").is_file()
+    (run / "verify.json").unlink()
+    capsys.readouterr()
+    assert main(["verify", "demo", "--world-sizes", "1,2", "--seed", "3"]) == 0
+    assert "nothing is kept of this beside the run: seed is 0" in capsys.readouterr().err
+    assert not (run / "verify.json").exists()

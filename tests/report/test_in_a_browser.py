@@ -1,0 +1,198 @@
+"""The page in a real browser: it fits any width and any light, draws its charts, and asks nobody for anything."""
+
+import re
+
+import pytest
+from chromium import running_browser
+from made_runs import add_evaluation, add_timing, add_verification, add_video, make_group, make_run, summary_of
+
+pytest.importorskip("matplotlib")
+pytest.importorskip("jinja2")
+
+from lockstep.report.page import write_report
+
+WIDTHS = (320, 360, 800, 1280)
+TOO_WIDE = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
+DRAWN = """[...document.querySelectorAll('figure[data-chart]')].filter(figure => {
+    const canvas = figure.querySelector('.plot canvas'), picture = figure.querySelector('.static svg');
+    const seen = [canvas, picture].filter(each => each && each.getBoundingClientRect().width > 150
+        && each.getBoundingClientRect().height > 80);
+    return seen.length == 1;
+}).length"""
+INKED = """[...document.querySelectorAll('.plot canvas')].filter(canvas => {
+    const pixels = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+    return pixels.some((value, at) => at % 4 == 3 && value > 200);
+}).length"""
+CONTRAST = """(() => {
+    const paint = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+    const numbers = color => {
+        paint.clearRect(0, 0, 1, 1); paint.fillStyle = color; paint.fillRect(0, 0, 1, 1);
+        return [...paint.getImageData(0, 0, 1, 1).data];
+    };
+    const light = ([r, g, b]) => [r, g, b].map(c => (c /= 255) <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+        .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+    const behind = each => {
+        for (; each; each = each.parentElement) {
+            const back = numbers(getComputedStyle(each).backgroundColor);
+            if (back[3] > 250) return back;
+        }
+        return [255, 255, 255];
+    };
+    const out = [];
+    for (const each of document.querySelectorAll('h1,h2,h3,p,dt,dd,td,th,a,small,code,li,figcaption,summary,.pill')) {
+        if (!each.textContent.trim() || !each.getClientRects().length || each.matches('.skip')) continue;
+        const [a, b] = [light(numbers(getComputedStyle(each).color)), light(behind(each))];
+        const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+        if (ratio < 4.5) out.push(`${each.tagName}.${each.className} ${each.textContent.trim().slice(0, 20)} ${ratio}`);
+    }
+    return out;
+})()"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with running_browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """A page about one run with everything, one about several, and one about a run that has next to nothing."""
+    place = tmp_path_factory.mktemp("pages")
+    long = "a_rather_long_name_of_a_run_that_somebody_has_made_up_from_all_its_settings_lr0.0003_seed17"
+    restart = {"time": "2026-01-31T13:00:00+00:00", "why": "rank 1 was killed " * 5, "ranks_before": 2}
+    run = make_run(place / long, summary_of(restarts=[restart], missing_rows=[[4, 6]]), env={"kwargs": {"a": "b" * 90}})
+    add_evaluation(run, [1.0, 2.0, 2.0, 9.5])
+    add_timing(run)
+    add_video(run, 256)
+    add_verification(run, config={"seed": 1})
+    other, group = make_run(place / "<script>console.error(1)", scale=2.0, seed=3), make_group(place / "many")
+    bare = make_run(place / "bare", {})
+    (bare / "metrics.jsonl").unlink()
+    asked = {"one": [run], "several": [run, other, group], "bare": [bare]}
+    return {
+        name: write_report([(path, path.name) for path in runs], place / f"{name}.html") for name, runs in asked.items()
+    }
+
+
+@pytest.mark.parametrize("name", ["one", "several", "bare"])
+def test_it_fits_every_width_asks_nobody_and_says_nothing(name, pages, browser):
+    with browser.visit(pages[name]) as visit:
+        for width in WIDTHS:
+            visit.resize(width)
+            assert not visit.ask(TOO_WIDE), width
+            figures = visit.ask("document.querySelectorAll('figure[data-chart]').length")
+            assert visit.ask(DRAWN) == figures == (0 if name == "bare" else visit.ask(INKED))
+        visit.ask("document.querySelectorAll('details').forEach(each => { each.open = true })")
+        for width in WIDTHS:
+            visit.resize(width)
+            assert not visit.ask(TOO_WIDE), width
+        assert visit.requests == []
+        assert [error for error in visit.errors if "willReadFrequently" not in error] == []  # which INKED is told
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_words_stand_out_by_any_light(scheme, pages, browser):
+    with browser.visit(pages["several"], prefers_color_scheme=scheme) as visit:
+        visit.ask("document.querySelectorAll('details').forEach(each => { each.open = true })")
+        assert visit.ask(CONTRAST) == []
+        back = visit.ask("getComputedStyle(document.body).backgroundColor")
+        dark = sum(map(int, re.findall(r"\d+", back))) < 150
+        assert dark == (scheme == "dark")
+
+
+def test_charts_follow_the_light(pages, browser):
+    ink = "getComputedStyle(document.querySelector('.legend .swatch')).backgroundColor"
+    pixels = "document.querySelector('.plot canvas').toDataURL()"
+    with browser.visit(pages["one"], prefers_color_scheme="light") as visit:
+        before = visit.ask(ink), visit.ask(pixels)
+        visit.emulate(prefers_color_scheme="dark")
+        after = visit.ask(ink), visit.ask(pixels)
+        assert before[0] != after[0]
+        assert before[1] != after[1]
+
+
+def test_without_scripts_and_on_paper_there_are_pictures(pages, browser):
+    size = "(({width, height}) => [width, height])(document.querySelector('.static svg').getBoundingClientRect())"
+    with browser.visit(pages["one"], scripts=False) as visit:
+        picture = visit.browser.call("DOM.getDocument", {"depth": 0}, visit.session)["root"]["nodeId"]
+        words = {"nodeId": picture, "selector": ".static svg"}
+        node = visit.browser.call("DOM.querySelector", words, visit.session)["nodeId"]
+        box = visit.browser.call("DOM.getBoxModel", {"nodeId": node}, visit.session)["model"]
+        assert min(box["width"], box["height"]) > 100
+    with browser.visit(pages["one"]) as visit:
+        assert visit.ask(size) == [0, 0]
+        visit.emulate("print")
+        assert min(visit.ask(size)) > 100
+        assert visit.ask("document.querySelector('.plot').getBoundingClientRect().height") == 0
+
+
+def test_a_chart_zooms_tells_values_and_changes_what_it_is_over(pages, browser):
+    plot = "document.querySelector('figure[data-chart]').plot"
+    span = f"[{plot}.scales.x.min, {plot}.scales.x.max]"
+    with browser.visit(pages["several"]) as visit:
+        assert visit.ask(span) == [256, 10240]
+        visit.ask("document.querySelector('[data-do=in]').click()")
+        visit.settle()
+        assert visit.ask(span) == [2752, 7744]
+        visit.ask("document.querySelector('[data-do=all]').click()")
+        visit.settle()
+        assert visit.ask(span) == [256, 10240]
+        visit.ask(f"{plot}.setCursor({{left: {plot}.valToPos(2560, 'x'), top: 10}})")
+        told = visit.ask(
+            "[...document.querySelector('.legend').querySelectorAll('.value')].map(each => each.textContent)"
+        )
+        assert told == ["10", "20", "20"]
+        assert visit.ask("document.querySelector('.at').textContent") == "environment steps: 2,560"
+        visit.ask("document.getElementById('over').value = 'iterations'")
+        visit.ask("document.getElementById('over').dispatchEvent(new Event('change'))")
+        assert visit.ask(span) == [1, 40]
+        assert visit.errors == []
+
+
+# --- what the checks find ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def spoilt(pages, tmp_path):
+    """A page of one run with something put before the end of its body, without its policy if that is asked for."""
+
+    def make(more="", policy=True, replaced=("", "")):
+        text = pages["one"].read_text().replace("</body>", f"{more}</body>").replace(*replaced)
+        if not policy:
+            text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text)
+        (tmp_path / "spoilt.html").write_text(text)
+        return tmp_path / "spoilt.html"
+
+    return make
+
+
+def test_an_image_from_outside_is_found_and_the_policy_stops_it(spoilt, browser):
+    image = '<img src="https://example.com/pixel.png" alt="">'
+    with browser.visit(spoilt(image, policy=False)) as visit:
+        assert visit.requests == ["https://example.com/pixel.png"]
+    with browser.visit(spoilt(image)) as visit:
+        assert any("Content Security Policy" in error for error in visit.errors)
+
+
+def test_a_foreign_script_does_not_run(spoilt, browser):
+    script = "<script>document.title = 'taken'</script>"
+    with browser.visit(spoilt(script)) as visit:
+        assert visit.ask("document.title") != "taken"
+        assert visit.errors
+    with browser.visit(spoilt(script, policy=False)) as visit:
+        assert visit.ask("document.title") == "taken"
+
+
+def test_a_page_that_is_too_wide_pale_or_broken_is_found(spoilt, browser):
+    with browser.visit(
+        spoilt('<p style="min-width: 2000px; color: #ccc; background: #fff">pale</p>'), width=1280
+    ) as visit:
+        assert visit.ask(TOO_WIDE)
+        assert [line.split()[1] for line in visit.ask(CONTRAST)] == ["pale"]
+    with browser.visit(spoilt(replaced=("uPlot.join", "uPlot.jion"), policy=False)) as visit:
+        assert visit.errors
+        assert visit.ask(INKED) == 0
+    hidden = "<style>.plot canvas { display: none !important }</style>"
+    with browser.visit(spoilt(hidden)) as visit:
+        assert visit.ask(DRAWN) == 0

@@ -1,0 +1,316 @@
+"""The page about runs: what its numbers are, that they are the files', and that it says what isn't there."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from made_runs import (
+    PARAMS,
+    ROWS,
+    STATE,
+    add_evaluation,
+    add_timing,
+    add_verification,
+    add_video,
+    make_group,
+    make_run,
+    summary_of,
+)
+
+pytest.importorskip("matplotlib")
+pytest.importorskip("jinja2")
+
+from lockstep.report.charts import EVALUATION
+from lockstep.report.page import json_in_html, page_of, write_report
+from lockstep.report.reading import read_run
+from lockstep.report.videos import ROOM
+from lockstep.runs.curves import METRIC, interquartile_mean
+
+VOID = {"meta", "link", "br", "img", "input", "hr"}
+
+
+class Read(HTMLParser):
+    """The text of a page outside of scripts and styles, the tags, and what stands in tables, rows by cells."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.rows: list[list[str]] = []
+        self.open: list[str] = []
+        self.feed(page)
+        assert self.open == [], f"never closed: {self.open}"
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if {"script", "style"} & set(self.open):
+            return
+        self.words.append(data)
+        if {"td", "th"} & set(self.open):
+            self.rows[-1][-1] += data
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+    def cells(self, first: str) -> list[str]:
+        rows = [[" ".join(cell.split()) for cell in row] for row in self.rows]
+        return next(row for row in rows if row and row[0] == first)
+
+    def definitions(self) -> str:
+        return self.text
+
+
+def page(*paths):
+    return page_of([read_run(path, path.name) for path in paths])
+
+
+def data_of(text):
+    found = re.search(r'<script type="application/json" id="chart-data">(.*?)</script>', text, re.DOTALL)
+    assert found is not None
+    return {chart["key"]: chart for chart in json.loads(found[1])}
+
+
+def test_the_numbers_are_those_of_the_files(tmp_path):
+    run = make_run(tmp_path / "demo")
+    add_timing(run)
+    text = page(run)
+    read = Read(text)
+    for words in (
+        "environment CartPole-v1 seed 0",
+        "final return 40.50 last 100 episodes",
+        "best evaluation 80 at step 10,240",
+        "environment steps 10,240",
+        "wall time 62 min 05 s 1,234.5 steps/s",
+        f"params_sha256 {PARAMS}",
+        f"state_sha256 {STATE}",
+        "git commit 0123456789abcdef-dirty",
+        "lockstep train CartPole-v1 --nproc 2",
+        f"lockstep train {run}/config.json",
+        "cpu Some Processor (family 1)",
+        "torch 2.13.0+cpu",
+        "started 2026-01-31 12:00 UTC",
+        "world size 1 (iterations 1 to 10), then 2 (iterations 11 to 40)",
+        "40 iterations took 40.0 s, the first one 1.0 s of it",
+        "Nobody has compared world sizes for this run.",
+        f"lockstep verify {run} --world-sizes 1,2,4",
+        "No row of metrics.jsonl is missing.",
+        "Its settings are those of the preset of CartPole-v1.",
+    ):
+        assert words in read.text, words
+    assert read.cells("rollout") == ["rollout", "8.0 s", "20 %"]
+    assert read.cells("inside collectives") == ["inside collectives", "4.0 s", "10 %"]
+    assert read.cells("1")[2:] == ["3.6 s", "900 ms", "1.5 s", "1.2 s", "6.0 kB", "209.7 MB"]
+
+
+def test_curves_are_the_rows(tmp_path):
+    charts = data_of(page(make_run(tmp_path / "demo")))
+    (line,) = charts[METRIC]["series"]
+    assert line["y"] == [float(n) for n in range(1, ROWS + 1)]
+    assert line["x"]["steps"] == [256.0 * n for n in range(1, ROWS + 1)]
+    assert line["x"]["time"] == [float(n) for n in range(1, ROWS + 1)]
+    (line,) = charts[EVALUATION]["series"]
+    assert (line["x"]["iterations"], line["y"]) == ([10, 20, 30, 40], [20, 40, 60, 80])
+    assert line["band"] == [[18.5, 38.5, 58.5, 78.5], [21.5, 41.5, 61.5, 81.5]]
+    assert charts["my/metric"]["series"][0]["y"][:2] == [2.0, 4.0]
+    assert "train/approx_kl" not in charts
+
+
+def test_every_chart_is_a_picture_with_words_too(tmp_path):
+    text = page(make_run(tmp_path / "demo"))
+    pictures = [attrs for tag, attrs in Read(text).tags if tag == "svg"]
+    assert len(pictures) == len(data_of(text))
+    words = pictures[0]["aria-label"]
+    assert words == (
+        "Mean return of the last 100 episodes. demo: 1 at step 256, highest 40 at step 10,240, last 40 at step 10,240."
+    )
+    ids = [attrs["id"] for _, attrs in Read(text).tags if "id" in attrs]
+    assert len(ids) == len(set(ids))
+
+
+def test_several_seeds_are_a_mean_with_an_interval_and_each_has_its_proof(tmp_path):
+    text = page(make_group(tmp_path / "many"))
+    (line,) = data_of(text)[METRIC]["series"]
+    assert line["label"] == "many (3 seeds)"
+    assert line["seeds"] == [[scale * n for n in range(1, ROWS + 1)] for scale in (1.0, 2.0, 3.0)]
+    assert line["y"][-1] == interquartile_mean(np.array([40.0, 80.0, 120.0]))
+    low, high = line["band"]
+    assert low[-1] < line["y"][-1] < high[-1]
+    read = Read(text)
+    assert "final return 60 95 % interval 20 … 100" in read.text
+    assert all(f"params_sha256 {f'{seed}f' * 32}" in read.text for seed in range(3))
+
+
+def test_settings_that_are_not_the_presets_are_told(tmp_path):
+    preset = json.loads((make_run(tmp_path / "plain") / "config.json").read_text())
+    read = Read(page(make_run(tmp_path / "demo", seed=7, num_steps=64, env={"id": "CartPole-v1"})))
+    assert read.cells("seed") == ["seed", "7", "0"]
+    assert read.cells("num_steps") == ["num_steps", "64", str(preset["num_steps"])]
+    assert "What differs from the preset of CartPole-v1" in read.text
+    assert not any(row and row[0] == "total_steps" for row in read.rows)
+
+
+def test_an_evaluation_beside_the_run_is_a_distribution(tmp_path):
+    run = make_run(tmp_path / "demo")
+    assert "For the distribution over episodes: lockstep eval" in Read(page(run)).text
+    add_evaluation(run, [1.0, 2.0, 3.0, 4.0, 10.0])
+    (run / "other.json").write_text('{"no": "evaluation"}')
+    read = Read(page(run))
+    assert "evaluation.json, step 512, sampled actions episodes 5 mean return 4" in read.text
+    assert "lower quartile 2 median 3 upper quartile 4" in read.text
+    assert "For the distribution over episodes" not in read.text
+    assert "other.json" not in read.text
+    labels = [attrs.get("aria-label") or "" for tag, attrs in read.tags if tag == "svg"]
+    assert labels[-1].startswith("Returns of the episodes of evaluation.json: episodes 5, mean return 4")
+
+
+def test_the_newest_video_is_in_the_page_as_far_as_there_is_room(tmp_path):
+    run = make_run(tmp_path / "demo")
+    add_video(run, 256)
+    add_video(run, 1024, size=ROOM)
+    (run / "videos" / "step_2048.mp4").symlink_to("/etc/hostname")
+    (run / "videos" / "step_4096.mp4").write_bytes(b"something else")
+    read = Read(page(run))
+    assert "An episode at step 1,024" in read.text
+    assert "too large for this page" in read.text
+    assert not [tag for tag, _ in read.tags if tag == "video"]
+    (run / "videos" / "step_1024.mp4").unlink()
+    (video,) = [attrs for tag, attrs in Read(page(run)).tags if tag == "video"]
+    assert (video["src"] or "").startswith("data:video/mp4;base64,AAAAIGZ0eXBpc29t")
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({}, "Verified on 2026-02-01 08:00 UTC: the first 5 iterations"),
+        ({"equal": False}, "Not verified on 2026-02-01"),
+        ({"world_sizes": [{"label": "1", "equal": True}]}, "Not verified on"),
+        ({"config": {"seed": 9}}, "is of another config than this run's"),
+        ({"config": None}, "is of another config than this run's"),
+        ({"machine": {"torch": "9"}}, "another machine than the run was trained on: torch 9 there, 2.13.0+cpu here"),
+    ],
+)
+def test_what_verify_said_is_told(tmp_path, more, said):
+    run = make_run(tmp_path / "demo")
+    add_verification(run, **more)
+    assert said in Read(page(run)).text
+
+
+def test_what_has_left_the_promise_is_told(tmp_path):
+    read = Read(page(make_run(tmp_path / "demo", reduction="fast", sync_period=4)))
+    assert "Outside of the promise: reduction fast" in read.text
+    assert "Outside of the promise: sync_period 4" in read.text
+    assert "Outside of the promise" not in Read(page(make_run(tmp_path / "exact"))).text
+
+
+def test_interruptions_are_told(tmp_path):
+    restart = {"time": "2026-01-31T13:00:00+00:00", "why": "rank 1 was killed", "ranks_before": 2, "ranks_after": 1}
+    restart |= {"from": "memory", "iteration": 17, "iterations_again": 3}
+    summary = summary_of(restarts=[restart], restarted_environments=[3, 5], missing_rows=[[4, 6]])
+    read = Read(page(make_run(tmp_path / "demo", summary)))
+    wanted = ["2026-01-31 13:00 UTC", "rank 1 was killed", "2 → 1", "memory", "17", "3"]
+    assert read.cells(wanted[0]) == wanted
+    assert "couldn't be restored exactly: [3, 5]" in read.text
+    assert "first and last of each stretch: [[4, 6]]" in read.text
+
+
+def test_runs_are_compared_on_one_page(tmp_path):
+    runs = [make_run(tmp_path / "one"), make_run(tmp_path / "two", summary_of(final_return=7.0), scale=2.0, seed=5)]
+    text = page(*runs, make_group(tmp_path / "many"))
+    read = Read(text)
+    assert [line["label"] for line in data_of(text)[METRIC]["series"]] == ["one", "two", "many (3 seeds)"]
+    assert read.cells("two")[1:6] == ["CartPole-v1", "5", "finished", "not verified", "7"]
+    assert read.cells("seed") == ["seed", "0", "5", "0"]
+    assert not any(row and row[0] == "num_envs" for row in read.rows[:12])
+    assert len([1 for tag, attrs in read.tags if tag == "details" and attrs.get("class") == "run"]) == 3
+
+
+def test_a_run_that_goes_on_or_has_nothing_yet_has_a_page(tmp_path):
+    run = make_run(tmp_path / "demo")
+    (run / "summary.json").unlink()
+    read = Read(page(run))
+    assert "ended without a summary" in read.text
+    assert "params_sha256 not known before the run ends" in read.text
+    assert "environment steps 10,240" in read.text
+    (run / "metrics.jsonl").unlink()
+    read = Read(page(run))
+    assert "No iteration has been recorded yet." in read.text
+    assert "No iteration has been timed." in read.text
+    (run / "config.json").write_text("{ torn")
+    read = Read(page(run))
+    assert "config.json is damaged" in read.text
+
+
+def test_a_run_of_an_older_version_has_a_page(tmp_path):
+    old = {"status": "finished", "global_step": 10240, "final_return": 3.25, "params_sha256": PARAMS, "world_size": 1}
+    run = make_run(tmp_path / "old", old)
+    rows = [{"iteration": 1, "global_step": 256, METRIC: None}, {"iteration": 2, "global_step": 512, METRIC: 5.0}]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"torn')
+    text = page(run)
+    assert data_of(text)[METRIC]["series"][0]["y"] == [5.0]
+    assert "final return 3.25" in Read(text).text
+
+
+NASTY = "<script>alert(1)</script>"
+
+
+def test_what_files_say_is_text(tmp_path):
+    summary = summary_of(
+        status=NASTY, command=["lockstep", NASTY], commit=NASTY, params_sha256=NASTY, torch=NASTY, cpu='"><img src=x>'
+    )
+    summary |= {"restarts": [{"why": NASTY, "from": [NASTY]}], "missing_rows": [NASTY], "best_evaluation": NASTY}
+    run = make_run(tmp_path / '"><script>', summary, env={"id": NASTY, "kwargs": {NASTY: "</script><b>"}})
+    row = {"iteration": 41, "global_step": 1, NASTY: 5, "</script>": 6, METRIC: 10**400, "time/world_size": NASTY}
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    add_verification(run, verified=NASTY, iterations=NASTY, world_sizes=[{"label": NASTY, "difference": NASTY}])
+    (run / "config.json").write_text((run / "config.json").read_text().replace("CartPole", "\\ud800"))
+    text = write_report([(run, run.name), (make_group(tmp_path / "many"), NASTY)], tmp_path / "page.html").read_text()
+    read = Read(text)
+    scripts = [attrs for tag, attrs in read.tags if tag == "script"]
+    assert scripts == [{"type": "application/json", "id": "chart-data"}, {}, {}]
+    assert not [tag for tag, _ in read.tags if tag in ("img", "b")]
+    assert NASTY in read.text
+    assert all("on" not in {name[:2] for name in attrs} for _, attrs in read.tags)
+    assert data_of(text)[NASTY]["series"][0]["y"] == [5.0]
+
+
+def test_a_page_that_is_put_together_without_care_is_found():
+    assert json.loads(json_in_html([NASTY, "<!--", "a & b"])) == [NASTY, "<!--", "a & b"]
+    assert not set("<>&") & set(json_in_html([NASTY, "<!--", "a & b"]))
+    careless = f'<p>{NASTY}</p><script id="chart-data">{json.dumps([NASTY])}</script>'
+    assert careless.count("<script>") == 2
+
+
+def test_nothing_that_the_page_names_is_fetched(tmp_path):
+    read = Read(page(make_run(tmp_path / "demo")))
+    named = [attrs[key] for tag, attrs in read.tags for key in ("src", "href", "xlink:href") if attrs.get(key)]
+    outside = [name for name in named if not str(name).startswith(("#", "data:"))]
+    assert outside == ["https://github.com/leeoniya/uPlot"]
+    assert [tag for tag, attrs in read.tags if outside[0] in attrs.values()] == ["a"]
+    (policy,) = [a["content"] for tag, a in read.tags if a.get("http-equiv") == "Content-Security-Policy"]
+    assert (policy or "").startswith("default-src 'none'; script-src 'sha256-")
+
+
+def test_a_file_that_can_not_be_written_is_one_line(tmp_path):
+    run = make_run(tmp_path / "demo")
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"report: .*page.html can't be written: File exists"):
+        write_report([(run, "demo")], tmp_path / "file" / "page.html")
