@@ -55,7 +55,7 @@ class Rollout:
     scores: np.ndarray = field(default_factory=lambda: np.zeros(0))
     over: np.ndarray | None = None
     dead: np.ndarray | None = None
-    stated: dict[tuple[int, int], dict[str, float]] = field(default_factory=dict)
+    stated: dict[tuple[int, int], dict[str, float]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.scores.size:

@@ -45,7 +45,7 @@ class HostRollout:
     final: np.ndarray
     successes: np.ndarray
     over: np.ndarray
-    stated: dict[tuple[int, int], dict[str, float]] = field(default_factory=dict)
+    stated: dict[tuple[int, int], dict[str, float]] = field(init=False, default_factory=dict)
 
     @classmethod
     def empty(cls, config: Config, envs: Sequence[HostEnvs]) -> HostRollout:
