@@ -8,7 +8,7 @@ from handed_envs import Counting
 class Stating(Counting):
     """Says what it knows of the episode so far at each step; ``rare`` in episodes of an even return alone."""
 
-    def __init__(self, length=10):
+    def __init__(self, length=10, **_):
         super().__init__(length)
         self.total = 0.0
 
