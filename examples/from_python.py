@@ -33,3 +33,4 @@ if __name__ == "__main__":
     run = lockstep.train(Reach, nproc=2, total_steps=200_000, callbacks=[GoodEnough()])
     print(run.status, run.final_return, "action at 0.5:", run.policy([0.5]))
     run.export(torch=run.path / "policy.pt2")
+    print("report:", run.report())

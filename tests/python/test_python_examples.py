@@ -29,6 +29,7 @@ def test_the_script_trains_stops_and_writes_a_policy(tmp_path):
     assert "stopped by a callback -3." in ended.stdout
     assert "action at 0.5: 0" in ended.stdout  # to the left, where the origin is
     assert (run / "policy.pt2").is_file()
+    assert "python:Reach" in (run / "report.html").read_text()
     assert "lockstep eval" not in ended.stdout  # which wouldn't find an environment without a module
     assert f"lockstep.load_run('{run.relative_to(tmp_path)}', env=Reach)" in ended.stdout
 
