@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
@@ -30,7 +31,8 @@ def main(argv: Sequence[str]) -> int:
     if options.iterations < 1:
         raise ValueError(f"iterations: {options.iterations} is below 1")
     run = run_of(options.config)
-    config = described_run("verify", options.config if run is None else str(run / CONFIG), rest)
+    named = run is not None and Path(options.config).name != CONFIG
+    config = described_run("verify", str(run) if named else options.config, rest)
     worlds = parse_worlds(options.world_sizes, config.engine)
     if options.setup and options.against is not None:
         raise ValueError("against: --setup trains nothing, so that there is nothing to compare; leave one out")
