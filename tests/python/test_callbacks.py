@@ -169,5 +169,5 @@ def ranks_of(run):
 
 
 def test_several_seeds_have_no_callbacks():
-    with pytest.raises(ValueError, match="callbacks: with num_seeds 2"):
+    with pytest.raises(ValueError, match="callbacks: with 2 seeds"):
         lockstep.train("CartPole-v1", engine="jax", num_seeds=2, callbacks=[Watching()], **SMALL)

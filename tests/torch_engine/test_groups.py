@@ -200,7 +200,7 @@ def test_a_rank_makes_its_part_of_the_batch_bit_for_bit(world_size):
         plan = plan_of(config, world_size, rank)
         ids = slice(plan.env_ids.start, plan.env_ids.stop)
         given = [f.name for f in dataclasses.fields(Rollout) if getattr(rollout, f.name) is not None]
-        columns = [name for name in given if name not in ("final", "stated")]
+        columns = [name for name in given if name != "final"]
         mine = Rollout(**{n: np.ascontiguousarray(getattr(rollout, n)[:, ids]) for n in columns}, final={})
         state = small_state(config, described(), plan)
         set_reference(state, config)

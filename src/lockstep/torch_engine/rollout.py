@@ -55,9 +55,9 @@ class Rollout:
     scores: np.ndarray = field(default_factory=lambda: np.zeros(0))
     over: np.ndarray | None = None
     dead: np.ndarray | None = None
-    stated: dict[tuple[int, int], dict[str, float]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.stated: dict[tuple[int, int], dict[str, float]] = {}
         if not self.scores.size:
             self.scores = self.rewards
 

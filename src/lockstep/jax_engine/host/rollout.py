@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from jax import Array
@@ -45,7 +45,9 @@ class HostRollout:
     final: np.ndarray
     successes: np.ndarray
     over: np.ndarray
-    stated: dict[tuple[int, int], dict[str, float]] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.stated: dict[tuple[int, int], dict[str, float]] = {}
 
     @classmethod
     def empty(cls, config: Config, envs: Sequence[HostEnvs]) -> HostRollout:
