@@ -59,7 +59,7 @@ def test_a_comparison_is_drawn(capsys, tmp_path):
         words = ("--policy", name, "--episodes", 20, "--json", tmp_path / f"{name}.json")
         printed(capsys, "eval", "Snake-v0", *words)
     both = (tmp_path / "random.json", tmp_path / "greedy.json")
-    assert "greedy against random: score +" in printed(capsys, "compare", *both, "--plot", tmp_path / "a.png")
+    assert "greedy against random: mean score +" in printed(capsys, "compare", *both, "--plot", tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
 
 
