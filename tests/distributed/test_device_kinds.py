@@ -39,6 +39,8 @@ KINDS = {
         *("--env.max-episode-steps", 10),
     ),
 }
+DEAR = ("images", "custom with dropout")  # to compile
+CHEAP = tuple(kind for kind in KINDS if kind not in DEAR)
 ONE_AFTER_ANOTHER = "import json, sys, lockstep.cli as c; sys.exit(max(c.main(w) for w in json.loads(sys.argv[1])))"
 
 
@@ -46,14 +48,15 @@ ONE_AFTER_ANOTHER = "import json, sys, lockstep.cli as c; sys.exit(max(c.main(w)
 def run_of(tmp_path_factory):
     """Runs by device count and kind; those on the same number of devices share a process, for JAX takes long to load.
 
-    Images come first: the threads that convolutions depend on are then those that such a run has by itself.
+    Images come first: the threads that convolutions depend on are then those that such a run has by itself. What takes
+    long to compile has a process of its own.
     """
     runs: dict[tuple[int, str], Run] = {}
 
-    def train_all(number):
+    def train_all(number, kinds):
         cwd = tmp_path_factory.mktemp(f"devices_{number}")
-        names = {kind: kind.replace(" ", "_").replace(",", "") for kind in KINDS}
-        lines = [["train", *words, *devices(number), "--name", names[kind]] for kind, words in KINDS.items()]
+        names = {kind: kind.replace(" ", "_").replace(",", "") for kind in kinds}
+        lines = [["train", *KINDS[kind], *devices(number), "--name", names[kind]] for kind in kinds]
         texts = [[str(word) for word in line] for line in lines]
         ended = run_words([sys.executable, "-c", ONE_AFTER_ANOTHER, json.dumps(texts)], cwd)
         assert ended.code == 0, ended.stderr
@@ -61,16 +64,14 @@ def run_of(tmp_path_factory):
 
     def find(number, kind):
         if (number, kind) not in runs:
-            runs.update(train_all(number))
+            runs.update(train_all(number, [other for other in KINDS if (other in DEAR) == (kind in DEAR)]))
         return runs[number, kind]
 
     return find
 
 
 @pytest.mark.parametrize("number", variants([2, 3, 4], [2]))  # each kind is compiled again for it
-@pytest.mark.parametrize(
-    "kind", variants(KINDS, [kind for kind in KINDS if kind not in ("images", "custom with dropout")])
-)
+@pytest.mark.parametrize("kind", variants(KINDS, [kind for kind in KINDS if kind not in DEAR]))
 def test_each_kind_is_the_same_on_one_device_and_on_more(run_of, kind, number):
     one, many = run_of(1, kind), run_of(number, kind)
     assert many.summary["world_size"] == number
@@ -91,14 +92,20 @@ def test_decisions_were_taken_one_way_and_the_other(run_of):
     assert len({record["train/optimizer_steps"] for record in metrics}) > 1
 
 
-def test_what_is_compared_shows_another_seed_and_another_network(trained, run_of):
+@pytest.mark.parametrize("kind", variants(["GRPO", "images"], ["GRPO"]))
+def test_what_is_compared_shows_another_seed(trained, run_of, kind):
     """The negative of the comparisons above."""
-    other = trained(*KINDS["images"], "--seed", 1, *devices(1))
-    assert other.agent != run_of(1, "images").agent
-    assert all(a != b for a, b in zip(other.metrics, run_of(1, "images").metrics, strict=True))
+    other = trained(*KINDS[kind], "--seed", 1, *devices(1))
+    assert other.agent != run_of(1, kind).agent
+    assert all(a != b for a, b in zip(other.metrics, run_of(1, kind).metrics, strict=True))
+
+
+@pytest.mark.long
+def test_dropout_is_another_network(trained, run_of):
     assert trained(*CUSTOM, "{}", *devices(1)).agent != run_of(1, "custom with dropout").agent
 
 
-def test_episodes_ended_where_they_are_to_be_compared(run_of):
-    for kind in KINDS:
+@pytest.mark.parametrize("kinds", [CHEAP, pytest.param(DEAR, marks=pytest.mark.long)], ids=["cheap", "dear"])
+def test_episodes_ended_where_they_are_to_be_compared(run_of, kinds):
+    for kind in kinds:
         assert run_of(1, kind).metrics[-1]["rollout/episode_return_mean"] is not None, kind

@@ -118,6 +118,7 @@ def test_a_stopped_run_goes_on_on_two_nodes(cluster, trained, tmp_path):
     same(trained(*CARTPOLE), Run(path, again))
 
 
+@pytest.mark.long
 def test_nothing_is_left_of_a_run_whose_launcher_is_killed(cluster, tmp_path):
     path = tmp_path / "runs" / "run"
     cluster.gate.touch()

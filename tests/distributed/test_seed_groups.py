@@ -93,6 +93,7 @@ def test_a_seed_that_fails_leaves_the_others_to_finish(tmp_path):
     assert [seed["seed"] for seed in json.loads((group / "summary.json").read_text())["seeds"]] == [5]
 
 
+@pytest.mark.long
 def test_from_python(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     settings = {"num_steps": 16, "total_steps": 256, "quiet": True}

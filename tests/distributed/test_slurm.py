@@ -191,6 +191,7 @@ def test_the_time_limit_is_announced_and_the_job_goes_on(cluster, trained, tmp_p
     same(trained(*CARTPOLE), Run(job.path, job.ended()))
 
 
+@pytest.mark.long
 def test_a_cancelled_job_leaves_nothing_behind_but_its_run(cluster, trained, tmp_path):
     job = at_the_gate(cluster, tmp_path)
     job.cluster.ask("scancel", job.number)
@@ -203,6 +204,7 @@ def test_a_cancelled_job_leaves_nothing_behind_but_its_run(cluster, trained, tmp
     same(trained(*CARTPOLE), Run(job.path, ended))
 
 
+@pytest.mark.long
 def test_a_job_with_a_wrong_word_is_not_started_again(cluster, tmp_path):
     fit = ["--wait", "--parsable", "--job-name=run", "--nodes=1", "--ntasks-per-node=2"]
     words = ["sbatch", *fit, str(EXAMPLE), "CartPole-v1", "--num-env-s", "3"]

@@ -61,6 +61,7 @@ def half():
     return train(2)
 
 
+@pytest.mark.long
 def test_three_devices_give_the_state_of_one_where_nobody_chooses_shards():
     one, three = (train(2, devices, envs=24, num_shards=None)[0] for devices in (1, 3))
     assert differing(one.replace(num_devices=3), three) == []
@@ -392,6 +393,7 @@ def test_default_parameters_of_gymnax_are_too():
 # --- evaluation, checkpoints, progress -------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_training_that_was_cut_is_resumed_to_the_same_end(tmp_path, whole, capsys):
     state, history = whole
     duties = {"checkpoint_dir": tmp_path / "c", "checkpoint_interval": STEPS, "eval_every": 2 * STEPS}

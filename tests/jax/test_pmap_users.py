@@ -50,6 +50,7 @@ def test_a_task_with_all_hooks_runs(caplog):
     assert re.search(r"update 3 · \S+ · 4 environments", text)
 
 
+@pytest.mark.long
 def test_a_task_that_averages_now_and_then_runs(tmp_path, caplog):
     caplog.set_level(logging.INFO, "lockstep.jax")
     task, state, history = pmap_periodic.main(tmp_path / "c")

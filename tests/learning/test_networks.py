@@ -2,6 +2,7 @@
 
 import pytest
 from learned import SMALL, hidden, learned, played
+from variants import variants
 
 __all__ = ["learned"]
 
@@ -11,7 +12,7 @@ NERVES = ("tasks:Nerves-v0", *SMALL, "--network.log-std-init", -1, "--total-step
 
 
 @pytest.mark.parametrize("core", ["lstm", "gru"])
-@pytest.mark.parametrize("shared", ["true", "false"], ids=["shared", "separate"])
+@pytest.mark.parametrize("shared", variants(["true", "false"], ["true"]))
 def test_a_recurrent_policy_remembers(learned, core, shared):
     recurrent = ("--network.recurrent", core, "--network.recurrent-size", 16, "--network.sequence-length", 8)
     assert learned(*RECALL, *recurrent, "--network.shared", shared)["final_return"] > 0.9

@@ -4,6 +4,7 @@ import gymnasium
 import numpy as np
 import pytest
 from device_runs import JAX, devices
+from variants import variants
 
 from lockstep import load_policy
 
@@ -15,7 +16,7 @@ EMPTY = (
 TWO = {"torch": ("--nproc", 2), "jax": (*JAX, *devices(2))}
 
 
-@pytest.mark.parametrize("engine", TWO)
+@pytest.mark.parametrize("engine", variants(TWO, ["torch"]))
 def test_an_agent_is_one_on_two_ranks_and_its_policy_takes_raw_observations(trained, engine):
     one = trained(*EMPTY, *((*JAX, *devices(1)) if engine == "jax" else ()))
     two = trained(*EMPTY, *TWO[engine])

@@ -60,6 +60,7 @@ def test_samples_that_cross_devices_are_caught(folder):
     assert "metric train/loss: " in row["difference"]
 
 
+@pytest.mark.long
 def test_without_a_mistake_the_same_class_is_verified(folder):
     ended = verify(folder, inside("cart_pole"), "--world-sizes", "2,1")
     assert ended.code == 0, ended.stdout

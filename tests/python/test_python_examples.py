@@ -7,6 +7,7 @@ from pathlib import Path
 
 import optuna
 import pytest
+from variants import variants
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -34,7 +35,7 @@ def test_the_script_trains_stops_and_writes_a_policy(tmp_path):
     assert f"lockstep.load_run('{run.relative_to(tmp_path)}', env=Reach)" in ended.stdout
 
 
-@pytest.mark.parametrize(("trials", "steps"), [(5, 6144), pytest.param(10, 20_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("trials", "steps"), variants([(5, 6144), (10, 20_000)], []))
 def test_a_search_is_the_same_on_any_number_of_ranks(tmp_path, trials, steps):
     search = load("optuna_search").search
     optuna.logging.set_verbosity(optuna.logging.WARNING)

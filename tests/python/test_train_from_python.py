@@ -59,6 +59,7 @@ def test_options_of_a_config_file_count(runs, tmp_path):
     assert (run.path, run.summary["world_size"]) == (runs / "mine", 1)
 
 
+@pytest.mark.long
 def test_a_config_in_any_form_is_the_same_run(runs, tmp_path):
     settings = {"env": "CartPole-v1", "ppo": {"num_epochs": 2}, "num_steps": 16, "total_steps": 256}
     file = tmp_path / "config.json"
