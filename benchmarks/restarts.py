@@ -38,10 +38,10 @@ ENGINES = {"torch": ("--engine", "torch"), "jax": ("--engine", "jax", "--devices
 QUIET = ("--eval.interval", "0", "--log.no-tensorboard", "--quiet")
 LIBRARIES = ("lockstep-rl", "torch", "jax", "numpy", "gymnasium")
 PROBE = {"CartPole": 20_000, "HalfCheetah": 8_192}  # steps that tell how fast a run is, beside three times as many
-IN_A_PROGRAM = 100  # times as many where environments are stepped inside a compiled program
 SPARE = 1.2  # so much longer is a run than the kills should take
 HANG_SECONDS, POLL_SECONDS = 600.0, 0.002
 
+OF_A_ROW = ("date", "commit", "load average")
 PLACE = ("environment", "engine", "launcher")
 Row = dict[str, Any]
 
@@ -61,17 +61,19 @@ def restarting(words: Sequence[str], kills: int, torchrun: bool) -> list[str]:
     return [sys.executable, "-m", *own, "-m", *words, "--resume", "auto", "--checkpoint.seconds", "1"]
 
 
-def undisturbed(environment: str, engine: str, steps: int, directory: Path, name: str) -> tuple[dict[str, Any], float]:
+def undisturbed(
+    environment: str, engine: str, steps: int, directory: Path, name: str, ranks: int = 1
+) -> tuple[dict[str, Any], float]:
     """What comes of a run that nobody touches, and its seconds."""
     words, started = lockstep(environment, engine, steps, directory, name), time.perf_counter()
-    subprocess.run([sys.executable, "-m", *words], check=True)
+    subprocess.run([sys.executable, "-m", *words, "--nproc", str(ranks)], check=True)
     return result_of(directory / name), time.perf_counter() - started
 
 
 def steps_for(environment: str, engine: str, seconds: float, directory: Path) -> int:
-    """How many steps take so long, start-up left out, by two short runs."""
-    least = PROBE[environment] * (IN_A_PROGRAM if (environment, engine) == ("CartPole", "jax") else 1)
-    took = [undisturbed(environment, engine, n * least, directory, f"probe_{n}")[1] for n in (1, 3)]
+    """How many steps take so long on two ranks, start-up left out, by two short runs."""
+    least = PROBE[environment]
+    took = [undisturbed(environment, engine, n * least, directory, f"probe_{n}", ranks=2)[1] for n in (1, 3)]
     return least + int(2 * least * seconds * SPARE / max(0.01, took[1] - took[0]))
 
 
@@ -181,8 +183,8 @@ def measure(environment: str, engine: str, options: argparse.Namespace, director
     }
 
 
-def report(facts: dict[str, str], rows: Sequence[Row]) -> str:
-    """The table as Markdown."""
+def report(rows: Sequence[Row]) -> str:
+    """The table as Markdown; each row says when it was measured, and on what."""
     lines = []
     for row in rows:
         taken, again = row["recoveries"] or [0.0], row["iterations_again"] or [0]
@@ -193,33 +195,36 @@ def report(facts: dict[str, str], rows: Sequence[Row]) -> str:
                 f"{statistics.median(taken):.2f} s ({min(taken):.2f} to {max(taken):.2f})",
                 f"{statistics.median(again):.0f} ({max(again)}) of {row['iterations']:,}",
                 ", ".join(row["differs"]) or "nothing",
+                f"{row['facts']['date']}, {row['facts']['commit']}",
             ]
         )
     head = ["environment", "engine", "started again by", "kills", "recovery, median (range)"]
-    head += ["iterations again, median (most)", "what differs"]
+    head += ["iterations again, median (most)", "what differs", "date, commit"]
     text = (
         "Two ranks, of which a random one is killed every few seconds; from the kill to the next logged iteration. "
         "Agent and rows are compared with a run of one rank that nobody touched. "
         "Made by `python -m benchmarks.restarts`."
     )
-    said = ", ".join(f"{name} {value}" for name, value in facts.items()) + "."
-    return "\n\n".join(["# Restarts", text, said, table(head, lines)]) + "\n"
+    known = {tuple((name, value) for name, value in row["facts"].items() if name not in OF_A_ROW) for row in rows}
+    said = [", ".join(f"{name} {value}" for name, value in facts) + "." for facts in sorted(known)]
+    return "\n\n".join(["# Restarts", text, *said, table(head, lines)]) + "\n"
 
 
 def keep(rows: Sequence[Row], out: Path | None) -> None:
     """Prints the table, and writes it, with the rows of others that are there."""
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
     facts = {"date": str(datetime.date.today()), "commit": commit.strip(), "Python": platform.python_version()}
-    busy = f"{os.cpu_count()} of {cpu_model()}, load average {os.getloadavg()[1]:.1f}"
-    facts |= {name: version(name) for name in LIBRARIES} | {"cores": busy}
-    print(report(facts, rows), flush=True)
+    facts |= {name: version(name) for name in LIBRARIES} | {"cores": f"{os.cpu_count()} of {cpu_model()}"}
+    facts["load average"] = f"{os.getloadavg()[1]:.1f}"
+    rows = [row | {"facts": facts} for row in rows]
+    print(report(rows), flush=True)
     if out is not None:
         kept = out.with_suffix(".json")
         there = json.loads(kept.read_text())["rows"] if kept.is_file() else []
         every = {tuple(row[name] for name in PLACE): row for row in [*there, *rows]}
         rows = [every[key] for key in sorted(every)]
-        kept.write_text(json.dumps({"facts": facts, "rows": rows}, indent=1) + "\n")
-        out.write_text(report(facts, rows))
+        kept.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+        out.write_text(report(rows))
 
 
 def read_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:

@@ -10,11 +10,12 @@ from benchmarks import restarts
 ROW = {"environment": "CartPole", "engine": "torch", "launcher": "lockstep", "kills": 3, "steps": 10, "iterations": 5}
 ROW |= {"seconds_alone": 1.0, "seconds_killed": 2.0, "differs": []}
 ROW |= {"recoveries": [0.5, 0.7, 2.0], "iterations_again": [0, 3, 1]}
+FACTS = {"facts": {"date": "2026-01-31", "commit": "abc", "Python": "3.11"}}
 
 
 def test_a_table_of_recoveries():
-    text = restarts.report({"date": "2026-01-31"}, [ROW, ROW | {"differs": ["rows"], "recoveries": [], "kills": 0}])
-    assert "| CartPole | torch | lockstep | 3 | 0.70 s (0.50 to 2.00) | 1 (3) of 5 | nothing |" in text
+    text = restarts.report([ROW | FACTS, ROW | FACTS | {"differs": ["rows"], "recoveries": [], "kills": 0}])
+    assert "| CartPole | torch | lockstep | 3 | 0.70 s (0.50 to 2.00) | 1 (3) of 5 | nothing | 2026-01-31, abc |" in text
     assert "| 0.00 s (0.00 to 0.00) | 1 (3) of 5 | rows |" in text
 
 
