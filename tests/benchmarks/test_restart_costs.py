@@ -15,7 +15,9 @@ FACTS = {"facts": {"date": "2026-01-31", "commit": "abc", "Python": "3.11"}}
 
 def test_a_table_of_recoveries():
     text = restarts.report([ROW | FACTS, ROW | FACTS | {"differs": ["rows"], "recoveries": [], "kills": 0}])
-    assert "| CartPole | torch | lockstep | 3 | 0.70 s (0.50 to 2.00) | 1 (3) of 5 | nothing | 2026-01-31, abc |" in text
+    assert (
+        "| CartPole | torch | lockstep | 3 | 0.70 s (0.50 to 2.00) | 1 (3) of 5 | nothing | 2026-01-31, abc |" in text
+    )
     assert "| 0.00 s (0.00 to 0.00) | 1 (3) of 5 | rows |" in text
 
 
