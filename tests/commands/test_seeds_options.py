@@ -1,6 +1,5 @@
 """Several seeds in one run: what doesn't go together with them is one line, before anything starts."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ from lockstep.commands.next_steps import next_steps
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.topology import Topology
 from lockstep.launch.defaults import request_of
-from lockstep.launch.seeds.checks import check_seeds, why_apart
+from lockstep.launch.seeds.checks import check_resumed_seeds, check_seeds, why_apart
 from lockstep.launch.start import start_run
 from lockstep.runs.directory import default_name, find_run
 
@@ -44,10 +43,15 @@ def test_what_does_not_go_with_seeds_is_refused(tmp_path, words, start, instead)
     assert instead in text
 
 
-def test_a_group_is_resumed_with_the_seeds_it_has():
-    request = request_of(["CartPole-v1", "--seeds", "2-3"])
-    with pytest.raises(ValueError, match=r"^seeds: 2-3 with --resume x, which goes on with the seeds that are there"):
-        check_seeds(replace(request, options=request.options.model_copy(update={"resume": "x"})), Topology())
+def test_a_group_is_resumed_with_the_seeds_it_has(tmp_path):
+    for name in ("seed_2", "seed_10"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(Config().model_dump_json())
+    check_resumed_seeds(tmp_path, [10, 2])
+    with pytest.raises(ValueError, match=r"^seeds: 2 with --resume .*, which has seeds 2, 10; leave seeds out$"):
+        check_resumed_seeds(tmp_path, [2])
+    with pytest.raises(ValueError, match=r"^seeds: 2, 10 with --resume .*seed_2, which is one run; leave seeds out$"):
+        check_resumed_seeds(tmp_path / "seed_2", [2, 10])
 
 
 def test_a_launcher_of_ranks_starts_one_run():

@@ -47,11 +47,16 @@ def test_the_group_is_summed_up(group):
 
 
 def test_a_group_that_was_stopped_is_resumed(trained, group, tmp_path):
+    """By the group's name, or as a supervisor does, by the same words."""
     stopped = trained(*CARTPOLE, *SEEDS, "--stop-at-step", 512)
     assert stopped.summary["status"] == "stopped at step"
-    path = copy_of(stopped, tmp_path / "group")
+    (tmp_path / "runs").mkdir()
+    path = copy_of(stopped, tmp_path / "runs" / "group")
     assert "train --resume runs/" in stopped.ended.stdout
-    assert lockstep("train", "--resume", path, cwd=tmp_path).code == 0
+    words = (*CARTPOLE, *SEEDS, "--name", "group", "--resume", "auto")
+    assert lockstep("train", *words, "--stop-at-step", 640, cwd=tmp_path).code == 0
+    assert json.loads((path / "seed_5" / "summary.json").read_text())["global_step"] == 640
+    assert lockstep("train", "--resume", "group", cwd=tmp_path).code == 0
     assert [state_of(path / f"seed_{seed}") for seed in (3, 5)] == [alone(trained, seed) for seed in (3, 5)]
     assert json.loads((path / "summary.json").read_text())["status"] == "finished"
 

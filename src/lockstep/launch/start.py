@@ -26,7 +26,7 @@ from lockstep.launch.ray.ranks import RayServer
 from lockstep.launch.redact import without_secrets
 from lockstep.launch.restart import Restarts
 from lockstep.launch.resume import open_directory, resumed_config
-from lockstep.launch.seeds.checks import check_seeds, why_apart
+from lockstep.launch.seeds.checks import check_resumed_seeds, check_seeds, why_apart
 from lockstep.launch.seeds.group import start_group
 from lockstep.launch.sizing import resolved_here
 from lockstep.launch.spawn import RankServer, rank_server, threads_of
@@ -97,6 +97,7 @@ def group_of(request: RunRequest, topology: Topology) -> tuple[RunRequest, tuple
     options, config = request.options, request.config
     if options.is_group:
         check_seeds(request, topology)
+    if options.is_group and options.resume is None:
         config = config.model_copy(update={"seed": options.seeds_from(config.seed)[0]})
         request = replace(request, config=config)
         world = world_of(options, config, topology)
@@ -105,6 +106,8 @@ def group_of(request: RunRequest, topology: Topology) -> tuple[RunRequest, tuple
     if options.resume is None or topology.launched:
         return request, None
     path, _ = find_run(options.resume, options.runs_dir, single=False)
+    if options.is_group:
+        check_resumed_seeds(path, options.seeds_from(config.seed))
     if not seeds_in(path):
         return request, None
     config = stored_config(path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from lockstep.config.run import Config, RunOptions
@@ -9,6 +11,7 @@ from lockstep.config.sections import SERVICES
 from lockstep.core.topology import Topology
 from lockstep.envs.description import stepped_as_arrays
 from lockstep.launch.defaults import RunRequest
+from lockstep.runs.directory import SEED, seeds_in
 
 
 def check_seeds(request: RunRequest, topology: Topology) -> None:
@@ -17,8 +20,6 @@ def check_seeds(request: RunRequest, topology: Topology) -> None:
     asked = f"seeds: {options.seeds}" if options.seeds is not None else f"num_seeds: {options.num_seeds}"
     if options.seeds is not None and "seed" in request.overrides:
         raise ValueError(f"seed: {config.seed} with seeds {options.seeds}; leave seed out")
-    if options.resume is not None:
-        raise ValueError(f"{asked} with --resume {options.resume}, which goes on with the seeds that are there")
     if topology.launched:
         raise ValueError(f"{asked}, but another launcher started this rank; start lockstep train by itself")
     if config.log.jsonl is not None:
@@ -26,6 +27,14 @@ def check_seeds(request: RunRequest, topology: Topology) -> None:
             f"log.jsonl: {config.log.jsonl} with several seeds; each has a metrics.jsonl of its own, and one file "
             "can't hold all: leave it out"
         )
+
+
+def check_resumed_seeds(path: Path, seeds: Sequence[int]) -> None:
+    """Raises a one-line ``ValueError`` unless a run that is resumed is a group of just these seeds."""
+    there = [int(each.name.removeprefix(SEED)) for each in seeds_in(path)]
+    if sorted(seeds) != there:
+        what = f"has seeds {', '.join(map(str, there))}" if there else "is one run"
+        raise ValueError(f"seeds: {', '.join(map(str, seeds))} with --resume {path}, which {what}; leave seeds out")
 
 
 def why_apart(options: RunOptions, config: Config, processes: int) -> str | None:
