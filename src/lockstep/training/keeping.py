@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections import deque
@@ -32,7 +31,7 @@ class Keeper:
 
     def __init__(self, seconds: float | None, keeps: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds, self._keeps, self._clock = seconds, keeps, clock
-        self._saved, self._kept = clock(), -math.inf  # the first at once: what was started again has got further then
+        self._saved = self._kept = clock()
         self._costs: deque[float] | None = None
         self.every = SOONEST
 
