@@ -43,6 +43,9 @@ def test_the_same_failure_twice_without_a_newer_state_is_the_programs_own():
     assert not failures.again("rank 1 was killed by SIGKILL", 256)
     assert not failures.again("rank 1 was killed by SIGSEGV", 256)
     assert failures.again("rank 0 was killed by SIGKILL", 256)
+    assert not failures.again("rank 0 was killed by SIGKILL", 256, place=300)  # from outside, each time elsewhere
+    assert not failures.again("rank 0 was killed by SIGKILL", 256, place=310)
+    assert failures.again("rank 1 was killed by SIGKILL", 256, place=300)
 
 
 def test_what_failures_have_in_common():

@@ -93,15 +93,19 @@ class Failures:
     """Failures since the newest state became newer: the same one twice is the program's own."""
 
     step: int = -1
-    seen: set[str] = field(default_factory=set)
+    seen: set[tuple[str, int | None]] = field(default_factory=set)
 
-    def again(self, message: str, step: int) -> bool:
-        """Takes note of a failure where ``step`` is the newest state's; returns whether it was there before."""
+    def again(self, message: str, step: int, place: int | None = None) -> bool:
+        """Takes note of a failure where ``step`` is the newest state's; returns whether it was there before.
+
+        ``place`` is how far a rank had got that was killed from outside, which kills at any place.
+        """
         if step > self.step:
             self.step = step
             self.seen.clear()
-        again = signature(message) in self.seen
-        self.seen.add(signature(message))
+        failure = signature(message), place
+        again = failure in self.seen
+        self.seen.add(failure)
         return again
 
 
@@ -137,21 +141,26 @@ class Restarts:
                 outcome = self._attempt(memory, state, ranks, signals)
                 if outcome.message is None:
                     return exit_code(outcome, signals)
-                if outcome.killed and killed_for_memory() > kills:
-                    self.fewer += 1
+                for_memory = outcome.killed and killed_for_memory() > kills
+                self.fewer += for_memory
+                place = self._done(memory) if outcome.killed and not for_memory else None
                 state, before, ranks = self._newest(memory), ranks, self.ranks(nproc)
-                over = outcome.message if signals.received else self._over(outcome, state, fewer=ranks < before)
+                over = outcome.message if signals.received else self._over(outcome, state, ranks < before, place)
                 if over is not None:
                     self._save(state)
                     return exit_code(replace(outcome, message=over), signals)
-                self._note(outcome.message, state, before, ranks, begun(memory))
+                self._note(outcome.message, state, before, ranks, self._done(memory))
 
-    def _over(self, outcome: Outcome, state: State, fewer: bool) -> str | None:
+    def _done(self, memory: Path) -> int:
+        """Steps of the last logged iteration of ranks that began; 0: there is none."""
+        return last_global_step_of(self._assignment.path / METRICS_JSONL) or 0 if begun(memory) else 0
+
+    def _over(self, outcome: Outcome, state: State, fewer: bool, place: int | None) -> str | None:
         """Why ranks aren't started again after a failure; None: they are, unless a signal asks for an end."""
         most, message = self._assignment.options.max_restarts, outcome.message or ""
         if outcome.bad_input:
             return message
-        if self._failures.again(message, state.step) and not fewer:
+        if self._failures.again(message, state.step, place) and not fewer:
             return f"{message} (twice without a newer state in between, so it isn't started again)"
         if len(self._rows) == most:
             return f"{message} (after {most} restart{'' if most == 1 else 's'}, as many as were allowed)"
@@ -218,10 +227,9 @@ class Restarts:
         least, most = options.nproc_range
         return max(least, min(self._places(), most) - self.fewer)
 
-    def _note(self, why: str, state: State, before: int, after: int, begun: bool) -> None:
+    def _note(self, why: str, state: State, before: int, after: int, done: int) -> None:
         """Says that all ranks start again, in a line, and keeps it for the summary."""
         config = self._assignment.config
-        done = last_global_step_of(self._assignment.path / METRICS_JSONL) or 0 if begun else 0
         again = max(0, done - max(state.step, 0)) // config.steps_per_iteration
         iteration = max(state.step, 0) // config.steps_per_iteration
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
