@@ -37,7 +37,7 @@ ENVIRONMENTS = {"CartPole": "CartPole-v1", "HalfCheetah": "HalfCheetah-v5"}
 ENGINES = {"torch": ("--engine", "torch"), "jax": ("--engine", "jax", "--devices", "1")}
 QUIET = ("--eval.interval", "0", "--log.no-tensorboard", "--quiet")
 LIBRARIES = ("lockstep-rl", "torch", "jax", "numpy", "gymnasium")
-PROBE = {"CartPole": 20_000, "HalfCheetah": 8_192}  # steps that tell how fast a run is, beside three times as many
+PROBE = {"CartPole": 40_000, "HalfCheetah": 16_384}  # steps that tell how fast a run is
 SPARE = 1.2  # so much longer is a run than the kills should take
 HANG_SECONDS, POLL_SECONDS = 600.0, 0.002
 
@@ -71,10 +71,11 @@ def undisturbed(
 
 
 def steps_for(environment: str, engine: str, seconds: float, directory: Path) -> int:
-    """How many steps take so long on two ranks, start-up left out, by two short runs."""
-    least = PROBE[environment]
-    took = [undisturbed(environment, engine, n * least, directory, f"probe_{n}", ranks=2)[1] for n in (1, 3)]
-    return least + int(2 * least * seconds * SPARE / max(0.01, took[1] - took[0]))
+    """How many steps take so long on two ranks, start-up and compilation left out: by the rows of a short run."""
+    rows = undisturbed(environment, engine, PROBE[environment], directory, "probe", ranks=2)[0]["rows"]
+    times = [json.loads(line)["time/t_iter"] for line in (directory / "probe/metrics.jsonl").read_text().splitlines()]
+    steps = rows[0]["global_step"]
+    return max(PROBE[environment], int(steps * seconds * SPARE / statistics.median(times)))
 
 
 class Killed:
