@@ -1,4 +1,4 @@
-"""Measures what it costs a run to be ready for restarts: the states that it keeps in memory while nothing goes wrong."""
+"""Measures what it costs a run to be ready for restarts: the states that it keeps in memory meanwhile."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def section(found: dict[str, Any]) -> str:
     rates, facts = found["rates"], found["facts"]
     lines = [[name, f"{statistics.median(r):,.0f}", f"{min(r):,.0f} – {max(r):,.0f}"] for name, r in rates.items()]
     said = (
-        f"Of {len(rates['with'])} interleaved pairs of runs of {T1.title} on one rank, with and without `--max-restarts`: "
-        f"with it a run is {100 * slower(rates):.1f} % slower (median of the pairs). Date {facts['date']}, commit "
+        f"Of {len(rates['with'])} interleaved pairs of runs of {T1.title} on one rank, with and without "
+        f"`--max-restarts`: with it a run is {100 * slower(rates):.1f} % slower (median of the pairs). Date {facts['date']}, commit "
         f"{facts['commit']}, load average before it {facts['load average']}."
     )
     return "\n\n".join(["## What being ready costs", said, table(["restarts", "steps/s", "min – max"], lines)])
