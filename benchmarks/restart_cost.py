@@ -43,7 +43,7 @@ def section(found: dict[str, Any]) -> str:
     lines = [[name, f"{statistics.median(r):,.0f}", f"{min(r):,.0f} – {max(r):,.0f}"] for name, r in rates.items()]
     said = (
         f"Of {len(rates['with'])} interleaved pairs of runs of {T1.title} on one rank, with and without "
-        f"`--max-restarts`: with it a run is {100 * slower(rates):.1f} % slower (median of the pairs). Date {facts['date']}, commit "
-        f"{facts['commit']}, load average before it {facts['load average']}."
+        f"`--max-restarts`: with it a run is {100 * slower(rates):.1f} % slower (median of the pairs). "
+        f"Date {facts['date']}, commit {facts['commit']}, load average before it {facts['load average']}."
     )
     return "\n\n".join(["## What being ready costs", said, table(["restarts", "steps/s", "min – max"], lines)])
