@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.engines import check_engine_options
-from lockstep.config.files import read_file
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.errors import RunError
 from lockstep.core.process import ERROR_PREFIX, EXIT_USER_ERROR, command_that_ends_with_us, said_error
@@ -31,7 +30,7 @@ from lockstep.launch.sizing import resolved_here
 from lockstep.launch.world import World
 from lockstep.runs.directory import SEED, SUMMARY, RunDirectory, create_run, open_run, seeds_in
 from lockstep.runs.groups import finish_group, together
-from lockstep.runs.listing import last_record
+from lockstep.runs.listing import UnreadableError, last_record, read_object
 from lockstep.runs.progress import Progress, make_progress
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trust import remember_names
@@ -94,11 +93,16 @@ def start_group(
         settings = settings_of(options, {} if made else request.overrides)
         return directory.path, Group(directory, paths, settings, command, at_once, progress).train()
     except ValueError:
-        if made:  # nothing was trained
+        if made and not has_trained(directory.path):
             shutil.rmtree(directory.path)
         raise
     finally:
         directory.unlock()
+
+
+def has_trained(group: Path) -> bool:
+    """Tells whether anything is left of what a seed of a group has trained."""
+    return any(any(seed.glob("checkpoints/step_*")) or last_record(seed / METRICS_JSONL) for seed in seeds_in(group))
 
 
 def make_seeds(group: RunDirectory, config: Config, seeds: Sequence[int]) -> list[Path]:
@@ -170,10 +174,10 @@ class SeedRun:
         self.code = self.process.returncode
         return True
 
-    @property
-    def failed(self) -> bool:
-        """Whether it has ended otherwise than at its end, or by the signal that stopped the group."""
-        return self.code is not None and self.code != 0 and not 128 < self.code < 160
+    def failed(self, signalled: int) -> bool:
+        """Whether it has ended otherwise than at its end, or by the signal that stopped the group (0: none did)."""
+        stopped = self.code is not None and (128 < self.code < 160 or self.code == -signalled)
+        return self.code is not None and self.code != 0 and not stopped
 
     @property
     def error(self) -> str:
@@ -182,8 +186,10 @@ class SeedRun:
 
     def summary(self) -> dict[str, Any] | None:
         """Returns what it left; None while no session has ended well."""
-        file = self.path / SUMMARY
-        return read_file(file) if file.is_file() else None
+        try:
+            return read_object(self.path / SUMMARY)
+        except (OSError, UnreadableError):
+            return None
 
 
 class Group:
@@ -219,15 +225,16 @@ class Group:
             RunError: some failed; the line of the first, once the others are done.
         """
         began = time.monotonic()
+        self.directory.remove_summary()
         with temporary_directory() as folder:
-            code = self._loop(folder)
-        failed = [run for run in self.runs if run.failed]
+            signalled = self._loop(folder)
+        failed = [run for run in self.runs if run.failed(signalled)]
         ended = {run.path: summary for run in self.runs if (summary := run.summary()) is not None}
         if ended:
-            finish_group(self.directory, ended, time.monotonic() - began, self._progress.message)
+            finish_group(self.directory, ended, len(self.runs), time.monotonic() - began, self._progress.message)
         self._progress.close()
         if not failed:
-            return code
+            return 128 + signalled if signalled else 0
         first = failed[0]
         if first.code == EXIT_USER_ERROR and not ended:
             raise ValueError(first.error)
@@ -235,6 +242,7 @@ class Group:
         raise RunError(f"{first.path.name}: {first.error}{others} (--resume {self.directory.path} goes on)")
 
     def _loop(self, folder: Path) -> int:
+        """Runs them, so many at a time; returns the number of the signal that stopped them, or 0."""
         waiting, running, shown, passed_on = deque(self.runs), list[SeedRun](), 0.0, False
         with stop_requests() as request:
             while waiting or running:
@@ -254,7 +262,7 @@ class Group:
                     shown = time.monotonic()
                     self._show()
                 time.sleep(POLL_SECONDS)
-            return 0 if request.signal is None else 128 + request.signal
+            return request.signal or 0
 
     def _start(self, run: SeedRun, folder: Path) -> SeedRun:
         file = folder / f"{run.path.name}.json"
