@@ -73,7 +73,7 @@ def train(path, monkeypatch, outcomes, max_restarts):
     """The exit code of ranks that end so, and the rows of their restarts."""
     server = FakeServer(path, monkeypatch, outcomes)
     assignment = Assignment(Config(num_envs=1, num_steps=1), path, RunOptions(max_restarts=max_restarts))
-    restarts = Restarts(assignment, server, lambda: server, lambda: 1)
+    restarts = Restarts(assignment, cast("Any", server), lambda: cast("Any", server), lambda: 1)
     return restarts.train(1), restarts._rows
 
 
