@@ -62,7 +62,9 @@ class FakeServer:
         outcome, rows = self.outcomes.pop(0)
         if rows is not None:
             self.metrics.write_text("".join(json.dumps({"iteration": n, "global_step": n}) + "\n" for n in rows))
-            (Assignment.from_json(assignment).memory / BEGUN).touch()
+            memory = Assignment.from_json(assignment).memory
+            assert memory is not None
+            (memory / BEGUN).touch()
         return SimpleNamespace(outcome=outcome, end=lambda: None)
 
     def close(self):

@@ -12,6 +12,7 @@ from lockstep.launch.seeds.group import SeedRun, has_trained, start_group
 from lockstep.launch.world import World
 from lockstep.runs.directory import RunDirectory
 from lockstep.runs.groups import finish_group, status_of
+from lockstep.runs.progress import Progress
 
 
 @pytest.mark.parametrize(
@@ -75,3 +76,21 @@ def test_what_was_trained_outlives_an_error_at_the_end(tmp_path, monkeypatch):
         raise ValueError("no good")
 
     assert has_trained(started(tmp_path, monkeypatch, fail_at_the_end))
+
+
+def test_a_limit_in_hours_is_of_all_seeds_together(tmp_path, monkeypatch):
+    """Trained in turn, each gets what is left; those that find nothing left don't start, and the group says so."""
+    now, given = [1000.0], []
+    monkeypatch.setattr(groups.time, "monotonic", lambda: now[0])
+
+    def train_for_an_hour(self, file, command):
+        given.append(json.loads(file.read_text())["max_hours"])
+        now[0] += 3600
+
+    monkeypatch.setattr(SeedRun, "start", train_for_an_hour)
+    monkeypatch.setattr(SeedRun, "has_ended", lambda self: True)
+    paths = [tmp_path / f"seed_{seed}" for seed in range(4)]
+    group = groups.Group(RunDirectory(tmp_path), paths, {"max_hours": 1.5}, None, 1, Progress())
+    assert group._loop(tmp_path) == 0
+    assert given == [1.5, 0.5]
+    assert status_of(["finished", "stopped at time limit"], 4) == "stopped at time limit"

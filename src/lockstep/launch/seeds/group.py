@@ -25,6 +25,7 @@ from lockstep.envs.describe import describe
 from lockstep.launch.checks import check_company, check_limits
 from lockstep.launch.defaults import RunRequest
 from lockstep.launch.redact import without_secrets
+from lockstep.launch.restart import LEAST_HOURS
 from lockstep.launch.resume import resumed_config
 from lockstep.launch.sizing import resolved_here
 from lockstep.launch.world import World
@@ -48,7 +49,7 @@ PASSED = (
     "stop_at_step",
     "max_hours",
 )
-"""Options of the group that each of its runs gets."""
+"""Options of the group that each of its runs gets; of ``max_hours`` what is left then."""
 
 
 def start_group(
@@ -215,7 +216,7 @@ class Group:
     ) -> None:
         self.directory, self.runs = directory, [SeedRun(path) for path in paths]
         self._settings, self._command, self._at_once = dict(settings), command, at_once
-        self._progress, self._shown = progress, 0
+        self._progress, self._shown, self._began = progress, 0, time.monotonic()
 
     def train(self) -> int:
         """Trains them all; returns 0, or 128 + n of the signal that stopped them.
@@ -224,14 +225,13 @@ class Group:
             ValueError: the first of them couldn't be started; its line, and nothing is left of the group.
             RunError: some failed; the line of the first, once the others are done.
         """
-        began = time.monotonic()
         self.directory.remove_summary()
         with temporary_directory() as folder:
             signalled = self._loop(folder)
         failed = [run for run in self.runs if run.failed(signalled)]
         ended = {run.path: summary for run in self.runs if (summary := run.summary()) is not None}
         if ended:
-            finish_group(self.directory, ended, len(self.runs), time.monotonic() - began, self._progress.message)
+            finish_group(self.directory, ended, len(self.runs), time.monotonic() - self._began, self._progress.message)
         self._progress.close()
         if not failed:
             return 128 + signalled if signalled else 0
@@ -252,6 +252,8 @@ class Group:
                     for run in running:
                         assert run.process is not None
                         run.process.send_signal(request.signal)
+                if self._hours_left() == LEAST_HOURS and len(waiting) < len(self.runs):
+                    waiting.clear()
                 while waiting and len(running) < self._at_once:
                     running.append(self._start(waiting.popleft(), folder))
                 ended = [run for run in running if run.has_ended()]
@@ -266,10 +268,17 @@ class Group:
 
     def _start(self, run: SeedRun, folder: Path) -> SeedRun:
         file = folder / f"{run.path.name}.json"
-        file.write_text(json.dumps({**self._settings, "resume": str(run.path), "quiet": True}))
+        left = self._hours_left()
+        own = {"resume": str(run.path), "quiet": True, **({} if left is None else {"max_hours": left})}
+        file.write_text(json.dumps({**self._settings, **own}))
         seed = run.path.name.removeprefix(SEED)
         run.start(file, None if self._command is None else _of_one(self._command, seed))
         return run
+
+    def _hours_left(self) -> float | None:
+        """What is left of ``max_hours``, which is the time that all of them have together; None: there is no limit."""
+        limit = self._settings.get("max_hours")
+        return None if limit is None else max(LEAST_HOURS, limit - (time.monotonic() - self._began) / 3600)
 
     def _show(self) -> None:
         records = [record for run in self.runs if (record := last_record(run.path / METRICS_JSONL))]
