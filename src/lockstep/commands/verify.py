@@ -42,8 +42,8 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if len(worlds) < 2 and options.against is None:
         raise ValueError(
-            f"world-sizes: {options.world_sizes} has nothing to be compared with; give another number too, such as 1,2, "
-            "or --against RUN"
+            f"world-sizes: {options.world_sizes} has nothing to be compared with; give another number too, "
+            "such as 1,2, or --against RUN"
         )
     against = None if options.against is None else find_run(options.against)[0]
     results = verify(config, worlds, options.iterations, against)
