@@ -42,7 +42,8 @@ def start(
     ``run_at`` makes a run of its directory; errors are :func:`lockstep.train`'s.
     """
     with contextlib.ExitStack() as stack:
-        directory, variables = stack.enter_context(temporary_directory()), stack.enter_context(variables_for(env))
+        directory = stack.enter_context(temporary_directory(in_memory=True))  # short: a socket's path has 107 letters
+        variables = stack.enter_context(variables_for(env))
         file = directory / SETTINGS
         with _in_callers_words(file):
             file.write_text(json.dumps(asked, default=_plain))
