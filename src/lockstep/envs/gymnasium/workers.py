@@ -19,8 +19,7 @@ import numpy as np
 from lockstep.core.errors import EnvironmentFailureError
 from lockstep.core.life import life
 from lockstep.core.process import STOP_SIGNALS, end_with_parent, killed_by
-from lockstep.envs.gymnasium.in_process import reset_envs, restore_env, step_envs
-from lockstep.envs.gymnasium.keyed import KeyedEnv
+from lockstep.envs.gymnasium.sweep import Sweep
 from lockstep.envs.host_envs import Buffers, HostEnvs, WantedEnvs, buffer_layout
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -33,20 +32,9 @@ def _views(raw: dict[str, Any], layout: dict[str, tuple[tuple[int, ...], Any]]) 
     return Buffers(**{k: np.frombuffer(raw[k], d, int(np.prod(s))).reshape(s) for k, (s, d) in layout.items()})
 
 
-def _serve(envs: list[KeyedEnv], buffers: Buffers, first: int, slot: int, command: str, arguments: tuple) -> Any:
-    if command == "step":
-        return step_envs(envs, buffers, first, slot)
-    if command == "reset":
-        return reset_envs(envs, buffers, first, slot)
-    if command == "save":
-        return [env.save_state() for env in envs]
-    assert command == "restore", command
-    row, *rest = arguments
-    buffers.stepping[slot] = row
-    try:
-        return restore_env(envs[row - first], buffers, row, *rest)
-    finally:
-        buffers.stepping[slot] = -1
+def _serve(sweep: Sweep, command: str, arguments: tuple) -> Any:
+    assert command in ("reset", "step", "save_states", "restore"), command
+    return getattr(sweep, command)(*arguments)
 
 
 def _work(
@@ -64,15 +52,11 @@ def _work(
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # the rank decides when to stop
     try:
-        buffers = _views(raw, layout)
-        buffers.stepping[slot] = rows.start
-        beat = buffers.heartbeats[slot : slot + 1]
-        envs = [KeyedEnv(wanted, row, beat) for row in rows]
-        buffers.stepping[slot] = -1
+        sweep = Sweep(wanted, _views(raw, layout), rows, slot)
         connection.send(("ok", None))
         while True:
             command, *arguments = connection.recv()
-            connection.send(("ok", _serve(envs, buffers, rows.start, slot, command, tuple(arguments))))
+            connection.send(("ok", _serve(sweep, command, tuple(arguments))))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
     except KeyboardInterrupt:
@@ -138,7 +122,7 @@ class WorkerEnvs(HostEnvs):
         waiting = {self._connections[slot]: slot for slot in slots}
         answers: dict[int, Any] = {}
         now = time.monotonic()
-        beats: dict[int, tuple[int, float]] = {slot: (-1, now) for slot in slots}
+        beats: dict[int, tuple[object, float]] = {slot: (None, now) for slot in slots}
         while waiting:
             ready = multiprocessing.connection.wait(list(waiting), min(1.0, self._timeout / 4))
             if not ready:
@@ -149,11 +133,12 @@ class WorkerEnvs(HostEnvs):
                 life.progressed()
         return answers
 
-    def _check_heartbeats(self, beats: dict[int, tuple[int, float]], waiting: Iterable[int]) -> None:
+    def _check_heartbeats(self, beats: dict[int, tuple[object, float]], waiting: Iterable[int]) -> None:
         """Fail for the first worker whose environment has not moved for longer than the limit."""
         now = time.monotonic()
         for slot in sorted(waiting):
-            beat, (seen, since) = int(self.buffers.heartbeats[slot]), beats[slot]
+            beat = int(self.buffers.heartbeats[slot]), int(self.buffers.stepping[slot])
+            seen, since = beats[slot]
             if beat != seen:
                 beats[slot] = (beat, now)
                 life.progressed()
@@ -206,7 +191,7 @@ class WorkerEnvs(HostEnvs):
 
     def save_states(self) -> list[dict[str, np.ndarray] | None]:
         """See :meth:`HostEnvs.save_states`."""
-        answers = self._command("save")
+        answers = self._command("save_states")
         return [state for slot in sorted(answers) for state in answers[slot]]
 
     def restore(self, env: int, actions: np.ndarray, hashes: np.ndarray, state: dict[str, np.ndarray]) -> bool:
