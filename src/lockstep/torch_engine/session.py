@@ -165,6 +165,7 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
         group_size=config.group_size,
         device=config.device,
         shard_size=plan.envs_per_shard,
+        in_parts=config.reduction == "exact",
     )
     state = init_state(config, description, plan, device)
     set_reference(state, config)
