@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -109,8 +109,11 @@ class Rollout:
 
     def of(self, part: slice) -> Rollout:
         """Views of some environments' columns; ``final`` and ``stated`` are its own."""
-        arrays = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "final"}
-        return Rollout(**{name: x if x is None else x[:, part] for name, x in arrays.items()}, final={})
+        views: dict[str, Any] = {"final": {}}
+        for name in (field.name for field in fields(self) if field.name != "final"):
+            whole = getattr(self, name)
+            views[name] = None if whole is None else whole[:, part]
+        return Rollout(**views)
 
     def take(self, t: int, buffers: Buffers) -> None:
         """Keeps what a step gave: rewards, ends and successes."""
