@@ -39,4 +39,6 @@ def make_envs(
         return EnvPoolEnvs(wanted)
     if description.is_array:
         return ArrayEnvs(wanted)
-    return WorkerEnvs(wanted, config.workers) if config.workers else InProcessEnvs(wanted, fail)
+    if config.workers in (0, "auto"):  # nobody has chosen: see training.worker_processes
+        return InProcessEnvs(wanted, fail)
+    return WorkerEnvs(wanted, config.workers)

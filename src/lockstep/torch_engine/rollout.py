@@ -110,7 +110,7 @@ class Rollout:
     def of(self, part: slice) -> Rollout:
         """Views of some environments' columns; ``final`` and ``stated`` are its own."""
         views: dict[str, Any] = {"final": {}}
-        for name in (field.name for field in fields(self) if field.name != "final"):
+        for name in (each.name for each in fields(self) if each.name != "final"):
             whole = getattr(self, name)
             views[name] = None if whole is None else whole[:, part]
         return Rollout(**views)

@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array
 from jax import numpy as jnp
 
+from lockstep.config.run import EnvConfig
 from lockstep.core.episodes import EPISODES_PER_ITERATION, WINDOW, EpisodeCounter, first_episodes
 from lockstep.core.life import Part, life
 from lockstep.core.process import fail_now
@@ -49,11 +50,21 @@ class HostPending:
 
 
 class HostRun:
-    """Holds the state on the mesh, environments on the host, and the programs between, as a ``DeviceRun`` does."""
+    """Holds the state on the mesh, environments on the host, and the programs between, as a ``DeviceRun`` does.
+
+    The environments are those of the program's config, or of ``env_config``.
+    """
 
     capacity = 1
 
-    def __init__(self, program: Program, state: TrainState, plan: ShardPlan, local_devices: int) -> None:
+    def __init__(
+        self,
+        program: Program,
+        state: TrainState,
+        plan: ShardPlan,
+        local_devices: int,
+        env_config: EnvConfig | None = None,
+    ) -> None:
         self.program, self.config, self.plan = program, program.config, plan
         self._local_devices = local_devices
         self.specs = state_specs(state, program.layout.specs)
@@ -63,7 +74,7 @@ class HostRun:
         self._learn, self._first = waited(compile_learn(program, self.specs)), compile_first(program, self.specs)
         self._policy = Inference(program)
         self.envs = make_envs(
-            self.config.env,
+            env_config or self.config.env,
             program.description,
             self.config.seed,
             plan.env_ids,
