@@ -96,8 +96,7 @@ class EnvConfig(Section):
     atari: AtariConfig = AtariConfig()
     workers: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
         default=0,
-        description="worker processes per rank that step environments; 0: in the rank itself; auto: as many as pay, by "
-        "the time that a step is seen to take",
+        description="worker processes per rank that step environments; 0: none, auto: as many as pay",
     )
     timeout: float = Field(default=60.0, gt=0, description="seconds an environment may take for a step or a reset")
 
