@@ -131,18 +131,23 @@ class NetActor(Actor):
         self._mode: Mode = mode
         self._shards, self._rows = plan.local_num_shards, plan.envs_per_shard
 
-    def __call__(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    def __call__(self, observations: np.ndarray, noise: np.ndarray, part: slice | None = None) -> np.ndarray:
         """See :meth:`Actor.__call__`."""
         drawn = torch.from_numpy(noise).to(self._device)
-        return self.tensors(torch.from_numpy(observations).to(self._device), drawn).cpu().numpy()
+        return self.tensors(torch.from_numpy(observations).to(self._device), drawn, part).cpu().numpy()
 
-    def tensors(self, observations: Tensor, noise: Tensor) -> Tensor:
+    def tensors(self, observations: Tensor, noise: Tensor, part: slice | None = None) -> Tensor:
         """See :meth:`Actor.tensors`."""
-        x = aligned(observations, self._device).view(self._shards, self._rows, -1)
-        return self._sampled(x, noise.view(self._shards, self._rows, -1)).flatten(0, 1)
+        shards = len(observations) // self._rows
+        x = aligned(observations, self._device).view(shards, self._rows, -1)
+        return self._sampled(x, noise.view(shards, self._rows, -1), self._shards_of(part)).flatten(0, 1)
 
-    def _sampled(self, x: Tensor, noise: Tensor) -> Tensor:
-        """Actions ``[k, rows, …]`` of observations and noise ``[k, rows, …]`` of the local shards."""
+    def _shards_of(self, part: slice | None) -> slice:
+        """Which of the rank's shards some environments are."""
+        return slice(self._shards) if part is None else slice(part.start // self._rows, part.stop // self._rows)
+
+    def _sampled(self, x: Tensor, noise: Tensor, shards: slice) -> Tensor:
+        """Actions ``[k, rows, …]`` of observations and noise ``[k, rows, …]`` of some local shards."""
         return by_shard(self._mode, self._sample, x, noise)
 
     def _sample(self, x: Tensor, noise: Tensor) -> Tensor:
@@ -164,8 +169,9 @@ class RecurrentActor(NetActor):
         state = torch.from_numpy(recurrent_state).to(self._device)
         self._state = state.view(self._shards, self._rows, -1).clone()
 
-    def _sampled(self, x: Tensor, noise: Tensor) -> Tensor:
-        actions, self._state = by_shard(self._mode, self._recurrent_sample, x, noise, self._state)
+    def _sampled(self, x: Tensor, noise: Tensor, shards: slice) -> Tensor:
+        actions, after = by_shard(self._mode, self._recurrent_sample, x, noise, self._state[shards].clone())
+        self._state[shards] = after
         return actions
 
     def _recurrent_sample(self, x: Tensor, noise: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -173,6 +179,7 @@ class RecurrentActor(NetActor):
         output, _, states = nets.unroll(self._net, weights, x.unsqueeze(1), state, none, actor_only=True)
         return distributions.sample(self._net, weights, output[:, 0], noise), states[:, 0]
 
-    def forget(self, done: Tensor) -> None:
+    def forget(self, done: Tensor, part: slice | None = None) -> None:
         """See :meth:`Actor.forget`."""
-        self._state = torch.where(done.to(self._device).view(self._shards, self._rows, 1), 0.0, self._state)
+        state = self._state[self._shards_of(part)]
+        state.masked_fill_(done.to(self._device).view(len(state), self._rows, 1), 0.0)

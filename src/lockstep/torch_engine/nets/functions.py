@@ -46,21 +46,22 @@ class PolicyOutputs:
 class Actor(Protocol):
     """Samples a rank's actions step by step, from rows ``[E, width]`` and noise ``[E, action outputs]``.
 
+    ``part`` says which of the rank's environments they are of, whole shards; None: all.
     Who carries nothing from step to step inherits :meth:`begin` and :meth:`forget`, which do nothing.
     """
 
     def begin(self, recurrent_state: np.ndarray | None) -> None:
         """Begins a rollout with what a recurrent policy carries into it, float32 ``[E, size]``."""
 
-    def __call__(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    def __call__(self, observations: np.ndarray, noise: np.ndarray, part: slice | None = None) -> np.ndarray:
         """Samples actions ``[E, …]`` on the host."""
         ...
 
-    def tensors(self, observations: Tensor, noise: Tensor) -> Tensor:
+    def tensors(self, observations: Tensor, noise: Tensor, part: slice | None = None) -> Tensor:
         """Samples actions ``[E, …]`` on the device."""
         ...
 
-    def forget(self, done: Tensor) -> None:
+    def forget(self, done: Tensor, part: slice | None = None) -> None:
         """Carries nothing over the end of an episode; bool ``[E]``, at which nothing looks."""
 
 

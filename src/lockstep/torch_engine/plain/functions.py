@@ -62,14 +62,14 @@ class PlainActor(Actor):
     def __init__(self, plain: PlainPolicy, plan: ShardPlan, mode: Mode) -> None:
         self._plain = plain
         self._mode: Mode = mode
-        self._split = (plan.local_num_shards, plan.envs_per_shard, -1)
+        self._rows = plan.envs_per_shard
 
-    def __call__(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    def __call__(self, observations: np.ndarray, noise: np.ndarray, part: slice | None = None) -> np.ndarray:
         """See :meth:`Actor.__call__`."""
-        rows = observations.reshape(self._split).copy()
-        actions = by_shard(self._mode, self._plain.act, rows, noise.reshape(self._split))
+        split = (len(observations) // self._rows, self._rows, -1)
+        actions = by_shard(self._mode, self._plain.act, observations.reshape(split).copy(), noise.reshape(split))
         return actions.reshape(len(observations), *actions.shape[2:])
 
-    def tensors(self, observations: Tensor, noise: Tensor) -> Tensor:
+    def tensors(self, observations: Tensor, noise: Tensor, part: slice | None = None) -> Tensor:
         """See :meth:`Actor.tensors`."""
         return torch.from_numpy(self(observations.numpy(), noise.numpy()))
