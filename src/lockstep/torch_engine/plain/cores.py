@@ -43,8 +43,9 @@ class Unrolled:
         resets: whether a step has such rows, on any shard.
         first: what was carried into the first step, ``[parts, k, trunks, n, size]``.
         states: what is carried on after each step, ``[parts, steps, k, trunks, n, size]``: hidden state, cell state.
-        gates: activated, ``[steps, gates, k, trunks, n, size]``.
-        inner: an LSTM's tanh of cell states, a GRU's hidden part of new states, ``[steps, k, trunks, n, size]``.
+        gates: activated, ``[steps, gates, k, trunks, n, size]``; only the last step's if no gradient is to be taken.
+        inner: an LSTM's tanh of cell states, a GRU's hidden part of new states, ``[steps, k, trunks, n, size]``;
+            likewise.
     """
 
     x: np.ndarray
@@ -106,13 +107,16 @@ class Core(ABC):
             hidden_bias=hidden_bias[:, None],
         )
 
-    def unroll(self, weights: CoreWeights, x: np.ndarray, first: np.ndarray, resets: np.ndarray) -> Unrolled:
+    def unroll(
+        self, weights: CoreWeights, x: np.ndarray, first: np.ndarray, resets: np.ndarray, graph: bool = False
+    ) -> Unrolled:
         """Runs over sequences ``[k, steps, n, inputs]``.
 
         What is carried into the first step is ``[parts, k, trunks, n, size]``; resets ``[k, steps, n]`` are 1.0 where
-        nothing is carried into a step.
+        nothing is carried into a step. With a graph :meth:`backward` can follow.
         """
         k, steps, n, inputs = x.shape
+        kept = steps if graph else 1
         shape = (k, self.trunks, n, self.size)
         run = Unrolled(
             x=x.reshape(k, 1, steps * n, inputs),
@@ -120,8 +124,8 @@ class Core(ABC):
             resets=resets.any((0, 2)).tolist(),
             first=first,
             states=np.empty((self.parts, steps, *shape), self.dtype),
-            gates=np.empty((steps, self._gates, *shape), self.dtype),
-            inner=np.empty((steps, *shape), self.dtype),
+            gates=np.empty((kept, self._gates, *shape), self.dtype),
+            inner=np.empty((kept, *shape), self.dtype),
         )
         projected = np.matmul(run.x, weights.input)
         projected += weights.input_bias
@@ -174,8 +178,8 @@ class Core(ABC):
     def _step_buffer(self, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
         """Makes memory for products ``[…, n, gates·size]``, and a view of it gate by gate, ``[gates, …, n, size]``."""
         buffer = np.empty((*shape[:-1], self._gates * self.size), self.dtype)
-        by_gate = np.moveaxis(buffer.reshape(*shape[:-1], self._gates, self.size), -2, -5)
-        return buffer, by_gate
+        by_gate = buffer.reshape(*shape[:-1], self._gates, self.size)
+        return buffer, by_gate.transpose(*range(len(shape) - 4), -2, -5, -4, -3, -1)
 
 
 class Lstm(Core):
@@ -191,8 +195,9 @@ class Lstm(Core):
         shift = 1.0 - scale
         added = np.empty_like(run.inner[0])
         hidden, cell = run.first
-        for t, gates in enumerate(run.gates):
-            if run.resets[t]:
+        for t, begins in enumerate(run.resets):
+            gates, inner = run.gates[t % len(run.gates)], run.inner[t % len(run.inner)]
+            if begins:
                 hidden, cell = hidden * run.keep[t], cell * run.keep[t]
             np.matmul(hidden, weights.hidden, out=product)
             np.add(projected[t], by_gate, out=gates)
@@ -203,8 +208,8 @@ class Lstm(Core):
             np.multiply(i, g, out=added)
             cell = np.multiply(f, cell, out=cells[t])
             cell += added
-            np.tanh(cell, out=run.inner[t])
-            hidden = np.multiply(o, run.inner[t], out=hiddens[t])
+            np.tanh(cell, out=inner)
+            hidden = np.multiply(o, inner, out=hiddens[t])
 
     def _back(self, weight: np.ndarray, run: Unrolled, d_hidden: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         i, f, g, o = run.gates.swapaxes(0, 1)
@@ -239,8 +244,9 @@ class Gru(Core):
     def _run(self, weights: CoreWeights, projected: np.ndarray, run: Unrolled) -> None:
         product, by_gate = self._step_buffer(run.inner.shape[1:])
         hidden = run.first[0]
-        for t, gates in enumerate(run.gates):
-            if run.resets[t]:
+        for t, begins in enumerate(run.resets):
+            gates, inner = run.gates[t % len(run.gates)], run.inner[t % len(run.inner)]
+            if begins:
                 hidden = hidden * run.keep[t]
             np.matmul(hidden, weights.hidden, out=product)
             logistic, (reset, update, new) = gates[:2], gates
@@ -248,8 +254,8 @@ class Gru(Core):
             np.tanh(logistic, out=logistic)
             logistic *= 0.5
             logistic += 0.5
-            np.add(by_gate[2], weights.hidden_bias, out=run.inner[t])
-            np.multiply(reset, run.inner[t], out=new)
+            np.add(by_gate[2], weights.hidden_bias, out=inner)
+            np.multiply(reset, inner, out=new)
             new += projected[t, 2]
             np.tanh(new, out=new)
             after = np.subtract(hidden, new, out=run.states[0, t])

@@ -109,7 +109,8 @@ class RecurrentPolicy:
         observations, resets = given.pop("observations"), given.pop("resets")
         samples = {name: x.reshape(len(x), -1, *x.shape[3:]) for name, x in given.items()}
         out = self._rows(len(observations))
-        run = _unrolled(self._cores, self._cores.weights(), observations, columns["recurrent_state"], ALL, resets)
+        first, weights = columns["recurrent_state"], self._cores.weights()
+        run = _unrolled(self._cores, weights, observations, first, ALL, resets, graph=True)
         kept: tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]] = ([], [], [])
         seen = [self._features(run, trunk, kept[2]) for trunk in range(self._cores.trunks)]
         output, values = self._actor(seen[0], kept[0]), self._critic(seen[-1], kept[1])[..., 0]
@@ -146,8 +147,14 @@ def _by_trunk(core: Core, state: np.ndarray) -> np.ndarray:
 
 
 def _unrolled(
-    core: Core, weights: CoreWeights, observations: np.ndarray, state: np.ndarray, trunks: slice, resets: np.ndarray
+    core: Core,
+    weights: CoreWeights,
+    observations: np.ndarray,
+    state: np.ndarray,
+    trunks: slice,
+    resets: np.ndarray,
+    graph: bool = False,
 ) -> Unrolled:
     """Runs the cores of some trunks over observations ``[k, steps, rows, width]``, from their parts of a state."""
     first = _by_trunk(core, state)[:, :, trunks].transpose(3, 0, 2, 1, 4)
-    return core.unroll(weights, observations, first, resets)
+    return core.unroll(weights, observations, first, resets, graph)
