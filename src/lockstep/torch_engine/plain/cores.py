@@ -121,7 +121,7 @@ class Core(ABC):
         run = Unrolled(
             x=x.reshape(k, 1, steps * n, inputs),
             keep=(1.0 - resets).swapaxes(0, 1)[:, :, None, :, None],
-            resets=resets.any((0, 2)).tolist(),
+            resets=(resets.max((0, 2)) > 0.0).tolist(),
             first=first,
             states=np.empty((self.parts, steps, *shape), self.dtype),
             gates=np.empty((kept, self._gates, *shape), self.dtype),

@@ -1,4 +1,4 @@
-"""What the engine asks for in tensors, computed by hand in NumPy on the same memory: policies without and with memory."""
+"""What the engine asks of a policy in tensors, computed by hand in NumPy on the same memory."""
 
 from __future__ import annotations
 
