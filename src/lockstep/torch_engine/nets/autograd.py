@@ -67,8 +67,9 @@ class AutogradFunctions:
 
     def actor(self, plan: ShardPlan, mode: Mode) -> NetActor:
         """See :meth:`PolicyFunctions.actor`."""
-        kind = NetActor if self.net.core is None else RecurrentActor
-        return kind(self.net, self.weights, plan, mode)
+        if self.net.core is not None:
+            return RecurrentActor(self, plan, mode)
+        return NetActor(self.net, self.weights, plan, mode)
 
     def output(self, observations: Tensor) -> Tensor:
         """See :meth:`PolicyFunctions.output`."""
@@ -94,6 +95,14 @@ class AutogradFunctions:
         output, values, states = nets.unroll(self.net, weights, observations, recurrent_state, resets)
         log_prob = distributions.log_prob_and_entropy(self.net, weights, output[:, :-1], actions)[0]
         return log_prob, log_prob[:, :0] if values is None else values, states
+
+    def step(self, observations: Tensor, recurrent_state: Tensor) -> tuple[Tensor, Tensor]:
+        """See :meth:`PolicyFunctions.step`."""
+        weights, none = self.weights.expanded(len(observations)), torch.zeros_like(recurrent_state[:, None, :, 0])
+        output, _, states = nets.unroll(
+            self.net, weights, observations.unsqueeze(1), recurrent_state, none, actor_only=True
+        )
+        return output[:, 0], states[:, 0]
 
     def values(self, observations: np.ndarray, recurrent_state: Tensor | None) -> Tensor:
         """See :meth:`PolicyFunctions.values`."""
@@ -158,10 +167,10 @@ class NetActor(Actor):
 class RecurrentActor(NetActor):
     """Samples actions of recurrent networks, carrying their state ``[k, rows, size]`` from step to step."""
 
-    def __init__(self, net: PolicyNet, parameters: FlatParameters, plan: ShardPlan, mode: Mode) -> None:
-        super().__init__(net, parameters, plan, mode)
+    def __init__(self, policy: AutogradFunctions, plan: ShardPlan, mode: Mode) -> None:
+        super().__init__(policy.net, policy.weights, plan, mode)
+        self._policy = policy
         self._state = torch.zeros(0)
-        self._none = torch.zeros((self._shards, 1, self._rows), device=self._device)
 
     def begin(self, recurrent_state: np.ndarray | None) -> None:
         """See :meth:`Actor.begin`."""
@@ -175,9 +184,8 @@ class RecurrentActor(NetActor):
         return actions
 
     def _recurrent_sample(self, x: Tensor, noise: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        weights, none = self._parameters.expanded(len(x)), self._none[: len(x)]
-        output, _, states = nets.unroll(self._net, weights, x.unsqueeze(1), state, none, actor_only=True)
-        return distributions.sample(self._net, weights, output[:, 0], noise), states[:, 0]
+        output, after = self._policy.step(x, state)
+        return distributions.sample(self._net, self._parameters.expanded(len(x)), output, noise), after
 
     def forget(self, done: Tensor, part: slice | None = None) -> None:
         """See :meth:`Actor.forget`."""

@@ -94,6 +94,14 @@ class PolicyFunctions(Protocol):
         """
         ...
 
+    def step(self, observations: Tensor, recurrent_state: Tensor) -> tuple[Tensor, Tensor]:
+        """Computes what :meth:`actor` samples one step's actions of, where the policy is recurrent.
+
+        Takes observations ``[k, rows, width]`` and the state before the step ``[k, rows, size]``; returns logits or
+        means ``[k, rows, outputs]`` and the state after it.
+        """
+        ...
+
     def values(self, observations: np.ndarray, recurrent_state: Tensor | None) -> Tensor:
         """Computes values ``[rows]`` of one shard's host rows ``[1, rows, width]`` and states ``[1, rows, size]``."""
         ...

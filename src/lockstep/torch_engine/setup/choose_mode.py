@@ -10,9 +10,8 @@ from torch import Tensor
 from lockstep.config.run import Config
 from lockstep.core.shards import ShardPlan, keyed_generator
 from lockstep.envs.gymnasium.random_policy import random_actions
-from lockstep.torch_engine.nets import nets
 from lockstep.torch_engine.nets.functions import shard_gradients
-from lockstep.torch_engine.nets.shards import Mode, ShardFunction, to_shards
+from lockstep.torch_engine.nets.shards import Mode, to_shards
 from lockstep.torch_engine.setup.self_check import shard_invariant
 from lockstep.training.losses import loss_settings
 
@@ -84,20 +83,8 @@ def _shards_invariant(state: TrainState, config: Config, plan: ShardPlan, number
             carried, resets = draws.normal(rows, net.carry_size), (draws.normal(steps + 1, rows) > 1.5).float()
             passed = shard_invariant(
                 state.policy.unroll, plan.num_shards, *sequence, carried, resets
-            ) and shard_invariant(_raw_step(state), plan.num_shards, sequence[0][:, :1].contiguous(), carried)
+            ) and shard_invariant(state.policy.step, plan.num_shards, sequence[0][:, 0].contiguous(), carried)
         return passed and _gradients_invariant(state, config, plan, draws, observations, actions)
-
-
-def _raw_step(state: TrainState) -> ShardFunction:
-    """Makes a function of one step of a recurrent actor: its output and what it carries on."""
-
-    def raw(x: Tensor, recurrent_state: Tensor) -> tuple[Tensor, Tensor]:
-        none = torch.zeros(x.shape[:3], device=x.device)
-        weights = state.parameters.expanded(len(x))
-        output, _, states = nets.unroll(state.net, weights, x, recurrent_state, none, actor_only=True)
-        return output, states
-
-    return raw
 
 
 def _gradients_invariant(
