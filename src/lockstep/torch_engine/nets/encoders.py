@@ -34,19 +34,31 @@ def one_hot(leaf: Leaf, floats: Tensor) -> list[Tensor]:
 
 
 def image(leaf: Leaf, rows: Tensor) -> Tensor:
-    """Takes an image ``[…, C, H, W]`` out of rows, float32 between 0 and 1."""
+    """Takes an image ``[…, C, H, W]`` out of rows, float32 between 0 and 1; on a CPU its channels lie last in memory."""
     shape = leaf.shape if len(leaf.shape) == 3 else (*leaf.shape, 1)
     pixels = rows[..., leaf.start : leaf.start + leaf.size].unflatten(-1, shape)
-    if not (leaf.channels_first and len(leaf.shape) == 3):
-        pixels = pixels.movedim(-1, -3)
-    return pixels.float() * (1.0 / leaf.high)
+    if leaf.channels_first and len(leaf.shape) == 3:
+        if rows.device.type != "cpu":
+            return pixels.float().mul_(1.0 / leaf.high)
+        pixels = pixels.movedim(-3, -1).contiguous()
+    return pixels.float().mul_(1.0 / leaf.high).movedim(-1, -3)
+
+
+def images_of(layout: ObservationLayout, rows: Tensor) -> dict[str, Tensor]:
+    """Takes all images out of rows, by the leaves' names; see :func:`image`."""
+    return {leaf.name: image(leaf, rows) for leaf in layout.leaves if leaf.kind == "image"}
+
+
+def _one(parameter: Tensor) -> Tensor:
+    """Takes the first shard's parameter; of a single shard without an operation that autograd would copy it in."""
+    return parameter.squeeze(0) if len(parameter) == 1 else parameter[0]
 
 
 def convolve(x: Tensor, parameters: Mapping[str, Tensor], name: str, stride: int = 1, padding: int = 0) -> Tensor:
     """Convolves ``[k, n, C, H, W]``; with several shards their images are one batch (no gradient by shard)."""
     weight, bias = parameters[f"{name}.weight"], parameters[f"{name}.bias"]
     assert len(x) == 1 or not weight.requires_grad, "gradients of convolutions are taken shard by shard"
-    out = functional.conv2d(x.flatten(0, 1), weight[0], bias[0], stride, padding)
+    out = functional.conv2d(x.flatten(0, 1), _one(weight), _one(bias), stride, padding)
     return out.unflatten(0, x.shape[:2])
 
 
@@ -77,20 +89,32 @@ def image_features(encoder: ImageEncoder, leaf: Leaf, parameters: Mapping[str, T
                 x = _residual(x, parameters, f"{name}.{stage}.{block}")
         x = torch.relu(x)
     weight, bias = parameters[f"{name}.out.weight"], parameters[f"{name}.out.bias"]
-    return torch.relu(torch.baddbmm(bias.unsqueeze(1), x.flatten(2), weight.transpose(1, 2)))
+    x = x.flatten(2)  # in the order [C, H, W], which is the weight's in a checkpoint
+    if len(x) == 1:  # the weight's gradient comes out as it is stored, of a batched product transposed
+        return torch.relu(functional.linear(x.squeeze(0), _one(weight), _one(bias)).unsqueeze(0))
+    return torch.relu(torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2)))
 
 
 def encode(
-    layout: ObservationLayout, encoder: ImageEncoder, parameters: Mapping[str, Tensor], trunk: str, rows: Tensor
+    layout: ObservationLayout,
+    encoder: ImageEncoder,
+    parameters: Mapping[str, Tensor],
+    trunk: str,
+    rows: Tensor,
+    images: Mapping[str, Tensor] | None = None,
 ) -> Tensor:
-    """Computes features ``[k, n, features]`` of observation rows ``[k, n, width]``."""
+    """Computes features ``[k, n, features]`` of observation rows ``[k, n, width]``.
+
+    The rows' images (:func:`images_of`) may be given, by who has more than one use for them.
+    """
     if layout.plain:
         return rows
+    images = images_of(layout, rows) if images is None else images
     floats = float_columns(layout, rows)
     parts = [floats[..., : layout.vector_size]] if layout.vector_size else []
     for leaf in layout.leaves:
         if leaf.kind == "one_hot":
             parts += one_hot(leaf, floats)
         elif leaf.kind == "image":
-            parts.append(image_features(encoder, leaf, parameters, encoder_name(trunk, leaf), image(leaf, rows)))
+            parts.append(image_features(encoder, leaf, parameters, encoder_name(trunk, leaf), images[leaf.name]))
     return parts[0] if len(parts) == 1 else torch.cat(parts, -1)

@@ -51,9 +51,10 @@ class PlainFunctions:
         """See :meth:`PolicyFunctions.values`."""
         return torch.from_numpy(self.plain.values(observations)[0])
 
-    def gradients(self, columns: Columns, settings: LossSettings) -> Tensor:
+    def gradients(self, columns: Columns, settings: LossSettings, out: Tensor | None = None) -> Tensor:
         """See :meth:`PolicyFunctions.gradients`."""
-        return torch.from_numpy(self.plain.gradients({name: x.numpy() for name, x in columns.items()}, settings))
+        rows = torch.from_numpy(self.plain.gradients({name: x.numpy() for name, x in columns.items()}, settings))
+        return rows if out is None else out.copy_(rows)
 
 
 class PlainActor(Actor):
