@@ -54,6 +54,14 @@ def _one(parameter: Tensor) -> Tensor:
     return parameter.squeeze(0) if len(parameter) == 1 else parameter[0]
 
 
+def _twice(x: Tensor) -> Tensor:
+    """Copies an image alone, ``[1, 1, C, H, W]``, to two of it that lie in memory as several images do."""
+    one = x.flatten(0, 1)
+    last = one.is_contiguous(memory_format=torch.channels_last)
+    layout = torch.channels_last if last else torch.contiguous_format
+    return one.expand(2, *one.shape[1:]).contiguous(memory_format=layout).unsqueeze(0)
+
+
 def convolve(x: Tensor, parameters: Mapping[str, Tensor], name: str, stride: int = 1, padding: int = 0) -> Tensor:
     """Convolves ``[k, n, C, H, W]``; with several shards their images are one batch (no gradient by shard)."""
     weight, bias = parameters[f"{name}.weight"], parameters[f"{name}.bias"]
@@ -67,9 +75,10 @@ def _residual(x: Tensor, parameters: Mapping[str, Tensor], name: str) -> Tensor:
     return x + convolve(torch.relu(inner), parameters, f"{name}.1", padding=1)
 
 
-def image_features(encoder: ImageEncoder, leaf: Leaf, parameters: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
-    """Computes features ``[k, n, features]`` of images ``[k, n, C, H, W]``."""
-    kind = encoder.resolved(leaf)
+def _convolutions(
+    encoder: ImageEncoder, kind: str, parameters: Mapping[str, Tensor], name: str, x: Tensor
+) -> Tensor:
+    """Takes images ``[k, n, C, H, W]`` through an encoder's convolutions."""
     if kind == "nature":
         for layer, (_, _, stride) in enumerate(NATURE):
             x = torch.relu(convolve(x, parameters, f"{name}.{layer}", stride))
@@ -88,9 +97,23 @@ def image_features(encoder: ImageEncoder, leaf: Leaf, parameters: Mapping[str, T
             for block in range(encoder.depth):
                 x = _residual(x, parameters, f"{name}.{stage}.{block}")
         x = torch.relu(x)
-    weight, bias = parameters[f"{name}.out.weight"], parameters[f"{name}.out.bias"]
+    return x
+
+
+def image_features(encoder: ImageEncoder, leaf: Leaf, parameters: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
+    """Computes features ``[k, n, features]`` of images ``[k, n, C, H, W]``.
+
+    One image alone goes through the convolutions twice, unless gradients are wanted: their kernel for a single image
+    may be another than for several, whose numbers don't depend on how many they are (on the processors that were tried;
+    :mod:`lockstep.torch_engine.setup.choose_mode` looks).
+    """
+    k, n = x.shape[:2]
+    if k * n == 1 and not torch.is_grad_enabled():
+        x = _twice(x)
+    x = _convolutions(encoder, encoder.resolved(leaf), parameters, name, x)[:, :n]
     x = x.flatten(2)  # in the order [C, H, W], which is the weight's in a checkpoint
-    if len(x) == 1:  # the weight's gradient comes out as it is stored, of a batched product transposed
+    weight, bias = parameters[f"{name}.out.weight"], parameters[f"{name}.out.bias"]
+    if k == 1:  # the weight's gradient comes out as it is stored, of a batched product transposed
         return torch.relu(functional.linear(x.squeeze(0), _one(weight), _one(bias)).unsqueeze(0))
     return torch.relu(torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2)))
 
