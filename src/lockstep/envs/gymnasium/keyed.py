@@ -17,8 +17,9 @@ import numpy as np
 from lockstep.core.errors import EnvironmentFailureError
 from lockstep.core.life import life
 from lockstep.core.spaces import MASK
+from lockstep.envs.gymnasium.atari import LIFE_LOST
 from lockstep.envs.gymnasium.make import make_environment
-from lockstep.envs.gymnasium.wrappers import LIFE_LOST, stateful
+from lockstep.envs.gymnasium.wrappers import stateful
 from lockstep.envs.host_envs import WantedEnvs
 from lockstep.envs.restore.replay import row_hashes
 

@@ -34,7 +34,10 @@ def one_hot(leaf: Leaf, floats: Tensor) -> list[Tensor]:
 
 
 def image(leaf: Leaf, rows: Tensor) -> Tensor:
-    """Takes an image ``[…, C, H, W]`` out of rows, float32 between 0 and 1; on a CPU its channels lie last in memory."""
+    """Takes an image ``[…, C, H, W]`` out of rows, float32 between 0 and 1.
+
+    On a CPU its channels lie last in memory, for which convolutions are faster.
+    """
     shape = leaf.shape if len(leaf.shape) == 3 else (*leaf.shape, 1)
     pixels = rows[..., leaf.start : leaf.start + leaf.size].unflatten(-1, shape)
     if leaf.channels_first and len(leaf.shape) == 3:
@@ -75,9 +78,7 @@ def _residual(x: Tensor, parameters: Mapping[str, Tensor], name: str) -> Tensor:
     return x + convolve(torch.relu(inner), parameters, f"{name}.1", padding=1)
 
 
-def _convolutions(
-    encoder: ImageEncoder, kind: str, parameters: Mapping[str, Tensor], name: str, x: Tensor
-) -> Tensor:
+def _convolutions(encoder: ImageEncoder, kind: str, parameters: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
     """Takes images ``[k, n, C, H, W]`` through an encoder's convolutions."""
     if kind == "nature":
         for layer, (_, _, stride) in enumerate(NATURE):

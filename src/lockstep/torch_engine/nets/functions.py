@@ -23,7 +23,6 @@ Columns = Mapping[str, Tensor]
 """A minibatch by name, tensors ``[k, rows, …]``; :class:`lockstep.torch_engine.batch.Batch` says what they are."""
 
 
-
 class ShardGradients(Protocol):
     """Computes each shard's gradient and loss terms ``[k, P + T]`` of a minibatch."""
 
