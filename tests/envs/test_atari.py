@@ -35,8 +35,8 @@ def by_gymnasium(env_id: str, mode: int | None, grayscale: bool = True, **settin
 
 def by_us(env_id: str, mode: int | None, **settings):
     atari = {"enabled": True, "fire_reset": False, "terminal_on_life_loss": False, **settings}
-    kwargs = {} if mode is None else {"mode": mode}
-    return make_environment(EnvConfig.model_validate({"id": env_id, "atari": atari, "frame_stack": 3, "kwargs": kwargs}))
+    config = {"id": env_id, "atari": atari, "frame_stack": 3, "kwargs": {} if mode is None else {"mode": mode}}
+    return make_environment(EnvConfig.model_validate(config))
 
 
 def episode(env, seed: int, steps: int = 40):
