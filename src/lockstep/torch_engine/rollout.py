@@ -288,6 +288,5 @@ def collect_random(config: Config, plan: ShardPlan, envs: HostEnvs, out: Rollout
 
 def record_replay(replay: ReplayLog, envs: HostEnvs, out: Rollout) -> None:
     """Keeps the actions of live episodes, with a hash of what each step returned."""
-    b = envs.buffers
-    followed = np.concatenate([out.raw[1:], b.observations[None]])
-    replay.extend(out.native, row_hashes(followed, out.scores), out.ended)
+    followed = row_hashes(out.raw[1:], out.scores[:-1]), row_hashes(envs.buffers.observations[None], out.scores[-1:])
+    replay.extend(out.native, np.concatenate(followed), out.ended)

@@ -31,7 +31,7 @@ from lockstep.torch_engine.nets.autograd import AutogradFunctions
 from lockstep.torch_engine.nets.parameters import FlatParameters
 from lockstep.torch_engine.nets.shards import Mode
 from lockstep.torch_engine.rollout import Collector, HostCollector, Rollout
-from lockstep.torch_engine.setup.choose_mode import choose_mode
+from lockstep.torch_engine.setup.choose_mode import choose_mode, choose_rollout_mode
 from lockstep.torch_engine.setup.devices import machine_facts, set_up_torch
 from lockstep.torch_engine.state import (
     TrainState,
@@ -61,7 +61,7 @@ class Session:
 
     Attributes:
         envs: this rank's environments; ``replay`` their live episodes' actions.
-        mode: whether shards are batched or looped over.
+        mode: whether shards are batched or looped over; ``rollout_mode`` while actions are sampled.
         restarted: environments that this resume couldn't restore exactly; ``restarted_before`` those of earlier ones.
         wall_time_before: seconds of training before this resume.
         env_config: the config's with a settled number of workers; ``workers_note`` says which, where it was chosen.
@@ -76,6 +76,7 @@ class Session:
     replay: ReplayLog
     state: TrainState
     mode: Mode
+    rollout_mode: Mode
     collector: Collector
     source: GradientSource
     restarted: list[int] = field(default_factory=list)
@@ -176,6 +177,7 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
     state = init_state(config, description, plan, device)
     set_reference(state, config)
     mode = choose_mode(state, config, communicator)
+    rollout_mode = choose_rollout_mode(state, config, communicator, mode)
     session = Session(
         config=config,
         topology=topology,
@@ -186,7 +188,8 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
         replay=ReplayLog(plan.local_num_envs, config.checkpoint.replay_limit),
         state=state,
         mode=mode,
-        collector=make_collector(config, plan, state, envs, mode),
+        rollout_mode=rollout_mode,
+        collector=make_collector(config, plan, state, envs, rollout_mode),
         source=choose_source(state, config, communicator, mode),
         env_config=env_config,
         workers_note=workers_note,

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from lockstep.core.errors import EnvironmentFailureError
+from lockstep.envs.gymnasium.atari import LIFE_LOST
 from lockstep.envs.gymnasium.keyed import KeyedEnv, number, stated_metrics, stated_score, stated_success
-from lockstep.envs.gymnasium.wrappers import LIFE_LOST
 from lockstep.envs.host_envs import Buffers, Stated, WantedEnvs
 
 _NEVER = 1 << 62

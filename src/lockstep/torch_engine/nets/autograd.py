@@ -12,6 +12,7 @@ from torch import Tensor
 from lockstep.torch_engine.losses import loss_and_terms
 from lockstep.torch_engine.nets import distributions, nets
 from lockstep.torch_engine.nets.compiled import LossFunction, compiled
+from lockstep.torch_engine.nets.encoders import images_of
 from lockstep.torch_engine.nets.functions import DROPOUT_SEED, Actor, Columns
 from lockstep.torch_engine.nets.nets import Parameters, PolicyNet
 from lockstep.torch_engine.nets.parameters import FlatParameters
@@ -78,12 +79,13 @@ class AutogradFunctions:
     def evaluate(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         """See :meth:`PolicyFunctions.evaluate`."""
         net, weights, count = self.net, self.weights.expanded(len(observations)), actions.shape[1]
-        acted = observations[:, :count].clone()
         if net.shared or net.custom is not None or not net.critic:
             output, values = nets.actor_critic(net, weights, observations)
             output = output[:, :count]
         else:
-            output, values = nets.actor(net, weights, acted), nets.critic(net, weights, observations)
+            acted, images = observations[:, :count].clone(), images_of(net.observation, observations)
+            output = nets.actor(net, weights, acted, {name: x[:, :count] for name, x in images.items()})
+            values = nets.critic(net, weights, observations, images)
         log_prob = distributions.log_prob_and_entropy(net, weights, output, actions)[0]
         return log_prob, log_prob[:, :0] if values is None else values
 
@@ -119,7 +121,7 @@ class AutogradFunctions:
     def _loss(self) -> LossFunction:
         return compiled(minibatch_loss, self._config)
 
-    def gradients(self, columns: Columns, settings: LossSettings) -> Tensor:
+    def gradients(self, columns: Columns, settings: LossSettings, out: Tensor | None = None) -> Tensor:
         """See :meth:`PolicyFunctions.gradients`."""
         shards = len(columns["actions"])
         weights = {name: w.requires_grad_() for name, w in nets.expand(self.weights.views, shards).items()}
@@ -129,7 +131,7 @@ class AutogradFunctions:
             total = loss.sum()
         parts = torch.autograd.grad(total, list(weights.values()), materialize_grads=True)
         set_dropout(self.net, None)
-        return torch.cat([*(part.reshape(shards, -1).float() for part in parts), terms], 1)
+        return torch.cat([*(part.reshape(shards, -1).float() for part in parts), terms], 1, out=out)
 
 
 class NetActor(Actor):
