@@ -153,8 +153,11 @@ class RecurrentPlainActor(Actor):
     def __call__(self, observations: np.ndarray, noise: np.ndarray, part: slice | None = None) -> np.ndarray:
         """See :meth:`Actor.__call__`."""
         shards, split = self._shards_of(part), (len(observations) // self._rows, self._rows, -1)
-        given = (observations.reshape(split).copy(), noise.reshape(split), self._state[shards], self._resets[shards])
-        actions, self._state[shards] = by_shard(self._mode, partial(self._policy.act, self._weights), *given)
+        rows, state = observations.reshape(split).copy(), self._state[shards].copy()
+        act = partial(self._policy.act, self._weights)
+        actions, self._state[shards] = by_shard(
+            self._mode, act, rows, noise.reshape(split), state, self._resets[shards]
+        )
         return actions.reshape(len(observations), *actions.shape[2:])
 
     def tensors(self, observations: Tensor, noise: Tensor, part: slice | None = None) -> Tensor:
