@@ -1,7 +1,7 @@
 """Steps a second of the environments alone, random actions: ``python -m benchmarks.env_ceiling ENV NUM_ENVS``.
 
-ENV is an id, or a config's whole section as JSON. Prints one JSON object: ours (``lockstep``), with seeds keyed by episode and same-step reset, and Gymnasium's
-``SyncVectorEnv`` (``gymnasium``) where nothing is wrapped. One thread.
+ENV is an id, or a config's section ``env`` as JSON. Prints one JSON object: ours (``lockstep``), with seeds keyed by
+episode and same-step reset, and Gymnasium's ``SyncVectorEnv`` (``gymnasium``) where nothing is wrapped. One thread.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def main() -> None:
     """Measure one environment."""
     given, num_envs = sys.argv[1], int(sys.argv[2])
     section = json.loads(given) if given.startswith("{") else {"id": given}
-    out = {"lockstep": lockstep_speed(EnvConfig(**section), num_envs)}
+    out = {"lockstep": lockstep_speed(EnvConfig.model_validate(section), num_envs)}
     if set(section) == {"id"} and not section["id"].startswith("lockstep/"):
         out["gymnasium"] = gymnasium_speed(section["id"], num_envs)
     print(json.dumps(out))

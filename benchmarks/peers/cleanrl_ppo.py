@@ -1,11 +1,11 @@
 """CleanRL's PPO on a benchmark case, written down again: it isn't on a package index.
 
-The code is ours; what decides about its speed is as CleanRL's files publish it (Huang et al. 2022; ``ppo.py``,
+The code is ours; what decides about its speed is as CleanRL publishes it (Huang et al. 2022; ``ppo.py``,
 ``ppo_continuous_action.py``, ``ppo_atari.py``, ``ppo_atari_envpool.py``): Gymnasium's ``SyncVectorEnv`` of environments
-in the same wrappers, or EnvPool's late reset; one inference of a ``torch.nn`` agent a step and a ``torch.distributions``
-sample from it; a rollout in tensors; GAE as a loop over time; minibatches of indices that NumPy shuffles; advantages
-normalised in each, clipped values, a clipped gradient norm, Adam with eps 1e-5 and a rate that falls to nought;
-TensorBoard's scalars after each iteration and for each episode.
+in the same wrappers, or EnvPool with its late reset; one inference of a ``torch.nn`` agent a step, and a sample from
+``torch.distributions``; a rollout in tensors; GAE as a loop over time; minibatches of indices that NumPy shuffles;
+advantages normalised in each, clipped values, a clipped gradient norm, Adam with eps 1e-5 and a rate that falls to
+nought; TensorBoard's scalars after each iteration and for each episode.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Trainer:
             self.obs, self.done = torch.Tensor(obs), torch.Tensor(np.logical_or(terminated, truncated))
             episodes = info.get("final_info", info).get("episode")
             if episodes is not None:
-                for i in np.flatnonzero(episodes["_r"] if "_r" in episodes else self.done):
+                for i in np.flatnonzero(episodes["_r"]):
                     self.writer.add_scalar("charts/episodic_return", episodes["r"][i], self.global_step)
                     self.writer.add_scalar("charts/episodic_length", episodes["l"][i], self.global_step)
 

@@ -1,10 +1,10 @@
 """PureJaxRL's PPO on a benchmark case, written down again: it isn't on a package index.
 
 The code is ours; what decides about its speed is as PureJaxRL publishes it (Lu et al. 2022, ``ppo.py``): gymnax's
-environments with their own reset at once, logged by a wrapper that counts episodes; a flax network with actor and critic
-apart; a scan over steps, one over time for GAE (unrolled by 16), one over epochs that permutes the whole batch, one over
-minibatches; clipped values, advantages normalised in each minibatch, Adam with eps 1e-5. All of it is one program on
-all cores; here a call of it is some iterations, so that there is a line to time.
+environments, which reset themselves at once, in a wrapper that counts episodes; a flax network with actor and critic
+apart; a scan over steps, one over time for GAE (unrolled by 16), one over epochs that permutes the whole batch, one
+over minibatches; clipped values, advantages normalised in each minibatch, Adam with eps 1e-5. All of it is one program
+on all cores; here a call of it is some iterations, so that there is a line to time.
 """
 
 from __future__ import annotations

@@ -2,19 +2,18 @@
 
 import os
 
-from settings import read_settings
-
-SETTINGS = read_settings()
-if hasattr(os, "sched_setaffinity"):  # XLA takes every core it may use, whatever OMP_NUM_THREADS says
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: SETTINGS.threads])
-
 from sb3_parts import ReportIterations, arguments, make_envs
-from sbx import PPO
+from settings import read_settings
 
 
 def main() -> None:
-    model = PPO("MlpPolicy", make_envs(SETTINGS), policy_kwargs={"net_arch": [64, 64]}, **arguments(SETTINGS))
-    model.learn(SETTINGS.total_steps, callback=ReportIterations(SETTINGS))
+    settings = read_settings()
+    if hasattr(os, "sched_setaffinity"):  # XLA takes every core it may use, whatever OMP_NUM_THREADS says
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: settings.threads])
+    from sbx import PPO  # loads JAX
+
+    model = PPO("MlpPolicy", make_envs(settings), policy_kwargs={"net_arch": [64, 64]}, **arguments(settings))
+    model.learn(settings.total_steps, callback=ReportIterations(settings))
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
 import pytest
 
 from benchmarks.cases import A1, A1_BOTH, ARRAY_CARTPOLE, CASES, J1, T1, T2
-from benchmarks.programs import COPIES, WEAK, programs_of, scaling_programs
 from benchmarks.comparison import Row
+from benchmarks.programs import COPIES, WEAK, programs_of, scaling_programs
 from benchmarks.targets import TARGETS, judge, twin
 
 
