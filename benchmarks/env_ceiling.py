@@ -19,7 +19,7 @@ from lockstep.config.run import EnvConfig
 from lockstep.envs.describe import describe
 from lockstep.envs.registry import make_envs
 
-SECONDS, REPEATS, CHUNK = 0.5, 3, 20
+SECONDS, REPEATS, CHUNK = 0.3, 3, 20
 
 
 def speed(step: Callable[[int], object], num_envs: int) -> float:

@@ -204,29 +204,30 @@ def _in_one_program(case: Case) -> list[Program]:
 
 
 def _with_both_cores(case: Case) -> list[Program]:
-    """Everybody with the whole machine, in every way in which they can use it."""
-    rows = [
-        peer(case, "Stable-Baselines3, SubprocVecEnv, 2 threads", "sb3_ppo.py", SB3, vector="processes"),
-        peer(case, f"Stable-Baselines3, {ENVPOOL}, 2 threads", "sb3_ppo.py", SB3, vector="envpool"),
-    ]
-    exact, fast = (ours(case, case.env, reduction, nproc=2) for reduction in ("exact", "fast"))
+    """Everybody with the whole machine, in the ways in which they can use it."""
+    processes = peer(case, "Stable-Baselines3, SubprocVecEnv, 2 threads", "sb3_ppo.py", SB3, vector="processes")
+    here = peer(case, "Stable-Baselines3, 2 threads", "sb3_ppo.py", SB3)
+    late_reset = cleanrl(case, f", {ENVPOOL}, 2 threads", vector="envpool")
+    ranks = [ours(case, case.env, reduction, nproc=2) for reduction in ("exact", "fast")]
     workers = changed(ours(case, case.env, "exact"), "2 workers", env={"workers": 2})
-    mine = [exact, fast, workers]
     if case.images:
-        rows += [cleanrl(case, f", {ENVPOOL}, 2 threads", vector="envpool")]
-        mine += [changed(exact, "2 shards", num_shards=2), ours_with_jax(case, case.env, "exact", 2)]
-    else:
-        rows.insert(1, peer(case, "Stable-Baselines3, 2 threads", "sb3_ppo.py", SB3))
-    if not case.images and not case.normalize:
-        rows += [
-            peer(case, "skrl, 2 threads", "skrl_ppo.py", "skrl"),
-            peer(case, "skrl, Gymnasium's vector entry point, 2 threads", "skrl_ppo.py", "skrl", vector="entry-point"),
-            cleanrl(case, f", {ENVPOOL}, 2 threads", vector="envpool"),
-            peer(case, "SBX (JAX), both cores", "sbx_ppo.py", "sbx-rl", "jax"),
-        ]
-        pools = changed(exact, ENVPOOL, env={"backend": "envpool"})
-        mine += [replace(pools, env=f"{case.env} of {ENVPOOL}")]
-    return rows + mine
+        two_shards = changed(ranks[0], "2 shards", num_shards=2)
+        return [processes, late_reset, *ranks, two_shards, ours_with_jax(case, case.env, "exact", 2)]
+    if case.normalize:
+        pooled = peer(case, f"Stable-Baselines3, {ENVPOOL}, 2 threads", "sb3_ppo.py", SB3, vector="envpool")
+        return [processes, here, pooled, *ranks, workers]
+    pools = replace(changed(ranks[0], ENVPOOL, env={"backend": "envpool"}), env=f"{case.env} of {ENVPOOL}")
+    return [
+        processes,
+        here,
+        peer(case, "skrl, 2 threads", "skrl_ppo.py", "skrl"),
+        peer(case, "skrl, Gymnasium's vector entry point, 2 threads", "skrl_ppo.py", "skrl", vector="entry-point"),
+        late_reset,
+        peer(case, "SBX (JAX), both cores", "sbx_ppo.py", "sbx-rl", "jax"),
+        *ranks,
+        workers,
+        pools,
+    ]
 
 
 def scaling_programs(case: Case = T2) -> list[Program]:

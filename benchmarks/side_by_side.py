@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks import bars, peer_environment
@@ -26,6 +27,8 @@ from benchmarks.report import Results, markdown
 from benchmarks.steady_rate import MeasurementError, measure, variables
 
 ROOT = Path(__file__).resolve().parent.parent
+PROFILED = 8
+"""Iterations under a profile."""
 OUR_PACKAGES = ("lockstep-rl", "torch", "jax", "numpy", "gymnasium", "mujoco", "ale-py", "envpool")
 PEER_PACKAGES = (
     "stable-baselines3",
@@ -174,7 +177,8 @@ def add_ceilings(results: Results, timeout: float) -> None:
 
 def add_splits(results: Results, timeout: float) -> None:
     """Profile our single ranks, one short run each; what JAX compiles is one program, whose parts have no clock."""
-    for case in map(shortened, single_ranks(results)):
+    for whole in single_ranks(results):
+        case = replace(whole, iterations=min(whole.iterations, PROFILED))
         for env, reduction in our_variants(case):
             with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as directory:
                 config, out = Path(directory) / "config.json", Path(directory) / "split.json"
