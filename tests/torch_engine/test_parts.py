@@ -102,7 +102,8 @@ def test_parts_give_the_bytes_of_one_on_every_number_of_ranks(kind):
     config = config_of(kind)
     whole = collected(config, plan_of(config), None)
     assert whole.final
-    for world_size, when in ((1, "at once"), (1, "at the end"), (2, "at the end"), (3, "at once")):
+    worlds: list[tuple[int, When]] = [(1, "at once"), (1, "at the end"), (2, "at the end"), (3, "at once")]
+    for world_size, when in worlds:
         for rank in {0, world_size - 1}:
             plan = plan_of(config, world_size, rank)
             ids = slice(plan.env_ids.start, plan.env_ids.stop)
