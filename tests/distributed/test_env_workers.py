@@ -7,7 +7,9 @@ from variants import variants
 JAX = (*CARTPOLE, "--engine", "jax", "--env.backend", "gymnasium")
 
 
-@pytest.mark.parametrize(("nproc", "workers"), variants([(1, 2), (1, 4), (2, 2), (3, 2), (2, "auto")], [(1, 2), (3, 2)]))
+@pytest.mark.parametrize(
+    ("nproc", "workers"), variants([(1, 2), (1, 4), (2, 2), (3, 2), (2, "auto")], [(1, 2), (3, 2)])
+)
 def test_the_agent_is_that_of_environments_in_the_rank(trained, nproc, workers):
     same(trained(*CARTPOLE), trained(*CARTPOLE, "--nproc", nproc, "--env.workers", workers))
 
