@@ -57,9 +57,10 @@ class PlainFunctions:
         """See :meth:`PolicyFunctions.values`."""
         return torch.from_numpy(self.plain.values(observations)[0])
 
-    def gradients(self, columns: Columns, settings: LossSettings) -> Tensor:
+    def gradients(self, columns: Columns, settings: LossSettings, out: Tensor | None = None) -> Tensor:
         """See :meth:`PolicyFunctions.gradients`."""
-        return torch.from_numpy(self.plain.gradients({name: x.numpy() for name, x in columns.items()}, settings))
+        rows = torch.from_numpy(self.plain.gradients({name: x.numpy() for name, x in columns.items()}, settings))
+        return rows if out is None else out.copy_(rows)
 
 
 class RecurrentFunctions:
@@ -103,9 +104,10 @@ class RecurrentFunctions:
         assert recurrent_state is not None
         return torch.from_numpy(self.recurrent.values(observations, recurrent_state.numpy())[0])
 
-    def gradients(self, columns: Columns, settings: LossSettings) -> Tensor:
+    def gradients(self, columns: Columns, settings: LossSettings, out: Tensor | None = None) -> Tensor:
         """See :meth:`PolicyFunctions.gradients`."""
-        return torch.from_numpy(self.recurrent.gradients({name: x.numpy() for name, x in columns.items()}, settings))
+        rows = torch.from_numpy(self.recurrent.gradients({name: x.numpy() for name, x in columns.items()}, settings))
+        return rows if out is None else out.copy_(rows)
 
 
 class PlainActor(Actor):
@@ -114,15 +116,15 @@ class PlainActor(Actor):
     def __init__(self, plain: PlainPolicy, plan: ShardPlan, mode: Mode) -> None:
         self._plain = plain
         self._mode: Mode = mode
-        self._split = (plan.local_num_shards, plan.envs_per_shard, -1)
+        self._rows = plan.envs_per_shard
 
-    def __call__(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    def __call__(self, observations: np.ndarray, noise: np.ndarray, part: slice | None = None) -> np.ndarray:
         """See :meth:`Actor.__call__`."""
-        rows = observations.reshape(self._split).copy()
-        actions = by_shard(self._mode, self._plain.act, rows, noise.reshape(self._split))
+        split = (len(observations) // self._rows, self._rows, -1)
+        actions = by_shard(self._mode, self._plain.act, observations.reshape(split).copy(), noise.reshape(split))
         return actions.reshape(len(observations), *actions.shape[2:])
 
-    def tensors(self, observations: Tensor, noise: Tensor) -> Tensor:
+    def tensors(self, observations: Tensor, noise: Tensor, part: slice | None = None) -> Tensor:
         """See :meth:`Actor.tensors`."""
         return torch.from_numpy(self(observations.numpy(), noise.numpy()))
 
@@ -136,26 +138,33 @@ class RecurrentPlainActor(Actor):
     def __init__(self, policy: RecurrentPolicy, plan: ShardPlan, mode: Mode) -> None:
         self._policy = policy
         self._mode: Mode = mode
-        self._rows = (plan.local_num_shards, plan.envs_per_shard)
+        self._shards, self._rows = plan.local_num_shards, plan.envs_per_shard
 
     def begin(self, recurrent_state: np.ndarray | None) -> None:
         """See :meth:`Actor.begin`."""
         assert recurrent_state is not None
         self._weights = self._policy.acting_weights()
-        self._state = recurrent_state.reshape(*self._rows, -1).copy()
-        self._resets = np.zeros(self._rows, np.float32)
+        self._state = recurrent_state.reshape(self._shards, self._rows, -1).copy()
+        self._resets = np.zeros((self._shards, self._rows), np.float32)
 
-    def __call__(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    def _shards_of(self, part: slice | None) -> slice:
+        return slice(self._shards) if part is None else slice(part.start // self._rows, part.stop // self._rows)
+
+    def __call__(self, observations: np.ndarray, noise: np.ndarray, part: slice | None = None) -> np.ndarray:
         """See :meth:`Actor.__call__`."""
-        rows = observations.reshape(*self._rows, -1).copy()
-        given = (rows, noise.reshape(*self._rows, -1), self._state, self._resets)
-        actions, self._state = by_shard(self._mode, partial(self._policy.act, self._weights), *given)
+        shards, split = self._shards_of(part), (len(observations) // self._rows, self._rows, -1)
+        rows, state = observations.reshape(split).copy(), self._state[shards].copy()
+        act = partial(self._policy.act, self._weights)
+        actions, self._state[shards] = by_shard(
+            self._mode, act, rows, noise.reshape(split), state, self._resets[shards]
+        )
         return actions.reshape(len(observations), *actions.shape[2:])
 
-    def tensors(self, observations: Tensor, noise: Tensor) -> Tensor:
+    def tensors(self, observations: Tensor, noise: Tensor, part: slice | None = None) -> Tensor:
         """See :meth:`Actor.tensors`."""
-        return torch.from_numpy(self(observations.numpy(), noise.numpy()))
+        return torch.from_numpy(self(observations.numpy(), noise.numpy(), part))
 
-    def forget(self, done: Tensor) -> None:
+    def forget(self, done: Tensor, part: slice | None = None) -> None:
         """See :meth:`Actor.forget`; takes effect with the next step."""
-        self._resets = done.numpy().reshape(self._rows).astype(np.float32)
+        resets = self._resets[self._shards_of(part)]
+        resets[...] = done.numpy().reshape(resets.shape)
