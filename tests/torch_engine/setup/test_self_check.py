@@ -233,7 +233,10 @@ def rollout_mode_of_images(rows=1, ranks_say=None, monkeypatch=None, **settings)
 IMAGE_NETS = {
     "simple": {},
     "shared impala": {"shared": True, "image": {"kind": "impala", "width": 0.25, "depth": 1}},
-    "residual, LSTM": {"image": {"kind": "residual", "width": 0.25}, "recurrent": "lstm", "recurrent_size": 8, "sequence_length": 2},
+    "residual, LSTM": {
+        "image": {"kind": "residual", "width": 0.25},
+        **{"recurrent": "lstm", "recurrent_size": 8, "sequence_length": 2},
+    },
 }
 
 
