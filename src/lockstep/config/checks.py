@@ -119,9 +119,11 @@ def _check_choices(config: Config) -> None:
         if not plain:
             raise ValueError(f"{name}: {table!r} is more than JSON can hold (text as keys; numbers, text, lists)")
     check_engine(config)
-    if config.backend == "nccl" and config.device == "cpu":
-        raise ValueError("backend: nccl works on GPUs only and device is cpu; use backend gloo or device cuda")
-    if config.collectives == "shared" and config.device == "cuda" and config.backend != "gloo":
+    if config.backend == "nccl" and config.device != "cuda":
+        raise ValueError(
+            f"backend: nccl works on CUDA GPUs only and device is {config.device}; use backend gloo or device cuda"
+        )
+    if config.collectives == "shared" and config.device != "cpu" and config.backend != "gloo":
         raise ValueError(
             f"collectives: shared, but backend {config.backend} keeps tensors on the GPU; use backend gloo or "
             "collectives auto"

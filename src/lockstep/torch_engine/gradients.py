@@ -15,6 +15,7 @@ from lockstep.torch_engine.nets import distributions, nets
 from lockstep.torch_engine.nets.autograd import AutogradFunctions, minibatch_loss, set_dropout
 from lockstep.torch_engine.nets.compiled import LossFunction, compiled
 from lockstep.torch_engine.nets.functions import Columns, in_pieces, shard_gradients
+from lockstep.torch_engine.nets.memory import on_host
 from lockstep.torch_engine.nets.nets import Parameters, PolicyNet
 from lockstep.torch_engine.nets.shards import Mode, by_shard
 from lockstep.torch_engine.state import TrainState, optimizer_options
@@ -56,7 +57,7 @@ def choose_source(state: TrainState, config: Config, communicator: Communicator,
 
 def norm_of(gradient: Tensor) -> float:
     """Computes the norm of a gradient ``[P]``; not a finite number where the gradient isn't one."""
-    if gradient.device.type == "cpu":
+    if on_host(gradient.device):
         host = gradient.numpy()
         return math.sqrt(float(np.dot(host, host)))
     return float(torch.linalg.vector_norm(gradient))

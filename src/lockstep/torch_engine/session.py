@@ -23,7 +23,7 @@ from lockstep.envs.restore.snapshot import load_shards, save_shards
 from lockstep.policies.policy import Policy
 from lockstep.runs.checkpoint import Checkpoint, pack, to_files
 from lockstep.torch_engine.distributed.communicator import Communicator, check_ranks_alike
-from lockstep.torch_engine.distributed.process_group import uses_nccl
+from lockstep.torch_engine.distributed.process_group import own_backend
 from lockstep.torch_engine.envs.tensor_envs import TensorEnvs
 from lockstep.torch_engine.envs.tensor_rollout import TensorCollector
 from lockstep.torch_engine.gradients import GradientSource, choose_source
@@ -150,7 +150,7 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
     """
     device = set_up_torch(config, topology)
     plan = ShardPlan(config.envs, config.shards, topology.world_size, topology.rank)
-    communicator = Communicator(topology, plan, device, uses_nccl(config))
+    communicator = Communicator(topology, plan, device, own_backend(config))
     communicator.join(config)
     check_ranks_alike(communicator, config)
     communicator.share_memory(config)

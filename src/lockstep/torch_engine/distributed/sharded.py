@@ -78,7 +78,7 @@ class ShardedParameters:
         assert isinstance(wrapped, FSDPModule)
         wrapped.set_gradient_divide_factor(1.0)  # the loss is a part of a global mean already
         wrapped.set_force_sum_reduction_for_comms(True)
-        if communicator.transport != "nccl":
+        if communicator.own_backend is None:
             wrapped.set_custom_all_gather(_Gathering(self._gather))
             wrapped.set_custom_reduce_scatter(_Scattering(self._reduce, self._rank))
         self._wrapped, self.module = wrapped, module

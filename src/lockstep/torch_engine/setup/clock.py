@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from lockstep.core.machine import peak_resident
+from lockstep.torch_engine.setup import accelerator
 
 if TYPE_CHECKING:
     from lockstep.torch_engine.distributed.communicator import Communicator
@@ -147,5 +148,4 @@ class RankTimes:
 
 def peak_memory(device: torch.device) -> dict[str, float]:
     """Reads the most memory in MiB that this process has held: of the host (its worker processes apart), of its GPU."""
-    gpu = torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else 0.0
-    return {"peak_memory_mb": peak_resident(), "peak_gpu_memory_mb": gpu}
+    return {"peak_memory_mb": peak_resident(), "peak_gpu_memory_mb": accelerator.peak_memory(device)}
