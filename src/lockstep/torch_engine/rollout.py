@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from lockstep.config.run import Config
 from lockstep.core.life import life
@@ -21,6 +23,7 @@ from lockstep.envs.rewards import RewardShaping
 from lockstep.torch_engine.nets import distributions
 from lockstep.torch_engine.nets.functions import Actor
 from lockstep.torch_engine.nets.nets import PolicyNet
+from lockstep.torch_engine.nets.shards import aligned
 from lockstep.torch_engine.state import TrainState
 
 
@@ -85,6 +88,16 @@ class Rollout:
     def raw_rows(self) -> np.ndarray:
         """Returns ``raw`` on the host."""
         return self.raw
+
+    def final_rows(self, keys: Sequence[tuple[int, int]], rows: int, layout: ObservationLayout) -> np.ndarray | Tensor:
+        """Returns the rows of ``final`` by key, at most so many ``rows``: ``[1, rows, width]``; the rest is 0."""
+        block = np.zeros((1, rows, layout.width), layout.dtype)
+        block[0, : len(keys)] = [self.final[key] for key in keys]
+        return block
+
+    def tensors(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Returns ``observations`` and ``actions`` as tensors on a device."""
+        return aligned(self.observations, device), torch.as_tensor(self.actions).to(device)
 
     @classmethod
     def empty(cls, num_steps: int, envs: HostEnvs, net: PolicyNet, normalized: bool) -> Rollout:

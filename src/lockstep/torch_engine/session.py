@@ -22,6 +22,7 @@ from lockstep.envs.restore.replay import ReplayLog
 from lockstep.envs.restore.snapshot import load_shards, save_shards
 from lockstep.policies.policy import Policy
 from lockstep.runs.checkpoint import Checkpoint, pack, to_files
+from lockstep.torch_engine.accelerated.rollout import StagedCollector
 from lockstep.torch_engine.distributed.communicator import Communicator, check_ranks_alike
 from lockstep.torch_engine.distributed.process_group import own_backend
 from lockstep.torch_engine.envs.tensor_envs import TensorEnvs
@@ -194,6 +195,8 @@ def make_collector(config: Config, plan: ShardPlan, state: TrainState, envs: Hos
     actor = state.policy.actor(plan, mode)
     if isinstance(envs, TensorEnvs):
         return TensorCollector(config, plan, state, envs, actor)
+    if config.device != "cpu":
+        return StagedCollector(config, plan, state, envs, actor)
     return HostCollector(config, plan, state, envs, actor)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from lockstep.config.run import Config
 from lockstep.core.episodes import EpisodeCounter, RecentEpisodes
@@ -43,7 +44,8 @@ class TrainState:
         counter: live episodes' returns and lengths, local environments.
         learning_rate: as the adaptive schedule left it.
         recent: the last hundred episodes.
-        recurrent_state: what a recurrent policy carries from step to step, float32 ``[E, size]``, or None.
+        recurrent_state: what a recurrent policy carries from step to step, float32 ``[E, size]``, or None; on an
+            accelerator it lies there between iterations.
         reference: GRPO's reference policy, or None.
     """
 
@@ -56,7 +58,7 @@ class TrainState:
     counter: EpisodeCounter
     learning_rate: float
     recent: RecentEpisodes = field(default_factory=RecentEpisodes)
-    recurrent_state: np.ndarray | None = None
+    recurrent_state: np.ndarray | Tensor | None = None
     reference: AutogradFunctions | None = None
     iteration: int = 0
     global_step: int = 0
@@ -145,7 +147,10 @@ def make_policy(config: Config, net: PolicyNet, parameters: FlatParameters) -> t
 def carried(state: TrainState) -> dict[str, np.ndarray]:
     """Names what each local environment carries from step to step besides its own state, arrays ``[E, …]``."""
     out = {} if state.return_normalizer is None else {"discounted": state.return_normalizer.running}
-    return out if state.recurrent_state is None else out | {"carry": state.recurrent_state}
+    carry = state.recurrent_state
+    if carry is None:
+        return out
+    return out | {"carry": carry.cpu().numpy() if isinstance(carry, Tensor) else carry}
 
 
 def gather_parameters(state: TrainState) -> None:

@@ -95,7 +95,7 @@ class AutogradFunctions:
         log_prob = distributions.log_prob_and_entropy(self.net, weights, output[:, :-1], actions)[0]
         return log_prob, log_prob[:, :0] if values is None else values, states
 
-    def values(self, observations: np.ndarray, recurrent_state: Tensor | None) -> Tensor:
+    def values(self, observations: np.ndarray | Tensor, recurrent_state: Tensor | None) -> Tensor:
         """See :meth:`PolicyFunctions.values`."""
         weights = self.weights.expanded(1)
         rows = aligned(observations, self.weights.flat.device)
@@ -158,10 +158,10 @@ class RecurrentActor(NetActor):
         self._state = torch.zeros(0)
         self._none = torch.zeros((self._shards, 1, self._rows), device=self._device)
 
-    def begin(self, recurrent_state: np.ndarray | None) -> None:
+    def begin(self, recurrent_state: np.ndarray | Tensor | None) -> None:
         """See :meth:`Actor.begin`."""
         assert recurrent_state is not None
-        state = torch.from_numpy(recurrent_state).to(self._device)
+        state = torch.as_tensor(recurrent_state).to(self._device)
         self._state = state.view(self._shards, self._rows, -1).clone()
 
     def _sampled(self, x: Tensor, noise: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ class Actor(Protocol):
     Who carries nothing from step to step inherits :meth:`begin` and :meth:`forget`, which do nothing.
     """
 
-    def begin(self, recurrent_state: np.ndarray | None) -> None:
+    def begin(self, recurrent_state: np.ndarray | Tensor | None) -> None:
         """Begins a rollout with what a recurrent policy carries into it, float32 ``[E, size]``."""
 
     def __call__(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
@@ -93,8 +93,8 @@ class PolicyFunctions(Protocol):
         """
         ...
 
-    def values(self, observations: np.ndarray, recurrent_state: Tensor | None) -> Tensor:
-        """Computes values ``[rows]`` of one shard's host rows ``[1, rows, width]`` and states ``[1, rows, size]``."""
+    def values(self, observations: np.ndarray | Tensor, recurrent_state: Tensor | None) -> Tensor:
+        """Computes values ``[rows]`` of one shard's rows ``[1, rows, width]`` and states ``[1, rows, size]``."""
         ...
 
     def gradients(self, columns: Columns, settings: LossSettings) -> Tensor:

@@ -47,9 +47,9 @@ class PlainFunctions:
         """Refuses: a plain policy isn't recurrent."""
         raise AssertionError("a plain policy isn't recurrent")
 
-    def values(self, observations: np.ndarray, recurrent_state: Tensor | None) -> Tensor:
+    def values(self, observations: np.ndarray | Tensor, recurrent_state: Tensor | None) -> Tensor:
         """See :meth:`PolicyFunctions.values`."""
-        return torch.from_numpy(self.plain.values(observations)[0])
+        return torch.from_numpy(self.plain.values(np.asarray(observations))[0])
 
     def gradients(self, columns: Columns, settings: LossSettings) -> Tensor:
         """See :meth:`PolicyFunctions.gradients`."""

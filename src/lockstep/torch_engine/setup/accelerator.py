@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.torch_engine.nets.memory import on_host
+
 TYPES = {"cuda": "cuda", "xpu": "xpu"}
 """PyTorch's type of each ``device`` of a config that is an accelerator of this engine; tests put theirs in."""
 PREFERRED = ("cuda", "xpu")
@@ -181,6 +183,11 @@ def upload(array: np.ndarray | Tensor, device: torch.device) -> Tensor:
     if pins(device):
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
+
+
+def to_device(array: np.ndarray, device: torch.device) -> Tensor:
+    """Takes a host's array to where the policy is: the same memory there on the host, else as :func:`upload` does."""
+    return torch.from_numpy(array) if on_host(device) else upload(array, device)
 
 
 class Download:
