@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
 NAME = "emulated"
@@ -27,7 +27,6 @@ count: Counter[str] = Counter()
 
 WAITING = ("aten::nonzero", "aten::masked_select", "aten::equal", "aten::is_nonzero", "aten::_unique2")
 """Operations whose result's shape or value the host needs before it can go on."""
-ALLOWED = ("aten::_fused_adam_.tensor_lr",)
 
 
 class Module(_DummyBackendModule):
@@ -57,6 +56,7 @@ class OnDevice(Tensor):
     @staticmethod
     def __new__(cls, raw: Tensor) -> OnDevice:
         layout = {"strides": raw.stride(), "storage_offset": raw.storage_offset(), "dtype": raw.dtype}
+        assert not isinstance(raw, OnDevice), "memory of a device's memory"
         made = Tensor._make_wrapper_subclass(cls, raw.size(), device=DEVICE, **layout)  # pyright: ignore
         made.raw = raw
         return made
@@ -104,7 +104,7 @@ def _by_mask(indices: Any) -> bool:
 
 def _computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Does an operation on the device's memory; a tensor of the host's with axes must have been copied first."""
-    own = {id(x.raw): x for x in torch.utils._pytree.tree_leaves(args) if isinstance(x, OnDevice)}
+    own = {id(x.raw): x for x in tree_leaves(args) if isinstance(x, OnDevice)}
 
     def inside(x: Any) -> Any:
         if isinstance(x, OnDevice):
@@ -138,7 +138,7 @@ def _registered() -> None:
 
     @torch.library.impl("aten::_copy_from", "privateuseone")
     def _(source: Tensor, to: Tensor, non_blocking: bool = False) -> Tensor:
-        return to.copy_(source)
+        return _copied(to, source)
 
 
 _registered()

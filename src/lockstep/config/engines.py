@@ -60,7 +60,7 @@ def _check_jax(config: Config) -> None:
         raise ValueError("device: xpu is for engine torch; use --engine torch, or device cpu, cuda or tpu")
     if config.compile:
         raise ValueError("compile: true is for engine torch; engine jax compiles the whole iteration anyway")
-    if config.cuda_graphs:
+    if config.cuda_graphs is True:
         raise ValueError("cuda_graphs: true is for engine torch; engine jax launches an iteration as one program")
     if config.threads != 1:
         raise ValueError(

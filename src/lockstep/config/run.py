@@ -77,8 +77,10 @@ class Config(Section):
         "reduction fast",
     )
     compile: bool = Field(default=False, description="torch.compile the loss of a shard; engine torch")
-    cuda_graphs: bool = Field(
-        default=False, description="with compile on a GPU: replay the loss as CUDA graphs; engine torch"
+    cuda_graphs: bool | Literal["auto"] = Field(
+        default=AUTO,
+        description="capture an optimiser step as a graph and replay it; on a GPU and one rank; auto: on CUDA where it "
+        "can be; engine torch",
     )
     threads: int = Field(
         default=1, ge=1, description="CPU threads per rank; results depend on it in the last bits; engine torch"

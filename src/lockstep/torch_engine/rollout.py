@@ -43,6 +43,8 @@ class Rollout:
         scores: float64 ``[T, E]``, rewards as the environments gave them; the same memory where nothing is shaped.
         over: bool ``[T, E]``, where an episode of the environment ended; None: wherever one ends for the learner.
         dead: bool ``[T, E]``, steps of back ends that reset late which only began an episode; None: there are none.
+        moments: mean and M2 of the raw vectors by shard, float64 ``[k, 2·size]``, where they were computed on an
+            accelerator; else None.
         stated: the environments' own metrics of episodes that ended.
     """
 
@@ -58,6 +60,7 @@ class Rollout:
     scores: np.ndarray = field(default_factory=lambda: np.zeros(0))
     over: np.ndarray | None = None
     dead: np.ndarray | None = None
+    moments: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         self.stated: dict[tuple[int, int], dict[str, float]] = {}

@@ -23,6 +23,7 @@ from lockstep.envs.restore.snapshot import load_shards, save_shards
 from lockstep.policies.policy import Policy
 from lockstep.runs.checkpoint import Checkpoint, pack, to_files
 from lockstep.torch_engine.accelerated.rollout import StagedCollector
+from lockstep.torch_engine.accelerated.update import AcceleratedUpdate
 from lockstep.torch_engine.distributed.communicator import Communicator, check_ranks_alike
 from lockstep.torch_engine.distributed.process_group import own_backend
 from lockstep.torch_engine.envs.tensor_envs import TensorEnvs
@@ -33,7 +34,7 @@ from lockstep.torch_engine.nets.parameters import FlatParameters
 from lockstep.torch_engine.nets.shards import Mode
 from lockstep.torch_engine.rollout import Collector, HostCollector, Rollout
 from lockstep.torch_engine.setup.choose_mode import choose_mode
-from lockstep.torch_engine.setup.devices import machine_facts, set_up_torch
+from lockstep.torch_engine.setup.devices import machine_facts, set_up_torch, uses_graphs
 from lockstep.torch_engine.state import (
     TrainState,
     carried,
@@ -62,6 +63,8 @@ class Session:
     Attributes:
         envs: this rank's environments; ``replay`` their live episodes' actions.
         mode: whether shards are batched or looped over.
+        source: how gradients are reduced.
+        update: the update on an accelerator; None where the host takes its decisions.
         restarted: environments that this resume couldn't restore exactly; ``restarted_before`` those of earlier ones.
         wall_time_before: seconds of training before this resume.
     """
@@ -77,6 +80,7 @@ class Session:
     mode: Mode
     collector: Collector
     source: GradientSource
+    update: AcceleratedUpdate | None = None
     restarted: list[int] = field(default_factory=list)
     restarted_before: list[int] = field(default_factory=list)
     wall_time_before: float = 0.0
@@ -170,6 +174,7 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
     state = init_state(config, description, plan, device)
     set_reference(state, config)
     mode = choose_mode(state, config, communicator)
+    source = choose_source(state, config, communicator, mode)
     session = Session(
         config=config,
         topology=topology,
@@ -181,13 +186,21 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
         state=state,
         mode=mode,
         collector=make_collector(config, plan, state, envs, mode),
-        source=choose_source(state, config, communicator, mode),
+        source=source,
+        update=make_update(state, config, plan, source),
     )
     if checkpoint is None:
         begin(session)
     else:
         resume(session, checkpoint)
     return session
+
+
+def make_update(state: TrainState, config: Config, plan: ShardPlan, source: GradientSource) -> AcceleratedUpdate | None:
+    """Makes the update on an accelerator, where its decisions can be taken there: not with FSDP, nor local steps."""
+    if config.device == "cpu" or config.fsdp or config.sync_period > 1:
+        return None
+    return AcceleratedUpdate(state, config, plan, source, graphed=uses_graphs(config, plan.world_size))
 
 
 def make_collector(config: Config, plan: ShardPlan, state: TrainState, envs: HostEnvs, mode: Mode) -> Collector:

@@ -28,6 +28,7 @@ from lockstep.torch_engine.nets.parameters import MOMENTS, FlatParameters, Optim
 from lockstep.torch_engine.plain.adam import host_adam
 from lockstep.torch_engine.plain.functions import PlainFunctions
 from lockstep.torch_engine.plain.policy import derivable
+from lockstep.torch_engine.setup import accelerator
 
 POLICY, OPTIMIZER, NORMALIZERS = "policy/", "optimizer/", "normalizers/"
 
@@ -89,7 +90,7 @@ def check_networks(config: Config, description: EnvDescription) -> PolicyNet:
     """Makes the networks that a config asks for, if they and all that goes with them can be had here.
 
     Raises:
-        ValueError: networks or normalisers don't fit the spaces, or nothing can compile them; one line.
+        ValueError: networks or normalisers don't fit the spaces, or nothing can compile or capture them; one line.
     """
     net = make_net(config, description.observation, description.action)
     if config.normalize.observations and not net.observation.vector_size:
@@ -97,6 +98,8 @@ def check_networks(config: Config, description: EnvDescription) -> PolicyNet:
             f"normalize.observations: {description.id} observes no numbers (images are scaled to 0 … 1 and indices "
             "become one-hot vectors anyway); leave it out"
         )
+    if config.cuda_graphs is True:
+        accelerator.check_accelerator(config.device, 1, graphs=True)
     compilers = (os.environ.get("CXX", "g++"), "clang++")
     if config.compile and config.device == "cpu" and not any(shutil.which(name) for name in compilers):
         raise ValueError(

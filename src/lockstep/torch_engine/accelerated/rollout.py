@@ -60,7 +60,8 @@ class StagedActor(Actor):
         """See :meth:`Actor.begin`."""
         self._step = 0
         self._staged_ends[:] = False
-        self._inner.begin(recurrent_state)
+        with torch.inference_mode(False), torch.no_grad():
+            self._inner.begin(recurrent_state)
 
     def _send(self, observations: np.ndarray) -> None:
         """Copies a step's observations and ends up; what was staged before has arrived when its actions came down."""
@@ -104,13 +105,13 @@ class StagedRollout(Rollout):
 
 
 class StagedCollector(HostCollector):
-    """Collects from environments on the host for an accelerator; see :class:`lockstep.torch_engine.rollout.Collector`."""
+    """Collects from environments on the host for an accelerator; see :class:`.rollout.Collector`."""
 
     def __init__(self, config: Config, plan: ShardPlan, state: TrainState, envs: HostEnvs, actor: Actor) -> None:
         self._staged = StagedActor(actor, envs, config.num_steps, state.parameters.flat.device)
         super().__init__(config, plan, state, envs, self._staged)
         held = {each.name: getattr(self.rollout, each.name) for each in fields(self.rollout)}
-        self.rollout = StagedRollout(**held, staged=self._staged)
+        self.rollout: Rollout = StagedRollout(**held, staged=self._staged)
 
     def collect(self) -> None:
         """See :meth:`Collector.collect`."""

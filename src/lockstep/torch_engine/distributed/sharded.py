@@ -146,8 +146,9 @@ class ShardedAdam:
         parameters.flat.grad = None
         self.release()
 
-    def step(self, gradient: Tensor, learning_rate: float) -> None:
-        """See :meth:`Optimizer.step`."""
+    def step(self, gradient: Tensor, learning_rate: float | Tensor, skipped: Tensor | None = None) -> None:
+        """See :meth:`Optimizer.step`; nothing is skipped without the host."""
+        assert skipped is None
         self._adam.param_groups[0]["lr"] = learning_rate
         parts = torch.split(gradient, [g.numel() for g in self._gradients])
         for mine, part in zip(self._gradients, parts, strict=True):

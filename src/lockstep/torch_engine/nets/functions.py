@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 Columns = Mapping[str, Tensor]
 """A minibatch by name, tensors ``[k, rows, …]``; :class:`lockstep.torch_engine.batch.Batch` says what they are."""
 
-ShardGradients = Callable[[Columns, int], Tensor]
-"""From a minibatch and its global count of valid samples to each shard's gradient and loss terms, ``[k, P + T]``."""
+ShardGradients = Callable[[Columns, Any], Tensor]
+"""From a minibatch and its global count of valid samples (an int, or a scalar on the device) to each shard's gradient
+and loss terms, ``[k, P + T]``."""
 
 DROPOUT_SEED = "dropout_seed"
 
@@ -105,13 +106,13 @@ class PolicyFunctions(Protocol):
 def shard_gradients(policy: PolicyFunctions, settings: LossSettings, pieces: int) -> ShardGradients:
     """Makes a function of a minibatch that returns each shard's gradient, taken in ``pieces`` equal parts."""
 
-    def of_whole(columns: Columns, count: int) -> Tensor:
+    def of_whole(columns: Columns, count: Any) -> Tensor:
         return policy.gradients(columns, settings.counting(count))
 
     if pieces == 1:
         return of_whole
 
-    def accumulated(columns: Columns, count: int) -> Tensor:
+    def accumulated(columns: Columns, count: Any) -> Tensor:
         parts = [of_whole(piece, count).clone() for piece in in_pieces(columns, pieces)]
         return distributions.sum_in_order(parts)
 

@@ -210,6 +210,14 @@ class Download:
         return self._buffer
 
 
+def read_at_once(*tensors: Tensor) -> list[np.ndarray]:
+    """Reads a device's tensors in one copy, as arrays of their shapes and dtypes."""
+    packed = torch.cat([x.contiguous().flatten().view(torch.uint8) for x in tensors]).cpu()
+    sizes = [x.numel() * x.element_size() for x in tensors]
+    parts = zip(packed.split(sizes), tensors, strict=True)
+    return [part.clone().view(x.dtype).view(x.shape).numpy() for part, x in parts]
+
+
 # --- graphs -----------------------------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,8 @@ import torch
 from threadpoolctl import threadpool_limits
 from torch.optim import Optimizer
 
-from lockstep.config.run import Config
+from lockstep.config.checks import ungraphed
+from lockstep.config.run import AUTO, Config
 from lockstep.core.machine import processor
 from lockstep.core.private import user_cache
 from lockstep.core.temporary import temporary_directory
@@ -57,6 +58,13 @@ def name_ranks(config: Config, ranks: int, processes: int) -> tuple[str, list[st
     threads = f"{config.threads} thread{'s' if config.threads > 1 else ''}"
     names = [f"rank {rank}, {name}" for rank, name in enumerate(accelerator.names_of_ranks(config.device, ranks))]
     return f"{ranks} process{'es' if ranks > 1 else ''} of {threads}", names
+
+
+def uses_graphs(config: Config, ranks: int) -> bool:
+    """Tells whether optimiser steps are captured as a graph: ``auto`` does where it can on CUDA devices."""
+    if config.cuda_graphs != AUTO:
+        return config.cuda_graphs
+    return config.device == "cuda" and ranks == 1 and ungraphed(config) is None
 
 
 COMPILER_CACHE = "TORCHINDUCTOR_CACHE_DIR"
