@@ -20,7 +20,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
 NAME = "emulated"
-DEVICE = f"{NAME}:0"
 UP, DOWN, WAITS = "to the device", "to the host", "waits"
 count: Counter[str] = Counter()
 """Copies to the device, reads by the host (each of which waits), other operations that wait, and operations."""
@@ -30,7 +29,10 @@ WAITING = ("aten::nonzero", "aten::masked_select", "aten::equal", "aten::is_nonz
 
 
 class Module(_DummyBackendModule):
-    """What ``torch.cuda`` is for CUDA: everything that a run asks of a device's module."""
+    """What ``torch.cuda`` is for CUDA: what a run asks of its module. A process sees two, and uses one."""
+
+    def device_count(self) -> int:
+        return 2
 
     def set_device(self, index: int) -> None:
         pass
@@ -57,9 +59,12 @@ class OnDevice(Tensor):
     def __new__(cls, raw: Tensor) -> OnDevice:
         layout = {"strides": raw.stride(), "storage_offset": raw.storage_offset(), "dtype": raw.dtype}
         assert not isinstance(raw, OnDevice), "memory of a device's memory"
-        made = Tensor._make_wrapper_subclass(cls, raw.size(), device=DEVICE, **layout)  # pyright: ignore
+        made = Tensor._make_wrapper_subclass(cls, raw.size(), device=f"{NAME}:0", **layout)  # pyright: ignore
         made.raw = raw
         return made
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        raise TypeError("NumPy can't look at a device's memory")
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -158,6 +163,7 @@ def main() -> int:
     from lockstep.torch_engine.setup import accelerator
 
     accelerator.TYPES["xpu"] = NAME
+    accelerator.take_device = lambda device, local_rank: torch.device(NAME, 0)  # autograd knows of one
     return lockstep(sys.argv[1:])
 
 

@@ -78,7 +78,6 @@ class AcceleratedUpdate:
         self.report = Report(len(names), 4 * config.shards, self._device)
         self._kl = names.index("approx_kl")
         self._rate = torch.zeros((), device=self._device)
-        self._rate.fill_(state.learning_rate)
         self._number = torch.zeros(1, dtype=torch.int64, device=self._device)
         self._held: dict[str, Tensor] = {}
         self._replay: Callable[[], None] | None = None
@@ -89,8 +88,7 @@ class AcceleratedUpdate:
         """Launches the optimiser steps on one rollout; nothing is waited for."""
         config, state = self.config, self.state
         state.learning_rate = scheduled_learning_rate(config, state.global_step, state.learning_rate)
-        if config.ppo.schedule != "adaptive":
-            self._rate.fill_(state.learning_rate)
+        self._rate.fill_(state.learning_rate)  # as the last update left it, which has been read by now
         self.report.clear()
         self._number.zero_()
         self._hold(batch, indices, statistics)
