@@ -77,10 +77,10 @@ class Config(Section):
         "reduction fast",
     )
     compile: bool = Field(default=False, description="torch.compile the loss of a shard; engine torch")
-    cuda_graphs: bool | Literal["auto"] = Field(
-        default=AUTO,
-        description="capture an optimiser step as a graph and replay it; on a GPU and one rank; auto: on CUDA where it "
-        "can be; engine torch",
+    cuda_graphs: bool | None = Field(
+        default=None,
+        description="capture an optimiser step as a graph and replay it, on a GPU of a single rank (default: on CUDA, "
+        "where it can be); engine torch",
     )
     threads: int = Field(
         default=1, ge=1, description="CPU threads per rank; results depend on it in the last bits; engine torch"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import gc
-import os
-import sys
 import time
 import uuid
 from typing import Any
@@ -16,10 +14,10 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
 from lockstep.config.run import Config
 from lockstep.core.errors import RankMismatchError
-from lockstep.core.network import interface_of, own_address
 from lockstep.core.process import ended_by_signals
 from lockstep.core.silence import sign_name
 from lockstep.core.topology import Topology
+from lockstep.training.rank_environment import apply, interface_settings, machine_class
 
 WITHOUT_LIMIT = datetime.timedelta(days=20)
 """The backends' own limit where ranks watch one another; in milliseconds it still fits into 32 bits."""
@@ -50,11 +48,7 @@ def join_process_group(
 
     ``timeout`` is how long a rank waits for the others in a collective; ``own`` is the accelerators' backend, or None.
     """
-    if topology.loopback:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-    elif (interface := interface_of(own_address(topology.master_addr) or "")) is not None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    apply(interface_settings(topology, machine_class(topology)))
     store = store or meet(topology, timeout)
     place: dict[str, Any] = {"world_size": topology.world_size, "rank": topology.rank}
     dist.init_process_group(backends_of(own), store=store, timeout=timeout, **place)

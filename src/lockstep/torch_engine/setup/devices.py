@@ -15,16 +15,13 @@ from threadpoolctl import threadpool_limits
 from torch.optim import Optimizer
 
 from lockstep.config.checks import ungraphed
-from lockstep.config.run import AUTO, Config
+from lockstep.config.run import Config
 from lockstep.core.machine import processor
 from lockstep.core.private import user_cache
 from lockstep.core.temporary import temporary_directory
 from lockstep.core.topology import Topology
 from lockstep.torch_engine.setup import accelerator
-
-# Defaults that only apply where the user set nothing.
-NCCL_DEFAULTS = {"NCCL_DEBUG": "WARN", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
-DETERMINISTIC_DEFAULTS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+from lockstep.training.rank_environment import apply, machine_class, settings_of
 
 
 def check_device(device: str, nproc: int) -> None:
@@ -61,8 +58,8 @@ def name_ranks(config: Config, ranks: int, processes: int) -> tuple[str, list[st
 
 
 def uses_graphs(config: Config, ranks: int) -> bool:
-    """Tells whether optimiser steps are captured as a graph: ``auto`` does where it can on CUDA devices."""
-    if config.cuda_graphs != AUTO:
+    """Tells whether optimiser steps are captured as a graph: by default where it can be on CUDA devices."""
+    if config.cuda_graphs is not None:
         return config.cuda_graphs
     return config.device == "cuda" and ranks == 1 and ungraphed(config) is None
 
@@ -81,8 +78,7 @@ def set_up_torch(config: Config, topology: Topology) -> torch.device:
         os.environ[COMPILER_CACHE] = str(directory) if usable else _own_directory()
     if config.device == "cpu":
         return torch.device("cpu")
-    for name, value in (NCCL_DEFAULTS | DETERMINISTIC_DEFAULTS).items():
-        os.environ.setdefault(name, value)
+    apply(settings_of(config.device, topology, machine_class(topology)))
     return accelerator.take_device(config.device, topology.local_rank)
 
 
