@@ -156,6 +156,7 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
     device = set_up_torch(config, topology)
     plan = ShardPlan(config.envs, config.shards, topology.world_size, topology.rank)
     communicator = Communicator(topology, plan, device, own_backend(config))
+    communicator.waits = config.log.timing
     communicator.join(config)
     check_ranks_alike(communicator, config)
     communicator.share_memory(config)

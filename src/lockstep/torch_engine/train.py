@@ -56,7 +56,7 @@ class Trainer:
         self.state = session.state
         self.plan = session.plan
         self.communicator = session.communicator
-        self.clock = Clock(session.communicator, watch_memory=session.config.log.timing)
+        self.clock = Clock(session.communicator, thorough=session.config.log.timing)
         self.held: Callable[[], Record] | None = None
 
     def loop(self) -> int:

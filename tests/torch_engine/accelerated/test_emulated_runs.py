@@ -117,6 +117,11 @@ def test_a_step_takes_one_copy_up_and_one_down_or_none_where_the_environments_ar
     assert copies_of_step(config) == {UP: expected, DOWN: expected, WAITS: 0}
 
 
+@pytest.mark.usefixtures("emulated")
+def test_a_run_that_is_timed_waits_for_the_end_of_each_part():
+    assert reads_of_iteration(config_of("plain", log={"timing": True}))[WAITS] == 2
+
+
 # --- mistakes ---------------------------------------------------------------------------------------------------------
 
 

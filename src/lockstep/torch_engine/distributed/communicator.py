@@ -50,6 +50,7 @@ class Communicator:
     Attributes:
         durations: seconds of each collective since the last :meth:`take_durations`.
         traffic: bytes that this rank sent in collectives so far, and that it received; ``calls`` their number.
+        waits: whether the accelerator is waited for around a collective, which measures it; else it is launched.
         sums: how the largest sum travelled: by ``gather``, ``slices`` or the backend's ``all-reduce``; None: none did.
         slots: shared memory, by which tensors on the CPU travel; ``no_slots`` why there is none, once looked for.
     """
@@ -63,7 +64,7 @@ class Communicator:
         group: dist.ProcessGroup | None = None,
     ) -> None:
         self.topology, self.plan, self.device, self.group = topology, plan, device, group
-        self.own_backend = own_backend
+        self.own_backend, self.waits = own_backend, True
         self.durations: list[float] = []
         self.traffic = Traffic(0, 0)
         self.calls = 0
@@ -156,11 +157,13 @@ class Communicator:
     def _timed(self, moved: Traffic, device: torch.device, operation: Callable[..., Any], *args: Any) -> Any:
         """Calls a collective of tensors on a device, in which this rank sends and receives so much."""
         life.wait()  # already in what is under way: collectives of DDP's and FSDP's own
-        accelerator.synchronize(device)
+        if self.waits:
+            accelerator.synchronize(device)
         started = time.perf_counter()
         try:
             result = operation(*args)
-            accelerator.synchronize(device)
+            if self.waits:
+                accelerator.synchronize(device)
         except PeerFailureError:
             raise
         except RuntimeError as error:

@@ -7,8 +7,7 @@ starts (:func:`check_accelerator`).
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -221,7 +220,7 @@ def read_at_once(*tensors: Tensor) -> list[np.ndarray]:
 # --- graphs -----------------------------------------------------------------------------------------------------------
 
 
-def capture(device: torch.device, work: Any) -> Any:
+def capture(device: torch.device, work: Callable[[], None]) -> Callable[[], None]:
     """Captures what ``work()`` launches as one graph; returns what replays it.
 
     It is called :data:`WARM_UP` times first, on a stream of its own, as PyTorch's notes on CUDA graphs have it; it must
@@ -238,21 +237,6 @@ def capture(device: torch.device, work: Any) -> Any:
     with module.graph(graph):
         work()
     return graph.replay
-
-
-@contextlib.contextmanager
-def no_waits(device: torch.device) -> Iterator[None]:
-    """Raises where what runs inside waits for the device, on devices that can tell: CUDA's."""
-    check = getattr(_module(device), "set_sync_debug_mode", None)
-    if check is None:
-        yield
-        return
-    before = _module(device).get_sync_debug_mode()
-    check("error")
-    try:
-        yield
-    finally:
-        check(before)
 
 
 # --- scripts of users -------------------------------------------------------------------------------------------------
