@@ -30,7 +30,7 @@ def watched(self: AcceleratedUpdate, *words: Any) -> Any:
 
 
 if __name__ == "__main__":
-    AcceleratedUpdate.__call__ = watched
+    AcceleratedUpdate.__call__ = watched  # pyright: ignore[reportAttributeAccessIssue]
     code = main(sys.argv[1:])
     print("updates", updates)
     sys.exit(code)

@@ -139,7 +139,7 @@ def recurrent_batch(core: str = "lstm", shared: bool = False) -> tuple[Config, T
     """A batch of eight steps in which episodes end within sequences, at their borders, and at the last step."""
     config = small_config(num_steps=8, num_shards=4, network={**RECURRENT, "recurrent": core, "shared": shared})
     state, rng = small_state(config, described()), np.random.default_rng(0)
-    assert state.recurrent_state is not None
+    assert isinstance(state.recurrent_state, np.ndarray)
     state.recurrent_state[:] = rng.normal(size=state.recurrent_state.shape)
     kinds = np.full((8, 8), "", object)
     for where, kind in ENDS.items():

@@ -165,6 +165,7 @@ def test_a_copy_in_every_step_is_caught():
 @pytest.mark.usefixtures("emulated")
 def test_noise_of_the_hosts_generator_is_caught_where_it_is_used():
     with opened(config_of("tensor environments")) as (session, _, _):
+        assert isinstance(session.envs, TensorEnvs)
         actor = session.state.policy.actor(session.plan, session.mode)
         noise = torch.rand((4, 2), generator=torch.Generator().manual_seed(0))
         with pytest.raises(RuntimeError, match="a tensor in the host's memory met one on the device"):

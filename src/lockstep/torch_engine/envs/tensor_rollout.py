@@ -99,7 +99,8 @@ class TensorRollout(Rollout):
         From an accelerator one copy brings all but the last rows, which stay there, and with them the moments of
         observations that are normalised.
         """
-        vectors = float_columns(layout, self.raw)[..., : layout.vector_size]
+        raw: Any = self.raw
+        vectors = float_columns(layout, raw)[..., : layout.vector_size]
         total = vectors.sum() + self.device_scores.sum()
         if on_host(self.last.device):
             scores, ends, self.finite = (
