@@ -159,6 +159,12 @@ def test_a_number_of_ranks_that_is_none(value):
     assert "auto" in text
 
 
+@pytest.mark.parametrize("value", ["many", "1.5", "-1"])
+def test_a_number_of_workers_that_is_none(value):
+    text = flag_complaint("--env.workers", value)
+    assert text == f"command line: env.workers: '{value}': a number of processes a rank, 0 for none, or auto"
+
+
 def test_choices_are_listed():
     choices = "'cpu', 'cuda', 'xpu', 'tpu' or 'auto'"
     assert flag_complaint("--device", "npu") == f"command line: device: 'npu': input should be {choices}"

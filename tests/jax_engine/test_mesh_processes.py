@@ -16,6 +16,8 @@ SCRIPT = Path(__file__).with_name("two_processes.py")
 def start(directory, devices, variables):
     environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "RANK", "WORLD_SIZE")}
     environment |= {"PYTHONPATH": str(ROOT / "src"), "XDG_CACHE_HOME": str(directory / "cache")} | variables
+    programs = directory / f"programs_{variables.get('RANK', 'alone')}"
+    environment |= {"JAX_COMPILATION_CACHE_DIR": str(programs), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     command = [sys.executable, str(SCRIPT), str(directory), str(devices)]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
@@ -47,6 +49,15 @@ def test_devices_are_those_of_all_processes(reports):
 def test_processes_exchange_json(reports):
     expected = [{"rank": 0, "text": "ä"}, {"rank": 1, "text": "ää"}]
     assert [report["json"] for report in reports] == [expected, expected, expected[:1]]
+
+
+def test_every_process_keeps_its_compiled_programs(reports):
+    assert all(report["programs kept"] > 0 for report in reports[:2])
+
+
+def test_what_is_done_again_is_not_compiled_again(reports):
+    for report in reports[:2]:
+        assert report["compiled"] == {"first": 1, "again": [0, 0], "longer": [0, 0, 0]}
 
 
 def test_the_tree_has_the_bits_of_one_process(reports):

@@ -1,6 +1,7 @@
 """What the processes of a run do with a mesh of all their devices; ``test_mesh_processes.py`` starts them."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -63,6 +64,23 @@ def placed(jax, mesh, rank):
     }
 
 
+def compiled_again(jax, mesh, rank):
+    """How many programs are compiled by what processes do again and again, and by what is new."""
+    names = []
+    jax.monitoring.register_event_duration_secs_listener(lambda name, *_, **__: names.append(name))
+
+    def compiled(function):
+        names.clear()
+        function()
+        return sum(name.endswith("backend_compile_duration") for name in names)
+
+    rows = placement.shard_rows(np.full((2, 7), rank, np.float32), mesh)
+    first = compiled(lambda: placement.gathered(rows))
+    again = [compiled(lambda: placement.gathered(rows)) for _ in range(2)]
+    longer = [compiled(lambda n=n: processes.gather_json("x" * n)) for n in (30 * (rank + 1), 90, 200)]
+    return {"first": first, "again": again, "longer": longer}
+
+
 def saved(mesh, rank, directory):
     """One checkpoint, written once, read by all; a part of the array lies in each process."""
     from lockstep.jax.checkpoint import load_checkpoint, save_checkpoint
@@ -107,6 +125,8 @@ def main():
     if topology.world_size > 1:
         report |= placed(jax, mesh, topology.rank) | {"saved": saved(mesh, topology.rank, directory / "checkpoint")}
         processes.check_ranks_alike("the same")
+        report["compiled"] = compiled_again(jax, mesh, topology.rank)
+        report["programs kept"] = len(list(Path(os.environ["JAX_COMPILATION_CACHE_DIR"]).glob("jit_*")))
         report["mismatch"] = error_of(processes.check_ranks_alike, f"config {topology.rank}")
         report["listening"] = listening() if sys.platform == "linux" else None
     (directory / f"report_{topology.world_size}_{topology.rank}.json").write_text(json.dumps(report))

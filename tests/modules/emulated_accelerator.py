@@ -109,7 +109,7 @@ def _by_mask(indices: Any) -> bool:
 
 def _computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Does an operation on the device's memory; a tensor of the host's with axes must have been copied first."""
-    own = {id(x.raw): x for x in tree_leaves(args) if isinstance(x, OnDevice)}
+    own = {id(x.raw): x for x in tree_leaves((args, kwargs)) if isinstance(x, OnDevice)}
 
     def inside(x: Any) -> Any:
         if isinstance(x, OnDevice):

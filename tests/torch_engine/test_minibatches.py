@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_runs import (
     actions_of,
+    alone,
     described,
     not_normalised,
     of_rank,
@@ -26,6 +27,7 @@ from lockstep.core.shards import ShardPlan
 from lockstep.torch_engine.advantages import counted_moments, merge_counts
 from lockstep.torch_engine.batch import Batch, make_batch
 from lockstep.torch_engine.distributed.communicator import Communicator
+from lockstep.torch_engine.gradients import exact_gradient, fast_gradient
 from lockstep.torch_engine.minibatches import (
     advantage_moments,
     epoch_minibatches,
@@ -135,9 +137,12 @@ def test_minibatches_are_of_whole_sequences():
 ENDS = {(1, 0): "terminated", (3, 1): "truncated", (4, 2): "terminated", (7, 5): "terminated"}
 
 
-def recurrent_batch(core: str = "lstm", shared: bool = False) -> tuple[Config, TrainState, Rollout, Batch]:
+def recurrent_batch(
+    core: str = "lstm", shared: bool = False, activation: str = "tanh"
+) -> tuple[Config, TrainState, Rollout, Batch]:
     """A batch of eight steps in which episodes end within sequences, at their borders, and at the last step."""
-    config = small_config(num_steps=8, num_shards=4, network={**RECURRENT, "recurrent": core, "shared": shared})
+    network = {**RECURRENT, "recurrent": core, "shared": shared, "activation": activation}
+    config = small_config(num_steps=8, num_shards=4, network=network)
     state, rng = small_state(config, described()), np.random.default_rng(0)
     assert isinstance(state.recurrent_state, np.ndarray)
     state.recurrent_state[:] = rng.normal(size=state.recurrent_state.shape)
@@ -161,6 +166,7 @@ def recurrent_batch(core: str = "lstm", shared: bool = False) -> tuple[Config, T
 
 
 def approx_kl(config: Config, state: TrainState, columns: dict[str, torch.Tensor]) -> float:
+    """The mean divergence by PyTorch's networks, whoever computed the rollout."""
     weights = nets.expand(state.parameters.views, 4)
     terms = minibatch_loss(state.net, weights, columns, loss_settings(config))[1]
     return float(terms[:, TERMS.index("approx_kl")].sum())
@@ -271,3 +277,24 @@ def test_layouts_of_sequences_and_samples_agree():
             start, env = 4 * (number // 2), 2 * shard + number % 2
             assert sequence.tolist() == x[start : start + 4, env].tolist()
     assert actions_of(True, 3).row_shape == ()
+
+
+@pytest.mark.parametrize("core", ["lstm", "gru"])
+@pytest.mark.parametrize("activation", ["tanh", "silu"], ids=["by hand", "by autograd"])
+def test_the_fast_gradient_of_sequences_is_the_exact_one_up_to_summation_order(core, activation):
+    config, state, _, batch = recurrent_batch(core, activation=activation)
+    columns = batch.columns()
+    exact = exact_gradient(state, config, alone(config), "batched")(columns, 64)
+    fast = fast_gradient(state, config, alone(config))(columns, 64)
+    assert float(exact.vector.abs().max()) > 1e-3
+    torch.testing.assert_close(fast.vector, exact.vector, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(fast.terms, exact.terms, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("core", ["lstm", "gru"])
+def test_a_gradient_of_sequences_in_parts_is_that_of_the_whole(core):
+    config, state, _, batch = recurrent_batch(core)
+    parts = config.model_copy(update={"ppo": config.ppo.model_copy(update={"gradient_accumulation": 2})})
+    whole, halves = (exact_gradient(state, c, alone(c), "batched")(batch.columns(), 64) for c in (config, parts))
+    torch.testing.assert_close(halves.vector, whole.vector, rtol=1e-4, atol=1e-6)
+    assert not torch.equal(halves.vector, whole.vector)

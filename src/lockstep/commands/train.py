@@ -12,7 +12,7 @@ from pathlib import Path
 from lockstep.commands.next_steps import next_steps
 from lockstep.config.checks import resolve
 from lockstep.config.command_line import Request
-from lockstep.config.files import config_text, read_file
+from lockstep.config.files import config_text
 from lockstep.config.help import train_help
 from lockstep.config.run import RunOptions
 from lockstep.launch.defaults import request_of
@@ -22,6 +22,7 @@ from lockstep.launch.start import STOPPED_BY_SIGNAL, start_run
 from lockstep.launch.world import topology_of
 from lockstep.report.packages import check_installed
 from lockstep.runs.directory import REPORT, SUMMARY, is_writer
+from lockstep.runs.listing import read_object
 from lockstep.training.audience import COMMAND_VARIABLE
 
 _HELP, _PRINT, _ENVIRONMENT = ("-h", "--help", "--help-all"), "--print-config", "--print-environment"
@@ -63,7 +64,7 @@ def report(path: Path, options: RunOptions, code: int) -> None:
     if not (path / SUMMARY).is_file():
         return
     if not options.quiet:
-        print(next_steps(path, read_file(path / SUMMARY)), flush=True)
+        print(next_steps(path, read_object(path / SUMMARY)), flush=True)
     if options.report:
         _write_page(path, options.quiet)
     if code in STOPPED_BY_SIGNAL:

@@ -31,6 +31,8 @@ def _set_up(session: Session) -> list[str]:
 
 def _own_notes(session: Session) -> list[str]:
     config, communicator, out = session.config, session.communicator, []
+    if session.workers_note is not None:
+        out.append(session.workers_note)
     if config.reduction == "exact" and session.mode == "loop" and not config.compile:
         net = session.state.net
         out += loop_notes(session.plan.tree.most_shards, net.convolutional, net.custom is not None)

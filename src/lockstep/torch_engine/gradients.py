@@ -17,7 +17,7 @@ from lockstep.torch_engine.nets.compiled import LossFunction, compiled
 from lockstep.torch_engine.nets.functions import Columns, in_pieces, shard_gradients
 from lockstep.torch_engine.nets.memory import on_host
 from lockstep.torch_engine.nets.nets import Parameters, PolicyNet
-from lockstep.torch_engine.nets.shards import Mode, by_shard
+from lockstep.torch_engine.nets.shards import Mode, part_of
 from lockstep.torch_engine.state import TrainState, optimizer_options
 from lockstep.training.losses import LossSettings, loss_settings
 
@@ -78,10 +78,17 @@ def exact_gradient(state: TrainState, config: Config, communicator: Communicator
     """Takes gradients shard by shard and sums them by a fixed tree: the same bits for every world size."""
     settings = loss_settings(config)
     gradients = shard_gradients(state.policy, settings, config.ppo.gradient_accumulation)
+    rows: Tensor | None = None  # of all steps: new memory costs as much as a pass over it
 
     def reduced(columns: Columns, count: Any) -> Gradient:
-        each = by_shard(mode, lambda part: gradients(part, count), dict(columns))
-        return split(communicator.sum_shards(each), settings)
+        nonlocal rows
+        if mode == "batched":
+            return split(communicator.sum_shards(gradients(columns, count)), settings)
+        shards, size = len(columns["actions"]), state.parameters.flat.numel() + len(settings.terms)
+        rows = state.parameters.flat.new_empty((shards, size)) if rows is None else rows
+        for shard in range(shards):
+            gradients(part_of(dict(columns), shard, shard + 1), count, rows[shard : shard + 1])
+        return split(communicator.sum_shards(rows), settings)
 
     return reduced
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,6 +87,26 @@ def normalised(advantages: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
     return (advantages - mean) / scale
 
 
+def observations_taker(observations: Tensor, of_shard: Tensor, of_all: Tensor) -> Callable[[int], Tensor]:
+    """Makes a function of a minibatch's number that copies its observations ``[k, rows, …]``.
+
+    Takes observations ``[k, samples, …]`` and indices ``[num_minibatches, k, rows]``: within a shard, and into the
+    samples of all shards one after another.
+    """
+    if observations.dtype != torch.uint8:
+        flat = observations.reshape(-1, *observations.shape[2:])
+        return lambda number: flat[of_all[number]]
+
+    def take(number: int) -> Tensor:
+        """Copies images whole, a shard at a time: nothing else is copied of them."""
+        out = observations.new_empty((*of_shard[number].shape, *observations.shape[2:]))
+        for shard, samples in enumerate(observations):
+            torch.index_select(samples, 0, of_shard[number, shard], out=out[shard])
+        return out
+
+    return take
+
+
 def epoch_minibatches(
     state: TrainState,
     batch: Batch,
@@ -104,14 +124,15 @@ def epoch_minibatches(
     shards, samples = batch.advantages.shape[:2]
     offsets = np.arange(shards)[:, None] * samples
     index = torch.from_numpy(indices[epoch] + offsets).to(batch.advantages.device)
-    flat = {name: x.reshape(shards * samples, *x.shape[2:]) for name, x in batch.columns().items()}
-    observations = flat.pop("observations")
-    columns = {name: x[index] for name, x in flat.items()}
+    given = batch.columns()
+    observations = given.pop("observations")
+    columns = {name: x.reshape(shards * samples, *x.shape[2:])[index] for name, x in given.items()}
+    take = observations_taker(observations, torch.from_numpy(indices[epoch]).to(index.device), index)
     if statistics.mean is not None and statistics.scale is not None:
         columns["advantages"] = normalised(columns["advantages"], statistics.mean[epoch], statistics.scale[epoch])
     for number in range(len(index)):
         minibatch = {name: x[number] for name, x in columns.items()}
-        minibatch["observations"] = observations[index[number]]
+        minibatch["observations"] = take(number)
         if state.net.custom is not None:
             keys = [keyed_seed(config.seed, "dropout", state.iteration, epoch, number, s) for s in plan.shards]
             minibatch[DROPOUT_SEED] = torch.tensor(keys).unsqueeze(1)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lockstep.config.run import Config
+from lockstep.config.run import Config, EnvConfig
 from lockstep.core.fingerprint import compare_ranks, fingerprints
 from lockstep.core.process import fail_now
 from lockstep.core.shards import ShardPlan
@@ -33,7 +33,7 @@ from lockstep.torch_engine.nets.autograd import AutogradFunctions
 from lockstep.torch_engine.nets.parameters import FlatParameters
 from lockstep.torch_engine.nets.shards import Mode
 from lockstep.torch_engine.rollout import Collector, HostCollector, Rollout
-from lockstep.torch_engine.setup.choose_mode import choose_mode
+from lockstep.torch_engine.setup.choose_mode import choose_mode, choose_rollout_mode
 from lockstep.torch_engine.setup.devices import machine_facts, set_up_torch, uses_graphs
 from lockstep.torch_engine.state import (
     TrainState,
@@ -54,6 +54,7 @@ from lockstep.training.session import (
     make_eval_envs,
     policy_of,
 )
+from lockstep.training.worker_processes import settle_workers
 
 
 @dataclass
@@ -62,11 +63,12 @@ class Session:
 
     Attributes:
         envs: this rank's environments; ``replay`` their live episodes' actions.
-        mode: whether shards are batched or looped over.
+        mode: whether shards are batched or looped over; ``rollout_mode`` while actions are sampled.
         source: how gradients are reduced.
         update: the update on an accelerator; None where the host takes its decisions.
         restarted: environments that this resume couldn't restore exactly; ``restarted_before`` those of earlier ones.
         wall_time_before: seconds of training before this resume.
+        env_config: the config's with a settled number of workers; ``workers_note`` says which, where it was chosen.
     """
 
     config: Config
@@ -78,12 +80,15 @@ class Session:
     replay: ReplayLog
     state: TrainState
     mode: Mode
+    rollout_mode: Mode
     collector: Collector
     source: GradientSource
     update: AcceleratedUpdate | None = None
     restarted: list[int] = field(default_factory=list)
     restarted_before: list[int] = field(default_factory=list)
     wall_time_before: float = 0.0
+    env_config: EnvConfig | None = None
+    workers_note: str | None = None
     _eval_envs: HostEnvs | None = None
 
     @property
@@ -94,7 +99,7 @@ class Session:
     def eval_envs(self) -> HostEnvs:
         """Returns the environments of evaluations, made at the first one: an equal number for each local shard."""
         if self._eval_envs is None:
-            self._eval_envs = make_eval_envs(self.config, self.description, self.plan)
+            self._eval_envs = make_eval_envs(self.config, self.description, self.plan, self.env_config)
         return self._eval_envs
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -162,8 +167,10 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
     communicator.share_memory(config)
     checkpoint = agreed_beginning(checkpoint, topology.rank, communicator.gather_json, communicator.broadcast_bytes)
     description = describe(config.env)
+    settled = settle_workers(config.env, description, plan.local_num_envs, topology, communicator.gather_json)
+    env_config, workers_note = settled
     envs = make_envs(
-        config.env,
+        env_config,
         description,
         config.seed,
         plan.env_ids,
@@ -171,10 +178,12 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
         group_size=config.group_size,
         device=config.device,
         shard_size=plan.envs_per_shard,
+        in_parts=config.reduction == "exact",
     )
     state = init_state(config, description, plan, device)
     set_reference(state, config)
     mode = choose_mode(state, config, communicator)
+    rollout_mode = choose_rollout_mode(state, config, communicator, mode)
     source = choose_source(state, config, communicator, mode)
     session = Session(
         config=config,
@@ -186,9 +195,12 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
         replay=ReplayLog(plan.local_num_envs, config.checkpoint.replay_limit),
         state=state,
         mode=mode,
-        collector=make_collector(config, plan, state, envs, mode),
+        rollout_mode=rollout_mode,
+        collector=make_collector(config, plan, state, envs, rollout_mode),
         source=source,
         update=make_update(state, config, plan, source),
+        env_config=env_config,
+        workers_note=workers_note,
     )
     if checkpoint is None:
         begin(session)

@@ -26,8 +26,9 @@ from lockstep.torch_engine.nets.functions import PolicyFunctions
 from lockstep.torch_engine.nets.nets import PolicyNet
 from lockstep.torch_engine.nets.parameters import MOMENTS, FlatParameters, Optimizer, WholeAdam, fused_adam
 from lockstep.torch_engine.plain.adam import host_adam
-from lockstep.torch_engine.plain.functions import PlainFunctions
+from lockstep.torch_engine.plain.functions import PlainFunctions, RecurrentFunctions
 from lockstep.torch_engine.plain.policy import derivable
+from lockstep.torch_engine.plain.recurrent import derivable_recurrent
 from lockstep.torch_engine.setup import accelerator
 
 POLICY, OPTIMIZER, NORMALIZERS = "policy/", "optimizer/", "normalizers/"
@@ -139,12 +140,15 @@ def init_state(config: Config, description: EnvDescription, plan: ShardPlan, dev
 
 
 def make_policy(config: Config, net: PolicyNet, parameters: FlatParameters) -> tuple[PolicyFunctions, Optimizer]:
-    """Chooses who computes: NumPy for plain policies in float32 on a CPU, else PyTorch."""
-    if config.device != "cpu" or config.precision != "fp32" or not derivable(net) or config.fsdp or config.compile:
-        rule = partial(fused_adam, options=optimizer_options(config))
-        return AutogradFunctions(net, parameters, config), WholeAdam(parameters, rule)
-    rule = partial(host_adam, betas=config.ppo.adam_betas, epsilon=config.ppo.adam_eps)
-    return PlainFunctions(net, parameters), WholeAdam(parameters, rule)
+    """Chooses who computes: NumPy for plain and recurrent policies in float32 on a CPU, else PyTorch."""
+    by_hand = config.device == "cpu" and config.precision == "fp32" and not config.fsdp and not config.compile
+    if by_hand and derivable(net):
+        rule = partial(host_adam, betas=config.ppo.adam_betas, epsilon=config.ppo.adam_eps)
+        return PlainFunctions(net, parameters), WholeAdam(parameters, rule)
+    rule = partial(fused_adam, options=optimizer_options(config))
+    if by_hand and derivable_recurrent(net):
+        return RecurrentFunctions(net, parameters), WholeAdam(parameters, rule)
+    return AutogradFunctions(net, parameters, config), WholeAdam(parameters, rule)
 
 
 def carried(state: TrainState) -> dict[str, np.ndarray]:

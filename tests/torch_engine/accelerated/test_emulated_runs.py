@@ -48,6 +48,18 @@ def test_one_iteration_is_that_of_the_cpu_but_for_rounding(case, use):
     assert not np.allclose(ours[name], again[name], rtol=2e-3, atol=2e-5)
 
 
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("case", variants(["plain", "LSTM"], ["LSTM"]))
+def test_environments_that_are_stepped_in_halves_change_nothing(case):
+    halves = config_of(case, env={"workers": 2})
+    with opened(halves) as (session, _, _):
+        assert len(session.envs.parts) == 2
+    ours, records = trained(halves)
+    theirs, others = trained(config_of(case))
+    assert_same(ours, theirs)
+    assert records == others
+
+
 # --- what passes ------------------------------------------------------------------------------------------------------
 
 

@@ -19,6 +19,7 @@ from lockstep.torch_engine.nets.functions import shard_gradients
 from lockstep.torch_engine.nets.nets import PolicyNet
 from lockstep.torch_engine.nets.shards import by_shard
 from lockstep.torch_engine.plain.policy import PlainPolicy
+from lockstep.torch_engine.plain.recurrent import RecurrentPolicy
 from lockstep.torch_engine.setup import choose_mode
 from lockstep.torch_engine.setup.self_check import shard_invariant
 from lockstep.training.losses import LossSettings
@@ -200,16 +201,28 @@ def test_the_check_of_a_run_finds_what_mixes_shards(monkeypatch, activation, pla
 
 
 @pytest.mark.parametrize("core", ["lstm", "gru"])
-def test_the_check_of_a_run_finds_a_recurrent_core_that_mixes_shards(monkeypatch, core):
-    config = small_config(network={"recurrent": core, "recurrent_size": 16, "sequence_length": 2})
-    right = nets.recurrent.unroll
+@pytest.mark.parametrize(
+    ("activation", "place", "name"),
+    [
+        (NUMPY, RecurrentPolicy, "step"),
+        (NUMPY, RecurrentPolicy, "unroll"),
+        (NUMPY, RecurrentPolicy, "gradients"),
+        (AUTOGRAD, nets.recurrent, "unroll"),
+        (AUTOGRAD, nets, "unroll"),
+        (AUTOGRAD, autograd, "minibatch_loss"),
+    ],
+)
+def test_the_check_of_a_run_finds_a_recurrent_policy_that_mixes_shards(monkeypatch, core, activation, place, name):
+    network = {"recurrent": core, "recurrent_size": 16, "sequence_length": 2, "activation": activation}
+    config, right = small_config(network=network), getattr(place, name)
 
-    def mixed(*arguments):
-        hidden, carries = right(*arguments)
-        return hidden + len(hidden), carries
+    def mixed(*arguments, **options):
+        result = right(*arguments, **options)
+        first, *rest = result if isinstance(result, tuple) else (result,)
+        return (first * len(first), *rest) if rest else first * len(first)
 
     assert chosen(config) == "batched"
-    monkeypatch.setattr(nets.recurrent, "unroll", mixed)
+    monkeypatch.setattr(place, name, mixed)
     assert chosen(config) == "loop"
 
 

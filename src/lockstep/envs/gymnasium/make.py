@@ -16,6 +16,7 @@ from lockstep.config.presets import ATARI_ID, with_version
 from lockstep.config.run import EnvConfig
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 from lockstep.envs.description import stepped_as_arrays
+from lockstep.envs.gymnasium.atari import UNSEEN_PICTURES
 from lockstep.envs.gymnasium.handed import HANDED, handed_environment
 from lockstep.envs.gymnasium.minigrid import MINIGRID_ID, register_minigrid
 from lockstep.envs.gymnasium.wrappers import wrap
@@ -43,7 +44,7 @@ def make_environment(config: EnvConfig, **kwargs: Any) -> gymnasium.Env:
         register_minigrid(config.id)
     extra: dict[str, Any] = {} if config.max_episode_steps is None else {"max_episode_steps": config.max_episode_steps}
     if config.atari.enabled:
-        extra |= {"frameskip": 1}
+        extra |= {"frameskip": 1, **UNSEEN_PICTURES}
         extra |= {} if config.sticky_actions is None else {"repeat_action_probability": config.sticky_actions}
     try:
         what = spec_of(config.id)

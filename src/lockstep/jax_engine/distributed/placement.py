@@ -73,9 +73,19 @@ def gathered(array: ArrayLike) -> np.ndarray:
     if isinstance(array, Array) and not (array.is_fully_addressable or array.is_fully_replicated):
         assert isinstance(array.sharding, NamedSharding), array.sharding
         with life.waiting():
-            array = jax.jit(lambda x: x, out_shardings=NamedSharding(array.sharding.mesh, REPLICATED))(array)
+            array = _whole_on(array.sharding.mesh)(array)
     with life.waiting():
         return np.asarray(array)
+
+
+@functools.cache
+def _whole_on(mesh: Mesh) -> Callable[[Array], Array]:
+    """Makes the program that copies an array whole to every device; kept, for a new one would compile at each call."""
+    return jax.jit(_same, out_shardings=NamedSharding(mesh, REPLICATED))
+
+
+def _same(x: Array) -> Array:
+    return x
 
 
 def waited(program: Callable[..., Any]) -> Callable[..., Any]:

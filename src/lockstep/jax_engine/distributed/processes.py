@@ -33,6 +33,9 @@ LONGER, HEARTBEAT_SECONDS = 1.5, 30
 WITHOUT_LIMIT_SECONDS = 20 * 86400.0
 """In milliseconds it still fits into 32 bits."""
 
+LEAST_WIDTH = 8
+"""Bytes that processes tell one another are filled up to a power of two, from this one on."""
+
 LOST = re.compile(r"gloo|nccl|connection|coordination service|heartbeat|barrier", re.IGNORECASE)
 """What a status of XLA's speaks of when another process is gone."""
 
@@ -62,6 +65,8 @@ def set_up_jax(
     configure(threads, platform, simulate_devices, pool)
     if topology.world_size > 1 and not jax.distributed.is_initialized():
         _join_processes(topology, _own_gpus(topology, accelerators) if platform == "cuda" else None, silence)
+        if platform == "cpu":
+            _keep_every_process_programs()
     check_device(platform)
 
 
@@ -161,6 +166,28 @@ def _keep_gloo_on(address: str) -> None:
         xla_bridge.register_backend_factory("cpu", make_client, priority=0, fail_quietly=False)
 
 
+def _keep_every_process_programs() -> None:
+    """Lets every process keep the programs that it compiles for CPUs; JAX lets the first one alone.
+
+    On CPUs a program is kept under a key of its process, so that the others would compile theirs at every start. A
+    version without these internals compiles.
+    """
+    with contextlib.suppress(ImportError, AttributeError):
+        from jax._src import compiler, distributed
+
+        state, write = distributed.global_state, compiler._cache_write  # pyright: ignore[reportPrivateUsage]
+
+        @functools.wraps(write)
+        def written(*args: Any, **kwargs: Any) -> None:
+            own, state.process_id = state.process_id, 0
+            try:
+                write(*args, **kwargs)
+            finally:
+                state.process_id = own
+
+        compiler._cache_write = written  # pyright: ignore[reportPrivateUsage]
+
+
 @contextlib.contextmanager
 def peers_needed(topology: Topology) -> Iterator[None]:
     """Raises a ``PeerFailureError`` for what JAX says when another process is gone: a status as one of two errors."""
@@ -230,7 +257,8 @@ def gather_bytes(payload: bytes) -> list[bytes]:
     words = np.frombuffer(payload, np.uint8)
     with life.waiting():
         sizes = multihost_utils.process_allgather(np.array([words.size], np.int32)).reshape(-1)
-        rows = multihost_utils.process_allgather(np.pad(words, (0, int(sizes.max()) - words.size)))
+        width = 1 << max(LEAST_WIDTH, int(sizes.max() - 1).bit_length())  # of few widths, for each is a program
+        rows = multihost_utils.process_allgather(np.pad(words, (0, width - words.size)))
     return [bytes(row[:size]) for row, size in zip(rows, sizes, strict=True)]
 
 

@@ -26,31 +26,63 @@ ALIGNMENT = 64
 """Bytes at multiples of which a step's observations begin."""
 
 
+class _Stage:
+    """Holds what some environments of a rank send up and get down, at the same place of the host's memory every step.
+
+    Attributes:
+        observations: on the device, ``[T+1, n, width]``; ``actions`` likewise, ``[T, n, …]``.
+        ends: marks, on the device, of episodes that ended before each step, bool ``[T+1, n]``.
+        step: the next one.
+    """
+
+    def __init__(self, rows: Tensor, actions: Tensor, num_steps: int, device: torch.device) -> None:
+        count, size = len(rows), rows.numel() * rows.element_size()
+        width = -(-(size + count) // ALIGNMENT) * ALIGNMENT
+        self._device, self.step = device, 0
+        self._above = torch.zeros((num_steps + 1, width), dtype=torch.uint8, device=device)
+        self.observations = self._above[:, :size].view(rows.dtype).unflatten(1, tuple(rows.shape))
+        self.ends = self._above[:, size : size + count].view(torch.bool)
+        self.actions = torch.zeros((num_steps, *actions.shape), dtype=actions.dtype, device=device)
+        self._up = host_buffer((width,), torch.uint8, device)
+        self._rows = self._up[:size].view(rows.dtype).view(rows.shape).numpy()
+        self._ended = self._up[size : size + count].view(torch.bool).numpy()
+        self._down = host_buffer(tuple(actions.shape), actions.dtype, device)
+
+    def begin(self) -> None:
+        """Starts over with the first step."""
+        self.step, self._ended[:] = 0, False
+
+    def end(self, ended: np.ndarray) -> None:
+        """Marks ends of episodes, bool ``[n]``, which go up with the next observations."""
+        self._ended[:] = ended
+
+    def send(self, observations: np.ndarray) -> None:
+        """Copies a step's observations and marks up; what was staged before has arrived when its actions came down."""
+        self._rows[...] = observations
+        self._above[self.step].copy_(self._up, non_blocking=pins(self._device))
+
+    def receive(self, actions: Tensor) -> np.ndarray:
+        """Keeps a step's actions, and copies them down to where the next ones will be."""
+        self.actions[self.step] = actions
+        self.step += 1
+        return Download(self.actions[self.step - 1], self._down).wait().numpy()
+
+
 class StagedActor(Actor):
     """Samples a rank's actions on an accelerator for environments on the host; see :class:`.nets.functions.Actor`.
 
     A step's observations go up together with the marks of episodes that ended before it, in one copy, to where the
-    update will look for them.
-
-    Attributes:
-        observations: on the device, ``[T+1, E, width]``; ``actions`` likewise, ``[T, E, …]``.
+    update will look for them. Environments that are stepped in parts go up and down part by part.
     """
 
     def __init__(self, inner: Actor, envs: HostEnvs, num_steps: int, device: torch.device) -> None:
         self._inner, self._device = inner, device
         rows, actions = (torch.from_numpy(x) for x in (envs.buffers.observations, envs.buffers.actions))
-        self._bytes = rows.numel() * rows.element_size()
-        row = -(-(self._bytes + envs.num_envs) // ALIGNMENT) * ALIGNMENT
-        self._above = torch.zeros((num_steps + 1, row), dtype=torch.uint8, device=device)
-        self._staged = host_buffer((row,), torch.uint8, device)
-        self._staged_rows = self._staged[: self._bytes].view(rows.dtype).view(rows.shape).numpy()
-        self._staged_ends = self._staged[self._bytes : self._bytes + envs.num_envs].view(torch.bool).numpy()
-        self.observations = self._above[:, : self._bytes].view(rows.dtype).unflatten(1, tuple(rows.shape))
-        self._ends = self._above[:, self._bytes : self._bytes + envs.num_envs].view(torch.bool)
-        self.actions = torch.zeros((num_steps, *actions.shape), dtype=actions.dtype, device=device)
-        self._down = host_buffer(tuple(actions.shape), actions.dtype, device)
+        self._parts = [(part, _Stage(rows[part], actions[part], num_steps, device)) for part in envs.parts]
         self._noise = torch.zeros(0)
-        self._step = 0
+
+    def _stage(self, part: slice | None) -> _Stage:
+        return next(stage for own, stage in self._parts if part is None or own.start == part.start)
 
     def draw(self, noise: np.ndarray) -> None:
         """Copies a rollout's noise up, float32 ``[T, E, action outputs]``."""
@@ -58,39 +90,41 @@ class StagedActor(Actor):
 
     def begin(self, recurrent_state: np.ndarray | Tensor | None) -> None:
         """See :meth:`Actor.begin`."""
-        self._step = 0
-        self._staged_ends[:] = False
+        for _, stage in self._parts:
+            stage.begin()
         with torch.inference_mode(False), torch.no_grad():
             self._inner.begin(recurrent_state)
 
-    def _send(self, observations: np.ndarray) -> None:
-        """Copies a step's observations and ends up; what was staged before has arrived when its actions came down."""
-        self._staged_rows[...] = observations
-        self._above[self._step].copy_(self._staged, non_blocking=pins(self._device))
-
-    def __call__(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    def __call__(self, observations: np.ndarray, noise: np.ndarray, part: slice | None = None) -> np.ndarray:
         """See :meth:`Actor.__call__`; ``noise`` has gone up before, and what is returned is overwritten by the next."""
+        stage = self._stage(part)
         with torch.inference_mode(False), torch.no_grad():
-            step = self._step
-            self._send(observations)
+            step, own = stage.step, slice(None) if part is None else part
+            stage.send(observations)
             if step:
-                self._inner.forget(self._ends[step])
-            self.actions[step] = self._inner.tensors(self.observations[step], self._noise[step])
-            self._step += 1
-            return Download(self.actions[step], self._down).wait().numpy()
+                self._inner.forget(stage.ends[step], part)
+            return stage.receive(self._inner.tensors(stage.observations[step], self._noise[step, own], part))
 
-    def tensors(self, observations: Tensor, noise: Tensor) -> Tensor:
+    def tensors(self, observations: Tensor, noise: Tensor, part: slice | None = None) -> Tensor:
         """See :meth:`Actor.tensors`."""
-        return self._inner.tensors(observations, noise)
+        return self._inner.tensors(observations, noise, part)
 
-    def forget(self, done: Tensor) -> None:
+    def forget(self, done: Tensor, part: slice | None = None) -> None:
         """See :meth:`Actor.forget`; the marks go up with the next observations."""
-        self._staged_ends[:] = done.numpy()
+        self._stage(part).end(done.numpy())
 
     def finish(self, observations: np.ndarray) -> None:
-        """Copies what followed the last step up."""
+        """Copies what followed the last step up, rows ``[E, width]``."""
         with torch.no_grad():
-            self._send(observations)
+            for part, stage in self._parts:
+                stage.send(observations[part])
+
+    def kept(self) -> tuple[Tensor, Tensor]:
+        """Returns a rollout's observations ``[T+1, E, width]`` and actions ``[T, E, …]``, on the device."""
+        stages = [stage for _, stage in self._parts]
+        if len(stages) == 1:
+            return stages[0].observations, stages[0].actions
+        return torch.cat([stage.observations for stage in stages], 1), torch.cat([stage.actions for stage in stages], 1)
 
 
 @dataclass
@@ -101,7 +135,7 @@ class StagedRollout(Rollout):
 
     def tensors(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """See :meth:`Rollout.tensors`."""
-        return self.staged.observations, self.staged.actions
+        return self.staged.kept()
 
 
 class StagedCollector(HostCollector):
