@@ -144,7 +144,7 @@ def recurrent_batch(
     network = {**RECURRENT, "recurrent": core, "shared": shared, "activation": activation}
     config = small_config(num_steps=8, num_shards=4, network=network)
     state, rng = small_state(config, described()), np.random.default_rng(0)
-    assert state.recurrent_state is not None
+    assert isinstance(state.recurrent_state, np.ndarray)
     state.recurrent_state[:] = rng.normal(size=state.recurrent_state.shape)
     kinds = np.full((8, 8), "", object)
     for where, kind in ENDS.items():

@@ -60,7 +60,7 @@ def made(core, shared, activation="tanh"):
     config = small_config(num_steps=8, num_shards=4, network=network, ppo={"num_minibatches": 2, "gae_lambda": 0.8})
     plan = plan_of(config)
     state = small_state(config, described(), plan)
-    assert state.recurrent_state is not None
+    assert isinstance(state.recurrent_state, np.ndarray)
     state.recurrent_state[:] = drawn(*state.recurrent_state.shape, seed=3).numpy()
     rollout = made_rollout(config, plan, ENDS)
     return config, plan, state, rollout

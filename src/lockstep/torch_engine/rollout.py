@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from lockstep.config.run import Config
 from lockstep.core.life import life
@@ -21,6 +23,7 @@ from lockstep.envs.rewards import RewardShaping
 from lockstep.torch_engine.nets import distributions
 from lockstep.torch_engine.nets.functions import Actor
 from lockstep.torch_engine.nets.nets import PolicyNet
+from lockstep.torch_engine.nets.shards import aligned
 from lockstep.torch_engine.state import TrainState
 
 
@@ -40,6 +43,8 @@ class Rollout:
         scores: float64 ``[T, E]``, rewards as the environments gave them; the same memory where nothing is shaped.
         over: bool ``[T, E]``, where an episode of the environment ended; None: wherever one ends for the learner.
         dead: bool ``[T, E]``, steps of back ends that reset late which only began an episode; None: there are none.
+        moments: mean and M2 of the raw vectors by shard, float64 ``[k, 2·size]``, where they were computed on an
+            accelerator; else None.
         stated: the environments' own metrics of episodes that ended.
     """
 
@@ -55,6 +60,7 @@ class Rollout:
     scores: np.ndarray = field(default_factory=lambda: np.zeros(0))
     over: np.ndarray | None = None
     dead: np.ndarray | None = None
+    moments: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         self.stated: dict[tuple[int, int], dict[str, float]] = {}
@@ -86,6 +92,16 @@ class Rollout:
         """Returns ``raw`` on the host."""
         return self.raw
 
+    def final_rows(self, keys: Sequence[tuple[int, int]], rows: int, layout: ObservationLayout) -> np.ndarray | Tensor:
+        """Returns the rows of ``final`` by key, at most so many ``rows``: ``[1, rows, width]``; the rest is 0."""
+        block = np.zeros((1, rows, layout.width), layout.dtype)
+        block[0, : len(keys)] = [self.final[key] for key in keys]
+        return block
+
+    def tensors(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Returns ``observations`` and ``actions`` as tensors on a device."""
+        return aligned(self.observations, device), torch.as_tensor(self.actions).to(device)
+
     @classmethod
     def empty(cls, num_steps: int, envs: HostEnvs, net: PolicyNet, normalized: bool) -> Rollout:
         """Makes buffers for ``num_steps`` steps."""
@@ -110,7 +126,7 @@ class Rollout:
     def of(self, part: slice) -> Rollout:
         """Views of some environments' columns; ``final`` and ``stated`` are its own."""
         views: dict[str, Any] = {"final": {}}
-        for name in (each.name for each in fields(self) if each.name != "final"):
+        for name in (each.name for each in fields(Rollout) if each.name != "final"):
             whole = getattr(self, name)
             views[name] = None if whole is None else whole[:, part]
         return Rollout(**views)

@@ -22,8 +22,10 @@ from lockstep.envs.restore.replay import ReplayLog
 from lockstep.envs.restore.snapshot import load_shards, save_shards
 from lockstep.policies.policy import Policy
 from lockstep.runs.checkpoint import Checkpoint, pack, to_files
+from lockstep.torch_engine.accelerated.rollout import StagedCollector
+from lockstep.torch_engine.accelerated.update import AcceleratedUpdate
 from lockstep.torch_engine.distributed.communicator import Communicator, check_ranks_alike
-from lockstep.torch_engine.distributed.process_group import uses_nccl
+from lockstep.torch_engine.distributed.process_group import own_backend
 from lockstep.torch_engine.envs.tensor_envs import TensorEnvs
 from lockstep.torch_engine.envs.tensor_rollout import TensorCollector
 from lockstep.torch_engine.gradients import GradientSource, choose_source
@@ -32,7 +34,7 @@ from lockstep.torch_engine.nets.parameters import FlatParameters
 from lockstep.torch_engine.nets.shards import Mode
 from lockstep.torch_engine.rollout import Collector, HostCollector, Rollout
 from lockstep.torch_engine.setup.choose_mode import choose_mode, choose_rollout_mode
-from lockstep.torch_engine.setup.devices import machine_facts, set_up_torch
+from lockstep.torch_engine.setup.devices import machine_facts, set_up_torch, uses_graphs
 from lockstep.torch_engine.state import (
     TrainState,
     carried,
@@ -62,6 +64,8 @@ class Session:
     Attributes:
         envs: this rank's environments; ``replay`` their live episodes' actions.
         mode: whether shards are batched or looped over; ``rollout_mode`` while actions are sampled.
+        source: how gradients are reduced.
+        update: the update on an accelerator; None where the host takes its decisions.
         restarted: environments that this resume couldn't restore exactly; ``restarted_before`` those of earlier ones.
         wall_time_before: seconds of training before this resume.
         env_config: the config's with a settled number of workers; ``workers_note`` says which, where it was chosen.
@@ -79,6 +83,7 @@ class Session:
     rollout_mode: Mode
     collector: Collector
     source: GradientSource
+    update: AcceleratedUpdate | None = None
     restarted: list[int] = field(default_factory=list)
     restarted_before: list[int] = field(default_factory=list)
     wall_time_before: float = 0.0
@@ -161,7 +166,8 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
     """
     device = set_up_torch(config, topology)
     plan = ShardPlan(config.envs, config.shards, topology.world_size, topology.rank)
-    communicator = Communicator(topology, plan, device, uses_nccl(config))
+    communicator = Communicator(topology, plan, device, own_backend(config))
+    communicator.waits = config.log.timing
     communicator.join(config)
     check_ranks_alike(communicator, config)
     communicator.share_memory(config)
@@ -184,6 +190,7 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
     set_reference(state, config)
     mode = choose_mode(state, config, communicator)
     rollout_mode = choose_rollout_mode(state, config, communicator, mode)
+    source = choose_source(state, config, communicator, mode)
     session = Session(
         config=config,
         topology=topology,
@@ -196,7 +203,8 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
         mode=mode,
         rollout_mode=rollout_mode,
         collector=make_collector(config, plan, state, envs, rollout_mode),
-        source=choose_source(state, config, communicator, mode),
+        source=source,
+        update=make_update(state, config, plan, source),
         env_config=env_config,
         workers_note=workers_note,
     )
@@ -207,11 +215,20 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
     return session
 
 
+def make_update(state: TrainState, config: Config, plan: ShardPlan, source: GradientSource) -> AcceleratedUpdate | None:
+    """Makes the update on an accelerator, where its decisions can be taken there: not with FSDP, nor local steps."""
+    if config.device == "cpu" or config.fsdp or config.sync_period > 1:
+        return None
+    return AcceleratedUpdate(state, config, plan, source, graphed=uses_graphs(config, plan.world_size))
+
+
 def make_collector(config: Config, plan: ShardPlan, state: TrainState, envs: HostEnvs, mode: Mode) -> Collector:
     """Chooses where a rollout is collected: on the device if the environments are there, else on the host."""
     actor = state.policy.actor(plan, mode)
     if isinstance(envs, TensorEnvs):
         return TensorCollector(config, plan, state, envs, actor)
+    if config.device != "cpu":
+        return StagedCollector(config, plan, state, envs, actor)
     return HostCollector(config, plan, state, envs, actor)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from lockstep.config.run import Config
 from lockstep.core.episodes import EpisodeCounter, RecentEpisodes
@@ -28,6 +29,7 @@ from lockstep.torch_engine.plain.adam import host_adam
 from lockstep.torch_engine.plain.functions import PlainFunctions, RecurrentFunctions
 from lockstep.torch_engine.plain.policy import derivable
 from lockstep.torch_engine.plain.recurrent import derivable_recurrent
+from lockstep.torch_engine.setup import accelerator
 
 POLICY, OPTIMIZER, NORMALIZERS = "policy/", "optimizer/", "normalizers/"
 
@@ -44,7 +46,8 @@ class TrainState:
         counter: live episodes' returns and lengths, local environments.
         learning_rate: as the adaptive schedule left it.
         recent: the last hundred episodes.
-        recurrent_state: what a recurrent policy carries from step to step, float32 ``[E, size]``, or None.
+        recurrent_state: what a recurrent policy carries from step to step, float32 ``[E, size]``, or None; on an
+            accelerator it lies there between iterations.
         reference: GRPO's reference policy, or None.
     """
 
@@ -57,7 +60,7 @@ class TrainState:
     counter: EpisodeCounter
     learning_rate: float
     recent: RecentEpisodes = field(default_factory=RecentEpisodes)
-    recurrent_state: np.ndarray | None = None
+    recurrent_state: np.ndarray | Tensor | None = None
     reference: AutogradFunctions | None = None
     iteration: int = 0
     global_step: int = 0
@@ -88,7 +91,7 @@ def check_networks(config: Config, description: EnvDescription) -> PolicyNet:
     """Makes the networks that a config asks for, if they and all that goes with them can be had here.
 
     Raises:
-        ValueError: networks or normalisers don't fit the spaces, or nothing can compile them; one line.
+        ValueError: networks or normalisers don't fit the spaces, or nothing can compile or capture them; one line.
     """
     net = make_net(config, description.observation, description.action)
     if config.normalize.observations and not net.observation.vector_size:
@@ -96,6 +99,8 @@ def check_networks(config: Config, description: EnvDescription) -> PolicyNet:
             f"normalize.observations: {description.id} observes no numbers (images are scaled to 0 … 1 and indices "
             "become one-hot vectors anyway); leave it out"
         )
+    if config.cuda_graphs is True:
+        accelerator.check_accelerator(config.device, 1, graphs=True)
     compilers = (os.environ.get("CXX", "g++"), "clang++")
     if config.compile and config.device == "cpu" and not any(shutil.which(name) for name in compilers):
         raise ValueError(
@@ -149,7 +154,10 @@ def make_policy(config: Config, net: PolicyNet, parameters: FlatParameters) -> t
 def carried(state: TrainState) -> dict[str, np.ndarray]:
     """Names what each local environment carries from step to step besides its own state, arrays ``[E, …]``."""
     out = {} if state.return_normalizer is None else {"discounted": state.return_normalizer.running}
-    return out if state.recurrent_state is None else out | {"carry": state.recurrent_state}
+    carry = state.recurrent_state
+    if carry is None:
+        return out
+    return out | {"carry": carry.cpu().numpy() if isinstance(carry, Tensor) else carry}
 
 
 def gather_parameters(state: TrainState) -> None:

@@ -115,7 +115,7 @@ class AutogradFunctions:
         )
         return output[:, 0], states[:, 0]
 
-    def values(self, observations: np.ndarray, recurrent_state: Tensor | None) -> Tensor:
+    def values(self, observations: np.ndarray | Tensor, recurrent_state: Tensor | None) -> Tensor:
         """See :meth:`PolicyFunctions.values`."""
         weights = self.weights.expanded(1)
         rows = aligned(observations, self.weights.flat.device)
@@ -183,10 +183,10 @@ class RecurrentActor(NetActor):
         self._policy = policy
         self._state = torch.zeros(0)
 
-    def begin(self, recurrent_state: np.ndarray | None) -> None:
+    def begin(self, recurrent_state: np.ndarray | Tensor | None) -> None:
         """See :meth:`Actor.begin`."""
         assert recurrent_state is not None
-        state = torch.from_numpy(recurrent_state).to(self._device)
+        state = torch.as_tensor(recurrent_state).to(self._device)
         self._state = state.view(self._shards, self._rows, -1).clone()
 
     def _sampled(self, x: Tensor, noise: Tensor, shards: slice) -> Tensor:

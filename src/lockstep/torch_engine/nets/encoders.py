@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from lockstep.core.spaces import Leaf, ObservationLayout
 from lockstep.networks.spec import IMPALA, NATURE, ImageEncoder, encoder_name
+from lockstep.torch_engine.nets.memory import on_host
 
 ONEDNN = torch.backends.mkldnn.is_available() and platform.machine() in ("x86_64", "AMD64")
 
@@ -44,7 +45,7 @@ def image(leaf: Leaf, rows: Tensor) -> Tensor:
     shape = leaf.shape if len(leaf.shape) == 3 else (*leaf.shape, 1)
     pixels = rows[..., leaf.start : leaf.start + leaf.size].unflatten(-1, shape)
     if leaf.channels_first and len(leaf.shape) == 3:
-        if rows.device.type != "cpu":
+        if not on_host(rows.device):
             return pixels.float().mul_(1.0 / leaf.high)
         pixels = pixels.movedim(-3, -1).contiguous()
     return pixels.float().mul_(1.0 / leaf.high).movedim(-1, -3)

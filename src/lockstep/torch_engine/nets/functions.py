@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -26,8 +26,11 @@ Columns = Mapping[str, Tensor]
 class ShardGradients(Protocol):
     """Computes each shard's gradient and loss terms ``[k, P + T]`` of a minibatch."""
 
-    def __call__(self, columns: Columns, count: int, out: Tensor | None = None) -> Tensor:
-        """Takes the global count of valid samples; ``out`` as :meth:`PolicyFunctions.gradients` takes it."""
+    def __call__(self, columns: Columns, count: Any, out: Tensor | None = None) -> Tensor:
+        """Takes the global count of valid samples, an int or a scalar on the device.
+
+        ``out`` is as :meth:`PolicyFunctions.gradients` takes it.
+        """
         ...
 
 
@@ -56,7 +59,7 @@ class Actor(Protocol):
     Who carries nothing from step to step inherits :meth:`begin` and :meth:`forget`, which do nothing.
     """
 
-    def begin(self, recurrent_state: np.ndarray | None) -> None:
+    def begin(self, recurrent_state: np.ndarray | Tensor | None) -> None:
         """Begins a rollout with what a recurrent policy carries into it, float32 ``[E, size]``."""
 
     def __call__(self, observations: np.ndarray, noise: np.ndarray, part: slice | None = None) -> np.ndarray:
@@ -108,8 +111,8 @@ class PolicyFunctions(Protocol):
         """
         ...
 
-    def values(self, observations: np.ndarray, recurrent_state: Tensor | None) -> Tensor:
-        """Computes values ``[rows]`` of one shard's host rows ``[1, rows, width]`` and states ``[1, rows, size]``."""
+    def values(self, observations: np.ndarray | Tensor, recurrent_state: Tensor | None) -> Tensor:
+        """Computes values ``[rows]`` of one shard's rows ``[1, rows, width]`` and states ``[1, rows, size]``."""
         ...
 
     def gradients(self, columns: Columns, settings: LossSettings, out: Tensor | None = None) -> Tensor:
@@ -123,13 +126,13 @@ class PolicyFunctions(Protocol):
 def shard_gradients(policy: PolicyFunctions, settings: LossSettings, pieces: int) -> ShardGradients:
     """Makes a function of a minibatch that returns each shard's gradient, taken in ``pieces`` equal parts."""
 
-    def of_whole(columns: Columns, count: int, out: Tensor | None = None) -> Tensor:
+    def of_whole(columns: Columns, count: Any, out: Tensor | None = None) -> Tensor:
         return policy.gradients(columns, settings.counting(count), out)
 
     if pieces == 1:
         return of_whole
 
-    def accumulated(columns: Columns, count: int, out: Tensor | None = None) -> Tensor:
+    def accumulated(columns: Columns, count: Any, out: Tensor | None = None) -> Tensor:
         parts = [of_whole(piece, count).clone() for piece in in_pieces(columns, pieces)]
         total = distributions.sum_in_order(parts)
         return total if out is None else out.copy_(total)

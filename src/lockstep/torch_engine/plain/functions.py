@@ -53,9 +53,9 @@ class PlainFunctions:
         """Refuses: a plain policy isn't recurrent."""
         raise AssertionError("a plain policy isn't recurrent")
 
-    def values(self, observations: np.ndarray, recurrent_state: Tensor | None) -> Tensor:
+    def values(self, observations: np.ndarray | Tensor, recurrent_state: Tensor | None) -> Tensor:
         """See :meth:`PolicyFunctions.values`."""
-        return torch.from_numpy(self.plain.values(observations)[0])
+        return torch.from_numpy(self.plain.values(np.asarray(observations))[0])
 
     def gradients(self, columns: Columns, settings: LossSettings, out: Tensor | None = None) -> Tensor:
         """See :meth:`PolicyFunctions.gradients`."""
@@ -102,7 +102,7 @@ class RecurrentFunctions:
     def values(self, observations: np.ndarray, recurrent_state: Tensor | None) -> Tensor:
         """See :meth:`PolicyFunctions.values`."""
         assert recurrent_state is not None
-        return torch.from_numpy(self.recurrent.values(observations, recurrent_state.numpy())[0])
+        return torch.from_numpy(self.recurrent.values(np.asarray(observations), recurrent_state.numpy())[0])
 
     def gradients(self, columns: Columns, settings: LossSettings, out: Tensor | None = None) -> Tensor:
         """See :meth:`PolicyFunctions.gradients`."""
@@ -140,9 +140,9 @@ class RecurrentPlainActor(Actor):
         self._mode: Mode = mode
         self._shards, self._rows = plan.local_num_shards, plan.envs_per_shard
 
-    def begin(self, recurrent_state: np.ndarray | None) -> None:
+    def begin(self, recurrent_state: np.ndarray | Tensor | None) -> None:
         """See :meth:`Actor.begin`."""
-        assert recurrent_state is not None
+        assert isinstance(recurrent_state, np.ndarray)
         self._weights = self._policy.acting_weights()
         self._state = recurrent_state.reshape(self._shards, self._rows, -1).copy()
         self._resets = np.zeros((self._shards, self._rows), np.float32)
