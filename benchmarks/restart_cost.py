@@ -6,7 +6,8 @@ import statistics
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.cases import ARRAY_CARTPOLE, T1, Program, ours
+from benchmarks.cases import ARRAY_CARTPOLE, T1
+from benchmarks.programs import Program, ours
 from benchmarks.report import table
 from benchmarks.steady_rate import measure
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from jax_engine.small_programs import opened, small_config, trained
 
-from lockstep.jax_engine.distributed.mesh import SHARDED
+from lockstep.jax_engine.distributed.mesh import SHARDED, named_sharding
 
 
 def compiled(function):
@@ -36,4 +36,4 @@ def test_a_run_that_goes_on_from_arrays_compiles_its_call_once(devices):
     run.begin_with(on_the_host(run.state))
     assert compiled(lambda: trained(run, first=2)) == 0
     assert run.state.envs is not None
-    assert run.state.envs.discounted.sharding.spec == SHARDED
+    assert run.state.envs.discounted.sharding == named_sharding(run.program.mesh, SHARDED)

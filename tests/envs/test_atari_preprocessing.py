@@ -7,6 +7,8 @@ import pytest
 
 pytest.importorskip("ale_py", reason="needs ale-py")
 
+from typing import Any
+
 import ale_py
 import gymnasium
 from gymnasium import wrappers
@@ -28,7 +30,8 @@ SEEDS = (3, 2**40, 4, 3)
 
 
 def by_gymnasium(env_id: str, mode: int | None, grayscale: bool = True, **settings):
-    made = gymnasium.make(env_id, frameskip=1, **({} if mode is None else {"mode": mode}))
+    given: dict[str, Any] = {} if mode is None else {"mode": mode}
+    made = gymnasium.make(env_id, frameskip=1, **given)
     env = wrappers.AtariPreprocessing(made, grayscale_obs=grayscale, **settings)
     return wrappers.FrameStackObservation(env, 3)
 
