@@ -28,7 +28,7 @@ SEEDS = (3, 2**40, 4, 3)
 
 
 def by_gymnasium(env_id: str, mode: int | None, grayscale: bool = True, **settings):
-    made = gymnasium.make(env_id, frameskip=1, **({} if mode is None else {"mode": mode}))
+    made = gymnasium.make(env_id, frameskip=1, mode=mode)
     env = wrappers.AtariPreprocessing(made, grayscale_obs=grayscale, **settings)
     return wrappers.FrameStackObservation(env, 3)
 
