@@ -7,7 +7,6 @@ import pytest
 
 pytest.importorskip("ale_py", reason="needs ale-py")
 
-from typing import Any
 
 import ale_py
 import gymnasium
@@ -30,8 +29,7 @@ SEEDS = (3, 2**40, 4, 3)
 
 
 def by_gymnasium(env_id: str, mode: int | None, grayscale: bool = True, **settings):
-    given: dict[str, Any] = {} if mode is None else {"mode": mode}
-    made = gymnasium.make(env_id, frameskip=1, **given)
+    made = gymnasium.make(env_id, frameskip=1, mode=mode)
     env = wrappers.AtariPreprocessing(made, grayscale_obs=grayscale, **settings)
     return wrappers.FrameStackObservation(env, 3)
 

@@ -33,6 +33,7 @@ from lockstep.torch_engine.minibatches import (
     epoch_minibatches,
     minibatch_indices,
     minibatch_statistics,
+    observations_taker,
 )
 from lockstep.torch_engine.nets import nets
 from lockstep.torch_engine.nets.autograd import minibatch_loss
@@ -298,3 +299,16 @@ def test_a_gradient_of_sequences_in_parts_is_that_of_the_whole(core):
     whole, halves = (exact_gradient(state, c, alone(c), "batched")(batch.columns(), 64) for c in (config, parts))
     torch.testing.assert_close(halves.vector, whole.vector, rtol=1e-4, atol=1e-6)
     assert not torch.equal(halves.vector, whole.vector)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_observations_are_taken_from_their_shard(dtype):
+    rollout = torch.arange(3 * 5 * 4).view(3, 5, 4).to(dtype)
+    samples = rollout[:, :4]  # as a batch has them: without those that follow the last step
+    of_shard = torch.tensor([[[3, 0], [1, 2], [0, 3]], [[1, 2], [0, 3], [2, 1]]])
+    take = observations_taker(samples, of_shard, of_shard + 4 * torch.arange(3)[:, None])
+    for number, indices in enumerate(of_shard):
+        taken = take(number)
+        assert torch.equal(taken, torch.stack([samples[s][indices[s]] for s in range(3)]))
+        taken.zero_()
+    assert int(rollout[0, 0, 1]) == 1

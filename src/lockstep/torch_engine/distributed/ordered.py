@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lockstep.core.tree import Tree
 from lockstep.torch_engine.distributed.shared_memory import SharedSlots
+from lockstep.torch_engine.nets.memory import on_host
 
 PIECE_ELEMENTS = 1 << 21  # of a sum by a backend: what is sent and added stays in memory that is warm
 CACHED_ELEMENTS = 1 << 16  # of each shard, that are summed at a time: what is between lies in a processor's cache
@@ -49,7 +50,7 @@ def tree_sum(x: Tensor) -> Tensor:
 
 def _sum_of_own(x: Tensor) -> Tensor:
     """Does what :func:`tree_sum` does, of much on a CPU in the first row's memory, and a part of all rows at a time."""
-    if x.is_cuda or x.dim() != 2 or x.shape[1] <= CACHED_ELEMENTS:
+    if not on_host(x.device) or x.dim() != 2 or x.shape[1] <= CACHED_ELEMENTS:
         return tree_sum(x)
     for part in x.split(CACHED_ELEMENTS, 1):
         part[0] = tree_sum(part)
