@@ -313,5 +313,6 @@ def test_a_wrappers_class_is_an_environment_as_any_other():
     assert isinstance(made.unwrapped, gymnasium.Env)
     assert made.render_mode == "rgb_array"
     made.reset(seed=0)
-    assert np.shape(made.render()) == (400, 600, 3)
+    picture: Any = made.render()
+    assert picture.shape == (400, 600, 3)
     made.close()
