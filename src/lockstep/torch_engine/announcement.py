@@ -35,8 +35,7 @@ def _own_notes(session: Session) -> list[str]:
         out.append(session.workers_note)
     if config.reduction == "exact" and session.mode == "loop" and not config.compile:
         net = session.state.net
-        if session.rollout_mode == "loop":
-            out += loop_notes(session.plan.tree.most_shards, net.convolutional, net.custom is not None)
+        out += loop_notes(session.plan.tree.most_shards, net.convolutional, net.custom is not None)
     if config.fsdp and not session.communicator.alone:
         out.append("fsdp: each rank keeps a slice of parameters and moments; a whole copy is gathered for each rollout")
     elif config.fsdp:
@@ -59,7 +58,7 @@ def loop_notes(shards: int, convolutional: bool, custom: bool) -> list[str]:
     if custom or convolutional:
         why = f"the bits of {'a custom network' if custom else 'convolutions'} may depend on the size of a batch"
     return [
-        f"{why}, so shards run one after the other: {shards} calls of the networks instead of 1 (8 of them take 1.3 to "
+        f"{why}, so shards run one after the other: {shards} calls of the networks instead of 1 (8 of them take 1 to "
         "3.9 times as long); more ranks, or fewer --num-shards in a new run, make that less, and --reduction fast "
         "avoids it, with other bits on other numbers of ranks"
     ]
