@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from benchmarks.learning import digest
 from benchmarks.programs import ENVPOOL
 
 RESULTS = Path(__file__).resolve().parent / "results"
-COLUMNS = 3
+COLUMNS, TITLE_WIDTH = 3, 46
 OURS, PEERS = "#1f6fb4", "#b9bec5"
 
 
@@ -99,7 +100,7 @@ def _panel(axes: Any, panel: Panel) -> None:
         axes.text(bar.most + 0.015 * max(medians), place, f"{bar.median:,.0f}", va="center", fontsize=8)
     axes.set_yticks(places, [bar.label for bar in panel.bars], fontsize=8)
     axes.set_xlim(0, 1.17 * max(bar.most for bar in panel.bars))
-    axes.set_title(panel.title.replace(", ", ",\n", 1), fontsize=9, loc="left")
+    axes.set_title("\n".join(textwrap.wrap(panel.title, TITLE_WIDTH)), fontsize=9, loc="left")
     axes.tick_params(axis="x", labelsize=8)
     axes.locator_params(axis="x", nbins=4)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")

@@ -28,7 +28,9 @@ FEWEST_LINES = 4
 def variables(threads: int = 1) -> dict[str, str]:
     """Environment variables of a process with so many threads and no GPU."""
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-    return {**dict.fromkeys(names, str(threads)), "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1"}
+    others = {"CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1"}
+    others["JAX_TRACEBACK_FILTERING"] = "off"  # else the last line of an error is about this
+    return dict.fromkeys(names, str(threads)) | others
 
 
 class MeasurementError(Exception):

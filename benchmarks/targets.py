@@ -8,7 +8,7 @@ from typing import Literal
 
 from benchmarks.cases import A1, A1_BOTH, ARRAY_CARTPOLE, J1, J2, J3, R1, T1, T2, T2_BOTH, T3, T3_BOTH, Reduction
 from benchmarks.comparison import Row, best, ratio
-from benchmarks.programs import WEAK
+from benchmarks.programs import JAX_SHARDS, WEAK
 
 Base = Literal["the best PyTorch peer", "the best of all peers", "rejax", "one rank", "exact", "fast"]
 TORCH: Base = "the best PyTorch peer"
@@ -28,6 +28,7 @@ class Target:
         factor: the multiple.
         env: which of our rows, by environment; None: whichever is fastest.
         reduction: and by reduction.
+        devices: and with JAX by how many; None: whatever they have.
     """
 
     case: str
@@ -35,6 +36,7 @@ class Target:
     factor: float
     env: str | None = None
     reduction: Reduction = "exact"
+    devices: int | None = None
 
 
 TARGETS = (
@@ -54,9 +56,9 @@ TARGETS = (
     Target(T2_BOTH.name, TORCH, 2.0),
     Target(T3_BOTH.name, TORCH, 2.5),
     Target(A1_BOTH.name, TORCH, 1.4),
-    Target(J1.name, "rejax", 3.0),
-    Target(J2.name, "rejax", 2.8),
-    Target(J3.name, "rejax", 1.8),
+    Target(J1.name, "rejax", 3.0, devices=JAX_SHARDS),
+    Target(J2.name, "rejax", 2.8, devices=JAX_SHARDS),
+    Target(J3.name, "rejax", 1.8, devices=JAX_SHARDS),
 )
 WEAK_TARGET = 1.9
 """Two ranks with as many environments each, over one."""
@@ -95,6 +97,7 @@ def _judged(target: Target, rows: Sequence[Row]) -> Judged:
     """The best of our rows that a target means, over the best of the peers that it means."""
     table = [row for row in rows if row.case == target.case and row.scaling is None]
     ours = [row for row in table if row.ours and row.reduction == target.reduction]
+    ours = [row for row in ours if target.devices in (None, row.devices)]
     mine = best(row for row in ours if target.env in (None, row.env))
     peers = [row for row in table if not row.ours]
     if target.over == TORCH:

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import distrax
 import flax.linen as nn
-import gymnax
 import jax
 import numpy as np
 import optax
@@ -21,6 +20,11 @@ from flax.linen.initializers import constant, orthogonal
 from flax.training.train_state import TrainState
 from jax import numpy as jnp
 from settings import Settings, read_settings
+
+if not hasattr(jax, "tree_map"):  # gymnax was written for an older JAX
+    jax.tree_map = jax.tree.map
+
+import gymnax
 
 GAMMA, LAMBDA, CLIP, VALUE_COEF, MAX_NORM = 0.99, 0.95, 0.2, 0.5, 0.5
 

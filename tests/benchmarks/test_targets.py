@@ -56,6 +56,7 @@ def test_with_jax_rejax_is_the_measure_and_pure_jax_rl_is_not(row):
     jax = {"case": "J1", "framework": "jax"}
     mine = row(301.0, ours=True, env=ARRAY_CARTPOLE, devices=2, **jax)
     rows = [row(100.0, label="rejax", **jax), row(250.0, label="PureJaxRL", **jax), mine]
+    rows.append(row(900.0, ours=True, env=ARRAY_CARTPOLE, devices=1, label="Lockstep, exact, 1 device", **jax))
     assert verdicts(rows, J1.name) == {"lockstep/CartPole-v1, exact 3": (3.01, "met")}
 
 
