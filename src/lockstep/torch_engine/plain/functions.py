@@ -99,7 +99,7 @@ class RecurrentFunctions:
         output, states = self.recurrent.step(weights, observations.numpy(), recurrent_state.numpy(), none)
         return torch.from_numpy(output), torch.from_numpy(states)
 
-    def values(self, observations: np.ndarray, recurrent_state: Tensor | None) -> Tensor:
+    def values(self, observations: np.ndarray | Tensor, recurrent_state: Tensor | None) -> Tensor:
         """See :meth:`PolicyFunctions.values`."""
         assert recurrent_state is not None
         return torch.from_numpy(self.recurrent.values(np.asarray(observations), recurrent_state.numpy())[0])
