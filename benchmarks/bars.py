@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.learning import digest
+from benchmarks.programs import ENVPOOL
 
 RESULTS = Path(__file__).resolve().parent / "results"
 COLUMNS = 3
@@ -51,9 +52,8 @@ def panels(found: dict[str, Any]) -> list[Panel]:
 
 def _bar(row: dict[str, Any]) -> Bar:
     label = row["label"]
-    if row["ours"] or row["env"].endswith("EnvPool"):
-        kind = "arrays" if row["env"].startswith("lockstep/") else "Gymnasium"
-        label = f"{label} ({kind})" if row["ours"] and "EnvPool" not in row["env"] else label
+    if row["ours"] and not row["env"].endswith(ENVPOOL):  # whose label says it
+        label += " (arrays)" if row["env"].startswith("lockstep/") else " (Gymnasium)"
     return Bar(label, row["ours"], row["median"], min(row["rates"]), max(row["rates"]))
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,17 +28,20 @@ class Sample:
 
 @dataclass
 class ProcessTree:
-    """What the sessions of some processes use.
+    """What some processes and all that they start use.
+
+    What is a child of one of them counts, whatever its session, and what is of a session of one of them, whatever
+    became of its parent.
 
     Attributes:
-        sessions: ids of the processes that lead them, see ``subprocess.Popen(start_new_session=True)``.
+        roots: ids of the processes.
         shortest: seconds between two looks at least.
         share: of the wall time, what looking may take at most.
         samples: what was seen.
         proc: where the system tells it; where there is no such place nothing is seen.
     """
 
-    sessions: set[int] = field(default_factory=set)
+    roots: set[int] = field(default_factory=set)
     shortest: float = 0.2
     share: float = SHARE_OF_TIME
     samples: list[Sample] = field(default_factory=list)
@@ -57,7 +59,8 @@ class ProcessTree:
     def look(self) -> None:
         """Takes a sample now."""
         now, cpu, memory = time.perf_counter(), 0.0, 0
-        for process in self._processes():
+        for number in self._processes():
+            process = self.proc / str(number)
             with suppress(OSError, ValueError, IndexError):  # it may end while it is looked at
                 cpu += self._cpu_seconds(process)
                 memory += self._bytes(process)
@@ -76,21 +79,26 @@ class ProcessTree:
             return None
         return (inside[-1].cpu - inside[0].cpu) / (inside[-1].time - inside[0].time)
 
-    def _processes(self) -> Iterable[Path]:
+    def _processes(self) -> set[int]:
+        """Ids of the processes that count and are there."""
+        parents, sessions = {}, {}
         with suppress(OSError):
-            for entry in os.scandir(self.proc):
-                if entry.name.isdigit() and self._session(Path(entry.path)) in self.sessions:
-                    yield Path(entry.path)
+            for name in filter(str.isdigit, os.listdir(self.proc)):
+                with suppress(OSError, ValueError, IndexError):
+                    fields = self._fields(self.proc / name)
+                    parents[int(name)], sessions[int(name)] = int(fields[1]), int(fields[3])
+        found: set[int] = set()
+        while True:
+            known = self.roots | found
+            more = {n for n, parent in parents.items() if n in known or parent in known or sessions[n] in known}
+            if more <= found:
+                return found
+            found |= more
 
     @staticmethod
     def _fields(process: Path) -> list[str]:
         """What stands in ``stat`` after the name, which may hold anything; see proc(5)."""
         return (process / "stat").read_text().rpartition(")")[2].split()
-
-    def _session(self, process: Path) -> int | None:
-        with suppress(OSError, ValueError, IndexError):
-            return int(self._fields(process)[3])
-        return None
 
     def _cpu_seconds(self, process: Path) -> float:
         return sum(map(int, self._fields(process)[11:15])) / os.sysconf("SC_CLK_TCK")

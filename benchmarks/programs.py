@@ -156,13 +156,18 @@ def peer(
     return Program(
         case=case.name,
         label=label,
-        env=case.env + (f" of {ENVPOOL}" if vector == "envpool" else ""),
+        env=pool_of(case.env) if vector == "envpool" else case.env,
         command=(str(PYTHON), str(PEERS / script), *map(str, words), "--lines", "{lines}"),
         steps_per_iteration=case.steps_per_iteration,
         package=package,
         framework=framework,
         threads=case.cores,
     )
+
+
+def pool_of(env: str) -> str:
+    """What EnvPool's own environment of an id is called in the tables."""
+    return f"{env.replace('NoFrameskip-v4', '-v5')} of {ENVPOOL}"
 
 
 def cleanrl(case: Case, said: str = "", vector: str = "sync") -> Program:
@@ -212,11 +217,12 @@ def _with_both_cores(case: Case) -> list[Program]:
     workers = changed(ours(case, case.env, "exact"), "2 workers", env={"workers": 2})
     if case.images:
         two_shards = changed(ranks[0], "2 shards", num_shards=2)
-        return [processes, late_reset, *ranks, two_shards, ours_with_jax(case, case.env, "exact", 2)]
+        devices = replace(ours_with_jax(case, case.env, "exact", 2), label="Lockstep, exact, JAX on 2 devices")
+        return [processes, late_reset, *ranks, two_shards, devices]
     if case.normalize:
         pooled = peer(case, f"Stable-Baselines3, {ENVPOOL}, 2 threads", "sb3_ppo.py", SB3, vector="envpool")
         return [processes, here, pooled, *ranks, workers]
-    pools = replace(changed(ranks[0], ENVPOOL, env={"backend": "envpool"}), env=f"{case.env} of {ENVPOOL}")
+    pools = replace(changed(ranks[0], ENVPOOL, env={"backend": "envpool"}), env=pool_of(case.env))
     return [
         processes,
         here,

@@ -192,7 +192,7 @@ def measure(program: Program, timeout: float, tree: ProcessTree | None = None) -
                 pipes.append(_Pipe(path, os.open(path, os.O_RDWR | os.O_NONBLOCK)))
                 logs.append(work / "log")
                 processes.append(_start(program, work, pipes[-1], logs[-1]))
-            tree.sessions = {process.pid for process in processes}
+            tree.roots = {process.pid for process in processes}
             in_time = _follow(processes, pipes, timeout, tree)
         finally:
             kill(processes)

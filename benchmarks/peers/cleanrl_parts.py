@@ -100,7 +100,7 @@ def atari(name: str) -> gym.Env:
 
 
 class Pool:
-    """EnvPool's environments under the names that a vector of Gymnasium's has."""
+    """EnvPool's environments under the names that a vector of Gymnasium's has; returns and lengths are counted."""
 
     def __init__(self, settings: Settings) -> None:
         if settings.normalize:
@@ -110,9 +110,17 @@ class Pool:
         self._pool, self._as_actions = make_pool(settings), as_pool_actions
         self.single_observation_space = self._pool.observation_space
         self.single_action_space = self._pool.action_space
+        self._returns, self._lengths = np.zeros(settings.num_envs), np.zeros(settings.num_envs, np.int32)
 
     def reset(self) -> tuple[np.ndarray, dict[str, Any]]:
         return self._pool.reset()
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        return self._pool.step(self._as_actions(actions))
+        obs, rewards, terminated, truncated, info = self._pool.step(self._as_actions(actions))
+        self._returns += rewards
+        self._lengths += 1
+        ended = terminated | truncated
+        episode = {"r": self._returns.copy(), "l": self._lengths.copy(), "_r": ended}
+        self._returns *= 1 - ended
+        self._lengths *= 1 - ended
+        return obs, rewards, terminated, truncated, info | {"episode": episode}

@@ -18,12 +18,10 @@ def make_pool(settings: Settings) -> Any:
 
     Atari's games have EnvPool's own preprocessing, set to what ``AtariWrapper`` does.
     """
-    known, name, extras = envpool.list_all_envs(), settings.env, {}
+    name, extras = settings.env, {}
     if settings.images:
-        name = settings.env.replace("NoFrameskip-v4", "-v5")
+        name = name.replace("NoFrameskip-v4", "-v5")
         extras = {"episodic_life": True, "reward_clip": True, "use_fire_reset": True, "repeat_action_probability": 0.0}
-    elif name not in known:
-        name = name.replace("-v5", "-v4")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of bounds in float64
         return envpool.make(

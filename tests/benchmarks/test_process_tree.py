@@ -12,12 +12,14 @@ from benchmarks.process_tree import ProcessTree, Sample
 TICK = os.sysconf("SC_CLK_TCK")
 
 
-def process(proc: Path, number: int, session: int, seconds: float, kilobytes: int, name: str = "python") -> None:
+def process(
+    proc: Path, number: int, session: int, seconds: float, kilobytes: int, name: str = "python", parent: int = 1
+) -> None:
     """A process of a session that has used CPU seconds, a quarter each as itself and by what it waited for."""
     place = proc / str(number)
     place.mkdir(exist_ok=True)
     ticks = round(seconds * TICK / 4)
-    fields = ["S", 1, 1, session, *[0] * 7, ticks, ticks, ticks, ticks]
+    fields = ["S", parent, session, session, *[0] * 7, ticks, ticks, ticks, ticks]
     (place / "stat").write_text(f"{number} ({name}) {' '.join(map(str, fields))} 20 0")
     (place / "smaps_rollup").write_text(f"0-f ---p\nRss:  999999 kB\nPss:  {kilobytes} kB\nPss_Anon: 1 kB\n")
 
@@ -33,6 +35,17 @@ def test_all_processes_of_the_sessions_count_and_no_others(tmp_path):
     (seen,) = tree.samples
     assert seen.memory == 3500 * 1024
     assert seen.cpu == pytest.approx(7.0, abs=4 / TICK)
+
+
+def test_what_is_started_in_sessions_of_its_own_counts_too(tmp_path):
+    process(tmp_path, 10, 10, 1.0, 1)
+    process(tmp_path, 20, 20, 1.0, 10, parent=10)
+    process(tmp_path, 5, 5, 1.0, 100, parent=20)
+    process(tmp_path, 6, 5, 1.0, 1000)  # its parent is gone, its session is one of theirs
+    process(tmp_path, 7, 7, 1.0, 10_000)
+    tree = ProcessTree({10}, proc=tmp_path)
+    tree.look()
+    assert tree.peak == 1111 * 1024
 
 
 def test_the_peak_is_the_highest_sum_at_a_time(tmp_path):

@@ -6,6 +6,7 @@ from benchmarks import side_by_side
 from benchmarks.cases import A1, A1_BOTH, BREAKOUT, CASES, J3, R1, T1, T2, T2_BOTH, T3
 from benchmarks.peer_environment import PEERS, REQUIREMENTS
 from benchmarks.programs import CALLS, CLEANRL, our_config, programs_of, scaling_programs
+from benchmarks.report import Results
 from lockstep.config.checks import resolve
 from lockstep.config.keys import validate
 from lockstep.config.run import Config
@@ -64,6 +65,23 @@ def test_a_line_of_what_jax_compiled_is_a_call_of_several_iterations():
     peers = [p for p in programs_of(J3) if not p.is_ours]
     assert {p.steps_per_iteration for p in peers} == {J3.steps_per_iteration * J3.iterations // CALLS}
     assert f"CALLS = {CALLS}\n" in (PEERS / "settings.py").read_text()
+
+
+def test_figures_are_kept_though_no_picture_can_be_drawn(tmp_path, monkeypatch, capsys, row):
+    def missing(*_):
+        raise ImportError("No module named 'matplotlib'")
+
+    monkeypatch.setattr(side_by_side.bars, "draw", missing)
+    side_by_side.write(Results({"date": "today"}, [T1], rows=[row(10.0)]), tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["peers.json", "peers.md"]
+    assert "no peers.png: No module named 'matplotlib'" in capsys.readouterr().out
+
+
+def test_a_run_fails_by_ours_alone_and_not_for_want_of_envpool(row):
+    peer, pools = row(failures=["killed"]), row(ours=True, env="CartPole-v1 of EnvPool", failures=["no envpool"])
+    assert side_by_side.broken([peer, pools, row(1.0, ours=True)]) == []
+    mine = row(1.0, ours=True, failures=["killed"])
+    assert side_by_side.broken([peer, pools, mine]) == [mine]
 
 
 def labels(case) -> list[str]:

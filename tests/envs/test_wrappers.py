@@ -307,3 +307,12 @@ def test_a_missing_emulator_is_one_line(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"ale-py, which isn't installed; pip install 'lockstep-rl\[atari\]'"):
         describe(EnvConfig.model_validate({"id": "ALE/Pong-v5"}))
+
+
+def test_a_wrappers_class_is_an_environment_as_any_other():
+    made = make_environment(EnvConfig(id="handed_envs:Wrapped"), render_mode="rgb_array")
+    assert isinstance(made.unwrapped, gymnasium.Env)
+    assert made.render_mode == "rgb_array"
+    made.reset(seed=0)
+    assert np.shape(made.render()) == (400, 600, 3)
+    made.close()

@@ -8,6 +8,7 @@ import pytest
 
 from lockstep.config.engines import check_engine_options
 from lockstep.config.run import Config, RunOptions
+from lockstep.core.errors import KilledError, RunError
 from lockstep.core.topology import Topology
 from lockstep.launch import restart, world
 from lockstep.launch.rank import Assignment
@@ -60,6 +61,8 @@ class FakeServer:
 
     def start(self, nproc, log_dir, *, assignment, environment):
         outcome, rows = self.outcomes.pop(0)
+        if isinstance(outcome, RunError):
+            raise outcome
         if rows is not None:
             self.metrics.write_text("".join(json.dumps({"iteration": n, "global_step": n}) + "\n" for n in rows))
             memory = Assignment.from_json(assignment).memory
@@ -80,7 +83,8 @@ def train(path, monkeypatch, outcomes, max_restarts):
 
 
 def test_kills_from_outside_are_never_the_programs_own(tmp_path, monkeypatch, capsys):
-    kills = [(KILLED, [1, 2, 3]), (KILLED, None), (KILLED, None), (KILLED, [1, 2, 3]), (KILLED, [])]
+    server = KilledError("the process that starts the ranks was killed by SIGKILL")
+    kills = [(KILLED, [1, 2, 3]), (server, None), (server, None), (KILLED, [1, 2, 3]), (KILLED, [])]
     code, rows = train(tmp_path, monkeypatch, [*kills, (DONE, [1])], max_restarts=5)
     assert code == 0, capsys.readouterr().err
     assert [row["iterations_again"] for row in rows] == [3, 0, 0, 3, 0]  # while ranks start nothing is done

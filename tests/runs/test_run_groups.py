@@ -5,14 +5,15 @@ import json
 import pytest
 from made_runs import make_run, summary_of
 
-from lockstep.config.run import Config, RunOptions
+from lockstep.config.run import CheckpointConfig, Config, RunOptions
 from lockstep.launch.defaults import RunRequest
 from lockstep.launch.seeds import group as groups
 from lockstep.launch.seeds.group import SeedRun, has_trained, start_group
 from lockstep.launch.world import World
-from lockstep.runs.directory import RunDirectory
+from lockstep.runs.directory import RunDirectory, seeds_in
 from lockstep.runs.groups import finish_group, status_of
 from lockstep.runs.progress import Progress
+from lockstep.runs.trust import trusted_config
 
 
 @pytest.mark.parametrize(
@@ -76,6 +77,19 @@ def test_what_was_trained_outlives_an_error_at_the_end(tmp_path, monkeypatch):
         raise ValueError("no good")
 
     assert has_trained(started(tmp_path, monkeypatch, fail_at_the_end))
+
+
+def test_each_seeds_place_on_a_mirror_is_one_that_its_user_has_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(groups.Group, "train", lambda self: 0)
+    config = Config(num_envs=8, checkpoint=CheckpointConfig(mirror="file:///net/runs/"))
+    options = RunOptions(seeds="0,1", name="group", runs_dir=str(tmp_path), quiet=True)
+    path, code = start_group(RunRequest(config, options, {}), None, World(1, 1), "why", None)
+    assert code == 0
+    for run in (path, *seeds_in(path)):
+        assert trusted_config(run).checkpoint.mirror == (
+            "file:///net/runs/" if run == path else "file:///net/runs/group"
+        )
 
 
 def test_a_limit_in_hours_is_of_all_seeds_together(tmp_path, monkeypatch):

@@ -17,6 +17,7 @@ from lockstep.envs.gymnasium.workers import cut
 from lockstep.envs.host_envs import HostEnvs, WantedEnvs
 from lockstep.envs.registry import make_envs
 from lockstep.torch_engine.rollout import Rollout, action_noise, collect
+from lockstep.torch_engine.setup.self_check import group_sizes
 
 When = Literal["at once", "at the end"]
 KINDS: dict[str, dict[str, Any]] = {
@@ -142,3 +143,10 @@ def test_a_part_of_a_rollout_is_memory_of_the_whole():
 )
 def test_environments_are_cut_where_shards_and_workers_come_out_even(num_envs, shard_size, workers, expected):
     assert [(part.start, part.stop) for part in cut(num_envs, shard_size, workers)] == expected
+
+
+def test_the_self_check_has_compared_shards_in_halves():
+    for shards in range(1, 65):
+        checked = {1, *group_sizes(shards)}
+        for owned in checked:
+            assert {owned // 2, owned - owned // 2} - {0} <= checked

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.run import RunOptions
-from lockstep.core.errors import RunError
+from lockstep.core.errors import KilledError, RunError
 from lockstep.core.files import sync_path
 from lockstep.core.temporary import temporary_directory
 from lockstep.launch.rank import Assignment
@@ -182,7 +182,7 @@ class Restarts:
                 served = self._server.start(ranks, logs, assignment=mine.to_json(), environment=threads)
             except RunError as error:
                 self._server.close()
-                return Outcome(str(error))
+                return Outcome(str(error), killed=isinstance(error, KilledError))
             try:
                 return watch(served, signals, not_begun=STOPPED if self._rows else NOT_BEGUN, trains=True)
             except RunError as error:

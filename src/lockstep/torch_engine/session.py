@@ -130,10 +130,16 @@ class Session:
             "engine": "torch",
             "world_size": self.topology.world_size,
             "collectives": self.communicator.transport,
-            "shards_on_a_rank": self.mode,
+            "shards_on_a_rank": self.shards_on_a_rank,
             "sums": self.communicator.sums or "none",
             **machine_facts(self.state.parameters.flat.device),
         }
+
+    @property
+    def shards_on_a_rank(self) -> str:
+        """Says in words whether a rank's shards are batched or looped over."""
+        same = self.rollout_mode == self.mode
+        return self.mode if same else f"{self.mode}, {self.rollout_mode} in rollouts"
 
     @property
     def rollout(self) -> Rollout:

@@ -83,13 +83,19 @@ def spec_of(env_id: str) -> str | EnvSpec:
     if not colon:
         return env_id
     if module == HANDED:
-        return EnvSpec(name, entry_point=handed_environment(env_id))
+        return _spec(name, handed_environment(env_id))
     if not name.isidentifier():
         return env_id
     found: Any = getattr(importlib.import_module(module), name, None)
     if found is None or not callable(found) or name in gymnasium.registry:
         return env_id
-    return EnvSpec(name, entry_point=cast(Any, found))
+    return _spec(name, found)
+
+
+def _spec(name: str, makes: Any) -> EnvSpec:
+    """The specification of a callable; a wrapper's class has no metadata to be looked at before it is made."""
+    looked_at = isinstance(getattr(makes, "metadata", {}), dict)
+    return EnvSpec(name, entry_point=cast(Any, makes if looked_at else functools.partial(makes)))
 
 
 def _unknown(env_id: str, error: Exception) -> str:

@@ -83,7 +83,7 @@ def start_group(
         directory, lines, seeds = open_run(path, config, options.trust), [], []
     directory.command = None if command is None else without_secrets(["lockstep", *command])
     try:
-        paths = make_seeds(directory, config, seeds) if made else seeds_in(directory.path)
+        paths = make_seeds(directory, config, seeds, options.trust) if made else seeds_in(directory.path)
         at_once = min(len(paths), side_by_side(options, config, world))
         how = "in turn" if at_once == 1 else f"{at_once} side by side"
         numbers = [each.name.removeprefix(SEED) for each in paths]
@@ -106,15 +106,22 @@ def has_trained(group: Path) -> bool:
     return any(any(seed.glob("checkpoints/step_*")) or last_record(seed / METRICS_JSONL) for seed in seeds_in(group))
 
 
-def make_seeds(group: RunDirectory, config: Config, seeds: Sequence[int]) -> list[Path]:
-    """Makes the directory of each seed's run, with its config; a mirror has a place for each."""
+def make_seeds(group: RunDirectory, config: Config, seeds: Sequence[int], trust: bool) -> list[Path]:
+    """Makes the directory of each seed's run, with its config; a mirror has a place for each.
+
+    That is remembered as what this user has trained with, unless it is trusted for this once.
+    """
     mirror, made = config.checkpoint.mirror, []
     for seed in seeds:
         own: dict[str, Any] = {"seed": seed}
         if mirror is not None:
-            own["checkpoint"] = config.checkpoint.model_copy(update={"mirror": f"{mirror}/{group.path.name}"})
+            own["checkpoint"] = config.checkpoint.model_copy(
+                update={"mirror": f"{mirror.rstrip('/')}/{group.path.name}"}
+            )
         run = create_run(str(group.path), f"{SEED}{seed}", config.model_copy(update=own))
         run.unlock()
+        if not trust:
+            remember_names(config.model_copy(update=own))
         made.append(run.path)
     return made
 

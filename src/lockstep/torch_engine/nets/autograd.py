@@ -12,7 +12,6 @@ from torch import Tensor
 from lockstep.torch_engine.losses import loss_and_terms
 from lockstep.torch_engine.nets import distributions, nets
 from lockstep.torch_engine.nets.compiled import LossFunction, compiled
-from lockstep.torch_engine.nets.encoders import images_of
 from lockstep.torch_engine.nets.functions import DROPOUT_SEED, Actor, Columns
 from lockstep.torch_engine.nets.nets import Parameters, PolicyNet
 from lockstep.torch_engine.nets.parameters import FlatParameters
@@ -22,6 +21,9 @@ from lockstep.training.losses import LossSettings
 if TYPE_CHECKING:
     from lockstep.config.run import Config
     from lockstep.core.shards import ShardPlan
+
+IMAGES_AT_A_TIME = 256
+"""Of a rollout that is evaluated: as floats, and between layers, they take four times as many bytes and more."""
 
 
 def minibatch_loss(
@@ -79,15 +81,22 @@ class AutogradFunctions:
     def evaluate(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         """See :meth:`PolicyFunctions.evaluate`."""
         net, weights, count = self.net, self.weights.expanded(len(observations)), actions.shape[1]
-        if net.shared or net.custom is not None or not net.critic:
+        if net.convolutional and net.custom is None:
+            output, values = self._of_images(observations)
+        elif net.shared or net.custom is not None or not net.critic:
             output, values = nets.actor_critic(net, weights, observations)
-            output = output[:, :count]
         else:
-            acted, images = observations[:, :count].clone(), images_of(net.observation, observations)
-            output = nets.actor(net, weights, acted, {name: x[:, :count] for name, x in images.items()})
-            values = nets.critic(net, weights, observations, images)
-        log_prob = distributions.log_prob_and_entropy(net, weights, output, actions)[0]
+            acted = observations[:, :count].clone()
+            output, values = nets.actor(net, weights, acted), nets.critic(net, weights, observations)
+        log_prob = distributions.log_prob_and_entropy(net, weights, output[:, :count], actions)[0]
         return log_prob, log_prob[:, :0] if values is None else values
+
+    def _of_images(self, observations: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Computes outputs and values of rows ``[k, m, width]``, so many at a time that memory stays small and warm."""
+        weights, size = self.weights.expanded(len(observations)), max(1, IMAGES_AT_A_TIME // len(observations))
+        parts = [nets.actor_critic(self.net, weights, part) for part in observations.split(size, 1)]
+        outputs, values = zip(*parts, strict=True)
+        return torch.cat(outputs, 1), torch.cat(values, 1) if self.net.critic else None
 
     def unroll(
         self, observations: Tensor, actions: Tensor, recurrent_state: Tensor, resets: Tensor

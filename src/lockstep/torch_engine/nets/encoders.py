@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
 
 import torch
@@ -11,6 +12,8 @@ from torch.nn import functional
 from lockstep.core.spaces import Leaf, ObservationLayout
 from lockstep.networks.spec import IMPALA, NATURE, ImageEncoder, encoder_name
 from lockstep.torch_engine.nets.memory import on_host
+
+ONEDNN = torch.backends.mkldnn.is_available() and platform.machine() in ("x86_64", "AMD64")
 
 
 def float_columns(layout: ObservationLayout, rows: Tensor) -> Tensor:
@@ -105,19 +108,33 @@ def _convolutions(encoder: ImageEncoder, kind: str, parameters: Mapping[str, Ten
 def image_features(encoder: ImageEncoder, leaf: Leaf, parameters: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
     """Computes features ``[k, n, features]`` of images ``[k, n, C, H, W]``.
 
-    One image alone goes through the convolutions twice, unless gradients are wanted: their kernel for a single image
-    may be another than for several, whose numbers don't depend on how many they are (on the processors that were tried;
+    One image alone goes through the network twice, unless gradients are wanted: kernels for a single row may be others
+    than for several, whose numbers don't depend on how many they are (on the processors that were tried;
     :mod:`lockstep.torch_engine.setup.choose_mode` looks).
     """
     k, n = x.shape[:2]
-    if k * n == 1 and not torch.is_grad_enabled():
+    if not torch.compiler.is_compiling() and k * n == 1 and not torch.is_grad_enabled():
         x = _twice(x)
-    x = _convolutions(encoder, encoder.resolved(leaf), parameters, name, x)[:, :n]
+    x = _convolutions(encoder, encoder.resolved(leaf), parameters, name, x)
     x = x.flatten(2)  # in the order [C, H, W], which is the weight's in a checkpoint
     weight, bias = parameters[f"{name}.out.weight"], parameters[f"{name}.out.bias"]
+    if _by_onednn(x):
+        rows = functional.linear(x.flatten(0, 1).to_mkldnn(), _one(weight), _one(bias)).to_dense()
+        return torch.relu(rows.unflatten(0, x.shape[:2])[:, :n])
+    x = x[:, :n]
     if k == 1:  # the weight's gradient comes out as it is stored, of a batched product transposed
         return torch.relu(functional.linear(x.squeeze(0), _one(weight), _one(bias)).unsqueeze(0))
     return torch.relu(torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2)))
+
+
+def _by_onednn(x: Tensor) -> bool:
+    """Tells whether oneDNN, which computes convolutions on x86, shall multiply rows ``[k, n, in]`` too.
+
+    On some processors it has wider vector instructions for that than the BLAS that PyTorch multiplies by.
+    """
+    if torch.compiler.is_compiling() or x.device.type != "cpu" or x.shape[0] * x.shape[1] == 1:
+        return False
+    return ONEDNN and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
 
 
 def encode(
