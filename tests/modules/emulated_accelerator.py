@@ -108,13 +108,13 @@ def _by_mask(indices: Any) -> bool:
 
 
 def _computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Does an operation on the device's memory; a tensor of the host's with axes must have been copied first."""
+    """Does an operation on the device's memory; a tensor of the host's must have been copied first."""
     own = {id(x.raw): x for x in tree_leaves((args, kwargs)) if isinstance(x, OnDevice)}
 
     def inside(x: Any) -> Any:
         if isinstance(x, OnDevice):
             return x.raw
-        if isinstance(x, Tensor) and x.dim() > 0:
+        if isinstance(x, Tensor):  # a scalar, too: many operations would copy it, and wait
             raise RuntimeError(f"{func.name()}: a tensor in the host's memory met one on the device")
         return x
 

@@ -101,10 +101,12 @@ def as_one_shard(columns: Columns) -> dict[str, Tensor]:
 def fast_gradient(state: TrainState, config: Config, communicator: Communicator) -> GradientSource:
     """Takes gradients of all local samples at once, combined by an all-reduce; equal up to summation order.
 
-    By DDP where gradients may travel while others are computed: not those of an accelerator that go through the host.
+    By DDP where gradients may travel while others are computed: not those of an accelerator that go through the host,
+    or nowhere.
     """
-    on_its_own = on_host(state.parameters.flat.device) or communicator.own_backend is not None
-    if isinstance(state.policy, AutogradFunctions) and on_its_own:
+    device = state.parameters.flat.device
+    travels = on_host(device) or (communicator.own_backend is not None and not communicator.alone)
+    if isinstance(state.policy, AutogradFunctions) and travels:
         return data_parallel_gradient(state, config, communicator)
     settings = loss_settings(config)
     gradients = shard_gradients(state.policy, settings, config.ppo.gradient_accumulation)

@@ -107,6 +107,7 @@ def copies_of_step(config, spoil=lambda session: None):
 def test_the_host_reads_nothing_in_an_update(case):
     passed = reads_of_update(config_of(case))
     assert (passed[DOWN], passed[WAITS]) == (0, 0)
+    assert passed[UP] == 1  # the minibatches' indices
     assert passed["operations"] > 100
 
 

@@ -132,7 +132,7 @@ def _by_onednn(x: Tensor) -> bool:
 
     On some processors it has wider vector instructions for that than the BLAS that PyTorch multiplies by.
     """
-    if torch.compiler.is_compiling() or x.device.type != "cpu" or x.shape[0] * x.shape[1] == 1:
+    if torch.compiler.is_compiling() or not on_host(x.device) or x.shape[0] * x.shape[1] == 1:
         return False
     return ONEDNN and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
 
