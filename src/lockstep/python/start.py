@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from lockstep.config.command_line import read_request
 from lockstep.config.run import AUTO, Config, RunOptions
 from lockstep.config.sections import is_url
 from lockstep.core.temporary import temporary_directory
-from lockstep.python.callbacks import Conversation
+from lockstep.python.callbacks import Conversation, checked_callbacks
 from lockstep.python.command import run_command
 from lockstep.python.environments import Handed, variables_for
 from lockstep.runs.directory import default_name, find_run
@@ -30,13 +30,14 @@ def start(
     asked: dict[str, Any],
     env: Handed | None,
     run_at: Callable[[Path], Run],
-    callbacks: Sequence[Any],
+    callbacks: Any,
     observe_only: bool,
 ) -> Run:
     """Runs ``lockstep train`` with nested settings, and answers it with callbacks.
 
     ``run_at`` makes a run of its directory; errors are :func:`lockstep.train`'s.
     """
+    callbacks = checked_callbacks(callbacks)
     with temporary_directory() as directory, variables_for(env) as variables:
         file = directory / SETTINGS
         with _in_callers_words(file):

@@ -18,7 +18,7 @@ def train(
     *,
     engine: str | None = None,
     nproc: int | str | None = None,
-    callbacks: Sequence[Any] = (),
+    callbacks: Sequence[Any] | Any = (),
     observe_only: bool = False,
     name: str | None = None,
     runs_dir: str | Path | None = None,
@@ -38,7 +38,7 @@ def train(
         engine: ``torch`` or ``jax``; None: as the config says.
         nproc: ranks (engine torch) or processes (engine jax) on this machine, ``auto``, or a range such as
             ``2:8``; None: as the config says, else one.
-        callbacks: objects with some of :class:`BaseCallback`'s methods, called in this process while it trains.
+        callbacks: objects, or one, with some of :class:`BaseCallback`'s methods, called in this process meanwhile.
         observe_only: whether training goes on without waiting for callbacks, whose answers then count for nothing.
         name: of the run directory; None: environment, seed and time.
         runs_dir: where run directories are made; None: as the config says, else ``runs``.
