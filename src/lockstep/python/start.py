@@ -12,6 +12,7 @@ from lockstep.config.command_line import read_request
 from lockstep.config.run import AUTO, Config, RunOptions
 from lockstep.config.sections import is_url
 from lockstep.core.temporary import temporary_directory
+from lockstep.python.arguments import in_plain_words
 from lockstep.python.callbacks import Conversation, checked_callbacks
 from lockstep.python.command import run_command
 from lockstep.python.environments import Handed, variables_for
@@ -37,7 +38,7 @@ def start(
 
     ``run_at`` makes a run of its directory; errors are :func:`lockstep.train`'s.
     """
-    callbacks = checked_callbacks(callbacks)
+    callbacks, asked = checked_callbacks(callbacks), in_plain_words(asked)
     with temporary_directory() as directory, variables_for(env) as variables:
         file = directory / SETTINGS
         with _in_callers_words(file):
