@@ -126,6 +126,13 @@ def test_what_a_config_can_say_is_put_into_words():
     }
 
 
+def test_a_group_of_seeds_has_no_metrics_of_its_own(runs):
+    group = lockstep.train("CartPole-v1", seeds=[3], name="group", **SMALL)
+    with pytest.raises(ValueError, match=r"holds a run for each of 1 seeds; see those of run\.seeds"):
+        group.metrics  # noqa: B018
+    assert len(group.seeds[0].metrics) == 8
+
+
 def test_settings_of_the_environment_stand_beside_it(runs):
     run = lockstep.train(handed_envs.Counting, env={"kwargs": {"length": np.int64(4)}}, name="settings", **SMALL)
     assert (run.config.env.id, run.metrics[-1]["rollout/episode_length_mean"]) == ("handed_envs:Counting", 4.0)
