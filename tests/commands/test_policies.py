@@ -170,6 +170,19 @@ def test_playing_needs_a_screen_or_an_mp4_file(trained, tmp_path, capsys, monkey
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--n-eval-episodes", "5"], "--n-eval-episodes: write --episodes"),
+        (["--deterministic"], "--deterministic: the most likely actions are the default; leave it out"),
+        (["--luck"], "unrecognized arguments: --luck (lockstep eval --help)"),
+    ],
+)
+def test_options_of_another_library_are_said_in_our_words(capsys, words, line):
+    assert main(["eval", "run", *words]) == 2
+    assert f"lockstep: error: {line}" in capsys.readouterr().err
+
+
 def test_a_policy_takes_one_observation_or_a_batch(trained):
     policy = load_policy(trained(*CARTPOLE).path)
     observations = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
