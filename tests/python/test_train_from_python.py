@@ -7,6 +7,7 @@ import re
 import signal
 import threading
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import handed_envs
@@ -140,10 +141,11 @@ def test_settings_of_the_environment_stand_beside_it(runs):
 
 
 def test_an_id_that_this_process_alone_knows_is_explained(runs):
-    for env_id, entry, way in (
+    cases: list[tuple[str, Any, str]] = [
         ("HereByName-v0", "handed_envs:Counting", "'handed_envs:HereByName-v0' imports handed_envs first"),
         ("HereByObject-v0", lambda: Local(), "'module:Id' imports one, or give the class itself"),
-    ):
+    ]
+    for env_id, entry, way in cases:
         if callable(entry):
             entry.__module__ = "__main__"
         gym.register(env_id, entry_point=entry)

@@ -66,8 +66,10 @@ def checked_callbacks(given: Any) -> list[Any]:
     Raises:
         ValueError: one of them would never be called; one line that names it.
     """
-    alone = given is not None and (callable(given) or not isinstance(given, Iterable) or bool(_own_methods(given)))
-    found = [given] if alone else list(given or ())
+    if given is None:
+        return []
+    several = isinstance(given, Iterable) and not callable(given) and not _own_methods(given)
+    found = list(given) if several else [given]
     for callback in found:
         name = getattr(callback, "__name__", type(callback).__name__)
         if isinstance(callback, type):
