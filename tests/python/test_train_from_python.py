@@ -143,11 +143,9 @@ def test_settings_of_the_environment_stand_beside_it(runs):
 def test_an_id_that_this_process_alone_knows_is_explained(runs):
     cases: list[tuple[str, Any, str]] = [
         ("HereByName-v0", "handed_envs:Counting", "'handed_envs:HereByName-v0' imports handed_envs first"),
-        ("HereByObject-v0", lambda: Local(), "'module:Id' imports one, or give the class itself"),
+        ("HereByObject-v0", Local, "'module:Id' imports one, or give the class itself"),
     ]
     for env_id, entry, way in cases:
-        if callable(entry):
-            entry.__module__ = "__main__"
         gym.register(env_id, entry_point=entry)
         try:
             with pytest.raises(ValueError, match=f"'{env_id}' is registered in this process alone.*{way}"):
