@@ -1,6 +1,6 @@
 # `make train` trains an agent on a fresh machine, `make test` runs what a change must not break, `make test-all` that and
 # what takes long or needs packages of gigabytes, `make bench` measures speed side by side with other libraries (less than
-# half an hour; `make bench ARGS=--quick` for a look), `make docs` builds the documentation as a site, in build/docs.
+# 45 minutes; `make bench ARGS=--quick` for a look), `make docs` builds the documentation as a site, in build/docs.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -62,7 +62,8 @@ $(VENV)/.test-all: $(VENV)/.test
 	@touch $@
 
 $(VENV)/.bench: $(BIN)/python pyproject.toml constraints.txt
-	$(PIP) --editable '.[torch,jax,classic-control,mujoco]'
+	$(PIP) --editable '.[torch,jax,classic-control,mujoco,atari,plot]'
+	-$(PIP) --editable '.[envpool]'
 	@touch $@
 
 $(VENV)/.docs: $(BIN)/python pyproject.toml constraints.txt

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from benchmarks.cases import Program
+from benchmarks.programs import Program
 from benchmarks.steady_rate import Measured
 
 TIMES = ("t_rollout", "t_learn", "t_comm", "t_wait", "t_other")
@@ -22,6 +22,8 @@ class Row:
         ours: whether it is Lockstep; ``devices`` how many with JAX.
         rates: steps/s of each repetition that worked; ``failures`` says why the others did not.
         cores: CPU seconds over wall seconds, of each repetition, start-up included.
+        cpu: CPU seconds of a million steps in the steady state, of each repetition in which it was seen.
+        memory: most bytes of all its processes at a time, of each repetition in which it was seen.
         times: ours only, of each repetition: seconds of a mean iteration by ``TIMES`` and ``accounted``, the share of
             the wall time in which the lines arrived that the run's own ``t_iter`` accounts for.
     """
@@ -38,6 +40,8 @@ class Row:
     failures: list[str] = field(default_factory=list)
     cores: list[float] = field(default_factory=list)
     times: list[dict[str, float]] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+    memory: list[int] = field(default_factory=list)
 
     @classmethod
     def of(cls, program: Program) -> Row:
@@ -49,6 +53,8 @@ class Row:
         """Take in one repetition."""
         self.rates.append(measured.steps_per_second)
         self.cores.append(measured.cores)
+        self.cpu += [] if measured.cpu is None else [measured.cpu]
+        self.memory += [] if measured.memory is None else [measured.memory]
         if measured.records and all(f"time/{name}" in measured.records[0] for name in TIMES):
             self.times.append(mean_times(measured))
 
@@ -80,10 +86,3 @@ def ratio(row: Row, base: Row | None) -> float | None:
     if base is None or row.median is None or base.median is None:
         return None
     return row.median / base.median
-
-
-def verdict(value: float | None, target: float) -> str:
-    """Whether a ratio reaches its target; a ratio that can't be had is no success."""
-    if value is None:
-        return "unknown"
-    return "met" if value >= target else "missed"

@@ -148,6 +148,16 @@ def stays_on_gpu(run: Outcome) -> Verdict:
     return Verdict(0 < copies < steps, f"{copies} copies in {steps} steps, {run.rate:,.0f} steps/s while profiled")
 
 
+def never_waits(run: Outcome) -> Verdict:
+    updates = int(run.last_line.removeprefix("updates "))
+    return Verdict(updates > 0, f"{updates} updates without a wait, {run.rate:,.0f} steps/s")
+
+
+def same_bits_replayed(run: Outcome, base: Outcome) -> Verdict:
+    same = run.summary["state_sha256"] == base.summary["state_sha256"]
+    return Verdict(same, speeds(run, base).figures + ("" if same else "; the bits are others"))
+
+
 def speeds(run: Outcome, base: Outcome) -> Verdict:
     return Verdict(True, f"{run.rate:,.0f} against {base.rate:,.0f} steps/s: {run.rate / base.rate:.2f} ×")
 
@@ -196,10 +206,26 @@ def pair(words: str, more: str) -> tuple[str, str]:
     return train("with", f"{words} {more}"), train("without", words)
 
 
+GRAPHED = f"CartPole-v1 {CUDA} --total-steps 40960 --network.activation gelu"
 CHEETAH = f"HalfCheetah-v5 {CUDA} --total-steps 81920"
 
 CHECKS: tuple[Check, ...] = (
     Check("trains", (train("run", f"CartPole-v1 {CUDA}"),), "it learns; the start line says cuda:0", solves_cartpole),
+    Check(
+        "update-without-waits",
+        (
+            f"python {SCRIPTS}/without_waits.py train CartPole-v1 {CUDA} --no-cuda-graphs --total-steps 20480 "
+            "--name run",
+        ),
+        "no update waits for the GPU: PyTorch raises where one does",
+        never_waits,
+    ),
+    Check(
+        "graphs",
+        (train("with", f"{GRAPHED} --cuda-graphs"), train("without", f"{GRAPHED} --no-cuda-graphs")),
+        "a replayed optimiser step has the bits of one that is launched; speed with and without",
+        same_bits_replayed,
+    ),
     Check(
         "too-few-gpus",
         (train("run", f"CartPole-v1 {CUDA} --nproc 2"),),

@@ -12,7 +12,7 @@ HERE = Path(__file__).resolve().parent
 PEERS = HERE / "peers"
 VENV = HERE / ".venv-peers"
 PYTHON = VENV / "bin" / "python"
-REQUIREMENTS = ("requirements.txt", "requirements-jax.txt", "requirements-rejax.txt")
+REQUIREMENTS = ("requirements.txt", "requirements-jax.txt", "requirements-rejax.txt", "requirements-envpool.txt")
 
 
 def prepare() -> list[str]:

@@ -29,6 +29,7 @@ TIMED = (
     ("lockstep.envs.batched.array_envs", "ArrayEnvs.step", ENVIRONMENT),
     ("lockstep.envs.gymnasium.in_process", "InProcessEnvs.step", ENVIRONMENT),
     ("lockstep.torch_engine.plain.functions", "PlainActor.__call__", INFERENCE),
+    ("lockstep.torch_engine.plain.functions", "RecurrentPlainActor.__call__", INFERENCE),
     ("lockstep.torch_engine.nets.autograd", "NetActor.__call__", INFERENCE),
     ("lockstep.torch_engine.rollout", "collect", ROLLOUT),
     ("lockstep.torch_engine.rollout", "action_noise", ROLLOUT),

@@ -4,7 +4,8 @@
 ranks of which a random one is killed every few seconds, until there were so many kills. Both runs must be equal, agent
 and rows. A recovery is from the kill to the next iteration that is logged. With ``--torchrun`` torchrun starts the
 ranks again, from checkpoints, and not our launcher. ``--out FILE.md`` writes a table, and ``FILE.json`` beside it, in
-which rows of other engines and environments stay. It exits with 1 if anything differs.
+which rows of other engines and environments stay. ``--cost 9`` measures what being ready for restarts costs. It exits
+with 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from benchmarks import restart_cost
 from benchmarks.chaos.campaign import result_of
 from benchmarks.chaos.processes import MARK, marked, parents, send
 from benchmarks.report import table
@@ -184,8 +186,8 @@ def measure(environment: str, engine: str, options: argparse.Namespace, director
     }
 
 
-def report(rows: Sequence[Row]) -> str:
-    """The table as Markdown; each row says when it was measured, and on what."""
+def report(rows: Sequence[Row], cost: dict[str, Any] | None = None) -> str:
+    """The tables as Markdown; each row says when it was measured, and on what."""
     lines = []
     for row in rows:
         taken, again = row["recoveries"] or [0.0], row["iterations_again"] or [0]
@@ -208,24 +210,32 @@ def report(rows: Sequence[Row]) -> str:
     )
     known = {tuple((name, value) for name, value in row["facts"].items() if name not in OF_A_ROW) for row in rows}
     said = [", ".join(f"{name} {value}" for name, value in facts) + "." for facts in sorted(known)]
-    return "\n\n".join(["# Restarts", text, *said, table(head, lines)]) + "\n"
+    parts = ["# Restarts", text, *said, table(head, lines), *([] if cost is None else [restart_cost.section(cost)])]
+    return "\n\n".join(parts) + "\n"
 
 
-def keep(rows: Sequence[Row], out: Path | None) -> None:
-    """Prints the table, and writes it, with the rows of others that are there."""
+def facts_now() -> dict[str, str]:
+    """Says when this is measured, and on what."""
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
     facts = {"date": str(datetime.date.today()), "commit": commit.strip(), "Python": platform.python_version()}
     facts |= {name: version(name) for name in LIBRARIES} | {"cores": f"{os.cpu_count()} of {cpu_model()}"}
-    facts["load average"] = f"{os.getloadavg()[1]:.1f}"
+    return facts | {"load average": f"{os.getloadavg()[1]:.1f}"}
+
+
+def keep(rows: Sequence[Row], out: Path | None, rates: dict[str, Any] | None = None) -> None:
+    """Prints what was found, and writes it, with the rows of others that are there."""
+    facts = facts_now()
     rows = [row | {"facts": facts} for row in rows]
-    print(report(rows), flush=True)
-    if out is not None:
-        kept = out.with_suffix(".json")
-        there = json.loads(kept.read_text())["rows"] if kept.is_file() else []
-        every = {tuple(row[name] for name in PLACE): row for row in [*there, *rows]}
-        rows = [every[key] for key in sorted(every)]
-        kept.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
-        out.write_text(report(rows))
+    cost = None if rates is None else {"rates": rates, "facts": facts}
+    kept = None if out is None else out.with_suffix(".json")
+    if kept is not None and kept.is_file():
+        there = json.loads(kept.read_text())
+        every = {tuple(row[name] for name in PLACE): row for row in [*there["rows"], *rows]}
+        rows, cost = [every[key] for key in sorted(every)], cost or there.get("cost")
+    print(report(rows, cost), flush=True)
+    if out is not None and kept is not None:
+        kept.write_text(json.dumps({"rows": rows, "cost": cost}, indent=1) + "\n")
+        out.write_text(report(rows, cost))
 
 
 def read_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -238,6 +248,7 @@ def read_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, help="of each run (as many as the kills should take)")
     parser.add_argument("--seed", type=int, default=0, help="of the kills (0)")
     parser.add_argument("--torchrun", action="store_true", help="it starts ranks again, and not our launcher")
+    parser.add_argument("--cost", type=int, metavar="PAIRS", help="no kills: what being ready for restarts costs")
     parser.add_argument("--out", type=Path, help="Markdown file to write; one of the same name in JSON")
     return parser.parse_args(argv)
 
@@ -245,6 +256,9 @@ def read_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures each engine and environment; 0 if nothing differs."""
     options, rows = read_arguments(argv), list[Row]()
+    if options.cost is not None:
+        keep([], options.out, restart_cost.cost(options.cost))
+        return 0
     for environment in options.env or ENVIRONMENTS:
         for engine in options.engine or ENGINES:
             with tempfile.TemporaryDirectory(prefix="restarts-") as directory:

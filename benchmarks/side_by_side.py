@@ -1,6 +1,7 @@
 """Lockstep and its peers on the same cases in one run, interleaved: ``python -m benchmarks.side_by_side [--quick]``.
 
-Prints the tables, and writes them to ``peers.md`` and every figure to ``peers.json``.
+Prints the tables, and writes them to ``peers.md``, every figure to ``peers.json`` and a picture of them to
+``peers.png``.
 """
 
 from __future__ import annotations
@@ -13,23 +14,32 @@ import platform
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from benchmarks import peer_environment
-from benchmarks.cases import CASES, T2, Case, Program, Reduction, our_config, programs_of, scaling_programs, shortened
+from benchmarks import bars, peer_environment
+from benchmarks.cases import CASES, T2, Case, Reduction, shortened
 from benchmarks.comparison import Row
+from benchmarks.programs import ENVPOOL, Program, our_config, programs_of, scaling_programs
 from benchmarks.report import Results, markdown
-from benchmarks.steady_rate import ONE_THREAD, MeasurementError, measure
+from benchmarks.steady_rate import MeasurementError, measure, variables
 
 ROOT = Path(__file__).resolve().parent.parent
-OUR_PACKAGES = ("lockstep-rl", "torch", "jax", "numpy", "gymnasium", "mujoco")
+PROFILED = 8
+"""Iterations under a profile."""
+OUR_PACKAGES = ("lockstep-rl", "torch", "jax", "numpy", "gymnasium", "mujoco", "ale-py", "envpool")
 PEER_PACKAGES = (
     "stable-baselines3",
+    "sb3-contrib",
     "skrl",
     "sbx-rl",
     "rejax",
     "gymnax",
+    "flax",
+    "envpool",
+    "ale-py",
     "torch",
     "jax",
     "numpy",
@@ -46,7 +56,7 @@ def read_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--cases",
         default=",".join(c.name for c in CASES),
-        help="of T1,T2,T3 (PyTorch), J1,J2,J3 (JAX); T2 brings the scaling",
+        help="T1,T2,T3,A1,R1: PyTorch, one thread; T2x2,T3x2,A1x2: both cores; J1,J2,J3: JAX; T2 brings the scaling",
     )
     parser.add_argument("--timeout", type=float, default=180.0, help="seconds after which a run is given up")
     parser.add_argument("--out", type=Path, help="directory (benchmarks/results; build/benchmarks with --quick)")
@@ -93,9 +103,11 @@ def facts(arguments: argparse.Namespace) -> dict[str, str]:
         "Lockstep's environment": f"Python {platform.python_version()}, {listed(Path(sys.executable), OUR_PACKAGES)}",
         "the peers' environment": listed(peer_environment.PYTHON, PEER_PACKAGES),
         "how": how
-        + "first quarter left out; one process, one thread; J1, J2 and J3 in JAX on all cores"
+        + "first quarter left out; T1, T2, T3, A1 and R1 in one process with one thread, all others on both cores"
         + (" (quick look)" if arguments.quick else ""),
-        "cores": "CPU time over wall time of a whole run, start-up included (in the tables)",
+        "CPU s a million steps": "CPU time of all processes of a program in the steady state",
+        "memory": "most that all processes of a program hold at a time, pages that they share counted once",
+        "cores": "CPU time over wall time of a whole run, start-up included",
     }
 
 
@@ -124,7 +136,7 @@ def run_module(module: str, words: Sequence[str], timeout: float) -> str:
     """
     command = [sys.executable, "-m", module, *words]
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | ONE_THREAD | {"PYTHONPATH": os.pathsep.join(paths)}
+    environment = os.environ | variables() | {"PYTHONPATH": os.pathsep.join(paths)}
     try:
         with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as work:  # where simulators leave their logs
             result = subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=work, env=environment)
@@ -134,6 +146,11 @@ def run_module(module: str, words: Sequence[str], timeout: float) -> str:
         lines = [line for line in result.stderr.splitlines() if line.strip()]
         raise MeasurementError(lines[-1].strip() if lines else f"exit status {result.returncode}")
     return result.stdout
+
+
+def single_ranks(results: Results) -> list[Case]:
+    """The cases in which ours is one process of PyTorch's."""
+    return [case for case in results.cases if case.engine == "torch" and case.cores == 1]
 
 
 def our_variants(case: Case) -> list[tuple[str, Reduction]]:
@@ -148,18 +165,20 @@ def add_ceilings(results: Results, timeout: float) -> None:
             results.product_rate = float(run_module("benchmarks.product_rate", [], timeout))
         except MeasurementError as error:
             results.product_rate = str(error)
-    for case in (case for case in results.cases if case.engine == "torch"):
+    for case in single_ranks(results):
         for env in dict.fromkeys(env for env, _ in our_variants(case)):
+            section = json.dumps(our_config(case, env, "exact")["env"])
             try:
-                found = json.loads(run_module("benchmarks.env_ceiling", [env, str(case.num_envs)], timeout))
+                found = json.loads(run_module("benchmarks.env_ceiling", [section, str(case.num_envs)], timeout))
             except MeasurementError as error:
                 found = str(error)
             results.ceilings[case.name, env] = found
 
 
 def add_splits(results: Results, timeout: float) -> None:
-    """Profile our rows with PyTorch, one run each; what JAX compiles is one program, whose parts have no clock."""
-    for case in (case for case in results.cases if case.engine == "torch"):
+    """Profile our single ranks, one short run each; what JAX compiles is one program, whose parts have no clock."""
+    for whole in single_ranks(results):
+        case = replace(whole, iterations=min(whole.iterations, PROFILED))
         for env, reduction in our_variants(case):
             with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as directory:
                 config, out = Path(directory) / "config.json", Path(directory) / "split.json"
@@ -173,15 +192,25 @@ def add_splits(results: Results, timeout: float) -> None:
 
 
 def write(results: Results, directory: Path) -> None:
-    """The report and all figures."""
+    """The report, all figures, and their picture, which is not worth a run's end where it can't be drawn."""
     directory.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(results.as_json(), indent=1) + "\n"
     (directory / "peers.md").write_text(markdown(results))
-    (directory / "peers.json").write_text(json.dumps(results.as_json(), indent=1) + "\n")
+    (directory / "peers.json").write_text(text)
+    try:
+        bars.draw(text, directory / "peers.png")
+    except ImportError as error:
+        print(f"no peers.png: {error}; pip install 'lockstep-rl[plot]' and python -m benchmarks.bars {directory}")
+
+
+def broken(rows: Sequence[Row]) -> list[Row]:
+    """Rows of ours that failed, but for those of EnvPool, which needn't be there."""
+    return [row for row in rows if row.ours and row.failures and not row.env.endswith(ENVPOOL)]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run everything; 1 if a run of ours failed, whatever the peers did."""
-    arguments = read_arguments(argv)
+    arguments, started = read_arguments(argv), time.monotonic()
     problems = peer_environment.prepare()
     results = Results(facts(arguments), arguments.cases, problems=problems)
     programs = [program for case in arguments.cases for program in programs_of(case)]
@@ -189,13 +218,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if t2 is not None:
         programs += scaling_programs(t2)
     results.rows = run_interleaved(programs, arguments.repeats, arguments.timeout)
+    results.facts["took"] = f"{(time.monotonic() - started) / 60:.0f} minutes"
     write(results, arguments.out)  # what follows may be interrupted
     print("environments alone, and where the time goes", flush=True)
     add_ceilings(results, arguments.timeout)
     add_splits(results, arguments.timeout)
+    results.facts["took"] = f"{(time.monotonic() - started) / 60:.0f} minutes"
     write(results, arguments.out)
-    print(f"\n{markdown(results)}\nwritten to {arguments.out}/peers.md and peers.json")
-    return 1 if any(row.ours and row.failures for row in results.rows) else 0
+    print(f"\n{markdown(results)}\nwritten to {arguments.out}/peers.md, peers.json and peers.png")
+    return 1 if broken(results.rows) else 0
 
 
 if __name__ == "__main__":

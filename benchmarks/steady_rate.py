@@ -18,15 +18,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases import Program
+from benchmarks.process_tree import ProcessTree
+from benchmarks.programs import Program
 
 SKIPPED_SHARE = 0.25
 FEWEST_LINES = 4
-ONE_THREAD = {
-    **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
-    "CUDA_VISIBLE_DEVICES": "",
-    "PYTHONUNBUFFERED": "1",
-}
+
+
+def variables(threads: int = 1) -> dict[str, str]:
+    """Environment variables of a process with so many threads and no GPU."""
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    return {**dict.fromkeys(names, str(threads)), "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1"}
 
 
 class MeasurementError(Exception):
@@ -42,12 +44,16 @@ class Measured:
         cores: CPU seconds over wall seconds of the whole run, start-up included.
         records: ours only: the metrics records of the steady state, the first of which precedes it.
         wall: seconds that the steady state lasted.
+        cpu: CPU seconds of a million steps in the steady state, of all its processes; None where it wasn't seen.
+        memory: most bytes that its processes held at a time, start-up included; None where it wasn't seen.
     """
 
     steps_per_second: float
     cores: float
     wall: float
     records: list[dict[str, Any]] = field(default_factory=list)
+    cpu: float | None = None
+    memory: int | None = None
 
 
 @dataclass
@@ -130,7 +136,7 @@ def _start(program: Program, work: Path, pipe: _Pipe, log: Path) -> subprocess.P
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=os.environ | ONE_THREAD,
+                env=os.environ | variables(program.threads),
                 cwd=work,  # where simulators leave their logs
                 start_new_session=True,
             )
@@ -138,7 +144,7 @@ def _start(program: Program, work: Path, pipe: _Pipe, log: Path) -> subprocess.P
             raise MeasurementError(f"{command[0]} can't be started: {error.strerror}") from error
 
 
-def _follow(processes: list[subprocess.Popen[bytes]], pipes: list[_Pipe], timeout: float) -> bool:
+def _follow(processes: list[subprocess.Popen[bytes]], pipes: list[_Pipe], timeout: float, tree: ProcessTree) -> bool:
     """Read lines until every process has ended; False if that takes too long."""
     deadline = time.monotonic() + timeout
     by_descriptor = {pipe.descriptor: pipe for pipe in pipes}
@@ -147,6 +153,7 @@ def _follow(processes: list[subprocess.Popen[bytes]], pipes: list[_Pipe], timeou
         ready, _, _ = select.select(list(by_descriptor), [], [], 0.2 if running else 0.0)
         for descriptor in ready:
             by_descriptor[descriptor].read()
+        tree.look_if_due()
         if not ready and not running:
             return True
         if time.monotonic() > deadline:
@@ -161,16 +168,18 @@ def kill(processes: list[subprocess.Popen[bytes]]) -> None:
             process.wait()
 
 
-def measure(program: Program, timeout: float) -> Measured:
+def measure(program: Program, timeout: float, tree: ProcessTree | None = None) -> Measured:
     """Run a program once (or its copies at once) and time it.
 
     Args:
         program: what to run.
         timeout: seconds after which they are killed.
+        tree: how their memory and CPU time are looked at.
 
     Raises:
         MeasurementError: it failed, or took too long.
     """
+    tree = tree or ProcessTree()
     with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as name:
         directory, pipes, processes, logs = Path(name), [], [], []
         before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
@@ -183,7 +192,8 @@ def measure(program: Program, timeout: float) -> Measured:
                 pipes.append(_Pipe(path, os.open(path, os.O_RDWR | os.O_NONBLOCK)))
                 logs.append(work / "log")
                 processes.append(_start(program, work, pipes[-1], logs[-1]))
-            in_time = _follow(processes, pipes, timeout)
+            tree.roots = {process.pid for process in processes}
+            in_time = _follow(processes, pipes, timeout, tree)
         finally:
             kill(processes)
             for pipe in pipes:
@@ -196,14 +206,17 @@ def measure(program: Program, timeout: float) -> Measured:
             if process.returncode != 0:
                 raise MeasurementError(f"exit status {process.returncode}: {last_line(log)}")
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return evaluate(program, [pipe.times for pipe in pipes], pipes[0].text, cpu / wall)
+    return evaluate(program, [pipe.times for pipe in pipes], pipes[0].text, cpu / wall, tree)
 
 
-def evaluate(program: Program, all_times: list[list[float]], text: bytes, cores: float) -> Measured:
+def evaluate(program: Program, all_times: list[list[float]], text: bytes, cores: float, tree: ProcessTree) -> Measured:
     """What the lines of a finished run say; ``text`` is what the first copy wrote."""
     times = all_times[0]
     first, last = steady_window(times)
     each = program.steps_per_iteration
     rate = steady_rate(times, each) if program.copies == 1 else joint_rate(all_times, each)
     records = [json.loads(line) for line in text.splitlines()[first : last + 1]] if program.is_ours else []
-    return Measured(rate, cores, times[last] - times[first], records)
+    wall = times[last] - times[first]
+    busy = tree.cores_between(times[first], times[last])
+    cpu = None if busy is None else busy / rate * 1e6
+    return Measured(rate, cores, wall, records, cpu, tree.peak)

@@ -38,6 +38,15 @@ JAX_COLLECTIVE_FILES = (
     "jax_engine/distributed/placement.py",
     "jax_engine/distributed/processes.py",
 )
+DEVICE_CALLS = (
+    *("torch.cuda", "torch.xpu", "torch.mps", "torch.accelerator", "torch.mtia"),
+    *("torch.backends.cuda", "torch.backends.cudnn", "torch.backends.mps"),
+    *("torch.Stream", "torch.Event", "torch.get_device_module", "torch.use_deterministic_algorithms"),
+)
+DEVICE_FILES = (
+    "torch_engine/setup/accelerator.py",
+    "doctor/watch/torch/hooks.py",  # looks at a script's
+)
 RANKS = ("rank", "local_rank", "global_rank", "node_rank")
 # what lockstep.train was given, from this user's own process
 HANDED_OVER = ("envs/gymnasium/handed.py", "python/environments.py")
@@ -70,6 +79,17 @@ def touches_jax_collectives(node: ast.AST) -> bool:
     """Imports what makes meshes, shardings or groups of JAX processes, or reaches for it through ``jax``."""
     dotted = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
     return below(dotted, JAX_COLLECTIVES) or any(below(name, JAX_COLLECTIVES) for name in imports(node))
+
+
+def calls_a_device(node: ast.AST) -> bool:
+    """Calls what is of one kind of device, or of accelerators, or reaches for a kind by its name: ``x.is_cuda``."""
+    if isinstance(node, ast.Attribute):
+        return below(ast.unparse(node), DEVICE_CALLS) or node.attr in ("is_cuda", "is_xpu", "is_mps")
+    if isinstance(node, ast.Compare):
+        sides = [node.left, *node.comparators]
+        kinds = [side for side in sides if isinstance(side, ast.Constant) and side.value in ("cuda", "xpu", "mps")]
+        return bool(kinds) and any(ast.unparse(side).endswith("device.type") for side in sides)
+    return any(below(name, DEVICE_CALLS) for name in imports(node))
 
 
 def asks_for_the_first_rank(node: ast.AST) -> bool:
@@ -140,6 +160,11 @@ def test_only_four_modules_touch_jax_distributed_and_shardings():
     assert len({line.partition(":")[0] for line in offenders(touches_jax_collectives)}) == 4
 
 
+def test_one_file_makes_the_calls_of_a_kind_of_device():
+    assert offenders(calls_a_device, DEVICE_FILES) == []
+    assert {line.partition(":")[0] for line in offenders(calls_a_device)} == set(DEVICE_FILES)
+
+
 def test_only_the_writing_side_asks_for_the_first_rank():
     assert offenders(asks_for_the_first_rank, WRITERS) == []
     assert offenders(asks_for_the_first_rank) != []
@@ -202,6 +227,15 @@ def test_long_files_and_full_folders_are_found(tmp_path):
             "jax.distributed.initialize()",
             "mesh = jax.make_mesh((2,), ('batch',))",
         )],
+        *[(calls_a_device, f"import torch\n{line}") for line in (
+            "torch.cuda.synchronize()",
+            "from torch import cuda",
+            "import torch.xpu",
+            "torch.accelerator.current_stream()",
+            "torch.backends.cudnn.benchmark = False",
+            "if x.is_cuda: pass",
+            "if x.device.type == 'cuda': pass",
+        )],
         *[(asks_for_the_first_rank, line) for line in (
             "if rank == 0: save()",
             "writer = topology.rank == 0",
@@ -233,6 +267,10 @@ def test_the_rules_find_what_they_look_for(rule, source):
         (
             touches_jax_collectives,
             "import jax\njax.lax.psum(x, 'batch')\njax.shard_map(f)\njax.devices()\njax.numpy.sum(x)",
+        ),
+        (
+            calls_a_device,
+            "import torch\nif config.device == 'cuda': torch.zeros(1, device=x.device)\nx.device.type == 'cpu'",
         ),
         (asks_for_the_first_rank, "for rank in range(world_size): use(rank)\nif theirs[rank] != ours: fail()"),
         (asks_for_the_first_rank, "if not 0 <= rank < world_size or rank < other: fail()"),

@@ -131,7 +131,9 @@ def unknown(words: list[str]) -> str | None:
         patch.setattr(CommandParser, "parse_known_args", parse)
         patch.setattr(CommandParser, "parse_args", parse_all)
         help_asked = bool({"--help", "--help-all"} & set(words))
-        words = [word for word in words if word not in ("--help", "--help-all", "--print-config")]
+        words = [
+            word for word in words if word not in ("--help", "--help-all", "--print-config", "--print-environment")
+        ]
         try:
             rest = words[1:]
             if words[0] != "train" and not (help_asked and words[0] in cli.COMMANDS):

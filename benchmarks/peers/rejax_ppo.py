@@ -8,12 +8,10 @@ if not hasattr(jax, "tree_map"):  # it was written for an older JAX
 
 from rejax import PPO
 
-CALLS = 40
-
 
 def main() -> None:
     settings = read_settings()
-    iterations = max(1, settings.iterations // CALLS)  # of a call, which is a line
+    iterations = settings.iterations_per_call
     steps = settings.num_envs * settings.num_steps * iterations
     algorithm = PPO.create(
         env=settings.env,

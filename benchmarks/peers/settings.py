@@ -8,6 +8,9 @@ from typing import TextIO
 
 import torch
 
+CALLS = 40
+"""Calls of a program that JAX compiled whole; each is a line."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -21,7 +24,11 @@ class Settings:
     iterations: int
     learning_rate: float
     entropy_coef: float
+    threads: int
+    vector: str
     normalize: bool
+    images: bool
+    lstm: int | None
     lines: TextIO
 
     @property
@@ -34,20 +41,35 @@ class Settings:
         """Environment steps of the whole run."""
         return self.num_envs * self.num_steps * self.iterations
 
+    @property
+    def iterations_per_call(self) -> int:
+        """Iterations of a call of a program that JAX compiled whole."""
+        return max(1, self.iterations // CALLS)
+
     def iteration_done(self) -> None:
         """Tell whoever measures that one more iteration is over."""
         print("iteration", file=self.lines, flush=True)
 
 
 def read_settings() -> Settings:
-    """The command line; torch is set to one thread."""
+    """The command line; torch is set to its threads, and Atari's ids are registered where they are needed."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--env", required=True)
     for name in ("num-envs", "num-steps", "num-epochs", "num-minibatches", "iterations"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--learning-rate", type=float, required=True)
     parser.add_argument("--entropy-coef", type=float, required=True)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--vector", choices=("sync", "processes", "entry-point", "envpool"), default="sync")
     parser.add_argument("--normalize", action="store_true", help="observations and returns")
+    parser.add_argument("--images", action="store_true", help="an Atari game's")
+    parser.add_argument("--lstm", type=int, help="units")
     parser.add_argument("--lines", type=argparse.FileType("w"), required=True, help="where iterations are reported")
-    torch.set_num_threads(1)
-    return Settings(**vars(parser.parse_args()))
+    settings = Settings(**vars(parser.parse_args()))
+    torch.set_num_threads(settings.threads)
+    if settings.images and settings.vector != "envpool":
+        import ale_py
+        import gymnasium
+
+        gymnasium.register_envs(ale_py)
+    return settings

@@ -65,7 +65,8 @@ def main() -> None:
     settings = read_settings()
     if settings.normalize:
         raise SystemExit("normalisation is not set up for skrl here")
-    env = wrap_env(gym.make_vec(settings.env, num_envs=settings.num_envs, vectorization_mode="sync"))
+    mode = "vector_entry_point" if settings.vector == "entry-point" else "sync"
+    env = wrap_env(gym.make_vec(settings.env, num_envs=settings.num_envs, vectorization_mode=mode))
     agent = make_agent(env, settings)
     update = agent.update
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import random
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -47,11 +48,14 @@ def __getattr__(name: str) -> Any:
     """Import the public functions on first use, so that ``import lockstep`` loads no framework."""
     if name not in _HOME:
         raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
+    drawn = random.getstate()
     try:
         value = getattr(importlib.import_module(_HOME[name]), name)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "torch":
             raise
         raise ImportError(f"lockstep.{name} needs PyTorch: pip install 'lockstep-rl[torch]'") from None
+    finally:
+        random.setstate(drawn)  # rich draws from it while it is imported, and whoever imports us may have seeded it
     globals()[name] = value
     return value

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cases import Program
 from benchmarks.comparison import Row
+from benchmarks.programs import Program
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def row() -> Callable[..., Row]:
         reduction = rest.pop("reduction", "exact") if ours else None
         label = rest.pop("label", "Lockstep, exact" if ours else f"peer {framework}")
         scaling = rest.pop("scaling", None)
-        made = Row("T1", label, env, reduction, framework, scaling, ours)
+        made = Row(rest.pop("case", "T1"), label, env, reduction, framework, scaling, ours, rest.pop("devices", None))
         made.rates, made.cores, made.failures = list(rates), [1.0] * len(rates), rest.pop("failures", [])
         return made
 

@@ -48,6 +48,14 @@ JUDGED = {
         ([ended("… · cuda:0 · …", final_return=60.0)], False),
         ([ended("… · cpu · …", final_return=480.0)], False),
     ],
+    "update-without-waits": [
+        ([ended("updates 20")], True),
+        ([ended("updates 0")], False),
+    ],
+    "graphs": [
+        ([STATE_A, STATE_A], True),
+        ([STATE_A, STATE_B], False),
+    ],
     "too-few-gpus": [
         ([Outcome(2, REFUSED)], True),
         ([Outcome(1, REFUSED)], False),

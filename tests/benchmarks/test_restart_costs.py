@@ -5,7 +5,7 @@ import json
 import pytest
 from command_line import NEEDS_PROC
 
-from benchmarks import restarts
+from benchmarks import restart_cost, restarts
 
 ROW = {"environment": "CartPole", "engine": "torch", "launcher": "lockstep", "kills": 3, "steps": 10, "iterations": 5}
 ROW |= {"seconds_alone": 1.0, "seconds_killed": 2.0, "differs": []}
@@ -29,6 +29,23 @@ def test_rows_of_other_engines_are_kept(tmp_path, capsys):
     rows = json.loads(out.with_suffix(".json").read_text())["rows"]
     assert [(row["engine"], row["kills"]) for row in rows] == [("jax", 3), ("torch", 7)]
     assert out.read_text().count("| CartPole |") == 2
+
+
+def test_the_cost_is_the_median_of_the_pairs_and_stays_beside_the_rows(tmp_path, capsys):
+    out = tmp_path / "restarts.md"
+    restarts.keep([ROW], out)
+    rates = {"without": [100, 200, 100], "with": [99, 190, 50]}
+    restarts.keep([], out, rates)
+    restarts.keep([ROW | {"engine": "jax"}], out)
+    assert restart_cost.slower(rates) == pytest.approx(0.05)
+    assert "5.0 % slower" in out.read_text()
+    assert json.loads(out.with_suffix(".json").read_text())["cost"]["rates"] == rates
+
+
+def test_what_is_timed_differs_in_restarts_alone():
+    plain, ready = restart_cost.programs()
+    assert ready.command == (*plain.command, "--max-restarts", "1")
+    assert ready.config == plain.config
 
 
 @NEEDS_PROC

@@ -3,8 +3,10 @@ import dataclasses
 import pytest
 
 from benchmarks import side_by_side
-from benchmarks.cases import CASES, J3, REJAX_CALLS, T1, T2, T3, our_config, programs_of, scaling_programs
-from benchmarks.peer_environment import PEERS
+from benchmarks.cases import A1, A1_BOTH, BREAKOUT, CASES, J3, R1, T1, T2, T2_BOTH, T3
+from benchmarks.peer_environment import PEERS, REQUIREMENTS
+from benchmarks.programs import CALLS, CLEANRL, our_config, programs_of, scaling_programs
+from benchmarks.report import Results
 from lockstep.config.checks import resolve
 from lockstep.config.keys import validate
 from lockstep.config.run import Config
@@ -59,7 +61,70 @@ def test_a_quick_look_writes_elsewhere_and_runs_less():
     assert quick.cases[0].iterations < T1.iterations == full.cases[0].iterations
 
 
-def test_a_line_of_rejax_is_a_call_of_several_iterations():
-    rejax = next(p for p in programs_of(J3) if p.package == "rejax")
-    assert rejax.steps_per_iteration == J3.steps_per_iteration * J3.iterations // REJAX_CALLS
-    assert f"CALLS = {REJAX_CALLS}\n" in (PEERS / "rejax_ppo.py").read_text()
+def test_a_line_of_what_jax_compiled_is_a_call_of_several_iterations():
+    peers = [p for p in programs_of(J3) if not p.is_ours]
+    assert {p.steps_per_iteration for p in peers} == {J3.steps_per_iteration * J3.iterations // CALLS}
+    assert f"CALLS = {CALLS}\n" in (PEERS / "settings.py").read_text()
+
+
+def test_figures_are_kept_though_no_picture_can_be_drawn(tmp_path, monkeypatch, capsys, row):
+    def missing(*_):
+        raise ImportError("No module named 'matplotlib'")
+
+    monkeypatch.setattr(side_by_side.bars, "draw", missing)
+    side_by_side.write(Results({"date": "today"}, [T1], rows=[row(10.0)]), tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["peers.json", "peers.md"]
+    assert "no peers.png: No module named 'matplotlib'" in capsys.readouterr().out
+
+
+def test_a_run_fails_by_ours_alone_and_not_for_want_of_envpool(row):
+    peer, pools = row(failures=["killed"]), row(ours=True, env="CartPole-v1 of EnvPool", failures=["no envpool"])
+    assert side_by_side.broken([peer, pools, row(1.0, ours=True)]) == []
+    mine = row(1.0, ours=True, failures=["killed"])
+    assert side_by_side.broken([peer, pools, mine]) == [mine]
+
+
+def labels(case) -> list[str]:
+    return [program.label for program in programs_of(case)]
+
+
+def test_images_and_recurrent_policies_have_peers_with_the_same_networks():
+    config = our_config(A1, BREAKOUT, "exact")
+    assert (config["env"]["frame_stack"], config["network"]["image"]) == (4, {"kind": "nature"})
+    assert labels(A1)[:2] == ["Stable-Baselines3", CLEANRL]
+    assert all("--images" in program.command for program in programs_of(A1)[:2])
+    config = our_config(R1, R1.env, "exact")
+    assert (config["network"]["recurrent"], config["network"]["recurrent_size"]) == ("lstm", 64)
+    (recurrent,) = (program for program in programs_of(R1) if not program.is_ours)
+    assert recurrent.command[recurrent.command.index("--lstm") + 1] == "64"
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_programs_get_as_many_cores_as_their_case(case):
+    for program in programs_of(case):
+        words = program.command
+        if not program.is_ours:
+            assert words[words.index("--threads") + 1] == str(program.threads) == str(case.cores)
+        elif case.engine == "torch" and case.cores == 1:
+            assert words[words.index("--nproc") + 1] == "1"
+            assert (program.config or {})["env"].get("workers", 0) == 0
+
+
+def test_on_both_cores_everybody_has_every_way():
+    said = " ".join(labels(T2_BOTH))
+    for way in ("SubprocVecEnv", "EnvPool", "vector entry point", "2 ranks", "2 workers"):
+        assert way in said
+    assert any(program.devices == 2 for program in programs_of(A1_BOTH))
+
+
+def test_rows_of_a_case_are_told_apart():
+    for case in CASES:
+        named = [(program.label, program.env) for program in programs_of(case)]
+        assert len(set(named)) == len(named)
+
+
+def test_peers_are_pinned():
+    for name in REQUIREMENTS:
+        lines = (PEERS / name).read_text().splitlines()
+        assert all("==" in line for line in lines if not line.startswith("#"))
+    assert "sb3_contrib==" in (PEERS / REQUIREMENTS[0]).read_text()

@@ -3,7 +3,9 @@ import json
 
 import pytest
 
-from benchmarks.cases import ARRAY_CARTPOLE, T1, ours
+from benchmarks.cases import ARRAY_CARTPOLE, T1
+from benchmarks.process_tree import ProcessTree, Sample
+from benchmarks.programs import ours
 from benchmarks.steady_rate import MeasurementError, evaluate, joint_rate, measure, steady_rate
 
 
@@ -47,15 +49,48 @@ def test_copies_that_did_not_overlap_are_no_figure():
 def test_records_are_those_of_the_steady_state():
     program = ours(T1, ARRAY_CARTPOLE, "exact")
     text = "".join(json.dumps({"iteration": i}) + "\n" for i in range(1, 9)).encode()
-    measured = evaluate(program, [[float(t) for t in range(8)]], text, cores=1.0)
+    measured = evaluate(program, [[float(t) for t in range(8)]], text, 1.0, ProcessTree())
     assert [record["iteration"] for record in measured.records] == [3, 4, 5, 6, 7, 8]
     assert measured.wall == 5.0
+    assert (measured.cpu, measured.memory) == (None, None)
+
+
+def test_cpu_time_is_of_the_steady_state_and_memory_of_all():
+    program = dataclasses.replace(ours(T1, ARRAY_CARTPOLE, "exact"), package="other", steps_per_iteration=1000)
+    seen = [(0.0, 0.0, 900), (2.5, 10.0, 500), (4.5, 11.0, 600), (6.5, 12.0, 500), (9.0, 20.0, 100)]
+    tree = ProcessTree(samples=[Sample(*one) for one in seen])
+    measured = evaluate(program, [[float(t) for t in range(8)]], b"", 1.0, tree)
+    assert measured.steps_per_second == 1000.0
+    assert measured.cpu == pytest.approx(500.0)  # half a core at a thousand steps/s
+    assert measured.memory == 900
 
 
 def test_a_program_is_measured_by_its_lines(scripted):
     measured = measure(scripted("for _ in range(8):\n    time.sleep(0.02)\n    say()\n"), 60)
     assert 0 < measured.steps_per_second < 2 * 10 / 0.02  # it sleeps; a line may be read late on a busy machine
     assert measured.records == []
+
+
+HOLDING = """
+import os, signal
+read, write = os.pipe()
+child = os.fork()
+if child == 0:
+    held = os.urandom(1 << 20) * 100
+    os.write(write, b"x")
+    signal.pause()
+os.read(read, 1)
+for _ in range(8):
+    say()
+os.kill(child, signal.SIGKILL)
+os.waitpid(child, 0)
+"""
+
+
+def test_memory_of_what_a_program_starts_counts(scripted):
+    measured = measure(scripted(HOLDING), 60, ProcessTree(shortest=0.0, share=float("inf")))
+    assert measured.memory is not None
+    assert measured.memory > 100 << 20
 
 
 def test_copies_are_run_at_once(scripted):

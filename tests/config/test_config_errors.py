@@ -159,11 +159,25 @@ def test_a_number_of_ranks_that_is_none(value):
     assert "auto" in text
 
 
+@pytest.mark.parametrize("value", ["many", "1.5", "-1"])
+def test_a_number_of_workers_that_is_none(value):
+    text = flag_complaint("--env.workers", value)
+    assert text == f"command line: env.workers: '{value}': a number of processes a rank, 0 for none, or auto"
+
+
 def test_choices_are_listed():
-    assert flag_complaint("--device", "npu") == "command line: device: 'npu': input should be 'cpu', 'cuda' or 'tpu'"
+    choices = "'cpu', 'cuda', 'xpu', 'tpu' or 'auto'"
+    assert flag_complaint("--device", "npu") == f"command line: device: 'npu': input should be {choices}"
     text = flag_complaint("--network.activation", "swish")
     assert "'swish'" in text
     assert "'silu'" in text
+
+
+def test_a_device_without_float64_is_refused():
+    text = flag_complaint("--device", "mps")
+    assert text.startswith("command line: device: mps has")
+    assert "no float64" in text
+    assert "use cpu" in text
 
 
 def test_the_number_of_further_problems_is_told():

@@ -113,6 +113,30 @@ def test_workers_and_this_process_give_the_same_bytes(backend, in_process):
     assert_same(ours, theirs)
 
 
+def test_workers_step_the_shards_of_a_part_while_the_others_wait(in_process):
+    config = EnvConfig.model_validate(CONFIGS["workers"] | {"max_episode_steps": LIMIT})
+    envs = make_envs(config, describe(config), SEED, EVERYONE, pytest.fail, shard_size=2, in_parts=True)
+    try:
+        first, second = envs.parts
+        assert (first, second) == (slice(0, 4), slice(4, 8))
+        begin(envs)
+        begin(in_process)
+        for row in fixed_actions(60):
+            before = envs.buffers.observations[second].copy()
+            envs.buffers.actions[:] = row
+            envs.begin_step(0)
+            envs.end_step(0)
+            np.testing.assert_array_equal(envs.buffers.observations[second], before)
+            envs.begin_step(1)
+            envs.end_step(1)
+            in_process.buffers.actions[:] = row
+            in_process.step()
+            for name in ("observations", "rewards", "terminated", "truncated", "episodes"):
+                assert getattr(envs.buffers, name).tobytes() == getattr(in_process.buffers, name).tobytes(), name
+    finally:
+        envs.close()
+
+
 @HERE
 def test_an_environment_does_not_know_with_which_others_it_is_grouped(kind):
     together = played(begin(make(CONFIGS[kind])), fixed_actions(60))
@@ -264,12 +288,12 @@ def test_a_watchdog_says_who_hangs_and_only_while_somebody_is_being_waited_for()
         said.append(message)
         barked.set()
 
-    watchdog = Watchdog(0.05, np.zeros(1, np.int64), lambda: "environment 4 hangs", fail)
+    watchdog = Watchdog(0.05, lambda: 0, lambda: "environment 4 hangs", fail)
     with watchdog:
         assert barked.wait(600)
     watchdog.close()
     assert said == ["environment 4 hangs"]
-    calm = Watchdog(1e-3, np.zeros(1, np.int64), lambda: "nobody", fail)
+    calm = Watchdog(1e-3, lambda: 0, lambda: "nobody", fail)
     assert not threading.Event().wait(0.05)
     calm.close()
     assert said == ["environment 4 hangs"]

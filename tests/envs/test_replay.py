@@ -3,6 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockstep.envs.restore import replay
 from lockstep.envs.restore.replay import ReplayLog, row_hashes
 
 LIKE = {"discrete": np.zeros(1, np.int64), "continuous": np.zeros((1, 3), np.float32)}
@@ -173,3 +174,14 @@ def test_a_rows_hash_does_not_depend_on_the_rows_beside_it(seed, steps, num_envs
     strided = np.asfortranarray(observations)
     np.testing.assert_array_equal(row_hashes(strided, rewards), hashes)
     assert len(np.unique(hashes)) == hashes.size
+
+
+@pytest.mark.parametrize("words", [1, 3, 20, 1000])
+def test_hashes_do_not_depend_on_how_many_rows_are_taken_at_a_time(monkeypatch, words):
+    rng = np.random.default_rng(0)
+    rows, rewards = rng.integers(0, 256, (5, 3, 28), dtype=np.uint8), rng.normal(size=(5, 3))
+    whole = row_hashes(rows, rewards)
+    monkeypatch.setattr(replay, "CACHED_WORDS", words)
+    assert np.array_equal(row_hashes(rows, rewards), whole)
+    assert np.array_equal(row_hashes(rows[1:], rewards[1:]), whole[1:])
+    assert len(np.unique(whole)) == 15

@@ -119,9 +119,9 @@ def test_of_a_stacked_dict_the_action_mask_is_the_newest_one():
 
 def sticky_rewards(env_id: int, episode: int, probability: float, seed: int = 0) -> list[float]:
     config = EnvConfig.model_validate({"id": "Counting-v0", "sticky_actions": probability})
-    env = KeyedEnv(WantedEnvs(config, describe(config), seed, [env_id]), 0, np.zeros(1, np.int64))
-    env.reset(episode)
-    return [env.step(np.int64(t % 3))[1] for t in range(6)]
+    env, row = KeyedEnv(WantedEnvs(config, describe(config), seed, [env_id]), 0), np.zeros(2, np.float32)
+    env.reset(episode, row)
+    return [env.step(np.array(t % 3), row)[0] for t in range(6)]
 
 
 def test_sticky_actions_follow_the_key_of_the_episode_and_nothing_else():
@@ -145,16 +145,17 @@ def test_a_repeated_action_is_the_one_before_it_about_as_often_as_asked():
 
 def test_a_live_episode_in_stateful_wrappers_comes_back_exactly():
     config = EnvConfig.model_validate({"id": "Counting-v0", "sticky_actions": 0.5, "frame_stack": 3})
-    wanted, beats = WantedEnvs(config, describe(config), 0, [5]), np.zeros(1, np.int64)
-    env = KeyedEnv(wanted, 0, beats)
-    env.reset(2)
-    actions = np.array([0, 1, 2, 0])
-    steps = [env.step(a)[:2] for a in actions]
-    rows, rewards = np.stack([row for row, _ in steps]), np.array([reward for _, reward in steps])
-    again = KeyedEnv(wanted, 0, beats)
-    assert again.restore(2, actions, row_hashes(rows, rewards), rows[-1], {})
-    assert [again.step(a)[1] for a in (1, 2)] == [env.step(a)[1] for a in (1, 2)]
-    assert not again.restore(2, actions, row_hashes(rows, rewards + 1.0), rows[-1], {})
+    wanted, row = WantedEnvs(config, describe(config), 0, [5]), np.zeros(6, np.float32)
+    env = KeyedEnv(wanted, 0)
+    env.reset(2, row)
+    actions, rows, rewards = np.array([0, 1, 2, 0]), np.zeros((4, 6), np.float32), np.zeros(4)
+    for t, action in enumerate(actions):
+        rewards[t], _ = env.step(action, rows[t])
+    again, counted = KeyedEnv(wanted, 0), []
+    assert again.restore(2, actions, row_hashes(rows, rewards), rows[-1], {}, lambda: counted.append(1))
+    assert len(counted) == 4
+    assert [again.step(np.array(a), row)[0] for a in (1, 2)] == [env.step(np.array(a), row)[0] for a in (1, 2)]
+    assert not again.restore(2, actions, row_hashes(rows, rewards + 1.0), rows[-1], {}, lambda: None)
 
 
 @pytest.mark.parametrize(
@@ -306,3 +307,13 @@ def test_a_missing_emulator_is_one_line(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"ale-py, which isn't installed; pip install 'lockstep-rl\[atari\]'"):
         describe(EnvConfig.model_validate({"id": "ALE/Pong-v5"}))
+
+
+def test_a_wrappers_class_is_an_environment_as_any_other():
+    made = make_environment(EnvConfig(id="handed_envs:Wrapped"), render_mode="rgb_array")
+    assert isinstance(made.unwrapped, gymnasium.Env)
+    assert made.render_mode == "rgb_array"
+    made.reset(seed=0)
+    picture: Any = made.render()
+    assert picture.shape == (400, 600, 3)
+    made.close()

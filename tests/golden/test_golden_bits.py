@@ -26,11 +26,14 @@ EXACT = any(written["holds_for"] == HERE for written in FITTING)
 @holds_here
 @pytest.mark.parametrize("case", variants(CASES, KEPT))
 def test_bits_are_those_that_were_written_down(case, tmp_path):
+    known = [written["bits"][case] for written in FITTING if case in written["bits"]]
+    if not known:
+        pytest.skip(f"no bits of this case are written down for {HERE['processor']}")
     summary = train(tmp_path, *CASES[case]).summary
     bits = {key: summary[key] for key in ("params_sha256", "state_sha256")}
-    if not EXACT and bits not in [written["bits"][case] for written in FITTING]:
+    if not EXACT and bits not in known:
         pytest.skip(f"no bits are written down for {HERE['processor']}")
-    assert bits in [written["bits"][case] for written in FITTING]
+    assert bits in known
 
 
 @holds_here
@@ -56,9 +59,14 @@ def test_one_agent_is_written_down_for_every_world_size(cases):
     assert len(cases) == 3
     for written in GOLD["written"]:
         assert len({json.dumps(written["bits"][case]) for case in cases}) == 1
-        assert len({bits["params_sha256"] for bits in written["bits"].values()}) == len(CASES) - 4
+        assert len({bits["params_sha256"] for bits in written["bits"].values()}) == len(written["bits"]) - 4
+
+
+NOT_EVERYWHERE = {"torch LSTM, 2 ranks"}
+"""Cases whose bits were changed on purpose where not all processors of the file were at hand."""
 
 
 def test_every_case_is_written_down_and_nothing_else():
+    assert set(GOLD["written"][0]["bits"]) == set(CASES)
     for written in GOLD["written"]:
-        assert set(written["bits"]) == set(CASES)
+        assert set(CASES) - NOT_EVERYWHERE <= set(written["bits"]) <= set(CASES)

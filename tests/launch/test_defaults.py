@@ -1,5 +1,7 @@
 """Settings for an environment without a preset, by its spaces, and the line that says which nobody gave."""
 
+import types
+
 import gymnasium
 import numpy as np
 import pytest
@@ -26,6 +28,16 @@ def unknown():
     yield register
     for env_id in made:
         del gymnasium.registry[env_id]
+
+
+@pytest.mark.parametrize(("engine", "chosen"), [("torch", "cuda"), ("jax", "tpu"), ("torch", "cpu")])
+def test_device_auto_becomes_what_this_machine_has(engine, chosen, monkeypatch):
+    door = types.SimpleNamespace(chosen_device=lambda: chosen)
+    monkeypatch.setattr(defaults, "engine_module", lambda name: door if name == engine else None)
+    request = request_of(["CartPole-v1", "--engine", engine, "--device", "auto"])
+    assert request.config.device == chosen
+    assert request.overrides["device"] == chosen
+    assert request_of(["CartPole-v1", "--engine", engine]).config.device == "cpu"
 
 
 CARTPOLE = "gymnasium.envs.classic_control.cartpole:CartPoleEnv"

@@ -1,5 +1,6 @@
 """What decides whether and how ranks are started again; ``tests/distributed/test_restarts.py`` kills some."""
 
+import json
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -7,10 +8,12 @@ import pytest
 
 from lockstep.config.engines import check_engine_options
 from lockstep.config.run import Config, RunOptions
+from lockstep.core.errors import KilledError, RunError
 from lockstep.core.topology import Topology
 from lockstep.launch import restart, world
 from lockstep.launch.rank import Assignment
 from lockstep.launch.restart import Failures, Restarts, State, killed_for_memory, newest_state, signature
+from lockstep.launch.supervise import Outcome
 from lockstep.launch.world import number_of_processes
 from lockstep.runs.checkpoint import REQUIRED, CheckpointError
 from lockstep.runs.checkpoint_writer import commit
@@ -43,9 +46,61 @@ def test_the_same_failure_twice_without_a_newer_state_is_the_programs_own():
     assert not failures.again("rank 1 was killed by SIGKILL", 256)
     assert not failures.again("rank 1 was killed by SIGSEGV", 256)
     assert failures.again("rank 0 was killed by SIGKILL", 256)
-    assert not failures.again("rank 0 was killed by SIGKILL", 256, place=300)  # from outside, each time elsewhere
-    assert not failures.again("rank 0 was killed by SIGKILL", 256, place=310)
-    assert failures.again("rank 1 was killed by SIGKILL", 256, place=300)
+
+
+KILLED = Outcome("rank 1 was killed by SIGKILL", killed=True)
+DONE = Outcome()
+
+
+class FakeServer:
+    """Ranks that end as they are told to; each outcome comes with the steps of the rows that they log before."""
+
+    def __init__(self, path, monkeypatch, outcomes):
+        self.closed, self.outcomes, self.metrics = False, list(outcomes), path / "metrics.jsonl"
+        monkeypatch.setattr(restart, "watch", lambda ranks, *_, **__: ranks.outcome)
+
+    def start(self, nproc, log_dir, *, assignment, environment):
+        outcome, rows = self.outcomes.pop(0)
+        if isinstance(outcome, RunError):
+            raise outcome
+        if rows is not None:
+            self.metrics.write_text("".join(json.dumps({"iteration": n, "global_step": n}) + "\n" for n in rows))
+            memory = Assignment.from_json(assignment).memory
+            assert memory is not None
+            (memory / BEGUN).touch()
+        return SimpleNamespace(outcome=outcome, end=lambda: None)
+
+    def close(self):
+        self.closed = True
+
+
+def train(path, monkeypatch, outcomes, max_restarts):
+    """The exit code of ranks that end so, and the rows of their restarts."""
+    server = FakeServer(path, monkeypatch, outcomes)
+    assignment = Assignment(Config(num_envs=1, num_steps=1), path, RunOptions(max_restarts=max_restarts))
+    restarts = Restarts(assignment, cast("Any", server), lambda: cast("Any", server), lambda: 1)
+    return restarts.train(1), restarts._rows
+
+
+def test_kills_from_outside_are_never_the_programs_own(tmp_path, monkeypatch, capsys):
+    server = KilledError("the process that starts the ranks was killed by SIGKILL")
+    kills = [(KILLED, [1, 2, 3]), (server, None), (server, None), (KILLED, [1, 2, 3]), (KILLED, [])]
+    code, rows = train(tmp_path, monkeypatch, [*kills, (DONE, [1])], max_restarts=5)
+    assert code == 0, capsys.readouterr().err
+    assert [row["iterations_again"] for row in rows] == [3, 0, 0, 3, 0]  # while ranks start nothing is done
+    code, rows = train(tmp_path, monkeypatch, kills, max_restarts=4)
+    assert (code, len(rows)) == (1, 4)
+    assert capsys.readouterr().err.endswith("killed by SIGKILL (after 4 restarts, as many as were allowed)\n")
+
+
+def test_kills_for_memory_and_errors_are_the_programs_own_the_second_time(tmp_path, monkeypatch, capsys):
+    error, counts = Outcome("rank 0: environment 3 raised ValueError in step 17"), iter(range(100))
+    code, rows = train(tmp_path, monkeypatch, [(error, [1]), (KILLED, [1]), (error, [1])], max_restarts=9)
+    assert (code, len(rows)) == (1, 2)
+    monkeypatch.setattr(restart, "killed_for_memory", lambda: next(counts))
+    code, rows = train(tmp_path, monkeypatch, [(KILLED, [1]), (KILLED, [1])], max_restarts=9)
+    assert (code, len(rows)) == (1, 1)
+    assert capsys.readouterr().err.count("twice without a newer state in between") == 2
 
 
 def test_what_failures_have_in_common():

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.config.run import Config
-from lockstep.core.errors import RunError
+from lockstep.core.errors import KilledError, RunError
 from lockstep.core.topology import Topology
 from lockstep.launch.spawn import RankServer, rank_server, threads_of
 from lockstep.launch.supervise import supervise
@@ -287,7 +287,7 @@ def test_a_check_runs_in_a_child_of_the_server_and_says_what_is_wrong(server):
 
 def test_a_server_that_is_gone_is_said_so(server):
     server._process.kill()
-    with pytest.raises(RunError, match="the process that starts the ranks ended with exit code -9"):
+    with pytest.raises(KilledError, match="the process that starts the ranks was killed by SIGKILL"):
         server.check("checking", "fine", value=3)
 
 

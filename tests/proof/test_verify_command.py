@@ -49,7 +49,7 @@ def test_a_loss_that_bypasses_the_reduction_is_caught(folder):
 
 @pytest.mark.long
 def test_seeding_by_rank_is_caught(folder):
-    ended = verify(folder, "seeded_by_rank:CartPole-v1", "--world-sizes", "2", "--json")
+    ended = verify(folder, "seeded_by_rank:CartPole-v1", "--world-sizes", "2,1", "--json")
     assert ended.code == 1
     row = rows(ended)[2]
     assert row["equal"] is False
@@ -67,6 +67,12 @@ def test_shuffling_by_rank_is_caught(folder):
     assert row["difference"].startswith("iteration 1: ")
     assert "first policy/" in row["difference"]
     assert "metric train/loss: " in row["difference"]
+
+
+def test_one_world_size_alone_is_no_comparison(folder, capsys, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert main(["verify", "CartPole-v1", "--world-sizes", "2"]) == 2
+    assert "world-sizes: 2 has nothing to be compared with" in capsys.readouterr().err
 
 
 def test_the_first_world_size_is_the_reference_and_all_are_checked_before_any_is_started(folder, capsys, monkeypatch):

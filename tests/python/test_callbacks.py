@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 import traceback
 from pathlib import Path
 
@@ -63,7 +64,11 @@ def test_false_ends_the_run_with_the_state_of_that_iteration(engine, ranks):
     assert run.resume(quiet=True).summary["state_sha256"] == undisturbed.summary["state_sha256"]
 
 
-def test_evaluations_are_told_apart():
+def test_evaluations_are_told_apart(tmp_path, monkeypatch):
+    """Also where temporary files lie deeper than a socket can."""
+    (tmp_path / ("deep" * 30)).mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / ("deep" * 30)))
+    monkeypatch.setattr(tempfile, "tempdir", None)
     watching = Watching()
     lockstep.train("CartPole-v1", callbacks=[watching], eval={"interval": 8, "episodes": 8}, **SMALL)
     assert [told for told in watching.told if told[0] == "evaluation"] == [

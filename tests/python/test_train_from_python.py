@@ -1,10 +1,13 @@
 """``lockstep.train``: the command line's run, in processes of its own, for a caller who keeps everything as it was."""
 
+import contextlib
 import json
 import os
 import random
 import re
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -16,10 +19,13 @@ import pytest
 from command_line import train as command_line_train
 
 import lockstep
+from lockstep.config.run import Config, RunOptions
 from lockstep.core.errors import RunError
 from lockstep.envs.gymnasium.handed import _read, handed_environment
+from lockstep.python import start
 from lockstep.python.arguments import in_plain_words
 from lockstep.python.environments import handed
+from lockstep.python.start import _place_of
 
 SMALL = {"num_steps": 16, "total_steps": 1024, "quiet": True}
 WORDS = ("CartPole-v1", "--num-steps", 16, "--total-steps", 1024)
@@ -159,7 +165,10 @@ def test_an_id_that_this_process_alone_knows_is_explained(runs):
     ("arguments", "line"),
     [
         ((["CartPole-v1"], {"ppo": {"learning_rat": 1}}), "ppo.learning_rat: unknown key; did you mean"),
-        ((["CartPole-v1"], {"num_envs": 7, "num_shards": 3}), "num_shards: 7 environments can't be cut into 3"),
+        (
+            (["CartPole-v1"], {"num_envs": np.int64(7), "num_shards": 3}),
+            "num_shards: 7 environments can't be cut into 3",
+        ),
         ((["NoSuch-v0"], {}), "no environment 'NoSuch-v0' is registered"),
         (
             ([handed_envs.Counting()], {}),
@@ -192,6 +201,23 @@ def test_bad_input_is_a_value_error_before_anything_is_made(runs, arguments, lin
     assert not runs.exists()
 
 
+def test_settings_may_be_numpys_and_paths():
+    given = {"a": np.float32(0.5), "b": [np.int64(3), np.arange(2)], "c": Path("x/y.jsonl")}
+    assert in_plain_words(given) == {"a": 0.5, "b": [3, [0, 1]], "c": "x/y.jsonl"}
+
+
+def test_callers_at_the_same_time_have_runs_of_their_own(tmp_path, monkeypatch):
+    """Two threads of one process, or two processes, which ask within a second."""
+    monkeypatch.setattr(start, "default_name", lambda config, seeds: "CartPole-v1")
+    options, found = RunOptions(runs_dir=str(tmp_path / "runs")), []
+    with contextlib.ExitStack() as stack:
+        found = [_place_of(options, Config(), stack) for _ in range(3)]
+        (found[1][0] / "config.json").touch()
+    names = ["CartPole-v1", "CartPole-v1-2", "CartPole-v1-3"]
+    assert found == [(tmp_path / "runs" / name, name) for name in names]
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["CartPole-v1-2"]  # the others never began
+
+
 def test_a_failure_is_a_run_error(runs):
     class Failing(handed_envs.Counting):
         def step(self, action):
@@ -201,6 +227,14 @@ def test_a_failure_is_a_run_error(runs):
         lockstep.train(Failing, nproc=2, name="failing", **SMALL)
     assert "\n" not in str(caught.value)
     assert lockstep.load_run("failing").status == "not finished"
+
+
+def test_random_numbers_of_the_caller_arent_drawn_by_what_is_imported():
+    """In a process that has imported nothing yet, as a script's."""
+    code = (
+        "import random, lockstep; before = random.getstate(); lockstep.train, lockstep.load_run, lockstep.load_policy"
+    )
+    subprocess.run([sys.executable, "-c", f"{code}; assert random.getstate() == before"], check=True)
 
 
 def test_the_caller_stays_as_it_was(runs):

@@ -158,6 +158,23 @@ def test_several_seeds_are_a_mean_with_an_interval_and_each_has_its_proof(tmp_pa
     assert all(f"params_sha256 {f'{seed}f' * 32}" in read.text for seed in range(3))
 
 
+def test_evaluations_and_interruptions_of_several_seeds_are_each_ones_own(tmp_path):
+    group = make_group(tmp_path / "many")
+    add_evaluation(group / "seed_1", [1.0, 2.0, 3.0, 4.0, 10.0])
+    restart = {"time": "2026-01-31T13:00:00+00:00", "why": "rank 1 was killed", "ranks_before": 2, "ranks_after": 1}
+    facts = summary_of(seed=2, restarts=[restart | {"from": "disk", "iteration": 4, "iterations_again": 1}])
+    (group / "seed_2" / "summary.json").write_text(json.dumps(facts | {"missing_rows": [[4, 6]]}))
+    read = Read(page(group))
+    for seed, mean in enumerate((80, 160, 240)):
+        assert f"seed_{seed}: last and best of training, step 10,240 episodes 8 mean return {mean}" in read.text
+    assert "seed_1: evaluation.json, step 512, sampled actions episodes 5 mean return 4" in read.text
+    assert "For the distribution over episodes" not in read.text
+    assert read.cells("seed_2") == ["seed_2", "2026-01-31 13:00 UTC", "rank 1 was killed", "2 → 1", "disk", "4", "1"]
+    assert "seed_2: iterations without a row in metrics.jsonl" in read.text
+    assert "No rank had to be started again" not in read.text
+    assert "No row of metrics.jsonl is missing" not in read.text
+
+
 def test_settings_that_are_not_the_presets_are_told(tmp_path):
     preset = json.loads((make_run(tmp_path / "plain") / "config.json").read_text())
     read = Read(page(make_run(tmp_path / "demo", seed=7, num_steps=64, env={"id": "CartPole-v1"})))

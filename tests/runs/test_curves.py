@@ -57,6 +57,15 @@ def test_equal_seeds_leave_no_doubt_and_different_ones_do():
     assert low[1] < 3.5 < high[1]
 
 
+def test_seeds_meet_at_iterations_whatever_rows_are_missing():
+    def records(iterations, scale):
+        return [{"iteration": n, "global_step": 8 * n, METRIC: scale * n} for n in iterations]
+
+    curve = curve_of([records([1, 2, 3, 4], 1.0), records([1, 3, 4, 5], 10.0)])
+    assert (curve.iterations, curve.global_steps) == ([1, 3, 4], [8, 24, 32])
+    assert curve.returns.tolist() == [[1.0, 10.0], [3.0, 30.0], [4.0, 40.0]]
+
+
 def test_the_band_holds_the_truth_as_often_as_it_says():
     """Of samples of 20 normal seeds the interquartile mean is 0; about 95 % of the bands hold it."""
     drawn = np.random.default_rng(0).normal(size=(300, 20))

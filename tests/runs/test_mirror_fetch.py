@@ -270,6 +270,15 @@ def test_a_name_is_refused_where_the_mirror_has_more_of_it(tmp_path, mirror, hel
     goes_on(held, config, run, "step_1")
 
 
+def test_a_directory_without_a_checkpoint_isnt_gone_on_from(tmp_path, mirror, held):
+    run, config = mirrored(tmp_path, mirror, 1, 2)
+    shutil.rmtree(run.path / "checkpoints")
+    assert message_of(held.open, config, run, None, is_new=False) == (
+        f"resume: {run.path} has no checkpoint and {mirror}/run has 2; --resume {mirror}/run goes on from there, "
+        "or give another name"
+    )
+
+
 def test_a_place_on_a_mirror_is_the_directory_that_it_was_brought_to(tmp_path, mirror, held):
     run, config = mirrored(tmp_path, mirror, 1, 2)
     shutil.rmtree(run.path)

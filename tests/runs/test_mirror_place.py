@@ -210,6 +210,22 @@ def test_a_writer_elsewhere_that_says_nothing_for_long_is_gone(clock):
     assert not first.is_ours()
 
 
+def test_of_two_that_have_waited_for_the_same_writer_one_has_the_lease(clock):
+    """Both see the same last sign of life, and write at the same moment."""
+    place = MemoryPlace()
+    lease_of(place, clock).take()
+    place.files[LEASE] = elsewhere(place.files[LEASE])
+    one, two = lease_of(place, clock), lease_of(place, clock)
+
+    def two_writes_as_well():
+        if clock.now > PATIENCE_SECONDS:
+            place.write(LEASE, two._content())
+
+    clock.meanwhile = two_writes_as_well
+    assert fault_of(one.take) == f"{place.url} is being written by another process, which came first"
+    assert two.is_ours()
+
+
 def test_one_that_comes_back_does_not_take_the_lease_back(clock):
     place = MemoryPlace()
     first, second = lease_of(place, clock), lease_of(place, clock)
@@ -247,7 +263,7 @@ def test_a_writer_of_this_machine_that_was_killed_is_gone_at_once(tmp_path, cloc
     assert not lease_module._is_gone(elsewhere(held))
     lease = lease_of(Place(url), clock)
     lease.take()
-    assert clock.now == 0.0
+    assert clock.now < 1
     assert lease.is_ours()
 
 

@@ -68,9 +68,9 @@ def test_the_networks_see_one_piece_at_a_time(monkeypatch, activation):
     state = small_state(config, described())
     right = state.policy.gradients
 
-    def watched(columns, settings):
+    def watched(columns, settings, out=None):
         rows.append({x.shape[1] for x in columns.values()})
-        return right(columns, settings)
+        return right(columns, settings, out)
 
     monkeypatch.setattr(state.policy, "gradients", watched)
     shards_gradients(state, config)(random_batch(config, state.net).columns(), COUNT)

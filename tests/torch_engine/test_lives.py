@@ -14,7 +14,7 @@ from lockstep.config.checks import resolve
 from lockstep.config.run import Config
 from lockstep.core.shards import ShardPlan
 from lockstep.envs.describe import describe
-from lockstep.envs.gymnasium.wrappers import LIFE_LOST
+from lockstep.envs.gymnasium.atari import LIFE_LOST
 from lockstep.envs.registry import make_envs
 from lockstep.envs.rewards import RewardShaping
 from lockstep.torch_engine.batch import make_batch

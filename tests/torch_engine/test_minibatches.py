@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_runs import (
     actions_of,
+    alone,
     described,
     not_normalised,
     of_rank,
@@ -26,11 +27,13 @@ from lockstep.core.shards import ShardPlan
 from lockstep.torch_engine.advantages import counted_moments, merge_counts
 from lockstep.torch_engine.batch import Batch, make_batch
 from lockstep.torch_engine.distributed.communicator import Communicator
+from lockstep.torch_engine.gradients import exact_gradient, fast_gradient
 from lockstep.torch_engine.minibatches import (
     advantage_moments,
     epoch_minibatches,
     minibatch_indices,
     minibatch_statistics,
+    observations_taker,
 )
 from lockstep.torch_engine.nets import nets
 from lockstep.torch_engine.nets.autograd import minibatch_loss
@@ -135,11 +138,14 @@ def test_minibatches_are_of_whole_sequences():
 ENDS = {(1, 0): "terminated", (3, 1): "truncated", (4, 2): "terminated", (7, 5): "terminated"}
 
 
-def recurrent_batch(core: str = "lstm", shared: bool = False) -> tuple[Config, TrainState, Rollout, Batch]:
+def recurrent_batch(
+    core: str = "lstm", shared: bool = False, activation: str = "tanh"
+) -> tuple[Config, TrainState, Rollout, Batch]:
     """A batch of eight steps in which episodes end within sequences, at their borders, and at the last step."""
-    config = small_config(num_steps=8, num_shards=4, network={**RECURRENT, "recurrent": core, "shared": shared})
+    network = {**RECURRENT, "recurrent": core, "shared": shared, "activation": activation}
+    config = small_config(num_steps=8, num_shards=4, network=network)
     state, rng = small_state(config, described()), np.random.default_rng(0)
-    assert state.recurrent_state is not None
+    assert isinstance(state.recurrent_state, np.ndarray)
     state.recurrent_state[:] = rng.normal(size=state.recurrent_state.shape)
     kinds = np.full((8, 8), "", object)
     for where, kind in ENDS.items():
@@ -161,6 +167,7 @@ def recurrent_batch(core: str = "lstm", shared: bool = False) -> tuple[Config, T
 
 
 def approx_kl(config: Config, state: TrainState, columns: dict[str, torch.Tensor]) -> float:
+    """The mean divergence by PyTorch's networks, whoever computed the rollout."""
     weights = nets.expand(state.parameters.views, 4)
     terms = minibatch_loss(state.net, weights, columns, loss_settings(config))[1]
     return float(terms[:, TERMS.index("approx_kl")].sum())
@@ -271,3 +278,37 @@ def test_layouts_of_sequences_and_samples_agree():
             start, env = 4 * (number // 2), 2 * shard + number % 2
             assert sequence.tolist() == x[start : start + 4, env].tolist()
     assert actions_of(True, 3).row_shape == ()
+
+
+@pytest.mark.parametrize("core", ["lstm", "gru"])
+@pytest.mark.parametrize("activation", ["tanh", "silu"], ids=["by hand", "by autograd"])
+def test_the_fast_gradient_of_sequences_is_the_exact_one_up_to_summation_order(core, activation):
+    config, state, _, batch = recurrent_batch(core, activation=activation)
+    columns = batch.columns()
+    exact = exact_gradient(state, config, alone(config), "batched")(columns, 64)
+    fast = fast_gradient(state, config, alone(config))(columns, 64)
+    assert float(exact.vector.abs().max()) > 1e-3
+    torch.testing.assert_close(fast.vector, exact.vector, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(fast.terms, exact.terms, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("core", ["lstm", "gru"])
+def test_a_gradient_of_sequences_in_parts_is_that_of_the_whole(core):
+    config, state, _, batch = recurrent_batch(core)
+    parts = config.model_copy(update={"ppo": config.ppo.model_copy(update={"gradient_accumulation": 2})})
+    whole, halves = (exact_gradient(state, c, alone(c), "batched")(batch.columns(), 64) for c in (config, parts))
+    torch.testing.assert_close(halves.vector, whole.vector, rtol=1e-4, atol=1e-6)
+    assert not torch.equal(halves.vector, whole.vector)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_observations_are_taken_from_their_shard(dtype):
+    rollout = torch.arange(3 * 5 * 4).view(3, 5, 4).to(dtype)
+    samples = rollout[:, :4]  # as a batch has them: without those that follow the last step
+    of_shard = torch.tensor([[[3, 0], [1, 2], [0, 3]], [[1, 2], [0, 3], [2, 1]]])
+    take = observations_taker(samples, of_shard, of_shard + 4 * torch.arange(3)[:, None])
+    for number, indices in enumerate(of_shard):
+        taken = take(number)
+        assert torch.equal(taken, torch.stack([samples[s][indices[s]] for s in range(3)]))
+        taken.zero_()
+    assert int(rollout[0, 0, 1]) == 1

@@ -11,12 +11,12 @@ from lockstep.networks.spec import core_shapes
 from lockstep.torch_engine.batch import make_batch
 from lockstep.torch_engine.minibatches import epoch_minibatches, minibatch_indices, minibatch_statistics
 from lockstep.torch_engine.nets import nets, recurrent
-from lockstep.torch_engine.nets.autograd import minibatch_loss
 from lockstep.torch_engine.nets.shards import from_shards
 from lockstep.training.losses import TERMS, loss_settings
 
 CORES = pytest.mark.parametrize("core", ["lstm", "gru"])
 SHARED = pytest.mark.parametrize("shared", [True, False], ids=["shared", "separate"])
+BY_WHOM = pytest.mark.parametrize("activation", ["tanh", "silu"], ids=["by hand", "by autograd"])
 ENDS = {(1, 0): "truncated", (2, 1): "terminated", (3, 2): "truncated", (5, 3): "truncated", (7, 4): "truncated"}
 ENDS |= {(7, 5): "terminated", (0, 6): "truncated"}
 
@@ -55,12 +55,12 @@ def test_a_core_is_pytorchs(core):
     assert (again[0, 2:, 1] - expected[2:, 1]).abs().max() > 1e-3
 
 
-def made(core, shared):
-    network = {"recurrent": core, "recurrent_size": 6, "sequence_length": 4, "shared": shared}
+def made(core, shared, activation="tanh"):
+    network = {"recurrent": core, "recurrent_size": 6, "sequence_length": 4, "shared": shared, "activation": activation}
     config = small_config(num_steps=8, num_shards=4, network=network, ppo={"num_minibatches": 2, "gae_lambda": 0.8})
     plan = plan_of(config)
     state = small_state(config, described(), plan)
-    assert state.recurrent_state is not None
+    assert isinstance(state.recurrent_state, np.ndarray)
     state.recurrent_state[:] = drawn(*state.recurrent_state.shape, seed=3).numpy()
     rollout = made_rollout(config, plan, ENDS)
     return config, plan, state, rollout
@@ -93,8 +93,9 @@ def one_by_one(state, rollout):
 
 @CORES
 @SHARED
-def test_a_rollout_is_valued_as_if_seen_step_by_step(core, shared):
-    config, plan, state, rollout = made(core, shared)
+@BY_WHOM
+def test_a_rollout_is_valued_as_if_seen_step_by_step(core, shared, activation):
+    config, plan, state, rollout = made(core, shared, activation)
     values, finals, carries = one_by_one(state, rollout)
     assert len(finals) == 5
     batch = make_batch(state, rollout, plan, config, "batched")
@@ -127,16 +128,17 @@ def test_a_rollout_is_valued_as_if_seen_step_by_step(core, shared):
 
 @CORES
 @SHARED
-def test_a_policy_that_has_not_changed_gives_its_sequences_the_probabilities_that_they_had(core, shared):
-    config, plan, state, rollout = made(core, shared)
+@BY_WHOM
+def test_a_policy_that_has_not_changed_gives_its_sequences_the_probabilities_that_they_had(core, shared, activation):
+    config, plan, state, rollout = made(core, shared, activation)
     batch = make_batch(state, rollout, plan, config, "batched")
     indices = minibatch_indices(config, plan, 0)
     local = torch.ones((plan.local_num_shards, *indices.shape[:2], 3), dtype=torch.float64)
     minibatches = epoch_minibatches(state, batch, indices, minibatch_statistics(config, local, local), 0, config, plan)
-    weights, without = state.parameters.expanded(plan.local_num_shards), {"recurrent_state": 0.0, "resets": 0.0}
+    without = {"recurrent_state": 0.0, "resets": 0.0}
 
     def approx_kl(columns):
-        terms = minibatch_loss(state.net, weights, columns, loss_settings(config))[1]
+        terms = state.policy.gradients(columns, loss_settings(config))[:, -len(TERMS) :]
         return float(terms[:, TERMS.index("approx_kl")].abs().max())
 
     for columns in minibatches:

@@ -44,9 +44,9 @@ class ScriptedSource:
         self.parameters: list[Tensor] = []
         self.learning_rates: list[float] = []
 
-    def _watched(self, gradient: Tensor, learning_rate: float) -> None:
-        self._rate = learning_rate
-        self._step(gradient, learning_rate)
+    def _watched(self, gradient: Tensor, learning_rate: float | Tensor, skipped: Tensor | None = None) -> None:
+        self._rate = float(learning_rate)
+        self._step(gradient, learning_rate, skipped)
 
     def __call__(self, columns: Mapping[str, Tensor], count: int) -> Gradient:
         kl = self._kls[len(self.parameters)]

@@ -12,23 +12,25 @@ from pathlib import Path
 from lockstep.commands.next_steps import next_steps
 from lockstep.config.checks import resolve
 from lockstep.config.command_line import Request
-from lockstep.config.files import config_text, read_file
+from lockstep.config.files import config_text
 from lockstep.config.help import train_help
 from lockstep.config.run import RunOptions
 from lockstep.launch.defaults import request_of
+from lockstep.launch.environment import environment_lines
 from lockstep.launch.mirrored import Mirrors, mirrors
 from lockstep.launch.start import STOPPED_BY_SIGNAL, start_run
 from lockstep.launch.world import topology_of
 from lockstep.report.packages import check_installed
 from lockstep.runs.directory import REPORT, SUMMARY, is_writer
+from lockstep.runs.listing import read_object
 from lockstep.training.audience import COMMAND_VARIABLE
 
-_HELP, _PRINT = ("-h", "--help", "--help-all"), "--print-config"
+_HELP, _PRINT, _ENVIRONMENT = ("-h", "--help", "--help-all"), "--print-config", "--print-environment"
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs ``lockstep train ARGV``: exit status 0, 1 (failed), 2 (bad input) or 128 + n (stopped by signal n)."""
-    words = [word for word in argv if word not in (*_HELP, _PRINT)]
+    words = [word for word in argv if word not in (*_HELP, _PRINT, _ENVIRONMENT)]
     if len(words) == len(argv):
         with mirrors() as held:
             said = os.environ.pop(COMMAND_VARIABLE, None)
@@ -42,6 +44,10 @@ def main(argv: Sequence[str]) -> int:
         if not isinstance(request.config.num_envs_per_rank, str):  # else what the machine can hold decides
             resolve(request.config, request.options.nproc if isinstance(request.options.nproc, int) else 1)
         print(config_text(request.config), end="")
+        return 0
+    if _ENVIRONMENT in argv:
+        request = request_of(words)
+        print("\n".join(environment_lines(request.config, request.options)))
         return 0
     request = request_of(words, needs_env=False)
     print(train_help(request.config, request.options, everything=_HELP[-1] in argv))
@@ -58,7 +64,7 @@ def report(path: Path, options: RunOptions, code: int) -> None:
     if not (path / SUMMARY).is_file():
         return
     if not options.quiet:
-        print(next_steps(path, read_file(path / SUMMARY)), flush=True)
+        print(next_steps(path, read_object(path / SUMMARY)), flush=True)
     if options.report:
         _write_page(path, options.quiet)
     if code in STOPPED_BY_SIGNAL:

@@ -40,6 +40,11 @@ def main(argv: Sequence[str]) -> int:
         for ranks, processes in worlds:
             print(setup_of(resolve(config, ranks), ranks, processes))
         return 0
+    if len(worlds) < 2 and options.against is None:
+        raise ValueError(
+            f"world-sizes: {options.world_sizes} has nothing to be compared with; give another number too, "
+            "such as 1,2, or --against RUN"
+        )
     against = None if options.against is None else find_run(options.against)[0]
     results = verify(config, worlds, options.iterations, against)
     if options.json:

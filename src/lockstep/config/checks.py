@@ -23,6 +23,10 @@ def resolve(config: Config, world_size: int = 1) -> Config:
     check_world_size(world_size, num_shards, *(("devices", "devices") if config.engine == "jax" else ()))
     _check_minibatches(config, num_envs // num_shards)
     _check_choices(config)
+    if config.cuda_graphs is True and world_size > 1:
+        raise ValueError(
+            f"cuda_graphs: true, but a graph holds the step of one rank and there are {world_size}; leave it out"
+        )
     return config.model_copy(update={"num_envs": num_envs, "num_envs_per_rank": None, "num_shards": num_shards})
 
 
@@ -119,9 +123,11 @@ def _check_choices(config: Config) -> None:
         if not plain:
             raise ValueError(f"{name}: {table!r} is more than JSON can hold (text as keys; numbers, text, lists)")
     check_engine(config)
-    if config.backend == "nccl" and config.device == "cpu":
-        raise ValueError("backend: nccl works on GPUs only and device is cpu; use backend gloo or device cuda")
-    if config.collectives == "shared" and config.device == "cuda" and config.backend != "gloo":
+    if config.backend == "nccl" and config.device != "cuda":
+        raise ValueError(
+            f"backend: nccl works on CUDA GPUs only and device is {config.device}; use backend gloo or device cuda"
+        )
+    if config.collectives == "shared" and config.device != "cpu" and config.backend != "gloo":
         raise ValueError(
             f"collectives: shared, but backend {config.backend} keeps tensors on the GPU; use backend gloo or "
             "collectives auto"
@@ -164,11 +170,21 @@ def _check_scale(config: Config) -> None:
             f"sync_period: {config.sync_period} needs whole parameters on every rank and fsdp shards them; leave "
             "one out"
         )
-    if config.cuda_graphs and not (config.compile and config.device == "cuda"):
-        raise ValueError(
-            f"cuda_graphs: needs compile true and device cuda, and compile is {str(config.compile).lower()}, device "
-            f"{config.device}"
-        )
+    if config.cuda_graphs is True and (reason := ungraphed(config)) is not None:
+        raise ValueError(f"cuda_graphs: true, but {reason}; leave it out")
+
+
+def ungraphed(config: Config) -> str | None:
+    """Says why an optimiser step can't be captured as a graph, if it can't; a graph is replayed without the host."""
+    if config.device == "cpu":
+        return "device is cpu, which has no graphs"
+    if config.network.custom is not None:
+        return f"network.custom {config.network.custom} is keyed by the host at every step"
+    if config.fsdp:
+        return "with fsdp the host takes part in every step"
+    if config.sync_period > 1:
+        return f"with sync_period {config.sync_period} the host takes part in every step"
+    return None
 
 
 def _check_log(config: Config) -> None:

@@ -43,7 +43,7 @@ def _check_torch(config: Config) -> None:
     if config.env.jax_only:
         raise ValueError(f"env.id: {config.env.id} is stepped by JAX, which engine torch can't do; use --engine jax")
     if config.device == "tpu":
-        raise ValueError("device: tpu is for engine jax; use --engine jax, or device cpu or cuda")
+        raise ValueError("device: tpu is for engine jax; use --engine jax, or device cpu, cuda or xpu")
     if config.ppo.drop_remainder:
         raise ValueError(
             "ppo.drop_remainder: true is for engine jax; give ppo.num_minibatches that divides a shard's samples, or "
@@ -56,9 +56,11 @@ def _check_torch(config: Config) -> None:
 
 
 def _check_jax(config: Config) -> None:
+    if config.device == "xpu":
+        raise ValueError("device: xpu is for engine torch; use --engine torch, or device cpu, cuda or tpu")
     if config.compile:
         raise ValueError("compile: true is for engine torch; engine jax compiles the whole iteration anyway")
-    if config.cuda_graphs:
+    if config.cuda_graphs is True:
         raise ValueError("cuda_graphs: true is for engine torch; engine jax launches an iteration as one program")
     if config.threads != 1:
         raise ValueError(

@@ -25,8 +25,8 @@ MEANS = """\
         show the most common options
   --help-all
         show all options
-  --print-config
-        print the config that would be trained with, as YAML, and end"""
+  --print-config, --print-environment
+        print the config as YAML, or the variables that ranks would get, and end"""
 
 COMMON = (
     *("env.workers", "engine", "device", "seed", "seeds", "total_steps", "num_envs", "num_steps", "reduction"),

@@ -106,6 +106,8 @@ def _describe(error: Any) -> str:
     path = _path(error)
     if path == "nproc" and kind != "value_error":
         return f"nproc: {value!r}: a number of ranks, at least 1, a range such as 2:8, or auto"
+    if path == "env.workers" and kind != "value_error":
+        return f"env.workers: {value!r}: a number of processes a rank, 0 for none, or auto"
     if path == "seeds" and kind != "value_error":
         return f"seeds: {value!r}: numbers are wanted, e.g. 0-4, or 0,3,7"
     if path == "coordinator" and kind == "string_pattern_mismatch":

@@ -41,8 +41,9 @@ class Config(Section):
     engine: Literal["torch", "jax"] = Field(
         default="torch", description="framework that trains; for jax a rank is a device, of one process or of several"
     )
-    device: Literal["cpu", "cuda", "tpu"] = Field(
-        default="cpu", description="where policy and update run; tpu: engine jax"
+    device: Literal["cpu", "cuda", "xpu", "tpu", "auto"] = Field(
+        default="cpu",
+        description="where policy and update run; auto: a GPU if any",
     )
     seed: int = Field(default=0, ge=0, description="of every random number")
     total_steps: int = Field(default=100_000, ge=1, description="global environment steps; schedules run over them")
@@ -76,8 +77,10 @@ class Config(Section):
         "reduction fast",
     )
     compile: bool = Field(default=False, description="torch.compile the loss of a shard; engine torch")
-    cuda_graphs: bool = Field(
-        default=False, description="with compile on a GPU: replay the loss as CUDA graphs; engine torch"
+    cuda_graphs: bool | None = Field(
+        default=None,
+        description="capture an optimiser step as a graph and replay it, on a GPU of a single rank (default: on CUDA, "
+        "where it can be); engine torch",
     )
     threads: int = Field(
         default=1, ge=1, description="CPU threads per rank; results depend on it in the last bits; engine torch"
@@ -105,6 +108,13 @@ class Config(Section):
     eval: EvalConfig = EvalConfig()
     log: LogConfig = LogConfig()
     proof: ProofConfig = ProofConfig()
+
+    @field_validator("device", mode="before")
+    @classmethod
+    def _has_float64(cls, value: Any) -> Any:
+        if value == "mps":
+            raise ValueError("mps has no float64, in which the shards' statistics are combined; use cpu")
+        return value
 
     @property
     def envs(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -94,8 +94,9 @@ class EnvConfig(Section):
         default=None, description="lowest and highest reward to learn from (after the scale); None: no limits"
     )
     atari: AtariConfig = AtariConfig()
-    workers: int = Field(
-        default=0, ge=0, description="worker processes per rank that step environments; 0: in the rank itself"
+    workers: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
+        default=0,
+        description="worker processes per rank that step environments; 0: none, auto: as many as pay",
     )
     timeout: float = Field(default=60.0, gt=0, description="seconds an environment may take for a step or a reset")
 

@@ -11,6 +11,10 @@ class RunError(RuntimeError):
     everywhere = False
 
 
+class KilledError(RunError):
+    """A process of ours was killed by SIGKILL, from outside, before it could say anything."""
+
+
 class PeerFailureError(RunError):
     """A collective failed because another rank is gone: that rank's own error is the one to show."""
 

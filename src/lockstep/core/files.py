@@ -35,3 +35,15 @@ def replace_text(path: Path, text: str) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def new_directory(path: Path) -> Path:
+    """Makes a directory that nobody has made, under this name or with the first number behind it that is free."""
+    wanted, number = path, 1
+    while True:
+        try:
+            wanted.mkdir()
+            return wanted
+        except FileExistsError:
+            number += 1
+            wanted = path.with_name(f"{path.name}-{number}")

@@ -8,7 +8,7 @@ space. The networks take the row apart again (each engine's ``encoders``).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -53,6 +53,11 @@ class Leaf:
     def size(self) -> int:
         """Columns (bytes of an image) in the row."""
         return math.prod(self.shape)
+
+    @cached_property
+    def lowest(self) -> np.ndarray | None:
+        """The lowest values of a ``one_hot``; None where all are 0."""
+        return np.asarray(self.first) if any(self.first) else None
 
     @cached_property
     def pattern(self) -> tuple[int, ...]:
@@ -108,8 +113,10 @@ class ObservationLayout:
         return next((leaf for leaf in self.leaves if leaf.kind == "mask"), None)
 
     @cached_property
-    def _single_vector(self) -> bool:
-        return len(self.leaves) == 1 and self.leaves[0].kind == "vector" and not self.leaves[0].name
+    def single_vector(self) -> Leaf | None:
+        """The one part of an observation that is nothing but an array of numbers."""
+        leaf = self.leaves[0]
+        return leaf if len(self.leaves) == 1 and leaf.kind == "vector" and not leaf.name else None
 
     @cached_property
     def plain(self) -> bool:
@@ -129,18 +136,20 @@ class ObservationLayout:
 
     def encode(self, observation: Any, action_mask: Any = None) -> np.ndarray:
         """The row ``[width]`` of an observation; a ``ValueError`` if a part hasn't its space's shape."""
-        if self._single_vector:
-            return np.array(_checked(self.leaves[0], observation), np.float32).reshape(-1)
         row = np.zeros(self.width, self.dtype)
+        self.encode_into(row, observation, action_mask)
+        return row
+
+    def encode_into(self, row: np.ndarray, observation: Any, action_mask: Any = None) -> None:
+        """Writes an observation into a row ``[width]``; see :meth:`encode`."""
+        if self.image_bytes:
+            row[4 * self.float_size + self.image_bytes :] = 0
         floats = self.floats(row)
         for leaf in self.leaves:
             value = action_mask if leaf.apart else descend(observation, leaf.name)
             array = _checked(leaf, value).reshape(-1)
-            if leaf.kind == "image":
-                row[leaf.start : leaf.start + leaf.size] = array
-            else:
-                floats[leaf.start : leaf.start + leaf.size] = array - leaf.first if leaf.first else array
-        return row
+            target = row if leaf.kind == "image" else floats
+            target[leaf.start : leaf.start + leaf.size] = array if leaf.lowest is None else array - leaf.lowest
 
     def decode(self, row: np.ndarray) -> Any:
         """The reverse of :meth:`encode`: an array for a plain space, else a (nested) dict of arrays; no mask."""
@@ -343,6 +352,19 @@ class ActionLayout:
         if self.kind == "multi_discrete":
             return (rows + np.asarray(self.first)).astype(self.dtype).reshape(-1, *self.shape)
         return np.clip(rows, *self._limits).reshape(-1, *self.shape)
+
+    def native_rows(self, rows: np.ndarray) -> Sequence[Any]:
+        """What environments take one by one, :meth:`native` of each of rows ``[E, …]``."""
+        if self.kind == "discrete":
+            return (rows + self.first[0] if self.first[0] else rows).tolist()
+        if not self.shape:
+            return [self.native(row) for row in rows]
+        moved = rows + np.asarray(self.first) if self.discrete else np.clip(rows, *self._bounds)
+        return list(moved.astype(self.dtype).reshape(-1, *self.shape))
+
+    @cached_property
+    def _bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        return np.asarray(self.low), np.asarray(self.high)
 
     @cached_property
     def _limits(self) -> tuple[np.ndarray, np.ndarray]:

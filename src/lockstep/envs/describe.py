@@ -54,7 +54,7 @@ def _check_array_options(config: EnvConfig) -> None:
     if config.backend != "tensor" and not stepped_as_arrays(config):
         return
     what = "as tensors" if config.backend == "tensor" else "as arrays"
-    if config.workers:
+    if config.workers not in (0, "auto"):
         raise ValueError(f"env.workers: {config.workers}, but {config.id} is stepped {what}; use 0")
     if not stepped_as_arrays(config):
         _check_simulator_options(config)
@@ -81,7 +81,7 @@ def _check_simulator_options(config: EnvConfig) -> None:
 
 
 def _check_jax_options(config: EnvConfig) -> None:
-    if config.workers:
+    if config.workers not in (0, "auto"):
         raise ValueError(f"env.workers: {config.workers}, but {config.id} is stepped in the compiled program; use 0")
     if config.atari.enabled:
         raise ValueError(f"env.atari: {config.id} is stepped by JAX and no ALE game; leave it out")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, SupportsInt
 
 import numpy as np
@@ -29,6 +29,8 @@ class WantedEnvs:
         group_size: environments that share the keys of their resets, and so their starts.
         device: of the policy; tensor environments and JAX's live there.
         shard_size: environments of a shard; None: all are one.
+        in_parts: whether some shards may be stepped while the caller does something for the others, see
+            :attr:`HostEnvs.parts`.
     """
 
     config: EnvConfig
@@ -39,6 +41,7 @@ class WantedEnvs:
     group_size: int = 1
     device: str = "cpu"
     shard_size: int | None = None
+    in_parts: bool = False
 
     @property
     def keys(self) -> list[int]:
@@ -69,11 +72,11 @@ class Buffers:
     float64 ``[E]``; ``terminated``, ``truncated`` bool ``[E]``; ``successes`` int8 ``[E]``, 1 where the step left the
     task solved, -1 where it didn't, 0 where the environment doesn't say; ``scores`` float64 ``[E]``, points of the
     episode up to this step, NaN where the environment has none; ``episodes`` int64 ``[E]``, the index of each
-    environment's live episode; ``stepping`` int64 ``[1 or workers]``, who is being stepped now, and ``heartbeats``
-    likewise, counted up at each step and reset; ``lost`` bool ``[E]``, where a life was lost: for the learner that
-    terminates an episode, while the game, its score and its replay go on; ``dead`` bool ``[E]``, where a back end that
-    resets one step late (:attr:`HostEnvs.late_reset`) began an episode instead of taking a step. Rewards are the
-    environment's own.
+    environment's live episode; ``stepping`` int64 ``[1 or workers]``, which row is being stepped now, -1 for none, and
+    ``heartbeats`` likewise, counted up whenever all are stepped and at each reset; ``lost`` bool ``[E]``, where a life
+    was lost: for the learner that terminates an episode, while the game, its score and its replay go on; ``dead`` bool
+    ``[E]``, where a back end that resets one step late (:attr:`HostEnvs.late_reset`) began an episode instead of taking
+    a step. Rewards are the environment's own.
     A row of ``final_observations`` is valid where the step ended an episode; ``observations`` then holds the first
     observation of the next one.
     """
@@ -91,6 +94,14 @@ class Buffers:
     heartbeats: np.ndarray
     lost: np.ndarray
     dead: np.ndarray
+
+    def of(self, part: slice) -> Buffers:
+        """Views of some environments' rows."""
+        arrays = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Buffers(**{name: x if name in _OF_STEPPERS else x[part] for name, x in arrays.items()})
+
+
+_OF_STEPPERS = ("stepping", "heartbeats")
 
 
 def buffer_layout(description: EnvDescription, num_envs: int, slots: int) -> dict[str, tuple[tuple[int, ...], Any]]:
@@ -157,12 +168,17 @@ class HostEnvs(ABC):
     def step(self) -> None:
         """Step every environment with ``buffers.actions``; an ended episode is followed by the next one."""
 
-    def begin_step(self) -> None:
+    @property
+    def parts(self) -> list[slice]:
+        """Rows that :meth:`begin_step` steps apart from the others: whole shards, in order; one part if nothing can."""
+        return [slice(0, self.num_envs)]
+
+    def begin_step(self, part: int = 0) -> None:
         """Begin what :meth:`end_step` finishes: worker processes step while the caller does something else."""
         return
 
-    def end_step(self) -> None:
-        """Finish a step that was begun; afterwards everything is as after :meth:`step`."""
+    def end_step(self, part: int = 0) -> None:
+        """Finish a step of one of :attr:`parts` that was begun; afterwards its rows are as after :meth:`step`."""
         self.step()
 
     def stated_at(self, step: int) -> dict[tuple[int, int], dict[str, float]]:

@@ -24,12 +24,13 @@ def make_envs(
     group_size: int = 1,
     device: str = "cpu",
     shard_size: int | None = None,
+    in_parts: bool = False,
 ) -> HostEnvs:
     """Makes the environments that :class:`~lockstep.envs.host_envs.WantedEnvs` describes.
 
     ``fail`` ends the process with a message, for an environment in this process that hangs.
     """
-    wanted = WantedEnvs(config, description, seed, env_ids, purpose, group_size, device, shard_size)
+    wanted = WantedEnvs(config, description, seed, env_ids, purpose, group_size, device, shard_size, in_parts)
     if config.jax_only:
         return engine_module("jax").make_jax_envs(wanted)
     if config.backend == "tensor" and not (description.is_array and purpose == "eval"):
@@ -38,4 +39,6 @@ def make_envs(
         return EnvPoolEnvs(wanted)
     if description.is_array:
         return ArrayEnvs(wanted)
-    return WorkerEnvs(wanted) if config.workers else InProcessEnvs(wanted, fail)
+    if config.workers in (0, "auto"):  # nobody has chosen: see training.worker_processes
+        return InProcessEnvs(wanted, fail)
+    return WorkerEnvs(wanted, config.workers)

@@ -16,6 +16,7 @@ _HOME = {
     "pool_devices": "setup.set_up",
     "roomy_pool": "setup.set_up",
     "check_device": "distributed.devices",
+    "chosen_device": "setup.accelerators",
     "visible_gpus": "distributed.devices",
     "device_memory": "distributed.devices",
     "name_ranks": "distributed.devices",

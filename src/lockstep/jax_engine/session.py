@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from lockstep.config.run import Config, RunOptions
+from lockstep.config.run import Config, EnvConfig, RunOptions
 from lockstep.core.episodes import RecentEpisodes
 from lockstep.core.shards import ShardPlan
 from lockstep.core.topology import Topology
@@ -49,6 +49,7 @@ from lockstep.runs.checkpoint import Checkpoint, pack, to_files
 from lockstep.training.beginning import agreed_beginning
 from lockstep.training.reference_policy import reference_arrays
 from lockstep.training.session import checkpoint_facts, load_facts, make_eval_envs, policy_of
+from lockstep.training.worker_processes import settle_workers
 
 if TYPE_CHECKING:
     from lockstep.jax_engine.seeds.run import OneOfSeeds
@@ -67,6 +68,7 @@ class Session:
         recent: the last hundred episodes.
         learning_rate: of the last iteration.
         restarted: environments that this resume couldn't restore exactly; ``restarted_before`` those of earlier ones.
+        env_config: the config's with a settled number of workers; ``workers_note`` says which, where it was chosen.
     """
 
     config: Config
@@ -84,6 +86,8 @@ class Session:
     restarted: list[int] = field(default_factory=list)
     restarted_before: list[int] = field(default_factory=list)
     wall_time_before: float = 0.0
+    env_config: EnvConfig | None = None
+    workers_note: str | None = None
     _eval_envs: HostEnvs | None = None
 
     @property
@@ -104,7 +108,7 @@ class Session:
     def eval_envs(self) -> HostEnvs:
         """Returns the environments of evaluations, made at the first one: an equal number for each local shard."""
         if self._eval_envs is None:
-            self._eval_envs = make_eval_envs(self.config, self.description, self.plan)
+            self._eval_envs = make_eval_envs(self.config, self.description, self.plan, self.env_config)
         return self._eval_envs
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -210,9 +214,15 @@ def open_session(config: Config, topology: Topology, options: RunOptions, checkp
         checkpoint = agreed_beginning(checkpoint, topology.rank, gather_json, broadcast_bytes)
     state, local = first_state(config, program), num_local_devices(program.mesh)
     plan = ShardPlan(config.envs, config.shards, program.mesh.size, topology.rank * local, local)
-    run = DeviceRun(program, state, local) if program.env is not None else HostRun(program, state, plan, local)
+    with quiet_connections():
+        settled = settle_workers(config.env, program.description, plan.local_num_envs, topology, gather_json)
+    if program.env is not None:
+        run = DeviceRun(program, state, local)
+    else:
+        run = HostRun(program, state, plan, local, settled[0])
     policy, rate = Inference(program), config.ppo.learning_rate
     session = Session(config, topology, plan, program, run, policy, program.description, learning_rate=rate)
+    session.env_config, session.workers_note = settled
     if checkpoint is None:
         run.begin()
     else:

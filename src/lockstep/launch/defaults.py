@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.command_line import Request, parse_arguments, read_request
+from lockstep.config.engines import engine_module
 from lockstep.config.presets import defaults_for, for_grpo, has_preset
 from lockstep.config.run import AUTO, Config, RunOptions
 from lockstep.envs.batched.twins import stepped_inside
@@ -48,6 +49,7 @@ def request_of(
         check_trusted(request.config, request.run / CONFIG, request.options.trust, flattened(request.given))
     if bring is not None:  # from a mirror that may stand in that config
         request = replace(request, options=bring(request))
+    request = _on_device(request)
     config, options, lines, description = request.config, resumed_if_begun(request.options), [], None
     if not has_preset(config.env.id) and options.resume is None:
         with contextlib.suppress(ValueError):  # whoever makes it for the run says why it can't be made
@@ -59,6 +61,14 @@ def request_of(
     config, line = stepped_inside(config)
     lines += [] if line is None else [line]
     return RunRequest(config, options, _as_begun(request, options), "\n".join(lines) or None, description)
+
+
+def _on_device(request: Request) -> Request:
+    """Replaces ``device: auto`` by what this machine has, of which the run is a function."""
+    if request.config.device != AUTO:
+        return request
+    chosen = {"device": engine_module(request.config.engine).chosen_device()}
+    return replace(request, config=request.config.model_copy(update=chosen), given={**request.given, **chosen})
 
 
 def resumed_if_begun(options: RunOptions) -> RunOptions:

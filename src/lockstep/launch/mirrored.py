@@ -121,9 +121,12 @@ class Mirrors:
                 f"name: {url} exists already; --resume {url} continues it, another --name starts a new one"
             )
         if there > here and which in (None, "latest") and url not in self._brought:
+            has = f"has step {here:,}" if here >= 0 else "has no checkpoint"
+            from_here = (
+                f"--resume {run.path / CHECKPOINTS}/step_{here} from here" if here >= 0 else "or give another name"
+            )
             raise MirrorError(
-                f"resume: {run.path} has step {max(here, 0):,} and {url} has {there:,}; --resume {url} goes on from "
-                f"there, --resume {run.path / CHECKPOINTS}/step_{max(here, 0)} from here"
+                f"resume: {run.path} {has} and {url} has {there:,}; --resume {url} goes on from there, {from_here}"
             )
         return Mirror(run.path.absolute(), place, lease)
 

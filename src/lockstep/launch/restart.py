@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.run import RunOptions
-from lockstep.core.errors import RunError
+from lockstep.core.errors import KilledError, RunError
 from lockstep.core.files import sync_path
 from lockstep.core.temporary import temporary_directory
 from lockstep.launch.rank import Assignment
@@ -93,17 +93,14 @@ class Failures:
     """Failures since the newest state became newer: the same one twice is the program's own."""
 
     step: int = -1
-    seen: set[tuple[str, int | None]] = field(default_factory=set)
+    seen: set[str] = field(default_factory=set)
 
-    def again(self, message: str, step: int, place: int | None = None) -> bool:
-        """Takes note of a failure where ``step`` is the newest state's; returns whether it was there before.
-
-        ``place`` is how far a rank had got that was killed from outside, which kills at any place.
-        """
+    def again(self, message: str, step: int) -> bool:
+        """Takes note of a failure where ``step`` is the newest state's; returns whether it was there before."""
         if step > self.step:
             self.step = step
             self.seen.clear()
-        failure = signature(message), place
+        failure = signature(message)
         again = failure in self.seen
         self.seen.add(failure)
         return again
@@ -131,6 +128,7 @@ class Restarts:
         self._assignment, self._server, self._another, self._places = assignment, server, another, places
         self._failures, self._rows = Failures(), list[dict[str, Any]]()
         self.fewer, self._began = 0, time.monotonic()
+        self._has_cut = False  # what lies behind the state that was asked for
 
     def train(self, nproc: int) -> int:
         """Trains on ``nproc`` ranks at first; returns the launcher's exit code."""
@@ -143,24 +141,28 @@ class Restarts:
                     return exit_code(outcome, signals)
                 for_memory = outcome.killed and killed_for_memory() > kills
                 self.fewer += for_memory
-                place = self._done(memory) if outcome.killed and not for_memory else None
-                state, before, ranks = self._newest(memory), ranks, self.ranks(nproc)
-                over = outcome.message if signals.received else self._over(outcome, state, ranks < before, place)
+                done, state, before, ranks = self._done(memory), self._newest(memory), ranks, self.ranks(nproc)
+                own = for_memory or not outcome.killed
+                over = outcome.message if signals.received else self._over(outcome, state, own, ranks < before)
                 if over is not None:
                     self._save(state)
                     return exit_code(replace(outcome, message=over), signals)
-                self._note(outcome.message, state, before, ranks, self._done(memory))
+                self._note(outcome.message, state, before, ranks, done)
 
     def _done(self, memory: Path) -> int:
-        """Steps of the last logged iteration of ranks that began; 0: there is none."""
+        """Steps of the last iteration that the last ranks logged; 0: they ended before they began."""
         return last_global_step_of(self._assignment.path / METRICS_JSONL) or 0 if begun(memory) else 0
 
-    def _over(self, outcome: Outcome, state: State, fewer: bool, place: int | None) -> str | None:
-        """Why ranks aren't started again after a failure; None: they are, unless a signal asks for an end."""
+    def _over(self, outcome: Outcome, state: State, own: bool, fewer: bool) -> str | None:
+        """Why ranks aren't started again after a failure; None: they are, unless a signal asks for an end.
+
+        ``own``: whether it may be the program's. SIGKILL comes from outside, at any place and as often as somebody
+        sends it, also while ranks start; unless the kernel sends it for memory. ``fewer``: whether fewer ranks come.
+        """
         most, message = self._assignment.options.max_restarts, outcome.message or ""
         if outcome.bad_input:
             return message
-        if self._failures.again(message, state.step, place) and not fewer:
+        if own and self._failures.again(message, state.step) and not fewer:
             return f"{message} (twice without a newer state in between, so it isn't started again)"
         if len(self._rows) == most:
             return f"{message} (after {most} restart{'' if most == 1 else 's'}, as many as were allowed)"
@@ -168,6 +170,7 @@ class Restarts:
 
     def _attempt(self, memory: Path, state: State, ranks: int, signals: StopSignals) -> Outcome:
         """Starts ranks from a state, and waits for them; none is left then."""
+        (memory / BEGUN).unlink(missing_ok=True)
         mine = replace(self._assignment, options=self.options_left(), memory=memory, restarts=tuple(self._rows))
         if state.path is not None:
             mine = replace(mine, states=state.path.parent, resume_from=state.path.name)
@@ -179,7 +182,7 @@ class Restarts:
                 served = self._server.start(ranks, logs, assignment=mine.to_json(), environment=threads)
             except RunError as error:
                 self._server.close()
-                return Outcome(str(error))
+                return Outcome(str(error), killed=isinstance(error, KilledError))
             try:
                 return watch(served, signals, not_begun=STOPPED if self._rows else NOT_BEGUN, trains=True)
             except RunError as error:
@@ -214,7 +217,8 @@ class Restarts:
     def _newest(self, memory: Path) -> State:
         """What to go on from; if ranks ended before they began with what was asked for, that."""
         asked, at_most = self._assignment.resume_from, None
-        if asked not in (None, "latest") and not begun(memory):
+        self._has_cut |= begun(memory)
+        if asked not in (None, "latest") and not self._has_cut:
             at_most = int(str(asked).removeprefix("step_"))
         found, on_disk = newest_state([memory]), newest_state([self._assignment.path / CHECKPOINTS], at_most)
         return found if found.step >= on_disk.step else on_disk

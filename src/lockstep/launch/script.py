@@ -14,10 +14,11 @@ from lockstep.core.topology import from_environment
 from lockstep.launch.serving.channel import PORT, STORE
 from lockstep.launch.spawn import RankServer, threads_of
 from lockstep.launch.supervise import Ranks
+from lockstep.training.rank_environment import LOOPBACK
 
 MODULE = "lockstep.launch.script"
 THREADS = 1
-LOOPBACK_INTERFACE = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo", "NCCL_SOCKET_IFNAME": "lo"}
+LOOPBACK_INTERFACE = {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": "lo"}
 
 
 @dataclass(frozen=True)

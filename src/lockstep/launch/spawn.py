@@ -17,7 +17,7 @@ from typing import Any
 
 from lockstep.config.run import Config
 from lockstep.core import errors
-from lockstep.core.process import kill_session
+from lockstep.core.process import kill_session, killed_by
 from lockstep.launch.serving.channel import FILE, ONE_THREAD, PORT, Channel, ServerSettings
 
 KILL_SECONDS = 5.0
@@ -110,8 +110,10 @@ class RankServer:
         try:
             answer = self.channel.receive()
         except EOFError:
-            code = self._process.wait()
-            raise errors.RunError(f"the process that starts the ranks ended with exit code {code}") from None
+            code, what = self._process.wait(), "the process that starts the ranks"
+            if code == KILLED:
+                raise errors.KilledError(f"{what} {killed_by(signal.SIGKILL)}") from None
+            raise errors.RunError(f"{what} ended with exit code {code}") from None
         if "failed" in answer:
             raise errors.RunError(answer["failed"])
         return answer

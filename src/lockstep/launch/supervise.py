@@ -84,7 +84,7 @@ class Outcome:
         message: why they failed, or were interrupted; None: all ended well.
         stopped: whether a stop signal to the launcher is why.
         bad_input: whether the first rank that failed refused what it was given, before training.
-        killed: whether a rank was killed by a signal that can't be caught, as one is that takes too much memory.
+        killed: whether a rank, or what starts them, was killed by SIGKILL, as one is that takes too much memory.
     """
 
     message: str | None = None

@@ -76,7 +76,8 @@ def available_processes(config: Config, places: int | None = None) -> int:
     """As many ranks as there are places for, by default this machine's cores or GPUs, and the run has shards for."""
     limit = places
     if limit is None:
-        limit = available_cores() if config.device == "cpu" else max(1, engine_module(config.engine).visible_gpus())
+        engine = engine_module(config.engine)
+        limit = available_cores() if config.device == "cpu" else max(1, engine.visible_gpus(config.device))
     num_shards = _num_shards(config)
     return limit if num_shards is None else min(limit, num_shards)
 

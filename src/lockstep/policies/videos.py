@@ -15,9 +15,9 @@ from lockstep.config.run import EnvConfig
 from lockstep.core.life import life
 from lockstep.core.shards import keyed_seed
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
+from lockstep.envs.gymnasium.atari import LIFE_LOST
 from lockstep.envs.gymnasium.keyed import environment_failure, stated_mask
 from lockstep.envs.gymnasium.make import make_environment
-from lockstep.envs.gymnasium.wrappers import LIFE_LOST
 from lockstep.policies.policy import Policy
 from lockstep.policies.terminal import QuitPlay, Terminal
 from lockstep.runs.directory import RunDirectory

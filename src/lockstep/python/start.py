@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 from lockstep.config.command_line import read_request
 from lockstep.config.run import AUTO, Config, RunOptions
 from lockstep.config.sections import is_url
+from lockstep.core.files import new_directory
 from lockstep.core.temporary import temporary_directory
 from lockstep.python.arguments import in_plain_words
 from lockstep.python.callbacks import Conversation, checked_callbacks
 from lockstep.python.command import run_command
 from lockstep.python.environments import Handed, variables_for
-from lockstep.runs.directory import default_name, find_run
+from lockstep.runs.directory import default_name, find_run, writing
 from lockstep.runs.mirror.place import split_url
 from lockstep.training.audience import COMMAND_VARIABLE
 
@@ -39,7 +40,9 @@ def start(
     ``run_at`` makes a run of its directory; errors are :func:`lockstep.train`'s.
     """
     callbacks, asked = checked_callbacks(callbacks), in_plain_words(asked)
-    with temporary_directory() as directory, variables_for(env) as variables:
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(temporary_directory(in_memory=True))  # short: a socket's path has 107 letters
+        variables = stack.enter_context(variables_for(env))
         file = directory / SETTINGS
         with _in_callers_words(file):
             file.write_text(json.dumps(asked))
@@ -47,8 +50,9 @@ def start(
             if callbacks and request.options.is_group:
                 count = len(request.options.seeds_from(request.config.seed))
                 raise ValueError(f"callbacks: with {count} seeds; train each seed by itself")
-            path, asked["name"] = _place_of(request.options, request.config)
-            file.write_text(json.dumps({key: value for key, value in asked.items() if value is not None}))
+            path, asked["name"] = _place_of(request.options, request.config, stack)
+            given = {key: value for key, value in asked.items() if value is not None}
+            file.write_text(json.dumps(given))
             run = run_at(path)
             from_python = {**variables, COMMAND_VARIABLE: "null"}
             with Conversation(run, callbacks, observe_only, directory) as talk:
@@ -57,21 +61,30 @@ def start(
     return run
 
 
-def _place_of(options: RunOptions, config: Config) -> tuple[Path, str | None]:
-    """Where a request's run will be, and the name to give it there."""
-    runs_dir, resume = Path(options.runs_dir), options.resume
+def _place_of(options: RunOptions, config: Config, stack: contextlib.ExitStack) -> tuple[Path, str | None]:
+    """Where a request's run will be, and the name to give it there, which no other run gets meanwhile.
+
+    ``stack`` removes the directory of a run that couldn't begin.
+    """
+    runs_dir, resume = Path(options.runs_dir).absolute(), options.resume
     if resume is not None and is_url(resume):
-        return (runs_dir / split_url(resume)[1]).absolute(), None
+        return runs_dir / split_url(resume)[1], None
     if resume not in (None, AUTO):
         return find_run(resume, options.runs_dir, single=False)[0].absolute(), None
-    name = options.name
-    if name is None:
-        stem, suffix = default_name(config, options.seeds_from(config.seed)), 1
-        name = stem
-        while (runs_dir / name).exists():
-            suffix += 1
-            name = f"{stem}-{suffix}"
-    return (runs_dir / name).absolute(), name
+    if options.name is not None:
+        return runs_dir / options.name, options.name
+    path, made = runs_dir / default_name(config, options.seeds_from(config.seed)), not runs_dir.exists()
+    with writing(path):
+        runs_dir.mkdir(parents=True, exist_ok=True)
+        path = new_directory(path)
+    for empty in (runs_dir, path) if made else (path,):
+        stack.callback(_remove_empty, empty)
+    return path, path.name
+
+
+def _remove_empty(directory: Path) -> None:
+    with contextlib.suppress(OSError):
+        directory.rmdir()
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,15 +48,25 @@ class Evaluation:
 
 
 def evaluations_of(run: RunFiles) -> list[Evaluation]:
-    """The best and the last evaluation of training, and those of files in the run's directory."""
-    rows = [row for records in run.records[:1] for row in records if number(row, EVALUATION) is not None]
-    found = []
-    if rows:
-        best = max(reversed(rows), key=lambda row: row[EVALUATION])
-        same = best is rows[-1]
-        found.append(_of_row("last and best of training" if same else "last of training", rows[-1]))
-        found += [] if same else [_of_row("best of training", best)]
-    return found + _of_files(run.path)
+    """The best and the last evaluation of training, and those of files in the run's directory.
+
+    Of several seeds each one's last of training, and the first of its files.
+    """
+    if not run.seeds:
+        return _of_training(run) + _of_files(run.path)
+    each = [(seed.name, _of_training(seed)[:1] + _of_files(seed.path)[:1]) for seed in run.seeds]
+    return [replace(one, where=f"{name}: {one.where}") for name, found in each for one in found]
+
+
+def _of_training(run: RunFiles) -> list[Evaluation]:
+    """The last evaluation of training, and the best where that is another one."""
+    rows = [row for records in run.records for row in records if number(row, EVALUATION) is not None]
+    if not rows:
+        return []
+    best = max(reversed(rows), key=lambda row: row[EVALUATION])
+    if best is rows[-1]:
+        return [_of_row("last and best of training", best)]
+    return [_of_row("last of training", rows[-1]), _of_row("best of training", best)]
 
 
 def _of_row(where: str, row: dict[str, Any]) -> Evaluation:

@@ -43,6 +43,8 @@ class Section:
         key: of its ids on the page.
         again: the command that trains it once more.
         asked: the command that did, None where that isn't known.
+        incidents: of the run, or of each of its seeds by their names: ``restarts``, a row each, and what
+            ``restarted_environments`` and ``missing_rows`` name.
         compared_with: what its ``settings`` differ from; ``config`` is the whole.
         histograms: an ``svg`` element or None for each of the evaluations.
     """
@@ -61,7 +63,7 @@ class Section:
     video: Video | None
     times: Times | None
     proofs: list[tuple[str, Proof]]
-    restarts: list[dict[str, Any]]
+    incidents: dict[str, list[tuple[str, Any]]]
 
 
 def write_report(runs: Sequence[tuple[Path, str]], out: Path) -> Path:
@@ -170,5 +172,12 @@ def _section(run: RunFiles, key: str, room: int) -> Section:
         video_of((run.seeds[0] if run.seeds else run).path, room),
         times_of(run),
         [(each.name, proof_of(each)) for each in run.seeds or [run]],
-        objects(run.summary, "restarts"),
+        _incidents(run.seeds or [run]),
     )
+
+
+def _incidents(runs: Sequence[RunFiles]) -> dict[str, list[tuple[str, Any]]]:
+    """Gathers what the summaries of runs say of interruptions."""
+    named = ("restarted_environments", "missing_rows")
+    found = {name: [(run.name, run.summary[name]) for run in runs if run.summary.get(name)] for name in named}
+    return {"restarts": [(run.name, row) for run in runs for row in objects(run.summary, "restarts")], **found}

@@ -76,7 +76,7 @@ class Times:
 
 
 def times_of(run: RunFiles) -> Times | None:
-    """Adds up the times of a run, of several seeds the first one's, who share a program; None without any."""
+    """Adds up the times of a run, of several seeds the first one's; None without any."""
     rows = run.records[0] if run.records else []
     known = [row for row in rows if number(row, f"time/{TOTAL}") is not None]
     if not known:

@@ -79,7 +79,9 @@ def points_of(
     records: Sequence[Sequence[Mapping[str, Any]]], metric: str = METRIC, most: int = MOST_POINTS
 ) -> list[tuple[Mapping[str, Any], ...]]:
     """Each seed's record of the iterations of which every seed's metric is known; of many, ``most`` evenly spaced."""
-    rows = [row for row in zip(*records, strict=False) if all(_known(record, metric) for record in row)]
+    seeds = [{record["iteration"]: record for record in each if _known(record, metric)} for each in records]
+    there = [iteration for iteration in seeds[0] if all(iteration in seed for seed in seeds)] if seeds else []
+    rows = [tuple(seed[iteration] for seed in seeds) for iteration in there]
     kept = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), most)).round().astype(int))
     return [rows[index] for index in kept]
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from lockstep.config.run import CheckpointConfig, Config, LogConfig
 from lockstep.core.errors import RunError
-from lockstep.core.files import replace_text
+from lockstep.core.files import new_directory, replace_text
 from lockstep.core.topology import Topology, started_by_torchrun
 from lockstep.runs.checkpoint import PYTREE, CheckpointError, checkpoints_in, manifest_of, newest_manifest, step_of
 from lockstep.runs.checkpoint_writer import CheckpointWriter
@@ -234,18 +234,15 @@ def create_run(runs_dir: str, name: str | None, config: Config, seeds: Sequence[
 
     If the name is taken, or the directory can't be written, it is a one-line ``ValueError``.
     """
-    stem, suffix = name or default_name(config, seeds), 1
-    path = Path(runs_dir) / stem
+    path = Path(runs_dir) / (name or default_name(config, seeds))
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        while name is None and path.exists():
-            suffix += 1
-            path = Path(runs_dir) / f"{stem}-{suffix}"
+        path = new_directory(path) if name is None else path
     run = RunDirectory(path)
     with writing(path):
         if path.exists() and not path.is_dir():
             raise ValueError(f"name: run {path} exists already, as a file; choose another --name")
-        path.mkdir(exist_ok=name is not None)
+        path.mkdir(exist_ok=True)
         if (odd := odd_entry(path)) is not None:
             raise ValueError(f"name: run {path} exists already, and {odd}; choose another --name")
         run.lock()

@@ -11,20 +11,27 @@ import numpy as np
 from lockstep.runs.curves import CURVES_PNG, METRIC, MISSING_PLOT, can_plot, interquartile_mean, write_curves
 from lockstep.runs.directory import RunDirectory
 
-OWN = ("seed", "final_return", "episodes", "best_checkpoint", "params_sha256", "state_sha256")
+INCIDENTS = ("restarts", "restarted_environments", "missing_rows")
+OWN = ("seed", "status", "final_return", "episodes", "best_checkpoint", "params_sha256", "state_sha256", *INCIDENTS)
 """What the summary of a group says of each seed."""
+FINISHED = "finished"
 DIFFERENT = {*OWN, "final_success_rate", "wall_time", "steps_per_second", "best_evaluation", "last_evaluation"}
 """What of a seed's summary the group's doesn't say as its own."""
 
 
 def finish_group(
-    group: RunDirectory, seeds: Mapping[Path, Mapping[str, Any]], seconds: float, say: Callable[[str], None]
+    group: RunDirectory,
+    seeds: Mapping[Path, Mapping[str, Any]],
+    count: int,
+    seconds: float,
+    say: Callable[[str], None],
 ) -> dict[str, Any]:
     """Writes a group's curves and its ``summary.json``, and returns that.
 
     Args:
         group: its directory.
-        seeds: summaries of its runs, by their directories.
+        seeds: summaries of its runs, by their directories, as far as they have any.
+        count: of its runs.
         seconds: that all took together.
         say: shows a line to the user.
     """
@@ -33,10 +40,11 @@ def finish_group(
     curve = write_curves(group.path, f"{first['environment']}, {len(seeds)} seeds", directories)
     if not can_plot():
         say(MISSING_PLOT.format(CURVES_PNG))
-    listed = [{name: each[name] for name in OWN} | {"directory": path.name} for path, each in seeds.items()]
+    listed = [{name: each.get(name) for name in OWN} | {"directory": path.name} for path, each in seeds.items()]
     final = [ends[-1].item() if curve.iterations else None for ends in (curve.iqm, curve.low, curve.high)]
     steps = sum(summary["global_step"] for summary in seeds.values())
     summary = {
+        "status": status_of([each["status"] for each in seeds.values()], count),
         **{name: value for name, value in first.items() if name not in DIFFERENT},
         "command": None if group.command is None else list(group.command),
         "num_seeds": len(seeds),
@@ -48,6 +56,14 @@ def finish_group(
     }
     group.write_summary(summary)
     return summary
+
+
+def status_of(seeds: Sequence[str], count: int) -> str:
+    """Returns the status of a group of ``count`` runs, of those that have one: finished, if all of them are."""
+    others = [status for status in seeds if status != FINISHED]
+    if others:
+        return others[0]
+    return FINISHED if len(seeds) == count else f"{len(seeds)} of {count} seeds finished"
 
 
 def together(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

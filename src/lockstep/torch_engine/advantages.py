@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.torch_engine.nets.memory import on_host
+
 GROUP_EPSILON = 1e-8
 
 
@@ -27,7 +29,7 @@ def gae(
     deltas = rewards + gamma * torch.where(terminated > 0, 0.0, bootstrap_values) - values
     advantages = torch.zeros_like(deltas)
     carried = torch.where(done > 0, torch.zeros_like(deltas), gamma * gae_lambda)
-    if deltas.device.type == "cpu":
+    if on_host(deltas.device):
         _accumulate(deltas.numpy(), carried.numpy(), advantages.numpy())
     else:
         running = torch.zeros_like(deltas[0])

@@ -25,15 +25,18 @@ def _set_up(session: Session) -> list[str]:
         "torch",
         " × ".join(spread),
         devices[0] if len(set(devices)) == 1 else ", ".join(devices),
-        "fast" if session.config.reduction == "fast" else f"exact, shards {session.mode}",
+        "fast" if session.config.reduction == "fast" else f"exact, shards {session.shards_on_a_rank}",
     ]
 
 
 def _own_notes(session: Session) -> list[str]:
     config, communicator, out = session.config, session.communicator, []
+    if session.workers_note is not None:
+        out.append(session.workers_note)
     if config.reduction == "exact" and session.mode == "loop" and not config.compile:
         net = session.state.net
-        out += loop_notes(session.plan.tree.most_shards, net.convolutional, net.custom is not None)
+        if session.rollout_mode == "loop":
+            out += loop_notes(session.plan.tree.most_shards, net.convolutional, net.custom is not None)
     if config.fsdp and not session.communicator.alone:
         out.append("fsdp: each rank keeps a slice of parameters and moments; a whole copy is gathered for each rollout")
     elif config.fsdp:

@@ -12,8 +12,10 @@ from lockstep.config.run import Config
 from lockstep.core.shards import ShardPlan
 from lockstep.torch_engine.advantages import gae, group_advantages
 from lockstep.torch_engine.nets.functions import PolicyFunctions, PolicyOutputs
-from lockstep.torch_engine.nets.shards import Mode, aligned, by_shard, from_shards, to_sequences, to_shards
+from lockstep.torch_engine.nets.memory import on_host
+from lockstep.torch_engine.nets.shards import Mode, by_shard, from_shards, to_sequences, to_shards
 from lockstep.torch_engine.rollout import Rollout
+from lockstep.torch_engine.setup.accelerator import to_device
 from lockstep.torch_engine.state import TrainState
 
 
@@ -56,7 +58,7 @@ def policy_outputs(
     observations: Tensor,
     actions: Tensor,
     resets: Tensor,
-    recurrent_state: np.ndarray | None,
+    recurrent_state: np.ndarray | Tensor | None,
     steps: int,
 ) -> PolicyOutputs:
     """Computes log-probabilities and values of a rollout of ``T`` steps.
@@ -69,7 +71,7 @@ def policy_outputs(
         log_probs, values = by_shard(mode, policy.evaluate, observations, actions)
         return PolicyOutputs(log_probs.view(k, steps, -1), values.view(k, steps + 1, -1) if values.numel() else None)
     shaped = [x.unflatten(1, (steps + extra, -1)) for x, extra in ((observations, 1), (actions, 0), (resets, 1))]
-    state = torch.from_numpy(recurrent_state).to(observations.device).view(k, shaped[0].shape[2], -1)
+    state = torch.as_tensor(recurrent_state).to(observations.device).view(k, shaped[0].shape[2], -1)
     log_probs, values, states = by_shard(mode, policy.unroll, shaped[0], shaped[1], state, shaped[2])
     return PolicyOutputs(log_probs, values if values.numel() else None, states)
 
@@ -86,11 +88,10 @@ def bootstrap_values(state: TrainState, rollout: Rollout, outputs: PolicyOutputs
         keys = sorted(key for key in rollout.final if key[1] // rows == shard)
         for start in range(0, len(keys), rows):
             chunk = keys[start : start + rows]
-            block = np.zeros((1, rows, layout.width), layout.dtype)
-            block[0, : len(chunk)] = [rollout.final[key] for key in chunk]
+            block = rollout.final_rows(chunk, rows, layout)
             values = state.policy.values(block, _recurrent_states(outputs, shard, chunk, rows))
-            steps, envs = zip(*chunk, strict=True)
-            out[list(steps), list(envs)] = values[: len(chunk)]
+            steps, envs = (to_device(index, out.device) for index in np.array(chunk).T.copy())
+            out[steps, envs] = values[: len(chunk)]
     return out
 
 
@@ -106,7 +107,7 @@ def _recurrent_states(outputs: PolicyOutputs, shard: int, chunk: list[tuple[int,
 
 def _begins(rollout: Rollout, shards: int, device: torch.device) -> Tensor:
     """Marks with 1.0 where an observation begins an episode within the rollout, ``[k, (T+1)·rows]``."""
-    resets = torch.from_numpy(rollout.resets).to(device).float()
+    resets = to_device(rollout.resets, device).float()
     return to_shards(torch.cat([torch.zeros_like(resets[:1]), resets]), shards)
 
 
@@ -114,17 +115,19 @@ def _carry_on(state: TrainState, outputs: PolicyOutputs, done: np.ndarray) -> No
     """Keeps what the recurrent policy carries into the next rollout; nothing into an episode that begins there."""
     if outputs.recurrent_states is None:
         return
-    last = outputs.recurrent_states[:, -2].flatten(0, 1).cpu().numpy().copy()
-    last[done[-1]] = 0.0
-    state.recurrent_state = last
+    last = outputs.recurrent_states[:, -2].flatten(0, 1)
+    if on_host(last.device):
+        state.recurrent_state = last.numpy().copy()
+        state.recurrent_state[done[-1]] = 0.0
+    else:
+        state.recurrent_state = torch.where(to_device(done[-1], last.device).unsqueeze(1), 0.0, last)
 
 
 @torch.no_grad()
 def make_batch(state: TrainState, rollout: Rollout, plan: ShardPlan, config: Config, mode: Mode) -> Batch:
     """Computes values, log-probabilities, advantages and returns of a rollout; keeps the recurrent state it ends in."""
     device, shards, steps = state.parameters.flat.device, plan.local_num_shards, config.num_steps
-    observations = to_shards(aligned(rollout.observations, device), shards)
-    actions = to_shards(torch.as_tensor(rollout.actions).to(device), shards)
+    observations, actions = (to_shards(x, shards) for x in rollout.tensors(device))
     begins = _begins(rollout, shards, device)
     outputs = policy_outputs(state.policy, mode, observations, actions, begins, state.recurrent_state, steps)
     samples = actions.shape[1]
@@ -154,8 +157,8 @@ def add_advantages(
     assert outputs.values is not None
     device, shards = state.parameters.flat.device, plan.local_num_shards
     scaled = rollout.rewards if state.return_normalizer is None else state.return_normalizer(rollout.rewards)
-    rewards, terminated = (torch.from_numpy(x.astype(np.float32)).to(device) for x in (scaled, rollout.terminated))
-    done = torch.from_numpy(rollout.done).to(device).float()
+    rewards, terminated = (to_device(x.astype(np.float32), device) for x in (scaled, rollout.terminated))
+    done = to_device(rollout.done, device).float()
     values = from_shards(outputs.values.flatten(1), config.num_steps + 1)
     followed = bootstrap_values(state, rollout, outputs, plan)
     gamma, gae_lambda = config.ppo.gamma, config.ppo.gae_lambda
@@ -163,7 +166,7 @@ def add_advantages(
     batch.advantages, batch.returns = to_shards(advantages, shards), to_shards(returns, shards)
     batch.values = outputs.values[:, :-1].flatten(1)
     if rollout.dead is not None:
-        batch.valid = to_shards(torch.from_numpy(~rollout.dead).to(device).float(), shards)
+        batch.valid = to_shards(to_device(~rollout.dead, device).float(), shards)
 
 
 def add_group_advantages(batch: Batch, state: TrainState, rollout: Rollout, plan: ShardPlan, config: Config) -> None:
@@ -174,8 +177,8 @@ def add_group_advantages(batch: Batch, state: TrainState, rollout: Rollout, plan
     device, shards = state.parameters.flat.device, plan.local_num_shards
     valid = rollout.first_episodes
     returns = np.where(valid, rollout.rewards, 0.0).sum(0).reshape(-1, config.grpo.group_size)
-    per_env = group_advantages(torch.from_numpy(returns).to(device), config.grpo.normalize_std).flatten()
-    counted = torch.from_numpy(valid).to(device).float()
+    per_env = group_advantages(to_device(returns, device), config.grpo.normalize_std).flatten()
+    counted = to_device(valid, device).float()
     batch.advantages = to_shards(per_env.float() * counted, shards)
     batch.valid = to_shards(counted, shards)
 
@@ -186,7 +189,7 @@ def in_sequences(batch: Batch, outputs: PolicyOutputs, begins: Tensor, state: Tr
     assert state.recurrent_state is not None
     steps, length = config.num_steps, config.sequence_length
     k, _, rows, width = outputs.recurrent_states.shape
-    first = torch.from_numpy(state.recurrent_state).to(batch.actions.device).view(k, 1, rows, width)
+    first = torch.as_tensor(state.recurrent_state).to(batch.actions.device).view(k, 1, rows, width)
     carried = torch.cat([first, outputs.recurrent_states[:, length - 1 : steps - 1 : length]], 1)
     cut = {name: to_sequences(x.contiguous(), steps, length) for name, x in batch.columns().items()}
     resets = to_sequences(begins.contiguous(), steps, length)

@@ -12,6 +12,7 @@ PACKAGES = ("torch",)
 """Packages that the engine needs."""
 _HOME = {
     "check_device": "setup.devices",
+    "chosen_device": "setup.devices",
     "visible_gpus": "setup.devices",
     "device_memory": "setup.devices",
     "name_ranks": "setup.devices",

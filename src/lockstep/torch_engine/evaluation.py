@@ -8,6 +8,7 @@ from torch import Tensor
 
 from lockstep.policies.evaluation import run_episodes
 from lockstep.torch_engine.nets import distributions, nets
+from lockstep.torch_engine.nets.memory import on_host
 from lockstep.torch_engine.nets.shards import aligned, by_shard
 from lockstep.torch_engine.rollout import normalized
 from lockstep.torch_engine.session import Session
@@ -38,7 +39,7 @@ def evaluate_policy(session: Session) -> np.ndarray:
         actions, carry = by_shard("loop", mode_actions, x.view(shards, -1, x.shape[-1]), carry)
         return distributions.squash(net, actions.flatten(0, 1).cpu().numpy())
 
-    with torch.inference_mode():
+    with torch.inference_mode() if on_host(device) else torch.no_grad():
         episodes = run_episodes(envs, act, session.config.eval.max_steps)
     rows = torch.from_numpy(episodes).unflatten(0, (shards, -1))
     return session.communicator.gather_shards(rows).flatten(0, 1).numpy()

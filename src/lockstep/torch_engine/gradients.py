@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,8 +15,9 @@ from lockstep.torch_engine.nets import distributions, nets
 from lockstep.torch_engine.nets.autograd import AutogradFunctions, minibatch_loss, set_dropout
 from lockstep.torch_engine.nets.compiled import LossFunction, compiled
 from lockstep.torch_engine.nets.functions import Columns, in_pieces, shard_gradients
+from lockstep.torch_engine.nets.memory import on_host
 from lockstep.torch_engine.nets.nets import Parameters, PolicyNet
-from lockstep.torch_engine.nets.shards import Mode, by_shard
+from lockstep.torch_engine.nets.shards import Mode, part_of
 from lockstep.torch_engine.state import TrainState, optimizer_options
 from lockstep.training.losses import LossSettings, loss_settings
 
@@ -31,16 +32,18 @@ class Gradient(NamedTuple):
     Attributes:
         vector: ``[P]``, or this rank's part of it with FSDP.
         terms: the loss terms ``[T]``.
-        norm: the global norm of the whole gradient; not a finite number where the gradient isn't one.
+        norm: the global norm of the whole gradient, on an accelerator a scalar there; not a finite number where the
+            gradient isn't one.
     """
 
     vector: Tensor
     terms: Tensor
-    norm: float
+    norm: float | Tensor
 
 
-GradientSource = Callable[[Columns, int], Gradient]
-"""From a minibatch and its global count of valid samples to the gradient that the optimiser gets."""
+GradientSource = Callable[[Columns, Any], Gradient]
+"""From a minibatch and its global count of valid samples (an int, or a scalar on the device) to the gradient that the
+optimiser gets."""
 
 
 def choose_source(state: TrainState, config: Config, communicator: Communicator, mode: Mode) -> GradientSource:
@@ -54,12 +57,15 @@ def choose_source(state: TrainState, config: Config, communicator: Communicator,
     return fast_gradient(state, config, communicator)
 
 
-def norm_of(gradient: Tensor) -> float:
-    """Computes the norm of a gradient ``[P]``; not a finite number where the gradient isn't one."""
-    if gradient.device.type == "cpu":
+def norm_of(gradient: Tensor) -> float | Tensor:
+    """Computes the norm of a gradient ``[P]``; not a finite number where the gradient isn't one.
+
+    An accelerator's is a scalar that stays there.
+    """
+    if on_host(gradient.device):
         host = gradient.numpy()
         return math.sqrt(float(np.dot(host, host)))
-    return float(torch.linalg.vector_norm(gradient))
+    return torch.linalg.vector_norm(gradient)
 
 
 def split(row: Tensor, settings: LossSettings) -> Gradient:
@@ -72,10 +78,17 @@ def exact_gradient(state: TrainState, config: Config, communicator: Communicator
     """Takes gradients shard by shard and sums them by a fixed tree: the same bits for every world size."""
     settings = loss_settings(config)
     gradients = shard_gradients(state.policy, settings, config.ppo.gradient_accumulation)
+    rows: Tensor | None = None  # of all steps: new memory costs as much as a pass over it
 
-    def reduced(columns: Columns, count: int) -> Gradient:
-        each = by_shard(mode, lambda part: gradients(part, count), dict(columns))
-        return split(communicator.sum_shards(each), settings)
+    def reduced(columns: Columns, count: Any) -> Gradient:
+        nonlocal rows
+        if mode == "batched":
+            return split(communicator.sum_shards(gradients(columns, count)), settings)
+        shards, size = len(columns["actions"]), state.parameters.flat.numel() + len(settings.terms)
+        rows = state.parameters.flat.new_empty((shards, size)) if rows is None else rows
+        for shard in range(shards):
+            gradients(part_of(dict(columns), shard, shard + 1), count, rows[shard : shard + 1])
+        return split(communicator.sum_shards(rows), settings)
 
     return reduced
 
@@ -86,13 +99,17 @@ def as_one_shard(columns: Columns) -> dict[str, Tensor]:
 
 
 def fast_gradient(state: TrainState, config: Config, communicator: Communicator) -> GradientSource:
-    """Takes gradients of all local samples at once, combined by an all-reduce; equal up to summation order."""
-    if isinstance(state.policy, AutogradFunctions):
+    """Takes gradients of all local samples at once, combined by an all-reduce; equal up to summation order.
+
+    By DDP where gradients may travel while others are computed: not those of an accelerator that go through the host.
+    """
+    on_its_own = on_host(state.parameters.flat.device) or communicator.own_backend is not None
+    if isinstance(state.policy, AutogradFunctions) and on_its_own:
         return data_parallel_gradient(state, config, communicator)
     settings = loss_settings(config)
     gradients = shard_gradients(state.policy, settings, config.ppo.gradient_accumulation)
 
-    def reduced(columns: Columns, count: int) -> Gradient:
+    def reduced(columns: Columns, count: Any) -> Gradient:
         return split(communicator.all_reduce(gradients(as_one_shard(columns), count)[0]), settings)
 
     return reduced
@@ -108,7 +125,7 @@ def local_gradient(state: TrainState, config: Config, communicator: Communicator
     gradients = shard_gradients(state.policy, settings, config.ppo.gradient_accumulation)
     size, world_size = state.parameters.flat.numel(), communicator.topology.world_size
 
-    def local(columns: Columns, count: int) -> Gradient:
+    def local(columns: Columns, count: Any) -> Gradient:
         out = gradients(as_one_shard(columns), count)[0]
         out[:size] *= world_size
         return split(out, settings)
@@ -143,7 +160,7 @@ def data_parallel_gradient(state: TrainState, config: Config, communicator: Comm
     keep_local = getattr(module, "no_sync", contextlib.nullcontext)
     pieces = config.ppo.gradient_accumulation
 
-    def reduced(columns: Columns, count: int) -> Gradient:
+    def reduced(columns: Columns, count: Any) -> Gradient:
         inner.zero_grad(set_to_none=True)
         all_terms = []
         for number, piece in enumerate(in_pieces(as_one_shard(columns), pieces), 1):
@@ -175,7 +192,7 @@ def sharded_gradient(state: TrainState, config: Config, communicator: Communicat
         state.net.custom.forget_parameters()
     settings, pieces = loss_settings(config), config.ppo.gradient_accumulation
 
-    def reduced(columns: Columns, count: int) -> Gradient:
+    def reduced(columns: Columns, count: Any) -> Gradient:
         all_terms = []
         for number, piece in enumerate(in_pieces(as_one_shard(columns), pieces), 1):
             sharded.reduce_after(number == pieces)

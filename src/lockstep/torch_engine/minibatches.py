@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +15,8 @@ from lockstep.core.shards import KeyedDraws, ShardPlan, keyed_seed
 from lockstep.torch_engine.advantages import counted_moments, merge_counts
 from lockstep.torch_engine.batch import Batch
 from lockstep.torch_engine.nets.functions import DROPOUT_SEED
+from lockstep.torch_engine.nets.memory import on_host
+from lockstep.torch_engine.setup.accelerator import to_device
 from lockstep.torch_engine.state import TrainState
 
 ADVANTAGE_EPSILON = 1e-8
@@ -24,12 +27,13 @@ class MinibatchStatistics:
     """Holds what is known of every minibatch of every epoch before the update.
 
     Attributes:
-        counts: valid samples of the global minibatch, at least 1: ``[num_epochs, num_minibatches]``.
+        counts: valid samples of the global minibatch, at least 1: int64 array ``[num_epochs, num_minibatches]``, or a
+            float64 tensor on an accelerator.
         mean: what to subtract from advantages, float32 ``[num_epochs, num_minibatches, 1 or k, 1]``, or None.
         scale: what to divide them by then.
     """
 
-    counts: np.ndarray
+    counts: Any
     mean: Tensor | None = None
     scale: Tensor | None = None
 
@@ -53,7 +57,7 @@ def advantage_moments(batch: Batch, indices: np.ndarray) -> Tensor:
     """Computes count, mean and M2 of each minibatch's advantages: float64 ``[k, num_epochs, num_minibatches, 3]``."""
     device, per_shard = batch.advantages.device, []
     for shard, advantages in enumerate(batch.advantages):
-        index = torch.from_numpy(np.ascontiguousarray(indices[:, :, shard])).to(device)
+        index = to_device(np.ascontiguousarray(indices[:, :, shard]), device)
         valid = None if batch.valid is None else batch.valid[shard][index].flatten(2)
         per_shard.append(counted_moments(advantages[index].flatten(2), valid))
     return torch.stack(per_shard)
@@ -62,7 +66,8 @@ def advantage_moments(batch: Batch, indices: np.ndarray) -> Tensor:
 def minibatch_statistics(config: Config, local: Tensor, everyone: Tensor) -> MinibatchStatistics:
     """Computes counts and scales of the global minibatches, of the moments of local shards and, gathered, of all."""
     count, mean, std = merge_counts(everyone)
-    statistics = MinibatchStatistics(np.maximum(count.cpu().numpy(), 1.0).astype(np.int64))
+    counts = count.clamp(min=1.0)
+    statistics = MinibatchStatistics(counts.numpy().astype(np.int64) if on_host(counts.device) else counts)
     if config.ppo.advantage_normalization == "off" or config.algorithm == "grpo":
         return statistics
     if config.ppo.advantage_normalization == "rank":
@@ -74,6 +79,32 @@ def minibatch_statistics(config: Config, local: Tensor, everyone: Tensor) -> Min
         mean, std = (x[..., None, None] for x in (mean, std))
     statistics.mean, statistics.scale = mean.float(), (std + ADVANTAGE_EPSILON).float()
     return statistics
+
+
+def normalised(advantages: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
+    """Normalises advantages ``[…, k, rows, …]`` by statistics ``[…, 1 or k, 1]`` of their minibatches."""
+    mean, scale = (x.view(*x.shape, *(1,) * (advantages.dim() - x.dim())) for x in (mean, scale))
+    return (advantages - mean) / scale
+
+
+def observations_taker(observations: Tensor, of_shard: Tensor, of_all: Tensor) -> Callable[[int], Tensor]:
+    """Makes a function of a minibatch's number that copies its observations ``[k, rows, …]``.
+
+    Takes observations ``[k, samples, …]`` and indices ``[num_minibatches, k, rows]``: within a shard, and into the
+    samples of all shards one after another.
+    """
+    if observations.dtype != torch.uint8:
+        flat = observations.reshape(-1, *observations.shape[2:])
+        return lambda number: flat[of_all[number]]
+
+    def take(number: int) -> Tensor:
+        """Copies images whole, a shard at a time: nothing else is copied of them."""
+        out = observations.new_empty((*of_shard[number].shape, *observations.shape[2:]))
+        for shard, samples in enumerate(observations):
+            torch.index_select(samples, 0, of_shard[number, shard], out=out[shard])
+        return out
+
+    return take
 
 
 def epoch_minibatches(
@@ -93,18 +124,15 @@ def epoch_minibatches(
     shards, samples = batch.advantages.shape[:2]
     offsets = np.arange(shards)[:, None] * samples
     index = torch.from_numpy(indices[epoch] + offsets).to(batch.advantages.device)
-    flat = {name: x.reshape(shards * samples, *x.shape[2:]) for name, x in batch.columns().items()}
-    observations = flat.pop("observations")
-    columns = {name: x[index] for name, x in flat.items()}
+    given = batch.columns()
+    observations = given.pop("observations")
+    columns = {name: x.reshape(shards * samples, *x.shape[2:])[index] for name, x in given.items()}
+    take = observations_taker(observations, torch.from_numpy(indices[epoch]).to(index.device), index)
     if statistics.mean is not None and statistics.scale is not None:
-        advantages = columns["advantages"]
-        mean, scale = (
-            x[epoch].view(*x.shape[1:], *(1,) * (advantages.dim() - 3)) for x in (statistics.mean, statistics.scale)
-        )
-        columns["advantages"] = (advantages - mean) / scale
+        columns["advantages"] = normalised(columns["advantages"], statistics.mean[epoch], statistics.scale[epoch])
     for number in range(len(index)):
         minibatch = {name: x[number] for name, x in columns.items()}
-        minibatch["observations"] = observations[index[number]]
+        minibatch["observations"] = take(number)
         if state.net.custom is not None:
             keys = [keyed_seed(config.seed, "dropout", state.iteration, epoch, number, s) for s in plan.shards]
             minibatch[DROPOUT_SEED] = torch.tensor(keys).unsqueeze(1)

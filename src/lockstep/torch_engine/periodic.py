@@ -82,7 +82,7 @@ def update_periodically(
             local = source(columns, int(statistics.counts[epoch, number]))
             period.terms = period.terms + local.terms.cpu()
             period.broken += not bool(torch.isfinite(local.vector).all() and torch.isfinite(local.terms).all())
-            period.norm += local.norm
+            period.norm += float(local.norm)
             clip_and_step(state, local, ppo.max_grad_norm, state.learning_rate)
             period.steps += 1
             life.progressed()

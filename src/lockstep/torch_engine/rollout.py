@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from lockstep.config.run import Config
 from lockstep.core.life import life
@@ -21,6 +23,7 @@ from lockstep.envs.rewards import RewardShaping
 from lockstep.torch_engine.nets import distributions
 from lockstep.torch_engine.nets.functions import Actor
 from lockstep.torch_engine.nets.nets import PolicyNet
+from lockstep.torch_engine.nets.shards import aligned
 from lockstep.torch_engine.state import TrainState
 
 
@@ -40,6 +43,8 @@ class Rollout:
         scores: float64 ``[T, E]``, rewards as the environments gave them; the same memory where nothing is shaped.
         over: bool ``[T, E]``, where an episode of the environment ended; None: wherever one ends for the learner.
         dead: bool ``[T, E]``, steps of back ends that reset late which only began an episode; None: there are none.
+        moments: mean and M2 of the raw vectors by shard, float64 ``[k, 2·size]``, where they were computed on an
+            accelerator; else None.
         stated: the environments' own metrics of episodes that ended.
     """
 
@@ -55,6 +60,7 @@ class Rollout:
     scores: np.ndarray = field(default_factory=lambda: np.zeros(0))
     over: np.ndarray | None = None
     dead: np.ndarray | None = None
+    moments: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         self.stated: dict[tuple[int, int], dict[str, float]] = {}
@@ -86,6 +92,16 @@ class Rollout:
         """Returns ``raw`` on the host."""
         return self.raw
 
+    def final_rows(self, keys: Sequence[tuple[int, int]], rows: int, layout: ObservationLayout) -> np.ndarray | Tensor:
+        """Returns the rows of ``final`` by key, at most so many ``rows``: ``[1, rows, width]``; the rest is 0."""
+        block = np.zeros((1, rows, layout.width), layout.dtype)
+        block[0, : len(keys)] = [self.final[key] for key in keys]
+        return block
+
+    def tensors(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Returns ``observations`` and ``actions`` as tensors on a device."""
+        return aligned(self.observations, device), torch.as_tensor(self.actions).to(device)
+
     @classmethod
     def empty(cls, num_steps: int, envs: HostEnvs, net: PolicyNet, normalized: bool) -> Rollout:
         """Makes buffers for ``num_steps`` steps."""
@@ -106,6 +122,14 @@ class Rollout:
             over=np.zeros(shape, np.bool_) if envs.description.lives else None,
             dead=np.zeros(shape, np.bool_) if envs.late_reset else None,
         )
+
+    def of(self, part: slice) -> Rollout:
+        """Views of some environments' columns; ``final`` and ``stated`` are its own."""
+        views: dict[str, Any] = {"final": {}}
+        for name in (each.name for each in fields(Rollout) if each.name != "final"):
+            whole = getattr(self, name)
+            views[name] = None if whole is None else whole[:, part]
+        return Rollout(**views)
 
     def take(self, t: int, buffers: Buffers) -> None:
         """Keeps what a step gave: rewards, ends and successes."""
@@ -194,33 +218,71 @@ class HostCollector:
         check_numbers(self._envs.description, self._envs.env_ids, self.rollout.raw, self.rollout.scores, -1)
 
 
-@torch.inference_mode()
-def collect(state: TrainState, envs: HostEnvs, actor: Actor, noise: np.ndarray, out: Rollout) -> None:
-    """Steps every local environment ``T`` times, filling ``out``."""
-    buffers, layout, normalizer = envs.buffers, state.net.observation, state.observation_normalizer
-    squashed, recurrent = state.net.squashed, state.net.core is not None
-    out.final.clear()
-    out.stated.clear()
-    actor.begin(state.recurrent_state)
-    out.observations[0] = normalized(layout, buffers.observations, normalizer)
-    for t in range(len(noise)):
-        if normalizer is not None:
+class _Part:
+    """Holds environments of a rollout that are stepped together: views of what belongs to them, all else is shared."""
+
+    def __init__(
+        self, state: TrainState, envs: HostEnvs, actor: Actor, noise: np.ndarray, out: Rollout, part: slice
+    ) -> None:
+        self._net, self._normalizer, self._actor = state.net, state.observation_normalizer, actor
+        self._whole, self._first = out, part.start
+        everyone = part.stop - part.start == envs.num_envs
+        self._rows = None if everyone else part
+        self._buffers = envs.buffers if everyone else envs.buffers.of(part)
+        self._noise, self._out = noise[:, part], out if everyone else out.of(part)
+
+    def _seen(self, rows: np.ndarray) -> np.ndarray:
+        return normalized(self._net.observation, rows, self._normalizer)
+
+    def observe(self, t: int) -> None:
+        """Keeps what the environments show before step ``t``."""
+        self._out.observations[t] = self._seen(self._buffers.observations)
+
+    def act(self, t: int) -> None:
+        """Draws the actions of step ``t``."""
+        out, buffers = self._out, self._buffers
+        if self._normalizer is not None:
             out.raw[t] = buffers.observations
-        out.actions[t] = actor(out.observations[t], noise[t])
-        if squashed:
-            out.native[t] = distributions.squash(state.net, out.actions[t])
+        out.actions[t] = self._actor(out.observations[t], self._noise[t], self._rows)
+        if self._net.squashed:
+            out.native[t] = distributions.squash(self._net, out.actions[t])
         buffers.actions[...] = out.native[t]
-        envs.step()
-        life.progressed()
+
+    def take(self, t: int) -> None:
+        """Keeps what step ``t`` gave, and what the environments show after it."""
+        out, buffers = self._out, self._buffers
         out.take(t, buffers)
-        out.stated |= envs.stated_at(t)
         if out.dead is None and buffers.truncated.any():
             for env in np.flatnonzero(out.truncated[t]):
                 final = buffers.final_observations[env : env + 1]
-                out.final[t, int(env)] = normalized(layout, final, normalizer)[0].copy()
-        if recurrent:
-            actor.forget(torch.from_numpy(out.terminated[t] | out.truncated[t] if out.dead is None else out.dead[t]))
-        out.observations[t + 1] = normalized(layout, buffers.observations, normalizer)
+                self._whole.final[t, self._first + int(env)] = self._seen(final)[0].copy()
+        if self._net.core is not None:
+            resets = out.terminated[t] | out.truncated[t] if out.dead is None else out.dead[t]
+            self._actor.forget(torch.from_numpy(resets), self._rows)
+        self.observe(t + 1)
+
+
+@torch.inference_mode()
+def collect(state: TrainState, envs: HostEnvs, actor: Actor, noise: np.ndarray, out: Rollout) -> None:
+    """Steps every local environment ``T`` times, filling ``out``; infers for one part of them while others step."""
+    out.final.clear()
+    out.stated.clear()
+    actor.begin(state.recurrent_state)
+    parts = [_Part(state, envs, actor, noise, out, part) for part in envs.parts]
+    for number, part in enumerate(parts):
+        part.observe(0)
+        part.act(0)
+        envs.begin_step(number)
+    steps = len(noise)
+    for t in range(steps):
+        for number, part in enumerate(parts):
+            envs.end_step(number)
+            life.progressed()
+            part.take(t)
+            out.stated |= envs.stated_at(t)
+            if t + 1 < steps:
+                part.act(t + 1)
+                envs.begin_step(number)
     out.shape_rewards(envs.description.rewards)
 
 
@@ -242,6 +304,5 @@ def collect_random(config: Config, plan: ShardPlan, envs: HostEnvs, out: Rollout
 
 def record_replay(replay: ReplayLog, envs: HostEnvs, out: Rollout) -> None:
     """Keeps the actions of live episodes, with a hash of what each step returned."""
-    b = envs.buffers
-    followed = np.concatenate([out.raw[1:], b.observations[None]])
-    replay.extend(out.native, row_hashes(followed, out.scores), out.ended)
+    followed = row_hashes(out.raw[1:], out.scores[:-1]), row_hashes(envs.buffers.observations[None], out.scores[-1:])
+    replay.extend(out.native, np.concatenate(followed), out.ended)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lockstep.config.run import Config
+from lockstep.config.run import Config, EnvConfig
 from lockstep.core.fingerprint import compare_ranks, fingerprints
 from lockstep.core.process import fail_now
 from lockstep.core.shards import ShardPlan
@@ -22,8 +22,10 @@ from lockstep.envs.restore.replay import ReplayLog
 from lockstep.envs.restore.snapshot import load_shards, save_shards
 from lockstep.policies.policy import Policy
 from lockstep.runs.checkpoint import Checkpoint, pack, to_files
+from lockstep.torch_engine.accelerated.rollout import StagedCollector
+from lockstep.torch_engine.accelerated.update import AcceleratedUpdate
 from lockstep.torch_engine.distributed.communicator import Communicator, check_ranks_alike
-from lockstep.torch_engine.distributed.process_group import uses_nccl
+from lockstep.torch_engine.distributed.process_group import own_backend
 from lockstep.torch_engine.envs.tensor_envs import TensorEnvs
 from lockstep.torch_engine.envs.tensor_rollout import TensorCollector
 from lockstep.torch_engine.gradients import GradientSource, choose_source
@@ -31,8 +33,8 @@ from lockstep.torch_engine.nets.autograd import AutogradFunctions
 from lockstep.torch_engine.nets.parameters import FlatParameters
 from lockstep.torch_engine.nets.shards import Mode
 from lockstep.torch_engine.rollout import Collector, HostCollector, Rollout
-from lockstep.torch_engine.setup.choose_mode import choose_mode
-from lockstep.torch_engine.setup.devices import machine_facts, set_up_torch
+from lockstep.torch_engine.setup.choose_mode import choose_mode, choose_rollout_mode
+from lockstep.torch_engine.setup.devices import machine_facts, set_up_torch, uses_graphs
 from lockstep.torch_engine.state import (
     TrainState,
     carried,
@@ -52,6 +54,7 @@ from lockstep.training.session import (
     make_eval_envs,
     policy_of,
 )
+from lockstep.training.worker_processes import settle_workers
 
 
 @dataclass
@@ -60,9 +63,12 @@ class Session:
 
     Attributes:
         envs: this rank's environments; ``replay`` their live episodes' actions.
-        mode: whether shards are batched or looped over.
+        mode: whether shards are batched or looped over; ``rollout_mode`` while actions are sampled.
+        source: how gradients are reduced.
+        update: the update on an accelerator; None where the host takes its decisions.
         restarted: environments that this resume couldn't restore exactly; ``restarted_before`` those of earlier ones.
         wall_time_before: seconds of training before this resume.
+        env_config: the config's with a settled number of workers; ``workers_note`` says which, where it was chosen.
     """
 
     config: Config
@@ -74,11 +80,15 @@ class Session:
     replay: ReplayLog
     state: TrainState
     mode: Mode
+    rollout_mode: Mode
     collector: Collector
     source: GradientSource
+    update: AcceleratedUpdate | None = None
     restarted: list[int] = field(default_factory=list)
     restarted_before: list[int] = field(default_factory=list)
     wall_time_before: float = 0.0
+    env_config: EnvConfig | None = None
+    workers_note: str | None = None
     _eval_envs: HostEnvs | None = None
 
     @property
@@ -89,7 +99,7 @@ class Session:
     def eval_envs(self) -> HostEnvs:
         """Returns the environments of evaluations, made at the first one: an equal number for each local shard."""
         if self._eval_envs is None:
-            self._eval_envs = make_eval_envs(self.config, self.description, self.plan)
+            self._eval_envs = make_eval_envs(self.config, self.description, self.plan, self.env_config)
         return self._eval_envs
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -120,10 +130,16 @@ class Session:
             "engine": "torch",
             "world_size": self.topology.world_size,
             "collectives": self.communicator.transport,
-            "shards_on_a_rank": self.mode,
+            "shards_on_a_rank": self.shards_on_a_rank,
             "sums": self.communicator.sums or "none",
             **machine_facts(self.state.parameters.flat.device),
         }
+
+    @property
+    def shards_on_a_rank(self) -> str:
+        """Says in words whether a rank's shards are batched or looped over."""
+        same = self.rollout_mode == self.mode
+        return self.mode if same else f"{self.mode}, {self.rollout_mode} in rollouts"
 
     @property
     def rollout(self) -> Rollout:
@@ -150,14 +166,17 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
     """
     device = set_up_torch(config, topology)
     plan = ShardPlan(config.envs, config.shards, topology.world_size, topology.rank)
-    communicator = Communicator(topology, plan, device, uses_nccl(config))
+    communicator = Communicator(topology, plan, device, own_backend(config))
+    communicator.waits = config.log.timing
     communicator.join(config)
     check_ranks_alike(communicator, config)
     communicator.share_memory(config)
     checkpoint = agreed_beginning(checkpoint, topology.rank, communicator.gather_json, communicator.broadcast_bytes)
     description = describe(config.env)
+    settled = settle_workers(config.env, description, plan.local_num_envs, topology, communicator.gather_json)
+    env_config, workers_note = settled
     envs = make_envs(
-        config.env,
+        env_config,
         description,
         config.seed,
         plan.env_ids,
@@ -165,10 +184,13 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
         group_size=config.group_size,
         device=config.device,
         shard_size=plan.envs_per_shard,
+        in_parts=config.reduction == "exact",
     )
     state = init_state(config, description, plan, device)
     set_reference(state, config)
     mode = choose_mode(state, config, communicator)
+    rollout_mode = choose_rollout_mode(state, config, communicator, mode)
+    source = choose_source(state, config, communicator, mode)
     session = Session(
         config=config,
         topology=topology,
@@ -179,8 +201,12 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
         replay=ReplayLog(plan.local_num_envs, config.checkpoint.replay_limit),
         state=state,
         mode=mode,
-        collector=make_collector(config, plan, state, envs, mode),
-        source=choose_source(state, config, communicator, mode),
+        rollout_mode=rollout_mode,
+        collector=make_collector(config, plan, state, envs, rollout_mode),
+        source=source,
+        update=make_update(state, config, plan, source),
+        env_config=env_config,
+        workers_note=workers_note,
     )
     if checkpoint is None:
         begin(session)
@@ -189,11 +215,20 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
     return session
 
 
+def make_update(state: TrainState, config: Config, plan: ShardPlan, source: GradientSource) -> AcceleratedUpdate | None:
+    """Makes the update on an accelerator, where its decisions can be taken there: not with FSDP, nor local steps."""
+    if config.device == "cpu" or config.fsdp or config.sync_period > 1:
+        return None
+    return AcceleratedUpdate(state, config, plan, source, graphed=uses_graphs(config, plan.world_size))
+
+
 def make_collector(config: Config, plan: ShardPlan, state: TrainState, envs: HostEnvs, mode: Mode) -> Collector:
     """Chooses where a rollout is collected: on the device if the environments are there, else on the host."""
     actor = state.policy.actor(plan, mode)
     if isinstance(envs, TensorEnvs):
         return TensorCollector(config, plan, state, envs, actor)
+    if config.device != "cpu":
+        return StagedCollector(config, plan, state, envs, actor)
     return HostCollector(config, plan, state, envs, actor)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from lockstep.config.run import Config
 from lockstep.core.episodes import EpisodeCounter, RecentEpisodes
@@ -25,8 +26,10 @@ from lockstep.torch_engine.nets.functions import PolicyFunctions
 from lockstep.torch_engine.nets.nets import PolicyNet
 from lockstep.torch_engine.nets.parameters import MOMENTS, FlatParameters, Optimizer, WholeAdam, fused_adam
 from lockstep.torch_engine.plain.adam import host_adam
-from lockstep.torch_engine.plain.functions import PlainFunctions
+from lockstep.torch_engine.plain.functions import PlainFunctions, RecurrentFunctions
 from lockstep.torch_engine.plain.policy import derivable
+from lockstep.torch_engine.plain.recurrent import derivable_recurrent
+from lockstep.torch_engine.setup import accelerator
 
 POLICY, OPTIMIZER, NORMALIZERS = "policy/", "optimizer/", "normalizers/"
 
@@ -43,7 +46,8 @@ class TrainState:
         counter: live episodes' returns and lengths, local environments.
         learning_rate: as the adaptive schedule left it.
         recent: the last hundred episodes.
-        recurrent_state: what a recurrent policy carries from step to step, float32 ``[E, size]``, or None.
+        recurrent_state: what a recurrent policy carries from step to step, float32 ``[E, size]``, or None; on an
+            accelerator it lies there between iterations.
         reference: GRPO's reference policy, or None.
     """
 
@@ -56,7 +60,7 @@ class TrainState:
     counter: EpisodeCounter
     learning_rate: float
     recent: RecentEpisodes = field(default_factory=RecentEpisodes)
-    recurrent_state: np.ndarray | None = None
+    recurrent_state: np.ndarray | Tensor | None = None
     reference: AutogradFunctions | None = None
     iteration: int = 0
     global_step: int = 0
@@ -87,7 +91,7 @@ def check_networks(config: Config, description: EnvDescription) -> PolicyNet:
     """Makes the networks that a config asks for, if they and all that goes with them can be had here.
 
     Raises:
-        ValueError: networks or normalisers don't fit the spaces, or nothing can compile them; one line.
+        ValueError: networks or normalisers don't fit the spaces, or nothing can compile or capture them; one line.
     """
     net = make_net(config, description.observation, description.action)
     if config.normalize.observations and not net.observation.vector_size:
@@ -95,6 +99,8 @@ def check_networks(config: Config, description: EnvDescription) -> PolicyNet:
             f"normalize.observations: {description.id} observes no numbers (images are scaled to 0 … 1 and indices "
             "become one-hot vectors anyway); leave it out"
         )
+    if config.cuda_graphs is True:
+        accelerator.check_accelerator(config.device, 1, graphs=True)
     compilers = (os.environ.get("CXX", "g++"), "clang++")
     if config.compile and config.device == "cpu" and not any(shutil.which(name) for name in compilers):
         raise ValueError(
@@ -134,18 +140,24 @@ def init_state(config: Config, description: EnvDescription, plan: ShardPlan, dev
 
 
 def make_policy(config: Config, net: PolicyNet, parameters: FlatParameters) -> tuple[PolicyFunctions, Optimizer]:
-    """Chooses who computes: NumPy for plain policies in float32 on a CPU, else PyTorch."""
-    if config.device != "cpu" or config.precision != "fp32" or not derivable(net) or config.fsdp or config.compile:
-        rule = partial(fused_adam, options=optimizer_options(config))
-        return AutogradFunctions(net, parameters, config), WholeAdam(parameters, rule)
-    rule = partial(host_adam, betas=config.ppo.adam_betas, epsilon=config.ppo.adam_eps)
-    return PlainFunctions(net, parameters), WholeAdam(parameters, rule)
+    """Chooses who computes: NumPy for plain and recurrent policies in float32 on a CPU, else PyTorch."""
+    by_hand = config.device == "cpu" and config.precision == "fp32" and not config.fsdp and not config.compile
+    if by_hand and derivable(net):
+        rule = partial(host_adam, betas=config.ppo.adam_betas, epsilon=config.ppo.adam_eps)
+        return PlainFunctions(net, parameters), WholeAdam(parameters, rule)
+    rule = partial(fused_adam, options=optimizer_options(config))
+    if by_hand and derivable_recurrent(net):
+        return RecurrentFunctions(net, parameters), WholeAdam(parameters, rule)
+    return AutogradFunctions(net, parameters, config), WholeAdam(parameters, rule)
 
 
 def carried(state: TrainState) -> dict[str, np.ndarray]:
     """Names what each local environment carries from step to step besides its own state, arrays ``[E, …]``."""
     out = {} if state.return_normalizer is None else {"discounted": state.return_normalizer.running}
-    return out if state.recurrent_state is None else out | {"carry": state.recurrent_state}
+    carry = state.recurrent_state
+    if carry is None:
+        return out
+    return out | {"carry": carry.cpu().numpy() if isinstance(carry, Tensor) else carry}
 
 
 def gather_parameters(state: TrainState) -> None:

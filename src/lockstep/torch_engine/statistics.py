@@ -15,6 +15,7 @@ from lockstep.core.normalizers import merge_shards, shard_moments
 from lockstep.core.shards import ShardPlan
 from lockstep.torch_engine.advantages import counted_moments, merge_counts
 from lockstep.torch_engine.batch import Batch
+from lockstep.torch_engine.nets.memory import on_host
 from lockstep.torch_engine.rollout import Rollout
 from lockstep.torch_engine.setup.clock import Laps, RankTimes
 from lockstep.torch_engine.state import TrainState
@@ -29,7 +30,8 @@ class Shared:
 
     Attributes:
         advantage_moments: float64 ``[num_shards, num_epochs, num_minibatches, 3]``, count, mean and M2.
-        fit: float64 ``[num_shards, 2, 2]``, mean and M2 of returns and of returns minus values.
+        fit: float64 ``[num_shards, 2, 2]``, mean and M2 of returns and of returns minus values; of an accelerator it is
+            on the host once the update was read.
         observations: float64 ``[num_shards, 2, size]``, mean and M2, or empty.
         returns: float64 ``[num_shards, 2, 1]`` of discounted returns, or empty.
         episodes: most episodes that ended in one shard.
@@ -72,7 +74,9 @@ def _shard_columns(array: np.ndarray, plan: ShardPlan) -> list[np.ndarray]:
 def normalizer_moments(state: TrainState, rollout: Rollout, plan: ShardPlan) -> np.ndarray:
     """Computes mean and M2 of observations and discounted returns by shard: float64 ``[k, 2·size + 2]``."""
     parts = [np.zeros((plan.local_num_shards, 0))]
-    if state.observation_normalizer is not None:
+    if state.observation_normalizer is not None and rollout.moments is not None:
+        parts.append(rollout.moments)
+    elif state.observation_normalizer is not None:
         layout = state.net.observation
         vectors = layout.floats(rollout.raw_rows())[..., : layout.vector_size]
         parts.append(np.stack([shard_moments(x).ravel() for x in _counting_columns(vectors, rollout, plan)]))
@@ -92,7 +96,7 @@ def split_normalizer_moments(state: TrainState, rows: np.ndarray) -> tuple[np.nd
 def fit_moments(batch: Batch) -> Tensor:
     """Computes mean and M2 of returns and of returns minus values by shard: float64 ``[k, 2, 2]``; 0: no critic."""
     if batch.returns is None or batch.values is None:
-        return torch.zeros((len(batch.advantages), 2, 2), dtype=torch.float64)
+        return torch.zeros((len(batch.advantages), 2, 2), dtype=torch.float64, device=batch.advantages.device)
     per_shard = []
     for shard, (returns, values) in enumerate(zip(batch.returns.flatten(1), batch.values.flatten(1), strict=True)):
         valid = None if batch.valid is None else batch.valid[shard].flatten()
@@ -111,23 +115,25 @@ def share(
     plan: ShardPlan,
     communicator: Communicator,
 ) -> Shared:
-    """Gathers every shard's statistics and this rank's stop code, once, in shard order; moments: of local shards."""
+    """Gathers every shard's statistics and this rank's stop code, once, in shard order; moments: of local shards.
+
+    What was computed on an accelerator stays there, and is gathered for itself.
+    """
     k, rows = plan.local_num_shards, plan.envs_per_shard
     shard_of = (finished[:, 1].astype(np.int64) // rows) - plan.shards.start
     counts = np.bincount(shard_of, minlength=k).astype(np.float64)
     stated = np.full(k, float(bool(rollout.stated)))
     flags = np.stack([counts, np.full(k, float(stop)), sample_counts(rollout, plan), stated], 1)
     normal = normalizer_moments(state, rollout, plan)
-    fit = fit_moments(batch).cpu().reshape(k, -1)
-    local = torch.cat(
-        [advantage_moments.cpu().reshape(k, -1), fit, torch.from_numpy(np.concatenate([flags, normal], 1))], 1
-    )
-    rows_of_all = communicator.gather_shards(local)
-    widths = [advantage_moments[0].numel(), fit.shape[1], flags.shape[1], normal.shape[1]]
-    adv, fits, flag, norm = torch.split(rows_of_all, widths, 1)
+    fit = fit_moments(batch).reshape(k, -1)
+    computed = torch.cat([advantage_moments.reshape(k, -1), fit], 1)
+    known = torch.from_numpy(np.concatenate([flags, normal], 1))
+    computed, known = _gathered(computed, known, communicator)
+    adv, fits = torch.split(computed, [advantage_moments[0].numel(), fit.shape[1]], 1)
+    flag, norm = torch.split(known, [flags.shape[1], normal.shape[1]], 1)
     observations, returns = split_normalizer_moments(state, norm.numpy())
     return Shared(
-        advantage_moments=adv.reshape(-1, *advantage_moments.shape[1:]).to(advantage_moments.device),
+        advantage_moments=adv.reshape(-1, *advantage_moments.shape[1:]),
         fit=fits.reshape(-1, 2, 2),
         observations=observations,
         returns=returns,
@@ -136,6 +142,15 @@ def share(
         samples=flag[:, 2].numpy().astype(np.int64),
         stated=bool(flag[:, 3].any()),
     )
+
+
+def _gathered(computed: Tensor, known: Tensor, communicator: Communicator) -> tuple[Tensor, Tensor]:
+    """Gathers what was computed where the policy is, and what the host knows, ``[local shards, …]`` each, once."""
+    if not on_host(computed.device):
+        return communicator.gather_shards(computed), communicator.gather_shards(known)
+    together = communicator.gather_shards(torch.cat([computed, known], 1))
+    first, second = torch.split(together, [computed.shape[1], known.shape[1]], 1)
+    return first, second
 
 
 def explained_variance(fit: Tensor, count: int | np.ndarray) -> float | None:

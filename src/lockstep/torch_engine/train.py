@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from lockstep.core.life import Part, life
 from lockstep.core.topology import Topology
 from lockstep.runs.checkpoint import Checkpoint
 from lockstep.runs.directory import RunDirectory
+from lockstep.torch_engine.accelerated.update import AwaitedUpdate
 from lockstep.torch_engine.announcement import start_lines
 from lockstep.torch_engine.batch import Batch, make_batch
 from lockstep.torch_engine.distributed.process_group import close_process_group
@@ -54,21 +56,43 @@ class Trainer:
         self.state = session.state
         self.plan = session.plan
         self.communicator = session.communicator
-        self.clock = Clock(session.communicator, watch_memory=session.config.log.timing)
+        self.clock = Clock(session.communicator, thorough=session.config.log.timing)
+        self.held: Callable[[], Record] | None = None
 
     def loop(self) -> int:
         """Iterates until the end, a limit, or a signal; returns the stop code."""
         stop = self.reached()
         self.clock.begin()
         while stop == RUNNING:
-            record, asked = self.iterate()
-            record |= self.evaluate()
-            self.recorder.log(record)
-            self.prove()
-            stop = self.reached() or stops(asked) or self.answered()
-            self.recorder.save_checkpoint(asked=asked)
+            asked = self.iterate()
+            if self.session.update is None or self.due(asked):
+                stop = self.meet(asked)
             self.clock.lap("other")
         return stop
+
+    def meet(self, asked: int) -> int:
+        """Logs the iteration, and does what is due after it; returns the stop code."""
+        record = self.take()
+        record |= self.evaluate()
+        self.recorder.log(record)
+        self.prove()
+        stop = self.reached() or stops(asked) or self.answered()
+        self.recorder.save_checkpoint(asked=asked)
+        return stop
+
+    def due(self, asked: int) -> bool:
+        """Tells whether something waits for this iteration; else an accelerator's is read while the next one runs."""
+        return self.reached() != RUNNING or asked != RUNNING or self.recorder.needs_state()
+
+    def take(self) -> Record:
+        """Returns the metrics record of the iteration that was not logged yet.
+
+        Raises:
+            NonFiniteError: its loss or gradient was not finite; on all ranks.
+        """
+        assert self.held is not None
+        finish, self.held = self.held, None
+        return finish()
 
     def reached(self) -> int:
         """Returns the code of the limit in steps that is reached, or ``RUNNING``."""
@@ -79,16 +103,19 @@ class Trainer:
         audience = self.recorder.audience
         return max(self.communicator.gather_json(audience.answer.code)) if audience.waits else RUNNING
 
-    def iterate(self) -> tuple[Record, int]:
-        """Trains for one iteration; returns its metrics record and the highest code that any rank asks for."""
+    def iterate(self) -> int:
+        """Trains for one iteration, whose record is held; returns the highest code that any rank asks for."""
         finished = self.collect()
+        if self.held is not None:  # of an accelerator's last iteration, which is over by now
+            self.recorder.log(self.take())
         batch = self.estimate()
         indices = minibatch_indices(self.config, self.plan, self.state.iteration)
         shared, statistics = self.share(batch, indices, finished)
-        result = self.update(batch, indices, statistics)
+        result = self.update(batch, indices, statistics, shared)
         self.advance(shared)
         times = self.gather_episodes(finished, shared)
-        return self.metrics(result, shared, times), shared.stop
+        self.held = self.metrics(result, shared, times)
+        return shared.stop
 
     def collect(self) -> np.ndarray:
         """Fills the session's rollout; returns the episodes that ended here, see :func:`.groups.finished_episodes`."""
@@ -116,10 +143,14 @@ class Trainer:
         shared = share(self.state, self.session.rollout, batch, local, finished, asked, self.plan, self.communicator)
         return shared, minibatch_statistics(self.config, local, shared.advantage_moments)
 
-    def update(self, batch: Batch, indices: np.ndarray, statistics: MinibatchStatistics) -> UpdateResult:
+    def update(
+        self, batch: Batch, indices: np.ndarray, statistics: MinibatchStatistics, shared: Shared
+    ) -> UpdateResult | AwaitedUpdate:
         """Takes the optimiser steps, each combined over the ranks or only every ``sync_period`` of them."""
         state, config, plan, source = self.state, self.config, self.plan, self.session.source
         life.begin(Part.UPDATE)
+        if self.session.update is not None:
+            return self.session.update(batch, indices, statistics, shared)
         if config.sync_period == 1:
             return update(state, batch, indices, statistics, config, plan, source)
         return update_periodically(state, batch, indices, statistics, config, plan, source, self.communicator)
@@ -141,14 +172,18 @@ class Trainer:
             self.recorder.timing.log(times.by_rank(self.state.iteration, self.config.steps_per_iteration))
         return times
 
-    def metrics(self, result: UpdateResult, shared: Shared, times: RankTimes) -> Record:
-        """Returns the metrics record of the iteration."""
+    def metrics(self, result: UpdateResult | AwaitedUpdate, shared: Shared, times: RankTimes) -> Callable[[], Record]:
+        """Returns what makes the metrics record of the iteration, once the update is over."""
         state = self.state
-        record = episode_metrics(state.iteration, state.global_step, state.recent)
-        record |= result.metrics(self.config, state.learning_rate)
-        if state.net.critic:
-            record["train/explained_variance"] = explained_variance(shared.fit, shared.samples)
-        return record | times.metrics(self.config.steps_per_iteration)
+        episodes = episode_metrics(state.iteration, state.global_step, state.recent)
+
+        def record() -> Record:
+            out = episodes | result.result().metrics(self.config, state.learning_rate)
+            if state.net.critic:
+                out["train/explained_variance"] = explained_variance(shared.fit, shared.samples)
+            return out | times.metrics(self.config.steps_per_iteration)
+
+        return record
 
     def evaluate(self) -> Record:
         """Evaluates the policy if that is due; returns ``eval/…`` of the record."""

@@ -41,6 +41,10 @@ class UpdateResult:
     steps: int = 0
     stopped_by_kl: bool = False
 
+    def result(self) -> UpdateResult:
+        """Returns itself: there is nothing to wait for."""
+        return self
+
     def metrics(self, config: Config, learning_rate: float) -> Record:
         """Returns ``train/…`` of the metrics record, means over the minibatches."""
         return update_metrics(
@@ -75,7 +79,7 @@ def decide(state: TrainState, result: UpdateResult, config: Config, kl: float) -
 
 def clip_and_step(state: TrainState, gradient: Gradient, max_norm: float | None, learning_rate: float) -> None:
     """Clips a reduced gradient, whose memory is used up, by its global norm (None: not), and applies it."""
-    vector, norm = gradient.vector, gradient.norm
+    vector, norm = gradient.vector, float(gradient.norm)
     if max_norm is not None and norm + CLIP_EPSILON > max_norm:
         vector *= max_norm / (norm + CLIP_EPSILON)
     state.optimizer_steps += 1
@@ -102,8 +106,8 @@ def update(
     for epoch in range(ppo.num_epochs):
         for number, columns in enumerate(epoch_minibatches(state, batch, indices, statistics, epoch, config, plan)):
             gradient = source(columns, int(statistics.counts[epoch, number]))
-            terms = gradient.terms.double().cpu().numpy()
-            if not (math.isfinite(gradient.norm) and np.isfinite(terms).all()):
+            terms, norm = gradient.terms.double().cpu().numpy(), float(gradient.norm)
+            if not (math.isfinite(norm) and np.isfinite(terms).all()):
                 where = f"epoch {epoch + 1}, minibatch {number + 1}"
                 raise non_finite(state.iteration + 1, where, names, terms)
             result.terms += terms
@@ -112,7 +116,7 @@ def update(
             if result.stopped_by_kl:
                 return result
             clip_and_step(state, gradient, ppo.max_grad_norm, state.learning_rate)
-            result.grad_norm += gradient.norm
+            result.grad_norm += norm
             result.steps += 1
             life.progressed()
     return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ COMMAND_VARIABLE = "LOCKSTEP_COMMAND"
 OBSERVERS = "observe:"
 """Before it: nobody is waited for."""
 CHUNK = 1 << 16
+LOOK_SECONDS = 1.0
+"""After which a rank that waits for them shows that it isn't the one that hangs."""
 
 
 @dataclass(frozen=True)
@@ -58,16 +61,25 @@ class Audience:
         if self._connection is None:
             return self.answer
         try:
-            self._connection.sendall(json.dumps(dict(record)).encode() + b"\n")
+            self._send(json.dumps(dict(record)).encode() + b"\n")
             if self.waits:
                 self.answer = self._wait()
         except OSError:
             self._drop()
         return self.answer
 
+    def _send(self, content: bytes) -> None:
+        """Hands over a line, and waits for room where those who observe are far behind."""
+        assert self._connection is not None
+        while content:
+            if select.select([], [self._connection], [], LOOK_SECONDS)[1]:
+                content = content[self._connection.send(content, socket.MSG_DONTWAIT) :]
+            else:
+                life.progressed()
+
     def _wait(self) -> Answer:
         assert self._connection is not None
-        self._connection.settimeout(1.0)
+        self._connection.settimeout(LOOK_SECONDS)
         while True:
             try:
                 chunk = self._connection.recv(CHUNK)

@@ -19,7 +19,8 @@ class LossSettings:
     Attributes:
         clip_range: of the probability ratio.
         value_clip_range: of values around those before the update; None: none.
-        count: valid samples of the global minibatch, by which sums are divided: an int, or a scalar that is traced.
+        count: valid samples of the global minibatch, by which sums are divided: an int, or a scalar that is traced or
+            on a device.
         kl_coef: weight of the divergence from GRPO's reference policy.
     """
 
@@ -35,9 +36,9 @@ class LossSettings:
         """Names of the loss terms, in order."""
         return (*TERMS, REFERENCE_KL) if self.kl_coef else TERMS
 
-    def counting(self, count: int) -> LossSettings:
-        """Returns the same coefficients with another count."""
-        return self if count == self.count else replace(self, count=count)
+    def counting(self, count: Any) -> LossSettings:
+        """Returns the same coefficients with another count, at which nothing looks if it is a tensor's."""
+        return self if isinstance(count, int) and count == self.count else replace(self, count=count)
 
 
 def loss_settings(config: Config, count: Any = None) -> LossSettings:

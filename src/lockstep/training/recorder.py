@@ -105,6 +105,13 @@ class Recorder:
         """Tells whether the policy is to be evaluated now."""
         return evaluation_due(self.config, self.counted.iteration)
 
+    def needs_state(self) -> bool:
+        """Tells whether something after this iteration needs the state as it leaves it, or waits for its record."""
+        config, iteration = self.config, self.counted.iteration
+        intervals = (config.checkpoint.interval, config.proof.interval)
+        due = any(comes_due(interval, iteration) for interval in intervals) or self.evaluation_due()
+        return due or self.audience.waits or self.fingerprints is not None
+
     def evaluated(self, episodes: np.ndarray, policy: Callable[[], Policy]) -> Record:
         """Takes an evaluation in: as the score, as a video if one is wanted, and as ``eval/…`` of the record.
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from lockstep.config.run import Config
+from lockstep.config.run import Config, EnvConfig
 from lockstep.core.episodes import RecentEpisodes
 from lockstep.core.process import fail_now
 from lockstep.core.shards import ShardPlan
@@ -124,15 +124,18 @@ def gather_shards(
     return gathered
 
 
-def make_eval_envs(config: Config, description: EnvDescription, plan: ShardPlan) -> HostEnvs:
+def make_eval_envs(
+    config: Config, description: EnvDescription, plan: ShardPlan, env_config: EnvConfig | None = None
+) -> HostEnvs:
     """Makes the environments of evaluations: for each local shard as many, so that all batches have one shape.
 
-    The episodes asked for are rounded up to a multiple of the shards.
+    The episodes asked for are rounded up to a multiple of the shards. ``env_config`` is that of the config with a
+    settled number of workers; None: the config's.
     """
     each = -(-config.eval.episodes // config.shards)
     ids = [env_id for shard in plan.shards for env_id in range(shard * each, (shard + 1) * each)]
     where = {"device": config.device, "shard_size": each}
-    return make_envs(config.env, description, config.seed, ids, fail_now, "eval", **where)
+    return make_envs(env_config or config.env, description, config.seed, ids, fail_now, "eval", **where)
 
 
 def policy_of(config: Config, description: EnvDescription, arrays: dict[str, np.ndarray], global_step: int) -> Policy:

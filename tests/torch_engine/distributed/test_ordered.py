@@ -139,3 +139,21 @@ def test_what_all_ranks_send_is_what_all_receive_of_a_sum_by_slices():
 def test_two_ranks_exchange_what_they_hold():
     assert traffic(tree_of(8, 2), 1, MEGABYTES) == Traffic(MEGABYTES, MEGABYTES)
     assert traffic(tree_of(7, 2), 0, MEGABYTES) == traffic(tree_of(7, 2), 1, MEGABYTES)[::-1]
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 5, 8])
+def test_much_is_summed_by_parts_to_the_same_bits_where_it_lies(monkeypatch, shards):
+    monkeypatch.setattr(ordered, "CACHED_ELEMENTS", 16)
+    for ranks in range(1, shards + 1):
+        tree, x = tree_of(shards, ranks), spread(shards, 50)
+        nodes = []
+        for rank, owned in enumerate(tree.owned):
+            own = x[list(owned)]
+            nodes.append(own_nodes(own, tree, rank))
+            if len(tree.nodes[rank]) == 1:
+                assert nodes[-1].data_ptr() == own.data_ptr()
+        assert torch.equal(finished(list(torch.cat(nodes)), tree), tree_sum(x))
+    little = spread(shards, 16)
+    before = little.clone()
+    own_nodes(little, tree_of(shards, 1), 0)
+    assert torch.equal(little, before)

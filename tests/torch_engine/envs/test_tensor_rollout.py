@@ -59,7 +59,7 @@ def test_nothing_goes_through_the_host_while_steps_are_taken(monkeypatch):
     before: list[int] = []
     to_host = TensorRollout.to_host
     monkeypatch.setattr(
-        TensorRollout, "to_host", lambda self, normalize: (before.append(len(calls)), to_host(self, normalize))[1]
+        TensorRollout, "to_host", lambda self, *words: (before.append(len(calls)), to_host(self, *words))[1]
     )
     noise = tensor_rollout.device_noise(session.config, session.plan, session.state.net, 0, torch.device("cpu"))
     actor = session.state.policy.actor(session.plan, session.mode)

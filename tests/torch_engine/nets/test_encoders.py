@@ -10,8 +10,8 @@ from small_runs import actions_of, alone, described, random_parameters, seeded, 
 from torch import nn
 
 from lockstep.core.spaces import ObservationLayout, observation_layout
-from lockstep.torch_engine.nets import nets
-from lockstep.torch_engine.nets.encoders import ImageEncoder, action_mask, encode, encoder_name, image
+from lockstep.torch_engine.nets import autograd, encoders, nets
+from lockstep.torch_engine.nets.encoders import ImageEncoder, action_mask, encode, encoder_name, image, images_of
 from lockstep.torch_engine.nets.nets import PolicyNet
 from lockstep.torch_engine.setup.choose_mode import choose_mode
 
@@ -184,3 +184,64 @@ def test_gradients_of_convolutions_are_taken_shard_by_shard():
     assert choose_mode(small_state(config, description), config, alone(config)) == "loop"
     discrete = replace(described(actions=2), observation=observation_layout(Discrete(4)))
     assert choose_mode(small_state(config, discrete), config, alone(config)) == "batched"
+
+
+def image_state(shared: bool, **image):
+    config = small_config(num_steps=6, network={"hidden_sizes": (8,), "shared": shared, "image": image})
+    layout = observation_layout(Dict({"eye": picture(6, 5, 3), "speed": SPEED}))
+    return small_state(config, replace(described(actions=2), observation=layout)), layout
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_rollout_of_images_is_evaluated_some_at_a_time(monkeypatch, shared):
+    state, layout = image_state(shared, width=0.25)
+    rows = rows_of(Dict({"eye": picture(6, 5, 3), "speed": SPEED}), layout, 14).view(2, 7, -1)
+    actions = torch.tensor([[0, 1, 1, 0, 1, 0]] * 2)
+    seen: list[int] = []
+    right = nets.actor_critic
+
+    def watched(net, weights, observations):
+        seen.append(observations.shape[1])
+        return right(net, weights, observations)
+
+    monkeypatch.setattr(nets, "actor_critic", watched)
+    with torch.no_grad():
+        whole = state.policy.evaluate(rows, actions)
+        monkeypatch.setattr(autograd, "IMAGES_AT_A_TIME", 4)
+        parts = state.policy.evaluate(rows, actions)
+    assert seen == [7, 2, 2, 2, 1]
+    for part, expected, count in zip(parts, whole, (6, 7), strict=True):
+        assert part.shape == (2, count)
+        torch.testing.assert_close(part, expected, rtol=1e-5, atol=1e-6)
+    assert whole[1].std() > 0
+
+
+@pytest.mark.parametrize("kind", ["simple", "impala", "residual"])
+def test_an_image_alone_has_the_features_that_it_has_among_others_and_with_gradients(kind):
+    state, layout = image_state(False, kind=kind, width=0.25)
+    rows = rows_of(Dict({"eye": picture(6, 5, 3), "speed": SPEED}), layout, 3)
+    weights, encoder = state.parameters.expanded(1), state.net.image
+    with torch.no_grad():
+        alone_, among = (encode(layout, encoder, weights, "actor", x) for x in (rows[:, 1:2], rows))
+        given = encode(layout, encoder, weights, "actor", rows, images_of(layout, rows))
+    with_gradients = encode(layout, encoder, weights, "actor", rows[:, 1:2])
+    assert alone_.shape == (1, 1, encoder.feature_size(layout))
+    assert torch.equal(given, among)
+    scale = float(among.abs().max())
+    for other in (among[:, 1:2], with_gradients):
+        torch.testing.assert_close(alone_, other, rtol=1e-4, atol=1e-5 * scale)
+    assert not torch.allclose(alone_, among[:, :1], atol=1e-3 * scale)
+
+
+def test_products_by_onednn_have_the_values_and_gradients_of_others(monkeypatch):
+    state, layout = image_state(False, width=0.5)
+    rows = rows_of(Dict({"eye": picture(6, 5, 3), "speed": SPEED}), layout, 9)
+    found = []
+    for available in (True, False):
+        monkeypatch.setattr(encoders, "ONEDNN", available)
+        weights = {name: w.requires_grad_() for name, w in nets.expand(state.parameters.views, 1).items()}
+        features = encode(layout, state.net.image, weights, "actor", rows)
+        mine = {name: w for name, w in weights.items() if name.startswith("actor.encoder")}
+        found.append((features, *torch.autograd.grad(features.square().sum(), list(mine.values()))))
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))

@@ -28,11 +28,12 @@ from lockstep.torch_engine.state import POLICY, TrainState, state_arrays
 
 MODULES = str(Path(__file__).parents[2] / "modules")
 LOW, FULL = torch.bfloat16, torch.float32
+BY_AUTOGRAD = {"activation": "silu"}
 NETS = {
     "tanh": {},
-    "silu": {"activation": "silu", "shared": True},
-    "LSTM": {"recurrent": "lstm", "recurrent_size": 8, "sequence_length": 4},
-    "GRU": {"recurrent": "gru", "recurrent_size": 8, "sequence_length": 4},
+    "silu": {**BY_AUTOGRAD, "shared": True},
+    "LSTM": {**BY_AUTOGRAD, "recurrent": "lstm", "recurrent_size": 8, "sequence_length": 4},
+    "GRU": {**BY_AUTOGRAD, "recurrent": "gru", "recurrent_size": 8, "sequence_length": 4},
 }
 
 

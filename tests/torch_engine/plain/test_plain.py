@@ -12,7 +12,8 @@ from small_runs import naive_gradient, policy_net, random_actions_of, random_par
 from lockstep import reference
 from lockstep.torch_engine.nets import activations, distributions, nets
 from lockstep.torch_engine.nets.nets import PolicyNet
-from lockstep.torch_engine.plain.policy import ACTIVATIONS, PlainPolicy, derivable
+from lockstep.torch_engine.plain.layers import ACTIVATIONS
+from lockstep.torch_engine.plain.policy import PlainPolicy, derivable
 from lockstep.training.losses import TERMS, LossSettings
 
 SETTINGS = LossSettings(clip_range=0.2, value_clip_range=None, entropy_coef=0.05, value_coef=0.5, count=24)

@@ -104,4 +104,4 @@ def test_peak_memory_stays_when_memory_is_given_back():
 
 def test_memory_is_read_only_where_it_is_asked_for(communicator):
     assert Clock(communicator).finish()[0].peak_memory_mb == 0.0
-    assert Clock(communicator, watch_memory=True).finish()[0].peak_memory_mb > 10.0
+    assert Clock(communicator, thorough=True).finish()[0].peak_memory_mb > 10.0

@@ -1,8 +1,11 @@
 """The self-check: what it passes, what it finds, and that the mode it leads to keeps a shard's bits."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from small_runs import (
     alone,
     described,
@@ -13,12 +16,14 @@ from small_runs import (
     small_state,
 )
 
+from lockstep.core.spaces import observation_layout
 from lockstep.core.tree import ranges
-from lockstep.torch_engine.nets import autograd, distributions, nets
+from lockstep.torch_engine.nets import autograd, distributions, encoders, nets
 from lockstep.torch_engine.nets.functions import shard_gradients
 from lockstep.torch_engine.nets.nets import PolicyNet
 from lockstep.torch_engine.nets.shards import by_shard
 from lockstep.torch_engine.plain.policy import PlainPolicy
+from lockstep.torch_engine.plain.recurrent import RecurrentPolicy
 from lockstep.torch_engine.setup import choose_mode
 from lockstep.torch_engine.setup.self_check import shard_invariant
 from lockstep.training.losses import LossSettings
@@ -200,17 +205,96 @@ def test_the_check_of_a_run_finds_what_mixes_shards(monkeypatch, activation, pla
 
 
 @pytest.mark.parametrize("core", ["lstm", "gru"])
-def test_the_check_of_a_run_finds_a_recurrent_core_that_mixes_shards(monkeypatch, core):
-    config = small_config(network={"recurrent": core, "recurrent_size": 16, "sequence_length": 2})
-    right = nets.recurrent.unroll
+@pytest.mark.parametrize(
+    ("activation", "place", "name"),
+    [
+        (NUMPY, RecurrentPolicy, "step"),
+        (NUMPY, RecurrentPolicy, "unroll"),
+        (NUMPY, RecurrentPolicy, "gradients"),
+        (AUTOGRAD, nets.recurrent, "unroll"),
+        (AUTOGRAD, nets, "unroll"),
+        (AUTOGRAD, autograd, "minibatch_loss"),
+    ],
+)
+def test_the_check_of_a_run_finds_a_recurrent_policy_that_mixes_shards(monkeypatch, core, activation, place, name):
+    network = {"recurrent": core, "recurrent_size": 16, "sequence_length": 2, "activation": activation}
+    config, right = small_config(network=network), getattr(place, name)
 
-    def mixed(*arguments):
-        hidden, carries = right(*arguments)
-        return hidden + len(hidden), carries
+    def mixed(*arguments, **options):
+        result = right(*arguments, **options)
+        first, *rest = result if isinstance(result, tuple) else (result,)
+        return (first * len(first), *rest) if rest else first * len(first)
 
     assert chosen(config) == "batched"
-    monkeypatch.setattr(nets.recurrent, "unroll", mixed)
+    monkeypatch.setattr(place, name, mixed)
     assert chosen(config) == "loop"
+
+
+PICTURE = spaces.Dict({"eye": spaces.Box(0, 255, (6, 5, 3), np.uint8), "speed": spaces.Box(-1, 1, (2,), np.float32)})
+
+
+def rollout_mode_of_images(rows=1, ranks_say=None, monkeypatch=None, **settings):
+    config = small_config(num_envs=8 * rows, num_shards=8, network={"hidden_sizes": (8,), **settings})
+    description = replace(described(actions=2), observation=observation_layout(PICTURE))
+    state, communicator = small_state(config, description), alone(config)
+    if ranks_say is not None and monkeypatch is not None:
+        monkeypatch.setattr(communicator, "gather_ranks", lambda x: torch.tensor(ranks_say).unsqueeze(1))
+    assert choose_mode.choose_mode(state, config, communicator) == "loop"
+    return choose_mode.choose_rollout_mode(state, config, communicator, "loop")
+
+
+IMAGE_NETS = {
+    "simple": {},
+    "shared impala": {"shared": True, "image": {"kind": "impala", "width": 0.25, "depth": 1}},
+    "residual, LSTM": {
+        "image": {"kind": "residual", "width": 0.25},
+        **{"recurrent": "lstm", "recurrent_size": 8, "sequence_length": 2},
+    },
+}
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("kind", IMAGE_NETS)
+def test_shards_of_images_are_batched_in_rollouts(kind, rows):
+    """What was measured; one image alone is the odd one, and goes through a network as two."""
+    assert rollout_mode_of_images(rows, **IMAGE_NETS[kind]) == "batched"
+
+
+@pytest.mark.parametrize("kind", IMAGE_NETS)
+def test_rollouts_of_images_loop_where_a_shard_would_depend_on_others(monkeypatch, kind):
+    right = encoders.convolve
+
+    def mixed(x, *arguments, **options):
+        return right(x, *arguments, **options) * (1 + 2.0**-20 * (len(x) > 1))
+
+    monkeypatch.setattr(encoders, "convolve", mixed)
+    assert rollout_mode_of_images(**IMAGE_NETS[kind]) == "loop"
+
+
+def test_an_image_alone_would_be_found_out(monkeypatch):
+    """The negative of what makes two of it: as it is, its numbers may be another kernel's, and here they are."""
+    right = encoders.convolve
+
+    def other_kernel_for_one(x, *arguments, **options):
+        return right(x, *arguments, **options) * (1 + 2.0**-20 * (x.shape[0] * x.shape[1] == 1))
+
+    monkeypatch.setattr(encoders, "convolve", other_kernel_for_one)
+    assert rollout_mode_of_images() == "batched"
+    monkeypatch.setattr(encoders, "_twice", lambda x: x)
+    assert rollout_mode_of_images() == "loop"
+
+
+def test_rollouts_of_images_loop_on_all_ranks_where_the_check_fails_on_one(monkeypatch):
+    assert rollout_mode_of_images(ranks_say=[True, False], monkeypatch=monkeypatch) == "loop"
+    assert rollout_mode_of_images(ranks_say=[True, True], monkeypatch=monkeypatch) == "batched"
+
+
+def test_other_networks_go_through_rollouts_as_through_the_rest(monkeypatch):
+    monkeypatch.setattr(choose_mode, "rollouts_invariant_here", lambda *_: pytest.fail("asked"))
+    config = small_config()
+    state = small_state(config, described())
+    for mode in ("loop", "batched"):
+        assert choose_mode.choose_rollout_mode(state, config, alone(config), mode) == mode
 
 
 def test_every_shard_count_is_checked_at_the_sizes_that_ranks_can_own():

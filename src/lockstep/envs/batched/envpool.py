@@ -58,7 +58,7 @@ def pool_spaces(config: EnvConfig) -> tuple[gymnasium.Space, gymnasium.Space, in
 
 def _make(module: Any, config: EnvConfig, count: int, seed: int) -> Any:
     limit = {} if config.max_episode_steps is None else {"max_episode_steps": config.max_episode_steps}
-    threads = {"num_threads": config.workers} if config.workers else {}
+    threads = {} if config.workers in (0, "auto") else {"num_threads": config.workers}
     settings = {**threads, **limit, **config.kwargs}
     return module.make(config.id, env_type="gymnasium", num_envs=count, seed=seed, **settings)
 
@@ -96,7 +96,7 @@ def _item(observation: Any, row: int) -> Any:
 
 
 class EnvPoolEnvs(HostEnvs):
-    """Pools of environments, one a shard, of ``config.workers`` threads (0: EnvPool's own choice)."""
+    """Pools of environments, one a shard, of ``config.workers`` threads (0, auto: EnvPool's own choice)."""
 
     replayed = False
     late_reset = True

@@ -4,66 +4,28 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
-from lockstep.envs.gymnasium.keyed import KeyedEnv
-from lockstep.envs.host_envs import Buffers, HostEnvs, Stated, WantedEnvs
+from lockstep.core.life import life
+from lockstep.envs.gymnasium.sweep import Sweep
+from lockstep.envs.host_envs import HostEnvs, WantedEnvs
 
-
-def reset_envs(envs: Sequence[KeyedEnv], buffers: Buffers, first: int, slot: int) -> None:
-    """Reset the environments whose rows begin at ``first``."""
-    for row, env in enumerate(envs, first):
-        buffers.stepping[slot] = row
-        buffers.observations[row] = env.reset(int(buffers.episodes[row]))
-    buffers.stepping[slot] = -1
-
-
-def step_envs(envs: Sequence[KeyedEnv], buffers: Buffers, first: int, slot: int) -> Stated:
-    """Step the environments whose rows begin at ``first``, resetting those that end; what those state."""
-    stated: Stated = {}
-    for row, env in enumerate(envs, first):
-        buffers.stepping[slot] = row
-        observation, reward, terminated, truncated = env.step(buffers.actions[row])
-        buffers.rewards[row] = reward
-        buffers.terminated[row] = terminated
-        buffers.truncated[row] = truncated
-        buffers.lost[row] = env.lost
-        buffers.successes[row] = env.success
-        buffers.scores[row] = env.score
-        if terminated or truncated:
-            if env.metrics:
-                stated[row] = env.metrics
-            buffers.final_observations[row] = observation
-            buffers.episodes[row] += 1
-            observation = env.reset(int(buffers.episodes[row]))
-        buffers.observations[row] = observation
-    buffers.stepping[slot] = -1
-    return stated
-
-
-def restore_env(
-    env: KeyedEnv, buffers: Buffers, row: int, actions: np.ndarray, hashes: np.ndarray, state: dict[str, np.ndarray]
-) -> bool:
-    """Restore one environment's live episode; restart it as the next one where that fails."""
-    if env.restore(int(buffers.episodes[row]), actions, hashes, buffers.observations[row], state):
-        return True
-    buffers.episodes[row] += 1
-    buffers.observations[row] = env.reset(int(buffers.episodes[row]))
-    return False
+_LOOK_SECONDS = 0.25
+"""At most between two looks: ranks that wait for this one learn from them that its environments go on."""
 
 
 class Watchdog:
     """Ends the process, by ``fail`` and a message, when an environment in it takes longer than ``limit`` seconds.
 
-    Every step and reset counts ``heartbeat`` up, int64 ``[1]``.
+    What ``sign`` returns changes with every step and reset; that it has changed counts as this process's progress.
     """
 
     def __init__(
-        self, limit: float, heartbeat: np.ndarray, message: Callable[[], str], fail: Callable[[str], None]
+        self, limit: float, sign: Callable[[], object], message: Callable[[], str], fail: Callable[[str], None]
     ) -> None:
-        self._limit, self._heartbeat, self._message, self._fail = limit, heartbeat, message, fail
+        self._limit, self._sign, self._message, self._fail = limit, sign, message, fail
         self._busy = False
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="environment-watchdog", daemon=True)
@@ -76,11 +38,14 @@ class Watchdog:
         self._busy = False
 
     def _watch(self) -> None:
-        seen, since = -1, time.monotonic()
-        while not self._closed.wait(min(1.0, self._limit / 4)):
-            beat = int(self._heartbeat[0])
-            if beat != seen or not self._busy:
-                seen, since = beat, time.monotonic()
+        seen, since = None, time.monotonic()
+        while not self._closed.wait(min(_LOOK_SECONDS, self._limit / 4)):
+            sign = self._sign()
+            if not self._busy:
+                seen, since = sign, time.monotonic()
+            elif sign != seen:
+                seen, since = sign, time.monotonic()
+                life.progressed()
             elif time.monotonic() - since > self._limit:
                 self._fail(self._message())
                 return
@@ -98,9 +63,12 @@ class InProcessEnvs(HostEnvs):
 
     def __init__(self, wanted: WantedEnvs, fail: Callable[[str], None]) -> None:
         super().__init__(wanted.description, wanted.env_ids)
-        self._limit, beats = wanted.config.timeout, self.buffers.heartbeats
-        self._envs = [KeyedEnv(wanted, row, beats) for row in range(self.num_envs)]
-        self._watchdog = Watchdog(self._limit, beats, self._hang, fail)
+        self._limit = wanted.config.timeout
+        self._sweep = Sweep(wanted, self.buffers, range(self.num_envs), 0)
+        self._watchdog = Watchdog(self._limit, self._sign, self._hang, fail)
+
+    def _sign(self) -> tuple[int, int]:
+        return int(self.buffers.heartbeats[0]), int(self.buffers.stepping[0])
 
     def _hang(self) -> str:
         row = int(self.buffers.stepping[0])
@@ -112,25 +80,23 @@ class InProcessEnvs(HostEnvs):
     def reset(self) -> None:
         """See :meth:`HostEnvs.reset`."""
         with self._watchdog:
-            reset_envs(self._envs, self.buffers, 0, 0)
+            self._sweep.reset()
 
     def step(self) -> None:
         """See :meth:`HostEnvs.step`."""
         with self._watchdog:
-            self.stated = step_envs(self._envs, self.buffers, 0, 0)
+            self.stated = self._sweep.step()
 
     def save_states(self) -> list[dict[str, np.ndarray] | None]:
         """See :meth:`HostEnvs.save_states`."""
-        return [env.save_state() for env in self._envs]
+        return self._sweep.save_states()
 
     def restore(self, env: int, actions: np.ndarray, hashes: np.ndarray, state: dict[str, np.ndarray]) -> bool:
         """See :meth:`HostEnvs.restore`."""
-        self.buffers.stepping[0] = env
         with self._watchdog:
-            return restore_env(self._envs[env], self.buffers, env, actions, hashes, state)
+            return self._sweep.restore(env, actions, hashes, state)
 
     def close(self) -> None:
         """See :meth:`HostEnvs.close`."""
         self._watchdog.close()
-        for env in self._envs:
-            env.close()
+        self._sweep.close()

@@ -7,7 +7,7 @@ import math
 import re
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from lockstep.core.errors import EnvironmentFailureError
 from lockstep.core.life import life
 from lockstep.core.spaces import MASK
 from lockstep.envs.gymnasium.make import make_environment
-from lockstep.envs.gymnasium.wrappers import LIFE_LOST, stateful
+from lockstep.envs.gymnasium.time_limit import without_time_limit
+from lockstep.envs.gymnasium.wrappers import stateful
 from lockstep.envs.host_envs import WantedEnvs
 from lockstep.envs.restore.replay import row_hashes
 
@@ -60,15 +61,6 @@ def takes_no_seed(where: str, error: BaseException) -> str | None:
         f"{found[1]}.reset() takes no seed; write def reset(self, *, seed=None, options=None), and begin it with "
         "super().reset(seed=seed)"
     )
-
-
-def as_number(reward: Any) -> float:
-    """A reward as a float; one that is no single number is a ``TypeError`` that shows it."""
-    try:
-        return float(reward.item()) if isinstance(reward, np.ndarray) else float(reward)
-    except (TypeError, ValueError):
-        shown = " ".join(repr(reward).split())[:80]
-        raise TypeError(f"the reward returned by step() must be a number, and is {shown}") from None
 
 
 def own_statistics(env: gymnasium.Env) -> str | None:
@@ -167,95 +159,117 @@ def outside(space: gymnasium.Space, observation: Any, name: str = "") -> str | N
     return f"{what} is {' '.join(str(observation).split())[:80]}, which isn't in {space}"
 
 
+def number(reward: Any) -> float:
+    """A reward as a float, also one that comes as an array of a single element; else a ``TypeError`` that shows it."""
+    try:
+        return float(reward.item()) if isinstance(reward, np.ndarray) else float(reward)
+    except (TypeError, ValueError):
+        shown = " ".join(repr(reward).split())[:80]
+        raise TypeError(f"the reward returned by step() must be a number, and is {shown}") from None
+
+
+class WatchedEnv:
+    """Steps the run's first environment, and warns once of what its spaces don't say, in its first steps and resets."""
+
+    def __init__(self, env: gymnasium.Env, space: gymnasium.Space, name: str) -> None:
+        self._env, self._space, self._name = env, space, name
+        self.left = WATCHED_STEPS
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, Any]:
+        """See ``gymnasium.Env.step``."""
+        observation, reward, terminated, truncated, info = self._env.step(action)
+        if self.left:
+            self.look(observation, reward)
+        return observation, reward, terminated, truncated, info
+
+    def look(self, observation: Any, reward: Any = 0.0) -> None:
+        """Looks at an observation and a reward."""
+        self.left -= 1
+        said = None
+        if np.ndim(np.asarray(reward)):
+            said = f"the reward returned by step() must be a number, and is an array of shape {np.shape(reward)}"
+        elif not self._space.contains(observation):
+            said = outside(self._space, observation)
+        if said is not None:
+            self.left = 0
+            print(f"lockstep: warning: {self._name}: {said}", file=sys.stderr, flush=True)
+
+
 class KeyedEnv:
     """A Gymnasium environment with keyed resets, observations as rows and bounded actions.
 
-    It is number ``row`` of those wanted. Each step and reset counts ``heartbeat`` up, int64 ``[1]``.
+    It is number ``row`` of those wanted.
 
     Attributes:
-        lost: whether the last step lost a life that ends an episode for the learner, while the game goes on.
-        success: whether the last step left the task solved, see :func:`stated_success`.
-        score: points of the episode so far, see :func:`stated_score`.
-        metrics: of the episode that the last step ended, see :func:`stated_metrics`.
+        limit: steps after which an episode is truncated, where its stepper counts them; None: the environment does.
+        elapsed: steps since the last reset that :meth:`step` took.
     """
 
-    def __init__(self, wanted: WantedEnvs, row: int, heartbeat: np.ndarray) -> None:
-        self._wanted, self._number, self._heartbeat = wanted, row, heartbeat
+    def __init__(self, wanted: WantedEnvs, row: int) -> None:
+        self._wanted, self._number = wanted, row
         self._description = wanted.description
         self._env = make_environment(wanted.config)
         life.progressed()
+        self._bare, self.limit = without_time_limit(self._env)
+        self._as_make_resets: dict[str, Any] = {} if self._bare is self._env else {"options": None}
         self._wrapped = stateful(wanted.config)
         self._all_allowed = np.ones(self._description.action.outputs, np.float32)
-        first = wanted.purpose == "reset" and wanted.env_ids[row] == 0
-        self._watched = WATCHED_STEPS if first else 0
-        if first and (said := own_statistics(self._env)):
-            self._warn(said)
-        self.lost = False
-        self.success = 0
-        self.score = math.nan
-        self.metrics: dict[str, float] = {}
+        self._watched: WatchedEnv | None = None
+        if wanted.purpose == "reset" and wanted.env_ids[row] == 0:
+            self._watched = WatchedEnv(self._bare, self._env.observation_space, self._description.id)
+            if (said := own_statistics(self._env)) is not None:
+                print(f"lockstep: warning: {self._description.id}: {said}", file=sys.stderr, flush=True)
+        self.elapsed = 0
 
-    def _failure(self, where: str, error: BaseException) -> EnvironmentFailureError:
+    @property
+    def watched(self) -> bool:
+        """Whether its observations are still compared with its space."""
+        return self._watched is not None and self._watched.left > 0
+
+    @property
+    def stepped(self) -> gymnasium.Env | WatchedEnv:
+        """What has the ``step`` of its environment."""
+        return self._watched if self._watched is not None and self._watched.left else self._bare
+
+    def failure(self, where: str, error: BaseException) -> EnvironmentFailureError:
+        """Puts what it raised into one line that names it."""
         name = f"environment {self._wanted.env_ids[self._number]} ({self._description.id})"
         said = wrong_number(self._env, where, error) or takes_no_seed(where, error)
         return EnvironmentFailureError(f"{name}: {said}") if said else environment_failure(name, where, error)
 
-    def _look(self, observation: Any, reward: Any = 0.0) -> None:
-        """Warns once, of the run's first environment alone, of what its spaces don't say."""
-        self._watched -= 1
-        said = None
-        if np.ndim(np.asarray(reward)):
-            said = f"the reward returned by step() must be a number, and is an array of shape {np.shape(reward)}"
-        elif not self._env.observation_space.contains(observation):
-            said = outside(self._env.observation_space, observation)
-        if said is not None:
-            self._watched = 0
-            self._warn(said)
-
-    def _warn(self, said: str) -> None:
-        print(f"lockstep: warning: {self._description.id}: {said}", file=sys.stderr, flush=True)
-
-    def reset(self, episode: int) -> np.ndarray:
-        """Start the k-th episode; the observation's row."""
-        self._heartbeat += 1
-        life.progressed()
+    def reset(self, episode: int, row: np.ndarray) -> None:
+        """Starts the k-th episode; writes its first observation into ``row`` ``[width]``."""
+        seed = self._wanted.episode_seed(self._number, episode)
         try:
-            observation, info = self._env.reset(seed=self._wanted.episode_seed(self._number, episode))
-            if self._watched:
-                self._look(observation)
-            return self._row(observation, info)
+            observation, info = self._bare.reset(seed=seed, **self._as_make_resets)
+            if self._watched is not None and self._watched.left:
+                self._watched.look(observation)
+            self.write(row, observation, info)
         except (Exception, SystemExit) as error:
-            raise self._failure("reset", error) from error
+            raise self.failure("reset", error) from error
+        self.elapsed = 0
 
-    def _row(self, observation: Any, info: dict[str, Any], ended: bool = False) -> np.ndarray:
-        """The row of an observation; nobody acts on the one that ends an episode, which needs no mask."""
+    def write(self, row: np.ndarray, observation: Any, info: Mapping[str, Any], ended: bool = False) -> None:
+        """Writes an observation into its row; nobody acts on the one that ends an episode, which needs no mask."""
         layout = self._description.observation
         masked = layout.mask is not None and not ended
         mask = stated_mask(self._env, info, self._description.mask_from) if masked else self._all_allowed
-        return layout.encode(observation, mask)
+        layout.encode_into(row, observation, mask)
 
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool]:
-        """Takes one row of actions, clipped to their bounds; the observation's row, reward, terminated, truncated."""
-        self._heartbeat += 1
-        life.progressed()
+    def step(self, action: np.ndarray, row: np.ndarray) -> tuple[float, bool]:
+        """Takes one row of actions, clipped to their bounds, and writes the observation; the reward, and if it ended.
+
+        For one environment by itself; many are stepped by :class:`lockstep.envs.gymnasium.sweep.Sweep`.
+        """
         try:
             native = self._description.action.native(action)
-            observation, reward, terminated, truncated, info = self._env.step(native)
-            if self._watched:
-                self._look(observation, reward)
-            self.lost = bool(info.get(LIFE_LOST))
-            self.success, self.score = stated_success(info), stated_score(info)
-            ended = bool(terminated or truncated)
-            self.metrics = stated_metrics(info) if ended else {}
-            row = self._row(observation, info, ended)
-            return (
-                row,
-                as_number(reward),
-                bool(terminated),
-                bool(truncated),
-            )
+            observation, reward, terminated, truncated, info = self.stepped.step(native)
+            self.elapsed += 1
+            ended = bool(terminated or truncated) or (self.limit is not None and self.elapsed >= self.limit)
+            self.write(row, observation, info, ended)
+            return number(reward), ended
         except (Exception, SystemExit) as error:
-            raise self._failure("step", error) from error
+            raise self.failure("step", error) from error
 
     @property
     def _hooks(self) -> Any:
@@ -272,27 +286,32 @@ class KeyedEnv:
         episode: int,
         actions: np.ndarray,
         hashes: np.ndarray,
-        observation: np.ndarray,
+        row: np.ndarray,
         state: dict[str, np.ndarray],
+        progressed: Callable[[], None],
     ) -> bool:
-        """Bring back the k-th episode: by its state hooks, else by replaying its actions and checking every step.
+        """Brings back the k-th episode: by its state hooks, else by replaying its actions and checking every step.
 
-        ``hashes``, uint64 ``[length]``, are of each step's observation and reward, ``observation`` is the row at the
-        end. False says that it isn't exactly back, and the environment is left as the check found it.
+        ``hashes``, uint64 ``[length]``, are of each step's observation and reward, ``row`` is the observation at the
+        end, and ``progressed`` is called after each step. False says that it isn't exactly back, and the environment is
+        left as the check found it.
         """
-        current = self.reset(episode)
+        current = np.zeros_like(row)
+        self.reset(episode, current)
         if state and self._hooks is not None:
             self._hooks.set_env_state(state)
             self._set_elapsed_steps(len(actions))
             return True
         for action, expected in zip(actions, hashes, strict=True):
-            current, reward, terminated, truncated = self.step(action)
-            if terminated or truncated or row_hashes(current[None], np.array([reward]))[0] != expected:
+            reward, ended = self.step(action, current)
+            progressed()
+            if ended or row_hashes(current[None], np.array([reward]))[0] != expected:
                 return False
-        return bool(np.array_equal(current, observation, equal_nan=True))
+        return bool(np.array_equal(current, row, equal_nan=True))
 
     def _set_elapsed_steps(self, steps: int) -> None:
-        env: gymnasium.Env | None = self._env
+        self.elapsed = steps
+        env = self._bare
         while isinstance(env, gymnasium.Wrapper):
             if isinstance(env, gymnasium.wrappers.TimeLimit):
                 env._elapsed_steps = steps

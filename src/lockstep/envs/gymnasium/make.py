@@ -16,6 +16,7 @@ from lockstep.config.presets import ATARI_ID, with_version
 from lockstep.config.run import EnvConfig
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 from lockstep.envs.description import stepped_as_arrays
+from lockstep.envs.gymnasium.atari import UNSEEN_PICTURES
 from lockstep.envs.gymnasium.handed import HANDED, handed_environment
 from lockstep.envs.gymnasium.minigrid import MINIGRID_ID, register_minigrid
 from lockstep.envs.gymnasium.wrappers import wrap
@@ -43,7 +44,7 @@ def make_environment(config: EnvConfig, **kwargs: Any) -> gymnasium.Env:
         register_minigrid(config.id)
     extra: dict[str, Any] = {} if config.max_episode_steps is None else {"max_episode_steps": config.max_episode_steps}
     if config.atari.enabled:
-        extra |= {"frameskip": 1}
+        extra |= {"frameskip": 1, **UNSEEN_PICTURES}
         extra |= {} if config.sticky_actions is None else {"repeat_action_probability": config.sticky_actions}
     try:
         what = spec_of(config.id)
@@ -82,13 +83,19 @@ def spec_of(env_id: str) -> str | EnvSpec:
     if not colon:
         return env_id
     if module == HANDED:
-        return EnvSpec(name, entry_point=handed_environment(env_id))
+        return _spec(name, handed_environment(env_id))
     if not name.isidentifier():
         return env_id
     found: Any = getattr(importlib.import_module(module), name, None)
     if found is None or not callable(found) or name in gymnasium.registry:
         return env_id
-    return EnvSpec(name, entry_point=cast(Any, found))
+    return _spec(name, found)
+
+
+def _spec(name: str, makes: Any) -> EnvSpec:
+    """The specification of a callable; a wrapper's class has no metadata to be looked at before it is made."""
+    looked_at = isinstance(getattr(makes, "metadata", {}), dict)
+    return EnvSpec(name, entry_point=cast(Any, makes if looked_at else functools.partial(makes)))
 
 
 def _unknown(env_id: str, error: Exception) -> str:

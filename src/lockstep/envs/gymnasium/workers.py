@@ -5,13 +5,14 @@ from __future__ import annotations
 import atexit
 import contextlib
 import multiprocessing
-import multiprocessing.connection
 import os
+import select
 import signal
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,8 @@ import numpy as np
 from lockstep.core.errors import EnvironmentFailureError
 from lockstep.core.life import life
 from lockstep.core.process import STOP_SIGNALS, end_with_parent, killed_by
-from lockstep.envs.gymnasium.in_process import reset_envs, restore_env, step_envs
-from lockstep.envs.gymnasium.keyed import KeyedEnv
-from lockstep.envs.host_envs import Buffers, HostEnvs, WantedEnvs, buffer_layout
+from lockstep.envs.gymnasium.sweep import Sweep
+from lockstep.envs.host_envs import Buffers, HostEnvs, Stated, WantedEnvs, buffer_layout
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _SAFE_PATH = "PYTHONSAFEPATH"
@@ -29,24 +29,22 @@ _SAFE_PATH = "PYTHONSAFEPATH"
 _INTERRUPTED = 128 + signal.SIGINT
 
 
+def _message(*parts: Any) -> bytes:
+    """What ``Connection.recv`` takes apart."""
+    return bytes(ForkingPickler.dumps(parts))
+
+
+_STEP, _DONE = _message("step"), _message("ok", {})
+"""The messages of each step, made once."""
+
+
 def _views(raw: dict[str, Any], layout: dict[str, tuple[tuple[int, ...], Any]]) -> Buffers:
     return Buffers(**{k: np.frombuffer(raw[k], d, int(np.prod(s))).reshape(s) for k, (s, d) in layout.items()})
 
 
-def _serve(envs: list[KeyedEnv], buffers: Buffers, first: int, slot: int, command: str, arguments: tuple) -> Any:
-    if command == "step":
-        return step_envs(envs, buffers, first, slot)
-    if command == "reset":
-        return reset_envs(envs, buffers, first, slot)
-    if command == "save":
-        return [env.save_state() for env in envs]
-    assert command == "restore", command
-    row, *rest = arguments
-    buffers.stepping[slot] = row
-    try:
-        return restore_env(envs[row - first], buffers, row, *rest)
-    finally:
-        buffers.stepping[slot] = -1
+def _serve(sweep: Sweep, command: str, arguments: tuple) -> Any:
+    assert command in ("reset", "step", "save_states", "restore"), command
+    return getattr(sweep, command)(*arguments)
 
 
 def _work(
@@ -64,15 +62,12 @@ def _work(
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # the rank decides when to stop
     try:
-        buffers = _views(raw, layout)
-        buffers.stepping[slot] = rows.start
-        beat = buffers.heartbeats[slot : slot + 1]
-        envs = [KeyedEnv(wanted, row, beat) for row in rows]
-        buffers.stepping[slot] = -1
+        sweep = Sweep(wanted, _views(raw, layout), rows, slot)
         connection.send(("ok", None))
         while True:
             command, *arguments = connection.recv()
-            connection.send(("ok", _serve(envs, buffers, rows.start, slot, command, tuple(arguments))))
+            answer = _serve(sweep, command, tuple(arguments))
+            connection.send_bytes(_DONE if command == "step" and not answer else _message("ok", answer))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
     except KeyboardInterrupt:
@@ -81,6 +76,11 @@ def _work(
         known = isinstance(error, EnvironmentFailureError | ValueError)
         with contextlib.suppress(OSError):  # the rank may have failed for another environment already
             connection.send(("failed", str(error) if known else f"worker {slot}: {type(error).__name__}: {error}"))
+
+
+def _joined(answers: Mapping[int, Stated]) -> Stated:
+    """What environments of several workers state."""
+    return {row: said for stated in answers.values() for row, said in stated.items()}
 
 
 def _ended_how(code: int | None) -> str:
@@ -94,23 +94,35 @@ def _ended_how(code: int | None) -> str:
     return f"died (exit code {code})"
 
 
+def cut(num_envs: int, shard_size: int | None, workers: int) -> list[slice]:
+    """Cuts environments into two parts of whole shards, if workers can be shared out evenly between them; else one."""
+    half = num_envs // (shard_size or num_envs) // 2 * (shard_size or num_envs)
+    if half == 0 or workers * half % num_envs:
+        return [slice(0, num_envs)]
+    return [slice(0, half), slice(half, num_envs)]
+
+
 class WorkerEnvs(HostEnvs):
-    """Environments spread over ``config.workers`` processes, at most one per environment.
+    """Environments spread over ``workers`` processes, at most one per environment.
 
     Observations, actions and rewards lie in shared memory.
     """
 
-    def __init__(self, wanted: WantedEnvs) -> None:
+    def __init__(self, wanted: WantedEnvs, workers: int) -> None:
         count = len(wanted.env_ids)
-        workers = min(wanted.config.workers, count)
+        workers = min(workers, count)
         layout = buffer_layout(wanted.description, count, workers)
         context = multiprocessing.get_context("spawn")
         raw = {k: context.RawArray("b", max(1, int(np.prod(s)) * np.dtype(d).itemsize)) for k, (s, d) in layout.items()}
         super().__init__(wanted.description, wanted.env_ids, _views(raw, layout))
         self._timeout = wanted.config.timeout
         self._bounds = [count * w // workers for w in range(workers + 1)]
+        self._parts = cut(count, wanted.shard_size if wanted.in_parts else None, workers)
+        self._slots = [range(workers * p.start // count, workers * p.stop // count) for p in self._parts]
+        self._polls: dict[Sequence[int], select.poll] = {}
         self._processes: list[Any] = []
         self._connections: list[Connection] = []
+        self._slot_of: dict[int, int] = {}
         saved = {name: os.environ.get(name) for name in (*_THREAD_VARIABLES, _SAFE_PATH)}
         os.environ.update(dict.fromkeys(saved, "1"))
         try:
@@ -122,6 +134,7 @@ class WorkerEnvs(HostEnvs):
                 theirs.close()
                 self._processes.append(process)
                 self._connections.append(ours)
+                self._slot_of[ours.fileno()] = slot
         finally:
             for name, value in saved.items():
                 os.environ.pop(name, None) if value is None else os.environ.update({name: value})
@@ -135,25 +148,33 @@ class WorkerEnvs(HostEnvs):
 
     def _collect(self, slots: Sequence[int]) -> dict[int, Any]:
         """One answer of each worker; raises naming the environment that failed, died or hung."""
-        waiting = {self._connections[slot]: slot for slot in slots}
         answers: dict[int, Any] = {}
-        now = time.monotonic()
-        beats: dict[int, tuple[int, float]] = {slot: (-1, now) for slot in slots}
-        while waiting:
-            ready = multiprocessing.connection.wait(list(waiting), min(1.0, self._timeout / 4))
+        beats: dict[int, tuple[object, float]] = dict.fromkeys(slots, (None, time.monotonic()))
+        poll, look = self._poll(slots), 1000 * min(1.0, self._timeout / 4)
+        while len(answers) < len(slots):
+            ready = poll.poll(look)
             if not ready:
-                self._check_heartbeats(beats, waiting.values())
-            for connection in ready:
-                slot = waiting.pop(connection)  # type: ignore[call-overload]
-                answers[slot] = self._receive(slot)
+                self._check_heartbeats(beats, [slot for slot in slots if slot not in answers])
+            for number, _ in ready:
+                slot = self._slot_of[number]
+                answers[slot] = self._receive(slot)  # of one that has answered: its end, which raises
                 life.progressed()
         return answers
 
-    def _check_heartbeats(self, beats: dict[int, tuple[int, float]], waiting: Iterable[int]) -> None:
+    def _poll(self, slots: Sequence[int]) -> select.poll:
+        """What waits for some workers; made once."""
+        if slots not in self._polls:
+            self._polls[slots] = select.poll()
+            for slot in slots:
+                self._polls[slots].register(self._connections[slot].fileno(), select.POLLIN)
+        return self._polls[slots]
+
+    def _check_heartbeats(self, beats: dict[int, tuple[object, float]], waiting: Iterable[int]) -> None:
         """Fail for the first worker whose environment has not moved for longer than the limit."""
         now = time.monotonic()
         for slot in sorted(waiting):
-            beat, (seen, since) = int(self.buffers.heartbeats[slot]), beats[slot]
+            beat = int(self.buffers.heartbeats[slot]), int(self.buffers.stepping[slot])
+            seen, since = beats[slot]
             if beat != seen:
                 beats[slot] = (beat, now)
                 life.progressed()
@@ -175,16 +196,17 @@ class WorkerEnvs(HostEnvs):
             raise EnvironmentFailureError(value)
         return value
 
-    def _send(self, command: str) -> None:
-        for slot, connection in enumerate(self._connections):
+    def _send(self, slots: Sequence[int], message: bytes) -> None:
+        for slot in slots:
             try:
-                connection.send((command,))
+                self._connections[slot].send_bytes(message)
             except (BrokenPipeError, ConnectionResetError):
                 self._receive(slot)
 
-    def _command(self, command: str) -> dict[int, Any]:
-        self._send(command)
-        return self._collect(range(len(self._connections)))
+    def _command(self, *command: Any) -> dict[int, Any]:
+        everyone = range(len(self._connections))
+        self._send(everyone, _message(*command))
+        return self._collect(everyone)
 
     def reset(self) -> None:
         """See :meth:`HostEnvs.reset`."""
@@ -192,28 +214,31 @@ class WorkerEnvs(HostEnvs):
 
     def step(self) -> None:
         """See :meth:`HostEnvs.step`."""
-        self.begin_step()
-        self.end_step()
+        self.stated = _joined(self._command("step"))
 
-    def begin_step(self) -> None:
+    @property
+    def parts(self) -> list[slice]:
+        """See :attr:`HostEnvs.parts`."""
+        return self._parts
+
+    def begin_step(self, part: int = 0) -> None:
         """See :meth:`HostEnvs.begin_step`."""
-        self._send("step")
+        self._send(self._slots[part], _STEP)
 
-    def end_step(self) -> None:
+    def end_step(self, part: int = 0) -> None:
         """See :meth:`HostEnvs.end_step`."""
-        answers = self._collect(range(len(self._connections)))
-        self.stated = {row: said for stated in answers.values() for row, said in stated.items()}
+        self.stated = _joined(self._collect(self._slots[part]))
 
     def save_states(self) -> list[dict[str, np.ndarray] | None]:
         """See :meth:`HostEnvs.save_states`."""
-        answers = self._command("save")
+        answers = self._command("save_states")
         return [state for slot in sorted(answers) for state in answers[slot]]
 
     def restore(self, env: int, actions: np.ndarray, hashes: np.ndarray, state: dict[str, np.ndarray]) -> bool:
         """See :meth:`HostEnvs.restore`."""
         slot = next(s for s in range(len(self._processes)) if env < self._bounds[s + 1])
-        self._connections[slot].send(("restore", env, actions, hashes, state))
-        return self._collect([slot])[slot]
+        self._send([slot], _message("restore", env, actions, hashes, state))
+        return self._collect(range(slot, slot + 1))[slot]
 
     def close(self) -> None:
         """See :meth:`HostEnvs.close`."""

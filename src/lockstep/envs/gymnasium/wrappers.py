@@ -8,6 +8,7 @@ most.
 from __future__ import annotations
 
 import importlib.util
+from collections import deque
 from copy import deepcopy
 from typing import Any
 
@@ -17,10 +18,8 @@ from gymnasium import wrappers
 
 from lockstep.config.run import EnvConfig
 from lockstep.envs.frames import join_frames, stacked_space, with_plain_texts
+from lockstep.envs.gymnasium.atari import AtariLives, AtariScreens, reload_quickly
 from lockstep.envs.gymnasium.minigrid import with_cell_indices
-
-LIFE_LOST = "lockstep/life_lost"
-"""Entry of ``info``: a life was lost and the game goes on; for the learner that terminates an episode."""
 
 
 class FrameSkip(gymnasium.Wrapper):
@@ -59,48 +58,33 @@ class KeyedStickyAction(wrappers.StickyAction):
         return super().reset(seed=seed, options=options)
 
 
-class AtariLives(gymnasium.Wrapper):
-    """Presses FIRE where a game waits for it, and says when a life is lost; the game itself goes on.
+class StackFrames(gymnasium.Wrapper):
+    """The last ``count`` observations as one, by :func:`join_frames`; an episode's first stands for those before it."""
 
-    With ``fire`` it is pressed at a reset and after a lost life, in games that have it; ``life_loss`` reports lost
-    lives in ``info``.
-    """
-
-    def __init__(self, env: gymnasium.Env, fire: bool, life_loss: bool) -> None:
+    def __init__(self, env: gymnasium.Env, count: int) -> None:
         super().__init__(env)
-        meanings = list(env.get_wrapper_attr("get_action_meanings")())
-        self._fire = 1 if fire and len(meanings) > 1 and meanings[1] == "FIRE" else None
-        self._life_loss = life_loss
-        self._lives = 0
+        self._single = env.observation_space
+        self._frames: deque[np.ndarray] = deque(maxlen=count)
+        self.observation_space = stacked_space(self._single, count, None)
 
-    def _count(self) -> int:
-        return int(self.get_wrapper_attr("ale").lives())
+    def _joined(self, observation: Any) -> np.ndarray:
+        self._frames.append(np.array(observation))  # a copy: some environments use their buffers again
+        return join_frames(np, self._single, np.stack(self._frames), None)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """See ``gymnasium.Env.reset``."""
         observation, info = self.env.reset(seed=seed, options=options)
-        if self._fire is not None:
-            observation, _, terminated, truncated, info = self.env.step(self._fire)
-            if terminated or truncated:
-                observation, info = self.env.reset(options=options)
-        self._lives = self._count()
-        return observation, info
+        self._frames.extend([np.array(observation)] * (self._frames.maxlen or 1))
+        return self._joined(observation), info
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """See ``gymnasium.Env.step``."""
         observation, reward, terminated, truncated, info = self.env.step(action)
-        total, lives = float(reward), self._count()
-        lost, self._lives = 0 < lives < self._lives, lives
-        if lost and not (terminated or truncated):
-            if self._fire is not None:
-                observation, reward, terminated, truncated, info = self.env.step(self._fire)
-                total, self._lives = total + float(reward), self._count()
-            info = {**info, LIFE_LOST: self._life_loss}
-        return observation, total, terminated, truncated, info
+        return self._joined(observation), reward, terminated, truncated, info
 
 
-class StackChannels(gymnasium.ObservationWrapper):
-    """Frames ``[k, …]`` of :class:`gymnasium.wrappers.FrameStackObservation` as one, by :func:`join_frames`."""
+class StackParts(gymnasium.ObservationWrapper):
+    """Frames of :class:`gymnasium.wrappers.FrameStackObservation` as one, by :func:`join_frames`: of any space."""
 
     def __init__(self, env: gymnasium.Env, single: gymnasium.Space, mask: str | None) -> None:
         super().__init__(env)
@@ -132,9 +116,11 @@ def wrap(config: EnvConfig, env: gymnasium.Env) -> gymnasium.Env:
         env = KeyedStickyAction(env, config.sticky_actions)
     if config.frame_stack > 1:
         single = env.observation_space
+        if isinstance(single, gymnasium.spaces.Box):
+            return StackFrames(env, config.frame_stack)
         # some environments use their buffers again
         copied = wrappers.TransformObservation(env, deepcopy, with_plain_texts(single))
-        env = StackChannels(wrappers.FrameStackObservation(copied, config.frame_stack), single, config.action_mask)
+        env = StackParts(wrappers.FrameStackObservation(copied, config.frame_stack), single, config.action_mask)
     return env
 
 
@@ -144,7 +130,8 @@ def _atari(config: EnvConfig, env: gymnasium.Env) -> gymnasium.Env:
         raise ValueError(f"env.atari: {config.id} is no ALE game (their ids begin with ALE/); leave it out")
     if importlib.util.find_spec("cv2") is None:
         raise ValueError("env.atari: needs opencv, which isn't installed; pip install 'lockstep-rl[atari]'")
-    env = wrappers.AtariPreprocessing(
+    reload_quickly(env.unwrapped)
+    env = AtariScreens(
         env,
         noop_max=atari.noop_max,
         frame_skip=atari.frame_skip,

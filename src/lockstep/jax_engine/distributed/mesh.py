@@ -283,6 +283,15 @@ def over_mesh(
     return jax.shard_map(part, mesh=mesh, in_specs=specs(in_specs), out_specs=specs(out_specs), check_vma=False)
 
 
+def laid_out(mesh: Mesh, specs: Specs) -> Pytree:
+    """Gives the shardings of what lies on a mesh by specs, for ``jax.jit`` to name those of its results.
+
+    What comes out of a program is then laid out by the same words as what is placed. Left to itself JAX shortens them,
+    and the program that takes the one and then the other is traced and compiled twice.
+    """
+    return jax.tree.map(lambda spec: named_sharding(mesh, spec), specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
+
+
 # --- what a run says of itself ------------------------------------------------------------------------------------
 
 

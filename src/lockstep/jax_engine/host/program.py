@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import jax
 from jax import Array
 from jax import numpy as jnp
 from jax.typing import ArrayLike
@@ -47,7 +46,7 @@ def compile_learn(
         return state, metrics, blocks.split(carried)
 
     given = (specs, SHARDED, SHARDED, REPLICATED, SHARDED, SHARDED)
-    return jax.jit(program.mapped(learn, given, (specs, REPLICATED, SHARDED)), donate_argnums=0)
+    return program.compiled(learn, given, (specs, REPLICATED, SHARDED), donated=0)
 
 
 def compile_first(program: Program, specs: TrainState) -> Callable[[TrainState, Rollout, Array, Array], TrainState]:
@@ -60,4 +59,4 @@ def compile_first(program: Program, specs: TrainState) -> Callable[[TrainState, 
         parts = each_shard(one, program.blocks.shards, jnp.reshape(owned, ()), rollout, discounted)
         return merge_normalizers(state, gather_shards(parts))
 
-    return jax.jit(program.mapped(first, (specs, SHARDED, SHARDED, SHARDED), specs))
+    return program.compiled(first, (specs, SHARDED, SHARDED, SHARDED), specs)

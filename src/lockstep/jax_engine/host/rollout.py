@@ -1,9 +1,8 @@
-"""Collects a rollout from environments on the host in groups: while one steps, the device infers for another."""
+"""Collects a rollout from environments on the host in parts: while one steps, the device infers for another."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +16,7 @@ from lockstep.envs.host_envs import Buffers, HostEnvs
 from lockstep.envs.restore.replay import ReplayLog, row_hashes
 
 Infer = Callable[[int, int, np.ndarray], Array]
-"""Group, step and rows ``[n, width]`` as the environments gave them, to the actions under way."""
+"""Part, step and rows ``[n, width]`` as the environments gave them, to the actions under way."""
 
 
 @dataclass
@@ -50,9 +49,9 @@ class HostRollout:
         self.stated: dict[tuple[int, int], dict[str, float]] = {}
 
     @classmethod
-    def empty(cls, config: Config, envs: Sequence[HostEnvs]) -> HostRollout:
-        """Makes buffers for the environments of all groups."""
-        b, shape = envs[0].buffers, (config.num_steps, sum(group.num_envs for group in envs))
+    def empty(cls, config: Config, envs: HostEnvs) -> HostRollout:
+        """Makes buffers for the environments of this process."""
+        b, shape = envs.buffers, (config.num_steps, envs.num_envs)
         row, dtype = b.observations.shape[1:], b.observations.dtype
         actions = np.zeros((*shape, *b.actions.shape[1:]), np.int32 if b.actions.dtype == np.int64 else np.float32)
         return cls(
@@ -69,7 +68,7 @@ class HostRollout:
         )
 
     def take(self, t: int, part: slice, b: Buffers) -> None:
-        """Keeps what a step of a group gave."""
+        """Keeps what a step of some environments gave."""
         self.scores[t, part] = b.rewards
         self.successes[t, part] = b.successes
         self.terminated[t, part] = b.terminated | b.lost
@@ -85,63 +84,49 @@ class HostRollout:
         return np.cumsum(self.over, 0) - self.over == 0
 
 
-def parts_of(envs: Sequence[HostEnvs]) -> list[slice]:
-    """Says which environments each group has."""
-    ends = np.cumsum([0, *(group.num_envs for group in envs)])
-    return [slice(int(a), int(b)) for a, b in itertools.pairwise(ends)]
-
-
-def collect(
-    envs: Sequence[HostEnvs], infer: Infer, squash: Callable[[np.ndarray], np.ndarray], out: HostRollout
-) -> None:
-    """Steps the environments of every group ``T`` times; ``squash`` makes their actions of the policy's."""
-    parts = parts_of(envs)
+def collect(envs: HostEnvs, infer: Infer, squash: Callable[[np.ndarray], np.ndarray], out: HostRollout) -> None:
+    """Steps every part of the environments ``T`` times; ``squash`` makes their actions of the policy's."""
+    parts = envs.parts
+    buffers = [envs.buffers.of(part) for part in parts]
     out.stated.clear()
-    for part, group in zip(parts, envs, strict=True):
-        out.raw[0, part] = group.buffers.observations
-    under_way = [infer(g, 0, out.raw[0, part]) for g, part in enumerate(parts)]
+    out.raw[0] = envs.buffers.observations
+    under_way = [infer(p, 0, out.raw[0, part]) for p, part in enumerate(parts)]
     steps = len(out.scores)
     for t in range(steps):
-        for g, group in enumerate(envs):
+        for p, part in enumerate(parts):
             life.wait()  # the networks may still be under way, in a collective
-            actions = np.asarray(under_way[g])
+            actions = np.asarray(under_way[p])
             life.go_on()
-            actions = actions.reshape(out.actions[t, parts[g]].shape)
-            out.actions[t, parts[g]] = actions
-            out.native[t, parts[g]] = group.buffers.actions[...] = squash(actions)
-            group.begin_step()
-        for g, group in enumerate(envs):
-            group.end_step()
+            actions = actions.reshape(out.actions[t, part].shape)
+            out.actions[t, part] = actions
+            out.native[t, part] = buffers[p].actions[...] = squash(actions)
+            envs.begin_step(p)
+        for p, part in enumerate(parts):
+            envs.end_step(p)
             life.progressed()
-            out.take(t, parts[g], group.buffers)
-            out.stated |= group.stated_at(t)
+            out.take(t, part, buffers[p])
+            out.stated |= envs.stated_at(t)
             if t + 1 < steps:
-                under_way[g] = infer(g, t + 1, out.raw[t + 1, parts[g]])
-    out.rewards[...] = envs[0].description.rewards(out.scores)
+                under_way[p] = infer(p, t + 1, out.raw[t + 1, part])
+    out.rewards[...] = envs.description.rewards(out.scores)
 
 
-def collect_random(config: Config, plan: ShardPlan, envs: Sequence[HostEnvs], out: HostRollout) -> None:
+def collect_random(config: Config, plan: ShardPlan, envs: HostEnvs, out: HostRollout) -> None:
     """Collects a rollout of random actions, for the normalisers' first statistics; then episodes start anew."""
-    description = envs[0].description
-    actions = random_actions(config, plan, description.action)
-    for part, group in zip(parts_of(envs), envs, strict=True):
-        b = group.buffers
-        out.raw[0, part] = b.observations
-        for t in range(config.num_steps):
-            b.actions[...] = allowed_actions(
-                description.observation, description.action, b.observations, actions[t, part]
-            )
-            group.step()
-            life.progressed()
-            out.take(t, part, b)
-        b.episodes += 1
-        group.reset()
-    out.rewards[...] = description.rewards(out.scores)
+    observation, action, b = envs.description.observation, envs.description.action, envs.buffers
+    actions = random_actions(config, plan, action)
+    out.raw[0] = b.observations
+    for t in range(config.num_steps):
+        b.actions[...] = allowed_actions(observation, action, b.observations, actions[t])
+        envs.step()
+        life.progressed()
+        out.take(t, slice(None), b)
+    b.episodes += 1
+    envs.reset()
+    out.rewards[...] = envs.description.rewards(out.scores)
 
 
-def record_replay(replays: Sequence[ReplayLog], envs: Sequence[HostEnvs], out: HostRollout) -> None:
+def record_replay(replay: ReplayLog, envs: HostEnvs, out: HostRollout) -> None:
     """Keeps the actions of live episodes, with a hash of what each step returned."""
-    for replay, part in zip(replays, parts_of(envs), strict=True):
-        hashes = row_hashes(np.ascontiguousarray(out.raw[1:, part]), out.scores[:, part])
-        native = out.native[:, part].astype(envs[0].buffers.actions.dtype)
-        replay.extend(native, hashes, out.over[:, part])
+    hashes = row_hashes(np.ascontiguousarray(out.raw[1:]), out.scores)
+    replay.extend(out.native.astype(envs.buffers.actions.dtype), hashes, out.over)

@@ -5,18 +5,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import jax
 import numpy as np
 from jax import Array
 from jax import numpy as jnp
 
+from lockstep.config.run import EnvConfig
 from lockstep.core.episodes import EPISODES_PER_ITERATION, WINDOW, EpisodeCounter, first_episodes
 from lockstep.core.life import Part, life
 from lockstep.core.process import fail_now
 from lockstep.core.shards import ShardPlan
-from lockstep.envs.host_envs import HostEnvs
 from lockstep.envs.numbers import check_numbers
 from lockstep.envs.registry import make_envs
 from lockstep.envs.restore.replay import ReplayLog
@@ -50,30 +49,22 @@ class HostPending:
     laps: Laps
 
 
-class Group(NamedTuple):
-    """Environments of contiguous shards that are stepped together, while the device infers for another group.
-
-    ``part`` says which of the process's environments they are.
-    """
-
-    shards: range
-    part: slice
-    envs: HostEnvs
-    replay: ReplayLog
-    counter: EpisodeCounter
-
-    @property
-    def envs_per_shard(self) -> int:
-        """Environments of each shard."""
-        return self.envs.num_envs // len(self.shards)
-
-
 class HostRun:
-    """Holds the state on the mesh, environments on the host, and the programs between, as a ``DeviceRun`` does."""
+    """Holds the state on the mesh, environments on the host, and the programs between, as a ``DeviceRun`` does.
+
+    The environments are those of the program's config, or of ``env_config``.
+    """
 
     capacity = 1
 
-    def __init__(self, program: Program, state: TrainState, plan: ShardPlan, local_devices: int) -> None:
+    def __init__(
+        self,
+        program: Program,
+        state: TrainState,
+        plan: ShardPlan,
+        local_devices: int,
+        env_config: EnvConfig | None = None,
+    ) -> None:
         self.program, self.config, self.plan = program, program.config, plan
         self._local_devices = local_devices
         self.specs = state_specs(state, program.layout.specs)
@@ -82,45 +73,32 @@ class HostRun:
         self._devices = range(plan.rank, plan.rank + plan.ranks)
         self._learn, self._first = waited(compile_learn(program, self.specs)), compile_first(program, self.specs)
         self._policy = Inference(program)
-        self.groups = self._make_groups()
-        self.envs = [group.envs for group in self.groups]
+        self.envs = make_envs(
+            env_config or self.config.env,
+            program.description,
+            self.config.seed,
+            plan.env_ids,
+            fail_now,
+            group_size=self.config.group_size,
+            shard_size=plan.envs_per_shard,
+            in_parts=self.config.reduction == "exact",
+        )
+        rows = plan.envs_per_shard
+        self._shards = [plan.shards[part.start // rows : part.stop // rows] for part in self.envs.parts]
+        self._replay = ReplayLog(self.envs.num_envs, self.config.checkpoint.replay_limit)
+        self._counter = EpisodeCounter(self.envs.num_envs)
         self.rollout = HostRollout.empty(self.config, self.envs)
         self.discounted = np.zeros((plan.local_num_shards, plan.envs_per_shard), np.float32)
         self.recurrent_state = np.zeros((*self.discounted.shape, program.net.carry_size), np.float32)
         self._carried: Carried | None = None
         self._clock = Clock()
 
-    def _make_groups(self) -> list[Group]:
-        """Makes the environments: in two groups where worker processes can step one while the device infers."""
-        config, plan, shards = self.config, self.plan, self.plan.shards
-        half = shards.start + len(shards) // 2
-        two = half > shards.start and config.env.workers > 1
-        cut = [range(shards.start, half), range(half, shards.stop)] if two else [shards]
-        workers = config.env.workers // len(cut) if config.env.workers > 1 else config.env.workers
-        share, out, start = config.env.model_copy(update={"workers": workers}), [], 0
-        for part in cut:
-            envs = make_envs(
-                share,
-                self.program.description,
-                config.seed,
-                [env for shard in part for env in plan.shard_env_ids(shard)],
-                fail_now,
-                group_size=config.group_size,
-                shard_size=plan.envs_per_shard,
-            )
-            count = envs.num_envs
-            replay = ReplayLog(count, config.checkpoint.replay_limit)
-            out.append(Group(part, slice(start, start + count), envs, replay, EpisodeCounter(count)))
-            start += count
-        return out
-
     def begin(self) -> None:
         """See :meth:`.DeviceRun.begin`."""
-        for envs in self.envs:
-            envs.reset()
+        self.envs.reset()
         if self.config.normalize.observations or self.config.normalize.returns:
             collect_random(self.config, self.plan, self.envs, self.rollout)
-            check_numbers(self.envs[0].description, self.plan.env_ids, self.rollout.raw, self.rollout.scores, -1)
+            check_numbers(self.envs.description, self.plan.env_ids, self.rollout.raw, self.rollout.scores, -1)
             self.state = self._first(self.state, *self._placed(), self.owned)
         self._clock.begin()
 
@@ -135,9 +113,9 @@ class HostRun:
         if config.algorithm == "grpo":
             self._begin_groups(first)
         self._collect(first)
-        check_numbers(self.envs[0].description, self.plan.env_ids, self.rollout.raw, self.rollout.scores, first)
-        if self.envs[0].replayed and config.algorithm == "ppo":
-            record_replay([group.replay for group in self.groups], self.envs, self.rollout)
+        check_numbers(self.envs.description, self.plan.env_ids, self.rollout.raw, self.rollout.scores, first)
+        if self.envs.replayed and config.algorithm == "ppo":
+            record_replay(self._replay, self.envs, self.rollout)
         episodes = self._finished()
         stated = [self.rollout.stated.get((int(step), int(env)), {}) for step, env, *_ in episodes]
         laps = self._clock.rollout_ends()
@@ -164,18 +142,19 @@ class HostRun:
         parameters = self._policy.local_parameters(self.state)
         scale = self._policy.local_scale(self.state)
         noises = [
-            self._policy.noise(jnp.int32(iteration), jnp.asarray(group.shards, jnp.int32), jnp.int32(len(group.shards)))
-            for group in self.groups
+            self._policy.noise(jnp.int32(iteration), jnp.asarray(shards, jnp.int32), jnp.int32(len(shards)))
+            for shards in self._shards
         ]
-        ends = [group.shards.stop - plan.shards.start for group in self.groups]
+        ends = [shards.stop - plan.shards.start for shards in self._shards]
         states = [jnp.asarray(x) for x in np.split(self.recurrent_state, ends[:-1])]
+        parts = self.envs.parts
 
-        def infer(g: int, t: int, rows: np.ndarray) -> Array:
-            count = len(self.groups[g].shards)
+        def infer(p: int, t: int, rows: np.ndarray) -> Array:
+            count = len(self._shards[p])
             shaped = rows.reshape(count, plan.envs_per_shard, -1)
-            ended = self._ended(self.groups[g].part, t).reshape(shaped.shape[:2])
+            ended = self._ended(parts[p], t).reshape(shaped.shape[:2])
             numbers = jnp.int32(t), jnp.int32(count)
-            actions, states[g] = self._policy.act(parameters, scale, shaped, states[g], ended, noises[g], *numbers)
+            actions, states[p] = self._policy.act(parameters, scale, shaped, states[p], ended, noises[p], *numbers)
             return actions
 
         collect(self.envs, infer, self._squash, self.rollout)
@@ -194,21 +173,16 @@ class HostRun:
         return (low + (high - low) * np.float32(0.5) * (np.tanh(actions) + np.float32(1.0))).astype(np.float32)
 
     def _begin_groups(self, iteration: int) -> None:
-        for envs in self.envs:
-            envs.buffers.episodes[:] = iteration * EPISODES_PER_ITERATION
-            envs.reset()
+        self.envs.buffers.episodes[:] = iteration * EPISODES_PER_ITERATION
+        self.envs.reset()
         self.recurrent_state[:] = 0.0
 
     def _finished(self) -> np.ndarray:
         """Lists the episodes that ended here, float64 ``[n, 5]``: step, global env id, return, length, success."""
-        out, rollout = [], self.rollout
+        rollout, ids = self.rollout, self.plan.env_ids
         if self.config.algorithm == "grpo":
-            return first_episodes(rollout.first_episodes, rollout.scores, rollout.successes, self.plan.env_ids)
-        for _, part, envs, _, counter in self.groups:
-            ids = range(envs.env_ids[0], envs.env_ids[0] + envs.num_envs)
-            over, successes = rollout.over[:, part], rollout.successes[:, part]
-            out.append(counter.finished(rollout.scores[:, part], over, ids, successes))
-        return np.concatenate(out)
+            return first_episodes(rollout.first_episodes, rollout.scores, rollout.successes, ids)
+        return self._counter.finished(rollout.scores, rollout.over, ids, rollout.successes)
 
     def _placed(self) -> tuple[Rollout, Array]:
         """Places the rollout on the mesh by shard, and discounted returns before it."""
@@ -249,28 +223,25 @@ class HostRun:
 
     # --- checkpoints ----------------------------------------------------------------------------------------------
 
-    def _carries(self, part: slice) -> dict[str, np.ndarray]:
+    def _carries(self) -> dict[str, np.ndarray]:
         carry = self.recurrent_state.reshape(self.discounted.size, -1)
-        return {"discounted": self.discounted.reshape(-1)[part], "carry": carry[part]}
+        return {"discounted": self.discounted.reshape(-1), "carry": carry}
 
     def env_arrays(self) -> dict[int, dict[str, np.ndarray]]:
         """See :meth:`.DeviceRun.env_arrays`."""
         self._take_carried()
-        local: dict[int, dict[str, np.ndarray]] = {}
-        for group in self.groups:
-            local |= save_shards(group.envs, group.replay, group.counter, self._carries(group.part), group)
+        local = save_shards(self.envs, self._replay, self._counter, self._carries(), self.plan)
         return gather_shards(local, gather_bytes)
 
     def restore(self, state: TrainState, shards: Mapping[int, dict[str, np.ndarray]], iteration: int) -> list[int]:
         """See :meth:`.DeviceRun.restore`; returns environments of all processes."""
         self.state = place_state(state, self.specs, self.program.mesh)
         restarted: list[int] = []
-        for group in self.groups:
-            if self.config.algorithm == "grpo":
-                group.envs.reset()
-                continue
-            carries = self._carries(group.part)
-            restarted += load_shards(group.envs, group.replay, group.counter, carries, group, shards)
+        if self.config.algorithm == "grpo":
+            self.envs.reset()
+        else:
+            carries = self._carries()
+            restarted = load_shards(self.envs, self._replay, self._counter, carries, self.plan, shards)
         wait_for_all("restored")  # a replay may take long
         self._clock.begin()
         return sorted(env for ids in gather_json(restarted) for env in ids)
@@ -279,8 +250,7 @@ class HostRun:
         """See :meth:`.DeviceRun.close`."""
         with contextlib.suppress(Exception):  # what failed is on its way already
             jax.block_until_ready(self.state)
-        for envs in self.envs:
-            envs.close()
+        self.envs.close()
 
 
 def finished(episodes: np.ndarray, stated: Sequence[Mapping[str, float]]) -> Finished:

@@ -166,4 +166,4 @@ class DeviceProgram:
     def compile_call(self, specs: TrainState) -> Call:
         """Compiles :meth:`call` over the mesh; the state's memory is reused."""
         given = (specs, REPLICATED, SHARDED, SHARDED, REPLICATED)
-        return jax.jit(self.program.mapped(self.call, given, (specs, self.call_specs)), donate_argnums=0)
+        return self.program.compiled(self.call, given, (specs, self.call_specs), donated=0)

@@ -21,7 +21,7 @@ from lockstep.config.run import Config
 from lockstep.core.tree import Tree, tree_of
 from lockstep.envs.description import EnvDescription
 from lockstep.jax_engine.batch import Batch, columns_of, make_batch
-from lockstep.jax_engine.distributed.mesh import Mesh, Specs, over_mesh, platform_of
+from lockstep.jax_engine.distributed.mesh import Mesh, Specs, laid_out, over_mesh, platform_of
 from lockstep.jax_engine.distributed.reductions import device_index, of_device
 from lockstep.jax_engine.distributed.shared_memory import unavailable
 from lockstep.jax_engine.envs.protocol import JaxEnvironment
@@ -142,6 +142,13 @@ class Program:
     def mapped(self, function: Callable[..., Result], in_specs: Specs, out_specs: Specs) -> Callable[..., Result]:
         """Maps what one device does over the mesh; see :func:`~lockstep.jax_engine.distributed.mesh.over_mesh`."""
         return over_mesh(function, self.mesh, in_specs, out_specs, self.tree, shared=self.apart is None)
+
+    def compiled(
+        self, function: Callable[..., Result], in_specs: Specs, out_specs: Specs, donated: int | None = None
+    ) -> Callable[..., Result]:
+        """Compiles :meth:`mapped`; the memory of the ``donated``-th argument is used again, if one is."""
+        mapped, given = self.mapped(function, in_specs, out_specs), () if donated is None else (donated,)
+        return jax.jit(mapped, out_shardings=laid_out(self.mesh, out_specs), donate_argnums=given)
 
     @property
     def keys(self) -> dict[str, Array]:

@@ -46,7 +46,7 @@ class DeviceRun:
             lambda x: jax.ShapeDtypeStruct((self.config.shards, *x.shape[1:]), x.dtype), carry
         )
         self.state = place_state(state, without, program.mesh)
-        self._initial = jax.jit(program.mapped(compiled.initial, (without, SHARDED), self.specs))
+        self._initial = program.compiled(compiled.initial, (without, SHARDED), self.specs)
         self._call = waited(compiled.compile_call(self.specs))
         self._mark = time.perf_counter()
 

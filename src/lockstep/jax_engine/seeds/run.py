@@ -83,7 +83,7 @@ class SeedsRun:
 
         specs, outputs = _stacked(self._specs), _stacked(DeviceProgram(self.program).call_specs)
         given = (REPLICATED, specs, REPLICATED, SHARDED, SHARDED, REPLICATED, REPLICATED)
-        return jax.jit(self.program.mapped(call, given, (specs, outputs)), donate_argnums=1)
+        return self.program.compiled(call, given, (specs, outputs), donated=1)
 
     def begin(self) -> None:
         """See :meth:`.DeviceRun.begin`."""
@@ -95,8 +95,8 @@ class SeedsRun:
             return self._for_each(one, seeds, words, state)
 
         given = (REPLICATED, _stacked(self._without), SHARDED, REPLICATED)
-        mapped = self.program.mapped(initial, given, _stacked(self._specs))
-        self.state = jax.jit(mapped)(self._words, self.state, self._owned, self._count)
+        program = self.program.compiled(initial, given, _stacked(self._specs))
+        self.state = program(self._words, self.state, self._owned, self._count)
 
     def _for_each(self, function: Callable[[*Trees], Result], count: Array, *trees: *Trees) -> Result:
         """Calls a function of one seed for each of ``[seeds, …]``: in a loop (exact), or for all at once (fast)."""

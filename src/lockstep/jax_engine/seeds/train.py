@@ -115,7 +115,7 @@ class SeedsTrainer:
         seconds = time.monotonic() - self.started
         results = [trainer.recorder.finish(stop) for trainer in self.trainers]
         seeds = {t.recorder.run.path: result.summary for t, result in zip(self.trainers, results, strict=True)}
-        summary = finish_group(self.directory, seeds, seconds, self.progress.message)
+        summary = finish_group(self.directory, seeds, len(seeds), seconds, self.progress.message)
         return TrainResult(results[0].status, results[0].signal, summary)
 
     def close(self) -> None:

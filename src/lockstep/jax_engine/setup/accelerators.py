@@ -5,6 +5,7 @@ JAX also refuses to join processes once it has started, and to join them one mus
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -52,6 +53,15 @@ def on_this_machine(device: str) -> Accelerators:
     if "error" in found:
         raise ValueError(found["error"])
     return Accelerators(**found)
+
+
+def chosen_device() -> str:
+    """Chooses what ``device: auto`` means on this machine: ``cuda``, ``tpu`` or ``cpu``; doesn't start JAX here."""
+    for device in ("cuda", "tpu"):
+        with contextlib.suppress(ValueError):
+            if on_this_machine(device).count:
+                return device
+    return "cpu"
 
 
 def peak_memory() -> dict[str, list[float]]:

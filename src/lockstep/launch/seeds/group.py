@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.engines import check_engine_options
-from lockstep.config.files import read_file
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.errors import RunError
 from lockstep.core.process import ERROR_PREFIX, EXIT_USER_ERROR, command_that_ends_with_us, said_error
@@ -26,12 +25,13 @@ from lockstep.envs.describe import describe
 from lockstep.launch.checks import check_company, check_limits
 from lockstep.launch.defaults import RunRequest
 from lockstep.launch.redact import without_secrets
+from lockstep.launch.restart import LEAST_HOURS
 from lockstep.launch.resume import resumed_config
 from lockstep.launch.sizing import resolved_here
 from lockstep.launch.world import World
 from lockstep.runs.directory import SEED, SUMMARY, RunDirectory, create_run, open_run, seeds_in
 from lockstep.runs.groups import finish_group, together
-from lockstep.runs.listing import last_record
+from lockstep.runs.listing import UnreadableError, last_record, read_object
 from lockstep.runs.progress import Progress, make_progress
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trust import remember_names
@@ -49,7 +49,7 @@ PASSED = (
     "stop_at_step",
     "max_hours",
 )
-"""Options of the group that each of its runs gets."""
+"""Options of the group that each of its runs gets; of ``max_hours`` what is left then."""
 
 
 def start_group(
@@ -83,7 +83,7 @@ def start_group(
         directory, lines, seeds = open_run(path, config, options.trust), [], []
     directory.command = None if command is None else without_secrets(["lockstep", *command])
     try:
-        paths = make_seeds(directory, config, seeds) if made else seeds_in(directory.path)
+        paths = make_seeds(directory, config, seeds, options.trust) if made else seeds_in(directory.path)
         at_once = min(len(paths), side_by_side(options, config, world))
         how = "in turn" if at_once == 1 else f"{at_once} side by side"
         numbers = [each.name.removeprefix(SEED) for each in paths]
@@ -94,22 +94,34 @@ def start_group(
         settings = settings_of(options, {} if made else request.overrides)
         return directory.path, Group(directory, paths, settings, command, at_once, progress).train()
     except ValueError:
-        if made:  # nothing was trained
+        if made and not has_trained(directory.path):
             shutil.rmtree(directory.path)
         raise
     finally:
         directory.unlock()
 
 
-def make_seeds(group: RunDirectory, config: Config, seeds: Sequence[int]) -> list[Path]:
-    """Makes the directory of each seed's run, with its config; a mirror has a place for each."""
+def has_trained(group: Path) -> bool:
+    """Tells whether anything is left of what a seed of a group has trained."""
+    return any(any(seed.glob("checkpoints/step_*")) or last_record(seed / METRICS_JSONL) for seed in seeds_in(group))
+
+
+def make_seeds(group: RunDirectory, config: Config, seeds: Sequence[int], trust: bool) -> list[Path]:
+    """Makes the directory of each seed's run, with its config; a mirror has a place for each.
+
+    That is remembered as what this user has trained with, unless it is trusted for this once.
+    """
     mirror, made = config.checkpoint.mirror, []
     for seed in seeds:
         own: dict[str, Any] = {"seed": seed}
         if mirror is not None:
-            own["checkpoint"] = config.checkpoint.model_copy(update={"mirror": f"{mirror}/{group.path.name}"})
+            own["checkpoint"] = config.checkpoint.model_copy(
+                update={"mirror": f"{mirror.rstrip('/')}/{group.path.name}"}
+            )
         run = create_run(str(group.path), f"{SEED}{seed}", config.model_copy(update=own))
         run.unlock()
+        if not trust:
+            remember_names(config.model_copy(update=own))
         made.append(run.path)
     return made
 
@@ -170,10 +182,10 @@ class SeedRun:
         self.code = self.process.returncode
         return True
 
-    @property
-    def failed(self) -> bool:
-        """Whether it has ended otherwise than at its end, or by the signal that stopped the group."""
-        return self.code is not None and self.code != 0 and not 128 < self.code < 160
+    def failed(self, signalled: int) -> bool:
+        """Whether it has ended otherwise than at its end, or by the signal that stopped the group (0: none did)."""
+        stopped = self.code is not None and (128 < self.code < 160 or self.code == -signalled)
+        return self.code is not None and self.code != 0 and not stopped
 
     @property
     def error(self) -> str:
@@ -182,8 +194,10 @@ class SeedRun:
 
     def summary(self) -> dict[str, Any] | None:
         """Returns what it left; None while no session has ended well."""
-        file = self.path / SUMMARY
-        return read_file(file) if file.is_file() else None
+        try:
+            return read_object(self.path / SUMMARY)
+        except (OSError, UnreadableError):
+            return None
 
 
 class Group:
@@ -209,7 +223,7 @@ class Group:
     ) -> None:
         self.directory, self.runs = directory, [SeedRun(path) for path in paths]
         self._settings, self._command, self._at_once = dict(settings), command, at_once
-        self._progress, self._shown = progress, 0
+        self._progress, self._shown, self._began = progress, 0, time.monotonic()
 
     def train(self) -> int:
         """Trains them all; returns 0, or 128 + n of the signal that stopped them.
@@ -218,16 +232,16 @@ class Group:
             ValueError: the first of them couldn't be started; its line, and nothing is left of the group.
             RunError: some failed; the line of the first, once the others are done.
         """
-        began = time.monotonic()
+        self.directory.remove_summary()
         with temporary_directory() as folder:
-            code = self._loop(folder)
-        failed = [run for run in self.runs if run.failed]
+            signalled = self._loop(folder)
+        failed = [run for run in self.runs if run.failed(signalled)]
         ended = {run.path: summary for run in self.runs if (summary := run.summary()) is not None}
         if ended:
-            finish_group(self.directory, ended, time.monotonic() - began, self._progress.message)
+            finish_group(self.directory, ended, len(self.runs), time.monotonic() - self._began, self._progress.message)
         self._progress.close()
         if not failed:
-            return code
+            return 128 + signalled if signalled else 0
         first = failed[0]
         if first.code == EXIT_USER_ERROR and not ended:
             raise ValueError(first.error)
@@ -235,6 +249,7 @@ class Group:
         raise RunError(f"{first.path.name}: {first.error}{others} (--resume {self.directory.path} goes on)")
 
     def _loop(self, folder: Path) -> int:
+        """Runs them, so many at a time; returns the number of the signal that stopped them, or 0."""
         waiting, running, shown, passed_on = deque(self.runs), list[SeedRun](), 0.0, False
         with stop_requests() as request:
             while waiting or running:
@@ -244,6 +259,8 @@ class Group:
                     for run in running:
                         assert run.process is not None
                         run.process.send_signal(request.signal)
+                if self._hours_left() == LEAST_HOURS and len(waiting) < len(self.runs):
+                    waiting.clear()
                 while waiting and len(running) < self._at_once:
                     running.append(self._start(waiting.popleft(), folder))
                 ended = [run for run in running if run.has_ended()]
@@ -254,14 +271,21 @@ class Group:
                     shown = time.monotonic()
                     self._show()
                 time.sleep(POLL_SECONDS)
-            return 0 if request.signal is None else 128 + request.signal
+            return request.signal or 0
 
     def _start(self, run: SeedRun, folder: Path) -> SeedRun:
         file = folder / f"{run.path.name}.json"
-        file.write_text(json.dumps({**self._settings, "resume": str(run.path), "quiet": True}))
+        left = self._hours_left()
+        own = {"resume": str(run.path), "quiet": True, **({} if left is None else {"max_hours": left})}
+        file.write_text(json.dumps({**self._settings, **own}))
         seed = run.path.name.removeprefix(SEED)
         run.start(file, None if self._command is None else _of_one(self._command, seed))
         return run
+
+    def _hours_left(self) -> float | None:
+        """What is left of ``max_hours``, which is the time that all of them have together; None: there is no limit."""
+        limit = self._settings.get("max_hours")
+        return None if limit is None else max(LEAST_HOURS, limit - (time.monotonic() - self._began) / 3600)
 
     def _show(self) -> None:
         records = [record for run in self.runs if (record := last_record(run.path / METRICS_JSONL))]

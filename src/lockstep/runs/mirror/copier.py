@@ -64,7 +64,7 @@ class Mirror:
     @property
     def step(self) -> int | None:
         """Global step of the newest checkpoint that is on the mirror as a whole; None: there is none."""
-        steps = [step for name in self._manifests if (step := step_of(Path(name))) is not None]
+        steps = [step for name in list(self._manifests) if (step := step_of(Path(name))) is not None]
         return max(steps, default=None)
 
     def state(self) -> dict[str, Any]:

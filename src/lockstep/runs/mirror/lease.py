@@ -68,15 +68,21 @@ class Lease:
         Raises:
             MirrorError: another process writes this run; or the mirror can't be reached.
         """
-        if not self._place.create(LEASE, self._content()):
-            self._wait_for_another()
-            self._place.write(LEASE, self._content())
+        while not self._place.create(LEASE, self._content()):
+            if self._left_behind():
+                self._place.write(LEASE, self._content())
+                self._sleep(_POLL_SECONDS)  # who has waited beside us may write it too: the last one has it
+                break
         if not self.is_ours():
             raise MirrorError(f"{self._place.url} is being written by another process, which came first")
         self._renewed = self._clock()
 
-    def _wait_for_another(self) -> None:
-        """Returns once whoever holds the lease is gone."""
+    def _left_behind(self) -> bool:
+        """Returns once whoever holds the lease is gone, and whether the lease is still there.
+
+        Raises:
+            MirrorError: the holder renews it.
+        """
         before, deadline = self._place.read(LEASE), self._clock() + self._patience
         while before is not None and not _is_gone(before) and self._clock() < deadline:
             self._sleep(_POLL_SECONDS)
@@ -86,6 +92,7 @@ class Lease:
                     f"{self._place.url} is being written by {_who(now)}; wait for it or stop it, or give another --name"
                 )
             before = now
+        return before is not None
 
     def keep(self) -> None:
         """Renews the lease from now on, in a thread, until it is given back."""

@@ -33,6 +33,7 @@ from lockstep.torch_engine.distributed.process_group import (
     needs_backend,
 )
 from lockstep.torch_engine.distributed.shared_memory import SharedSlots, inherited_slots, open_shared_slots
+from lockstep.torch_engine.setup import accelerator
 from lockstep.torch_engine.setup.devices import machine_facts
 
 if TYPE_CHECKING:
@@ -43,12 +44,13 @@ if TYPE_CHECKING:
 class Communicator:
     """Makes the collectives of one rank. Every float that meets another shard's passes through here.
 
-    A script of a user's has no plan. With ``nccl`` tensors on a GPU travel by it, else through the host; ``group`` is
-    of all ranks, or None for the process group's own.
+    A script of a user's has no plan. Tensors on an accelerator travel by ``own_backend``, else through the host;
+    ``group`` is of all ranks, or None for the process group's own.
 
     Attributes:
         durations: seconds of each collective since the last :meth:`take_durations`.
         traffic: bytes that this rank sent in collectives so far, and that it received; ``calls`` their number.
+        waits: whether the accelerator is waited for around a collective, which measures it; else it is launched.
         sums: how the largest sum travelled: by ``gather``, ``slices`` or the backend's ``all-reduce``; None: none did.
         slots: shared memory, by which tensors on the CPU travel; ``no_slots`` why there is none, once looked for.
     """
@@ -58,10 +60,11 @@ class Communicator:
         topology: Topology,
         plan: ShardPlan | None,
         device: torch.device,
-        nccl: bool = False,
+        own_backend: str | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        self.topology, self.plan, self.device, self.nccl, self.group = topology, plan, device, nccl, group
+        self.topology, self.plan, self.device, self.group = topology, plan, device, group
+        self.own_backend, self.waits = own_backend, True
         self.durations: list[float] = []
         self.traffic = Traffic(0, 0)
         self.calls = 0
@@ -99,7 +102,7 @@ class Communicator:
 
         self._watch = watch(self.topology, config.silence, store.set, get)
         with life.waiting():
-            join_process_group(self.topology, self.nccl, WITHOUT_LIMIT, store.clone())
+            join_process_group(self.topology, self.own_backend, WITHOUT_LIMIT, store.clone())
 
     @property
     def alone(self) -> bool:
@@ -135,11 +138,11 @@ class Communicator:
 
     @property
     def transport(self) -> str:
-        """Names how tensors travel between ranks: ``none``, ``shared memory``, ``gloo`` or ``nccl``."""
+        """Names how tensors travel between ranks: ``none``, ``shared memory``, ``gloo``, ``nccl`` or ``xccl``."""
         if self.alone:
             return "none"
-        if self.device.type == "cuda" and self.nccl:
-            return "nccl"
+        if self.own_backend is not None:
+            return self.own_backend
         return "gloo" if self.slots is None else "shared memory"
 
     def close(self) -> None:
@@ -154,13 +157,13 @@ class Communicator:
     def _timed(self, moved: Traffic, device: torch.device, operation: Callable[..., Any], *args: Any) -> Any:
         """Calls a collective of tensors on a device, in which this rank sends and receives so much."""
         life.wait()  # already in what is under way: collectives of DDP's and FSDP's own
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        if self.waits:
+            accelerator.synchronize(device)
         started = time.perf_counter()
         try:
             result = operation(*args)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+            if self.waits:
+                accelerator.synchronize(device)
         except PeerFailureError:
             raise
         except RuntimeError as error:
@@ -181,9 +184,9 @@ class Communicator:
         x = x.contiguous()
         if self.alone:
             return x.unsqueeze(0)
-        if x.is_cuda and not self.nccl:
+        if not x.is_cpu and self.own_backend is None:
             return self.gather_ranks(x.cpu()).to(x.device)
-        if self.slots is not None and not x.is_cuda:
+        if self.slots is not None and x.is_cpu:
             return self._timed(self._moved(x), x.device, self.slots.gather, x)
         return self._timed(self._moved(x), x.device, self._all_gather, x)
 
@@ -227,14 +230,14 @@ class Communicator:
         """
         if self.alone:
             return nodes[0]
-        if nodes.is_cuda and not self.nccl:
+        if not nodes.is_cpu and self.own_backend is None:
             return self._sum(nodes.cpu(), tree).to(nodes.device)
         flat = nodes if nodes.dim() == 2 else nodes.reshape(len(nodes), nodes[0].numel())
         size = flat.shape[1] * flat.element_size()
         by_slices, moved = tree.sliced(size), ordered.traffic(tree, self.topology.rank, size)
         if self.sums != "slices":
             self.sums = "slices" if by_slices else "gather"
-        if self.slots is not None and not nodes.is_cuda:
+        if self.slots is not None and nodes.is_cpu:
             out = flat[0] if reused else None
             total = self._timed(moved, flat.device, ordered.sum_in_memory, flat, tree, self.slots, out)
         elif by_slices:
@@ -251,8 +254,10 @@ class Communicator:
         """
         if self.alone:
             return x
-        if self.slots is not None and not x.is_cuda:
+        if self.slots is not None and x.is_cpu:
             return self.sum_ranks(x)
+        if not x.is_cpu and self.own_backend is None:
+            return self.all_reduce(x.cpu()).to(x.device)
         size, ranks, self.sums = x.numel() * x.element_size(), self.topology.world_size, "all-reduce"
         ring = 2 * (ranks - 1) * size // ranks
         self._timed(Traffic(ring, ring), x.device, dist.all_reduce, x, dist.ReduceOp.SUM, self.group)
@@ -263,9 +268,9 @@ class Communicator:
         x = x.contiguous()
         if self.alone:
             return x.clone()
-        if self.slots is not None and not x.is_cuda:
+        if self.slots is not None and x.is_cpu:
             return self._timed(self._moved(x), x.device, self._copy_first, self.slots, x)
-        if x.is_cuda and not self.nccl:
+        if not x.is_cpu and self.own_backend is None:
             return self.broadcast(x.cpu()).to(x.device)
         out = x.clone()
         self._timed(self._moved(x), x.device, dist.broadcast, out, 0, self.group)
@@ -307,10 +312,10 @@ class Communicator:
         """
         if self.alone:
             return module
-        ids = [self.device.index] if self.device.type == "cuda" else None
+        ids = None if self.device.type == "cpu" else [self.device.index]
         with life.waiting():
             wrapped = DistributedDataParallel(module, device_ids=ids, find_unused_parameters=find_unused_parameters)
-        if self.transport != "nccl":
+        if self.own_backend is None:
             wrapped.register_comm_hook(
                 self, lambda communicator, bucket: mean_over_ranks(communicator, bucket.buffer())
             )

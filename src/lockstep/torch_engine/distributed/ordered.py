@@ -17,8 +17,10 @@ from torch import Tensor
 
 from lockstep.core.tree import Tree
 from lockstep.torch_engine.distributed.shared_memory import SharedSlots
+from lockstep.torch_engine.nets.memory import on_host
 
 PIECE_ELEMENTS = 1 << 21  # of a sum by a backend: what is sent and added stays in memory that is warm
+CACHED_ELEMENTS = 1 << 16  # of each shard, that are summed at a time: what is between lies in a processor's cache
 LINE_ELEMENTS = 16  # slices begin at multiples of so many: no two ranks write one line of a processor's cache
 
 
@@ -46,13 +48,25 @@ def tree_sum(x: Tensor) -> Tensor:
     return x[0]
 
 
+def _sum_of_own(x: Tensor) -> Tensor:
+    """Does what :func:`tree_sum` does, of much on a CPU in the first row's memory, and a part of all rows at a time."""
+    if not on_host(x.device) or x.dim() != 2 or x.shape[1] <= CACHED_ELEMENTS:
+        return tree_sum(x)
+    for part in x.split(CACHED_ELEMENTS, 1):
+        part[0] = tree_sum(part)
+    return x[0]
+
+
 def own_nodes(x: Tensor, tree: Tree, rank: int) -> Tensor:
-    """Sums a rank's shards ``[local shards, …]`` to the nodes of the tree inside its range, ``[nodes, …]``."""
+    """Sums a rank's shards ``[local shards, …]`` to the nodes of the tree inside its range, ``[nodes, …]``.
+
+    Large sums may use the memory of ``x``, whose values are lost.
+    """
     nodes = tree.nodes[rank]
     if len(nodes) == 1:
-        return tree_sum(x).unsqueeze(0)
+        return _sum_of_own(x).unsqueeze(0)
     first = tree.owned[rank].start
-    return torch.stack([tree_sum(x[node.start - first : node.stop - first]) for node in nodes])
+    return torch.stack([_sum_of_own(x[node.start - first : node.stop - first]) for node in nodes])
 
 
 def finished(parts: Sequence[Tensor], tree: Tree, out: Tensor | None = None) -> Tensor:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import gc
-import os
-import sys
 import time
 import uuid
 from typing import Any
@@ -16,10 +14,10 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
 from lockstep.config.run import Config
 from lockstep.core.errors import RankMismatchError
-from lockstep.core.network import interface_of, own_address
 from lockstep.core.process import ended_by_signals
 from lockstep.core.silence import sign_name
 from lockstep.core.topology import Topology
+from lockstep.training.rank_environment import apply, interface_settings, machine_class
 
 WITHOUT_LIMIT = datetime.timedelta(days=20)
 """The backends' own limit where ranks watch one another; in milliseconds it still fits into 32 bits."""
@@ -27,23 +25,33 @@ WITHOUT_LIMIT = datetime.timedelta(days=20)
 LEAVE_SECONDS = 2.0
 ASK_SECONDS = 0.02
 
-BACKENDS = {True: "cpu:gloo,cuda:nccl", False: "gloo"}
-"""By whether tensors on a GPU travel by NCCL."""
+DEVICE_BACKENDS = {"cuda": "nccl", "xpu": "xccl"}
+"""By PyTorch's type of an accelerator: the backend by which its tensors travel without the host."""
 
 
-def join_process_group(topology: Topology, nccl: bool, timeout: datetime.timedelta, store: Store | None = None) -> None:
+def device_backend(kind: str) -> str | None:
+    """Names the backend of a type of accelerator, if this PyTorch has it."""
+    name = DEVICE_BACKENDS.get(kind)
+    return name if name is not None and dist.is_backend_available(name) else None
+
+
+def backends_of(own: str | None) -> str:
+    """Says to PyTorch that the host's tensors travel by gloo, and an accelerator's by ``own``, if it has one."""
+    kinds = {backend: kind for kind, backend in DEVICE_BACKENDS.items()}
+    return "gloo" if own is None else f"cpu:gloo,{kinds[own]}:{own}"
+
+
+def join_process_group(
+    topology: Topology, own: str | None, timeout: datetime.timedelta, store: Store | None = None
+) -> None:
     """Joins the ranks, over loopback when they all run on this host.
 
-    ``timeout`` is how long a rank waits for the others in a collective; with ``nccl`` tensors on a GPU travel by it.
+    ``timeout`` is how long a rank waits for the others in a collective; ``own`` is the accelerators' backend, or None.
     """
-    if topology.loopback:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-    elif (interface := interface_of(own_address(topology.master_addr) or "")) is not None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    apply(interface_settings(topology, machine_class(topology)))
     store = store or meet(topology, timeout)
     place: dict[str, Any] = {"world_size": topology.world_size, "rank": topology.rank}
-    dist.init_process_group(BACKENDS[nccl], store=store, timeout=timeout, **place)
+    dist.init_process_group(backends_of(own), store=store, timeout=timeout, **place)
 
 
 def meet(topology: Topology, timeout: datetime.timedelta) -> Store:
@@ -98,9 +106,11 @@ def store_of_round(store: Store, topology: Topology, timeout: datetime.timedelta
     return mine
 
 
-def uses_nccl(config: Config) -> bool:
-    """Tells whether tensors on a GPU travel by NCCL; with gloo they go through the host."""
-    return config.device == "cuda" and config.backend in ("auto", "nccl")
+def own_backend(config: Config) -> str | None:
+    """Names the backend by which tensors on an accelerator travel; None: they go through the host, by gloo."""
+    if config.device == "cpu" or config.backend == "gloo":
+        return None
+    return config.backend if config.backend != "auto" else device_backend(config.device)
 
 
 def close_process_group() -> None:

@@ -13,7 +13,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.core.topology import Topology, from_environment
 from lockstep.torch_engine.distributed.communicator import Communicator
-from lockstep.torch_engine.distributed.process_group import BACKENDS, close_process_group, join_process_group
+from lockstep.torch_engine.distributed.process_group import (
+    backends_of,
+    close_process_group,
+    device_backend,
+    join_process_group,
+)
+from lockstep.torch_engine.setup import accelerator
 
 
 def script_topology() -> Topology:
@@ -33,19 +39,20 @@ def join_script(topology: Topology, timeout: datetime.timedelta) -> Communicator
 
     In the first case the collectives go through a group of their own, so that the script's are none of their business.
     """
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    nccl, group = dist.is_nccl_available() and gpus >= topology.local_world_size, None
+    backend, group = None, None
+    if accelerator.has_one_each(topology.local_world_size):
+        backend = device_backend(accelerator.current_accelerator().type)
     if dist.is_initialized():
-        nccl = nccl and "nccl" in dist.get_backend_config()
-        group = dist.new_group(timeout=timeout, backend=BACKENDS[nccl])
+        backend = backend if backend and backend in dist.get_backend_config() else None
+        group = dist.new_group(timeout=timeout, backend=backends_of(backend))
         assert isinstance(group, dist.ProcessGroup)  # every rank is a member
     else:
-        if nccl:
-            torch.cuda.set_device(topology.local_rank)
-        join_process_group(topology, nccl, timeout)
+        if backend is not None:
+            accelerator.take_own(topology.local_rank)
+        join_process_group(topology, backend, timeout)
         atexit.register(close_process_group)
-    device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
-    communicator = Communicator(topology, None, device, nccl, group)
+    device = torch.device("cpu") if backend is None else accelerator.current_accelerator()
+    communicator = Communicator(topology, None, device, backend, group)
     communicator.open_slots(timeout)
     atexit.register(communicator.close)  # before the process group: what was registered last is called first
     return communicator
@@ -80,5 +87,5 @@ def counted(key: str) -> int:
 def use_own_gpu() -> None:
     """Makes this rank's GPU the one that is meant by ``cuda``, if the host has one for every rank."""
     topology = script_topology()
-    if torch.cuda.is_available() and torch.cuda.device_count() >= topology.local_world_size > 1:
-        torch.cuda.set_device(topology.local_rank)
+    if topology.local_world_size > 1 and accelerator.has_one_each(topology.local_world_size):
+        accelerator.take_own(topology.local_rank)

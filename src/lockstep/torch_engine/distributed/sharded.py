@@ -78,7 +78,7 @@ class ShardedParameters:
         assert isinstance(wrapped, FSDPModule)
         wrapped.set_gradient_divide_factor(1.0)  # the loss is a part of a global mean already
         wrapped.set_force_sum_reduction_for_comms(True)
-        if communicator.transport != "nccl":
+        if communicator.own_backend is None:
             wrapped.set_custom_all_gather(_Gathering(self._gather))
             wrapped.set_custom_reduce_scatter(_Scattering(self._reduce, self._rank))
         self._wrapped, self.module = wrapped, module
@@ -146,8 +146,9 @@ class ShardedAdam:
         parameters.flat.grad = None
         self.release()
 
-    def step(self, gradient: Tensor, learning_rate: float) -> None:
-        """See :meth:`Optimizer.step`."""
+    def step(self, gradient: Tensor, learning_rate: float | Tensor, skipped: Tensor | None = None) -> None:
+        """See :meth:`Optimizer.step`; nothing is skipped without the host."""
+        assert skipped is None
         self._adam.param_groups[0]["lr"] = learning_rate
         parts = torch.split(gradient, [g.numel() for g in self._gradients])
         for mine, part in zip(self._gradients, parts, strict=True):

@@ -14,6 +14,7 @@ from torch import Tensor
 from lockstep.config.run import EnvConfig
 from lockstep.core.spaces import ActionLayout, ObservationLayout
 from lockstep.envs.tensor import TensorEnvironment, load_factory
+from lockstep.torch_engine.setup.accelerator import generator_state, set_generator_state
 
 FINAL = ("final_observation", "final_obs")
 SUCCESS = ("is_success", "success")
@@ -91,7 +92,7 @@ class GlobalGenerators:
     """Keeps the global generators (PyTorch's, NumPy's, Python's) of one simulator: its own stream wherever it draws."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
-        self._cuda = device if device.type == "cuda" else None
+        self._device = device
         saved = self._now()
         torch.manual_seed(seed)
         np.random.seed(seed & 0xFFFFFFFF)
@@ -100,19 +101,17 @@ class GlobalGenerators:
         self._set(saved)
 
     def _now(self) -> tuple[Any, ...]:
-        cuda = None if self._cuda is None else torch.cuda.get_rng_state(self._cuda)
-        return torch.get_rng_state(), np.random.get_state(), random.getstate(), cuda
+        return torch.get_rng_state(), np.random.get_state(), random.getstate(), generator_state(self._device)
 
     def _set(self, states: tuple[Any, ...]) -> None:
         torch.set_rng_state(states[0])
         np.random.set_state(states[1])
         random.setstate(states[2])
-        if self._cuda is not None:
-            torch.cuda.set_rng_state(states[3], self._cuda)
+        set_generator_state(self._device, states[3])
 
     def save(self) -> dict[str, np.ndarray]:
         """Copies the streams to arrays."""
-        cpu, (_, words, position, has_gauss, gauss), (version, internal, following), cuda = self._own
+        cpu, (_, words, position, has_gauss, gauss), (version, internal, following), device = self._own
         out = {
             "torch": cpu.numpy().copy(),
             "numpy": np.asarray(words, np.int64),
@@ -120,7 +119,7 @@ class GlobalGenerators:
             "python": np.array([version, *internal], np.int64),
             "python.rest": np.array([] if following is None else [following], np.float64),
         }
-        return out if cuda is None else out | {"cuda": cuda.numpy().copy()}
+        return out if device is None else out | {"cuda": device.numpy().copy()}
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Sets the streams: the reverse of :meth:`save`."""

@@ -17,6 +17,7 @@ from lockstep.core.shards import keyed_generator
 from lockstep.core.spaces import observation_layout
 from lockstep.envs.arrays import ArrayEnvironment
 from lockstep.torch_engine.envs.simulators import Step, encode
+from lockstep.torch_engine.nets.memory import on_host
 
 _GOLDEN, _FIRST, _SECOND = (
     int(np.uint64(x).astype(np.int64)) for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -88,7 +89,7 @@ class TensorArrays:
             truncated = truncated | own
         final, done = self._rows(observation), terminated | truncated
         following = final
-        if self._device.type != "cpu" or bool(done.any()):  # to look costs a wait on a GPU and little on a CPU
+        if not on_host(self._device) or bool(done.any()):  # to look costs a wait on a GPU and little on a CPU
             self.episodes = self.episodes + done
             fresh, first = self._first()
             state = {name: torch.where(_like(done, old), fresh[name], old) for name, old in state.items()}

@@ -20,6 +20,8 @@ from lockstep.envs.host_envs import HostEnvs, WantedEnvs, by_row
 from lockstep.envs.tensor import per_shard
 from lockstep.torch_engine.envs.simulators import NativeActions, Simulator, Step
 from lockstep.torch_engine.envs.tensor_arrays import TensorArrays
+from lockstep.torch_engine.nets.memory import on_host
+from lockstep.torch_engine.setup import accelerator
 
 GENERATORS = "generators."
 
@@ -39,7 +41,7 @@ class TensorEnvs(HostEnvs):
         self._native = NativeActions(wanted.description.action, device)
         self._groups: list[TensorArrays] | list[Simulator] = []
         kind = ARRAY_ENVIRONMENTS.get(config.id)
-        one = device.type != "cpu" if kind is not None else not per_shard(config)
+        one = not on_host(device) if kind is not None else not per_shard(config)
         self._slices = wanted.slices(None if one else wanted.shard_size)
         if kind is not None:
             env = make_arrays(config)
@@ -180,7 +182,4 @@ class TensorEnvs(HostEnvs):
 
 def make_tensor_envs(wanted: WantedEnvs) -> TensorEnvs:
     """Makes :class:`TensorEnvs` on the device that is named."""
-    on_gpu = wanted.device == "cuda"
-    return TensorEnvs(
-        wanted, torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device(wanted.device)
-    )
+    return TensorEnvs(wanted, accelerator.current_device(wanted.device))

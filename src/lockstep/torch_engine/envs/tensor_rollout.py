@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,8 +22,11 @@ from lockstep.torch_engine.envs.tensor_envs import TensorEnvs
 from lockstep.torch_engine.nets import distributions
 from lockstep.torch_engine.nets.encoders import float_columns
 from lockstep.torch_engine.nets.functions import Actor
+from lockstep.torch_engine.nets.memory import on_host
 from lockstep.torch_engine.nets.nets import PolicyNet
 from lockstep.torch_engine.rollout import Rollout, action_noise
+from lockstep.torch_engine.setup import accelerator
+from lockstep.torch_engine.setup.accelerator import to_device
 from lockstep.torch_engine.state import TrainState
 
 
@@ -36,14 +40,21 @@ class TensorRollout(Rollout):
         last: what each step's ended episodes saw last, rows ``[T, E, width]`` as the environments gave them.
         device_scores: rewards as the environments gave them, float32 ``[T, E]``.
         device_ends: int8 ``[3, T, E]``: terminated, truncated, successes.
+        shards: local ones; ``normalized`` whether ``raw`` has memory of its own.
+        finite: whether the sum over all observations and rewards is a finite number.
     """
 
     last: Any = field(default=None)
     device_scores: Any = field(default=None)
     device_ends: Any = field(default=None)
+    shards: int = field(default=1)
+    normalized: bool = field(default=False)
+    finite: bool = field(default=True)
 
     @classmethod
-    def on_device(cls, num_steps: int, envs: TensorEnvs, net: PolicyNet, normalized: bool) -> TensorRollout:
+    def on_device(
+        cls, num_steps: int, envs: TensorEnvs, net: PolicyNet, normalized: bool, shards: int
+    ) -> TensorRollout:
         """Makes buffers for ``num_steps`` steps."""
         rows, action, device = envs.observations, envs.description.action, envs.device
         shape = (num_steps, envs.num_envs)
@@ -64,6 +75,8 @@ class TensorRollout(Rollout):
             last=torch.zeros((*shape, rows.shape[1]), dtype=rows.dtype, device=device),
             device_scores=torch.zeros(shape, device=device),
             device_ends=torch.zeros((3, *shape), dtype=torch.int8, device=device),
+            shards=shards,
+            normalized=normalized,
         )
 
     def raw_rows(self) -> np.ndarray:
@@ -80,30 +93,56 @@ class TensorRollout(Rollout):
             self.device_ends[2, t] = step.successes
         self.last[t] = step.final
 
-    def to_host(self, normalize: Any) -> None:
-        """Brings rewards, ends, and the last rows of truncated episodes to the host."""
-        self.scores[...] = self.device_scores.cpu().numpy()
-        ends = self.device_ends.cpu().numpy()
+    def to_host(self, normalize: Any, layout: ObservationLayout) -> None:
+        """Brings rewards, ends, and the last rows of truncated episodes to the host.
+
+        From an accelerator one copy brings all but the last rows, which stay there, and with them the moments of
+        observations that are normalised.
+        """
+        raw: Any = self.raw
+        vectors = float_columns(layout, raw)[..., : layout.vector_size]
+        total = vectors.sum() + self.device_scores.sum()
+        if on_host(self.last.device):
+            scores, ends, self.finite = (
+                self.device_scores.numpy(),
+                self.device_ends.numpy(),
+                bool(torch.isfinite(total)),
+            )
+        else:
+            sums = device_moments(vectors if self.normalized else vectors[..., :0], self.shards)
+            scores, ends, total, sums = accelerator.read_at_once(self.device_scores, self.device_ends, total, sums)
+            self.finite, self.moments = bool(np.isfinite(total)), sums if self.normalized else None
+        self.scores[...] = scores
         self.terminated[...] = ends[0]
         np.greater(ends[1], ends[0], out=self.truncated)
         self.successes[...] = ends[2]
         self.final.clear()
         keys = np.argwhere(self.truncated)
         if len(keys):
-            steps, envs = (torch.from_numpy(column.copy()).to(self.last.device) for column in keys.T)
-            rows = normalize(self.last[steps, envs]).cpu().numpy()
+            steps, envs = (to_device(column.copy(), self.last.device) for column in keys.T)
+            rows = normalize(self.last[steps, envs])
+            rows = rows.numpy() if on_host(rows.device) else rows
             self.final.update(((int(t), int(env)), row) for (t, env), row in zip(keys, rows, strict=True))
+
+    def final_rows(self, keys: Sequence[tuple[int, int]], rows: int, layout: ObservationLayout) -> np.ndarray | Tensor:
+        """See :meth:`Rollout.final_rows`; an accelerator's stay there."""
+        if on_host(self.last.device):
+            return super().final_rows(keys, rows, layout)
+        block = self.last.new_zeros((1, rows, layout.width))
+        block[0, : len(keys)] = torch.stack([self.final[key] for key in keys])  # pyright: ignore[reportArgumentType]
+        return block
 
 
 def device_noise(config: Config, plan: ShardPlan, net: PolicyNet, iteration: int, device: torch.device) -> Tensor:
     """Draws :func:`~lockstep.torch_engine.rollout.action_noise` on the device, ``[T, E, action outputs]``.
 
-    A CPU takes the host's numbers; a GPU draws its own from its counter-based generator (Philox), set to the same keys.
+    Without a generator of the device's own they are the host's numbers; a GPU draws its own from its counter-based one
+    (Philox), set to the same keys.
     """
-    if device.type == "cpu":
-        return torch.from_numpy(action_noise(config, plan, net, iteration))
+    generator = accelerator.generator(device)
+    if generator is None:
+        return to_device(action_noise(config, plan, net, iteration), device)
     shape, parts = (config.num_steps, plan.envs_per_shard, net.action.outputs), []
-    generator = torch.Generator(device)
     for shard in plan.shards:
         generator.manual_seed(keyed_seed(config.seed, "action", iteration, shard))
         noise = torch.empty(shape, device=device)
@@ -111,6 +150,13 @@ def device_noise(config: Config, plan: ShardPlan, net: PolicyNet, iteration: int
             -noise.exponential_(generator=generator).log() if net.discrete else noise.normal_(generator=generator)
         )
     return torch.cat(parts, 1)
+
+
+def device_moments(vectors: Tensor, shards: int) -> Tensor:
+    """Computes mean and M2 of vectors ``[T, E, size]`` by shard, float64 ``[k, 2·size]``, where they are."""
+    x = vectors.unflatten(1, (shards, -1)).double()
+    mean = x.mean((0, 2), keepdim=True)
+    return torch.cat([mean[0, :, 0], (x - mean).square().sum((0, 2))], 1)
 
 
 class DeviceNormalizer:
@@ -122,7 +168,7 @@ class DeviceNormalizer:
         self._layout, self._on = layout, normalizer is not None
         if normalizer is not None:
             mean, scale, self._clip = normalizer.frozen
-            self._mean, self._scale = torch.from_numpy(mean).to(device), torch.from_numpy(scale).to(device)
+            self._mean, self._scale = to_device(mean, device), to_device(scale, device)
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Returns rows ``[…, width]`` with their vectors normalised; the same memory where nothing is."""
@@ -140,7 +186,7 @@ class TensorCollector:
     def __init__(self, config: Config, plan: ShardPlan, state: TrainState, envs: TensorEnvs, actor: Actor) -> None:
         self._config, self._plan, self._state, self._envs, self._actor = config, plan, state, envs, actor
         normalized = state.observation_normalizer is not None
-        self._buffers = TensorRollout.on_device(config.num_steps, envs, state.net, normalized)
+        self._buffers = TensorRollout.on_device(config.num_steps, envs, state.net, normalized, plan.local_num_shards)
         self.rollout: Rollout = self._buffers
 
     def collect(self) -> None:
@@ -150,10 +196,8 @@ class TensorCollector:
         self._check_numbers(self._state.iteration)
 
     def _check_numbers(self, iteration: int) -> None:
-        layout, out, envs = self._envs.description.observation, self._buffers, self._envs
-        rows: Any = out.raw
-        vectors = float_columns(layout, rows)[..., : layout.vector_size]
-        if not torch.isfinite(vectors.sum() + out.device_scores.sum()):
+        out, envs = self._buffers, self._envs
+        if not out.finite:
             check_numbers(envs.description, envs.env_ids, out.raw_rows(), out.scores, iteration)
 
     def collect_random(self) -> None:
@@ -183,7 +227,7 @@ def collect(state: TrainState, envs: TensorEnvs, actor: Actor, noise: Tensor, ou
         life.progressed()
         actor.forget(step.terminated | step.truncated)
         out.observations[t + 1] = normalize(envs.observations)
-    out.to_host(normalize)
+    out.to_host(normalize, state.net.observation)
     out.shape_rewards(envs.description.rewards)
 
 
@@ -196,7 +240,7 @@ def collect_random(config: Config, plan: ShardPlan, envs: TensorEnvs, out: Tenso
         out.raw[t] = envs.observations
         allowed = allowed_actions(observation, action, envs.observations.cpu().numpy(), actions[t])
         out.keep(t, envs.advance(torch.from_numpy(allowed).to(envs.device)))
-    out.to_host(lambda rows: rows)
+    out.to_host(lambda rows: rows, observation)
     out.shape_rewards(envs.description.rewards)
     envs.buffers.episodes += config.num_steps + 1  # more than any environment has begun
     envs.begin()

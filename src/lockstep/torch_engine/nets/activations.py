@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from lockstep.torch_engine.nets.memory import on_host
+
 
 def shard_by_shard(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """Makes an elementwise function be applied to each shard of ``[k, …]`` on its own.
@@ -35,7 +37,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def _tanh(x: Tensor) -> Tensor:
     """Computes tanh in place; on a CPU by NumPy, whose own is vectorised."""
-    if x.device.type != "cpu" or x.dtype == torch.bfloat16:  # which NumPy doesn't know
+    if not on_host(x.device) or x.dtype == torch.bfloat16:  # which NumPy doesn't know
         return x.tanh_()
     np.tanh(x.numpy(), out=x.numpy())
     return x

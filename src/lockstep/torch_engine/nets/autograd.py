@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from lockstep.config.run import Config
     from lockstep.core.shards import ShardPlan
 
+IMAGES_AT_A_TIME = 256
+"""Of a rollout that is evaluated: as floats, and between layers, they take four times as many bytes and more."""
+
 
 def minibatch_loss(
     net: PolicyNet, weights: Parameters, columns: Columns, settings: LossSettings
@@ -67,8 +70,9 @@ class AutogradFunctions:
 
     def actor(self, plan: ShardPlan, mode: Mode) -> NetActor:
         """See :meth:`PolicyFunctions.actor`."""
-        kind = NetActor if self.net.core is None else RecurrentActor
-        return kind(self.net, self.weights, plan, mode)
+        if self.net.core is not None:
+            return RecurrentActor(self, plan, mode)
+        return NetActor(self.net, self.weights, plan, mode)
 
     def output(self, observations: Tensor) -> Tensor:
         """See :meth:`PolicyFunctions.output`."""
@@ -77,14 +81,22 @@ class AutogradFunctions:
     def evaluate(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         """See :meth:`PolicyFunctions.evaluate`."""
         net, weights, count = self.net, self.weights.expanded(len(observations)), actions.shape[1]
-        acted = observations[:, :count].clone()
-        if net.shared or net.custom is not None or not net.critic:
+        if net.convolutional and net.custom is None:
+            output, values = self._of_images(observations)
+        elif net.shared or net.custom is not None or not net.critic:
             output, values = nets.actor_critic(net, weights, observations)
-            output = output[:, :count]
         else:
+            acted = observations[:, :count].clone()
             output, values = nets.actor(net, weights, acted), nets.critic(net, weights, observations)
-        log_prob = distributions.log_prob_and_entropy(net, weights, output, actions)[0]
+        log_prob = distributions.log_prob_and_entropy(net, weights, output[:, :count], actions)[0]
         return log_prob, log_prob[:, :0] if values is None else values
+
+    def _of_images(self, observations: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Computes outputs and values of rows ``[k, m, width]``, so many at a time that memory stays small and warm."""
+        weights, size = self.weights.expanded(len(observations)), max(1, IMAGES_AT_A_TIME // len(observations))
+        parts = [nets.actor_critic(self.net, weights, part) for part in observations.split(size, 1)]
+        outputs, values = zip(*parts, strict=True)
+        return torch.cat(outputs, 1), torch.cat(values, 1) if self.net.critic else None
 
     def unroll(
         self, observations: Tensor, actions: Tensor, recurrent_state: Tensor, resets: Tensor
@@ -95,7 +107,15 @@ class AutogradFunctions:
         log_prob = distributions.log_prob_and_entropy(self.net, weights, output[:, :-1], actions)[0]
         return log_prob, log_prob[:, :0] if values is None else values, states
 
-    def values(self, observations: np.ndarray, recurrent_state: Tensor | None) -> Tensor:
+    def step(self, observations: Tensor, recurrent_state: Tensor) -> tuple[Tensor, Tensor]:
+        """See :meth:`PolicyFunctions.step`."""
+        weights, none = self.weights.expanded(len(observations)), torch.zeros_like(recurrent_state[:, None, :, 0])
+        output, _, states = nets.unroll(
+            self.net, weights, observations.unsqueeze(1), recurrent_state, none, actor_only=True
+        )
+        return output[:, 0], states[:, 0]
+
+    def values(self, observations: np.ndarray | Tensor, recurrent_state: Tensor | None) -> Tensor:
         """See :meth:`PolicyFunctions.values`."""
         weights = self.weights.expanded(1)
         rows = aligned(observations, self.weights.flat.device)
@@ -110,7 +130,7 @@ class AutogradFunctions:
     def _loss(self) -> LossFunction:
         return compiled(minibatch_loss, self._config)
 
-    def gradients(self, columns: Columns, settings: LossSettings) -> Tensor:
+    def gradients(self, columns: Columns, settings: LossSettings, out: Tensor | None = None) -> Tensor:
         """See :meth:`PolicyFunctions.gradients`."""
         shards = len(columns["actions"])
         weights = {name: w.requires_grad_() for name, w in nets.expand(self.weights.views, shards).items()}
@@ -120,7 +140,7 @@ class AutogradFunctions:
             total = loss.sum()
         parts = torch.autograd.grad(total, list(weights.values()), materialize_grads=True)
         set_dropout(self.net, None)
-        return torch.cat([*(part.reshape(shards, -1).float() for part in parts), terms], 1)
+        return torch.cat([*(part.reshape(shards, -1).float() for part in parts), terms], 1, out=out)
 
 
 class NetActor(Actor):
@@ -131,18 +151,23 @@ class NetActor(Actor):
         self._mode: Mode = mode
         self._shards, self._rows = plan.local_num_shards, plan.envs_per_shard
 
-    def __call__(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    def __call__(self, observations: np.ndarray, noise: np.ndarray, part: slice | None = None) -> np.ndarray:
         """See :meth:`Actor.__call__`."""
         drawn = torch.from_numpy(noise).to(self._device)
-        return self.tensors(torch.from_numpy(observations).to(self._device), drawn).cpu().numpy()
+        return self.tensors(torch.from_numpy(observations).to(self._device), drawn, part).cpu().numpy()
 
-    def tensors(self, observations: Tensor, noise: Tensor) -> Tensor:
+    def tensors(self, observations: Tensor, noise: Tensor, part: slice | None = None) -> Tensor:
         """See :meth:`Actor.tensors`."""
-        x = aligned(observations, self._device).view(self._shards, self._rows, -1)
-        return self._sampled(x, noise.view(self._shards, self._rows, -1)).flatten(0, 1)
+        shards = len(observations) // self._rows
+        x = aligned(observations, self._device).view(shards, self._rows, -1)
+        return self._sampled(x, noise.view(shards, self._rows, -1), self._shards_of(part)).flatten(0, 1)
 
-    def _sampled(self, x: Tensor, noise: Tensor) -> Tensor:
-        """Actions ``[k, rows, …]`` of observations and noise ``[k, rows, …]`` of the local shards."""
+    def _shards_of(self, part: slice | None) -> slice:
+        """Which of the rank's shards some environments are."""
+        return slice(self._shards) if part is None else slice(part.start // self._rows, part.stop // self._rows)
+
+    def _sampled(self, x: Tensor, noise: Tensor, shards: slice) -> Tensor:
+        """Actions ``[k, rows, …]`` of observations and noise ``[k, rows, …]`` of some local shards."""
         return by_shard(self._mode, self._sample, x, noise)
 
     def _sample(self, x: Tensor, noise: Tensor) -> Tensor:
@@ -153,26 +178,27 @@ class NetActor(Actor):
 class RecurrentActor(NetActor):
     """Samples actions of recurrent networks, carrying their state ``[k, rows, size]`` from step to step."""
 
-    def __init__(self, net: PolicyNet, parameters: FlatParameters, plan: ShardPlan, mode: Mode) -> None:
-        super().__init__(net, parameters, plan, mode)
+    def __init__(self, policy: AutogradFunctions, plan: ShardPlan, mode: Mode) -> None:
+        super().__init__(policy.net, policy.weights, plan, mode)
+        self._policy = policy
         self._state = torch.zeros(0)
-        self._none = torch.zeros((self._shards, 1, self._rows), device=self._device)
 
-    def begin(self, recurrent_state: np.ndarray | None) -> None:
+    def begin(self, recurrent_state: np.ndarray | Tensor | None) -> None:
         """See :meth:`Actor.begin`."""
         assert recurrent_state is not None
-        state = torch.from_numpy(recurrent_state).to(self._device)
+        state = torch.as_tensor(recurrent_state).to(self._device)
         self._state = state.view(self._shards, self._rows, -1).clone()
 
-    def _sampled(self, x: Tensor, noise: Tensor) -> Tensor:
-        actions, self._state = by_shard(self._mode, self._recurrent_sample, x, noise, self._state)
+    def _sampled(self, x: Tensor, noise: Tensor, shards: slice) -> Tensor:
+        actions, after = by_shard(self._mode, self._recurrent_sample, x, noise, self._state[shards].clone())
+        self._state[shards] = after
         return actions
 
     def _recurrent_sample(self, x: Tensor, noise: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        weights, none = self._parameters.expanded(len(x)), self._none[: len(x)]
-        output, _, states = nets.unroll(self._net, weights, x.unsqueeze(1), state, none, actor_only=True)
-        return distributions.sample(self._net, weights, output[:, 0], noise), states[:, 0]
+        output, after = self._policy.step(x, state)
+        return distributions.sample(self._net, self._parameters.expanded(len(x)), output, noise), after
 
-    def forget(self, done: Tensor) -> None:
+    def forget(self, done: Tensor, part: slice | None = None) -> None:
         """See :meth:`Actor.forget`."""
-        self._state = torch.where(done.to(self._device).view(self._shards, self._rows, 1), 0.0, self._state)
+        state = self._state[self._shards_of(part)]
+        state.masked_fill_(done.to(self._device).view(len(state), self._rows, 1), 0.0)

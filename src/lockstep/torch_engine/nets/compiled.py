@@ -31,7 +31,6 @@ def compiled(loss: LossFunction, config: Config) -> LossFunction:
 
     # kernels are never chosen by timing, which could choose others on other ranks
     inductor.deterministic = True
-    graph_mode = "reduce-overhead" if config.cuda_graphs else None
     functions: dict[LossSettings, Callable[..., tuple[Tensor, Tensor]]] = {}
 
     def run(
@@ -44,9 +43,7 @@ def compiled(loss: LossFunction, config: Config) -> LossFunction:
             def of_tensors(weights: Mapping[str, Tensor], columns: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
                 return loss(net, weights, columns, whole)
 
-            functions[whole] = torch.compile(of_tensors, dynamic=False, fullgraph=True, mode=graph_mode)
-        if config.cuda_graphs:  # the last step's outputs were copied and may be overwritten
-            torch.compiler.cudagraph_mark_step_begin()
+            functions[whole] = torch.compile(of_tensors, dynamic=False, fullgraph=True)
         total, terms = functions[whole](dict(weights), dict(columns))
         return total / settings.count, terms / settings.count
 

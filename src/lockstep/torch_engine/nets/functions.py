@@ -5,9 +5,9 @@ It is chosen once, when the state is made (:func:`lockstep.torch_engine.state.ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -22,8 +22,17 @@ if TYPE_CHECKING:
 Columns = Mapping[str, Tensor]
 """A minibatch by name, tensors ``[k, rows, …]``; :class:`lockstep.torch_engine.batch.Batch` says what they are."""
 
-ShardGradients = Callable[[Columns, int], Tensor]
-"""From a minibatch and its global count of valid samples to each shard's gradient and loss terms, ``[k, P + T]``."""
+
+class ShardGradients(Protocol):
+    """Computes each shard's gradient and loss terms ``[k, P + T]`` of a minibatch."""
+
+    def __call__(self, columns: Columns, count: Any, out: Tensor | None = None) -> Tensor:
+        """Takes the global count of valid samples, an int or a scalar on the device.
+
+        ``out`` is as :meth:`PolicyFunctions.gradients` takes it.
+        """
+        ...
+
 
 DROPOUT_SEED = "dropout_seed"
 
@@ -46,21 +55,22 @@ class PolicyOutputs:
 class Actor(Protocol):
     """Samples a rank's actions step by step, from rows ``[E, width]`` and noise ``[E, action outputs]``.
 
+    ``part`` says which of the rank's environments they are of, whole shards; None: all.
     Who carries nothing from step to step inherits :meth:`begin` and :meth:`forget`, which do nothing.
     """
 
-    def begin(self, recurrent_state: np.ndarray | None) -> None:
+    def begin(self, recurrent_state: np.ndarray | Tensor | None) -> None:
         """Begins a rollout with what a recurrent policy carries into it, float32 ``[E, size]``."""
 
-    def __call__(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    def __call__(self, observations: np.ndarray, noise: np.ndarray, part: slice | None = None) -> np.ndarray:
         """Samples actions ``[E, …]`` on the host."""
         ...
 
-    def tensors(self, observations: Tensor, noise: Tensor) -> Tensor:
+    def tensors(self, observations: Tensor, noise: Tensor, part: slice | None = None) -> Tensor:
         """Samples actions ``[E, …]`` on the device."""
         ...
 
-    def forget(self, done: Tensor) -> None:
+    def forget(self, done: Tensor, part: slice | None = None) -> None:
         """Carries nothing over the end of an episode; bool ``[E]``, at which nothing looks."""
 
 
@@ -93,27 +103,39 @@ class PolicyFunctions(Protocol):
         """
         ...
 
-    def values(self, observations: np.ndarray, recurrent_state: Tensor | None) -> Tensor:
-        """Computes values ``[rows]`` of one shard's host rows ``[1, rows, width]`` and states ``[1, rows, size]``."""
+    def step(self, observations: Tensor, recurrent_state: Tensor) -> tuple[Tensor, Tensor]:
+        """Computes what :meth:`actor` samples one step's actions of, where the policy is recurrent.
+
+        Takes observations ``[k, rows, width]`` and the state before the step ``[k, rows, size]``; returns logits or
+        means ``[k, rows, outputs]`` and the state after it.
+        """
         ...
 
-    def gradients(self, columns: Columns, settings: LossSettings) -> Tensor:
-        """Computes each shard's gradient and loss terms ``[k, P + T]``, in memory that the next call may use again."""
+    def values(self, observations: np.ndarray | Tensor, recurrent_state: Tensor | None) -> Tensor:
+        """Computes values ``[rows]`` of one shard's rows ``[1, rows, width]`` and states ``[1, rows, size]``."""
+        ...
+
+    def gradients(self, columns: Columns, settings: LossSettings, out: Tensor | None = None) -> Tensor:
+        """Computes each shard's gradient and loss terms ``[k, P + T]``, in ``out`` where that is given.
+
+        What it returns otherwise may lie in memory that the next call uses again.
+        """
         ...
 
 
 def shard_gradients(policy: PolicyFunctions, settings: LossSettings, pieces: int) -> ShardGradients:
     """Makes a function of a minibatch that returns each shard's gradient, taken in ``pieces`` equal parts."""
 
-    def of_whole(columns: Columns, count: int) -> Tensor:
-        return policy.gradients(columns, settings.counting(count))
+    def of_whole(columns: Columns, count: Any, out: Tensor | None = None) -> Tensor:
+        return policy.gradients(columns, settings.counting(count), out)
 
     if pieces == 1:
         return of_whole
 
-    def accumulated(columns: Columns, count: int) -> Tensor:
+    def accumulated(columns: Columns, count: Any, out: Tensor | None = None) -> Tensor:
         parts = [of_whole(piece, count).clone() for piece in in_pieces(columns, pieces)]
-        return distributions.sum_in_order(parts)
+        total = distributions.sum_in_order(parts)
+        return total if out is None else out.copy_(total)
 
     return accumulated
 

@@ -22,9 +22,11 @@ from torch.nn import functional
 from lockstep.networks.spec import PolicyNet
 from lockstep.torch_engine.nets import recurrent
 from lockstep.torch_engine.nets.activations import ACTIVATIONS, fast_activation
-from lockstep.torch_engine.nets.encoders import action_mask, encode
+from lockstep.torch_engine.nets.encoders import action_mask, encode, images_of
 
 Parameters = Mapping[str, Tensor]
+Images = Mapping[str, Tensor]
+"""Images of observations by their leaves' names, ``[k, rows, C, H, W]``; :func:`.encoders.images_of` makes them."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -80,24 +82,24 @@ def _masked(net: PolicyNet, observations: Tensor, output: Tensor) -> Tensor:
 
 
 @_in_precision
-def actor(net: PolicyNet, parameters: Parameters, observations: Tensor) -> Tensor:
+def actor(net: PolicyNet, parameters: Parameters, observations: Tensor, images: Images | None = None) -> Tensor:
     """Computes the actor's output ``[k, rows, outputs]`` of rows ``[k, rows, width]``; forbidden logits are -1e8."""
     if net.custom is not None:
         return _masked(net, observations, net.custom(parameters, net.observation, observations)[0])
     trunk = net.trunks[0]
-    x = encode(net.observation, net.image, parameters, trunk, observations)
+    x = encode(net.observation, net.image, parameters, trunk, observations, images)
     if net.shared:
         x = _layers(net, parameters, trunk, x)
     return _masked(net, observations, _layers(net, parameters, "actor", x))
 
 
 @_in_precision
-def critic(net: PolicyNet, parameters: Parameters, observations: Tensor) -> Tensor:
+def critic(net: PolicyNet, parameters: Parameters, observations: Tensor, images: Images | None = None) -> Tensor:
     """Computes values ``[k, rows]`` of observation rows ``[k, rows, width]``."""
     if net.custom is not None:
         return net.custom(parameters, net.observation, observations)[1]
     trunk = net.trunks[-1]
-    x = encode(net.observation, net.image, parameters, trunk, observations)
+    x = encode(net.observation, net.image, parameters, trunk, observations, images)
     if net.shared:
         x = _layers(net, parameters, trunk, x)
     return _layers(net, parameters, "critic", x)[..., 0]
@@ -110,7 +112,9 @@ def actor_critic(net: PolicyNet, parameters: Parameters, observations: Tensor) -
         output, values = net.custom(parameters, net.observation, observations)
         return _masked(net, observations, output), values if net.critic else None
     if not net.shared:
-        return actor(net, parameters, observations), critic(net, parameters, observations) if net.critic else None
+        images = images_of(net.observation, observations)
+        output = actor(net, parameters, observations, images)
+        return output, critic(net, parameters, observations, images) if net.critic else None
     x = encode(net.observation, net.image, parameters, "trunk", observations)
     return _heads(net, parameters, observations, [_layers(net, parameters, "trunk", x)])
 
@@ -151,12 +155,13 @@ def unroll(
     width = net.carry_size // len(net.trunks)
     features: list[Tensor] = []
     states: list[Tensor] = []
+    images = images_of(net.observation, rows)
     for number, trunk in enumerate(net.trunks):
         part = recurrent_state[..., number * width : (number + 1) * width]
         if actor_only and trunk == "critic":
             states.append(part.unsqueeze(1).expand(k, steps, n, width))
             continue
-        x = encode(net.observation, net.image, parameters, trunk, rows).view(k, steps, n, -1)
+        x = encode(net.observation, net.image, parameters, trunk, rows, images).view(k, steps, n, -1)
         outputs, carried = recurrent.unroll(net.core, parameters, trunk, x, part, resets)
         x = outputs.flatten(1, 2)
         features.append(_layers(net, parameters, trunk, x) if net.shared else x)

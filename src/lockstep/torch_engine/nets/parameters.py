@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.torch_engine.nets.memory import on_host
 from lockstep.torch_engine.nets.nets import expand
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -17,8 +18,12 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 Arrays = Mapping[str, np.ndarray]
 """Arrays by parameter name."""
 
-Rule = Callable[[Tensor, float], None]
-"""Applies a gradient ``[P]``, whose memory it may use up, at a learning rate."""
+
+class Rule(Protocol):
+    """Applies a gradient ``[P]``, whose memory it may use up, at a learning rate; see :meth:`Optimizer.step`."""
+
+    def __call__(self, gradient: Tensor, learning_rate: float | Tensor, skipped: Tensor | None = None, /) -> None:
+        """Applies it."""
 
 
 class FlatParameters:
@@ -57,8 +62,12 @@ class FlatParameters:
 class Optimizer(Protocol):
     """Keeps the parameters and Adam's moments, whole or this rank's slices, and applies reduced gradients to them."""
 
-    def step(self, gradient: Tensor, learning_rate: float) -> None:
-        """Applies a gradient, ``[P]`` or this rank's part of it, whose memory is used up."""
+    def step(self, gradient: Tensor, learning_rate: float | Tensor, skipped: Tensor | None = None) -> None:
+        """Applies a gradient, ``[P]`` or this rank's part of it, whose memory is used up.
+
+        On an accelerator the rate may be a float32 scalar there, and ``skipped`` one that is 1 where nothing is to be
+        changed; nothing looks at either.
+        """
 
     def parameters(self) -> Tensor:
         """Returns the whole parameters ``[P]``; a collective and a copy where they are sliced."""
@@ -90,9 +99,9 @@ class WholeAdam(Optimizer):
         self._moments = {"step": torch.zeros((), device=flat.device)} | {m: torch.zeros_like(flat) for m in MOMENTS}
         self._rule = make_rule(flat, self._moments)
 
-    def step(self, gradient: Tensor, learning_rate: float) -> None:
+    def step(self, gradient: Tensor, learning_rate: float | Tensor, skipped: Tensor | None = None) -> None:
         """See :meth:`Optimizer.step`."""
-        self._rule(gradient, learning_rate)
+        self._rule(gradient, learning_rate, skipped)
 
     def parameters(self) -> Tensor:
         """See :meth:`Optimizer.parameters`; the memory itself."""
@@ -111,13 +120,17 @@ class WholeAdam(Optimizer):
 
 
 def fused_adam(flat: Tensor, moments: dict[str, Tensor], options: dict[str, Any]) -> Rule:
-    """Makes PyTorch's fused Adam the rule: its state is ``moments``, its settings are ``options``."""
+    """Makes PyTorch's fused Adam the rule: its state is ``moments``, its settings are ``options``.
+
+    ``found_inf`` is how PyTorch's own ``GradScaler`` has a fused optimiser leave a step out without a wait.
+    """
     gradients = flat.grad = torch.zeros_like(flat)
-    optimizer = torch.optim.Adam([flat], fused=True, **options)
+    optimizer: Any = torch.optim.Adam([flat], fused=True, capturable=not on_host(flat.device), **options)
     optimizer.state[flat] = moments
 
-    def step(gradient: Tensor, learning_rate: float) -> None:
+    def step(gradient: Tensor, learning_rate: float | Tensor, skipped: Tensor | None = None) -> None:
         optimizer.param_groups[0]["lr"] = learning_rate
+        optimizer.found_inf = skipped
         gradients.copy_(gradient)
         optimizer.step()
 

@@ -1,1 +1,1 @@
-"""Small networks with gradients written by hand in NumPy."""
+"""Small networks, with recurrent cores or without, whose gradients are written by hand in NumPy."""

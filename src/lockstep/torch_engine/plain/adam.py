@@ -19,8 +19,10 @@ def host_adam(flat: Tensor, moments: dict[str, Tensor], betas: tuple[float, floa
     scratch = np.empty_like(parameters)
     first, second = betas
 
-    def step(used_up: Tensor, learning_rate: float) -> None:
+    def step(used_up: Tensor, learning_rate: float | Tensor, skipped: Tensor | None = None) -> None:
         nonlocal parameters, mean, square, scratch
+        assert isinstance(learning_rate, float)
+        assert skipped is None
         gradient = used_up.numpy()
         moments["step"] += 1
         count = int(moments["step"])

@@ -1,7 +1,8 @@
-"""A plain policy's numbers by hand, in NumPy: what the engine asks for in tensors, on the same memory."""
+"""What the engine asks of a policy in tensors, computed by hand in NumPy on the same memory."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +14,7 @@ from lockstep.torch_engine.nets.nets import PolicyNet
 from lockstep.torch_engine.nets.parameters import FlatParameters
 from lockstep.torch_engine.nets.shards import Mode, by_shard
 from lockstep.torch_engine.plain.policy import PlainPolicy
+from lockstep.torch_engine.plain.recurrent import RecurrentPolicy
 from lockstep.training.losses import LossSettings
 
 if TYPE_CHECKING:
@@ -47,13 +49,65 @@ class PlainFunctions:
         """Refuses: a plain policy isn't recurrent."""
         raise AssertionError("a plain policy isn't recurrent")
 
-    def values(self, observations: np.ndarray, recurrent_state: Tensor | None) -> Tensor:
-        """See :meth:`PolicyFunctions.values`."""
-        return torch.from_numpy(self.plain.values(observations)[0])
+    def step(self, observations: Tensor, recurrent_state: Tensor) -> tuple[Tensor, Tensor]:
+        """Refuses: a plain policy isn't recurrent."""
+        raise AssertionError("a plain policy isn't recurrent")
 
-    def gradients(self, columns: Columns, settings: LossSettings) -> Tensor:
+    def values(self, observations: np.ndarray | Tensor, recurrent_state: Tensor | None) -> Tensor:
+        """See :meth:`PolicyFunctions.values`."""
+        return torch.from_numpy(self.plain.values(np.asarray(observations))[0])
+
+    def gradients(self, columns: Columns, settings: LossSettings, out: Tensor | None = None) -> Tensor:
         """See :meth:`PolicyFunctions.gradients`."""
-        return torch.from_numpy(self.plain.gradients({name: x.numpy() for name, x in columns.items()}, settings))
+        rows = torch.from_numpy(self.plain.gradients({name: x.numpy() for name, x in columns.items()}, settings))
+        return rows if out is None else out.copy_(rows)
+
+
+class RecurrentFunctions:
+    """Computes a recurrent policy's numbers; see :class:`lockstep.torch_engine.nets.functions.PolicyFunctions`.
+
+    The networks must be :func:`lockstep.torch_engine.plain.recurrent.derivable_recurrent`, the parameters on the CPU.
+    """
+
+    def __init__(self, net: PolicyNet, parameters: FlatParameters) -> None:
+        self.recurrent = RecurrentPolicy(net, {name: view.numpy() for name, view in parameters.views.items()})
+
+    def actor(self, plan: ShardPlan, mode: Mode) -> RecurrentPlainActor:
+        """See :meth:`PolicyFunctions.actor`."""
+        return RecurrentPlainActor(self.recurrent, plan, mode)
+
+    def output(self, observations: Tensor) -> Tensor:
+        """Refuses: a recurrent policy's output depends on what it carries."""
+        raise AssertionError("a recurrent policy goes by step or unroll")
+
+    def evaluate(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Refuses: see :meth:`output`."""
+        raise AssertionError("a recurrent policy goes by step or unroll")
+
+    def unroll(
+        self, observations: Tensor, actions: Tensor, recurrent_state: Tensor, resets: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See :meth:`PolicyFunctions.unroll`."""
+        given = (x.numpy() for x in (observations, actions, recurrent_state, resets))
+        log_probs, values, states = self.recurrent.unroll(*given)
+        return torch.from_numpy(log_probs), torch.from_numpy(values), torch.from_numpy(states)
+
+    def step(self, observations: Tensor, recurrent_state: Tensor) -> tuple[Tensor, Tensor]:
+        """See :meth:`PolicyFunctions.step`."""
+        none = np.zeros(observations.shape[:2], np.float32)
+        weights = self.recurrent.acting_weights()
+        output, states = self.recurrent.step(weights, observations.numpy(), recurrent_state.numpy(), none)
+        return torch.from_numpy(output), torch.from_numpy(states)
+
+    def values(self, observations: np.ndarray | Tensor, recurrent_state: Tensor | None) -> Tensor:
+        """See :meth:`PolicyFunctions.values`."""
+        assert recurrent_state is not None
+        return torch.from_numpy(self.recurrent.values(np.asarray(observations), recurrent_state.numpy())[0])
+
+    def gradients(self, columns: Columns, settings: LossSettings, out: Tensor | None = None) -> Tensor:
+        """See :meth:`PolicyFunctions.gradients`."""
+        rows = torch.from_numpy(self.recurrent.gradients({name: x.numpy() for name, x in columns.items()}, settings))
+        return rows if out is None else out.copy_(rows)
 
 
 class PlainActor(Actor):
@@ -62,14 +116,55 @@ class PlainActor(Actor):
     def __init__(self, plain: PlainPolicy, plan: ShardPlan, mode: Mode) -> None:
         self._plain = plain
         self._mode: Mode = mode
-        self._split = (plan.local_num_shards, plan.envs_per_shard, -1)
+        self._rows = plan.envs_per_shard
 
-    def __call__(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    def __call__(self, observations: np.ndarray, noise: np.ndarray, part: slice | None = None) -> np.ndarray:
         """See :meth:`Actor.__call__`."""
-        rows = observations.reshape(self._split).copy()
-        actions = by_shard(self._mode, self._plain.act, rows, noise.reshape(self._split))
+        split = (len(observations) // self._rows, self._rows, -1)
+        actions = by_shard(self._mode, self._plain.act, observations.reshape(split).copy(), noise.reshape(split))
         return actions.reshape(len(observations), *actions.shape[2:])
 
-    def tensors(self, observations: Tensor, noise: Tensor) -> Tensor:
+    def tensors(self, observations: Tensor, noise: Tensor, part: slice | None = None) -> Tensor:
         """See :meth:`Actor.tensors`."""
         return torch.from_numpy(self(observations.numpy(), noise.numpy()))
+
+
+class RecurrentPlainActor(Actor):
+    """Samples a recurrent policy's actions, carrying its state ``[k, rows, size]`` from step to step.
+
+    The parameters are those at the beginning of the rollout.
+    """
+
+    def __init__(self, policy: RecurrentPolicy, plan: ShardPlan, mode: Mode) -> None:
+        self._policy = policy
+        self._mode: Mode = mode
+        self._shards, self._rows = plan.local_num_shards, plan.envs_per_shard
+
+    def begin(self, recurrent_state: np.ndarray | Tensor | None) -> None:
+        """See :meth:`Actor.begin`."""
+        assert isinstance(recurrent_state, np.ndarray)
+        self._weights = self._policy.acting_weights()
+        self._state = recurrent_state.reshape(self._shards, self._rows, -1).copy()
+        self._resets = np.zeros((self._shards, self._rows), np.float32)
+
+    def _shards_of(self, part: slice | None) -> slice:
+        return slice(self._shards) if part is None else slice(part.start // self._rows, part.stop // self._rows)
+
+    def __call__(self, observations: np.ndarray, noise: np.ndarray, part: slice | None = None) -> np.ndarray:
+        """See :meth:`Actor.__call__`."""
+        shards, split = self._shards_of(part), (len(observations) // self._rows, self._rows, -1)
+        rows, state = observations.reshape(split).copy(), self._state[shards].copy()
+        act = partial(self._policy.act, self._weights)
+        actions, self._state[shards] = by_shard(
+            self._mode, act, rows, noise.reshape(split), state, self._resets[shards]
+        )
+        return actions.reshape(len(observations), *actions.shape[2:])
+
+    def tensors(self, observations: Tensor, noise: Tensor, part: slice | None = None) -> Tensor:
+        """See :meth:`Actor.tensors`."""
+        return torch.from_numpy(self(observations.numpy(), noise.numpy(), part))
+
+    def forget(self, done: Tensor, part: slice | None = None) -> None:
+        """See :meth:`Actor.forget`; takes effect with the next step."""
+        resets = self._resets[self._shards_of(part)]
+        resets[...] = done.numpy().reshape(resets.shape)

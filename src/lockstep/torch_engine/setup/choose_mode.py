@@ -10,9 +10,9 @@ from torch import Tensor
 from lockstep.config.run import Config
 from lockstep.core.shards import ShardPlan, keyed_generator
 from lockstep.envs.gymnasium.random_policy import random_actions
-from lockstep.torch_engine.nets import nets
+from lockstep.torch_engine.nets.encoders import float_columns
 from lockstep.torch_engine.nets.functions import shard_gradients
-from lockstep.torch_engine.nets.shards import Mode, ShardFunction, to_shards
+from lockstep.torch_engine.nets.shards import Mode, to_shards
 from lockstep.torch_engine.setup.self_check import shard_invariant
 from lockstep.training.losses import loss_settings
 
@@ -31,7 +31,21 @@ def choose_mode(state: TrainState, config: Config, communicator: Communicator) -
         return "loop"  # a convolution's kernel is chosen by the number of images, and so are many others
     if config.compile:
         return "loop"  # the function of one shard is what is compiled
-    passed = shards_invariant_here(state, config)
+    return _agreed(shards_invariant_here(state, config), communicator)
+
+
+def choose_rollout_mode(state: TrainState, config: Config, communicator: Communicator, mode: Mode) -> Mode:
+    """Chooses to batch shards in rollouts, where what follows loops over them: images, of which each has one a step.
+
+    Many images at a time gain nothing from more of them, and their gradients are of one shard.
+    """
+    net = state.net
+    if mode == "batched" or not net.convolutional or net.custom is not None:
+        return mode
+    return _agreed(rollouts_invariant_here(state, config), communicator)
+
+
+def _agreed(passed: bool, communicator: Communicator) -> Mode:
     everyone = communicator.gather_ranks(torch.tensor([passed]))
     return "batched" if bool(everyone.all()) else "loop"
 
@@ -42,6 +56,14 @@ def shards_invariant_here(state: TrainState, config: Config) -> bool:
     if plan.num_shards == 1:
         return True
     return all(_shards_invariant(state, config, plan, draw) for draw in range(SELF_CHECK_DRAWS))
+
+
+@torch.no_grad()
+def rollouts_invariant_here(state: TrainState, config: Config) -> bool:
+    """Runs one step of this run's actor, at its shapes on keyed random data, alone and batched."""
+    plan = ShardPlan(config.envs, config.shards)
+    draws = [_Draws(state, config, plan, number) for number in range(SELF_CHECK_DRAWS)]
+    return plan.num_shards == 1 or all(_steps_invariant(state, plan, draw) for draw in draws)
 
 
 class _Draws:
@@ -58,11 +80,17 @@ class _Draws:
         return torch.from_numpy(drawn).to(self._device)
 
     def observations(self, count: int) -> Tensor:
-        """Draws rows ``[num_shards, count, width]``; indices are drawn within their choices."""
-        rows = self.normal(count, self._layout.width)
-        for leaf in self._layout.leaves:
+        """Draws rows ``[num_shards, count, width]``; indices are drawn within their choices, all bytes are pixels."""
+        layout = self._layout
+        floats = self.normal(count, layout.float_size)
+        for leaf in layout.leaves:
             for n, choices in enumerate(leaf.choices):
-                rows[..., leaf.start + n] = (rows[..., leaf.start + n].abs() * choices).floor() % choices
+                floats[..., leaf.start + n] = (floats[..., leaf.start + n].abs() * choices).floor() % choices
+        if not layout.image_bytes:
+            return floats
+        shape = (self._shards, count, layout.width)
+        rows = torch.from_numpy(self._generator.integers(0, 256, shape, "uint8")).to(self._device)
+        float_columns(layout, rows)[...] = floats
         return rows
 
 
@@ -84,20 +112,17 @@ def _shards_invariant(state: TrainState, config: Config, plan: ShardPlan, number
             carried, resets = draws.normal(rows, net.carry_size), (draws.normal(steps + 1, rows) > 1.5).float()
             passed = shard_invariant(
                 state.policy.unroll, plan.num_shards, *sequence, carried, resets
-            ) and shard_invariant(_raw_step(state), plan.num_shards, sequence[0][:, :1].contiguous(), carried)
+            ) and shard_invariant(state.policy.step, plan.num_shards, sequence[0][:, 0].contiguous(), carried)
         return passed and _gradients_invariant(state, config, plan, draws, observations, actions)
 
 
-def _raw_step(state: TrainState) -> ShardFunction:
-    """Makes a function of one step of a recurrent actor: its output and what it carries on."""
-
-    def raw(x: Tensor, recurrent_state: Tensor) -> tuple[Tensor, Tensor]:
-        none = torch.zeros(x.shape[:3], device=x.device)
-        weights = state.parameters.expanded(len(x))
-        output, _, states = nets.unroll(state.net, weights, x, recurrent_state, none, actor_only=True)
-        return output, states
-
-    return raw
+def _steps_invariant(state: TrainState, plan: ShardPlan, draws: _Draws) -> bool:
+    """Compares one step of the actor: its output, and what it carries on."""
+    net, rows = state.net, plan.envs_per_shard
+    observations = draws.observations(rows)
+    if net.core is None:
+        return shard_invariant(state.policy.output, plan.num_shards, observations)
+    return shard_invariant(state.policy.step, plan.num_shards, observations, draws.normal(rows, net.carry_size))
 
 
 def _gradients_invariant(

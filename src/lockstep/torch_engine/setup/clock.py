@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from lockstep.core.machine import peak_resident
+from lockstep.torch_engine.setup import accelerator
 
 if TYPE_CHECKING:
     from lockstep.torch_engine.distributed.communicator import Communicator
@@ -46,10 +47,13 @@ class Laps:
 
 
 class Clock:
-    """Measures the iterations of one rank, part by part, without its collectives; and peak memory, where watched."""
+    """Measures the iterations of one rank, part by part, without its collectives.
 
-    def __init__(self, communicator: Communicator, watch_memory: bool = False) -> None:
-        self._communicator, self._watch_memory = communicator, watch_memory
+    With ``thorough`` an accelerator is waited for at the end of each part, and peak memory is read.
+    """
+
+    def __init__(self, communicator: Communicator, thorough: bool = False) -> None:
+        self._communicator, self._thorough = communicator, thorough
         self.begin()
 
     def begin(self) -> None:
@@ -65,6 +69,8 @@ class Clock:
 
     def lap(self, part: str) -> None:
         """Counts everything since the last lap as ``rollout``, ``learn`` or ``other``, but for the collectives."""
+        if self._thorough:
+            accelerator.synchronize(self._communicator.device)
         now, collectives = time.perf_counter(), self._communicator.take_durations()
         self._parts[part] += now - self._mark - sum(collectives)
         self._durations += collectives
@@ -73,7 +79,7 @@ class Clock:
     def finish(self) -> tuple[Laps, list[float]]:
         """Ends the iteration and begins the next one; returns its laps, and the seconds of each of its collectives."""
         now, ended = time.perf_counter(), time.monotonic()
-        memory = peak_memory(self._communicator.device) if self._watch_memory else {}
+        memory = peak_memory(self._communicator.device) if self._thorough else {}
         moved, durations = zip(self._communicator.traffic, self._traffic, strict=True), self._durations
         sent, received = (after - before for after, before in moved)
         spent = {"total": now - self._started, "ended": ended, "bytes_sent": sent, "bytes_received": received}
@@ -147,5 +153,4 @@ class RankTimes:
 
 def peak_memory(device: torch.device) -> dict[str, float]:
     """Reads the most memory in MiB that this process has held: of the host (its worker processes apart), of its GPU."""
-    gpu = torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else 0.0
-    return {"peak_memory_mb": peak_resident(), "peak_gpu_memory_mb": gpu}
+    return {"peak_memory_mb": peak_resident(), "peak_gpu_memory_mb": accelerator.peak_memory(device)}

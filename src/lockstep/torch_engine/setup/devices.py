@@ -14,38 +14,35 @@ import torch
 from threadpoolctl import threadpool_limits
 from torch.optim import Optimizer
 
+from lockstep.config.checks import ungraphed
 from lockstep.config.run import Config
 from lockstep.core.machine import processor
 from lockstep.core.private import user_cache
 from lockstep.core.temporary import temporary_directory
 from lockstep.core.topology import Topology
-
-# Defaults that only apply where the user set nothing.
-NCCL_DEFAULTS = {"NCCL_DEBUG": "WARN", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
-DETERMINISTIC_DEFAULTS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+from lockstep.torch_engine.setup import accelerator
+from lockstep.training.rank_environment import apply, machine_class, settings_of
 
 
 def check_device(device: str, nproc: int) -> None:
     """Raises a one-line ``ValueError`` unless this machine has the devices that ``nproc`` ranks need."""
-    if device != "cuda":
-        return
-    visible = torch.cuda.device_count()
-    if not visible:
-        raise ValueError(f"device: cuda, but PyTorch {torch.__version__} sees no CUDA device here; use --device cpu")
-    if nproc > visible:
-        raise ValueError(
-            f"nproc: {nproc} ranks need {nproc} GPUs and {visible} are visible (CUDA_VISIBLE_DEVICES); use {visible}"
-        )
+    if device != "cpu":
+        accelerator.check_accelerator(device, nproc)
 
 
-def visible_gpus() -> int:
-    """Counts the CUDA devices that PyTorch sees."""
-    return torch.cuda.device_count()
+def chosen_device() -> str:
+    """Chooses what ``device: auto`` means on this machine: ``cuda``, ``xpu`` or ``cpu``."""
+    return accelerator.chosen_device()
 
 
-def device_memory(device: str = "cuda") -> int:
-    """Returns the bytes of the smallest visible GPU (``device`` is ``cuda`` in this engine)."""
-    return min(torch.cuda.get_device_properties(n).total_memory for n in range(torch.cuda.device_count()))
+def visible_gpus(device: str) -> int:
+    """Counts the accelerators of a kind that PyTorch sees."""
+    return accelerator.count_devices(device)
+
+
+def device_memory(device: str) -> int:
+    """Returns the bytes of the smallest visible accelerator of a kind."""
+    return accelerator.memory_of(device)
 
 
 def name_ranks(config: Config, ranks: int, processes: int) -> tuple[str, list[str]]:
@@ -56,8 +53,15 @@ def name_ranks(config: Config, ranks: int, processes: int) -> tuple[str, list[st
     """
     check_device(config.device, ranks)
     threads = f"{config.threads} thread{'s' if config.threads > 1 else ''}"
-    names = [f"rank {rank}, {f'cuda:{rank}' if config.device == 'cuda' else 'cpu'}" for rank in range(ranks)]
+    names = [f"rank {rank}, {name}" for rank, name in enumerate(accelerator.names_of_ranks(config.device, ranks))]
     return f"{ranks} process{'es' if ranks > 1 else ''} of {threads}", names
+
+
+def uses_graphs(config: Config, ranks: int) -> bool:
+    """Tells whether optimiser steps are captured as a graph: by default where it can be on CUDA devices."""
+    if config.cuda_graphs is not None:
+        return config.cuda_graphs
+    return config.device == "cuda" and ranks == 1 and ungraphed(config) is None
 
 
 COMPILER_CACHE = "TORCHINDUCTOR_CACHE_DIR"
@@ -67,21 +71,15 @@ def set_up_torch(config: Config, topology: Topology) -> torch.device:
     """Pins down what decides the last bits (threads, TF32, autotuning) and gives this rank its device."""
     torch.set_num_threads(config.threads)
     threadpool_limits(config.threads, "blas")
-    torch.backends.cudnn.benchmark = False
-    torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cuda.matmul.allow_tf32 = False
+    accelerator.pin_down_kernels(config.device != "cpu", warn_only=config.reduction == "fast")
     leave_out_compiler()
     if config.compile and COMPILER_CACHE not in os.environ:  # PyTorch's own is in /tmp, where others could have made it
         directory, usable = user_cache("inductor")
         os.environ[COMPILER_CACHE] = str(directory) if usable else _own_directory()
     if config.device == "cpu":
         return torch.device("cpu")
-    for name, value in (NCCL_DEFAULTS | DETERMINISTIC_DEFAULTS).items():
-        os.environ.setdefault(name, value)
-    torch.use_deterministic_algorithms(True, warn_only=config.reduction == "fast")
-    device = torch.device("cuda", topology.local_rank)
-    torch.cuda.set_device(device)
-    return device
+    apply(settings_of(config.device, topology, machine_class(topology)))
+    return accelerator.take_device(config.device, topology.local_rank)
 
 
 def _own_directory() -> str:
@@ -108,7 +106,7 @@ def machine_facts(device: torch.device) -> dict[str, str]:
         "machine": platform.machine(),
         "cpu": processor(),
         "cpu capability": torch.backends.cpu.get_cpu_capability(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "device": accelerator.name_of(device),
         "torch": torch.__version__,
         "numpy": np.__version__,
         "gymnasium": gymnasium.__version__,

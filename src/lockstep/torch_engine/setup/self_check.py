@@ -26,7 +26,10 @@ def shard_invariant(function: ShardFunction, num_shards: int, *arguments: Any) -
 
 
 def group_sizes(num_shards: int) -> list[int]:
-    """Lists how many shards, more than one, a rank may own of ``num_shards``, on any number of ranks."""
+    """Lists how many shards, more than one, a rank may own of ``num_shards``, on any number of ranks.
+
+    Halves of what a rank owns, one of which may be inferred for while the other steps, are among them.
+    """
     owned = (num_shards // ranks + more for ranks in range(1, num_shards + 1) for more in (0, num_shards % ranks > 0))
     return sorted({size for size in owned if size > 1})
 

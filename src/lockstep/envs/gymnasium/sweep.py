@@ -1,0 +1,166 @@
+"""Steps Gymnasium environments one after the other: for each of them little more than its own ``step`` is called."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from lockstep.core.errors import EnvironmentFailureError
+from lockstep.envs.gymnasium.atari import LIFE_LOST
+from lockstep.envs.gymnasium.keyed import KeyedEnv, number, stated_metrics, stated_score, stated_success
+from lockstep.envs.host_envs import Buffers, Stated, WantedEnvs
+
+_NEVER = 1 << 62
+
+
+class Sweep:
+    """Makes and steps the environments whose rows are ``rows``, in the order of their rows.
+
+    It says in ``buffers.stepping[slot]`` which row is being stepped, and counts ``buffers.heartbeats[slot]`` up at the
+    begin of each sweep and at each reset: as long as one of the two changes, the environments go on.
+    """
+
+    def __init__(self, wanted: WantedEnvs, buffers: Buffers, rows: range, slot: int) -> None:
+        self._buffers, self._rows, self._slot = buffers, rows, slot
+        self._action = wanted.description.action
+        self._stepping, self._heartbeats = buffers.stepping.data, buffers.heartbeats.data
+        self._rewards: Any = buffers.rewards.data  # a store in these costs less than one in an array
+        part = slice(rows.start, rows.stop)
+        self._actions = buffers.actions[part]
+        self._flags = [b[part] for b in (buffers.terminated, buffers.truncated, buffers.lost, buffers.successes)]
+        self._scores = buffers.scores[part]
+        self.envs: list[KeyedEnv] = []
+        for row in rows:
+            self._stepping[slot] = row
+            self.envs.append(KeyedEnv(wanted, row))
+        self._stepping[slot] = -1
+        vector = wanted.description.observation.single_vector
+        self._shape = None if vector is None else vector.shape
+        self._views = [buffers.observations[row].reshape(self._shape or -1) for row in rows]
+        self._look_on()
+        self._sweeps = 0
+        self._truncated_in = [_NEVER] * len(rows)
+        self._next_limit = _NEVER
+        self._nobody_late = [False] * len(rows)
+
+    def reset(self) -> None:
+        """Starts the episodes ``buffers.episodes``."""
+        for row in self._rows:
+            self._begin(row)
+        self._stepping[self._slot] = -1
+
+    def step(self) -> Stated:
+        """Steps every environment with ``buffers.actions``, resetting those that end; returns what those state."""
+        stated: Stated = {}
+        shape, stepping, slot, rewards = self._shape, self._stepping, self._slot, self._rewards
+        ndarray, row = np.ndarray, self._rows.start
+        self._heartbeats[slot] += 1
+        self._sweeps += 1
+        self._forget()
+        late = self._late() if self._sweeps >= self._next_limit else self._nobody_late
+        if self._watching:
+            self._look_on()
+        each = zip(self._rows, self._stepped, self._action.native_rows(self._actions), self._views, late, strict=True)
+        try:
+            for row, env, action, view, is_late in each:
+                stepping[slot] = row
+                observation, reward, terminated, truncated, info = env.step(action)
+                ended = terminated or truncated or is_late
+                if type(observation) is ndarray and observation.shape == shape:
+                    view[...] = observation
+                else:
+                    self._write(row, observation, info, ended)
+                rewards[row] = reward if type(reward) is float else number(reward)
+                if info:
+                    self._read(row, info)
+                if ended:
+                    self._end(row, bool(terminated), bool(truncated or is_late), info, stated)
+        except EnvironmentFailureError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise self._env(row).failure("step", error) from error
+        stepping[slot] = -1
+        return stated
+
+    def _env(self, row: int) -> KeyedEnv:
+        return self.envs[row - self._rows.start]
+
+    def _look_on(self) -> None:
+        """Steps an environment directly once it has been looked at often enough."""
+        self._watching = any(env.watched for env in self.envs)
+        self._stepped = [env.stepped for env in self.envs]
+
+    def _forget(self) -> None:
+        """Takes back what the last sweep said of ends, lives, tasks and games: most steps say nothing."""
+        for flag in self._flags:
+            flag.fill(0)
+        self._scores.fill(math.nan)
+
+    def _late(self) -> list[bool]:
+        """Tells whose episode this sweep truncates, unless it is one of the environment's own limit."""
+        self._next_limit = min((last for last in self._truncated_in if last > self._sweeps), default=_NEVER)
+        return [last == self._sweeps for last in self._truncated_in]
+
+    def _write(self, row: int, observation: Any, info: Mapping[str, Any], ended: Any) -> None:
+        self._env(row).write(self._buffers.observations[row], observation, info, bool(ended))
+
+    def _read(self, row: int, info: Mapping[str, Any]) -> None:
+        """Reads what an environment says of a step beside its reward."""
+        b = self._buffers
+        if LIFE_LOST in info:
+            b.lost[row] = bool(info[LIFE_LOST])
+        b.successes[row] = stated_success(info)
+        if "score" in info:
+            b.scores[row] = stated_score(info)
+
+    def _end(self, row: int, terminated: bool, truncated: bool, info: Mapping[str, Any], stated: Stated) -> None:
+        """Ends an episode, and begins the next one."""
+        b = self._buffers
+        b.terminated[row], b.truncated[row] = terminated, truncated
+        if metrics := stated_metrics(info):
+            stated[row] = metrics
+        b.final_observations[row] = b.observations[row]
+        b.episodes[row] += 1
+        self._begin(row)
+
+    def _begin(self, row: int) -> None:
+        self._stepping[self._slot] = row
+        self._heartbeats[self._slot] += 1
+        self._env(row).reset(int(self._buffers.episodes[row]), self._buffers.observations[row])
+        self._count_from(row, 0)
+
+    def _count_from(self, row: int, elapsed: int) -> None:
+        """Notes in which sweep an episode of so many steps meets its limit."""
+        limit = self._env(row).limit
+        last = _NEVER if limit is None else self._sweeps + max(limit - elapsed, 1)
+        self._truncated_in[row - self._rows.start] = last
+        self._next_limit = min(self._next_limit, last)
+
+    def _progressed(self) -> None:
+        self._heartbeats[self._slot] += 1
+
+    def restore(self, row: int, actions: np.ndarray, hashes: np.ndarray, state: dict[str, np.ndarray]) -> bool:
+        """Restores one environment's live episode; restarts it as the next one, and is False, where that fails."""
+        b, env = self._buffers, self._env(row)
+        self._stepping[self._slot] = row
+        self._progressed()
+        back = env.restore(int(b.episodes[row]), actions, hashes, b.observations[row], state, self._progressed)
+        if back:
+            self._count_from(row, env.elapsed)
+        else:
+            b.episodes[row] += 1
+            self._begin(row)
+        self._stepping[self._slot] = -1
+        return back
+
+    def save_states(self) -> list[dict[str, np.ndarray] | None]:
+        """Returns each environment's own state, None where it has no hooks for it."""
+        return [env.save_state() for env in self.envs]
+
+    def close(self) -> None:
+        """Closes the environments."""
+        for env in self.envs:
+            env.close()

@@ -1,0 +1,157 @@
+"""Collecting from environments on the host with a policy on an accelerator: one copy up and one down a step.
+
+The rollout's noise is drawn and copied before its first step. What went up stays there, so that nothing of observations
+and actions is copied again when the rollout is complete.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.config.run import Config
+from lockstep.core.shards import ShardPlan
+from lockstep.envs.host_envs import HostEnvs
+from lockstep.envs.numbers import check_numbers
+from lockstep.torch_engine.nets.functions import Actor
+from lockstep.torch_engine.rollout import HostCollector, Rollout, action_noise, collect
+from lockstep.torch_engine.setup.accelerator import Download, host_buffer, pins, upload
+from lockstep.torch_engine.state import TrainState
+
+ALIGNMENT = 64
+"""Bytes at multiples of which a step's observations begin."""
+
+
+class _Stage:
+    """Holds what some environments of a rank send up and get down, at the same place of the host's memory every step.
+
+    Attributes:
+        observations: on the device, ``[T+1, n, width]``; ``actions`` likewise, ``[T, n, …]``.
+        ends: marks, on the device, of episodes that ended before each step, bool ``[T+1, n]``.
+        step: the next one.
+    """
+
+    def __init__(self, rows: Tensor, actions: Tensor, num_steps: int, device: torch.device) -> None:
+        count, size = len(rows), rows.numel() * rows.element_size()
+        width = -(-(size + count) // ALIGNMENT) * ALIGNMENT
+        self._device, self.step = device, 0
+        self._above = torch.zeros((num_steps + 1, width), dtype=torch.uint8, device=device)
+        self.observations = self._above[:, :size].view(rows.dtype).unflatten(1, tuple(rows.shape))
+        self.ends = self._above[:, size : size + count].view(torch.bool)
+        self.actions = torch.zeros((num_steps, *actions.shape), dtype=actions.dtype, device=device)
+        self._up = host_buffer((width,), torch.uint8, device)
+        self._rows = self._up[:size].view(rows.dtype).view(rows.shape).numpy()
+        self._ended = self._up[size : size + count].view(torch.bool).numpy()
+        self._down = host_buffer(tuple(actions.shape), actions.dtype, device)
+
+    def begin(self) -> None:
+        """Starts over with the first step."""
+        self.step, self._ended[:] = 0, False
+
+    def end(self, ended: np.ndarray) -> None:
+        """Marks ends of episodes, bool ``[n]``, which go up with the next observations."""
+        self._ended[:] = ended
+
+    def send(self, observations: np.ndarray) -> None:
+        """Copies a step's observations and marks up; what was staged before has arrived when its actions came down."""
+        self._rows[...] = observations
+        self._above[self.step].copy_(self._up, non_blocking=pins(self._device))
+
+    def receive(self, actions: Tensor) -> np.ndarray:
+        """Keeps a step's actions, and copies them down to where the next ones will be."""
+        self.actions[self.step] = actions
+        self.step += 1
+        return Download(self.actions[self.step - 1], self._down).wait().numpy()
+
+
+class StagedActor(Actor):
+    """Samples a rank's actions on an accelerator for environments on the host; see :class:`.nets.functions.Actor`.
+
+    A step's observations go up together with the marks of episodes that ended before it, in one copy, to where the
+    update will look for them. Environments that are stepped in parts go up and down part by part.
+    """
+
+    def __init__(self, inner: Actor, envs: HostEnvs, num_steps: int, device: torch.device) -> None:
+        self._inner, self._device = inner, device
+        rows, actions = (torch.from_numpy(x) for x in (envs.buffers.observations, envs.buffers.actions))
+        self._parts = [(part, _Stage(rows[part], actions[part], num_steps, device)) for part in envs.parts]
+        self._noise = torch.zeros(0)
+
+    def _stage(self, part: slice | None) -> _Stage:
+        return next(stage for own, stage in self._parts if part is None or own.start == part.start)
+
+    def draw(self, noise: np.ndarray) -> None:
+        """Copies a rollout's noise up, float32 ``[T, E, action outputs]``."""
+        self._noise = upload(noise, self._device)
+
+    def begin(self, recurrent_state: np.ndarray | Tensor | None) -> None:
+        """See :meth:`Actor.begin`."""
+        for _, stage in self._parts:
+            stage.begin()
+        with torch.inference_mode(False), torch.no_grad():
+            self._inner.begin(recurrent_state)
+
+    def __call__(self, observations: np.ndarray, noise: np.ndarray, part: slice | None = None) -> np.ndarray:
+        """See :meth:`Actor.__call__`; ``noise`` has gone up before, and what is returned is overwritten by the next."""
+        stage = self._stage(part)
+        with torch.inference_mode(False), torch.no_grad():
+            step, own = stage.step, slice(None) if part is None else part
+            stage.send(observations)
+            if step:
+                self._inner.forget(stage.ends[step], part)
+            return stage.receive(self._inner.tensors(stage.observations[step], self._noise[step, own], part))
+
+    def tensors(self, observations: Tensor, noise: Tensor, part: slice | None = None) -> Tensor:
+        """See :meth:`Actor.tensors`."""
+        return self._inner.tensors(observations, noise, part)
+
+    def forget(self, done: Tensor, part: slice | None = None) -> None:
+        """See :meth:`Actor.forget`; the marks go up with the next observations."""
+        self._stage(part).end(done.numpy())
+
+    def finish(self, observations: np.ndarray) -> None:
+        """Copies what followed the last step up, rows ``[E, width]``."""
+        with torch.no_grad():
+            for part, stage in self._parts:
+                stage.send(observations[part])
+
+    def kept(self) -> tuple[Tensor, Tensor]:
+        """Returns a rollout's observations ``[T+1, E, width]`` and actions ``[T, E, …]``, on the device."""
+        stages = [stage for _, stage in self._parts]
+        if len(stages) == 1:
+            return stages[0].observations, stages[0].actions
+        return torch.cat([stage.observations for stage in stages], 1), torch.cat([stage.actions for stage in stages], 1)
+
+
+@dataclass
+class StagedRollout(Rollout):
+    """Holds a rollout of environments on the host whose observations and actions are on the device as well."""
+
+    staged: Any = field(default=None)
+
+    def tensors(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """See :meth:`Rollout.tensors`."""
+        return self.staged.kept()
+
+
+class StagedCollector(HostCollector):
+    """Collects from environments on the host for an accelerator; see :class:`.rollout.Collector`."""
+
+    def __init__(self, config: Config, plan: ShardPlan, state: TrainState, envs: HostEnvs, actor: Actor) -> None:
+        self._staged = StagedActor(actor, envs, config.num_steps, state.parameters.flat.device)
+        super().__init__(config, plan, state, envs, self._staged)
+        held = {each.name: getattr(self.rollout, each.name) for each in fields(self.rollout)}
+        self.rollout: Rollout = StagedRollout(**held, staged=self._staged)
+
+    def collect(self) -> None:
+        """See :meth:`Collector.collect`."""
+        noise = action_noise(self._config, self._plan, self._state.net, self._state.iteration)
+        self._staged.draw(noise)
+        collect(self._state, self._envs, self._actor, noise, self.rollout)
+        self._staged.finish(self.rollout.observations[-1])
+        rollout, envs = self.rollout, self._envs
+        check_numbers(envs.description, envs.env_ids, rollout.raw, rollout.scores, self._state.iteration)

@@ -1,0 +1,158 @@
+"""The update on an accelerator: static in shape, every decision taken there, nothing read until the next iteration.
+
+One optimiser step is a function of tensors that stay where they are: which minibatch it takes is a counter on the
+device. So it may be captured once as a graph and replayed for every step of every update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.config.run import Config
+from lockstep.core.life import life
+from lockstep.core.shards import ShardPlan, keyed_seed
+from lockstep.torch_engine.accelerated.decisions import clip, decide
+from lockstep.torch_engine.accelerated.report import Report, Sent
+from lockstep.torch_engine.batch import Batch
+from lockstep.torch_engine.gradients import GradientSource
+from lockstep.torch_engine.minibatches import MinibatchStatistics, normalised
+from lockstep.torch_engine.nets.functions import DROPOUT_SEED
+from lockstep.torch_engine.setup.accelerator import capture, upload
+from lockstep.torch_engine.state import TrainState
+from lockstep.torch_engine.update import UpdateResult
+from lockstep.training.limits import non_finite, scheduled_learning_rate
+from lockstep.training.losses import loss_settings
+
+if TYPE_CHECKING:
+    from lockstep.torch_engine.statistics import Shared
+
+
+class AwaitedUpdate:
+    """An update that was launched; see :class:`lockstep.torch_engine.update.UpdateResult` for what it did."""
+
+    def __init__(self, update: AcceleratedUpdate, shared: Shared) -> None:
+        self._update, self._shared, self._iteration = update, shared, update.state.iteration + 1
+        self._copy = update.report.send()
+
+    def result(self) -> UpdateResult:
+        """Waits for the update, and takes what it did into the state's counters and the iteration's statistics.
+
+        Raises:
+            NonFiniteError: on every rank, after an update of which nothing was applied from that minibatch on.
+        """
+        config, state, report = self._update.config, self._update.state, self._update.report
+        sent = Sent(self._copy.wait(), report.size)
+        numbers = sent.numbers
+        self._shared.fit = sent.more.view(self._shared.fit.shape)
+        if numbers["failed"] >= 0:
+            epoch, minibatch = divmod(int(numbers["failed"]), config.ppo.num_minibatches)
+            where = f"epoch {epoch + 1}, minibatch {minibatch + 1}"
+            raise non_finite(self._iteration, where, loss_settings(config).terms, sent.failed_terms)
+        steps = int(numbers["steps"])
+        state.optimizer_steps += steps
+        if config.ppo.schedule == "adaptive":
+            state.learning_rate = numbers["learning_rate"]
+        return UpdateResult(
+            sent.terms, int(numbers["evaluated"]), numbers["grad_norm"], steps, numbers["stopped"] > 0.0
+        )
+
+
+class AcceleratedUpdate:
+    """Takes the optimiser steps of an iteration on an accelerator.
+
+    ``graphed`` steps are captured as one graph at the first update, and replayed from then on; what they read lies in
+    memory of its own then, into which each rollout is copied. They are the same operations in the same order.
+    """
+
+    def __init__(
+        self, state: TrainState, config: Config, plan: ShardPlan, source: GradientSource, graphed: bool = False
+    ) -> None:
+        self.state, self.config, self.graphed = state, config, graphed
+        self._plan, self._source, self._device = plan, source, state.parameters.flat.device
+        names = loss_settings(config).terms
+        self.report = Report(len(names), 4 * config.shards, self._device)
+        self._kl = names.index("approx_kl")
+        self._rate = torch.zeros((), device=self._device)
+        self._number = torch.zeros(1, dtype=torch.int64, device=self._device)
+        self._held: dict[str, Tensor] = {}
+        self._replay: Callable[[], None] | None = None
+
+    def __call__(
+        self, batch: Batch, indices: np.ndarray, statistics: MinibatchStatistics, shared: Shared
+    ) -> AwaitedUpdate:
+        """Launches the optimiser steps on one rollout; nothing is waited for."""
+        config, state = self.config, self.state
+        state.learning_rate = scheduled_learning_rate(config, state.global_step, state.learning_rate)
+        self._rate.fill_(state.learning_rate)  # as the last update left it, which has been read by now
+        self.report.clear()
+        self._number.zero_()
+        self._hold(batch, indices, statistics)
+        total = config.ppo.num_epochs * config.ppo.num_minibatches
+        with torch.no_grad():
+            if self.graphed and self._replay is None:
+                self._replay = self._captured()
+            for number in range(total):
+                self._step(number) if self._replay is None else self._replay()
+                life.progressed()
+            self.report.more.copy_(shared.fit.flatten())
+        return AwaitedUpdate(self, shared)
+
+    def _hold(self, batch: Batch, indices: np.ndarray, statistics: MinibatchStatistics) -> None:
+        """Lays out what the steps read: samples ``[k · n, …]``, and of every minibatch its indices and statistics."""
+        shards, samples = batch.advantages.shape[:2]
+        index = indices + np.arange(shards)[:, None] * samples
+        held = {name: x.reshape(shards * samples, *x.shape[2:]) for name, x in batch.columns().items()}
+        held["index"] = upload(index.reshape(-1, *index.shape[2:]), self._device)
+        held["count"] = torch.as_tensor(statistics.counts, device=self._device).float().flatten()
+        if statistics.mean is not None and statistics.scale is not None:
+            held |= {"mean": statistics.mean.flatten(0, 1), "scale": statistics.scale.flatten(0, 1)}
+        if not self.graphed:
+            self._held = held
+        elif not self._held:
+            self._held = {name: x.clone() for name, x in held.items()}
+        else:
+            for name, x in held.items():
+                self._held[name].copy_(x)
+
+    def _minibatch(self, number: int) -> tuple[dict[str, Tensor], Tensor]:
+        """Takes the minibatch that the counter says, and its count; the host's ``number`` is for dropout alone."""
+        now = {name: self._held[name].index_select(0, self._number)[0] for name in self._per_minibatch()}
+        index, count = now.pop("index"), now.pop("count")
+        columns = {name: x[index] for name, x in self._held.items() if name not in self._per_minibatch()}
+        if now:
+            columns["advantages"] = normalised(columns["advantages"], now["mean"], now["scale"])
+        if self.state.net.custom is not None:
+            epoch, minibatch = divmod(number, self.config.ppo.num_minibatches)
+            of = (self.config.seed, "dropout", self.state.iteration, epoch, minibatch)
+            columns[DROPOUT_SEED] = torch.tensor([keyed_seed(*of, s) for s in self._plan.shards]).unsqueeze(1)
+        return columns, count
+
+    def _per_minibatch(self) -> list[str]:
+        return [name for name in ("index", "count", "mean", "scale") if name in self._held]
+
+    def _step(self, number: int) -> None:
+        """Takes one optimiser step, or none where the update is over."""
+        columns, count = self._minibatch(number)
+        gradient = self._source(columns, count)
+        norm = torch.as_tensor(gradient.norm)
+        applied = decide(self.report, self._rate, gradient.terms, norm, self._number[0], self._kl, self.config.ppo)
+        vector = clip(gradient.vector, norm, self.config.ppo.max_grad_norm)
+        self.state.optimizer.step(vector, self._rate, (~applied).float())
+        self._number.add_(1)
+
+    def _captured(self) -> Callable[[], None]:
+        """Captures a step; those that warm up, and the capture itself, leave no trace in the state."""
+        optimizer = self.state.optimizer
+        kept = [optimizer.parameters(), *optimizer.moments().values(), self._rate]
+        before = [x.clone() for x in kept]
+        replay = capture(self._device, lambda: self._step(0))
+        for x, value in zip(kept, before, strict=True):
+            x.copy_(value)
+        self.report.clear()
+        self._number.zero_()
+        return replay

@@ -1,0 +1,174 @@
+"""Action distributions and losses of plain policies, with their gradients by hand, in NumPy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from lockstep.torch_engine.nets.nets import PolicyNet
+from lockstep.training.losses import TERMS, LossSettings
+
+LOG_TWO_PI = math.log(2.0 * math.pi)
+FEW_COLUMNS = 8
+
+Back = Callable[[np.ndarray, np.ndarray, np.ndarray | None], np.ndarray]
+"""From the gradient of log-probabilities, where log_std's goes to, and valid samples to the gradient of the output."""
+
+
+def sum_columns(x: np.ndarray) -> np.ndarray:
+    """Sums over a short last axis, column by column."""
+    if x.shape[-1] > FEW_COLUMNS:
+        return x.sum(-1)
+    total = x[..., 0].copy()
+    for column in range(1, x.shape[-1]):
+        total += x[..., column]
+    return total
+
+
+def _max_columns(x: np.ndarray) -> np.ndarray:
+    if x.shape[-1] > FEW_COLUMNS:
+        return x.max(-1)
+    largest = x[..., 0]
+    for column in range(1, x.shape[-1]):
+        largest = np.maximum(largest, x[..., column])
+    return largest
+
+
+class ActionHead:
+    """Makes a categorical or a diagonal Gaussian of an actor's output ``[k, rows, action outputs]``.
+
+    ``log_std`` ``[action outputs]`` is a Gaussian's parameter, and may be changed from outside between calls.
+    """
+
+    def __init__(self, net: PolicyNet, log_std: np.ndarray | None) -> None:
+        self._discrete, self._log_std = net.discrete, log_std
+
+    def sample(self, output: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """Samples actions by Gumbel or normal noise of the output's shape; may use up the output's memory."""
+        if self._discrete:
+            output += noise
+            return output.argmax(-1)
+        assert self._log_std is not None
+        return output + np.exp(self._log_std) * noise
+
+    def log_probs(self, output: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        """Computes log-probabilities ``[k, rows]`` of actions."""
+        if self._discrete:
+            log_probs = _log_softmax(output)[0]
+            return log_probs.reshape(-1).take(_flat_index(output, actions)).reshape(actions.shape)
+        return self._gaussian_log_prob(output, actions)[0]
+
+    def _gaussian_log_prob(self, mean: np.ndarray, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Computes log-probability ``[k, rows]``, standardised actions, and one over the standard deviation."""
+        assert self._log_std is not None
+        inverse = np.exp(-self._log_std)
+        z = (actions - mean) * inverse
+        return sum_columns(-0.5 * (z * z) - self._log_std - 0.5 * LOG_TWO_PI), z, inverse
+
+    def loss(
+        self,
+        output: np.ndarray,
+        values: np.ndarray,
+        columns: Mapping[str, np.ndarray],
+        settings: LossSettings,
+        out: np.ndarray,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Computes the gradients of the output and of the values ``[k, rows]``.
+
+        The columns ``[k, rows, …]`` are actions, log_probs, values, advantages and returns; and valid, 1.0 where a
+        sample counts, unless all do. Into the last columns of ``out`` go the gradient of log_std, if there is one, and
+        the loss terms.
+        """
+        size = out.shape[1] - len(TERMS)
+        terms = np.empty((*values.shape[:1], len(TERMS), values.shape[1]), out.dtype)
+        head = self._categorical if self._discrete else self._gaussian
+        chosen, back = head(output, columns["actions"], settings, terms[:, 2])
+        d_chosen = _policy_loss(chosen - columns["log_probs"], columns["advantages"], settings, terms)
+        d_values = _value_loss(values, columns["values"], columns["returns"], settings, terms[:, 1])
+        valid = columns.get("valid")
+        if valid is not None:
+            d_chosen, d_values = d_chosen * valid, d_values * valid
+            terms *= valid[:, None]
+        d_output = back(d_chosen, out[:, size - output.shape[2] : size], valid)
+        np.divide(terms.sum(-1), settings.count, out=out[:, size:])
+        return d_output, d_values
+
+    def _categorical(
+        self, logits: np.ndarray, actions: np.ndarray, settings: LossSettings, entropy: np.ndarray
+    ) -> tuple[np.ndarray, Back]:
+        """Computes log-probabilities and how the gradient comes back through them; fills ``entropy`` ``[k, rows]``."""
+        log_probs, probs = _log_softmax(logits)
+        index = _flat_index(logits, actions)
+        own_entropy = -sum_columns(probs * log_probs)
+        entropy[...] = own_entropy
+
+        def back(d_chosen: np.ndarray, _: np.ndarray, valid: np.ndarray | None) -> np.ndarray:
+            d = probs * -d_chosen[..., None]
+            d.reshape(-1)[index] += d_chosen.reshape(-1)
+            if settings.entropy_coef:
+                weight = settings.entropy_coef / settings.count
+                scale = weight if valid is None else (weight * valid)[..., None]
+                d += scale * probs * (log_probs + own_entropy[..., None])
+            return d
+
+        return log_probs.reshape(-1).take(index).reshape(actions.shape), back
+
+    def _gaussian(
+        self, mean: np.ndarray, actions: np.ndarray, settings: LossSettings, entropy: np.ndarray
+    ) -> tuple[np.ndarray, Back]:
+        """Does what :meth:`_categorical` does; the way back also writes the gradient of log_std."""
+        chosen, z, inverse = self._gaussian_log_prob(mean, actions)
+        assert self._log_std is not None
+        entropy[...] = (self._log_std + 0.5 * (1.0 + LOG_TWO_PI)).sum()
+
+        def back(d_chosen: np.ndarray, d_log_std: np.ndarray, valid: np.ndarray | None) -> np.ndarray:
+            d = d_chosen[..., None]
+            np.sum(d * (z * z - 1.0), axis=1, out=d_log_std)
+            rows = mean.shape[1] if valid is None else valid.sum(1, keepdims=True)
+            d_log_std -= settings.entropy_coef * rows / settings.count
+            return d * z * inverse
+
+        return chosen, back
+
+
+def _log_softmax(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Computes log-probabilities and probabilities ``[k, rows, choices]``."""
+    shifted = logits - _max_columns(logits)[..., None]
+    powers = np.exp(shifted)
+    total = sum_columns(powers)[..., None]
+    return shifted - np.log(total), powers / total
+
+
+def _flat_index(logits: np.ndarray, actions: np.ndarray) -> np.ndarray:
+    """Finds where each action's logit lies in the flattened logits."""
+    return np.arange(0, logits.size, logits.shape[-1]) + actions.reshape(-1)
+
+
+def _policy_loss(
+    log_ratio: np.ndarray, advantages: np.ndarray, settings: LossSettings, terms: np.ndarray
+) -> np.ndarray:
+    """Computes the gradient with respect to the log-probability ``[k, rows]``; fills three terms: loss, KL, clipped."""
+    ratio = np.exp(log_ratio)
+    plain = -advantages * ratio
+    limited = -advantages * np.clip(ratio, 1.0 - settings.clip_range, 1.0 + settings.clip_range)
+    np.maximum(plain, limited, out=terms[:, 0])
+    np.subtract(np.expm1(log_ratio), log_ratio, out=terms[:, 3])
+    terms[:, 4] = np.abs(ratio - 1.0) > settings.clip_range
+    return np.where(plain >= limited, plain, 0.0) / settings.count
+
+
+def _value_loss(
+    values: np.ndarray, old: np.ndarray, returns: np.ndarray, settings: LossSettings, term: np.ndarray
+) -> np.ndarray:
+    """Computes the gradient with respect to the value ``[k, rows]``; fills ``term`` with the loss per sample."""
+    error = values - returns
+    squared, gradient = error * error, error
+    if settings.value_clip_range is not None:
+        limit, change = settings.value_clip_range, values - old
+        clipped = np.square(old + np.clip(change, -limit, limit) - returns)
+        gradient = np.where((squared >= clipped) | (np.abs(change) <= limit), error, 0.0)
+        squared = np.maximum(squared, clipped)
+    np.multiply(squared, 0.5, out=term)
+    return gradient * (settings.value_coef / settings.count)

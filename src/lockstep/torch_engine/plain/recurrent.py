@@ -1,0 +1,160 @@
+"""Recurrent policies on a CPU: cores, multilayer perceptrons and their gradients by hand, in NumPy.
+
+The reasons are those of :mod:`lockstep.torch_engine.plain.policy`, and weigh more here: a core goes step by step, and
+autograd notes down every operation of every step. The tests hold it to autograd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from lockstep.torch_engine.nets.nets import PolicyNet
+from lockstep.torch_engine.plain.cores import CORES, Core, CoreWeights, Unrolled
+from lockstep.torch_engine.plain.layers import Mlp
+from lockstep.torch_engine.plain.losses import ActionHead
+from lockstep.torch_engine.plain.policy import GradientRows, derivable
+from lockstep.training.losses import LossSettings
+
+ALL, FIRST, LAST = slice(None), slice(0, 1), slice(-1, None)
+"""Which trunks' parts of a recurrent state: the actor's is the first, the critic's the last."""
+
+
+def derivable_recurrent(net: PolicyNet) -> bool:
+    """Tells whether the networks have cores, and without them would be :func:`.policy.derivable`, or shared at most."""
+    return net.core is not None and derivable(replace(net, core=None, shared=False))
+
+
+class RecurrentPolicy:
+    """Computes the numbers of a :func:`derivable_recurrent` policy on shards, in the dtype of its parameters.
+
+    Those are ``[out, in]`` and ``[out]`` by name, and may be changed from outside between calls. A recurrent state is
+    ``[k, rows, size]``: all that one trunk carries, then the next one's.
+    """
+
+    def __init__(self, net: PolicyNet, parameters: Mapping[str, np.ndarray]) -> None:
+        assert net.core is not None
+        core, trunks = CORES[net.core], net.trunks
+        self._cores = core(parameters, trunks)
+        self._acting, self._valuing = core(parameters, trunks[FIRST]), core(parameters, trunks[LAST])
+        self._trunk = Mlp(net, parameters, "trunk") if net.shared else None
+        self._actor, self._critic = (Mlp(net, parameters, name) for name in ("actor", "critic"))
+        self._head = ActionHead(net, parameters.get("log_std"))
+        self._rows = GradientRows(parameters)
+
+    def acting_weights(self) -> CoreWeights:
+        """Takes the weights for :meth:`step` as they are now."""
+        return self._acting.weights()
+
+    def step(
+        self, weights: CoreWeights, observations: np.ndarray, state: np.ndarray, resets: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Computes logits or means of one step ``[k, rows, action outputs]``, and the recurrent state after it.
+
+        Takes observations ``[k, rows, width]``, the state before, and resets ``[k, rows]``, 1.0 where nothing is
+        carried into the step. The critic's part of the state stays what it was.
+        """
+        run = _unrolled(self._acting, weights, observations[:, None], state, FIRST, resets[:, None])
+        after = state.copy()
+        _by_trunk(self._acting, after)[:, :, FIRST] = run.states[:, 0].transpose(1, 3, 2, 0, 4)
+        return self._actor(self._features(run, 0)), after
+
+    def act(
+        self, weights: CoreWeights, observations: np.ndarray, noise: np.ndarray, state: np.ndarray, resets: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Samples actions by noise ``[k, rows, action outputs]``, and returns the state after; see :meth:`step`."""
+        output, after = self.step(weights, observations, state, resets)
+        return self._head.sample(output, noise), after
+
+    def values(self, observations: np.ndarray, state: np.ndarray) -> np.ndarray:
+        """Computes values ``[k, rows]`` of observations ``[k, rows, width]``, from the state before them."""
+        none = np.zeros((len(state), 1, state.shape[1]), state.dtype)
+        run = _unrolled(self._valuing, self._valuing.weights(), observations[:, None], state, LAST, none)
+        return self._critic(self._features(run, 0))[..., 0]
+
+    def unroll(
+        self, observations: np.ndarray, actions: np.ndarray, state: np.ndarray, resets: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Computes log-probabilities, values and recurrent states of whole rollouts, from the state before them.
+
+        See :meth:`lockstep.torch_engine.nets.functions.PolicyFunctions.unroll` for the shapes.
+        """
+        k, steps, rows, _ = observations.shape
+        run = _unrolled(self._cores, self._cores.weights(), observations, state, ALL, resets)
+        output, values = (
+            network(self._features(run, trunk)) for network, trunk in ((self._actor, 0), (self._critic, -1))
+        )
+        taken = actions.reshape(k, (steps - 1) * rows, *actions.shape[3:])
+        log_probs = self._head.log_probs(output[:, : taken.shape[1]], taken).reshape(k, steps - 1, rows)
+        states = run.states.transpose(2, 1, 4, 3, 0, 5).reshape(k, steps, rows, -1)
+        return log_probs, values.reshape(k, steps, rows), states
+
+    def _features(self, run: Unrolled, trunk: int, kept: list[np.ndarray] | None = None) -> np.ndarray:
+        """Computes what the actor's or critic's own layers see, ``[k, steps·n, …]``, of the trunk's hidden states."""
+        hidden = run.states[0, :, :, trunk].swapaxes(0, 1)
+        x = hidden.reshape(len(hidden), -1, hidden.shape[-1])
+        return x if self._trunk is None else self._trunk(x, kept)
+
+    @np.errstate(all="ignore")  # what isn't finite ends the update, with a line of its own
+    def gradients(self, columns: Mapping[str, np.ndarray], settings: LossSettings) -> np.ndarray:
+        """Computes each shard's gradient and loss terms ``[k, P + 5]``, parameters in the order of ``net.shapes()``.
+
+        The columns are sequences ``[k, n, steps, …]``: observations, resets and those of :meth:`ActionHead.loss`; and
+        the recurrent_state ``[k, n, size]`` before the first step. With several shards the memory is used again by the
+        next call.
+        """
+        given = {name: x.swapaxes(1, 2) for name, x in columns.items() if name != "recurrent_state"}
+        observations, resets = given.pop("observations"), given.pop("resets")
+        samples = {name: x.reshape(len(x), -1, *x.shape[3:]) for name, x in given.items()}
+        out = self._rows(len(observations))
+        first, weights = columns["recurrent_state"], self._cores.weights()
+        run = _unrolled(self._cores, weights, observations, first, ALL, resets, graph=True)
+        kept: tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]] = ([], [], [])
+        seen = [self._features(run, trunk, kept[2]) for trunk in range(self._cores.trunks)]
+        output, values = self._actor(seen[0], kept[0]), self._critic(seen[-1], kept[1])[..., 0]
+        d_output, d_values = self._head.loss(output, values, samples, settings, out)
+        self._backward(run, kept, d_output, d_values, out)
+        return out
+
+    def _backward(
+        self,
+        run: Unrolled,
+        kept: tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]],
+        d_output: np.ndarray,
+        d_values: np.ndarray,
+        out: np.ndarray,
+    ) -> None:
+        """Writes the parameters' gradients from those of outputs and values, the last layer first."""
+        cores, trunk = self._cores.trunks * self._cores.width, 0 if self._trunk is None else self._trunk.width
+        middle, end = cores + trunk + self._actor.width, cores + trunk + self._actor.width + self._critic.width
+        d_actor = self._actor.backward(kept[0], d_output, out[:, cores + trunk : middle], into=True)
+        d_critic = self._critic.backward(kept[1], d_values[..., None], out[:, middle:end], into=True)
+        d_features = [d_actor, d_critic]
+        if self._trunk is not None:
+            d_features = [self._trunk.backward(kept[2], d_actor + d_critic, out[:, cores : cores + trunk], into=True)]
+        d_hidden = np.empty_like(run.inner)
+        steps, k, _, n, size = d_hidden.shape
+        for number, d in enumerate(d_features):
+            d_hidden[:, :, number] = d.reshape(k, steps, n, size).swapaxes(0, 1)
+        self._cores.backward(run, d_hidden, out[:, :cores])
+
+
+def _by_trunk(core: Core, state: np.ndarray) -> np.ndarray:
+    """Views a recurrent state by trunk, and by what that carries: ``[k, rows, trunks, parts, size]``."""
+    return state.reshape(*state.shape[:2], -1, core.parts, core.size)
+
+
+def _unrolled(
+    core: Core,
+    weights: CoreWeights,
+    observations: np.ndarray,
+    state: np.ndarray,
+    trunks: slice,
+    resets: np.ndarray,
+    graph: bool = False,
+) -> Unrolled:
+    """Runs the cores of some trunks over observations ``[k, steps, rows, width]``, from their parts of a state."""
+    first = _by_trunk(core, state)[:, :, trunks].transpose(3, 0, 2, 1, 4)
+    return core.unroll(weights, observations, first, resets, graph)

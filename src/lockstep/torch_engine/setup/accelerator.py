@@ -1,0 +1,260 @@
+"""Accelerators: every call that is of one kind of device stands here, and nowhere else in this engine.
+
+CUDA, ROCm (whose PyTorch calls its devices ``cuda``) and XPU go one way: through ``torch.accelerator`` and the device's
+own module, ``torch.cuda`` or ``torch.xpu``, which have the same names. What a device lacks is said before anything
+starts (:func:`check_accelerator`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.torch_engine.nets.memory import on_host
+
+TYPES = {"cuda": "cuda", "xpu": "xpu"}
+"""PyTorch's type of each ``device`` of a config that is an accelerator of this engine; tests put theirs in."""
+PREFERRED = ("cuda", "xpu")
+"""What ``device: auto`` takes, the first that is here; else the CPU."""
+VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}
+GRAPHS = ("CUDAGraph", "XPUGraph")
+NEEDED = ("device_count", "current_device", "set_device", "synchronize", "get_device_name", "get_rng_state")
+"""What a run asks of a device's module whatever its settings."""
+WARM_UP = 3
+"""Calls before one is captured in a graph, so that libraries have chosen and allocated what they keep."""
+
+
+# --- before anything starts -------------------------------------------------------------------------------------------
+
+
+def module_of(device: str) -> Any:
+    """Finds the module of a config's device, or None where this PyTorch has none."""
+    return getattr(torch, TYPES[device], None)
+
+
+def count_devices(device: str) -> int:
+    """Counts the devices of a config's kind that PyTorch sees here."""
+    module = module_of(device)
+    return module.device_count() if module is not None and module.is_available() else 0
+
+
+def chosen_device() -> str:
+    """Chooses what ``device: auto`` means on this machine: the first of :data:`PREFERRED` that lacks nothing."""
+    return next((name for name in PREFERRED if count_devices(name) and not lacking(name)), "cpu")
+
+
+def lacking(device: str) -> list[str]:
+    """Names what the visible devices of a kind lack and no run can do without."""
+    module = module_of(device)
+    out = [name for name in NEEDED if not hasattr(module, name)]
+    properties = getattr(module, "get_device_properties", None)
+    seen = [] if properties is None else [properties(n) for n in range(count_devices(device))]
+    if not all(getattr(each, "has_fp64", True) for each in seen):
+        out.append("float64, in which the shards' statistics are combined")
+    return out
+
+
+def check_accelerator(device: str, ranks: int, graphs: bool = False) -> None:
+    """Checks that this machine has the accelerators that so many ranks need, and ``graphs`` where they are asked for.
+
+    Raises:
+        ValueError: it hasn't; one line that names what is missing.
+    """
+    visible = count_devices(device)
+    if not visible:
+        raise ValueError(
+            f"device: {device}, but PyTorch {torch.__version__} sees no {device.upper()} device here; use --device cpu"
+        )
+    if ranks > visible:
+        raise ValueError(
+            f"nproc: {ranks} ranks need {ranks} GPUs and {visible} are visible ({VISIBLE[device]}); use {visible}"
+        )
+    if missing := lacking(device):
+        raise ValueError(f"device: {device} lacks {', '.join(missing)}; use --device cpu")
+    if graphs and not has_graphs(device):
+        raise ValueError(
+            f"cuda_graphs: true, but PyTorch {torch.__version__} has no graphs of {device.upper()} devices; use "
+            "cuda_graphs false"
+        )
+
+
+def has_graphs(device: str) -> bool:
+    """Tells whether PyTorch can capture graphs of a config's kind of device."""
+    return any(hasattr(module_of(device), name) for name in GRAPHS)
+
+
+def memory_of(device: str) -> int:
+    """Returns the bytes of the smallest visible device of a kind."""
+    module = module_of(device)
+    return min(module.get_device_properties(n).total_memory for n in range(module.device_count()))
+
+
+def names_of_ranks(device: str, ranks: int) -> list[str]:
+    """Names the devices of this host's ranks, as PyTorch does."""
+    return [f"{TYPES[device]}:{rank}" if device in TYPES else "cpu" for rank in range(ranks)]
+
+
+# --- a rank's own -----------------------------------------------------------------------------------------------------
+
+
+def take_device(device: str, local_rank: int) -> torch.device:
+    """Makes a host's ``local_rank``-th accelerator this process's current one, and returns it."""
+    module_of(device).set_device(local_rank)
+    return torch.device(TYPES[device], local_rank)
+
+
+def current_device(device: str) -> torch.device:
+    """Returns the accelerator that :func:`take_device` took; ``cpu`` is the CPU."""
+    if device not in TYPES:
+        return torch.device(device)
+    return torch.device(TYPES[device], module_of(device).current_device())
+
+
+def pin_down_kernels(deterministic: bool, warn_only: bool) -> None:
+    """Turns off what makes kernels depend on time or on shortened mantissas; on accelerators they repeat, too."""
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False
+    if deterministic:
+        torch.use_deterministic_algorithms(True, warn_only=warn_only)
+
+
+def _module(device: torch.device) -> Any:
+    """The module of a device; None of the CPU, which has nothing to wait for."""
+    return None if device.type == "cpu" else torch.get_device_module(device)
+
+
+def name_of(device: torch.device) -> str:
+    """Names a device as its maker does; ``cpu`` is the CPU."""
+    return "cpu" if device.type == "cpu" else _module(device).get_device_name(device)
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits until a device has done all that it was told."""
+    if device.type != "cpu":
+        _module(device).synchronize(device)
+
+
+def peak_memory(device: torch.device) -> float:
+    """Returns the most MiB that PyTorch has held of a device's memory; 0 where it doesn't say."""
+    most = getattr(_module(device), "max_memory_allocated", None)
+    return 0.0 if most is None else most(device) / 2**20
+
+
+def generator(device: torch.device) -> torch.Generator | None:
+    """Makes a counter-based generator on a device; None where it has none of its own, and the host's draws."""
+    return torch.Generator(device) if device.type in PREFERRED else None
+
+
+def generator_state(device: torch.device) -> Tensor | None:
+    """Returns the state of a device's global generator; None of the CPU, whose is PyTorch's own."""
+    return None if device.type == "cpu" else _module(device).get_rng_state(device)
+
+
+def set_generator_state(device: torch.device, state: Tensor | None) -> None:
+    """Sets what :func:`generator_state` returned."""
+    if state is not None:
+        _module(device).set_rng_state(state, device)
+
+
+# --- copies that nobody waits for -------------------------------------------------------------------------------------
+
+
+def pins(device: torch.device) -> bool:
+    """Tells whether a device copies to and from page-locked memory of the host while the host goes on."""
+    return device.type in PREFERRED
+
+
+def host_buffer(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Makes a tensor of zeros on the host, in memory that a device can copy by itself where it can."""
+    return torch.zeros(shape, dtype=dtype, pin_memory=pins(device))
+
+
+def upload(array: np.ndarray | Tensor, device: torch.device) -> Tensor:
+    """Copies a host's array to a device, in memory of its own; the host doesn't wait where it needn't."""
+    tensor = torch.as_tensor(array)
+    if device.type == "cpu":
+        return tensor.clone()
+    if pins(device):
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+def to_device(array: np.ndarray, device: torch.device) -> Tensor:
+    """Takes a host's array to where the policy is: the same memory there on the host, else as :func:`upload` does."""
+    return torch.from_numpy(array) if on_host(device) else upload(array, device)
+
+
+class Download:
+    """Copies a device's tensor into a host's buffer while the host goes on; :meth:`wait` returns it.
+
+    The buffer must stay as it is until then.
+    """
+
+    def __init__(self, source: Tensor, buffer: Tensor) -> None:
+        buffer.copy_(source, non_blocking=pins(source.device))
+        self._buffer, self._event = buffer, None
+        if pins(source.device):
+            self._event = _module(source.device).Event()
+            self._event.record()
+
+    def wait(self) -> Tensor:
+        """Waits until the copy is there."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._buffer
+
+
+def read_at_once(*tensors: Tensor) -> list[np.ndarray]:
+    """Reads a device's tensors in one copy, as arrays of their shapes and dtypes."""
+    packed = torch.cat([x.contiguous().flatten().view(torch.uint8) for x in tensors]).cpu()
+    sizes = [x.numel() * x.element_size() for x in tensors]
+    parts = zip(packed.split(sizes), tensors, strict=True)
+    return [part.clone().view(x.dtype).view(x.shape).numpy() for part, x in parts]
+
+
+# --- graphs -----------------------------------------------------------------------------------------------------------
+
+
+def capture(device: torch.device, work: Callable[[], None]) -> Callable[[], None]:
+    """Captures what ``work()`` launches as one graph; returns what replays it.
+
+    It is called :data:`WARM_UP` times first, on a stream of its own, as PyTorch's notes on CUDA graphs have it; it must
+    read and write the same memory at every call, and never wait for the device.
+    """
+    module = _module(device)
+    stream = module.Stream(device)
+    stream.wait_stream(module.current_stream(device))
+    with module.stream(stream):
+        for _ in range(WARM_UP):
+            work()
+    module.current_stream(device).wait_stream(stream)
+    graph = next(getattr(module, name) for name in GRAPHS if hasattr(module, name))()
+    with module.graph(graph):
+        work()
+    return graph.replay
+
+
+# --- scripts of users -------------------------------------------------------------------------------------------------
+
+
+def has_one_each(processes: int) -> bool:
+    """Tells whether PyTorch's current kind of accelerator has a device for each of a host's processes."""
+    return torch.accelerator.is_available() and torch.accelerator.device_count() >= processes
+
+
+def take_own(local_rank: int) -> torch.device:
+    """Makes the ``local_rank``-th device of PyTorch's current kind of accelerator this process's, and returns it."""
+    torch.accelerator.set_device_index(local_rank)
+    return current_accelerator()
+
+
+def current_accelerator() -> torch.device:
+    """Returns this process's accelerator, with its index."""
+    device = torch.accelerator.current_accelerator()
+    assert device is not None
+    return torch.device(device.type, torch.accelerator.current_device_index())

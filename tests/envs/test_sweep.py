@@ -1,0 +1,236 @@
+"""Environments stepped by Lockstep beside Gymnasium's own chain of wrappers: what they give, and how they fail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit, TransformReward
+
+from lockstep.config.run import EnvConfig
+from lockstep.core.errors import EnvironmentFailureError
+from lockstep.core.life import life
+from lockstep.envs.describe import describe
+from lockstep.envs.gymnasium.in_process import Watchdog
+from lockstep.envs.gymnasium.make import make_environment
+from lockstep.envs.gymnasium.sweep import Sweep
+from lockstep.envs.gymnasium.time_limit import without_time_limit
+from lockstep.envs.host_envs import Buffers, WantedEnvs, buffer_layout
+from lockstep.envs.restore.replay import row_hashes
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _modules() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(Path(__file__).parents[1] / "modules")
+        yield
+
+
+def swept(config: EnvConfig, count: int = 2) -> tuple[Sweep, Buffers, WantedEnvs]:
+    wanted = WantedEnvs(config, describe(config), 0, range(count))
+    layout = buffer_layout(wanted.description, count, 1)
+    buffers = Buffers(**{name: np.zeros(shape, dtype) for name, (shape, dtype) in layout.items()})
+    return Sweep(wanted, buffers, range(count), 0), buffers, wanted
+
+
+# --- Gymnasium's own chain --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("env_id", "limit"),
+    [("CartPole-v1", 13), ("CartPole-v1", 1), ("Pendulum-v1", 7), ("FrozenLake-v1", 5), ("MountainCar-v0", None)],
+)
+def test_every_step_is_that_of_gymnasiums_wrappers(env_id, limit):
+    config = EnvConfig(id=env_id, max_episode_steps=limit)
+    sweep, b, wanted = swept(config)
+    chains = [make_environment(config) for _ in range(2)]
+    layout, action = wanted.description.observation, wanted.description.action
+    sweep.reset()
+    episodes = [0, 0]
+    for row, chain in enumerate(chains):
+        first, _ = chain.reset(seed=wanted.episode_seed(row, 0))
+        assert b.observations[row].tobytes() == layout.encode(first).tobytes()
+    rng, kinds = np.random.default_rng(1), set()
+    for _ in range(260):
+        drawn = rng.integers(0, action.choices[0], 2) if action.discrete else rng.normal(size=(2, 1)).astype(np.float32)
+        b.actions[:] = drawn
+        sweep.step()
+        for row, chain in enumerate(chains):
+            observation, reward, terminated, truncated, _ = chain.step(action.native(drawn[row]))
+            assert b.rewards[row] == float(reward)
+            assert (b.terminated[row], b.truncated[row]) == (terminated, truncated)
+            if terminated or truncated:
+                kinds.add((bool(terminated), bool(truncated)))
+                assert b.final_observations[row].tobytes() == layout.encode(observation).tobytes()
+                episodes[row] += 1
+                observation, _ = chain.reset(seed=wanted.episode_seed(row, episodes[row]))
+            assert b.observations[row].tobytes() == layout.encode(observation).tobytes()
+        assert b.episodes.tolist() == episodes
+    assert min(episodes) >= 1
+    assert (False, True) in kinds
+    sweep.close()
+
+
+def test_the_limit_of_make_is_counted_and_every_other_wrapper_stays():
+    made = gymnasium.make("CartPole-v1", disable_env_checker=True)
+    assert [type(made), type(made.env)] == [TimeLimit, OrderEnforcing]  # pyright: ignore[reportAttributeAccessIssue]
+    assert without_time_limit(made) == (made.unwrapped, 500)
+    assert without_time_limit(made.unwrapped) == (made.unwrapped, None)
+    assert without_time_limit(TimeLimit(made, 40)) == (made.unwrapped, 40)
+    checked = gymnasium.make("CartPole-v1")
+    assert isinstance(without_time_limit(checked)[0], PassiveEnvChecker)
+    scaled = TransformReward(made, lambda reward: 2 * float(reward))
+    assert without_time_limit(scaled) == (scaled, None)
+    assert without_time_limit(TimeLimit(scaled, 9)) == (scaled, 9)
+
+
+class Lenient(TimeLimit):
+    """A user's own limit."""
+
+
+def test_a_subclass_of_the_limit_is_no_limit_of_makes():
+    own = Lenient(gymnasium.make("CartPole-v1"), 5)
+    assert without_time_limit(own) == (own, None)
+
+
+def test_a_restored_episode_is_truncated_where_it_would_have_been():
+    config = EnvConfig(id="CartPole-v1", max_episode_steps=6)
+    for elapsed in (2, 5):
+        sweep, b, _ = swept(config, 1)
+        sweep.reset()
+        b.actions[0] = 0
+        rows = []
+        for t in range(elapsed):
+            b.actions[0] = t % 2
+            sweep.step()
+            rows.append((b.observations.copy(), b.rewards.copy()))
+        hashes = np.concatenate([row_hashes(row, reward) for row, reward in rows])
+        again, there, _ = swept(config, 1)
+        there.observations[:] = b.observations
+        assert again.restore(0, np.arange(elapsed) % 2, hashes, {})
+        left = 0
+        while not there.truncated[0]:
+            there.actions[0] = left % 2
+            again.step()
+            left += 1
+        assert left == 6 - elapsed
+
+
+# --- What a step says -------------------------------------------------------------------------------------------------
+
+
+def test_what_a_step_said_is_not_said_again_by_the_next_one():
+    sweep, b, _ = swept(EnvConfig(id="telling:Telling-v0"))
+    sweep.reset()
+    for _ in range(6):
+        b.actions[:] = [1, 0]
+        stated = sweep.step()
+    assert b.successes.tolist() == [1, -1]
+    assert b.terminated.tolist() == [True, True]
+    assert stated == {}
+    b.actions[:] = 0
+    sweep.step()
+    assert not b.terminated.any()
+    assert b.successes.tolist() == [-1, -1]
+
+
+def sizes(observation: Any) -> Any:
+    """An environment whose observations have another shape from its third step on."""
+
+    class Env(gymnasium.Env):
+        observation_space = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
+        action_space = gymnasium.spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            self._t = 0
+            return np.zeros(3, np.float32), {}
+
+        def step(self, action):
+            self._t += 1
+            return (observation if self._t > 2 else np.zeros(3, np.float32)), 0.0, False, False, {}
+
+    return Env
+
+
+@pytest.mark.parametrize("wrong", [np.zeros(1, np.float32), np.zeros(2, np.float32), 0.5])
+def test_a_shape_that_would_broadcast_is_named_nevertheless(wrong):
+    gymnasium.register("Sizes-v0", sizes(wrong))
+    sweep, _, _ = swept(EnvConfig(id="Sizes-v0"))
+    try:
+        sweep.reset()
+        sweep.step()
+        sweep.step()
+        shape = str(np.shape(wrong)).replace("(", r"\(").replace(")", r"\)")
+        with pytest.raises(
+            EnvironmentFailureError, match=rf"^environment 0 .* of shape {shape}, its space says \(3,\)"
+        ):
+            sweep.step()
+    finally:
+        del gymnasium.registry["Sizes-v0"]
+
+
+def test_a_shape_of_as_many_numbers_is_taken():
+    gymnasium.register("Sizes-v0", sizes(np.array([[0.1, 0.2, 0.3]], np.float64)))
+    sweep, b, _ = swept(EnvConfig(id="Sizes-v0"))
+    try:
+        sweep.reset()
+        for _ in range(3):
+            sweep.step()
+        np.testing.assert_array_equal(b.observations, np.array([[0.1, 0.2, 0.3]] * 2, np.float32))
+    finally:
+        del gymnasium.registry["Sizes-v0"]
+
+
+# --- Life -------------------------------------------------------------------------------------------------------------
+
+
+class Asking(gymnasium.Env):
+    """Writes down what the buffers say of who is being stepped."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    seen: list[tuple[int, int]] = []  # noqa: RUF012
+    buffers: Any = None
+
+    def _note(self) -> None:
+        if Asking.buffers is not None:
+            self.seen.append((int(Asking.buffers.stepping[0]), int(Asking.buffers.heartbeats[0])))
+
+    def reset(self, *, seed=None, options=None):
+        self._note()
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self._note()
+        return np.zeros(1, np.float32), 0.0, bool(action), False, {}
+
+
+def test_the_sign_of_life_changes_with_every_step_and_reset_and_says_whose_it_is():
+    gymnasium.register("Asking-v0", lambda **_: Asking())
+    try:
+        sweep, b, _ = swept(EnvConfig(id="Asking-v0"), 3)
+        Asking.buffers, Asking.seen[:] = b, []
+        sweep.reset()
+        b.actions[:] = [0, 1, 0]
+        sweep.step()
+        sweep.step()
+        assert [row for row, _ in Asking.seen] == [0, 1, 2] + 2 * [0, 1, 1, 2]
+        assert len(set(Asking.seen)) == len(Asking.seen)
+        assert b.stepping.tolist() == [-1]
+    finally:
+        Asking.buffers = None
+        del gymnasium.registry["Asking-v0"]
+
+
+def test_whoever_waits_for_this_rank_sees_that_its_environments_go_on():
+    signs = iter(range(10**9))
+    moving = Watchdog(0.2, lambda: next(signs), lambda: "", pytest.fail)
+    before = life.sign().count
+    with moving:
+        while life.sign().count < before + 3:
+            pass
+    moving.close()

@@ -1,0 +1,81 @@
+"""What is asked of accelerators before a run, on modules that stand in for PyTorch's."""
+
+import types
+
+import pytest
+import torch
+
+from lockstep.torch_engine.setup import accelerator
+from lockstep.torch_engine.setup.devices import check_device, chosen_device, device_memory, visible_gpus
+
+
+def module(count=2, fp64=True, memory=8, **more):
+    """What PyTorch's module of a kind of device has, with so many devices."""
+    properties = types.SimpleNamespace(has_fp64=fp64, total_memory=memory)
+    names = dict.fromkeys(accelerator.NEEDED, lambda *_: None)
+    stands = {"is_available": lambda: count > 0, "device_count": lambda: count}
+    return types.SimpleNamespace(**names | stands | {"get_device_properties": lambda _: properties} | more)
+
+
+def complaint(*words):
+    with pytest.raises(ValueError) as caught:
+        accelerator.check_accelerator(*words)
+    (line,) = str(caught.value).splitlines()
+    return line
+
+
+@pytest.mark.parametrize("device", ["cuda", "xpu"])
+def test_every_kind_of_device_is_asked_the_same(device, monkeypatch):
+    monkeypatch.setattr(torch, device, module(memory=80))
+    check_device(device, 2)
+    assert (visible_gpus(device), device_memory(device)) == (2, 80)
+    assert accelerator.names_of_ranks(device, 2) == [f"{device}:0", f"{device}:1"]
+    assert complaint(device, 3).startswith("nproc: 3 ranks need 3 GPUs and 2 are visible")
+    monkeypatch.setattr(torch, device, module(count=0))
+    assert complaint(device, 1).startswith(f"device: {device}, but PyTorch")
+
+
+def test_what_a_device_lacks_is_named(monkeypatch):
+    monkeypatch.setattr(torch, "xpu", module(fp64=False))
+    assert "lacks float64" in complaint("xpu", 1)
+    without = module()
+    del without.get_rng_state
+    monkeypatch.setattr(torch, "xpu", without)
+    assert complaint("xpu", 1) == "device: xpu lacks get_rng_state; use --device cpu"
+
+
+def test_graphs_are_asked_for_only_where_they_are_wanted(monkeypatch):
+    monkeypatch.setattr(torch, "xpu", module())
+    accelerator.check_accelerator("xpu", 1)
+    assert complaint("xpu", 1, True).startswith("cuda_graphs: true, but PyTorch")
+    monkeypatch.setattr(torch, "xpu", module(XPUGraph=object))
+    accelerator.check_accelerator("xpu", 1, True)
+
+
+@pytest.mark.parametrize(
+    ("cuda", "xpu", "chosen"),
+    [(2, 2, "cuda"), (0, 1, "xpu"), (0, 0, "cpu")],
+)
+def test_auto_takes_the_first_kind_that_is_here(cuda, xpu, chosen, monkeypatch):
+    monkeypatch.setattr(torch, "cuda", module(cuda))
+    monkeypatch.setattr(torch, "xpu", module(xpu))
+    assert chosen_device() == chosen
+
+
+def test_auto_passes_over_a_device_without_float64(monkeypatch):
+    monkeypatch.setattr(torch, "cuda", module(0))
+    monkeypatch.setattr(torch, "xpu", module(fp64=False))
+    assert chosen_device() == "cpu"
+
+
+def test_a_cpu_has_nothing_to_wait_for():
+    cpu = torch.device("cpu")
+    accelerator.synchronize(cpu)
+    assert accelerator.peak_memory(cpu) == 0.0
+    assert accelerator.generator_state(cpu) is None
+    assert accelerator.name_of(cpu) == "cpu"
+    host = torch.zeros(3)
+    copied = accelerator.upload(host, cpu)
+    host += 1.0
+    assert copied.tolist() == [0.0] * 3
+    assert accelerator.Download(copied, accelerator.host_buffer((3,), torch.float32, cpu)).wait().tolist() == [0.0] * 3

@@ -1,0 +1,84 @@
+"""Variables that ranks get: by class of machine, and never in place of the user's."""
+
+import pytest
+
+from lockstep.core.topology import Topology
+from lockstep.training import rank_environment
+from lockstep.training.rank_environment import (
+    ETHERNET,
+    INFINIBAND,
+    ONE_HOST,
+    apply,
+    in_lines,
+    link_speed,
+    machine_class,
+    settings_of,
+)
+
+HERE = Topology(world_size=2, local_world_size=2)
+APART = Topology(world_size=2, local_world_size=1, master_addr="10.0.0.1")
+
+
+def values(device, topology, kind):
+    return {setting.name: setting.value for setting in settings_of(device, topology, kind)}
+
+
+@pytest.fixture
+def interface(monkeypatch):
+    """The interface ``ens1`` leads to the others, with a link of so many Mbit/s."""
+    monkeypatch.setattr(rank_environment, "own_address", lambda _: "10.0.0.2")
+    monkeypatch.setattr(rank_environment, "interface_of", lambda address: "ens1" if address == "10.0.0.2" else None)
+
+    def speed(value):
+        monkeypatch.setattr(rank_environment, "link_speed", lambda _: value)
+
+    speed(10_000)
+    return speed
+
+
+def test_the_class_of_a_machine(tmp_path):
+    assert machine_class(HERE, tmp_path) == ONE_HOST
+    assert machine_class(APART, tmp_path) == machine_class(APART, tmp_path / "none") == ETHERNET
+    (tmp_path / "mlx5_0").mkdir()
+    assert machine_class(APART, tmp_path) == INFINIBAND
+    assert machine_class(HERE, tmp_path) == ONE_HOST
+
+
+def test_a_gpu_repeats_its_bits_and_a_cpu_needs_nothing():
+    assert values("cuda", Topology(), ONE_HOST)["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert values("cpu", Topology(), ONE_HOST) == {}
+
+
+def test_ranks_of_one_host_meet_on_loopback():
+    assert values("cpu", HERE, ONE_HOST) == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+
+
+def test_hosts_meet_over_the_interface_that_leads_there(interface):
+    found = values("cuda", APART, ETHERNET)
+    assert (found["GLOO_SOCKET_IFNAME"], found["NCCL_SOCKET_IFNAME"]) == ("ens1", "=ens1")
+    assert "NCCL_SOCKET_NTHREADS" not in found
+    interface(100_000)
+    assert values("cuda", APART, ETHERNET)["NCCL_SOCKET_NTHREADS"] == "4"
+    infiniband = values("cuda", APART, INFINIBAND)
+    assert infiniband["GLOO_SOCKET_IFNAME"] == "ens1"
+    assert not {"NCCL_SOCKET_IFNAME", "NCCL_SOCKET_NTHREADS"} & set(infiniband)
+
+
+def test_a_link_says_its_speed_or_nothing(tmp_path):
+    for name, said in (("fast", "100000\n"), ("down", "-1\n"), ("odd", "?")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "speed").write_text(said)
+    assert [link_speed(name, tmp_path) for name in ("fast", "down", "odd", "none")] == [100_000, 0, 0, 0]
+
+
+def test_what_the_user_set_stays_and_is_shown_so():
+    settings = settings_of("cuda", HERE, ONE_HOST)
+    environ = {"NCCL_DEBUG": "INFO"}
+    first, *lines = in_lines(settings, ONE_HOST, environ)
+    assert first == "# one host"
+    (debug,) = (line for line in lines if line.startswith("NCCL_DEBUG"))
+    assert debug.startswith("NCCL_DEBUG=INFO  # yours; else WARN")
+    assert all("; https://docs." in line for line in lines)
+    apply(settings, environ)
+    assert environ["NCCL_DEBUG"] == "INFO"
+    assert environ["NCCL_SOCKET_IFNAME"] == "lo"
