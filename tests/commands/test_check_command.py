@@ -71,6 +71,10 @@ def test_a_preset_is_named(check):
             "Outside",
             "Gymnasium's checker: The first element returned by `env.reset.*` is not within the observation space",
         ),
+        ("Unseeded", r"Unseeded\.reset\(\) takes no seed; write def reset\(self, \*, seed=None, options=None\)"),
+        ("Unpaid", r"the reward returned by step\(\) must be a number, and is None"),
+        ("Late", r"environment 0 \(unfit:Late-v0\) raised in step: OSError: out of order"),
+        ("Picky", "Gymnasium's checker: forbidden"),
         ("Clocked", r"the same seed and actions gave something else in step 1:"),
         ("Kept", "the same seed and actions gave something else in step 1:"),
     ],
@@ -92,6 +96,13 @@ def test_what_cannot_be_made_is_bad_input(check):
     code, lines, err = check("NoSuch-v0")
     assert (code, lines) == (2, [])
     assert "no environment 'NoSuch-v0' is registered" in err
+    code, lines, err = check("unfit:Spaceless-v0")
+    assert (code, lines) == (2, [])
+    assert err.endswith(
+        "env.id: unfit:Spaceless-v0 has no observation_space; set self.observation_space where it is made, to a space\n"
+    )
+    _, _, err = check("unfit:Picki")
+    assert err.endswith("env.id: unfit has no Picki; did you mean unfit:Picky?\n")
     code, _, err = check("unfit:Listed-v0")
     assert code == 2
     assert "observation 'names': space Sequence" in err
@@ -108,3 +119,20 @@ def test_options_of_the_environment_count(check):
     assert said(lines, "ok", "sees vector 12|sees vector 3×4")
     assert check("CartPole-v1", "--steps", "0")[0] == 2
     assert check("CartPole-v1", "--nproc", "2")[0] == 2
+
+
+def test_an_environment_of_masks_is_asked_for_them(check):
+    _, lines, _ = check("unfit:Picky-v0", "--steps", "20")
+    assert said(lines, "note", r"action_masks\(\) says which actions are allowed: --env\.action-mask method")
+    _, lines, _ = check("Taxi-v4", "--steps", "20")
+    assert said(lines, "note", r"info\['action_mask'\] says which actions are allowed: --env\.action-mask info")
+    code, lines, _ = check("unfit:Picky-v0", "--steps", "20", "--env.action-mask", "method")
+    assert (code, problems(lines)) == (0, [])
+    assert said(lines, "note", "takes forbidden actions too, and met: forbidden")
+    assert not said(lines, "note", "says which actions are allowed")
+
+
+def test_statistics_of_a_wrapper_are_named(check):
+    _, lines, _ = check("unfit:normalized", "--steps", "20")
+    assert said(lines, "note", "wrapped in NormalizeObservation, .* give --normalize.observations")
+    assert not said(check("unfit:Fit-v0", "--steps", "20")[1], "note", "wrapped in")

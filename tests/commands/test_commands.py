@@ -11,6 +11,7 @@ from command_line import CARTPOLE, Run, lockstep, metrics_of, run_words, same, s
 
 import lockstep as package
 from lockstep.cli import main
+from lockstep.runs.progress import format_number
 
 HEAVY = ("torch", "numpy", "gymnasium", "pydantic", "rich")
 
@@ -59,7 +60,9 @@ def test_train_says_where_the_run_lies_and_what_comes_next(trained):
     name = f"runs/{run.path.name}"
     last = run.ended.stdout.splitlines()[-5:]
     score = run.summary["final_return"]
-    assert re.fullmatch(rf"mean return of the last 100 episodes {score:,.1f} after 1,024 steps, \d+\.\d s", last[0])
+    assert re.fullmatch(
+        rf"mean return of the last 100 episodes {format_number(score)} after 1,024 steps, \d+\.\d s", last[0]
+    )
     assert last[1] == f"run: {name}   parameters sha256 {run.summary['params_sha256'][:16]}…"
     assert re.fullmatch(rf"evaluate:  .*lockstep eval {name} --episodes 20", last[2])
     assert re.fullmatch(rf"watch:     .*lockstep play {name} --video out.mp4", last[3])

@@ -10,6 +10,7 @@ from command_line import CARTPOLE, SMALL
 
 from lockstep import load_policy
 from lockstep.cli import main
+from lockstep.commands.compare import short_names
 from lockstep.envs.arrays.players.snake import greedy_actions
 from lockstep.policies.recordings import read_recording
 
@@ -61,6 +62,20 @@ def test_a_comparison_is_drawn(capsys, tmp_path):
     both = (tmp_path / "random.json", tmp_path / "greedy.json")
     assert "greedy against random: mean score +" in printed(capsys, "compare", *both, "--plot", tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize(
+    ("runs", "names"),
+    [
+        (["runs/a", "b"], ["a", "b"]),
+        (["many/seed_0", "fast/seed_0", "many/seed_1"], ["many/seed_0", "fast/seed_0", "seed_1"]),
+        (["a", "a"], ["a", "a"]),
+        (["runs/a", "a"], ["runs/a", "a"]),
+        (["x/a.json", "y/a.json", "b.json"], ["x/a", "y/a", "b"]),
+    ],
+)
+def test_runs_of_one_name_are_told_apart(runs, names):
+    assert short_names(runs) == names
 
 
 def test_what_cannot_be_compared_is_refused(trained, capsys, tmp_path):

@@ -53,6 +53,13 @@ def test_a_run_is_a_row_and_its_facts_survive_a_resume(stopped, capsys, tmp_path
     assert row["size"] == sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
+def test_a_run_is_found_by_its_name(stopped, capsys, tmp_path, monkeypatch):
+    copy_of(stopped, tmp_path / "runs" / "one")
+    copy_of(stopped, tmp_path / "runs" / "two")
+    monkeypatch.chdir(tmp_path)
+    assert [row["name"] for row in json.loads(printed(capsys, "two", "--json"))] == ["two"]
+
+
 def test_the_table_has_a_line_a_run(stopped, capsys, tmp_path, monkeypatch):
     runs = tmp_path / "runs"
     copy_of(stopped, runs / "[bold]a")
@@ -87,7 +94,7 @@ def test_without_runs_there_is_one_line(capsys, tmp_path, monkeypatch):
     assert printed(capsys) == "no runs in runs; lockstep train ENVIRONMENT makes one\n"
     assert json.loads(printed(capsys, "--json")) == []
     assert main(["list", "elsewhere"]) == 2
-    assert capsys.readouterr().err == "lockstep: error: list: elsewhere is no directory\n"
+    assert capsys.readouterr().err == "lockstep: error: list: elsewhere is no directory, and no run in runs\n"
     assert main(["list", "--sort", "luck"]) == 2
     assert "luck" in capsys.readouterr().err
 

@@ -170,6 +170,19 @@ def test_playing_needs_a_screen_or_an_mp4_file(trained, tmp_path, capsys, monkey
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--n-eval-episodes", "5"], "--n-eval-episodes: write --episodes"),
+        (["--deterministic"], "--deterministic: the most likely actions are the default; leave it out"),
+        (["--luck"], "unrecognized arguments: --luck (lockstep eval --help)"),
+    ],
+)
+def test_options_of_another_library_are_said_in_our_words(capsys, words, line):
+    assert main(["eval", "run", *words]) == 2
+    assert f"lockstep: error: {line}" in capsys.readouterr().err
+
+
 def test_a_policy_takes_one_observation_or_a_batch(trained):
     policy = load_policy(trained(*CARTPOLE).path)
     observations = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
@@ -201,13 +214,60 @@ def test_an_observation_of_another_shape_is_refused(trained, shape):
         policy(np.zeros(shape, np.float32))
 
 
+def test_what_is_no_observation_is_said(trained):
+    with pytest.raises(ValueError, match=r"a pair of observation and info, as env\.reset"):
+        load_policy(trained(*CARTPOLE).path)(gymnasium.make("CartPole-v1").reset())
+    policy = load_policy(trained(*LANTERN).path)
+    observation, _ = make_environment(policy.config.env).reset(seed=0)
+    names = ", ".join(sorted(leaf.name for leaf in policy.observation.leaves))
+    missing = dict(list(observation.items())[1:])
+    for wrong, given in ((missing, f"a dict of {sorted(missing)}"), (np.zeros(4), "ndarray"), (None, "NoneType")):
+        with pytest.raises(ValueError) as caught:
+            policy(wrong)
+        line = f"observation: {given}; this policy takes what its environment gives, with {names}"
+        assert str(caught.value) == line
+
+
+def test_a_policy_predicts_as_one_of_stable_baselines3(trained):
+    evaluation = pytest.importorskip("stable_baselines3.common.evaluation")
+    monitor = pytest.importorskip("stable_baselines3.common.monitor")
+    for words in (CARTPOLE, LSTM):
+        policy, env = load_policy(trained(*words).path), gymnasium.make("CartPole-v1")
+        returns, lengths = evaluation.evaluate_policy(
+            policy, monitor.Monitor(env), 3, deterministic=True, return_episode_rewards=True
+        )
+        assert returns == [float(length) for length in lengths]
+        observations = np.random.default_rng(0).normal(size=(6, 2, 4)).astype(np.float32)
+        policy.reset()
+        by_hand = [policy(each) for each in observations]
+        state, found = None, []
+        for each in observations:
+            actions, state = policy.predict(each, state, np.zeros(2, bool), deterministic=True)
+            found.append(actions)
+        np.testing.assert_array_equal(found, by_hand)
+
+
+def test_memory_of_predictions_goes_with_the_state(trained):
+    policy = load_policy(trained(*LSTM).path)
+    first, second = np.random.default_rng(1).normal(size=(2, 2, 4)).astype(np.float32)
+    _, begun = policy.predict(second, deterministic=True)
+    _, state = policy.predict(first, deterministic=True)
+    assert state is not None
+    _, later = policy.predict(second, state, [False, True], deterministic=True)
+    assert begun is not None
+    assert later is not None
+    np.testing.assert_array_equal(later[1], begun[1])
+    assert not np.array_equal(later[0], begun[0])
+    assert load_policy(trained(*CARTPOLE).path).predict(first[0])[1] is None
+
+
 def test_policies_are_found_by_name_by_path_and_by_checkpoint(trained, monkeypatch):
     run = trained(*CARTPOLE)
     monkeypatch.chdir(run.path.parents[1])
     assert load_policy(run.path.name).global_step == 1024
     assert load_policy(str(run.path)).global_step == 1024
     assert load_policy(run.path / "checkpoints" / "step_384").global_step == 384
-    assert load_policy(run.path, "768").global_step == 768
+    assert load_policy(run.path, "768").global_step == load_policy(run.path, 768).global_step == 768
     assert load_policy(run.path, "best").global_step in (384, 768, 1024)
     with pytest.raises(ValueError, match=r"no checkpoint of step 99; there are: 1024, 768, 384"):
         load_policy(run.path, "99")

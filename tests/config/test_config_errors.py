@@ -181,8 +181,8 @@ def test_a_device_without_float64_is_refused():
 
 
 def test_the_number_of_further_problems_is_told():
-    assert flag_complaint("--lr", "-1", "--gamma", "2").endswith("(and 1 more)")
-    assert not flag_complaint("--lr", "-1").endswith("more)")
+    assert flag_complaint("--lr", "-1", "--gamma", "2").endswith("(and 1 more: ppo.gamma)")
+    assert not flag_complaint("--lr", "-1").endswith(")")
 
 
 def test_a_missing_value():

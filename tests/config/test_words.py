@@ -215,6 +215,16 @@ def test_common_options_are_options():
     assert len(COMMON) == 21
 
 
+def test_words_of_a_file_that_hold_tables(tmp_path):
+    file = tmp_path / "c.json"
+    file.write_text(
+        '{"env": "CartPole-v1", "env_kwargs": {"sutton_barto_reward": true}, "normalize": {"clip_obs": 5.0}}'
+    )
+    config = read_request([str(file), "--frame-stack", "2"]).config
+    assert (config.env.kwargs, config.env.frame_stack) == ({"sutton_barto_reward": True}, 2)
+    assert config.normalize.clip_observations == 5.0
+
+
 # ---- switches that say what is so, and words of one dash
 
 
@@ -243,6 +253,11 @@ def test_a_switch_that_says_what_is_so_is_taken(words):
         (["num_envs", "=", "32"], "are one word, without spaces: key=value"),
         (["--eval-freq", "50000"], "write --eval.interval, in iterations: 50000 / (num_envs x num_steps)"),
         (["ppo.learning_rate=lin_0.001"], "write 0.001; ppo.schedule: linear lowers the learning rate to 0"),
+        (["ppo.clip_range=lin_0.2"], "write 0.2; it stays as it is; of all settings only the learning rate falls"),
+        (["--net-arch", "[64, 32]"], "write --network.hidden-sizes 64 32"),
+        (["activation_fn=nn.ReLU"], "write --network.activation relu"),
+        (["--gym-packages", "robots"], "'my_module:MyEnv-v0' in the id's place imports my_module first"),
+        (["--reset-num-timesteps"], "a run that is resumed counts on"),
         (["normalize=true"], "write --normalize.observations, --normalize.returns or both"),
     ],
 )

@@ -39,6 +39,7 @@ def test_the_older_interface_is_said_in_the_newer_ones_words(tmp_path, name, whe
         ("ShapedReward", "the reward returned by step() must be a number, and is an array of shape (1,)"),
         ("Wide", "the observation is of dtype float64, its space says float32"),
         ("Outside", "its space says -0.01 to 0.01"),
+        ("Normalized", "so that an evaluation begins without them; leave it out, and give --normalize.observations"),
     ],
 )
 def test_what_can_be_trained_on_is_one_warning(tmp_path, name, said, engine):

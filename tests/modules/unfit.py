@@ -114,8 +114,61 @@ class Listed(CartPoleEnv):
         self.observation_space = space
 
 
+class Unseeded(CartPoleEnv):
+    def reset(self):  # type: ignore[override]
+        return super().reset()
+
+
+class Unpaid(CartPoleEnv):
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation, None, *rest
+
+
+class Spaceless(gymnasium.Env):
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+
+class Picky(gymnasium.Env):
+    """It takes one of a thousand actions, and says by a method which."""
+
+    observation_space = spaces.Discrete(2)
+    action_space = spaces.Discrete(1000)
+
+    def action_masks(self):
+        return np.arange(1000) == 7
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return 0, {}
+
+    def step(self, action):
+        assert action == 7, "forbidden"
+        return 1, 1.0, False, False, {}
+
+
+class Late(CartPoleEnv):
+    steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 40:
+            raise OSError("out of order")
+        return super().step(action)
+
+
+def normalized(**kwargs):
+    return gymnasium.wrappers.NormalizeObservation(CartPoleEnv(**kwargs))
+
+
 for kind in (
     Fit,
+    Unseeded,
+    Unpaid,
+    Spaceless,
+    Picky,
+    Late,
     OldStep,
     OldReset,
     ShapedReward,
@@ -130,3 +183,5 @@ for kind in (
     Listed,
 ):
     gymnasium.register(f"{kind.__name__}-v0", f"unfit:{kind.__name__}", max_episode_steps=500)
+
+gymnasium.register("Normalized-v0", "unfit:normalized", max_episode_steps=500)

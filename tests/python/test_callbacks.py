@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import lockstep
+from lockstep.python.callbacks import _said, checked_callbacks
 
 SMALL = {"num_steps": 16, "total_steps": 2048, "quiet": True, "checkpoint": {"interval": 4}}
 
@@ -176,3 +177,46 @@ def ranks_of(run):
 def test_several_seeds_have_no_callbacks():
     with pytest.raises(ValueError, match="callbacks: with 2 seeds"):
         lockstep.train("CartPole-v1", engine="jax", num_seeds=2, callbacks=[Watching()], **SMALL)
+
+
+class OfAnotherLibrary(lockstep.BaseCallback):
+    def _on_step(self):
+        return False
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "line"),
+    [
+        ([lambda record: False], "<lambda> has none of the methods that are called: on_start, on_iteration"),
+        (lambda record: False, "<lambda> has none of the methods"),
+        ([OfAnotherLibrary()], "OfAnotherLibrary has none .*; what Stable-Baselines3 calls after a step"),
+        ([Watching(), lockstep.BaseCallback()], "BaseCallback has none"),
+        ([Watching], r"Watching is a class; give an object of it, Watching\(\)"),
+        (Watching, "Watching is a class"),
+    ],
+)
+def test_what_would_never_be_called_is_refused(callbacks, line):
+    with pytest.raises(ValueError, match=f"callbacks: {line}") as caught:
+        lockstep.train("CartPole-v1", callbacks=callbacks, **SMALL)
+    assert "\n" not in str(caught.value)
+    assert not Path("runs").exists()
+
+
+def test_one_callback_needs_no_list():
+    watching = Watching(last=1)
+    assert lockstep.train("CartPole-v1", callbacks=watching, **SMALL).status == "stopped by a callback"
+    assert watching.told
+    assert checked_callbacks(None) == checked_callbacks(()) == []
+
+
+def test_what_a_record_lacks_is_said():
+    record = {"iteration": 1, "rollout/episode_return_mean": None, "train/entropy": 0.5}
+    with pytest.raises(KeyError) as caught:
+        _said(lambda record: record["rollout/ep_rew_mean"], record)
+    assert "did you mean 'rollout/episode_return_mean'?" in caught.value.__notes__[0]
+    with pytest.raises(TypeError) as caught:
+        _said(lambda record: record["rollout/episode_return_mean"] < 100, record)
+    assert caught.value.__notes__ == ["None until an episode has ended: rollout/episode_return_mean"]
+    with pytest.raises(KeyError) as caught:
+        _said(lambda record: {}["mine"], {"mine": 1.0})  # of a dict of its own
+    assert not hasattr(caught.value, "__notes__")

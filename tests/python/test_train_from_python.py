@@ -4,12 +4,15 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
+import gymnasium as gym
 import handed_envs
 import numpy as np
 import pytest
@@ -20,8 +23,9 @@ from lockstep.config.run import Config, RunOptions
 from lockstep.core.errors import RunError
 from lockstep.envs.gymnasium.handed import _read, handed_environment
 from lockstep.python import start
+from lockstep.python.arguments import in_plain_words
 from lockstep.python.environments import handed
-from lockstep.python.start import _place_of, _plain
+from lockstep.python.start import _place_of
 
 SMALL = {"num_steps": 16, "total_steps": 1024, "quiet": True}
 WORDS = ("CartPole-v1", "--num-steps", 16, "--total-steps", 1024)
@@ -115,6 +119,48 @@ def test_what_cant_be_taken_along_is_one_line():
     assert handed(Local).pickled is not None
 
 
+def test_what_a_config_can_say_is_put_into_words():
+    settings = {
+        "a": np.int64(3),
+        "b": (np.float32(0.5), [True]),
+        "c": np.zeros(2),
+        "d": Path("x"),
+        "e": {"f": range(2)},
+    }
+    assert in_plain_words(settings) == {"a": 3, "b": [0.5, [True]], "c": [0.0, 0.0], "d": "x", "e": {"f": [0, 1]}}
+    assert in_plain_words({"network": {"custom": handed_envs.Counting}}) == {
+        "network": {"custom": "handed_envs:Counting"}
+    }
+
+
+def test_a_group_of_seeds_has_no_metrics_of_its_own(runs):
+    group = lockstep.train("CartPole-v1", seeds=[3], name="group", **SMALL)
+    with pytest.raises(ValueError, match=r"holds a run for each of 1 seeds; see those of run\.seeds"):
+        group.metrics  # noqa: B018
+    assert len(group.seeds[0].metrics) == 8
+
+
+def test_settings_of_the_environment_stand_beside_it(runs):
+    run = lockstep.train(handed_envs.Counting, env={"kwargs": {"length": np.int64(4)}}, name="settings", **SMALL)
+    assert (run.config.env.id, run.metrics[-1]["rollout/episode_length_mean"]) == ("handed_envs:Counting", 4.0)
+    assert lockstep.train(env="CartPole-v1", name="by_name", **SMALL).config.env.id == "CartPole-v1"
+
+
+def test_an_id_that_this_process_alone_knows_is_explained(runs):
+    cases: list[tuple[str, Any, str]] = [
+        ("HereByName-v0", "handed_envs:Counting", "'handed_envs:HereByName-v0' imports handed_envs first"),
+        ("HereByObject-v0", Local, "'module:Id' imports one, or give the class itself"),
+    ]
+    for env_id, entry, way in cases:
+        gym.register(env_id, entry_point=entry)
+        try:
+            with pytest.raises(ValueError, match=f"'{env_id}' is registered in this process alone.*{way}"):
+                lockstep.train(env_id, **SMALL)
+        finally:
+            del gym.registry[env_id]
+    assert not runs.exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
@@ -124,15 +170,31 @@ def test_what_cant_be_taken_along_is_one_line():
             "num_shards: 7 environments can't be cut into 3",
         ),
         ((["NoSuch-v0"], {}), "no environment 'NoSuch-v0' is registered"),
-        ((["CartPole-v1"], {"ppo": {"learning_rate": object()}}), "lockstep.train: <object object at"),
-        (([handed_envs.Counting()], {}), "is no id, config or callable"),
+        (
+            ([handed_envs.Counting()], {}),
+            "Counting is one environment, and a run makes several; give what makes one: a class",
+        ),
+        (([gym.make("CartPole-v1")], {}), "give what makes one: 'CartPole-v1', or a class, a function, a lambda"),
+        (([gym.make_vec("CartPole-v1", 3)], {}), "is many environments; give what makes one of them, and num_envs=3"),
+        (([[handed_envs.Counting] * 4], {}), "a list of 4; give what makes one environment, and num_envs=4"),
+        (([7], {}), "7 is no id, config or callable"),
+        ((["CartPole-v1"], {"env": "Acrobot-v1"}), "env: given twice"),
+        ((["CartPole-v1"], {"learning_rate": lambda left: left * 1e-3}), "a number is wanted; ppo.schedule is linear"),
+        ((["CartPole-v1"], {"network": {"activation": Local}}), "network.activation: Local: its name is wanted"),
+        ((["CartPole-v1"], {"network": {"custom": Local}}), "other processes can't import Local from here; put it"),
+        ((["CartPole-v1"], {"callback": Local()}), "lockstep.train takes callbacks=[…]"),
+        (
+            (["CartPole-v1"], {"env": {"kwargs": {"map": Local}}}),
+            "env.kwargs.map: Local can't be written into a config;",
+        ),
+        ((["CartPole-v1"], {"num_envs": {1j}}), "num_envs: complex can't be written into a config"),
         (([{"env": "CartPole-v1"}], {"config": {}}), "config: given twice"),
         (([], {"resume": "nothing"}), "neither nothing nor runs/nothing is a run directory"),
     ],
 )
 def test_bad_input_is_a_value_error_before_anything_is_made(runs, arguments, line):
     words, settings = arguments
-    with pytest.raises(ValueError, match=line.replace("(", r"\(")) as caught:
+    with pytest.raises(ValueError, match=re.escape(line)) as caught:
         lockstep.train(*words, quiet=True, **settings)
     assert "\n" not in str(caught.value)
     assert "settings.json" not in str(caught.value)
@@ -141,7 +203,7 @@ def test_bad_input_is_a_value_error_before_anything_is_made(runs, arguments, lin
 
 def test_settings_may_be_numpys_and_paths():
     given = {"a": np.float32(0.5), "b": [np.int64(3), np.arange(2)], "c": Path("x/y.jsonl")}
-    assert json.loads(json.dumps(given, default=_plain)) == {"a": 0.5, "b": [3, [0, 1]], "c": "x/y.jsonl"}
+    assert in_plain_words(given) == {"a": 0.5, "b": [3, [0, 1]], "c": "x/y.jsonl"}
 
 
 def test_callers_at_the_same_time_have_runs_of_their_own(tmp_path, monkeypatch):

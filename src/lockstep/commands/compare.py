@@ -44,17 +44,19 @@ def main(argv: Sequence[str]) -> int:
         table = evaluate(policy, options.episodes, options.seed, not options.stochastic)
         return facts_of(policy, table, not options.stochastic), table
 
+    called = dict(zip(options.runs, short_names(options.runs), strict=True))
+
     def evaluated(name: str) -> Evaluated:
         path = Path(name)
         if path.suffix == ".json":
             facts, table = read_json(path)
-            return Evaluated(path.stem, facts, table)
+            return Evaluated(called[name], facts, table)
         seeds = seeds_in(find_run(name, options.runs_dir, single=False)[0])
         played = [played_by(seed) for seed in seeds or [name]]
         facts, table = played[0]
         if not seeds:
-            return Evaluated(path.name, facts, table)
-        return EvaluatedGroup(path.name, facts, table, [each for _, each in played])
+            return Evaluated(called[name], facts, table)
+        return EvaluatedGroup(called[name], facts, table, [each for _, each in played])
 
     them = [evaluated(name) for name in options.runs]
     found = comparison(them)
@@ -65,3 +67,19 @@ def main(argv: Sequence[str]) -> int:
         save_figure(draw(them, found), options.plot)
     print(in_words(found) + written(options.json, options.plot))
     return 0
+
+
+def short_names(runs: Sequence[str]) -> list[str]:
+    """What runs are called: the last part of each path, and as much before it as tells different paths apart."""
+    paths = [Path(run).with_suffix("") if run.endswith(".json") else Path(run) for run in runs]
+
+    def called(path: Path, parts: int) -> str:
+        return "/".join(path.parts[-parts:]) or str(path)
+
+    out = []
+    for path in paths:
+        others = {other for other in paths if other != path}
+        most = len(path.parts)
+        enough = (n for n in range(1, most) if called(path, n) not in {called(other, n) for other in others})
+        out.append(called(path, next(enough, most)))
+    return out

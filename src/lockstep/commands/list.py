@@ -18,6 +18,7 @@ from lockstep.runs.listing import SORTS, Row, ordered, printable, row_of, runs_i
 from lockstep.runs.progress import UNKNOWN, format_number
 
 Value = TypeVar("Value")
+RUNS = "runs"
 NUMBERS = ("steps", "return", "ranks", "size")
 COLUMNS = ("name", "environment", "seed", "steps", "status", "return", "ranks", "started", "size")
 
@@ -25,14 +26,13 @@ COLUMNS = ("name", "environment", "seed", "steps", "status", "return", "ranks", 
 def main(argv: Sequence[str]) -> int:
     """Runs ``lockstep list [RUNS_DIR …]``: a table of runs, or JSON."""
     parser = CommandParser(prog="lockstep list", description="Show the runs of a directory; nothing of theirs is run.")
-    parser.add_argument("places", nargs="*", metavar="RUNS_DIR", help="directories of runs, or runs (default: runs)")
+    parser.add_argument(
+        "places", nargs="*", metavar="RUNS_DIR", help="directories of runs, or runs, by path or name (default: runs)"
+    )
     parser.add_argument("--sort", choices=SORTS, default="date", help="the highest, the newest first (default: date)")
     parser.add_argument("--json", action="store_true", help="print a list of objects: bytes, ISO dates in UTC")
     options = parser.parse_args(argv)
-    places = [Path(place) for place in options.places or ["runs"]]
-    for place in places:
-        if options.places and not place.is_dir():
-            raise ValueError(f"list: {place} is no directory")
+    places = [_place_of(place) for place in options.places] or [Path(RUNS)]
     one = len(places) == 1
     rows = [row_of(path, printable(path.name if one else str(path))) for path in runs_in(places)]
     rows = ordered(rows, options.sort)
@@ -43,6 +43,14 @@ def main(argv: Sequence[str]) -> int:
     else:
         print_table(rows)
     return 0
+
+
+def _place_of(given: str) -> Path:
+    """A directory of runs, or a run's own, by its path or its name in ``runs``."""
+    for place in (Path(given), Path(RUNS, given)):
+        if place.is_dir():
+            return place
+    raise ValueError(f"list: {given} is no directory, and no run in {RUNS}")
 
 
 def print_table(rows: Sequence[Row]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.envs.gymnasium.handed import HANDED
+from lockstep.runs.progress import format_number
 
 
 def next_steps(path: Path, summary: dict[str, Any]) -> str:
@@ -16,7 +17,7 @@ def next_steps(path: Path, summary: dict[str, Any]) -> str:
     if "seeds" in summary:
         return _of_seeds(path, summary, _command())
     final = summary["final_return"]
-    result = "no episode ended yet" if final is None else f"mean return of the last 100 episodes {final:,.1f}"
+    result = "no episode ended yet" if final is None else f"mean return of the last 100 episodes {format_number(final)}"
     how = "" if summary["status"] == "finished" else f" ({summary['status']})"
     command = _command()
     lines = [
@@ -26,7 +27,8 @@ def next_steps(path: Path, summary: dict[str, Any]) -> str:
     if "mirror" in summary:
         lines.append(f"mirror:    {summary['mirror']['url']}")
     if summary.get("environment", "").startswith(f"{HANDED}:"):  # which no command finds
-        again = f"lockstep.load_run({str(path)!r}, env={summary['environment'].removeprefix(f'{HANDED}:')})"
+        name = summary["environment"].removeprefix(f"{HANDED}:")
+        again = f"lockstep.load_run({str(path)!r}, env={name if name != 'lambda' else '…'})"
         return "\n".join([*lines, f"go on:     {again} has resume(), evaluate(), policy"])
     if summary["status"] != "finished":
         lines.append(f"continue:  {command} train --resume {path}")

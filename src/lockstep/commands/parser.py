@@ -14,11 +14,28 @@ def at_least_one(text: str) -> int:
     return number
 
 
+UNKNOWN = "unrecognized arguments: "
+INSTEAD = {
+    "--n-eval-episodes": "write --episodes",
+    "--n-episodes": "write --episodes",
+    "--num-episodes": "write --episodes",
+    "--eval-episodes": "write --episodes",
+    "--deterministic": "the most likely actions are the default; leave it out (--stochastic samples)",
+    "--load-best": "write --checkpoint best",
+    "--load-checkpoint": "write --checkpoint STEP",
+}
+"""Options of other libraries for commands about a run."""
+
+
 class CommandParser(argparse.ArgumentParser):
     """Raises errors as ``ValueError``."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise what is wrong instead of printing the usage."""
+        """Raise what is wrong instead of printing the usage; of an option of another library's, what to write."""
+        unknown = message.removeprefix(UNKNOWN).split() if message.startswith(UNKNOWN) else []
+        for word in unknown:
+            if (said := INSTEAD.get(word.partition("=")[0].replace("_", "-"))) is not None:
+                raise ValueError(f"{word}: {said}")
         raise ValueError(f"{message} ({self.prog} --help)")
 
 

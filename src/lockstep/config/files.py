@@ -56,7 +56,8 @@ def nested(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     out: dict[str, Any] = {}
     for key, value in values.items():
         name = str(key).replace("-", "_")
-        path = name if isinstance(value, dict) and prefix + name not in FREE else _unaliased(name, prefix)
+        path = _unaliased(name, prefix)
+        path = name if isinstance(value, dict) and prefix + path not in FREE else path
         inner = isinstance(value, dict) and prefix + path not in FREE
         value = nested(value, f"{prefix}{path}.") if inner else in_our_words(prefix + path, value)
         merge(out, nest(path.split("."), value))

@@ -117,7 +117,11 @@ def _describe(error: Any) -> str:
         return f"{name}: the environment stands in a key of its own, env: {name}, and its settings beside that"
     if kind == "float_parsing" and str(value).startswith("lin_"):
         start = str(value).removeprefix("lin_")
-        return f"{path}: {value!r}: write {start}; ppo.schedule: linear lowers the learning rate to 0"
+        falls = "ppo.schedule: linear lowers the learning rate to 0"
+        only = (
+            falls if path == "ppo.learning_rate" else "it stays as it is; of all settings only the learning rate falls"
+        )
+        return f"{path}: {value!r}: write {start}; {only}"
     if path == "normalize":
         return f"normalize: {value!r}: {advice('normalize', '')}"
     if kind == "extra_forbidden":
@@ -136,5 +140,6 @@ def validate(model: type[BaseModel], values: Mapping[str, Any], source: str) -> 
         return model.model_validate(values)
     except ValidationError as error:
         problems = list({_path(e): e for e in reversed(error.errors())}.values())[::-1]
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        others = ", ".join(_path(problem) for problem in problems[1:])
+        more = f" (and {len(problems) - 1} more: {others})" if others else ""
         raise ValueError(f"{source}: {_describe(problems[0])}{more}") from None

@@ -14,6 +14,7 @@ ALIASES = {
     "task": "env.id",
     "env_kwargs": "env.kwargs",
     "num_workers": "env.workers",
+    "frame_stack": "env.frame_stack",
     "algo": "algorithm",
     "total_timesteps": "total_steps",
     "n_timesteps": "total_steps",
@@ -56,8 +57,11 @@ ALIASES = {
     "max_grad_norm": "ppo.max_grad_norm",
     "hidden_sizes": "network.hidden_sizes",
     "activation": "network.activation",
+    "log_std_init": "network.log_std_init",
+    "lstm_hidden_size": "network.recurrent_size",
     "norm_obs": "normalize.observations",
     "norm_reward": "normalize.returns",
+    "clip_obs": "normalize.clip_observations",
     "n_eval_episodes": "eval.episodes",
     "eval_episodes": "eval.episodes",
     "log_jsonl": "log.jsonl",
@@ -120,6 +124,11 @@ def _times(text: str, factor: float) -> str:
 SHORT = {"-f": "--runs-dir", "-n": "--total-steps", "-i": "--resume", "-tb": "--log.tensorboard"}
 """RL Zoo's options of one dash."""
 
+_WORKERS = "--env.workers 4 steps environments in four worker processes a rank"
+_EXPLORATION = "there is no state-dependent exploration; --network.state-dependent-std learns the spread by state"
+_OWN_NETWORK = "a network of your own is --network.custom module:Class, in place of all layers"
+_MODULE = "'my_module:MyEnv-v0' in the id's place imports my_module first"
+_WRAPPERS = "a class or function that makes the wrapped environment is an environment: my_module:make_env"
 _RESUME = "--resume RUN goes on with a run; lockstep eval RUN and lockstep play RUN load a policy"
 
 
@@ -162,9 +171,30 @@ ADVICE: dict[str, str | Callable[[str], str]] = {
     "save_model": "every run keeps checkpoints and its best policy; leave it out",
     "policy": "networks follow from the observation; --network.hidden-sizes, --network.recurrent and others shape them",
     "policy_kwargs": "networks are shaped by --network.hidden-sizes, --network.activation, --network.log-std-init",
-    "net_arch": lambda v: f"write --network.hidden-sizes {v.strip('[]()').replace(',', ' ') or '64 64'}",
-    "use_sde": "there is no state-dependent exploration; --network.state-dependent-std learns the spread by state",
-    "vec_env": "--env.workers 4 steps environments in four worker processes a rank",
+    "net_arch": lambda v: (
+        f"write --network.hidden-sizes {' '.join(v.strip('[]()').replace(',', ' ').split()) or '64 64'}"
+    ),
+    "activation_fn": lambda v: f"write --network.activation {v.rpartition('.')[2].lower() or 'tanh'}",
+    "ortho_init": "weights are always drawn as orthogonal matrices; leave it out",
+    "features_extractor_class": _OWN_NETWORK,
+    "features_extractor_kwargs": _OWN_NETWORK,
+    "n_lstm_layers": "there is one layer, of --network.recurrent-size units; leave it out",
+    "use_sde": _EXPLORATION,
+    "sde_sample_freq": _EXPLORATION,
+    "vec_env": _WORKERS,
+    "vec_env_cls": _WORKERS,
+    "vec_env_class": _WORKERS,
+    "vec_env_kwargs": _WORKERS,
+    "env_wrapper": _WRAPPERS,
+    "wrapper_class": _WRAPPERS,
+    "gym_packages": _MODULE,
+    "env_package": _MODULE,
+    "callback": "lockstep.train takes callbacks=[…], objects with some of lockstep.BaseCallback's methods",
+    "reset_num_timesteps": "a run that is resumed counts on, a new one begins at 0; leave it out",
+    "tb_log_name": "write --name, of the run directory in which TensorBoard's files lie",
+    "stats_window_size": "returns are of the last 100 episodes; leave it out",
+    "monitor_dir": "episodes are counted by themselves; leave it out",
+    "monitor_kwargs": "episodes are counted by themselves; leave it out",
     "normalize": "write --normalize.observations, --normalize.returns or both; in a file {observations: true}",
     "hyperparams": "write each as key=value after the environment, or as an option: num_envs=8",
     "hyperparameters": "write each as key=value after the environment, or as an option: num_envs=8",

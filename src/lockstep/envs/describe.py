@@ -27,6 +27,9 @@ def describe(config: EnvConfig) -> EnvDescription:
         return described(config, *pool_spaces(config))
     env = make_environment(config)
     try:
+        for name in ("observation_space", "action_space"):
+            if not isinstance(getattr(env, name, None), gymnasium.Space):
+                raise ValueError(f"env.id: {config.id} has no {name}; set self.{name} where it is made, to a space")
         limit = env.spec.max_episode_steps if env.spec else None
         return described(config, env.observation_space, env.action_space, limit)
     finally:

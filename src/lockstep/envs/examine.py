@@ -18,9 +18,10 @@ from lockstep.config.run import EnvConfig
 from lockstep.core.errors import RunError
 from lockstep.core.process import fail_now
 from lockstep.core.shards import keyed_generator
+from lockstep.core.spaces import MASK
 from lockstep.envs.describe import describe
 from lockstep.envs.description import EnvDescription
-from lockstep.envs.gymnasium.keyed import outside, wrong_number
+from lockstep.envs.gymnasium.keyed import outside, own_statistics, wrong_number
 from lockstep.envs.gymnasium.make import make_environment
 from lockstep.envs.gymnasium.random_policy import allowed_actions, draw_actions
 from lockstep.envs.host_envs import HostEnvs
@@ -113,16 +114,24 @@ def by_gymnasium(config: EnvConfig, steps: int, seed: int) -> Iterator[Finding]:
                 check_env(env.unwrapped, skip_render_check=True)
             except Exception as error:
                 wrong = (wrong_number(env, where, error) for where in ("reset", "step"))
-                text = next((text for text in wrong if text), f"Gymnasium's checker: {_line(error)}")
-                yield Finding("problem", text)
+                text = next((text for text in wrong if text), None)
+                if config.action_mask is not None and text is None:
+                    yield Finding("note", f"Gymnasium's checker takes forbidden actions too, and met: {_line(error)}")
+                    return
+                yield Finding("problem", text or f"Gymnasium's checker: {_line(error)}")
                 yield from _how_far(env, seed)
+                yield from _masks(env, config, seed)
                 return
+        yield from _masks(env, config, seed)
         texts = dict.fromkeys(_COLOURS.sub("", " ".join(str(one.message).split())) for one in said)
         for text in texts:
             yield Finding("note", f"Gymnasium's checker: {text.removeprefix('WARN: ')}")
         if not texts:
             yield Finding("ok", "Gymnasium's checker has nothing to say")
-        yield _inside(env, steps, seed)
+        if (said_of := own_statistics(env)) is not None:
+            yield Finding("note", said_of)
+        if config.action_mask is None and (inside := _inside(env, steps, seed)) is not None:
+            yield inside
     finally:
         env.close()
 
@@ -135,7 +144,25 @@ def _how_far(env: gymnasium.Env, seed: int) -> Iterator[Finding]:
             yield Finding("note", f"after reset {said}")
 
 
-def _inside(env: gymnasium.Env, steps: int, seed: int) -> Finding:
+def _masks(env: gymnasium.Env, config: EnvConfig, seed: int) -> Iterator[Finding]:
+    """Says that an environment tells which actions are allowed, where nobody has asked for it."""
+    with contextlib.suppress(Exception):
+        _, info = env.reset(seed=seed)
+        source = "method" if env.has_wrapper_attr("action_masks") else "info" if MASK in info else None
+        if source is not None and config.action_mask is None:
+            where = "action_masks()" if source == "method" else f"info[{MASK!r}]"
+            text = f"{where} says which actions are allowed: --env.action-mask {source} has the policy take no other"
+            yield Finding("note", text)
+
+
+def _inside(env: gymnasium.Env, steps: int, seed: int) -> Finding | None:
+    """Compares observations with the space; None where the environment raises: a run names that."""
+    with contextlib.suppress(Exception):
+        return _compared(env, steps, seed)
+    return None
+
+
+def _compared(env: gymnasium.Env, steps: int, seed: int) -> Finding:
     env.action_space.seed(seed)
     observation, _ = env.reset(seed=seed)
     for step in range(steps):

@@ -13,9 +13,9 @@ from lockstep.config.run import Config
 from lockstep.core.fingerprint import sha256_of
 from lockstep.core.normalizers import ObservationNormalizer, RunningMoments
 from lockstep.core.shards import keyed_generator
-from lockstep.core.spaces import ActionLayout, ObservationLayout, descend
+from lockstep.core.spaces import ActionLayout, ObservationLayout
 from lockstep.networks.spec import carry_size
-from lockstep.policies.rows import action_rows, random_rows
+from lockstep.policies.rows import action_rows, part_shapes, random_rows
 from lockstep.runs.checkpoint import POLICY, Checkpoint, CheckpointError, find_training_state
 from lockstep.runs.directory import CHECKPOINTS, find_run
 from lockstep.runs.trust import trusted_config
@@ -98,6 +98,34 @@ class Policy:
         if own and before.shape[1] > own:  # the critic's memory, which acting alone doesn't need
             self._carry[:, own:] = self.outputs(rows, before)["next_state"][:, own:]
         return self.action.native(actions[0]) if single else self.action.natives(actions)
+
+    def predict(
+        self,
+        observation: Any,
+        state: np.ndarray | None = None,
+        episode_start: Any = None,
+        deterministic: bool = False,
+        action_masks: Any = None,
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Acts as a model of Stable-Baselines3 does, for code that is written for one, such as its ``evaluate_policy``.
+
+        Args:
+            observation: one, or a batch, as :meth:`__call__` takes it.
+            state: what the call before returned, where the policy is recurrent; None: episodes begin.
+            episode_start: which episodes of the batch begin with this observation, bool ``[n]``.
+            deterministic: the most likely action, else a sample, which is the default here as it is there.
+            action_masks: which actions are allowed, ``action_mask`` of :meth:`__call__`.
+
+        Returns:
+            The actions as an array, and float32 ``[n, size]`` to give to the next call, or None without memory.
+        """
+        recurrent = self._function.carry_size > 0
+        if recurrent:
+            self._carry = np.zeros((0, self._function.carry_size), np.float32) if state is None else np.array(state)
+            if episode_start is not None:
+                self.forget(np.atleast_1d(np.asarray(episode_start, bool)))
+        actions = np.asarray(self(observation, deterministic, action_masks))
+        return actions, self._carry.copy() if recurrent else None
 
     def value(self, observation: Any, action_mask: Any = None) -> Any:
         """The critic's estimate of the return from here, as training scaled rewards.
@@ -214,7 +242,7 @@ class Policy:
     def _rows(self, observation: Any, action_mask: Any) -> tuple[np.ndarray, bool]:
         """Observation rows ``[n, width]``, and whether there was a single observation."""
         leaf = next(x for x in self.observation.leaves if x.kind != "mask")
-        shape = np.shape(descend(observation, leaf.name))
+        shape = part_shapes(self.observation, observation)[leaf.name]
         if shape != leaf.shape and shape[1:] != leaf.shape:
             raise ValueError(
                 f"observation of shape {shape}; this policy takes {leaf.shape} or a batch (n, {leaf.shape})"
@@ -277,7 +305,7 @@ def _engine_of(config: Config, engine: str) -> Any:
 
 def load_policy(
     run: str | Path,
-    checkpoint: str = "latest",
+    checkpoint: str | int = "latest",
     runs_dir: str = "runs",
     engine: str | None = None,
     trust: bool = False,
@@ -297,7 +325,7 @@ def load_policy(
     """
     path, which = find_run(str(run), runs_dir)
     config = trusted_config(path, trust)
-    found = find_training_state(path / CHECKPOINTS, checkpoint if which == "latest" else which)
+    found = find_training_state(path / CHECKPOINTS, str(checkpoint) if which == "latest" else which)
     try:
         return Policy(config, found, engine)
     except KeyError as error:

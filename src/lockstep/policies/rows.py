@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from lockstep.core.spaces import ActionLayout, ObservationLayout
+from lockstep.core.spaces import ActionLayout, ObservationLayout, descend
 
 EDGE = 1.0 - 1e-6
 """How far towards its bounds, of 1, a squashed action is taken for: at them the inverse of tanh is infinite."""
@@ -74,3 +75,30 @@ def random_masks(choices: tuple[int, ...], count: int, generator: np.random.Gene
         mask[np.arange(count), generator.integers(0, number, count)] = True
         masks.append(mask)
     return np.concatenate(masks, -1)
+
+
+def part_shapes(layout: ObservationLayout, observation: Any) -> dict[str, tuple[int, ...]]:
+    """The shapes of an observation's parts by their paths, of one or of a batch.
+
+    Raises:
+        ValueError: it lacks a part, or is another thing altogether; one line.
+    """
+    shapes = {}
+    for leaf in layout.leaves:
+        if leaf.apart:
+            continue
+        try:
+            shapes[leaf.name] = np.shape(descend(observation, leaf.name))
+        except (KeyError, IndexError, TypeError, ValueError):
+            raise ValueError(_misfit(layout, observation)) from None
+    return shapes
+
+
+def _misfit(layout: ObservationLayout, observation: Any) -> str:
+    names = [leaf.name for leaf in layout.leaves if not leaf.apart]
+    if isinstance(observation, tuple) and len(observation) == 2 and isinstance(observation[1], Mapping):
+        return "observation: a pair of observation and info, as env.reset() returns it; give its first part"
+    if names == [""]:
+        return f"observation: {type(observation).__name__} isn't an array of numbers"
+    given = f"a dict of {sorted(observation)}" if isinstance(observation, Mapping) else type(observation).__name__
+    return f"observation: {given}; this policy takes what its environment gives, with {', '.join(sorted(names))}"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import json
 import select
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,12 @@ MOST_ANSWERS = 1000
 
 
 END: dict[str, Any] = {"go_on": False, "metrics": {}}
+METHODS = ("on_start", "on_iteration", "on_evaluation", "on_checkpoint", "on_end")
+OTHER_WORDS = {
+    "rollout/ep_rew_mean": "rollout/episode_return_mean",
+    "rollout/ep_len_mean": "rollout/episode_length_mean",
+}
+"""What Stable-Baselines3 calls metrics that have another name here."""
 
 
 class BaseCallback:
@@ -51,6 +58,37 @@ class BaseCallback:
 
     def on_end(self, run: Run) -> None:
         """Training is over, unless it failed."""
+
+
+def checked_callbacks(given: Any) -> list[Any]:
+    """Lists the callbacks that were given: several, one, or None.
+
+    Raises:
+        ValueError: one of them would never be called; one line that names it.
+    """
+    if given is None:
+        return []
+    several = isinstance(given, Iterable) and not callable(given) and not _own_methods(given)
+    found = list(given) if several else [given]
+    for callback in found:
+        name = getattr(callback, "__name__", type(callback).__name__)
+        if isinstance(callback, type):
+            raise ValueError(f"callbacks: {name} is a class; give an object of it, {name}()")
+        if not _own_methods(callback):
+            theirs = any(hasattr(callback, word) for word in ("_on_step", "on_step", "_on_rollout_end"))
+            hint = "; what Stable-Baselines3 calls after a step is called after an iteration here" if theirs else ""
+            raise ValueError(f"callbacks: {name} has none of the methods that are called: {', '.join(METHODS)}{hint}")
+    return found
+
+
+def _own_methods(callback: Any) -> list[str]:
+    """The methods that an object has beside those of :class:`BaseCallback`, which do nothing."""
+    methods = {name: getattr(callback, name, None) for name in METHODS}
+    return [
+        name
+        for name, method in methods.items()
+        if callable(method) and getattr(method, "__func__", None) is not getattr(BaseCallback, name)
+    ]
 
 
 class Conversation:
@@ -191,13 +229,29 @@ class Conversation:
             return None
 
 
+def _explain(error: KeyError | TypeError, record: dict[str, Any]) -> None:
+    """Notes on what a callback raised what its record has instead, or that there is no number yet."""
+    key = error.args[0] if isinstance(error, KeyError) and error.args else None
+    if isinstance(key, str) and key not in record:
+        close = difflib.get_close_matches(OTHER_WORDS.get(key, key), record, 1, 0.6)
+        meant = f"did you mean {close[0]!r}? " if close else ""
+        error.add_note(f"{key!r} is no key of a record; {meant}There are: {', '.join(record)}")
+    unknown = [name for name, value in record.items() if value is None]
+    if isinstance(error, TypeError) and unknown:
+        error.add_note(f"None until an episode has ended: {', '.join(unknown)}")
+
+
 def _said(method: Any, record: dict[str, Any]) -> bool | dict[str, float]:
     """What a callback's method, if it has it, says to a record: whether to go on, or numbers to log.
 
     Raises:
         TypeError: what it says is neither.
     """
-    said = None if method is None else method(record)
+    try:
+        said = None if method is None else method(record)
+    except (KeyError, TypeError) as error:
+        _explain(error, record)
+        raise
     if said is None or isinstance(said, bool | np.bool):
         return said is None or bool(said)
     if not isinstance(said, dict):

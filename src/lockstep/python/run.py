@@ -66,7 +66,13 @@ class Run:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """The rows of ``metrics.jsonl``, one an iteration."""
+        """The rows of ``metrics.jsonl``, one an iteration.
+
+        Raises:
+            ValueError: it is a group of seeds, each of which has its own; one line.
+        """
+        if seeds := self.seeds:
+            raise ValueError(f"metrics: {self.path} holds a run for each of {len(seeds)} seeds; see those of run.seeds")
         file = self.path / METRICS_JSONL
         lines = file.read_text().splitlines(keepends=True) if file.is_file() else []
         return [json.loads(line) for line in lines if line.endswith("\n")]
@@ -94,12 +100,17 @@ class Run:
         """The policy of the newest checkpoint, from observations to actions; see :func:`lockstep.load_policy`."""
         return self.load_policy()
 
-    def load_policy(self, checkpoint: str = "latest", engine: str | None = None) -> Policy:
+    def load_policy(self, checkpoint: str | int = "latest", engine: str | None = None) -> Policy:
         """The policy of a checkpoint: ``latest``, ``best`` or a step; arguments as :func:`lockstep.load_policy`'s."""
         return load_policy(self.path, checkpoint, engine=engine, trust=self._trust or self._env is not None)
 
     def evaluate(
-        self, episodes: int = 20, *, seed: int | None = None, deterministic: bool = True, checkpoint: str = "latest"
+        self,
+        episodes: int = 20,
+        *,
+        seed: int | None = None,
+        deterministic: bool = True,
+        checkpoint: str | int = "latest",
     ) -> dict[str, Any]:
         """Plays whole episodes with keyed starts, as ``lockstep eval`` does, in a process of its own.
 
@@ -117,7 +128,7 @@ class Run:
             ValueError: there is no such checkpoint, or the environment can't be made; one line.
             RunError: an environment failed.
         """
-        words = ["eval", str(self.path), "--episodes", str(episodes), "--checkpoint", checkpoint]
+        words = ["eval", str(self.path), "--episodes", str(episodes), "--checkpoint", str(checkpoint)]
         words += [] if seed is None else ["--seed", str(seed)]
         words += [] if deterministic else ["--stochastic"]
         words += ["--trust"] if self._trust or self._env is not None else []
@@ -127,7 +138,7 @@ class Run:
             return json.loads(file.read_text())
 
     def export(
-        self, *, onnx: str | Path | None = None, torch: str | Path | None = None, checkpoint: str = "latest"
+        self, *, onnx: str | Path | None = None, torch: str | Path | None = None, checkpoint: str | int = "latest"
     ) -> None:
         """Writes the policy for other programs, as ``lockstep export`` does, checked against :attr:`policy`.
 
@@ -142,7 +153,7 @@ class Run:
         files = [(f"--{name}", str(path)) for name, path in (("onnx", onnx), ("torch", torch)) if path is not None]
         if not files:
             raise ValueError("export: which file? give onnx=, torch=, or both")
-        words = ["export", str(self.path), "--checkpoint", checkpoint, *(word for pair in files for word in pair)]
+        words = ["export", str(self.path), "--checkpoint", str(checkpoint), *(word for pair in files for word in pair)]
         words += ["--trust"] if self._trust or self._env is not None else []
         with variables_for(self._env) as variables:
             run_command(words, variables, quiet=True)

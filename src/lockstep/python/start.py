@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from lockstep.config.command_line import read_request
 from lockstep.config.run import AUTO, Config, RunOptions
 from lockstep.config.sections import is_url
 from lockstep.core.files import new_directory
 from lockstep.core.temporary import temporary_directory
-from lockstep.python.callbacks import Conversation
+from lockstep.python.arguments import in_plain_words
+from lockstep.python.callbacks import Conversation, checked_callbacks
 from lockstep.python.command import run_command
 from lockstep.python.environments import Handed, variables_for
 from lockstep.runs.directory import default_name, find_run, writing
@@ -34,41 +32,33 @@ def start(
     asked: dict[str, Any],
     env: Handed | None,
     run_at: Callable[[Path], Run],
-    callbacks: Sequence[Any],
+    callbacks: Any,
     observe_only: bool,
 ) -> Run:
     """Runs ``lockstep train`` with nested settings, and answers it with callbacks.
 
     ``run_at`` makes a run of its directory; errors are :func:`lockstep.train`'s.
     """
+    callbacks, asked = checked_callbacks(callbacks), in_plain_words(asked)
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(temporary_directory(in_memory=True))  # short: a socket's path has 107 letters
         variables = stack.enter_context(variables_for(env))
         file = directory / SETTINGS
         with _in_callers_words(file):
-            file.write_text(json.dumps(asked, default=_plain))
+            file.write_text(json.dumps(asked))
             request = read_request([str(file)])
             if callbacks and request.options.is_group:
                 count = len(request.options.seeds_from(request.config.seed))
                 raise ValueError(f"callbacks: with {count} seeds; train each seed by itself")
             path, asked["name"] = _place_of(request.options, request.config, stack)
             given = {key: value for key, value in asked.items() if value is not None}
-            file.write_text(json.dumps(given, default=_plain))
+            file.write_text(json.dumps(given))
             run = run_at(path)
             from_python = {**variables, COMMAND_VARIABLE: "null"}
             with Conversation(run, callbacks, observe_only, directory) as talk:
                 run_command(["train", str(file)], from_python | talk.variables, request.options.quiet, talk.listen)
     talk.raise_failure()
     return run
-
-
-def _plain(value: Any) -> Any:
-    """Writes what JSON doesn't know as what it does: paths, and numbers and arrays of NumPy's."""
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if isinstance(value, np.generic | np.ndarray):
-        return value.tolist()
-    raise ValueError(f"{CALLER}: {value!r} is no setting; settings are numbers, texts, lists and dicts of these")
 
 
 def _place_of(options: RunOptions, config: Config, stack: contextlib.ExitStack) -> tuple[Path, str | None]:

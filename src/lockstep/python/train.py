@@ -8,17 +8,18 @@ from typing import Any
 
 from lockstep.config.files import FILE_SUFFIXES, merge, nested, read_file
 from lockstep.config.run import Config
-from lockstep.python.environments import Handed, handed
+from lockstep.python.environments import Handed, handed, refusal, registered_here_alone
 from lockstep.python.run import Run
 from lockstep.python.start import start
 
 
 def train(
     env: str | Path | Mapping[str, Any] | Config | Callable[..., Any] | None = None,
+    /,
     *,
     engine: str | None = None,
     nproc: int | str | None = None,
-    callbacks: Sequence[Any] = (),
+    callbacks: Sequence[Any] | Any = (),
     observe_only: bool = False,
     name: str | None = None,
     runs_dir: str | Path | None = None,
@@ -34,11 +35,12 @@ def train(
 
     Args:
         env: an environment's id, ``module:name`` of what makes one, a callable that does (a class, a function, a
-            lambda), or in place of ``config`` a config: a file, a mapping, a ``Config``.
+            lambda), or in place of ``config`` a config: a file, a mapping, a ``Config``. Beside it the environment's
+            own settings may be given, ``env={"workers": 4}``.
         engine: ``torch`` or ``jax``; None: as the config says.
         nproc: ranks (engine torch) or processes (engine jax) on this machine, ``auto``, or a range such as
             ``2:8``; None: as the config says, else one.
-        callbacks: objects with some of :class:`BaseCallback`'s methods, called in this process while it trains.
+        callbacks: objects, or one, with some of :class:`BaseCallback`'s methods, called in this process meanwhile.
         observe_only: whether training goes on without waiting for callbacks, whose answers then count for nothing.
         name: of the run directory; None: environment, seed and time.
         runs_dir: where run directories are made; None: as the config says, else ``runs``.
@@ -59,6 +61,10 @@ def train(
         Exception: a callback's own, after a checkpoint was written.
     """
     given: Handed | None = None
+    if "env" in settings and env is None:
+        env = settings.pop("env")
+    elif "env" in settings and not isinstance(settings["env"], Mapping):
+        raise ValueError("env: given twice")
     if isinstance(env, Mapping | Config) or (isinstance(env, str | Path) and Path(env).suffix in FILE_SUFFIXES):
         if config is not None:
             raise ValueError("config: given twice, as env as well; give the environment's id or what makes it as env")
@@ -66,7 +72,7 @@ def train(
     elif callable(env):
         given = handed(env)
     elif not isinstance(env, str | Path | None):
-        raise ValueError(f"env: {env!r} is no id, config or callable; an environment is given by what makes it")
+        raise ValueError(refusal(env))
     asked = _settings_of(config)
     merge(asked, nested(settings))
     if env is not None:
@@ -77,7 +83,13 @@ def train(
         key: None if value is None else str(value) for key, value in (("runs_dir", runs_dir), ("resume", resume))
     }
     merge(asked, {key: value for key, value in options.items() if value is not None})
-    return start(asked, given, lambda path: Run(path, given, bool(asked.get("trust"))), callbacks, observe_only)
+    try:
+        return start(asked, given, lambda path: Run(path, given, bool(asked.get("trust"))), callbacks, observe_only)
+    except ValueError as error:
+        clearer = registered_here_alone(env, error)
+        if clearer is None:
+            raise
+        raise clearer from None
 
 
 def _settings_of(config: str | Path | Mapping[str, Any] | Config | None) -> dict[str, Any]:

@@ -26,6 +26,11 @@ from lockstep.envs.restore.replay import row_hashes
 WATCHED_STEPS = 200
 """Steps of the first environment whose observations are compared with its space."""
 
+OWN_STATISTICS = {
+    gymnasium.wrappers.NormalizeObservation: "--normalize.observations",
+    gymnasium.wrappers.NormalizeReward: "--normalize.returns",
+}
+
 
 def wrong_number(env: gymnasium.Env, where: str, error: BaseException) -> str | None:
     """Says in Gymnasium's words that a step or reset returned another number of values, and where it is written."""
@@ -45,6 +50,31 @@ def wrong_number(env: gymnasium.Env, where: str, error: BaseException) -> str | 
         line = f"{type(env.unwrapped).__module__}.{type(env.unwrapped).__qualname__}.{where}"
     got = f"{found[2]} values" if found[2] else "something else"
     return f"{where}() must return {wanted}, and returned {got}, as for Gymnasium's older interface ({line})"
+
+
+def takes_no_seed(where: str, error: BaseException) -> str | None:
+    """Says how a reset is written that Gymnasium can seed, where this one can't."""
+    found = re.search(r"(\w+)\.reset\(\) got an unexpected keyword argument '(?:seed|options)'", str(error))
+    if where != "reset" or found is None or not isinstance(error, TypeError):
+        return None
+    return (
+        f"{found[1]}.reset() takes no seed; write def reset(self, *, seed=None, options=None), and begin it with "
+        "super().reset(seed=seed)"
+    )
+
+
+def own_statistics(env: gymnasium.Env) -> str | None:
+    """Names a wrapper whose statistics are one environment's and in no checkpoint, and the option that is the run's."""
+    inner: Any = env
+    while isinstance(inner, gymnasium.Wrapper):
+        for kind, option in OWN_STATISTICS.items():
+            if isinstance(inner, kind):
+                return (
+                    f"it is wrapped in {kind.__name__}, whose statistics are of each environment alone and in no "
+                    f"checkpoint, so that an evaluation begins without them; leave it out, and give {option}"
+                )
+        inner = inner.env
+    return None
 
 
 def environment_failure(name: str, where: str, error: BaseException) -> EnvironmentFailureError:
@@ -130,8 +160,12 @@ def outside(space: gymnasium.Space, observation: Any, name: str = "") -> str | N
 
 
 def number(reward: Any) -> float:
-    """A reward as a float, also one that comes as an array of a single element."""
-    return float(reward.item()) if isinstance(reward, np.ndarray) else float(reward)
+    """A reward as a float, also one that comes as an array of a single element; else a ``TypeError`` that shows it."""
+    try:
+        return float(reward.item()) if isinstance(reward, np.ndarray) else float(reward)
+    except (TypeError, ValueError):
+        shown = " ".join(repr(reward).split())[:80]
+        raise TypeError(f"the reward returned by step() must be a number, and is {shown}") from None
 
 
 class WatchedEnv:
@@ -183,6 +217,8 @@ class KeyedEnv:
         self._watched: WatchedEnv | None = None
         if wanted.purpose == "reset" and wanted.env_ids[row] == 0:
             self._watched = WatchedEnv(self._bare, self._env.observation_space, self._description.id)
+            if (said := own_statistics(self._env)) is not None:
+                print(f"lockstep: warning: {self._description.id}: {said}", file=sys.stderr, flush=True)
         self.elapsed = 0
 
     @property
@@ -198,7 +234,7 @@ class KeyedEnv:
     def failure(self, where: str, error: BaseException) -> EnvironmentFailureError:
         """Puts what it raised into one line that names it."""
         name = f"environment {self._wanted.env_ids[self._number]} ({self._description.id})"
-        said = wrong_number(self._env, where, error)
+        said = wrong_number(self._env, where, error) or takes_no_seed(where, error)
         return EnvironmentFailureError(f"{name}: {said}") if said else environment_failure(name, where, error)
 
     def reset(self, episode: int, row: np.ndarray) -> None:

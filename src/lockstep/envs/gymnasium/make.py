@@ -99,7 +99,13 @@ def _spec(name: str, makes: Any) -> EnvSpec:
 
 
 def _unknown(env_id: str, error: Exception) -> str:
-    close = difflib.get_close_matches(env_id, gymnasium.registry.keys(), 1, 0.5)
+    module, _, name = env_id.partition(":")
+    if module in sys.modules and name.isidentifier() and not hasattr(sys.modules[module], name):
+        there = [key for key, value in vars(sys.modules[module]).items() if callable(value)]
+        near = difflib.get_close_matches(name, there, 1, 0.5)
+        return f"{module} has no {name}{f'; did you mean {module}:{near[0]}?' if near else ''}"
+    known = [key for key in gymnasium.registry if not key.startswith("GymV")]  # Gymnasium's doors to older versions
+    close = difflib.get_close_matches(env_id, known, 1, 0.5)
     if isinstance(error, gymnasium.error.UnregisteredEnv):
         hint = (
             f"did you mean {with_version(close[0].rpartition('-v')[0])}?"  # older ones may be refused

@@ -1,0 +1,62 @@
+"""What a caller in Python gives as settings, in words that a config file could say."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from lockstep.config.keys import FREE
+from lockstep.config.words import advice
+from lockstep.python.environments import importable
+
+SCHEDULED = "ppo.learning_rate"
+
+
+def in_plain_words(value: Any, path: str = "") -> Any:
+    """Turns nested settings into what JSON holds: NumPy's numbers and arrays, paths, tuples, and a network's class.
+
+    Raises:
+        ValueError: a setting can't be written down; one line that names it and says what to give.
+    """
+    if isinstance(value, Mapping):
+        return {key: in_plain_words(inner, f"{path}.{key}" if path else str(key)) for key, inner in value.items()}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, list | tuple | set | range):
+        return [in_plain_words(inner, path) for inner in value]
+    if hasattr(value, "tolist") and hasattr(value, "dtype"):
+        return in_plain_words(value.tolist(), path)
+    if path == "network.custom" and callable(value):
+        return _name_of(value)
+    raise ValueError(_refusal(path, value))
+
+
+def _name_of(network: Any) -> str:
+    """The ``module:Class`` of a network's class."""
+    name = getattr(network, "__qualname__", type(network).__name__)
+    if not importable(network):
+        raise ValueError(
+            f"network.custom: other processes can't import {name} from here; put it into a module, and give it from "
+            "there or as 'module:Class'"
+        )
+    return f"{network.__module__}:{name}"
+
+
+def _refusal(path: str, value: Any) -> str:
+    name = getattr(value, "__qualname__", None)
+    shown = name if callable(value) and name else type(value).__name__
+    if path == SCHEDULED:
+        return f"{path}: {shown}: a number is wanted; ppo.schedule is linear, constant or adaptive, and no function"
+    if path == "network.activation":
+        return f"{path}: {shown}: its name is wanted, {shown.lower()!r}"
+    said = advice(path.rpartition(".")[2], "")
+    if said is not None:
+        return said
+    inside = next((free for free in FREE if path.startswith(f"{free}.")), None)
+    instead = ""
+    if inside == "env.kwargs":
+        instead = "; env may be a function or a lambda that makes the environment with it"
+    return f"{path}: {shown} can't be written into a config; numbers, text, lists and dicts can{instead}"
