@@ -107,7 +107,11 @@ def check_networks(config: Config, description: EnvDescription) -> PolicyNet:
 
 def init_state(config: Config, net: PolicyNet, layout: ParameterLayout) -> TrainState:
     """Makes the state before the first iteration, on the host, without environments."""
-    parameters = layout.of_arrays(initial_parameters(config, net))
+    return state_of(config, net, layout.of_arrays(initial_parameters(config, net)))
+
+
+def state_of(config: Config, net: PolicyNet, parameters: Held) -> TrainState:
+    """Makes the state before the first iteration of parameters that a layout holds."""
     zeros = jax.tree.map(np.zeros_like, parameters)
     return TrainState(
         parameters=parameters,

@@ -196,7 +196,8 @@ class Update:
     def step(self, progress: Progress, samples: Array, number: Array, minibatch: Minibatch, owned: Array) -> Progress:
         """Takes one optimiser step; nothing is applied if it isn't finite, or if the KL stop takes effect."""
         ppo, (learner, result) = self.config.ppo, progress
-        found = self.gradients.of_minibatch(self.layout.named(learner.parameters), samples, minibatch, owned)
+        with jax.named_scope("gradients"):
+            found = self.gradients.of_minibatch(self.layout.named(learner.parameters), samples, minibatch, owned)
         gradient, terms = self.layout.reduce(found)
         norm = self.layout.norm(gradient)
         finite = jnp.isfinite(norm) & jnp.isfinite(terms).all()
@@ -206,8 +207,9 @@ class Update:
         if ppo.schedule == "adaptive":
             rate = adapted_learning_rate(learner.learning_rate, kl, ppo.desired_kl)
             learner = learner._replace(learning_rate=jnp.where(takes, rate, learner.learning_rate))
-        stepped = clip_and_step(learner, gradient, norm, self.config)
-        learner = jax.tree.map(lambda new, old: jnp.where(takes, new, old), stepped, learner)
+        with jax.named_scope("optimizer"):
+            stepped = clip_and_step(learner, gradient, norm, self.config)
+            learner = jax.tree.map(lambda new, old: jnp.where(takes, new, old), stepped, learner)
         unbroken = result.failed < 0
         counts, first = finite & unbroken, ~finite & unbroken
         result = UpdateResult(

@@ -182,9 +182,10 @@ class Program:
             State (without environments), metrics, and what environments carry on, by block.
         """
         config, blocks = self.config, self.blocks
-        indices, columns, (samples, local, carried) = self._evaluated(
-            state, rollout, discounted, inputs.iteration, owned
-        )
+        with jax.named_scope("evaluate"):
+            indices, columns, (samples, local, carried) = self._evaluated(
+                state, rollout, discounted, inputs.iteration, owned
+            )
         moments = local.advantage_moments
         if blocks.together > 1:  # [blocks, together, …]
             moments = moments.reshape(blocks.shards, *moments.shape[2:])

@@ -1,0 +1,238 @@
+"""What an iteration costs a device of the JAX engine: read from the program that XLA compiles, for devices not there too."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh
+
+from lockstep.config.run import Config
+from lockstep.envs.describe import describe
+from lockstep.envs.description import EnvDescription
+from lockstep.jax_engine.distributed.mesh import REPLICATED, SHARDED, Specs, named_sharding
+from lockstep.jax_engine.distributed.processes import set_up_jax
+from lockstep.jax_engine.envs.environments import is_jax_environment, make_environment
+from lockstep.jax_engine.host.program import compile_learn
+from lockstep.jax_engine.program.device_program import DeviceProgram
+from lockstep.jax_engine.program.hlo import PARTS, Ran, Reader, collectives_of
+from lockstep.jax_engine.program.inference import Inference
+from lockstep.jax_engine.program.iterations import Inputs
+from lockstep.jax_engine.program.program import Program
+from lockstep.jax_engine.rollout import Rollout
+from lockstep.jax_engine.session import parameter_layout
+from lockstep.jax_engine.setup.set_up import GPU_FLAGS, add_xla_flags
+from lockstep.jax_engine.setup.targets import OPTIONS, VARIABLES, described_devices
+from lockstep.jax_engine.state import TrainState, check_networks, state_of, state_specs
+from lockstep.training.costs import FLOAT, Costs, Grows, Kernel, Part, merged
+
+
+def can_compile(platform: str) -> bool:
+    """Whether XLA's compiler for a platform is installed: libtpu, or JAX's plugin for CUDA."""
+    if platform == "tpu":
+        return importlib.util.find_spec("libtpu") is not None
+    return any(importlib.util.find_spec(f"jax_cuda{version}_plugin") is not None for version in (12, 13))
+
+
+def start_compiler(platform: str) -> None:
+    """Starts JAX on this machine's CPU, with the compiler for a platform beside it."""
+    import os
+
+    os.environ.update(VARIABLES)
+    set_up_jax(1, "cpu", 1, _alone())
+    if platform == "cuda":
+        add_xla_flags(GPU_FLAGS)
+        jax.config.update("jax_platforms", "")
+    if platform != "cpu":
+        jax.config.update("jax_default_matmul_precision", "highest" if platform == "cuda" else None)
+
+
+def _alone() -> Any:
+    from lockstep.core.topology import Topology
+
+    return Topology()
+
+
+def costs(config: Config, platform: str, shape: str | None, devices: int) -> Costs:
+    """Compiles an iteration for ``devices`` devices, and reads what the first of them computes, moves and holds.
+
+    Args:
+        config: resolved for that many devices.
+        platform: ``cpu``, ``cuda`` or ``tpu``.
+        shape: the topology that the devices are, as its compiler names it; None: the program of this machine's CPU is
+            read instead, one device with as many shards as the first of ``devices`` owns.
+        devices: of the mesh.
+
+    Raises:
+        ValueError: the networks don't fit the environment, or there is no such compiler; one line.
+    """
+    description = describe(config.env)
+    if shape is None:
+        config = _alone_config(config, devices)
+        mesh, kind = _mesh(config, jax.devices("cpu")[:1]), "the program of this machine's CPU"
+    else:
+        found = described_devices(platform, shape)
+        used = found.devices[:devices] if devices in (1, len(found.devices)) else found.devices[:1]
+        config = config if len(used) == devices else _alone_config(config, devices)
+        mesh, kind = _mesh(config, used), f"compiled for {len(used)} x {found.kind}"
+    program = _program(config, description, mesh)
+    options = OPTIONS.get(platform) if shape is not None else None
+    compiled = [x.lower().compile(compiler_options=options) for x in _traced(program)]
+    ran = [list(Reader(x.as_text(), program.blocks.shards).run()) for x in compiled]
+    if len(ran) > 1:  # the policy's own program, called at every step
+        ran[1] = [x._replace(part="rollout", kernel=_times(x.kernel, config.num_steps)) for x in ran[1]]
+    parts = _parts([x for one in ran for x in one], "count" if program.blocks.exact else "size")
+    collectives = collectives_of([x for one in ran for x in one]) if mesh.size > 1 else ()
+    memory = _memory(program, [x.memory_analysis() for x in compiled])
+    return Costs(program.blocks.shards, parts, memory, collectives, program.env is None, kind)
+
+
+def _alone_config(config: Config, devices: int) -> Config:
+    """The part of a run that the first of ``devices`` devices owns, as a run of its own."""
+    shards = -(-config.shards // devices)
+    envs = config.envs // config.shards * shards
+    return config.model_copy(update={"num_envs": envs, "num_shards": shards, "collectives": "auto"})
+
+
+def _mesh(config: Config, devices: list[Any]) -> Mesh:
+    fsdp = len(devices) if config.fsdp else 1
+    grid = np.array(devices).reshape(len(devices) // fsdp, fsdp)
+    return Mesh(grid, ("batch", "fsdp"), axis_types=(AxisType.Auto,) * 2)
+
+
+def _program(config: Config, description: EnvDescription, mesh: Mesh) -> Program:
+    net = check_networks(config, description)
+    layout = parameter_layout(config, net, mesh)
+    env = make_environment(config.env) if is_jax_environment(config.env) else None
+    return Program(config, description, net, layout, mesh, env, everywhere=False)
+
+
+def _times(kernel: Kernel, count: int) -> Kernel:
+    return kernel._replace(calls=kernel.calls * count)
+
+
+def _parts(ran: list[Ran], grows: Grows) -> tuple[Part, ...]:
+    """Gathers the kernels that ran by the engine's names; the optimiser is the same whatever a device owns."""
+    kernels = {name: [x.kernel for x in ran if x.part == name and x.collective is None] for name in PARTS}
+    return tuple(Part(name, merged(own), "not" if name == "optimizer" else grows) for name, own in kernels.items())
+
+
+# --- what is compiled ----------------------------------------------------------------------------------------------
+
+
+def _struct(mesh: Mesh, shape: tuple[int, ...], dtype: Any, spec: Specs = REPLICATED) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=named_sharding(mesh, spec))
+
+
+def state_shapes(program: Program, envs: Any = None) -> tuple[TrainState, TrainState]:
+    """Gives a state's shapes as they lie on the mesh, and its specs; ``envs`` as one device carries them, or None."""
+    zeros = {name: np.zeros(shape, np.float32) for name, shape in program.layout.shapes.items()}
+    state = state_of(program.config, program.net, program.layout.of_arrays(zeros))
+    specs = state_specs(state._replace(envs=envs), program.layout.specs)
+    rows = program.rows.count
+    whole = jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype), envs)
+    shapes = jax.tree.map(
+        lambda x, spec: _struct(program.mesh, np.shape(x), x.dtype, spec), state._replace(envs=whole), specs
+    )
+    return shapes, specs
+
+
+def _inputs(mesh: Mesh, *shape: int) -> Inputs:
+    return Inputs(_struct(mesh, shape, np.int32), _struct(mesh, shape, np.float32))  # type: ignore[arg-type]
+
+
+def _traced(program: Program) -> list[Any]:
+    """Traces what an iteration calls: the whole of it, or the update and the policy that a host calls at each step."""
+    mesh, each = program.mesh, _struct(program.mesh, (program.mesh.size,), np.int32, SHARDED)
+    if program.env is not None:
+        compiled = DeviceProgram(program)
+        shapes, specs = state_shapes(program, compiled.carry_shapes())
+        inputs = _inputs(mesh, 1)
+        return [compiled.compile_call(specs).trace(shapes, inputs, each, each, _struct(mesh, (), np.int32))]
+    shapes, specs = state_shapes(program)
+    rollout, discounted = _rollout_shapes(program)
+    learn: Any = compile_learn(program, specs)
+    return [learn.trace(shapes, rollout, discounted, _inputs(mesh), each, each), _traced_policy(program)]
+
+
+def _rollout_shapes(program: Program) -> tuple[Rollout, jax.ShapeDtypeStruct]:
+    """Gives the shapes of a rollout that was collected on the host, and of the discounted returns before it."""
+    config, net, layout = program.config, program.net, program.net.observation
+    rows, shards = config.envs // config.shards, program.rows.count
+
+    def of(dtype: Any, *shape: int) -> Any:
+        return _struct(program.mesh, (shards, *shape), dtype, SHARDED)
+
+    def steps(dtype: Any, *more: int, extra: int = 0) -> Any:
+        return of(dtype, config.num_steps + extra, rows, *more)
+
+    width, dtype = layout.width, layout.dtype
+    action, kind = _action_of(net)
+    rollout = Rollout(
+        observations=steps(dtype, width, extra=1),
+        raw=steps(dtype, width) if config.normalize.observations else None,
+        actions=steps(kind, *action),
+        outputs=None,
+        rewards=steps(np.float32),
+        terminated=steps(np.bool_),
+        truncated=steps(np.bool_),
+        final=steps(dtype, width),
+        recurrent_state=of(np.float32, rows, net.carry_size),
+        over=steps(np.bool_),
+        returns=steps(np.float32),
+        lengths=steps(np.int32),
+        successes=steps(np.int8),
+        terms={},
+    )
+    return rollout, of(np.float32, rows)
+
+
+def _action_of(net: Any) -> tuple[tuple[int, ...], Any]:
+    """Shape and dtype of an action as the policy takes it."""
+    from lockstep.jax_engine.nets import distributions
+
+    named = {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in net.shapes().items()}
+    outputs = jax.ShapeDtypeStruct((1, net.outputs), np.float32)
+    noise = jax.ShapeDtypeStruct((1, net.action.outputs), np.float32)
+    action = jax.eval_shape(lambda n, x, y: distributions.sample(net, n, x, y), named, outputs, noise)
+    return action.shape[1:], action.dtype
+
+
+def _traced_policy(program: Program) -> Any:
+    """Traces the policy as a host calls it at each step, for the shards of one device."""
+    config, net, shards = program.config, program.net, program.blocks.shards
+    rows = config.envs // config.shards
+    one = Mesh(program.mesh.devices.reshape(-1)[:1].reshape(1, 1), ("batch", "fsdp"), axis_types=(AxisType.Auto,) * 2)
+
+    def of(shape: tuple[int, ...], dtype: Any = np.float32) -> jax.ShapeDtypeStruct:
+        return _struct(one, shape, dtype)
+
+    named = {name: of(shape) for name, shape in program.layout.shapes.items()}
+    size = net.observation.vector_size
+    scale: Any = None
+    if config.normalize.observations:
+        from lockstep.jax_engine.shards.normalizers import empty_moments, scale_of
+
+        scale = jax.tree.map(lambda x: of(x.shape, x.dtype), jax.eval_shape(scale_of, empty_moments(size)))
+    noise = of((shards, config.num_steps, rows, net.action.outputs))
+    seen = of((shards, rows, net.observation.width), net.observation.dtype)
+    carried, ended = of((shards, rows, net.carry_size)), of((shards, rows), np.bool_)
+    act: Any = Inference(program).act
+    return act.trace(named, scale, seen, carried, ended, noise, of((), np.int32), of((), np.int32))
+
+
+def _memory(program: Program, analyses: list[Any]) -> dict[str, float]:
+    """Bytes that a device holds: the state by what it is, and beside it what the programs need while they run."""
+    held = FLOAT * program.layout.size / (program.mesh.size if program.config.fsdp else 1)
+    given = max(x.argument_size_in_bytes for x in analyses)
+    output = max(x.output_size_in_bytes - x.alias_size_in_bytes for x in analyses)
+    beside = sum(x.temp_size_in_bytes for x in analyses[:1]) + max(0, output)
+    return {
+        "parameters": held,
+        "moments": 2 * held,
+        "rollout": max(0.0, given - 3 * held),
+        "activations": float(beside),
+    }
