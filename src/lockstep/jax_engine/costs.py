@@ -230,9 +230,11 @@ def _memory(program: Program, analyses: list[Any]) -> dict[str, float]:
     given = max(x.argument_size_in_bytes for x in analyses)
     output = max(x.output_size_in_bytes - x.alias_size_in_bytes for x in analyses)
     beside = sum(x.temp_size_in_bytes for x in analyses[:1]) + max(0, output)
+    gradients = min(float(beside), held * ((program.blocks.count if program.blocks.exact else 1) + 1))
     return {
         "parameters": held,
         "moments": 2 * held,
+        "gradients": gradients,
         "rollout": max(0.0, given - 3 * held),
-        "activations": float(beside),
+        "activations": beside - gradients,
     }

@@ -167,8 +167,9 @@ class _Traced:
     def memory(self, devices: int) -> dict[str, float]:
         """Bytes that the rank's device holds, by kind.
 
-        Activations are what the loss of one minibatch keeps until its gradient is taken, with a gradient of every shard
-        that is batched, or, if that is more, half of what the values of a whole rollout take.
+        Gradients are of every shard, once as autograd gives them and once side by side. Activations are what the loss
+        of one minibatch keeps until its gradient is taken, or, if that is more, half of what the values of a whole
+        rollout take.
         """
         config, size = self.config, self.parameters.flat.numel()
         held = FLOAT * size / (devices if config.fsdp else 1)
@@ -180,8 +181,9 @@ class _Traced:
         return {
             "parameters": held,
             "moments": 2 * held,
+            "gradients": gradients,
             "rollout": samples * (2.0 * width + 10 * FLOAT),
-            "activations": max(written(self._loss) + gradients, evaluated),
+            "activations": max(written(self._loss), evaluated),
         }
 
     def _columns(self, shards: int, shape: tuple[int, ...]) -> dict[str, Tensor]:

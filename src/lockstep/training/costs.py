@@ -80,7 +80,8 @@ class Costs:
     """What an iteration costs a device that owns ``shards`` shards.
 
     Attributes:
-        memory: bytes that the device holds, by kind: ``parameters``, ``moments``, ``rollout``, ``activations``.
+        memory: bytes that the device holds, by kind: ``parameters``, ``moments``, ``gradients``, ``rollout``,
+            ``activations``.
         collectives: as a compiled program has them; empty where nothing was compiled for that many devices.
         host_steps: whether environments are stepped on the host.
         source: where the numbers come from, in words.
