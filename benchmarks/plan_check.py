@@ -2,8 +2,8 @@
 
 ``python -m benchmarks.plan_check`` takes each case in turn: runs of one rank that never meet, from which the plan
 predicts, and then the run itself; ``--repeats`` times, all cases in each repeat, so that what drifts meanwhile falls on
-both. An error is the median over repeats of predicted over measured time of an iteration, less one. ``--cases`` chooses;
-``--out FILE.md`` writes the table, ``FILE.json`` beside it has every repeat, and ``--docs`` puts the table into
+both. An error is the median over repeats of predicted over measured time of an iteration, less one. ``--cases``
+chooses; ``--out FILE.md`` writes the table, ``FILE.json`` beside it every repeat, ``--docs`` puts the table into
 docs/plan.md. Network namespaces need root and iproute2; without them these cases are left out with a reason. It exits
 with 1 if the median error is above 15 % or the worst above 30 %. A quiet machine is a condition.
 """
@@ -56,7 +56,7 @@ class Case:
     """One row: a run, on how many ranks, and what stands between them.
 
     Attributes:
-        rate: of the link between two hosts, as ``tc`` and ``--network`` say it; None: ranks of one host. ``burst`` is
+        rate: of the link between two hosts, as ``tc`` and ``--link`` say it; None: ranks of one host. ``burst`` is
             what passes at any rate after a pause: little beside a message, enough for the rate to be reached.
         environment: variables of the ranks.
     """
@@ -78,7 +78,9 @@ CASES = (
     Case("2 ranks, CartPole", SMALL, 2),
     Case("2 ranks, HalfCheetah", ("HalfCheetah-v5", "--num-envs", "8", "--num-steps", "64"), 2),
     Case("2 JAX devices, CartPole", (*SMALL, "--engine", "jax"), 2),
-    Case("2 JAX devices, HalfCheetah", ("HalfCheetah-v5", "--num-envs", "8", "--num-steps", "64", "--engine", "jax"), 2),
+    Case(
+        "2 JAX devices, HalfCheetah", ("HalfCheetah-v5", "--num-envs", "8", "--num-steps", "64", "--engine", "jax"), 2
+    ),
     Case("3 uneven ranks (3, 3, 2 shards on 2 cores)", SMALL, 3),
     Case("2 hosts, 100 Mbit/s", (*WIDE, "256", "256"), 2, "100mbit"),
     Case("2 hosts, 1 Gbit/s", (*WIDE, "768", "768"), 2, "1gbit", "512kb"),
@@ -147,7 +149,7 @@ def _here(case: Case, config: Config, steps: int, directory: Path) -> list[dict[
 def _on_hosts(case: Case, config: Config, steps: int, directory: Path) -> list[dict[str, Any]]:
     """Trains on two network namespaces, whose cables let no more than the case's rate through."""
     sys.path.insert(0, str(ROOT / "tests"))
-    from network_hosts import joined_hosts
+    from network_hosts import joined_hosts  # pyright: ignore[reportMissingImports]
 
     source = directory / "run.json"
     source.write_text(config.model_dump_json())
@@ -222,8 +224,10 @@ def check(cases: list[Case], repeats: int, warmup_iters: int, iters: int, say: C
                     raise
                 row.skipped = str(error)
                 continue
-            say(f"[{repeat}/{repeats}] {case.name}: {row.predicted[-1] * 1e3:.1f} ms predicted, "
-                f"{row.measured[-1] * 1e3:.1f} measured")
+            say(
+                f"[{repeat}/{repeats}] {case.name}: {row.predicted[-1] * 1e3:.1f} ms predicted, "
+                f"{row.measured[-1] * 1e3:.1f} measured"
+            )
     return list(rows.values())
 
 

@@ -1,4 +1,4 @@
-"""``lockstep plan`` says what a run will take before it is started: whether it fits, how fast, why, and for how much."""
+"""``lockstep plan`` says what a run will take before it is started: whether it fits, how fast it is and why."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def _parser() -> CommandParser:
         description="Say what a run will take on devices that needn't be here: whether it fits, its speed with a "
         "range, what limits it, and its cost. Nothing is trained but short runs of one rank for --on cpu:N.",
         allow_abbrev=False,
-        epilog="Every option of lockstep train that describes the run is accepted too, e.g. --num-envs 4096. Written to "
-        "RUNS_DIR/NAME: plan.json, plan.png.",
+        epilog="Every option of lockstep train that describes the run is accepted too, e.g. --num-envs 4096. Written "
+        "to RUNS_DIR/NAME: plan.json, plan.png.",
     )
     parser.add_argument("config", metavar="CONFIG_FILE_OR_ENV_ID")
     parser.add_argument(
@@ -77,9 +77,12 @@ def _parser() -> CommandParser:
         "(default: %(default)s)",
     )
     parser.add_argument(
-        "--price", action="append", default=[], help="$ an hour of a target: 98.32, or h100:8=98.32 if there are several"
+        "--price",
+        action="append",
+        default=[],
+        help="$ an hour of a target: 98.32, or h100:8=98.32 if there are several",
     )
-    parser.add_argument("--network", help="rate between hosts, e.g. 100Mbit or 25Gbit (default: the table of chips)")
+    parser.add_argument("--link", help="rate between hosts, e.g. 100Mbit or 25Gbit (default: the table of chips)")
     parser.add_argument(
         "--iters", type=at_least_one, default=20, help="iterations measured for each number of ranks (cpu; default: 20)"
     )
@@ -101,7 +104,7 @@ def _read_request(argv: Sequence[str]) -> tuple[PlanRequest, Path]:
         sizes=world_sizes(options.world_sizes),
         mode=options.mode,
         prices=prices(options.price, targets),
-        network=None if options.network is None else parse_rate(options.network),
+        network=None if options.link is None else parse_rate(options.link),
         iters=options.iters,
     )
     request.check()

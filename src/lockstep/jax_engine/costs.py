@@ -1,22 +1,24 @@
-"""What an iteration costs a device of the JAX engine: read from the program that XLA compiles, for devices not there too."""
+"""What an iteration costs a device of the JAX engine: read from the program that XLA compiles for it."""
 
 from __future__ import annotations
 
 import importlib.util
-import math
+import os
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh
 
 from lockstep.config.run import Config
+from lockstep.core.topology import Topology
 from lockstep.envs.describe import describe
 from lockstep.envs.description import EnvDescription
-from lockstep.jax_engine.distributed.mesh import REPLICATED, SHARDED, Specs, named_sharding
+from lockstep.jax_engine.distributed.mesh import REPLICATED, SHARDED, Mesh, Specs, mesh_of, named_sharding, platform_of
 from lockstep.jax_engine.distributed.processes import set_up_jax
 from lockstep.jax_engine.envs.environments import is_jax_environment, make_environment
+from lockstep.jax_engine.gradients import gradient_parts
 from lockstep.jax_engine.host.program import compile_learn
+from lockstep.jax_engine.nets import distributions, nets
 from lockstep.jax_engine.program.device_program import DeviceProgram
 from lockstep.jax_engine.program.hlo import PARTS, Ran, Reader, collectives_of
 from lockstep.jax_engine.program.inference import Inference
@@ -26,6 +28,7 @@ from lockstep.jax_engine.rollout import Rollout
 from lockstep.jax_engine.session import parameter_layout
 from lockstep.jax_engine.setup.set_up import GPU_FLAGS, add_xla_flags
 from lockstep.jax_engine.setup.targets import OPTIONS, VARIABLES, described_devices
+from lockstep.jax_engine.shards.normalizers import empty_moments, scale_of
 from lockstep.jax_engine.state import TrainState, check_networks, state_of, state_specs
 from lockstep.training.costs import FLOAT, Costs, Grows, Kernel, Part, merged
 
@@ -39,21 +42,13 @@ def can_compile(platform: str) -> bool:
 
 def start_compiler(platform: str) -> None:
     """Starts JAX on this machine's CPU, with the compiler for a platform beside it."""
-    import os
-
     os.environ.update(VARIABLES)
-    set_up_jax(1, "cpu", 1, _alone())
+    set_up_jax(1, "cpu", 1, Topology())
     if platform == "cuda":
         add_xla_flags(GPU_FLAGS)
         jax.config.update("jax_platforms", "")
     if platform != "cpu":
         jax.config.update("jax_default_matmul_precision", "highest" if platform == "cuda" else None)
-
-
-def _alone() -> Any:
-    from lockstep.core.topology import Topology
-
-    return Topology()
 
 
 def costs(config: Config, platform: str, shape: str | None, devices: int) -> Costs:
@@ -72,12 +67,12 @@ def costs(config: Config, platform: str, shape: str | None, devices: int) -> Cos
     description = describe(config.env)
     if shape is None:
         config = _alone_config(config, devices)
-        mesh, kind = _mesh(config, jax.devices("cpu")[:1]), "the program of this machine's CPU"
+        mesh, kind = mesh_of(jax.devices("cpu")[:1]), "the program of this machine's CPU"
     else:
         found = described_devices(platform, shape)
         used = found.devices[:devices] if devices in (1, len(found.devices)) else found.devices[:1]
         config = config if len(used) == devices else _alone_config(config, devices)
-        mesh, kind = _mesh(config, used), f"compiled for {len(used)} x {found.kind}"
+        mesh, kind = mesh_of(used, len(used) if config.fsdp else 1), f"compiled for {len(used)} x {found.kind}"
     program = _program(config, description, mesh)
     options = OPTIONS.get(platform) if shape is not None else None
     compiled = [x.lower().compile(compiler_options=options) for x in _traced(program)]
@@ -95,12 +90,6 @@ def _alone_config(config: Config, devices: int) -> Config:
     shards = -(-config.shards // devices)
     envs = config.envs // config.shards * shards
     return config.model_copy(update={"num_envs": envs, "num_shards": shards, "collectives": "auto"})
-
-
-def _mesh(config: Config, devices: list[Any]) -> Mesh:
-    fsdp = len(devices) if config.fsdp else 1
-    grid = np.array(devices).reshape(len(devices) // fsdp, fsdp)
-    return Mesh(grid, ("batch", "fsdp"), axis_types=(AxisType.Auto,) * 2)
 
 
 def _program(config: Config, description: EnvDescription, mesh: Mesh) -> Program:
@@ -192,8 +181,6 @@ def _rollout_shapes(program: Program) -> tuple[Rollout, jax.ShapeDtypeStruct]:
 
 def _action_of(net: Any) -> tuple[tuple[int, ...], Any]:
     """Shape and dtype of an action as the policy takes it."""
-    from lockstep.jax_engine.nets import distributions
-
     named = {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in net.shapes().items()}
     outputs = jax.ShapeDtypeStruct((1, net.outputs), np.float32)
     noise = jax.ShapeDtypeStruct((1, net.action.outputs), np.float32)
@@ -205,7 +192,7 @@ def _traced_policy(program: Program) -> Any:
     """Traces the policy as a host calls it at each step, for the shards of one device."""
     config, net, shards = program.config, program.net, program.blocks.shards
     rows = config.envs // config.shards
-    one = Mesh(program.mesh.devices.reshape(-1)[:1].reshape(1, 1), ("batch", "fsdp"), axis_types=(AxisType.Auto,) * 2)
+    one = mesh_of([program.mesh.devices.flat[0]])
 
     def of(shape: tuple[int, ...], dtype: Any = np.float32) -> jax.ShapeDtypeStruct:
         return _struct(one, shape, dtype)
@@ -214,8 +201,6 @@ def _traced_policy(program: Program) -> Any:
     size = net.observation.vector_size
     scale: Any = None
     if config.normalize.observations:
-        from lockstep.jax_engine.shards.normalizers import empty_moments, scale_of
-
         scale = jax.tree.map(lambda x: of(x.shape, x.dtype), jax.eval_shape(scale_of, empty_moments(size)))
     noise = of((shards, config.num_steps, rows, net.action.outputs))
     seen = of((shards, rows, net.observation.width), net.observation.dtype)
@@ -224,17 +209,62 @@ def _traced_policy(program: Program) -> Any:
     return act.trace(named, scale, seen, carried, ended, noise, of((), np.int32), of((), np.int32))
 
 
+# --- what a device holds -------------------------------------------------------------------------------------------
+
+
 def _memory(program: Program, analyses: list[Any]) -> dict[str, float]:
-    """Bytes that a device holds: the state by what it is, and beside it what the programs need while they run."""
+    """Bytes that a device holds, by kind.
+
+    What the compiled programs need beside the state is parted by shapes: the rollout, then what the loss of a minibatch
+    keeps until its gradient is taken; the rest is the shards' gradients and what else is as large as the parameters.
+    """
     held = FLOAT * program.layout.size / (program.mesh.size if program.config.fsdp else 1)
     given = max(x.argument_size_in_bytes for x in analyses)
     output = max(x.output_size_in_bytes - x.alias_size_in_bytes for x in analyses)
-    beside = sum(x.temp_size_in_bytes for x in analyses[:1]) + max(0, output)
-    gradients = min(float(beside), held * ((program.blocks.count if program.blocks.exact else 1) + 1))
+    beside = float(analyses[0].temp_size_in_bytes + max(0, output))
+    config, layout = program.config, program.net.observation
+    row = 2 * layout.width * np.dtype(layout.dtype).itemsize + 10 * FLOAT
+    samples = program.blocks.shards * program.blocks.rows * config.num_steps
+    rollout = 0.0 if program.env is None else min(beside, float(samples * row))
+    activations = min(beside - rollout, _activation_bytes(program))
     return {
         "parameters": held,
         "moments": 2 * held,
-        "gradients": gradients,
-        "rollout": max(0.0, given - 3 * held),
-        "activations": beside - gradients,
+        "gradients": beside - rollout - activations,
+        "rollout": max(0.0, given - 3 * held) + rollout,
+        "activations": activations,
     }
+
+
+def _activation_bytes(program: Program) -> float:
+    """Bytes of all results of one pass over a part of a minibatch, as far as they grow with its rows."""
+    config, blocks = program.config, program.blocks
+    samples = blocks.size * config.num_steps // config.ppo.num_minibatches
+    rows = samples // gradient_parts(program.net, config, samples, False, platform_of(program.mesh))
+    few, many = (_pass_bytes(program, count) for count in (1, 2))
+    return (many - few) * float(rows)
+
+
+def _pass_bytes(program: Program, rows: int) -> int:
+    net, layout = program.net, program.net.observation
+    named = {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in program.layout.shapes.items()}
+    seen = jax.ShapeDtypeStruct((rows, layout.width), layout.dtype)
+    if net.core is None:
+        traced = jax.make_jaxpr(lambda named, seen: nets.actor_critic(net, named, seen))(named, seen)
+    else:
+        carried = jax.ShapeDtypeStruct((rows, net.carry_size), np.float32)
+        resets = jax.ShapeDtypeStruct((1, rows), np.bool_)
+        seen = jax.ShapeDtypeStruct((1, rows, layout.width), layout.dtype)
+        traced = jax.make_jaxpr(lambda *given: nets.unroll(net, *given))(named, seen, carried, resets)
+    return _result_bytes(traced.jaxpr)
+
+
+def _result_bytes(jaxpr: Any) -> int:
+    """Sums the bytes of all results in a program, those of programs inside of it too."""
+    total = 0
+    for equation in jaxpr.eqns:
+        inner = [getattr(x, "jaxpr", x) for x in equation.params.values() if hasattr(getattr(x, "jaxpr", x), "eqns")]
+        total += sum(map(_result_bytes, inner))
+        if not inner:
+            total += sum(int(np.prod(x.aval.shape)) * x.aval.dtype.itemsize for x in equation.outvars)
+    return total

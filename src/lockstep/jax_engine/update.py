@@ -207,9 +207,8 @@ class Update:
         if ppo.schedule == "adaptive":
             rate = adapted_learning_rate(learner.learning_rate, kl, ppo.desired_kl)
             learner = learner._replace(learning_rate=jnp.where(takes, rate, learner.learning_rate))
-        with jax.named_scope("optimizer"):
-            stepped = clip_and_step(learner, gradient, norm, self.config)
-            learner = jax.tree.map(lambda new, old: jnp.where(takes, new, old), stepped, learner)
+        stepped = clip_and_step(learner, gradient, norm, self.config)
+        learner = jax.tree.map(lambda new, old: jnp.where(takes, new, old), stepped, learner)
         unbroken = result.failed < 0
         counts, first = finite & unbroken, ~finite & unbroken
         result = UpdateResult(

@@ -100,6 +100,8 @@ class Workload:
         ratio = self.shards / self.costs.shards
         cut = self.counted / self.devices if self.config.fsdp else 1.0
         grown = {k: v * (ratio if k in GROWING else cut) for k, v in self.costs.memory.items()}
+        if self.config.reduction == "exact":  # each shard has a gradient of its own
+            grown["gradients"] *= ratio
         return grown | {"runtime": runtime_bytes(self.target.platform)}
 
     def link(self, assumed: Assumptions) -> Link:

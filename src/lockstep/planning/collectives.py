@@ -69,7 +69,7 @@ def _statistics(config: Config, description: EnvDescription) -> Collective:
 
 @dataclass(frozen=True)
 class Link:
-    """What devices meet over: bytes a second of one device in one direction, and seconds of a collective without any."""
+    """What devices meet over: bytes a second of one device in one direction, and seconds of an empty collective."""
 
     rate: float
     latency: float

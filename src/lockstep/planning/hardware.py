@@ -217,11 +217,12 @@ def _count(text: str, size: str) -> int:
 
 def _no_chip(text: str, name: str, size: str) -> str:
     known = [*chips(), THIS_MACHINE]
-    if size in known or (not name and size):
-        return f"on: {text}: give a number of devices too, such as {size}:{'16x16' if 'v' in size else 8}"
+    if size in known:
+        return f"on: {text}: give a number of devices too, such as {size}:8"
     if f"{name}:{size}" in known:
         shape = chips()[f"{name}:{size}"].shapes[-1]
         return f"on: {text}: give the slice's topology too, such as {text}:{shape}"
+    name = name or size
     close = difflib.get_close_matches(name, known, 1)
     hint = f"did you mean {close[0]}? " if close else ""
     return f"on: {name!r} is no chip of the table; {hint}there are {', '.join(known)}"
@@ -235,5 +236,5 @@ def parse_rate(text: str) -> float:
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg])bit(?:/s)?", text.strip().lower())
     if match is None or not float(match[1]):
-        raise ValueError(f"network: {text!r} is no rate such as 100Mbit or 25Gbit")
+        raise ValueError(f"link: {text!r} is no rate such as 100Mbit or 25Gbit")
     return float(match[1]) * {"k": 1e3, "m": 1e6, "g": 1e9}[match[2]] / 8

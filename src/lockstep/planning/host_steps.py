@@ -1,4 +1,4 @@
-"""Measures how long environments on the host take for a step, in this process, and says what that makes of a rollout."""
+"""Measures how long environments on the host take for a step, and says what that makes of a rollout."""
 
 from __future__ import annotations
 

@@ -32,7 +32,9 @@ def outlook_on(target: Target, request: PlanRequest, description: EnvDescription
     configs = {size: request.sized(run, size) for size in request.sizes_on(target)}
     most = max(configs)
     costs = _costs(target, configs[most], most, say)
-    predicted = (_on_this_machine if target.chip is None else _on_chips)(target, request, description, configs, costs, say)
+    predicted = (_on_this_machine if target.chip is None else _on_chips)(
+        target, request, description, configs, costs, say
+    )
     largest = predicted[1]
     capacity = _host_memory() / min(most, target.per_host) if target.chip is None else target.chip.memory
     return Outlook(
@@ -66,7 +68,12 @@ Predicted = tuple[tuple[Prediction, ...], int | None]
 
 
 def _on_chips(
-    target: Target, request: PlanRequest, description: EnvDescription, configs: dict[int, Config], costs: Costs, say: Say
+    target: Target,
+    request: PlanRequest,
+    description: EnvDescription,
+    configs: dict[int, Config],
+    costs: Costs,
+    say: Say,
 ) -> Predicted:
     host: HostSteps | None = None
     if costs.host_steps:
@@ -81,7 +88,12 @@ def _on_chips(
 
 
 def _on_this_machine(
-    target: Target, request: PlanRequest, description: EnvDescription, configs: dict[int, Config], costs: Costs, say: Say
+    target: Target,
+    request: PlanRequest,
+    description: EnvDescription,
+    configs: dict[int, Config],
+    costs: Costs,
+    say: Say,
 ) -> Predicted:
     machine = this_machine.Machine(target.per_host, request.network or this_machine.ETHERNET, copy_rate())
     out = []

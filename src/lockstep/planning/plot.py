@@ -78,8 +78,14 @@ def _parts(axis: Any, outlook: Outlook) -> None:
             axis.bar(range(len(there)), heights, 0.6, below, color=PART_COLORS[name], label=name)
         below = [a + b for a, b in zip(below, heights, strict=True)]
     for place, one in enumerate(there):
-        axis.annotate(duration(one.seconds["likely"]), (place, below[place]), (0, 3), textcoords="offset points",
-                      ha="center", fontsize=8)
+        axis.annotate(
+            duration(one.seconds["likely"]),
+            (place, below[place]),
+            (0, 3),
+            textcoords="offset points",
+            ha="center",
+            fontsize=8,
+        )
     axis.set_xticks(range(len(there)), [str(one.devices) for one in there])
     axis.set_xlabel("devices")
     axis.set_ylim(0, 1.12 * max(*below, 1e-9))

@@ -36,8 +36,8 @@ def print_outlook(outlook: Outlook) -> None:
     console = Console(width=None if sys.stdout.isatty() else 150)
     console.print(_table(outlook))
     for line in lines(outlook):
-        console.print(line, highlight=False, markup=False)
-    console.print()
+        print(line)
+    print()
 
 
 def _table(outlook: Outlook) -> Table:
@@ -73,7 +73,9 @@ def lines(outlook: Outlook) -> list[str]:
     out = [f"  a {each} of {last.devices} holds {_listed(last.memory)}"]
     if outlook.largest_num_envs is not None:
         out.append(f"  largest num_envs that fits: {outlook.largest_num_envs:,} on {last.devices} devices")
-    iteration = f"  an iteration of one: {amount(outlook.flops, 'FLOP')}, {amount(outlook.bytes, 'B')} of memory traffic, "
+    iteration = (
+        f"  an iteration of one: {amount(outlook.flops, 'FLOP')}, {amount(outlook.bytes, 'B')} of memory traffic, "
+    )
     iteration += f"{amount(outlook.kernels)} kernels ({outlook.source})"
     if last.utilization is not None:
         iteration += f"; {last.utilization:.2%} of the peak"

@@ -111,7 +111,9 @@ def prices(texts: Sequence[str], targets: Sequence[Target]) -> dict[str, float]:
     for text in texts:
         name, _, number = text.rpartition("=")
         if not name and len(targets) != 1:
-            raise ValueError(f"price: {text}: say of which target, such as {targets[0].text if targets else 'h100:8'}={text}")
+            raise ValueError(
+                f"price: {text}: say of which target, such as {targets[0].text if targets else 'h100:8'}={text}"
+            )
         try:
             value = float(number)
         except ValueError:
@@ -120,5 +122,3 @@ def prices(texts: Sequence[str], targets: Sequence[Target]) -> dict[str, float]:
             raise ValueError(f"price: {text!r} is no price in $ an hour, such as 98.32 or h100:8=98.32")
         out[name or targets[0].text] = value
     return out
-
-

@@ -39,7 +39,7 @@ class Roofline:
 
     def part(self, part: Part) -> dict[str, float]:
         """Computes seconds of a part of an iteration by what limits its kernels."""
-        out = dict.fromkeys(LIMITS, 0.0)
+        out: dict[str, float] = dict.fromkeys(LIMITS, 0.0)
         for kernel in part.kernels:
             seconds, limit = self.kernel(kernel)
             out[limit] += seconds * kernel.calls

@@ -18,12 +18,12 @@ from lockstep.envs.description import EnvDescription
 from lockstep.planning.accelerators import Times
 from lockstep.planning.collectives import Link, collectives, sent_bytes
 from lockstep.planning.hardware import CASES, Case
-from lockstep.planning.measure import RankTimes, copy_rate, measure_ranks
+from lockstep.planning.measure import RankTimes, measure_ranks
 from lockstep.planning.prediction import Prediction
 from lockstep.planning.waiting import expected_max
 
 MEMORY_LATENCY, SHARED_CORE_LATENCY = 25e-6, 75e-6
-"""Seconds of a collective in memory for each further rank; where ranks share cores (benchmarks/results/collectives.md)."""
+"""Seconds of a collective in memory for each further rank; where ranks share cores (docs/plan.md)."""
 TCP_LATENCY, TCP_GOODPUT = 500e-6, 0.94
 """Seconds of a collective of gloo's for each further rank; share of a network's rate that its data gets."""
 ETHERNET = 25e9 / 8
@@ -133,9 +133,7 @@ def _times(
     return times
 
 
-def _wait(
-    samples: list[np.ndarray], slowest: float, ranks: int, case: Case, config: Config, attribute: str
-) -> float:
+def _wait(samples: list[np.ndarray], slowest: float, ranks: int, case: Case, config: Config, attribute: str) -> float:
     """Expected time that ranks wait for the slowest one, beyond what that one takes by itself on average.
 
     Each rank's times are independent of the others' in the ``likely`` case and never together in the ``best``. An
@@ -152,4 +150,6 @@ def _wait(
 def uneven_note(config: Config, ranks: int) -> str | None:
     """Says that ranks own different numbers of shards, if they do."""
     tree = tree_of(config.shards, ranks)
-    return None if tree.even else f"{config.shards} shards on {ranks} ranks: {', '.join(str(len(x)) for x in tree.owned)}"
+    return (
+        None if tree.even else f"{config.shards} shards on {ranks} ranks: {', '.join(str(len(x)) for x in tree.owned)}"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,7 @@ def costs(config: Config, platform: str, shape: str | None, devices: int) -> Cos
         ValueError: the networks don't fit the environment, or can't be counted; one line.
     """
     description = describe(config.env)
-    net = make_net(config, description.observation, description.action)
+    net = replace(make_net(config, description.observation, description.action), bf16=False)  # shapes are the same
     plan = ShardPlan(config.envs, config.shards, devices)
     loops = config.reduction == "exact" and (net.convolutional or net.custom is not None or config.compile)
     traced = _Traced(config, net, plan, loops)
@@ -57,7 +58,9 @@ def costs(config: Config, platform: str, shape: str | None, devices: int) -> Cos
         parts, held = traced.parts(), traced.memory(devices)
     except (RuntimeError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(f"network.custom: {config.network.custom} can't be counted on shapes alone ({reason})") from None
+        raise ValueError(
+            f"network.custom: {config.network.custom} can't be counted on shapes alone ({reason})"
+        ) from None
     return Costs(
         plan.local_num_shards,
         parts,
@@ -120,11 +123,10 @@ class _Traced:
         """Samples the actions of one step."""
         plan = ShardPlan(self.shards * self.rows, self.shards)
         actor = self.policy.actor(plan, "batched")
-        seen = self._observations(self.shards, self.rows)
-        noise = self._zeros(self.shards, self.rows, self.net.action.outputs)
+        envs = plan.num_envs
         if self.net.core is not None:
-            setattr(actor, "_state", self._zeros(self.shards, self.rows, self.net.carry_size))
-        getattr(actor, "_sampled")(seen, noise)
+            actor.begin(np.zeros((envs, self.net.carry_size), np.float32))
+        actor.tensors(self._observations(1, envs)[0], self._zeros(envs, self.net.action.outputs))
 
     def _evaluate(self) -> None:
         """Computes log-probabilities and values of a rollout."""
@@ -198,5 +200,3 @@ class _Traced:
             columns["recurrent_state"] = self._zeros(shards, shape[0], self.net.carry_size)
             columns["resets"] = self._zeros(shards, *shape)
         return columns
-
-

@@ -27,6 +27,11 @@ FREE = {
 }
 ON_CHIP = "S(1)"
 """How a layout says that an array lies in a chip's own memory, beside HBM."""
+MOVING = FREE | {
+    *("copy", "copy-start", "broadcast", "reshape", "transpose", "slice", "dynamic-slice", "dynamic-update-slice"),
+    *("concatenate", "pad", "gather", "scatter", "reverse", "fusion", "custom-call", "convert"),
+}
+"""What computes nothing."""
 LOOK = {"dynamic-slice", "gather"}
 
 _INSTRUCTION = re.compile(r"^\s*(ROOT )?%?([\w.\-]+) = (.+?) ([a-z][a-z0-9\-]*)\((.*)$")
@@ -236,7 +241,7 @@ class Reader:
                 products += self._flops(inside, one, nested)[0]
         if products:
             return products, True
-        return float(sum(math.prod(a.shape) for a in instruction.arrays)), False
+        return sum(_arithmetic(inside, one) for inside, one in computations), False
 
     def _traffic(self, where: Computation, instruction: Instruction, fused: Computation | None) -> float:
         """Bytes that a kernel reads and writes: of what it only takes a slice of, the slice."""
@@ -249,6 +254,15 @@ class Reader:
         if fused is None:
             return instruction.size + sum(x.size for x in operands if x is not None)
         return _fused_reads(fused, operands) + _fused_writes(fused, instruction)
+
+
+def _arithmetic(where: Computation, instruction: Instruction) -> float:
+    """Counts one operation for each element that is computed, and of a sum for each that goes into it."""
+    if instruction.operation in MOVING or not instruction.arrays:
+        return 0.0
+    if instruction.operation == "reduce" and _has_array(where, instruction.operands[0]):
+        return float(math.prod(where.instructions[instruction.operands[0]].arrays[0].shape))
+    return float(sum(math.prod(a.shape) for a in instruction.arrays))
 
 
 def _has_array(where: Computation, name: str) -> bool:
@@ -285,7 +299,11 @@ def _fused_writes(fused: Computation, instruction: Instruction) -> float:
     root = fused.root
     if root is None:
         return instruction.size
-    roots = [fused.instructions[x] for x in root.operands if x in fused.instructions] if root.operation == "tuple" else [root]
+    roots = (
+        [fused.instructions[x] for x in root.operands if x in fused.instructions]
+        if root.operation == "tuple"
+        else [root]
+    )
     total = 0.0
     for one, array in zip(roots, instruction.arrays, strict=False):
         while one.operation == "bitcast" and one.operands and one.operands[0] in fused.instructions:

@@ -56,9 +56,13 @@ def _window(rest: str, axis: int) -> tuple[int, int, int, int, int]:
         values = fields.get(name, "").split("x") if name in fields else []
         return values[axis] if axis < len(values) else default
 
-    return int(of("size", "1")), int(of("stride", "1")), int(of("pad", "0_0").split("_")[0]), int(
-        of("lhs_dilate", "1")
-    ), int(of("rhs_dilate", "1"))
+    return (
+        int(of("size", "1")),
+        int(of("stride", "1")),
+        int(of("pad", "0_0").split("_")[0]),
+        int(of("lhs_dilate", "1")),
+        int(of("rhs_dilate", "1")),
+    )
 
 
 def _valid_places(size: int, out: int, window: int, stride: int, pad: int, lhs_dilate: int, rhs_dilate: int) -> float:

@@ -42,7 +42,9 @@ def described_devices(platform: str, shape: str) -> DescribedDevices:
         if platform == "tpu":
             found = topologies.get_topology_desc(platform="tpu", topology_name=shape)
         else:
-            found = topologies.get_topology_desc(platform="cuda", topology_name="h100", target_config=H100, topology=shape)
+            found = topologies.get_topology_desc(
+                platform="cuda", topology_name="h100", target_config=H100, topology=shape
+            )
     except Exception as error:  # of XLA's own kinds, which differ by version
         raise ValueError(f"no compiler for {platform} {shape} here ({str(error).splitlines()[0]})") from None
     devices = list(found.devices)

@@ -17,7 +17,16 @@ from torch.utils.flop_counter import flop_registry
 
 from lockstep.training.costs import Kernel, merged
 
-FREE = {"detach", "empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "_unsafe_view", "lift_fresh"}
+FREE = {
+    "detach",
+    "empty",
+    "empty_like",
+    "new_empty",
+    "empty_strided",
+    "new_empty_strided",
+    "_unsafe_view",
+    "lift_fresh",
+}
 
 
 class CountingMode(TorchDispatchMode):
