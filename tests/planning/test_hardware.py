@@ -41,7 +41,7 @@ def test_targets_are_read(text, devices, per_host, shape, platform):
     ],
 )
 def test_what_is_no_target_is_refused_in_one_line(text, said):
-    with pytest.raises(ValueError, match="^on: ") as caught:
+    with pytest.raises(ValueError, match=r"^on: ") as caught:
         parse_target(text)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
