@@ -1,22 +1,16 @@
 """What an iteration of the JAX engine costs a device, of the program that is compiled here."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from lockstep.config.checks import resolve
 from lockstep.config.run import Config
-from lockstep.planning.counting import count_costs
+from lockstep.planning.counting import LIBTPU, can_compile, count_costs
 
 VALUES = {"engine": "jax", "num_envs": 16, "num_steps": 8, "ppo": {"num_minibatches": 2, "num_epochs": 3}}
 VALUES |= {"network": {"hidden_sizes": [32, 16]}}
 ACTOR = 4 * 32 + 32 * 16 + 16 * 2
 CRITIC = 4 * 32 + 32 * 16 + 16 * 1
 PARAMETERS = ACTOR + CRITIC + 2 * (32 + 16) + 3
-LIBTPU = Path(sys.prefix) / "libtpu"
 
 
 @pytest.fixture(scope="module")
@@ -68,18 +62,9 @@ def test_a_tpus_program_has_the_collectives_of_the_rules():
     """Compiled for a slice that isn't there: by gather, one an optimiser step."""
     if not LIBTPU.is_dir():
         pytest.skip("make test-all installs libtpu, XLA's compiler for TPUs")
+    assert can_compile("jax", "tpu")
     config = resolve(Config.model_validate(VALUES | {"env": "lockstep/CartPole-v1", "device": "tpu"}), 8)
-    code = "from lockstep.planning.counting import answer; answer()"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        input=json.dumps([config.model_dump(mode="json"), "tpu", "v5e:2x4", 8]),
-        capture_output=True,
-        text=True,
-        env={"PYTHONPATH": str(LIBTPU), "HOME": str(Path.home())},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["source"] == "compiled for 8 x TPU v5 lite"
-    steps = [x for x in found["collectives"] if x[2] == 6.0]
-    assert [(kind, size) for kind, _, _, size in steps] == [("all-gather", 8 * 4 * (PARAMETERS + 5))]
+    found = count_costs(config, "tpu", "v5e:2x4", 8)
+    assert found.source == "compiled for 8 x TPU v5 lite"
+    steps = [x for x in found.collectives if x.count == 6.0]
+    assert [(x.kind, x.bytes) for x in steps] == [("all-gather", 8 * 4 * (PARAMETERS + 5))]

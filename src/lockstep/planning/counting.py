@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,12 +15,15 @@ from lockstep.core.topology import without_launcher
 from lockstep.training.costs import Costs
 
 TIMEOUT = 1800.0
+LIBTPU = Path(sys.prefix) / "libtpu"
+"""Where XLA's compiler for TPUs may lie beside what else is installed: JAX looks for TPUs wherever it finds it."""
 REFUSED = 2
 
 
 def can_compile(engine: str, platform: str) -> bool:
     """Whether the compiler for a platform is installed for an engine."""
-    return engine_module(engine).can_compile(platform)
+    beside = engine == "jax" and platform == "tpu" and LIBTPU.is_dir()
+    return engine_module(engine).can_compile(platform) or beside
 
 
 def count_costs(config: Config, platform: str, shape: str | None, devices: int) -> Costs:
@@ -31,9 +35,12 @@ def count_costs(config: Config, platform: str, shape: str | None, devices: int) 
     """
     question = json.dumps([config.model_dump(mode="json"), platform, shape, devices])
     words = [sys.executable, "-P", "-c", f"from {__name__} import answer; answer()"]
+    surroundings = without_launcher()
+    if platform == "tpu" and LIBTPU.is_dir():
+        surroundings["PYTHONPATH"] = os.pathsep.join(filter(None, [str(LIBTPU), os.environ.get("PYTHONPATH")]))
     try:
         done = subprocess.run(
-            words, input=question, capture_output=True, text=True, timeout=TIMEOUT, env=without_launcher(), check=False
+            words, input=question, capture_output=True, text=True, timeout=TIMEOUT, env=surroundings, check=False
         )
     except subprocess.TimeoutExpired:
         raise RunError(f"counting what {config.env.id} costs on {platform} took more than {TIMEOUT:.0f} s") from None
