@@ -4,6 +4,7 @@ import pytest
 
 from lockstep.config.checks import resolve
 from lockstep.config.run import Config
+from lockstep.jax_engine.costs import needed_bytes
 from lockstep.planning.counting import LIBTPU, can_compile, count_costs
 
 VALUES = {"engine": "jax", "num_envs": 16, "num_steps": 8, "ppo": {"num_minibatches": 2, "num_epochs": 3}}
@@ -55,6 +56,12 @@ def test_what_an_engine_refuses_is_said_in_one_line():
     images = config.model_copy(update={"env": config.env.model_copy(update={"id": "lockstep/GridWorldPixels-v0"})})
     with pytest.raises(ValueError, match=r"^normalize.observations: lockstep/GridWorldPixels-v0 observes no numbers"):
         count_costs(images, "cpu", None, 1)
+
+
+def test_what_a_compiler_says_of_too_large_programs_is_read():
+    said = "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 33.5G of 15.75G hbm. Exceeded hbm capacity"
+    assert needed_bytes(said) == 33.5 * 1024**3
+    assert needed_bytes("INTERNAL: something else") is None
 
 
 @pytest.mark.long

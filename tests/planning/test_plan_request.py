@@ -25,6 +25,7 @@ def test_any_number_of_devices_up_to_the_shards_will_do():
     request.check()
     assert request.sizes_on(request.targets[0]) == (1, 3, 5, 8)
     assert request.sized(request.run_on(request.targets[0]), 3).num_shards == 8
+    assert request.notes_on(request.targets[0])[0].startswith("h100:8: 8 shards on 3 devices: 3, 3, 2; 9 shards")
 
 
 def test_weak_grows_with_the_devices():

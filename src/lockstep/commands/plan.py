@@ -22,7 +22,7 @@ from lockstep.core.topology import available_cores
 from lockstep.envs.describe import describe
 from lockstep.launch.defaults import described_run
 from lockstep.planning.hardware import TABLE, parse_rate, parse_target
-from lockstep.planning.outlook import outlook_on
+from lockstep.planning.outlook import outlooks
 from lockstep.planning.plot import write_plot
 from lockstep.planning.prediction import Outlook
 from lockstep.planning.report import print_outlook
@@ -39,14 +39,12 @@ def main(argv: Sequence[str]) -> int:
     """Runs ``lockstep plan CONFIG --on TARGET``: exit status 0, also where a run doesn't fit."""
     request, path = _read_request(argv)
     description = describe(request.config.env)
-    outlooks = []
-    console = Console(stderr=True)
-    for target in request.targets:
-        with console.status(target.text) as status:
-            outlook = outlook_on(target, request, description, status.update)
-        print_outlook(outlook)
-        outlooks.append(outlook)
-    _write(path, request, outlooks)
+    found = []
+    with Console(stderr=True).status("planning") as status:
+        for outlook in outlooks(request, description, status.update):
+            print_outlook(outlook)
+            found.append(outlook)
+    _write(path, request, found)
     print(f"plan: {path}")
     return 0
 

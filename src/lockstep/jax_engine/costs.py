@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -64,7 +66,7 @@ def costs(config: Config, platform: str, shape: str | None, devices: int) -> Cos
     Raises:
         ValueError: the networks don't fit the environment, or there is no such compiler; one line.
     """
-    description = describe(config.env)
+    description, given = describe(config.env), config
     if shape is None:
         config = _alone_config(config, devices)
         mesh, kind = mesh_of(jax.devices("cpu")[:1]), "the program of this machine's CPU"
@@ -75,7 +77,13 @@ def costs(config: Config, platform: str, shape: str | None, devices: int) -> Cos
         mesh, kind = mesh_of(used, len(used) if config.fsdp else 1), f"compiled for {len(used)} x {found.kind}"
     program = _program(config, description, mesh)
     options = OPTIONS.get(platform) if shape is not None else None
-    compiled = [x.lower().compile(compiler_options=options) for x in _traced(program)]
+    try:
+        compiled = [x.lower().compile(compiler_options=options) for x in _traced(program)]
+    except jax.errors.JaxRuntimeError as error:
+        used = needed_bytes(str(error))
+        if used is None or shape is None:
+            raise
+        return _too_large(costs(given, platform, None, devices), used, kind)
     ran = [list(Reader(x.as_text(), program.blocks.shards).run()) for x in compiled]
     if len(ran) > 1:  # the policy's own program, called at every step
         ran[1] = [x._replace(part="rollout", kernel=_times(x.kernel, config.num_steps)) for x in ran[1]]
@@ -83,6 +91,19 @@ def costs(config: Config, platform: str, shape: str | None, devices: int) -> Cos
     collectives = collectives_of([x for one in ran for x in one]) if mesh.size > 1 else ()
     memory = _memory(program, [x.memory_analysis() for x in compiled])
     return Costs(program.blocks.shards, parts, memory, collectives, program.env is None, kind)
+
+
+def needed_bytes(message: str) -> float | None:
+    """Reads what a program needs of a device's memory, of the message that it can't be had; None: it says nothing."""
+    found = re.search(r"Used ([\d.]+)([KMGT]?) of [\d.]+[KMGT]? hbm", message)
+    return float(found[1]) * 1024 ** " KMGT".index(found[2] or " ") if found else None
+
+
+def _too_large(counted: Costs, used: float, kind: str) -> Costs:
+    """Puts what a compiler says that a program needs, and can't have, into costs that were counted otherwise."""
+    rest = max(0.0, used - sum(counted.memory.values()))
+    memory = counted.memory | {"activations": counted.memory["activations"] + rest}
+    return replace(counted, memory=memory, source=f"{counted.source}; {kind} it needs {used / 1e9:.1f} GB")
 
 
 def _alone_config(config: Config, devices: int) -> Config:
@@ -118,8 +139,11 @@ def _struct(mesh: Mesh, shape: tuple[int, ...], dtype: Any, spec: Specs = REPLIC
 
 def state_shapes(program: Program, envs: Any = None) -> tuple[TrainState, TrainState]:
     """Gives a state's shapes as they lie on the mesh, and its specs; ``envs`` as one device carries them, or None."""
-    zeros = {name: np.zeros(shape, np.float32) for name, shape in program.layout.shapes.items()}
-    state = state_of(program.config, program.net, program.layout.of_arrays(zeros))
+    layout = program.layout
+    held: Any = np.broadcast_to(np.float32(0.0), (layout.size,))  # without memory
+    if layout.axes:
+        held = {name: np.broadcast_to(np.float32(0.0), shape) for name, shape in layout.shapes.items()}
+    state = state_of(program.config, program.net, held, held)
     specs = state_specs(state._replace(envs=envs), program.layout.specs)
     rows = program.rows.count
     whole = jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype), envs)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
 
 from lockstep.config.run import Config
 from lockstep.core.machine import system_fact
@@ -21,20 +22,37 @@ from lockstep.training.costs import Costs
 Say = Callable[[str], None]
 
 
-def outlook_on(target: Target, request: PlanRequest, description: EnvDescription, say: Say) -> Outlook:
-    """Plans the run on a target; ``say`` is told what is under way.
+def outlooks(request: PlanRequest, description: EnvDescription, say: Say) -> Iterator[Outlook]:
+    """Plans the run on each target, in order; ``say`` is told what is under way.
+
+    Steps of environments on the host are timed once, for all targets.
 
     Raises:
         ValueError: an engine can't do what the config asks for; one line.
         RunError: a compiler or a run that was to be measured failed.
     """
+
+    @cache
+    def host() -> HostSteps:
+        say(f"timing steps of {description.id}")
+        return measure_host_steps(request.config.env, description)
+
+    for target in request.targets:
+        yield _outlook_on(target, request, description, host, say)
+
+
+Host = Callable[[], HostSteps]
+
+
+def _outlook_on(target: Target, request: PlanRequest, description: EnvDescription, host: Host, say: Say) -> Outlook:
     run = request.run_on(target)
     configs = {size: request.sized(run, size) for size in request.sizes_on(target)}
     most = max(configs)
     costs = _costs(target, configs[most], most, say)
-    predicted = (_on_this_machine if target.chip is None else _on_chips)(
-        target, request, description, configs, costs, say
-    )
+    if target.chip is None:
+        predicted = _on_this_machine(target, request, description, configs, costs, say)
+    else:
+        predicted = _on_chips(target, request, description, configs, costs, host if costs.host_steps else None)
     largest = predicted[1]
     capacity = _host_memory() / min(most, target.per_host) if target.chip is None else target.chip.memory
     return Outlook(
@@ -73,15 +91,12 @@ def _on_chips(
     description: EnvDescription,
     configs: dict[int, Config],
     costs: Costs,
-    say: Say,
+    host: Host | None,
 ) -> Predicted:
-    host: HostSteps | None = None
-    if costs.host_steps:
-        say(f"{target.text}: timing steps of {description.id}")
-        host = measure_host_steps(configs[max(configs)].env, description)
+    steps = None if host is None else host()
     most = max(configs)
     works = [
-        accelerators.Workload(config, description, target, size, costs, most, host, request.network)
+        accelerators.Workload(config, description, target, size, costs, most, steps, request.network)
         for size, config in configs.items()
     ]
     return tuple(accelerators.predict(work) for work in works), accelerators.largest_num_envs(works[-1])

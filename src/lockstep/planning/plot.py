@@ -71,16 +71,16 @@ def _speeds(axis: Any, outlooks: Sequence[Outlook]) -> None:
 
 def _parts(axis: Any, outlook: Outlook) -> None:
     there = outlook.predictions
-    below = [0.0] * len(there)
+    totals, below = [sum(one.parts.values()) for one in there], [0.0] * len(there)
     for name in PARTS:
-        heights = [1000 * one.parts[name] for one in there]
+        heights = [one.parts[name] / total for one, total in zip(there, totals, strict=True)]
         if any(height > 0 for height in heights):
-            axis.bar(range(len(there)), heights, 0.6, below, color=PART_COLORS[name], label=name)
+            axis.bar(range(len(there)), heights, 0.7, below, color=PART_COLORS[name], label=name)
         below = [a + b for a, b in zip(below, heights, strict=True)]
     for place, one in enumerate(there):
         axis.annotate(
-            duration(one.seconds["likely"]),
-            (place, below[place]),
+            duration(one.seconds["likely"]).replace(" ", "\n"),
+            (place, 1.0),
             (0, 3),
             textcoords="offset points",
             ha="center",
@@ -88,5 +88,6 @@ def _parts(axis: Any, outlook: Outlook) -> None:
         )
     axis.set_xticks(range(len(there)), [str(one.devices) for one in there])
     axis.set_xlabel("devices")
-    axis.set_ylim(0, 1.12 * max(*below, 1e-9))
-    axis.set_title(f"{outlook.target}: ms of an iteration", fontsize=9)
+    axis.set_ylim(0, 1.12)
+    axis.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}" if value <= 1 else "")
+    axis.set_title(f"{outlook.target}: shares of an iteration, likely", fontsize=9)

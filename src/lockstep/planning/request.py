@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from lockstep.config.checks import envs_and_shards, resolve
 from lockstep.config.run import Config
+from lockstep.core.shards import uneven
 from lockstep.planning.hardware import Target
 from lockstep.scaling.plan import parse_world_sizes
 
@@ -93,6 +94,10 @@ class PlanRequest:
                 f"{target.text}: {shards} shards use {shards} of {target.devices} devices; for all of them "
                 f"--num-shards {target.devices} or a multiple, which num_envs must be a multiple of, or --mode weak"
             )
+        config = self.sized(run, self.sizes_on(target)[0])
+        for size in self.sizes_on(target) if self.mode == "strong" else ():
+            line = uneven(size, config.shards, config.envs, target.unit)
+            out += [] if line is None else [f"{target.text}: {line}"]
         return out
 
 

@@ -13,7 +13,6 @@ import numpy as np
 
 from lockstep.config.run import Config
 from lockstep.core.topology import available_cores
-from lockstep.core.tree import tree_of
 from lockstep.envs.description import EnvDescription
 from lockstep.planning.accelerators import Times
 from lockstep.planning.collectives import Link, collectives, sent_bytes
@@ -145,11 +144,3 @@ def _wait(samples: list[np.ndarray], slowest: float, ranks: int, case: Case, con
     excess = max(0.0, expected_max(everyone) - slowest)
     steps = config.ppo.num_epochs * config.ppo.num_minibatches
     return excess * (math.sqrt(steps) if case == "worst" and attribute != "rollout" else 1.0)
-
-
-def uneven_note(config: Config, ranks: int) -> str | None:
-    """Says that ranks own different numbers of shards, if they do."""
-    tree = tree_of(config.shards, ranks)
-    return (
-        None if tree.even else f"{config.shards} shards on {ranks} ranks: {', '.join(str(len(x)) for x in tree.owned)}"
-    )

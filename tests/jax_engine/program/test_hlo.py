@@ -84,7 +84,7 @@ def test_parts_are_the_innermost_names():
 
 
 def test_collectives_are_counted_with_the_bytes_of_their_results():
-    assert collectives_of(ran()) == (Collective("all-gather", "optimizer", 20.0, 4 * 64),)
+    assert collectives_of(ran()) == (Collective("all-gather", "gradients", 20.0, 4 * 64),)
 
 
 def test_memory_on_the_chip_is_not_the_devices():

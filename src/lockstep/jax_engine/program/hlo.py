@@ -19,6 +19,8 @@ from lockstep.training.costs import Collective, Kernel
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "reduce-scatter", "collective-permute")
 PARTS = ("rollout", "evaluate", "gradients", "optimizer")
 """Names that the engine gives its operations (``jax.named_scope``); what has none belongs to ``evaluate``."""
+PURPOSES = {"rollout": "episodes", "evaluate": "statistics", "gradients": "gradients", "optimizer": "gradients"}
+"""What the collectives in a part are for."""
 WIDTHS = {"pred": 1, "s4": 0.5, "u4": 0.5, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2, "s32": 4}
 WIDTHS |= {"u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8, "c64": 8, "c128": 16, "token": 0, "opaque": 0}
 FREE = {
@@ -323,6 +325,6 @@ def collectives_of(ran: Mapping[str, list[Ran]] | list[Ran]) -> tuple[Collective
     found: dict[tuple[str, str, float], float] = {}
     for one in ran if isinstance(ran, list) else [x for part in ran.values() for x in part]:
         if one.collective is not None:
-            key = one.collective, one.part, one.received
+            key = one.collective, PURPOSES[one.part], one.received
             found[key] = found.get(key, 0.0) + one.kernel.calls
     return tuple(Collective(kind, part, count, size) for (kind, part, size), count in found.items())
