@@ -60,8 +60,12 @@ def test_what_an_engine_refuses_is_said_in_one_line():
 
 def test_what_a_compiler_says_of_too_large_programs_is_read():
     said = "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 33.5G of 15.75G hbm. Exceeded hbm capacity"
-    assert needed_bytes(said) == 33.5 * 1024**3
-    assert needed_bytes("INTERNAL: something else") is None
+    assert needed_bytes(said, 1e9) == 33.5 * 1024**3
+    beside = (
+        "RESOURCE_EXHAUSTED: the total memory required for HLO temporaries (16.01G) exceeds available HBM (15.75G)."
+    )
+    assert needed_bytes(beside, 1e9) == 16.01 * 1024**3 + 1e9
+    assert needed_bytes("INTERNAL: something else", 1e9) is None
 
 
 @pytest.mark.long

@@ -80,7 +80,7 @@ def costs(config: Config, platform: str, shape: str | None, devices: int) -> Cos
     try:
         compiled = [x.lower().compile(compiler_options=options) for x in _traced(program)]
     except jax.errors.JaxRuntimeError as error:
-        used = needed_bytes(str(error))
+        used = needed_bytes(str(error), 3 * FLOAT * program.layout.size)
         if used is None or shape is None:
             raise
         return _too_large(costs(given, platform, None, devices), used, kind)
@@ -93,10 +93,17 @@ def costs(config: Config, platform: str, shape: str | None, devices: int) -> Cos
     return Costs(program.blocks.shards, parts, memory, collectives, program.env is None, kind)
 
 
-def needed_bytes(message: str) -> float | None:
-    """Reads what a program needs of a device's memory, of the message that it can't be had; None: it says nothing."""
-    found = re.search(r"Used ([\d.]+)([KMGT]?) of [\d.]+[KMGT]? hbm", message)
-    return float(found[1]) * 1024 ** " KMGT".index(found[2] or " ") if found else None
+def needed_bytes(message: str, held: float) -> float | None:
+    """Reads what a program needs of a device's memory, of the message that it can't be had; None: it says nothing.
+
+    Some say what is needed in all, others what beside the ``held`` bytes of parameters and moments.
+    """
+    everything = re.search(r"Used ([\d.]+)([KMGT]?) of [\d.]+[KMGT]? hbm", message)
+    beside = re.search(r"temporaries \(([\d.]+)([KMGT]?)\) exceeds available HBM", message)
+    found = everything or beside
+    if found is None:
+        return None
+    return float(found[1]) * 1024 ** " KMGT".index(found[2] or " ") + (0.0 if everything else held)
 
 
 def _too_large(counted: Costs, used: float, kind: str) -> Costs:
