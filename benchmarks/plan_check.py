@@ -273,6 +273,20 @@ def table(rows: list[Row], repeats: int, commit: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def misses(rows: list[Row]) -> bool:
+    """Whether the errors are larger than what is aimed at."""
+    errors = [abs(row.error) for row in rows if row.skipped is None]
+    return bool(errors) and bool(statistics.median(errors) > MEDIAN or max(errors) > WORST)
+
+
+def into_page(page: str, text: str) -> str:
+    """Puts a table between the marks of a page, in the place of what stands there."""
+    before, mark, rest = page.partition(BEGIN)
+    if not mark or END not in rest:
+        raise ValueError(f"the page has no {BEGIN} and {END} to put the table between")
+    return f"{before}{BEGIN}\n{text}{END}{rest.partition(END)[2]}"
+
+
 LOAD = os.getloadavg()[0]
 
 
@@ -297,10 +311,8 @@ def main() -> None:
         options.out.with_suffix(".json").write_text(json.dumps([vars(row) for row in rows], indent=1) + "\n")
     if options.docs:
         page = ROOT / "docs" / "plan.md"
-        before, _, rest = page.read_text().partition(BEGIN)
-        page.write_text(f"{before}{BEGIN}\n{text}{END}{rest.partition(END)[2]}")
-    errors = [abs(row.error) for row in rows if row.skipped is None]
-    sys.exit(int(bool(errors) and bool(statistics.median(errors) > MEDIAN or max(errors) > WORST)))
+        page.write_text(into_page(page.read_text(), text))
+    sys.exit(int(misses(rows)))
 
 
 if __name__ == "__main__":

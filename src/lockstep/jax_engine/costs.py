@@ -45,12 +45,12 @@ def can_compile(platform: str) -> bool:
 def start_compiler(platform: str) -> None:
     """Starts JAX on this machine's CPU, with the compiler for a platform beside it."""
     os.environ.update(VARIABLES)
-    set_up_jax(1, "cpu", 1, Topology())
-    if platform == "cuda":
-        add_xla_flags(GPU_FLAGS)
-        jax.config.update("jax_platforms", "")
-    if platform != "cpu":
-        jax.config.update("jax_default_matmul_precision", "highest" if platform == "cuda" else None)
+    if platform != "cuda":
+        set_up_jax(1, "cpu", 1, Topology())
+        return
+    add_xla_flags(GPU_FLAGS)
+    jax.config.update("jax_platforms", "")  # the plugin is known only so; devices needn't be there
+    jax.config.update("jax_default_matmul_precision", "highest")
 
 
 def costs(config: Config, platform: str, shape: str | None, devices: int) -> Costs:
