@@ -101,3 +101,21 @@ def test_fsdp_holds_a_part_of_parameters_on_each_device():
     config = CONFIG.model_copy(update={"fsdp": True, "reduction": "fast"})
     eight, two = (predict(work(n, config=config)) for n in (8, 2))
     assert two.memory["parameters"] == 4 * eight.memory["parameters"]
+
+
+def test_a_graph_of_one_rank_launches_what_python_would():
+    many = replace(COSTS, parts=(Part("gradients", (Kernel(0.0, 0.0, 1000),), "not"),))
+    torch = CONFIG.model_copy(update={"engine": "torch"})
+    graph, none, two = (
+        predict(work(n, config=torch.model_copy(update={"cuda_graphs": wanted}), costs=many)).parts["gradients"]
+        for n, wanted in ((1, None), (1, False), (2, None))
+    )
+    assert graph == pytest.approx(1000 * 3e-6)
+    assert none == two == pytest.approx(1000 * 8e-6)
+
+
+def test_the_host_takes_part_in_steps_that_are_cut_or_averaged():
+    torch = CONFIG.model_copy(update={"engine": "torch", "reduction": "fast"})
+    plain, apart = (predict(work(2, config=torch.model_copy(update={"sync_period": n}))) for n in (1, 4))
+    steps = CONFIG.ppo.num_epochs * 2
+    assert apart.parts["gradients"] - plain.parts["gradients"] == pytest.approx(steps * 40e-6)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from lockstep.config.checks import ungraphed
 from lockstep.config.run import Config
 from lockstep.core.tree import tree_of
 from lockstep.envs.description import EnvDescription
@@ -19,6 +20,8 @@ from lockstep.training.costs import FLOAT, Collective, Costs, Part
 
 LATENCY_OF = 8
 """Devices of a collective whose latency is assumed; it grows with their logarithm."""
+GRAPHED = ("gradients", "optimizer")
+"""Parts of an optimiser step."""
 GROWING = ("rollout", "activations")
 """What of a device's memory grows with its environments."""
 
@@ -138,6 +141,8 @@ def predict(work: Workload) -> Prediction:
 def _times(work: Workload, assumed: Assumptions) -> Times:
     config, times = work.config, Times.none()
     roofline = Roofline.of(work.chip, config.precision, config.engine, assumed)
+    replayed = replace(roofline, launch=assumed.kernel[f"jax:{work.target.platform}"])
+    graphs = _replays_graphs(config, work.devices)
     together = _devices_of_a_process(work)
     for part in work.parts:
         one = part
@@ -145,11 +150,11 @@ def _times(work: Workload, assumed: Assumptions) -> Times:
             one = part.of_shards(together, 1)
         if part.name == "optimizer" and config.fsdp:
             one = Part(part.name, tuple(k._replace(bytes=k.bytes / work.devices) for k in part.kernels), "not")
-        for limit, seconds in roofline.part(one).items():
+        for limit, seconds in (replayed if graphs and part.name in GRAPHED else roofline).part(one).items():
             times.add(part.name, limit, seconds)
     if work.host is not None:
         times.add("environments", "host", _host_seconds(work, assumed, together))
-    if config.engine == "torch":  # the update reads its loss terms at each step, to decide
+    if config.engine == "torch" and (config.fsdp or config.sync_period > 1):  # the host takes part in each step
         times.add("gradients", "host", config.ppo.num_epochs * config.ppo.num_minibatches * assumed.host_step)
     link = work.link(assumed)
     for one in work.collectives:
@@ -157,6 +162,12 @@ def _times(work: Workload, assumed: Assumptions) -> Times:
         times.add("collectives", "latency", one.count * link.latency)
     times.add("other", "host", assumed.iteration[config.engine])
     return times
+
+
+def _replays_graphs(config: Config, devices: int) -> bool:
+    """Whether engine torch replays an optimiser step as one CUDA graph, whose kernels no Python launches."""
+    allowed = config.cuda_graphs is not False and ungraphed(config) is None
+    return config.engine == "torch" and config.device == "cuda" and devices == 1 and allowed
 
 
 def _devices_of_a_process(work: Workload) -> int:
