@@ -119,3 +119,13 @@ def test_the_host_takes_part_in_steps_that_are_cut_or_averaged():
     plain, apart = (predict(work(2, config=torch.model_copy(update={"sync_period": n}))) for n in (1, 4))
     steps = CONFIG.ppo.num_epochs * 2
     assert apart.parts["gradients"] - plain.parts["gradients"] == pytest.approx(steps * 40e-6)
+
+
+def test_workers_are_chosen_as_a_run_chooses_them():
+    def stepping(workers):
+        env = CONFIG.env.model_copy(update={"workers": workers})
+        config = CONFIG.model_copy(update={"engine": "torch", "env": env})
+        return predict(work(8, config=config, host=SLOW_STEPS)).parts["environments"]
+
+    # 8 environments of a rank, 1 ms each, on 14 cores: 1 ms and 8 times 0.09 ms is less than with any fewer workers
+    assert stepping("auto") == stepping(8) < stepping(2) < stepping(0)

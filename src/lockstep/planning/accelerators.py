@@ -11,6 +11,7 @@ from lockstep.config.checks import ungraphed
 from lockstep.config.run import Config
 from lockstep.core.tree import tree_of
 from lockstep.envs.description import EnvDescription
+from lockstep.envs.gymnasium.choose_workers import Measured, chosen_workers
 from lockstep.planning.collectives import Link, collectives, sent_bytes
 from lockstep.planning.hardware import CASES, Assumptions, Case, Chip, Target, assumptions, runtime_bytes
 from lockstep.planning.host_steps import HostSteps
@@ -183,8 +184,13 @@ def _host_seconds(work: Workload, assumed: Assumptions, together: int) -> float:
     assert host is not None
     envs = work.shards * (config.envs // config.shards) * together
     processes = max(1, work.devices // together)
-    stepping = host.rollout(envs, config.num_steps, config.env.workers, processes) / assumed.processor
-    busy = min(work.devices, work.chip.devices_per_host) / together * max(1, config.env.workers)
+    here = max(1, min(work.devices, work.chip.devices_per_host) // together)
+    workers = config.env.workers
+    if workers == "auto":  # as the run itself chooses, by the cores of the target's hosts
+        rank = Measured(host.mean / assumed.processor, envs, work.chip.host_cores // here)
+        workers = 0 if host.each is not None else chosen_workers([rank])
+    stepping = host.rollout(envs, config.num_steps, workers, processes) / assumed.processor
+    busy = here * max(1, workers)
     row = work.description.observation.width * np.dtype(work.description.observation.dtype).itemsize
     handed = config.num_steps * (assumed.host_step + envs * row / (work.chip.host_link_rate * assumed.link))
     return stepping * max(1.0, busy / work.chip.host_cores) + handed
