@@ -27,21 +27,21 @@ os.environ |= {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1", "TPU_SKIP_MDS_QUERY": "1"
 
 import jax
 import numpy as np
-from jax.experimental import topologies
-from jax.sharding import AxisType, Mesh
 
 from lockstep import __version__
 from lockstep.config.checks import resolve
 from lockstep.config.run import Config
 from lockstep.envs.describe import describe
-from lockstep.jax_engine.distributed.mesh import REPLICATED, SHARDED, named_sharding
+from lockstep.jax_engine.costs import state_shapes
+from lockstep.jax_engine.distributed.mesh import REPLICATED, SHARDED, mesh_of, named_sharding
 from lockstep.jax_engine.envs.environments import make_environment
 from lockstep.jax_engine.program.calls import iterations_per_call
 from lockstep.jax_engine.program.device_program import DeviceProgram
 from lockstep.jax_engine.program.iterations import Inputs
 from lockstep.jax_engine.program.program import Program
 from lockstep.jax_engine.session import parameter_layout
-from lockstep.jax_engine.state import check_networks, init_state, state_specs
+from lockstep.jax_engine.setup.targets import OPTIONS, described_devices
+from lockstep.jax_engine.state import check_networks
 from lockstep.launch.defaults import described_run
 
 ROOT = Path(__file__).parents[1]
@@ -58,15 +58,6 @@ CASES: dict[str, tuple[str, ...]] = {
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "reduce-scatter", "collective-permute")
 WIDTHS = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4}
 WIDTHS |= {"s64": 8, "u64": 8, "f64": 8}
-
-H100 = """gpu_device_info { threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
- shared_memory_per_core: 233472 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
- block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535 memory_bandwidth: 3352320000000
- l2_cache_size: 52428800 clock_rate_ghz: 1.98 device_memory_size: 84978434048 shared_memory_per_block_optin: 232448
- cuda_compute_capability { major: 9 minor: 0 } registers_per_core_limit: 65536 registers_per_block_limit: 65536 }
-platform_name: "CUDA"
-dnn_version_info { major: 9 minor: 8 }
-device_description_str: "NVIDIA H100 80GB HBM3" """
 
 
 @dataclass
@@ -98,21 +89,12 @@ class Compiled:
     temporaries: int = 0
 
 
-def topology_of(platform: str, shape: str) -> Any:
-    """Describes devices that needn't be there."""
-    if platform == "tpu":
-        return topologies.get_topology_desc(platform="tpu", topology_name=shape)
-    return topologies.get_topology_desc(platform="cuda", topology_name="h100", target_config=H100, topology=shape)
-
-
 def program_of(case: str, reduction: str, platform: str, devices: list[Any]) -> Program:
     """The engine's program of a case on a mesh of described devices, two environments each."""
     words = [*CASES[case], "--engine", "jax", "--device", DEVICES[platform], "--reduction", reduction]
     words += ["--num-envs", str(2 * len(devices)), "--num-shards", str(len(devices))]
     config: Config = resolve(described_run("verify", words[0], words[1:]), len(devices))
-    fsdp = len(devices) if config.fsdp else 1
-    grid = np.array(devices).reshape(len(devices) // fsdp, fsdp)
-    mesh = Mesh(grid, ("batch", "fsdp"), axis_types=(AxisType.Auto,) * 2)
+    mesh = mesh_of(devices, len(devices) if config.fsdp else 1)
     description = describe(config.env)
     net = check_networks(config, description)
     layout = parameter_layout(config, net, mesh)
@@ -122,18 +104,11 @@ def program_of(case: str, reduction: str, platform: str, devices: list[Any]) -> 
 def lowered_call(program: Program) -> tuple[Any, int]:
     """A call of the program as it would be compiled, and the bytes of one device's state."""
     config, mesh, compiled = program.config, program.mesh, DeviceProgram(program)
-    state, carry = init_state(config, program.net, program.layout), compiled.carry_shapes()
-    specs = state_specs(state._replace(envs=carry), program.layout.specs)
-    rows = program.rows.count
-    envs = jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype), carry)
-
-    def placed(x: Any, spec: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=named_sharding(mesh, spec))
+    shapes, specs = state_shapes(program, compiled.carry_shapes())
 
     def array(shape: tuple[int, ...], dtype: Any, spec: Any = REPLICATED) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=named_sharding(mesh, spec))
 
-    shapes = jax.tree.map(placed, state._replace(envs=envs), specs)
     calls, devices = iterations_per_call(config), mesh.size
     inputs = Inputs(array((calls,), np.int32), array((calls,), np.float32))  # type: ignore[arg-type]
     each = array((devices,), np.int32, SHARDED)
@@ -194,8 +169,7 @@ def compile_case(case: str, reduction: str, platform: str, devices: list[Any]) -
     traced, found.state = lowered_call(program)
     found.doubles = doubles_in_loops(traced.jaxpr.jaxpr)
     started = time.perf_counter()
-    options = {"xla_gpu_autotune_level": 0} if platform == "cuda" else None
-    executable = traced.lower().compile(compiler_options=options)
+    executable = traced.lower().compile(compiler_options=OPTIONS[platform])
     found.seconds = time.perf_counter() - started
     text = executable.as_text()
     found.collectives, found.in_step = collectives_in(text)
@@ -254,8 +228,7 @@ def main() -> None:
     parser.add_argument("--texts", type=Path, help="write the compiled programs into this directory")
     options = parser.parse_args()
     jax.config.update("jax_platforms", "cpu" if options.platform == "tpu" else "")
-    topology = topology_of(options.platform, options.topology)
-    devices = list(topology.devices)
+    devices = described_devices(options.platform, options.topology).devices
     rows = []
     for case in options.cases.split(","):
         for reduction in options.reductions.split(","):

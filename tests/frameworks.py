@@ -12,7 +12,7 @@ NEEDS = {
     ),
     "integrations": ("torch", "stable_baselines3"),
     **dict.fromkeys(("jax", "jax_engine"), ("jax",)),
-    **dict.fromkeys(("doctor", "golden", "parity", "policies", "proof", "scaling"), ("torch", "jax")),
+    **dict.fromkeys(("doctor", "golden", "parity", "planning", "policies", "proof", "scaling"), ("torch", "jax")),
 }
 """What the tests of a folder run, in their own process or as ``lockstep train``; the others run without an engine."""
 

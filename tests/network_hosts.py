@@ -32,13 +32,16 @@ class Host:
         """A command line that runs on this host."""
         return ["ip", "netns", "exec", self.namespace, *words]
 
-    def slow_down(self, rate: str, latency: str = "400ms") -> None:
-        """Let no more than this leave the host, and as much come in: ``20mbit``."""
+    def slow_down(self, rate: str, latency: str = "400ms", burst: str = "32kb") -> None:
+        """Let no more than this leave the host, and as much come in: ``20mbit``.
+
+        ``burst`` goes at any rate after a pause; with little of it a fast cable doesn't reach its rate.
+        """
         if shutil.which("tc") is None:
             pytest.skip("needs tc of iproute2")
         for namespace, device in ((self.namespace, self.interface), (self.switch, self.port)):
             words = ["tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "tbf"]
-            words += ["rate", rate, "burst", "32kb", "latency", latency]
+            words += ["rate", rate, "burst", burst, "latency", latency]
             subprocess.run(words, check=True, capture_output=True, timeout=20)
 
     def cut(self) -> None:

@@ -16,6 +16,7 @@ pytest.importorskip("setuptools", minversion="77")
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "lockstep"
+OTHERS = ("py.typed", "chips.json")
 BUILD = "import sys; from setuptools import build_meta as b; print(getattr(b, 'build_' + sys.argv[1])(sys.argv[2]))"
 
 pytestmark = pytest.mark.long
@@ -53,7 +54,7 @@ def wheel(tmp_path_factory):
 
 def test_the_wheel_holds_the_whole_package_and_nothing_else(wheel):
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    wanted = {path for path in SOURCE.rglob("*") if path.suffix in (".py", ".c") or path.name == "py.typed"}
+    wanted = {path for path in SOURCE.rglob("*") if path.suffix in (".py", ".c") or path.name in OTHERS}
     wanted |= {path for folder in ("assets", "templates") for path in (SOURCE / "report" / folder).iterdir()}
     assert names == {path.relative_to(SOURCE.parent).as_posix() for path in wanted}
     assert {"lockstep/py.typed", "lockstep/jax_engine/distributed/shared_memory.c"} <= names

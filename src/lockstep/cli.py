@@ -32,6 +32,7 @@ Train one reinforcement-learning agent on many devices: the same bytes on 1 proc
   lockstep export RUN --onnx policy.onnx        the policy for other programs; --torch policy.pt2
   lockstep verify CartPole-v1 --world-sizes 1,2,4   prove that they give the same agent
   lockstep bench CartPole-v1 --world-sizes 1,2      how fast more ranks are, and where the time goes
+  lockstep plan CartPole-v1 --on h100:8             what a run takes on devices that you don't have yet
   lockstep run --nproc 4 script.py ARGS         four ranks of your own script, with torchrun's variables
   lockstep doctor --nproc 2 -- script.py ARGS   whether the ranks of a PyTorch script are one agent; cause and fix
 
@@ -39,7 +40,7 @@ lockstep COMMAND --help lists every option; lockstep --version prints the versio
 
 COMMANDS = (
     *("train", "check", "list", "plot", "report", "eval", "play", "compare", "record", "clone", "export"),
-    *("verify", "bench", "run", "doctor"),
+    *("verify", "bench", "plan", "run", "doctor"),
 )
 """Modules of ``lockstep.commands``, whose ``main(argv)`` returns the exit status; one is loaded when it is called."""
 

@@ -25,6 +25,9 @@ _HOME = {
     "PolicyFunction": "policy",
     "environment_spaces": "envs.environments",
     "make_jax_envs": "envs.for_host",
+    "can_compile": "costs",
+    "start_compiler": "costs",
+    "costs": "costs",
     "DrawnEnvironment": "envs.picture",
 }
 

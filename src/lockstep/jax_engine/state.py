@@ -108,7 +108,11 @@ def check_networks(config: Config, description: EnvDescription) -> PolicyNet:
 def init_state(config: Config, net: PolicyNet, layout: ParameterLayout) -> TrainState:
     """Makes the state before the first iteration, on the host, without environments."""
     parameters = layout.of_arrays(initial_parameters(config, net))
-    zeros = jax.tree.map(np.zeros_like, parameters)
+    return state_of(config, net, parameters, jax.tree.map(np.zeros_like, parameters))
+
+
+def state_of(config: Config, net: PolicyNet, parameters: Held, zeros: Held) -> TrainState:
+    """Makes the state before the first iteration of parameters and moments that a layout holds."""
     return TrainState(
         parameters=parameters,
         optimizer=optax.ScaleByAdamState(np.zeros((), np.int32), zeros, zeros),

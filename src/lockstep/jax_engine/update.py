@@ -196,7 +196,8 @@ class Update:
     def step(self, progress: Progress, samples: Array, number: Array, minibatch: Minibatch, owned: Array) -> Progress:
         """Takes one optimiser step; nothing is applied if it isn't finite, or if the KL stop takes effect."""
         ppo, (learner, result) = self.config.ppo, progress
-        found = self.gradients.of_minibatch(self.layout.named(learner.parameters), samples, minibatch, owned)
+        with jax.named_scope("gradients"):
+            found = self.gradients.of_minibatch(self.layout.named(learner.parameters), samples, minibatch, owned)
         gradient, terms = self.layout.reduce(found)
         norm = self.layout.norm(gradient)
         finite = jnp.isfinite(norm) & jnp.isfinite(terms).all()

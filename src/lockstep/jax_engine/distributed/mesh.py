@@ -105,7 +105,12 @@ def make_mesh(num_fsdp_devices: int = 1, num_devices: int | None = None, axis_na
         if len(own) < share:
             raise ValueError(f"num_devices: process {process} has {len(own)} devices and {share} of each are needed")
         devices += own[:share]
-    grid = np.array(devices).reshape(count // num_fsdp_devices, num_fsdp_devices)
+    return mesh_of(devices, num_fsdp_devices, axis_name)
+
+
+def mesh_of(devices: Sequence[Any], num_fsdp_devices: int = 1, axis_name: str = BATCH_AXIS) -> Mesh:
+    """Makes a mesh of these devices in their order, which needn't be this process's or be there at all."""
+    grid = np.array(devices).reshape(len(devices) // num_fsdp_devices, num_fsdp_devices)
     return Mesh(grid, (axis_name, FSDP_AXIS), axis_types=(AxisType.Auto,) * len(AXES))
 
 

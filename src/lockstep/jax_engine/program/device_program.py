@@ -115,7 +115,8 @@ class DeviceProgram:
     def iteration(self, state: TrainState, inputs: Inputs, stop: Array, owned: Array) -> tuple[TrainState, Outputs]:
         """Runs one whole iteration of this device."""
         blocks = self.blocks
-        envs, rollout = self.rollout(state, self.program.layout.named(state.parameters), inputs.iteration, owned)
+        with jax.named_scope("rollout"):
+            envs, rollout = self.rollout(state, self.program.layout.named(state.parameters), inputs.iteration, owned)
         state, metrics, carried = self.program.learn(state, rollout, envs.discounted, inputs, stop, owned)
         return state._replace(envs=blocks.split(envs._replace(**carried._asdict()))), self.outputs(
             rollout, metrics, owned

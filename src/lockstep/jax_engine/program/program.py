@@ -182,9 +182,10 @@ class Program:
             State (without environments), metrics, and what environments carry on, by block.
         """
         config, blocks = self.config, self.blocks
-        indices, columns, (samples, local, carried) = self._evaluated(
-            state, rollout, discounted, inputs.iteration, owned
-        )
+        with jax.named_scope("evaluate"):
+            indices, columns, (samples, local, carried) = self._evaluated(
+                state, rollout, discounted, inputs.iteration, owned
+            )
         moments = local.advantage_moments
         if blocks.together > 1:  # [blocks, together, …]
             moments = moments.reshape(blocks.shards, *moments.shape[2:])
@@ -195,7 +196,9 @@ class Program:
         mesh = self.mesh
         gradients = Gradients(config, self.net, self.layout, blocks, columns, mesh.size, platform_of(mesh))
         update = PeriodicUpdate(gradients) if config.sync_period > 1 else Update(gradients)
-        learner, result = update(Learner(state.parameters, state.optimizer, rate), samples, numbers, minibatches, owned)
+        learner = Learner(state.parameters, state.optimizer, rate)
+        with jax.named_scope("optimizer"):
+            learner, result = update(learner, samples, numbers, minibatches, owned)
         merged = NormalizerMoments(everyone.observation_moments, everyone.return_moments)
         after = merge_normalizers(state, merged)._replace(**learner._asdict())
         metrics = {**result._asdict(), "stop": asked, "learning_rate": learner.learning_rate}

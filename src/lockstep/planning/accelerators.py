@@ -1,0 +1,206 @@
+"""Predicts a run on GPUs or TPUs from what an iteration costs a device, the chip's data sheet and what is assumed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from lockstep.config.checks import ungraphed
+from lockstep.config.run import Config
+from lockstep.core.tree import tree_of
+from lockstep.envs.description import EnvDescription
+from lockstep.envs.gymnasium.choose_workers import Measured, chosen_workers
+from lockstep.planning.collectives import Link, collectives, sent_bytes
+from lockstep.planning.hardware import CASES, Assumptions, Case, Chip, Target, assumptions, runtime_bytes
+from lockstep.planning.host_steps import HostSteps
+from lockstep.planning.prediction import PARTS, Prediction
+from lockstep.planning.roofline import LIMITS, Roofline
+from lockstep.training.costs import FLOAT, Collective, Costs, Part
+
+LATENCY_OF = 8
+"""Devices of a collective whose latency is assumed; it grows with their logarithm."""
+GRAPHED = ("gradients", "optimizer")
+"""Parts of an optimiser step."""
+GROWING = ("rollout", "activations")
+"""What of a device's memory grows with its environments."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of an iteration by part, and by what limits them."""
+
+    parts: dict[str, float]
+    limits: dict[str, float]
+
+    @classmethod
+    def none(cls) -> Times:
+        """Makes the times of nothing."""
+        return cls(dict.fromkeys(PARTS, 0.0), dict.fromkeys((*LIMITS, "links", "latency", "host", "waiting"), 0.0))
+
+    def add(self, part: str, limit: str, seconds: float) -> None:
+        """Adds seconds of a part."""
+        self.parts[part] += seconds
+        self.limits[limit] += seconds
+
+    @property
+    def total(self) -> float:
+        """Seconds of the iteration."""
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A run on a number of a target's devices, and what is known of it.
+
+    Attributes:
+        config: resolved for so many devices.
+        costs: of a device of the most devices; ``counted`` how many those are.
+        host: times of host environments' steps; None: the devices step them.
+        network: bytes a second between hosts in place of the table's, or None.
+    """
+
+    config: Config
+    description: EnvDescription
+    target: Target
+    devices: int
+    costs: Costs
+    counted: int
+    host: HostSteps | None
+    network: float | None = None
+
+    @property
+    def chip(self) -> Chip:
+        """The target's chip."""
+        assert self.target.chip is not None, "the target is this machine"
+        return self.target.chip
+
+    @property
+    def shards(self) -> int:
+        """Shards of the device that owns most."""
+        return tree_of(self.config.shards, self.devices).most_shards
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of the policy."""
+        cut = self.counted if self.config.fsdp else 1
+        return round(self.costs.memory["parameters"] * cut / FLOAT)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What an iteration costs a device, as it is on so many of them."""
+        return tuple(part.of_shards(self.shards, self.costs.shards) for part in self.costs.parts)
+
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        """As they were compiled for so many devices, else by the engine's rules."""
+        if self.devices == self.counted and self.costs.collectives:
+            return self.costs.collectives
+        return collectives(self.config, self.description, self.parameters, self.devices)
+
+    def memory(self) -> dict[str, float]:
+        """Bytes of a device by kind."""
+        ratio = self.shards / self.costs.shards
+        cut = self.counted / self.devices if self.config.fsdp else 1.0
+        grown = {k: v * (ratio if k in GROWING else cut) for k, v in self.costs.memory.items()}
+        if self.config.reduction == "exact":  # each shard has a gradient of its own
+            grown["gradients"] *= ratio
+        return grown | {"runtime": runtime_bytes(self.target.platform)}
+
+    def link(self, assumed: Assumptions) -> Link:
+        """What the devices meet over: their host's or slice's links, or the network between hosts."""
+        chip = self.chip
+        growth = max(1.0, math.log2(self.devices)) / math.log2(LATENCY_OF)
+        if chip.platform == "tpu" or self.devices <= chip.devices_per_host:
+            return Link(chip.link_rate * assumed.link, assumed.latency[chip.platform] * growth)
+        latency = (assumed.latency["network"] + assumed.latency[chip.platform]) * growth
+        rate = self.network / chip.devices_per_host if self.network else chip.network_rate
+        return Link(min(rate, chip.link_rate) * assumed.link, latency)
+
+
+def predict(work: Workload) -> Prediction:
+    """Predicts a run on a number of devices."""
+    times: dict[Case, Times] = {case: _times(work, assumptions(case)) for case in CASES}
+    likely, config = times["likely"], work.config
+    memory = work.memory()
+    flops = sum(part.flops for part in work.parts)
+    return Prediction(
+        devices=work.devices,
+        num_envs=config.envs,
+        steps=config.steps_per_iteration,
+        seconds={case: times[case].total for case in CASES},
+        parts=likely.parts,
+        limits=likely.limits,
+        collectives=work.collectives,
+        memory=memory,
+        fits=sum(memory.values()) <= work.chip.memory,
+        utilization=flops / likely.total / work.chip.peaks[config.precision],
+    )
+
+
+def _times(work: Workload, assumed: Assumptions) -> Times:
+    config, times = work.config, Times.none()
+    roofline = Roofline.of(work.chip, config.precision, config.engine, assumed)
+    replayed = replace(roofline, launch=assumed.kernel[f"jax:{work.target.platform}"])
+    graphs = _replays_graphs(config, work.devices)
+    together = _devices_of_a_process(work)
+    for part in work.parts:
+        one = part
+        if part.name == "rollout" and together > 1:  # a process infers for the environments of all of its devices
+            one = part.of_shards(together, 1)
+        if part.name == "optimizer" and config.fsdp:
+            one = Part(part.name, tuple(k._replace(bytes=k.bytes / work.devices) for k in part.kernels), "not")
+        for limit, seconds in (replayed if graphs and part.name in GRAPHED else roofline).part(one).items():
+            times.add(part.name, limit, seconds)
+    if work.host is not None:
+        times.add("environments", "host", _host_seconds(work, assumed, together))
+    if config.engine == "torch" and (config.fsdp or config.sync_period > 1):  # the host takes part in each step
+        times.add("gradients", "host", config.ppo.num_epochs * config.ppo.num_minibatches * assumed.host_step)
+    link = work.link(assumed)
+    for one in work.collectives:
+        times.add("collectives", "links", one.count * sent_bytes(one, work.devices) / link.rate)
+        times.add("collectives", "latency", one.count * link.latency)
+    times.add("other", "host", assumed.iteration[config.engine])
+    return times
+
+
+def _replays_graphs(config: Config, devices: int) -> bool:
+    """Whether engine torch replays an optimiser step as one CUDA graph, whose kernels no Python launches."""
+    allowed = config.cuda_graphs is not False and ungraphed(config) is None
+    return config.engine == "torch" and config.device == "cuda" and devices == 1 and allowed
+
+
+def _devices_of_a_process(work: Workload) -> int:
+    """Devices whose environments one process steps: with engine jax those of its host, where the host steps them."""
+    if work.host is None or work.config.engine == "torch":
+        return 1
+    return min(work.devices, work.chip.devices_per_host)
+
+
+def _host_seconds(work: Workload, assumed: Assumptions, together: int) -> float:
+    """Seconds of a rollout that the host's processor takes: environments, and handing over at each step."""
+    config, host = work.config, work.host
+    assert host is not None
+    envs = work.shards * (config.envs // config.shards) * together
+    processes = max(1, work.devices // together)
+    here = max(1, min(work.devices, work.chip.devices_per_host) // together)
+    workers = config.env.workers
+    if workers == "auto":  # as the run itself chooses, by the cores of the target's hosts
+        rank = Measured(host.mean / assumed.processor, envs, work.chip.host_cores // here)
+        workers = 0 if host.each is not None else chosen_workers([rank])
+    stepping = host.rollout(envs, config.num_steps, workers, processes) / assumed.processor
+    busy = here * max(1, workers)
+    row = work.description.observation.width * np.dtype(work.description.observation.dtype).itemsize
+    handed = config.num_steps * (assumed.host_step + envs * row / (work.chip.host_link_rate * assumed.link))
+    return stepping * max(1.0, busy / work.chip.host_cores) + handed
+
+
+def largest_num_envs(work: Workload) -> int:
+    """Finds the most environments of the run whose devices have the memory, a multiple of what shards need; 0: none."""
+    memory = work.memory()
+    growing = sum(memory[kind] for kind in GROWING)
+    free = work.chip.memory - sum(memory.values()) + growing
+    config = work.config
+    step = config.shards * config.group_size
+    return max(0, math.floor(config.envs * free / growing / step) * step) if growing else 0

@@ -1,0 +1,91 @@
+"""Which collectives an iteration has, for any number of devices, by the rules of both engines; and what they take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lockstep.config.run import Config
+from lockstep.core.tree import tree_of
+from lockstep.envs.description import EnvDescription
+from lockstep.training.costs import FLOAT, Collective
+from lockstep.training.losses import loss_settings
+
+STATISTIC = {"torch": 8, "jax": 4}
+"""Bytes of a number of the statistics: float64, or float32."""
+TIMES = 10
+"""Numbers that a rank of PyTorch's says of an iteration's times, beside one for each collective."""
+
+
+def collectives(config: Config, description: EnvDescription, parameters: int, devices: int) -> tuple[Collective, ...]:
+    """Lists an iteration's collectives on so many devices; bytes are of the result that a device gets of one.
+
+    One sum an optimiser step, of ``parameters`` and the loss terms, by the tree of the run's shards (``exact``) or by
+    the framework (``fast``); one gather of statistics; with PyTorch one of episodes and times, and every
+    ``proof.interval`` iterations one of fingerprints.
+    """
+    if devices == 1:
+        return ()
+    found = [*_of_steps(config, parameters, devices), _statistics(config, description)]
+    if config.engine == "torch":
+        count = sum(x.count for x in found) + 1
+        found.append(Collective("all-gather", "episodes", 1.0, 8.0 * devices * (TIMES + count)))
+        if config.proof.interval:
+            found.append(Collective("all-gather", "proof", 1.0 / config.proof.interval, 8.0 * devices * 32))
+    return tuple(found)
+
+
+def _of_steps(config: Config, parameters: int, devices: int) -> list[Collective]:
+    steps = float(config.ppo.num_epochs * config.ppo.num_minibatches)
+    terms = len(loss_settings(config).terms)
+    size = float(FLOAT * (parameters + terms))
+    if config.fsdp:
+        each = FLOAT * float(parameters)
+        return [
+            Collective("all-gather", "parameters", 2 * steps, each),
+            Collective("reduce-scatter", "gradients", steps, each / devices),
+            Collective("all-reduce", "gradients", steps, FLOAT * float(terms)),
+        ]
+    if config.sync_period > 1:
+        whole = FLOAT * float(3 * parameters + terms + 2)
+        return [Collective("all-reduce", "parameters", float(-(-steps // config.sync_period)), whole)]
+    if config.reduction == "fast":
+        return [Collective("all-reduce", "gradients", steps, size)]
+    tree = tree_of(config.shards, devices)
+    if tree.sliced(int(size)):
+        return [
+            Collective("all-to-all", "gradients", steps, tree.all_nodes * size / devices),
+            Collective("all-gather", "gradients", steps, size),
+        ]
+    return [Collective("all-gather", "gradients", steps, tree.most_nodes * devices * size)]
+
+
+def _statistics(config: Config, description: EnvDescription) -> Collective:
+    """The gather of every shard's moments of minibatches, returns and what is normalised."""
+    numbers = 3 * config.ppo.num_epochs * config.ppo.num_minibatches + 8
+    numbers += 2 * description.observation.vector_size if config.normalize.observations else 0
+    numbers += 2 if config.normalize.returns else 0
+    return Collective("all-gather", "statistics", 1.0, float(STATISTIC[config.engine] * config.shards * numbers))
+
+
+@dataclass(frozen=True)
+class Link:
+    """What devices meet over: bytes a second of one device in one direction, and seconds of an empty collective."""
+
+    rate: float
+    latency: float
+
+    def seconds(self, one: Collective, devices: int) -> float:
+        """Computes the time of one collective: its latency, and a ring's share of the bytes on the link."""
+        return self.latency + sent_bytes(one, devices) / self.rate
+
+
+def sent_bytes(one: Collective, devices: int) -> float:
+    """Counts bytes that a device sends in one collective by the best algorithm, a ring or an equal exchange.
+
+    All-gather and all-to-all of a result of ``b`` bytes: ``b (n - 1) / n``; an all-reduce twice that; a reduce-scatter
+    ``b (n - 1)`` (Thakur et al. 2005).
+    """
+    share = (devices - 1) / devices
+    if one.kind == "all-reduce":
+        return 2 * one.bytes * share
+    return one.bytes * (devices - 1) if one.kind == "reduce-scatter" else one.bytes * share

@@ -1,0 +1,68 @@
+"""Asks an engine what an iteration costs, in a process of its own: compilers are loud, and may end theirs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from lockstep.config.engines import engine_module
+from lockstep.config.run import Config
+from lockstep.core.errors import RunError
+from lockstep.core.topology import without_launcher
+from lockstep.training.costs import Costs
+
+TIMEOUT = 1800.0
+LIBTPU = Path(sys.prefix) / "libtpu"
+"""Where XLA's compiler for TPUs may lie beside what else is installed: JAX looks for TPUs wherever it finds it."""
+REFUSED = 2
+
+
+def can_compile(engine: str, platform: str) -> bool:
+    """Whether the compiler for a platform is installed for an engine."""
+    beside = engine == "jax" and platform == "tpu" and LIBTPU.is_dir()
+    return engine_module(engine).can_compile(platform) or beside
+
+
+def count_costs(config: Config, platform: str, shape: str | None, devices: int) -> Costs:
+    """Asks the config's engine for the costs of the first of ``devices`` devices.
+
+    Raises:
+        ValueError: the engine can't count this config; one line.
+        RunError: its process ended otherwise, or took half an hour.
+    """
+    question = json.dumps([config.model_dump(mode="json"), platform, shape, devices])
+    words = [sys.executable, "-P", "-c", f"from {__name__} import answer; answer()"]
+    surroundings = without_launcher()
+    if platform == "tpu" and LIBTPU.is_dir():
+        surroundings["PYTHONPATH"] = os.pathsep.join(filter(None, [str(LIBTPU), os.environ.get("PYTHONPATH")]))
+    try:
+        done = subprocess.run(
+            words, input=question, capture_output=True, text=True, timeout=TIMEOUT, env=surroundings, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise RunError(f"counting what {config.env.id} costs on {platform} took more than {TIMEOUT:.0f} s") from None
+    lines = done.stdout.splitlines()
+    if done.returncode == 0 and lines:
+        return Costs.of_json(json.loads(lines[-1]))
+    if done.returncode == REFUSED and lines:
+        raise ValueError(json.loads(lines[-1]))
+    said = [x for x in done.stderr.splitlines() if x.strip()]
+    raise RunError(f"counting what {config.env.id} costs on {platform} failed: {said[-1] if said else done.returncode}")
+
+
+def answer() -> None:
+    """Reads a question from standard input, and prints the costs as JSON: what the process of its own does."""
+    sys.path.insert(0, str(Path.cwd()))  # as lockstep's own command does, for environments of the user's
+    fields, platform, shape, devices = json.loads(sys.stdin.read())
+    config = Config.model_validate(fields)
+    engine = engine_module(config.engine)
+    try:
+        engine.start_compiler(platform if shape is not None else "cpu")
+        found = engine.costs(config, platform, shape, devices)
+    except ValueError as error:
+        print(json.dumps(" ".join(str(error).split())))
+        sys.exit(REFUSED)
+    print(json.dumps(found.to_json()))

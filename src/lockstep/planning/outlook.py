@@ -1,0 +1,129 @@
+"""Makes the outlook of each target: counts, measures where that is this machine, predicts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+
+from lockstep.config.run import Config
+from lockstep.core.machine import system_fact
+from lockstep.core.topology import available_cores
+from lockstep.envs.description import EnvDescription
+from lockstep.launch.sizing import MEMINFO
+from lockstep.planning import accelerators, this_machine
+from lockstep.planning.counting import can_compile, count_costs
+from lockstep.planning.hardware import Target
+from lockstep.planning.host_steps import HostSteps, measure_host_steps
+from lockstep.planning.measure import copy_rate
+from lockstep.planning.prediction import Outlook, Prediction
+from lockstep.planning.request import PlanRequest
+from lockstep.training.costs import Costs
+
+Say = Callable[[str], None]
+
+
+def outlooks(request: PlanRequest, description: EnvDescription, say: Say) -> Iterator[Outlook]:
+    """Plans the run on each target, in order; ``say`` is told what is under way.
+
+    Steps of environments on the host are timed once, for all targets.
+
+    Raises:
+        ValueError: an engine can't do what the config asks for; one line.
+        RunError: a compiler or a run that was to be measured failed.
+    """
+
+    @cache
+    def host() -> HostSteps:
+        say(f"timing steps of {description.id}")
+        return measure_host_steps(request.config.env, description)
+
+    for target in request.targets:
+        yield _outlook_on(target, request, description, host, say)
+
+
+Host = Callable[[], HostSteps]
+
+
+def _outlook_on(target: Target, request: PlanRequest, description: EnvDescription, host: Host, say: Say) -> Outlook:
+    run = request.run_on(target)
+    configs = {size: request.sized(run, size) for size in request.sizes_on(target)}
+    most = max(configs)
+    costs = _costs(target, configs[most], most, say)
+    if target.chip is None:
+        predicted = _on_this_machine(target, request, description, configs, costs, say)
+    else:
+        predicted = _on_chips(target, request, description, configs, costs, host if costs.host_steps else None)
+    largest = predicted[1]
+    capacity = _host_memory() / min(most, target.per_host) if target.chip is None else target.chip.memory
+    return Outlook(
+        target=target.text,
+        chip=f"{available_cores()} cores of this machine" if target.chip is None else target.chip.name,
+        engine=run.engine,
+        source=costs.source,
+        devices=target.devices,
+        capacity=capacity,
+        predictions=predicted[0],
+        flops=sum(part.flops for part in costs.parts),
+        bytes=sum(part.bytes for part in costs.parts),
+        kernels=sum(part.calls for part in costs.parts),
+        largest_num_envs=largest,
+        price=request.prices.get(target.text),
+        total_steps=configs[most].total_steps,
+        notes=tuple(request.notes_on(target)),
+    )
+
+
+def _costs(target: Target, config: Config, devices: int, say: Say) -> Costs:
+    """Counts what the most devices cost each, compiled for them where their compiler is installed."""
+    shape = target.shape_of(devices) or target.shape_of(1)
+    if shape is not None and not can_compile(config.engine, target.platform):
+        shape = None
+    say(f"{target.text}: counting" if shape is None else f"{target.text}: compiling for {shape}")
+    return count_costs(config, target.platform, shape, devices)
+
+
+Predicted = tuple[tuple[Prediction, ...], int | None]
+
+
+def _on_chips(
+    target: Target,
+    request: PlanRequest,
+    description: EnvDescription,
+    configs: dict[int, Config],
+    costs: Costs,
+    host: Host | None,
+) -> Predicted:
+    steps = None if host is None else host()
+    most = max(configs)
+    works = [
+        accelerators.Workload(config, description, target, size, costs, most, steps, request.network)
+        for size, config in configs.items()
+    ]
+    return tuple(accelerators.predict(work) for work in works), accelerators.largest_num_envs(works[-1])
+
+
+def _on_this_machine(
+    target: Target,
+    request: PlanRequest,
+    description: EnvDescription,
+    configs: dict[int, Config],
+    costs: Costs,
+    say: Say,
+) -> Predicted:
+    machine = this_machine.Machine(target.per_host, request.network or this_machine.ETHERNET, copy_rate())
+    out = []
+    for size, config in configs.items():
+
+        def tell(what: str, size: int = size) -> None:
+            say(f"{target.text}: measuring {what} for {size} rank{'s' if size > 1 else ''}")
+
+        measured = this_machine.measure(config, size, machine, request.warmup_iters, request.iters, tell)
+        kept = {kind: costs.memory[kind] for kind in ("parameters", "moments")}
+        out.append(this_machine.predict(config, description, measured, machine, kept))
+    return tuple(out), None
+
+
+def _host_memory() -> float:
+    """Bytes of this machine's memory; 0 where it doesn't say."""
+    total = system_fact(MEMINFO, "MemTotal")
+    return float(total.split()[0]) * 1024 if total else 0.0

@@ -1,0 +1,121 @@
+"""Holds what a plan says: of a target, and of the run on each number of its devices."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from lockstep.planning.hardware import CASES, Case
+from lockstep.training.costs import Collective
+
+PARTS = ("environments", "rollout", "evaluate", "gradients", "optimizer", "collectives", "waiting", "other")
+"""Where the time of an iteration goes, in order."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What is predicted of a run on a number of devices.
+
+    Attributes:
+        seconds: of an iteration, by case.
+        parts: seconds of each of :data:`PARTS` in the likely case.
+        limits: seconds of the likely case by what limits them: ``compute``, ``memory``, ``launches``, ``links``,
+            ``latency``, ``host``, ``waiting``.
+        steps: global environment steps of an iteration.
+        collectives: of an iteration.
+        memory: bytes of a device by kind; ``fits`` whether they do.
+        utilization: share of the peak at the run's precision that its operations make in the likely case.
+    """
+
+    devices: int
+    num_envs: int
+    steps: int
+    seconds: dict[Case, float]
+    parts: dict[str, float]
+    limits: dict[str, float]
+    collectives: tuple[Collective, ...]
+    memory: dict[str, float]
+    fits: bool = True
+    utilization: float | None = None
+
+    @property
+    def rates(self) -> dict[Case, float]:
+        """Environment steps a second, by case."""
+        return {case: self.steps / self.seconds[case] for case in CASES}
+
+    @property
+    def limit(self) -> str:
+        """What takes most of the time, in words: the part, and what limits it."""
+        part = max(self.parts, key=lambda name: self.parts[name])
+        limit = max(self.limits, key=lambda name: self.limits[name])
+        return f"{part} ({LIMIT_WORDS[limit]})"
+
+
+LIMIT_WORDS = {
+    "compute": "arithmetic",
+    "memory": "memory bandwidth",
+    "launches": "launching small kernels",
+    "links": "bytes on the links",
+    "latency": "latency of collectives",
+    "host": "the host's processor",
+    "waiting": "the slowest rank",
+}
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What is planned for a target.
+
+    Attributes:
+        target: as it was given; ``chip`` in words.
+        engine: that the run would use, ``source`` where its costs come from.
+        devices: of the whole target.
+        capacity: bytes of a device's memory.
+        flops: of an iteration on the first device of the most; ``bytes`` to and from memory, ``kernels`` launched.
+        predictions: by number of devices, ascending.
+        largest_num_envs: that fit the most devices; 0: the networks alone don't.
+        price: of the whole target, $ an hour; None: it wasn't given.
+        notes: what the user should know, a line each.
+    """
+
+    target: str
+    chip: str
+    engine: str
+    source: str
+    devices: int
+    capacity: float
+    predictions: tuple[Prediction, ...]
+    flops: float = 0.0
+    bytes: float = 0.0
+    kernels: float = 0.0
+    largest_num_envs: int | None = None
+    price: float | None = None
+    total_steps: int = 0
+    notes: tuple[str, ...] = field(default=())
+
+    def efficiency(self, one: Prediction) -> float:
+        """Speed-up over the smallest number of devices, over the ratio of devices."""
+        base = self.predictions[0]
+        rates = one.rates["likely"] / base.rates["likely"]
+        return rates * base.devices / one.devices
+
+    def needed(self, one: Prediction) -> float:
+        """Share of a device's memory that a run needs: above 1 it doesn't fit, by this factor."""
+        return sum(one.memory.values()) / self.capacity if self.capacity else 0.0
+
+    def cost(self, one: Prediction) -> tuple[float, float, float] | None:
+        """Dollars of the whole run, ``total_steps``, by case; a part of the target's devices costs their share."""
+        if self.price is None:
+            return None
+        hours = [self.total_steps / one.rates[case] / 3600 for case in CASES]
+        best, likely, worst = (self.price * one.devices / self.devices * x for x in hours)
+        return best, likely, worst
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns all of it as JSON has it, with what is worked out of it."""
+        out = asdict(self)
+        for row, one in zip(out["predictions"], self.predictions, strict=True):
+            row["collectives"] = [x._asdict() for x in one.collectives]
+            row |= {"steps_per_second": one.rates, "efficiency": self.efficiency(one), "limited_by": one.limit}
+            row |= {"share_of_memory": self.needed(one), "dollars": self.cost(one)}
+        return out

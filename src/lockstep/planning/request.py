@@ -1,0 +1,129 @@
+"""Settles what is planned: each target's engine, numbers of devices and the run on each; errors come from here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from lockstep.config.checks import envs_and_shards, resolve
+from lockstep.config.run import Config
+from lockstep.core.shards import uneven
+from lockstep.planning.hardware import Target
+from lockstep.scaling.plan import parse_world_sizes
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """What ``lockstep plan`` is asked for.
+
+    Attributes:
+        config: whole, not resolved.
+        targets: of ``--on``, in order.
+        sizes: numbers of devices; None: powers of two as far as target and shards go.
+        mode: ``strong``, the devices share the run; ``weak``: each has as much as one.
+        prices: $ an hour of a target by its text.
+        network: bytes a second between hosts, or None.
+        iters: iterations that are measured on this machine, after ``warmup_iters``.
+    """
+
+    config: Config
+    targets: tuple[Target, ...]
+    sizes: tuple[int, ...] | None = None
+    mode: str = "strong"
+    prices: dict[str, float] = field(default_factory=dict)
+    network: float | None = None
+    iters: int = 20
+    warmup_iters: int = 3
+
+    def check(self) -> None:
+        """Raises a one-line ``ValueError`` for what can't be planned, before anything is measured or compiled."""
+        if not self.targets:
+            raise ValueError("on: nothing to plan for; give --on h100:8, --on tpu:v5e:16x16 or --on cpu:2")
+        texts = [target.text for target in self.targets]
+        for text in self.prices:
+            if text not in texts:
+                raise ValueError(f"price: {text} is none of the targets; those are {', '.join(texts)}")
+        most = max(target.devices for target in self.targets)
+        for size in self.sizes or ():
+            if size > most:
+                raise ValueError(f"world-sizes: {size} is more than any target has; {most} devices at most")
+        for target in self.targets:
+            run = self.run_on(target)
+            for size in self.sizes_on(target):
+                self.sized(run, size)
+
+    def run_on(self, target: Target) -> Config:
+        """The config of the run on a target's devices: its ``device``, and engine jax where there are only TPUs."""
+        changes = {"device": target.platform}
+        if target.platform == "tpu":
+            changes["engine"] = "jax"
+        if target.platform == "cpu":
+            changes["backend"] = "auto"
+        return self.config.model_copy(update=changes)
+
+    def sizes_on(self, target: Target) -> tuple[int, ...]:
+        """Numbers of devices of a target, ascending: those asked for that it has, else powers of two and the most.
+
+        In mode strong no more than the run has shards.
+        """
+        if self.sizes is not None:
+            return tuple(n for n in self.sizes if n <= target.devices)
+        most = target.devices if self.mode == "weak" else min(target.devices, self._shards(target))
+        powers = [1 << n for n in range(most.bit_length()) if 1 << n < most]
+        return (*powers, most)
+
+    def _shards(self, target: Target) -> int:
+        return envs_and_shards(self.run_on(target), 1 if self.config.num_envs_per_rank is None else target.devices)[1]
+
+    def sized(self, run: Config, size: int) -> Config:
+        """The run on so many devices, resolved; a one-line ``ValueError`` if they can't share it."""
+        if self.mode == "strong":
+            return resolve(run, size)
+        one = resolve(run)
+        grown = {"num_envs": one.envs * size, "num_shards": one.shards * size, "num_envs_per_rank": None}
+        return resolve(one.model_copy(update=grown), size)
+
+    def notes_on(self, target: Target) -> list[str]:
+        """Says what was decided for a target, a line each."""
+        out, run = [], self.run_on(target)
+        if run.engine != self.config.engine:
+            out.append(f"{target.text}: engine jax, which alone runs on TPUs")
+        shards = self._shards(target)
+        if self.sizes is None and self.mode == "strong" and shards < target.devices:
+            out.append(
+                f"{target.text}: {shards} shards use {shards} of {target.devices} devices; for all of them "
+                f"--num-shards {target.devices} or a multiple, which num_envs must be a multiple of, or --mode weak"
+            )
+        config = self.sized(run, self.sizes_on(target)[0])
+        for size in self.sizes_on(target) if self.mode == "strong" else ():
+            line = uneven(size, config.shards, config.envs, target.unit)
+            out += [] if line is None else [f"{target.text}: {line}"]
+        return out
+
+
+def world_sizes(text: str | None) -> tuple[int, ...] | None:
+    """Reads ``--world-sizes``; None: it wasn't given."""
+    return None if text is None else parse_world_sizes(text)
+
+
+def prices(texts: Sequence[str], targets: Sequence[Target]) -> dict[str, float]:
+    """Reads ``--price``: ``98.32`` for a single target, or ``h100:8=98.32``, $ an hour of all of it.
+
+    Raises:
+        ValueError: it is no price; one line.
+    """
+    out: dict[str, float] = {}
+    for text in texts:
+        name, _, number = text.rpartition("=")
+        if not name and len(targets) != 1:
+            raise ValueError(
+                f"price: {text}: say of which target, such as {targets[0].text if targets else 'h100:8'}={text}"
+            )
+        try:
+            value = float(number)
+        except ValueError:
+            value = -1.0
+        if not 0 < value < float("inf"):
+            raise ValueError(f"price: {text!r} is no price in $ an hour, such as 98.32 or h100:8=98.32")
+        out[name or targets[0].text] = value
+    return out

@@ -1,0 +1,46 @@
+"""How long a device takes for kernels, by the roofline: what it computes, what it moves, or what a launch takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lockstep.planning.hardware import Assumptions, Chip
+from lockstep.training.costs import Kernel, Part
+
+LIMITS = ("compute", "memory", "launches")
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """A device's rates as they are assumed to be reached.
+
+    Attributes:
+        compute: operations a second by kind of kernel, ``matmul`` and ``vector``.
+        memory: bytes a second.
+        launch: seconds that a kernel takes at least.
+    """
+
+    compute: dict[str, float]
+    memory: float
+    launch: float
+
+    @classmethod
+    def of(cls, chip: Chip, precision: str, engine: str, assumed: Assumptions) -> Roofline:
+        """Takes a chip's peaks at a precision, and the shares of them that are assumed."""
+        matmul, vector = chip.peaks[precision], chip.peaks["fp32"]
+        compute = {"matmul": matmul * assumed.compute, "vector": min(matmul, vector) * assumed.compute}
+        return cls(compute, chip.memory_rate * assumed.memory, assumed.kernel[f"{engine}:{chip.platform}"])
+
+    def kernel(self, kernel: Kernel) -> tuple[float, str]:
+        """Computes seconds of one call of a kernel, the longest of three (Williams et al. 2009), and which it is."""
+        times = (kernel.flops / self.compute[kernel.kind], kernel.bytes / self.memory, self.launch)
+        longest = max(times)
+        return longest, LIMITS[times.index(longest)]
+
+    def part(self, part: Part) -> dict[str, float]:
+        """Computes seconds of a part of an iteration by what limits its kernels."""
+        out: dict[str, float] = dict.fromkeys(LIMITS, 0.0)
+        for kernel in part.kernels:
+            seconds, limit = self.kernel(kernel)
+            out[limit] += seconds * kernel.calls
+        return out

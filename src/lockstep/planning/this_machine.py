@@ -1,0 +1,146 @@
+"""Predicts a run on several ranks of this machine, or of hosts like it, from runs of one rank that never meet."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lockstep.config.run import Config
+from lockstep.core.topology import available_cores
+from lockstep.envs.description import EnvDescription
+from lockstep.planning.accelerators import Times
+from lockstep.planning.collectives import Link, collectives, sent_bytes
+from lockstep.planning.hardware import CASES, Case
+from lockstep.planning.measure import RankTimes, measure_ranks
+from lockstep.planning.prediction import Prediction
+from lockstep.planning.waiting import expected_max
+
+MEMORY_LATENCY, SHARED_CORE_LATENCY = 25e-6, 75e-6
+"""Seconds of a collective in memory for each further rank; where ranks share cores (docs/plan.md)."""
+TCP_LATENCY, TCP_GOODPUT = 500e-6, 0.94
+"""Seconds of a collective of gloo's for each further rank; share of a network's rate that its data gets."""
+ETHERNET = 25e9 / 8
+"""Bytes a second between hosts where nobody says."""
+COMMUNICATION: dict[Case, float] = {"best": 0.7, "likely": 1.0, "worst": 1.5}
+"""What collectives take in units of what is likely."""
+COPIES_A_CORE = 2
+
+
+@dataclass(frozen=True)
+class Machine:
+    """This machine and what joins its ranks.
+
+    Attributes:
+        per_host: ranks of a host.
+        network: bytes a second between hosts.
+        copy: bytes a second that a process copies in memory.
+        together: ranks that share this machine's cores where that are more than ``per_host``; None: they don't.
+    """
+
+    per_host: int
+    network: float = ETHERNET
+    copy: float = 1e10
+    together: int | None = None
+
+    def link(self, ranks: int, cores: int) -> Link:
+        """What ``ranks`` meet over: memory of one host, or gloo over a network."""
+        if ranks > self.per_host:
+            return Link(self.network * TCP_GOODPUT, TCP_LATENCY * (ranks - 1))
+        latency = MEMORY_LATENCY if ranks <= cores else SHARED_CORE_LATENCY
+        return Link(self.copy, latency * (ranks - 1))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What runs of one rank took: those that were measured at once, of ``ranks`` in all."""
+
+    ranks: int
+    times: tuple[RankTimes, ...]
+
+
+def measure(
+    config: Config, ranks: int, machine: Machine, warmup_iters: int, iters: int, say: Callable[[str], None]
+) -> Measured:
+    """Measures the parts of a run on so many ranks, as many at once as would share a host, two for a core at most."""
+    here = min(ranks, machine.together or machine.per_host, COPIES_A_CORE * available_cores())
+    say(f"{here} run{'s' if here > 1 else ''} of one rank")
+    directory = Path(tempfile.mkdtemp(prefix="lockstep-plan-"))
+    try:
+        found = measure_ranks(config, range(here), ranks, directory / "runs", warmup_iters, iters)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    return Measured(ranks, tuple(found))
+
+
+def predict(
+    config: Config, description: EnvDescription, measured: Measured, machine: Machine, memory: dict[str, float]
+) -> Prediction:
+    """Predicts a run on ``measured.ranks`` ranks; ``memory`` is what a rank holds by kind, as far as it is known."""
+    times: dict[Case, Times] = {case: _times(config, description, measured, machine, memory, case) for case in CASES}
+    likely = times["likely"]
+    known = sum(memory.values())
+    peak = max(x.memory for x in measured.times)
+    held = memory | {"process": max(0.0, peak - known)}
+    return Prediction(
+        devices=measured.ranks,
+        num_envs=config.envs,
+        steps=config.steps_per_iteration,
+        seconds={case: times[case].total for case in CASES},
+        parts=likely.parts,
+        limits=likely.limits,
+        collectives=collectives(config, description, parameters_of(memory), measured.ranks),
+        memory=held,
+    )
+
+
+def parameters_of(memory: dict[str, float]) -> int:
+    """Counts parameters by the bytes that they take."""
+    return round(memory.get("parameters", 0.0) / 4)
+
+
+def _times(
+    config: Config,
+    description: EnvDescription,
+    measured: Measured,
+    machine: Machine,
+    memory: dict[str, float],
+    case: Case,
+) -> Times:
+    times, ranks, own = Times.none(), measured.ranks, measured.times
+    cores = available_cores()
+    here = machine.together or min(ranks, machine.per_host)
+    crowd = max(1.0, here / max(len(own), cores))  # more of them on a host than could be measured at once
+    told = all(len(x.rollout) for x in own)
+    for name, attribute in (("rollout", "rollout"), ("gradients", "learn")) if told else (("other", "total"),):
+        samples = [getattr(x, attribute) for x in own]
+        slowest = max(float(x.mean()) for x in samples)
+        times.add(name, "host", slowest * crowd)
+        times.add("waiting", "waiting", _wait(samples, slowest, ranks, case, config, attribute) * crowd)
+    if told:
+        times.add("other", "host", max(float(x.other.mean()) for x in own) * crowd)
+    link = machine.link(ranks, cores)
+    for one in collectives(config, description, parameters_of(memory), ranks):
+        factor = one.count * COMMUNICATION[case]
+        times.add("collectives", "links", factor * sent_bytes(one, ranks) / link.rate)
+        times.add("collectives", "latency", factor * link.latency)
+    return times
+
+
+def _wait(samples: list[np.ndarray], slowest: float, ranks: int, case: Case, config: Config, attribute: str) -> float:
+    """Expected time that ranks wait for the slowest one, beyond what that one takes by itself on average.
+
+    Each rank's times are independent of the others' in the ``likely`` case and never together in the ``best``. An
+    update's steps, between which ranks meet, vary together in the likely case and each by itself in the ``worst``.
+    """
+    if ranks == 1 or case == "best":
+        return 0.0
+    everyone = [samples[rank % len(samples)] for rank in range(min(ranks, 512))]
+    excess = max(0.0, expected_max(everyone) - slowest)
+    steps = config.ppo.num_epochs * config.ppo.num_minibatches
+    return excess * (math.sqrt(steps) if case == "worst" and attribute != "rollout" else 1.0)

@@ -1,0 +1,98 @@
+"""Counts what PyTorch would launch on a device: tensors without memory run through the engine's own functions.
+
+On PyTorch's ``meta`` device an operation knows its result's shape and computes nothing, so that a policy of any size is
+counted in a moment. Views are free; products are counted by PyTorch's own formulas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from lockstep.training.costs import Kernel, merged
+
+FREE = {
+    "detach",
+    "empty",
+    "empty_like",
+    "new_empty",
+    "empty_strided",
+    "new_empty_strided",
+    "_unsafe_view",
+    "lift_fresh",
+}
+
+
+class CountingMode(TorchDispatchMode):
+    """Keeps a kernel for each operation that runs under it, and counts the bytes of their results (``written``)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels: list[Kernel] = []
+        self.written = 0.0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Runs an operation, and counts it unless it gives a view."""
+        out = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if name not in FREE and not _is_view(func):
+            self.kernels.append(_kernel(func, args, kwargs or {}, out))
+            self.written += sum(_size(x) for x in _tensors(out))
+        return out
+
+
+def _is_view(func: Any) -> bool:
+    """Whether an operation returns memory of its argument without writing it."""
+    aliases = [x.alias_info for x in func._schema.returns]
+    return bool(aliases) and all(alias is not None and not alias.is_write for alias in aliases)
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [x for x in pytree.tree_leaves(tree) if isinstance(x, Tensor)]
+
+
+def _size(x: Tensor) -> float:
+    """Bytes of memory that a tensor spans: an expanded axis is there once."""
+    count = 1
+    for size, stride in zip(x.shape, x.stride(), strict=True):
+        count *= size if stride or not size else 1
+    return float(count * x.element_size())
+
+
+def _kernel(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> Kernel:
+    results = _tensors(out)
+    read = _tensors((args, dict(kwargs)))
+    moved = sum(_size(x) for x in read) + sum(_size(x) for x in results)
+    if func.overloadpacket in (torch.ops.aten.index, torch.ops.aten.gather, torch.ops.aten.index_select):
+        moved = 2 * sum(_size(x) for x in results) + sum(_size(x) for x in read[1:])
+    counted = flop_registry.get(func.overloadpacket)
+    if counted is not None:
+        return Kernel(float(counted(*args, **kwargs, out_val=out)), moved, 1.0, "matmul")
+    return Kernel(float(sum(x.numel() for x in results)), moved, 1.0)
+
+
+def counted(function: Callable[[], Any], times: float = 1.0) -> tuple[Kernel, ...]:
+    """Counts what a call launches, ``times`` times."""
+    with CountingMode() as mode:
+        function()
+    return scaled(merged(mode.kernels), times)
+
+
+def written(function: Callable[[], Any]) -> float:
+    """Counts the bytes of all results of a call: what autograd keeps of a pass, at most."""
+    with CountingMode() as mode:
+        function()
+    return mode.written
+
+
+def scaled(kernels: Iterable[Kernel], times: float) -> tuple[Kernel, ...]:
+    """Returns kernels that run so many times as often."""
+    return tuple(kernel._replace(calls=kernel.calls * times) for kernel in kernels)

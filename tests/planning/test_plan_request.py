@@ -1,0 +1,79 @@
+"""What is planned for which target, and what can't be."""
+
+from typing import Any
+
+import pytest
+
+from lockstep.config.run import Config
+from lockstep.planning.hardware import parse_target
+from lockstep.planning.request import PlanRequest, prices, world_sizes
+
+
+def request_of(*targets, sizes=None, mode="strong", config=None, **more: Any):
+    values = {"num_envs": 64, "num_steps": 16, "ppo": {"num_minibatches": 2}} | (config or {})
+    return PlanRequest(Config.model_validate(values), tuple(map(parse_target, targets)), sizes, mode, **more)
+
+
+def test_sizes_are_powers_of_two_as_far_as_target_and_shards_go():
+    request = request_of("h100:8", "l40:3", "tpu:v5e:16x16", "cpu:2")
+    assert [request.sizes_on(t) for t in request.targets] == [(1, 2, 4, 8), (1, 2, 3), (1, 2, 4, 8), (1, 2)]
+    assert request.notes_on(request.targets[2])[1].startswith("tpu:v5e:16x16: 8 shards use 8 of 256 devices; for all")
+
+
+def test_any_number_of_devices_up_to_the_shards_will_do():
+    request = request_of("h100:8", sizes=(1, 3, 5, 8))
+    request.check()
+    assert request.sizes_on(request.targets[0]) == (1, 3, 5, 8)
+    assert request.sized(request.run_on(request.targets[0]), 3).num_shards == 8
+    assert request.notes_on(request.targets[0])[0].startswith("h100:8: 8 shards on 3 devices: 3, 3, 2; 9 shards")
+
+
+def test_weak_grows_with_the_devices():
+    request = request_of("tpu:v5e:2x4", mode="weak")
+    run = request.run_on(request.targets[0])
+    assert request.sizes_on(request.targets[0]) == (1, 2, 4, 8)
+    assert [(request.sized(run, n).num_envs, request.sized(run, n).num_shards) for n in (1, 8)] == [(64, 8), (512, 64)]
+
+
+def test_a_target_brings_its_device_and_engine():
+    request = request_of("h100:8", "tpu:v5e:2x4", "cpu:2")
+    runs = [request.run_on(target) for target in request.targets]
+    assert [(run.device, run.engine) for run in runs] == [("cuda", "torch"), ("tpu", "jax"), ("cpu", "torch")]
+
+
+@pytest.mark.parametrize(
+    ("request_", "said"),
+    [
+        (lambda: request_of(), "on: nothing to plan for"),
+        (lambda: request_of("h100:8", sizes=(1, 16)), "world-sizes: 16 is more than any target has; 8 devices at most"),
+        (lambda: request_of("h100:16", sizes=(16,)), "64 environments make 8 shards by default and 16 ranks need one"),
+        (lambda: request_of("h100:8", prices={"a100:8": 3.0}), "price: a100:8 is none of the targets; those are h100"),
+        (
+            lambda: request_of("tpu:v5e:2x4", config={"threads": 2}),
+            "threads: 2 is for engine torch",
+        ),
+    ],
+)
+def test_what_cant_be_planned_is_refused_before_anything_starts(request_, said):
+    with pytest.raises(ValueError, match=r"^\w") as caught:
+        request_().check()
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_prices_are_of_targets():
+    targets = [parse_target("h100:8"), parse_target("tpu:v5e:2x4")]
+    assert prices(["98.32"], targets[:1]) == {"h100:8": 98.32}
+    assert prices(["h100:8=98.32", "tpu:v5e:2x4=9.6"], targets) == {"h100:8": 98.32, "tpu:v5e:2x4": 9.6}
+    with pytest.raises(ValueError, match=r"price: 98.32: say of which target, such as h100:8=98.32"):
+        prices(["98.32"], targets)
+    for text in ("cheap", "-1", "h100:8=0", "nan"):
+        with pytest.raises(ValueError, match="is no price"):
+            prices([text], targets[:1])
+
+
+def test_world_sizes_that_are_none_are_refused():
+    assert world_sizes(None) is None
+    assert world_sizes("4,1,2") == (1, 2, 4)
+    with pytest.raises(ValueError, match="world-sizes: '1,x'"):
+        world_sizes("1,x")

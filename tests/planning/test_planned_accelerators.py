@@ -1,0 +1,131 @@
+"""Predictions of accelerators, from costs that are written out by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from lockstep.config.checks import resolve
+from lockstep.config.run import Config
+from lockstep.envs.describe import describe
+from lockstep.planning.accelerators import Workload, largest_num_envs, predict
+from lockstep.planning.hardware import parse_target
+from lockstep.planning.host_steps import HostSteps
+from lockstep.training.costs import Collective, Costs, Kernel, Part
+
+SLOW_STEPS = HostSteps((1e-3,))
+VALUES = {"engine": "jax", "device": "cuda", "num_envs": 64, "num_steps": 16, "ppo": {"num_minibatches": 2}}
+CONFIG = Config.model_validate(VALUES)
+PARTS = (
+    Part("rollout", (Kernel(1e9, 1e6, 100, "matmul"),), "size"),
+    Part("evaluate", (Kernel(1e9, 1e6, 10, "matmul"),), "size"),
+    Part("gradients", (Kernel(1e12, 1e6, 40, "matmul"),), "size"),
+    Part("optimizer", (Kernel(0.0, 1e9, 40),), "not"),
+)
+MEMORY = {"parameters": 4e6, "moments": 8e6, "gradients": 8e6, "rollout": 1e6, "activations": 9e6}
+COSTS = Costs(1, PARTS, MEMORY)
+
+
+def work(devices, target="h100:8", config=CONFIG, host=None, costs=COSTS, **more):
+    config = resolve(config, devices)
+    return Workload(config, describe(config.env), parse_target(target), devices, costs, 8, host, **more)
+
+
+def test_twice_the_devices_take_half_the_time_of_what_grows():
+    one, two = (predict(work(n)) for n in (4, 8))
+    for part in ("rollout", "gradients"):
+        assert one.parts[part] == pytest.approx(2 * two.parts[part])
+    assert one.parts["optimizer"] == two.parts["optimizer"]
+    assert one.parts["collectives"] < two.parts["collectives"]
+    assert predict(work(1)).parts["collectives"] == 0.0
+
+
+def test_the_range_holds_what_is_likely():
+    found = predict(work(8))
+    assert found.seconds["best"] < found.seconds["likely"] < found.seconds["worst"]
+    assert found.rates["best"] > found.rates["likely"] == found.steps / found.seconds["likely"]
+    assert found.limit == "gradients (arithmetic)"
+    assert sum(found.parts.values()) == pytest.approx(found.seconds["likely"])
+    assert sum(found.limits.values()) == pytest.approx(found.seconds["likely"])
+
+
+def test_gradients_at_the_roofline():
+    # 40 products of 1e12 operations at half of 67e12 a second
+    assert predict(work(8)).parts["gradients"] == pytest.approx(40 * 1e12 / (67e12 * 0.5))
+
+
+def test_memory_of_fewer_devices_is_more_and_may_not_fit():
+    huge = replace(COSTS, memory=MEMORY | {"activations": 30e9})
+    eight, two = (predict(work(n, costs=huge)) for n in (8, 2))
+    assert eight.fits
+    assert two.memory["activations"] == 120e9
+    assert two.memory["parameters"] == eight.memory["parameters"]
+    assert not two.fits
+
+
+def test_the_most_environments_fill_the_memory_and_no_more():
+    found = largest_num_envs(work(8))
+    # 80e9 bytes less 1e9 of libraries and 20e6 that don't grow, 10e6 for 64 environments on 8 devices
+    assert found == int(64 * (80e9 - 1e9 - 20e6) / 10e6 / 8) * 8
+    assert largest_num_envs(work(8, costs=replace(COSTS, memory=MEMORY | {"parameters": 90e9}))) == 0
+
+
+def test_compiled_collectives_count_for_the_devices_that_they_were_compiled_for():
+    costs = replace(COSTS, collectives=(Collective("all-reduce", "gradients", 7.0, 100.0),))
+    assert predict(work(8, costs=costs)).collectives == costs.collectives
+    assert [x.kind for x in predict(work(4, costs=costs)).collectives] == ["all-to-all", "all-gather", "all-gather"]
+
+
+def test_hosts_meet_over_their_network():
+    inside, across = work(8), work(16, "h100:16", CONFIG.model_copy(update={"num_shards": 16}))
+    slow = replace(across, network=1e9)
+    assert predict(inside).parts["collectives"] < predict(across).parts["collectives"]
+    assert predict(across).parts["collectives"] < predict(slow).parts["collectives"]
+
+
+def test_environments_on_the_host_limit_what_the_device_could_do():
+    found = predict(work(8, host=SLOW_STEPS, config=CONFIG.model_copy(update={"engine": "torch"})))
+    # a rank's 8 environments, 16 steps, 1 ms each, and what is assumed for handing over
+    assert found.parts["environments"] == pytest.approx(8 * 16 * 1e-3, rel=0.02)
+    assert predict(work(8)).parts["environments"] == 0.0
+
+
+def test_one_process_of_jax_steps_the_environments_of_all_of_its_devices():
+    """So more devices of a host don't make that part shorter."""
+    two, eight = (predict(work(n, host=SLOW_STEPS)) for n in (2, 8))
+    assert two.parts["environments"] == pytest.approx(eight.parts["environments"])
+    assert eight.parts["environments"] == pytest.approx(64 * 16 * 1e-3, rel=0.02)
+    assert eight.limit == "gradients (arithmetic)" or eight.limit == "environments (the host's processor)"
+
+
+def test_fsdp_holds_a_part_of_parameters_on_each_device():
+    config = CONFIG.model_copy(update={"fsdp": True, "reduction": "fast"})
+    eight, two = (predict(work(n, config=config)) for n in (8, 2))
+    assert two.memory["parameters"] == 4 * eight.memory["parameters"]
+
+
+def test_a_graph_of_one_rank_launches_what_python_would():
+    many = replace(COSTS, parts=(Part("gradients", (Kernel(0.0, 0.0, 1000),), "not"),))
+    torch = CONFIG.model_copy(update={"engine": "torch"})
+    graph, none, two = (
+        predict(work(n, config=torch.model_copy(update={"cuda_graphs": wanted}), costs=many)).parts["gradients"]
+        for n, wanted in ((1, None), (1, False), (2, None))
+    )
+    assert graph == pytest.approx(1000 * 3e-6)
+    assert none == two == pytest.approx(1000 * 8e-6)
+
+
+def test_the_host_takes_part_in_steps_that_are_cut_or_averaged():
+    torch = CONFIG.model_copy(update={"engine": "torch", "reduction": "fast"})
+    plain, apart = (predict(work(2, config=torch.model_copy(update={"sync_period": n}))) for n in (1, 4))
+    steps = CONFIG.ppo.num_epochs * 2
+    assert apart.parts["gradients"] - plain.parts["gradients"] == pytest.approx(steps * 40e-6)
+
+
+def test_workers_are_chosen_as_a_run_chooses_them():
+    def stepping(workers):
+        env = CONFIG.env.model_copy(update={"workers": workers})
+        config = CONFIG.model_copy(update={"engine": "torch", "env": env})
+        return predict(work(8, config=config, host=SLOW_STEPS)).parts["environments"]
+
+    # 8 environments of a rank, 1 ms each, on 14 cores: 1 ms and 8 times 0.09 ms is less than with any fewer workers
+    assert stepping("auto") == stepping(8) < stepping(2) < stepping(0)

@@ -1,0 +1,95 @@
+"""Predictions of this machine from runs of one rank, whose times are written out by hand."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.config.checks import resolve
+from lockstep.config.run import Config
+from lockstep.envs.describe import describe
+from lockstep.planning import measure as measuring
+from lockstep.planning import this_machine
+from lockstep.planning.measure import RankTimes, part_of_rank
+from lockstep.planning.this_machine import Machine, Measured, predict
+
+CONFIG = resolve(Config.model_validate({"num_envs": 16, "num_steps": 16, "ppo": {"num_minibatches": 2}}))
+MACHINE = Machine(per_host=8, copy=1e9)
+
+
+@pytest.fixture(autouse=True)
+def _eight_cores(monkeypatch):
+    monkeypatch.setattr(this_machine, "available_cores", lambda: 8)
+
+
+def times(rollout, learn, other=(0.0,), memory=0.0):
+    arrays = [np.array(x, np.float64) for x in (rollout, learn, other)]
+    total = arrays[0].mean() + arrays[1].mean() + arrays[2].mean()
+    return RankTimes(np.array([total]), *arrays, memory=memory)
+
+
+def predicted(ranks, *own, machine=MACHINE, memory: Any = None):
+    return predict(CONFIG, describe(CONFIG.env), Measured(ranks, own), machine, memory or {"parameters": 4000.0})
+
+
+def test_one_rank_takes_what_it_took():
+    found = predicted(1, times([1.0, 3.0], [0.5], [0.25]))
+    assert found.seconds["likely"] == found.seconds["worst"] == pytest.approx(2.75)
+
+
+def test_the_slowest_rank_decides_not_the_mean():
+    found = predicted(2, times([1.0, 2.0], [0.5]), times([1.0, 2.0], [0.5]))
+    assert found.parts["rollout"] == pytest.approx(1.5)
+    assert found.parts["waiting"] == pytest.approx(0.25)  # the slower of two takes 1.75
+    assert found.seconds["best"] < found.seconds["likely"] <= found.seconds["worst"]
+
+
+def test_the_rank_that_owns_more_is_waited_for():
+    found = predicted(3, times([3.0], [3.0]), times([3.0], [3.0]), times([2.0], [2.0]))
+    assert found.parts["rollout"] == 3.0
+    assert found.parts["waiting"] == 0.0
+
+
+def test_ranks_that_share_cores_beyond_what_was_measured_take_turns(monkeypatch):
+    monkeypatch.setattr(this_machine, "available_cores", lambda: 2)
+    alone, crowd = predicted(2, times([1.0], [1.0])), predicted(8, times([1.0], [1.0]), times([1.0], [1.0]))
+    assert crowd.parts["rollout"] == pytest.approx(4 * alone.parts["rollout"])
+
+
+def test_a_slow_network_is_in_the_collectives():
+    own = times([1.0], [1.0]), times([1.0], [1.0])
+    near = predicted(2, *own, memory={"parameters": 4e6})
+    far = predicted(2, *own, machine=Machine(1, 12.5e6), memory={"parameters": 4e6})
+    steps = CONFIG.ppo.num_epochs * 2
+    # each step a rank sends a gradient of 4 MB at 12.5 MB/s, of which data get 94 %
+    assert far.limits["links"] == pytest.approx(steps * 4e6 / (12.5e6 * 0.94), rel=0.01)
+    assert near.parts["collectives"] < 0.1 * far.parts["collectives"]
+
+
+def test_a_program_that_tells_no_parts_is_one():
+    whole = RankTimes(np.array([2.0, 4.0]), *(np.zeros(0),) * 3, memory=5e6)
+    found = predicted(2, whole, whole)
+    assert found.parts["other"] == 3.0
+    assert found.parts["waiting"] == pytest.approx(0.5)
+    assert found.memory["process"] == pytest.approx(5e6 - 4000)
+
+
+def test_a_rank_alone_has_its_shards_at_their_shape():
+    parts = [part_of_rank(CONFIG, rank, 3) for rank in range(3)]
+    assert [(x.num_shards, x.num_envs) for x in parts] == [(3, 6), (3, 6), (2, 4)]
+    assert all(x.ppo == CONFIG.ppo and x.log.timing and not x.checkpoint.interval for x in parts)
+
+
+def test_runs_of_one_rank_are_measured_and_leave_nothing(tmp_path):
+    found = measuring.measure_ranks(CONFIG, range(1), 8, tmp_path / "runs", 1, 2)
+    assert len(found) == 1
+    assert len(found[0].rollout) >= 2
+    assert (found[0].total > 0).all()
+    assert found[0].memory > 0
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_of_one_rank_that_fails_is_said(tmp_path):
+    broken = CONFIG.model_copy(update={"env": CONFIG.env.model_copy(update={"id": "nothing:Nothing-v0"})})
+    with pytest.raises(RuntimeError, match=r"a run of one rank failed: .*nothing"):
+        measuring.measure_ranks(broken, range(1), 8, tmp_path / "runs", 1, 2)
