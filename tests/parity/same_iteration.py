@@ -134,7 +134,7 @@ class TakesNoise:
     def begin(self, recurrent_state: Any) -> None:
         """Nothing is carried."""
 
-    def __call__(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    def __call__(self, observations: np.ndarray, noise: np.ndarray, part: slice | None = None) -> np.ndarray:
         return noise
 
 
