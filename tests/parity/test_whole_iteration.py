@@ -93,7 +93,8 @@ def test_parameters_and_moments_agree_after_the_iteration(given, iterations, pai
 def test_another_order_of_samples_would_show(given, iterations):
     """The negative of the comparisons above: minibatches that hold other samples."""
     by_name, rollout, _ = iterations
-    other, _ = torch_iteration(replace(given, indices=np.roll(given.indices, 1, axis=3)[:, ::-1]))
+    indices = np.roll(given.indices, 1, axis=3)[:, ::-1].copy()
+    other, _ = torch_iteration(replace(given, indices=indices))
     assert np.abs(other.gradients - by_name["JAX"].gradients).max() > 100 * TOLERANCE
     apart = [np.abs(other.arrays[name] - by_name["JAX"].arrays[name]).max() for name in other.arrays]
     assert max(apart) > 10 * TOLERANCE
