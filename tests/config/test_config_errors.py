@@ -59,6 +59,14 @@ def test_an_unknown_key_in_a_file(file_complaint, settings, wrong, right):
     assert f"did you mean {right}" in text
 
 
+@pytest.mark.parametrize(
+    ("settings", "instead"),
+    [({"track": True}, "log.wandb: true"), ({"anneal_lr": False}, "ppo.schedule: constant")],
+)
+def test_a_switch_of_the_command_line_in_a_file(file_complaint, settings, instead):
+    assert file_complaint(settings).endswith(f"elsewhere write {instead}")
+
+
 def test_an_unknown_key_like_no_other_gets_no_suggestion(file_complaint):
     assert file_complaint({"qwertz": 1}) == "qwertz: unknown key"
 

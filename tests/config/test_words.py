@@ -95,6 +95,25 @@ def test_a_key_and_its_value_after_the_environment(word):
     assert config_of(word) == config_of("--lr", "0.5")
 
 
+def test_a_settings_own_name_in_capitals():
+    assert config_of("NUM_ENVS=4", "NUM_STEPS=16") == config_of("--num-envs", "4", "--num-steps", "16")
+    assert "NUM_ENV: unknown option" in refused("NUM_ENV=4")
+
+
+def test_two_environments_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="'CartPole-v1' and --env-id 'Acrobot-v1' are two environments; give one"):
+        config_of("--gym-id", "Acrobot-v1")
+    assert config_of("--env-id", "CartPole").env.id == "CartPole-v1"
+    file = tmp_path / "c.yaml"
+    file.write_text("env: CartPole-v1\n")
+    assert read_request([str(file), "--env-id", "Acrobot-v1"]).config.env.id == "Acrobot-v1"
+
+
+@pytest.mark.parametrize("flag", ["--buffer-size", "--learning-starts", "--tau"])
+def test_options_of_off_policy_algorithms_are_told_so(flag):
+    assert "no off-policy algorithms" in refused(flag, "1")
+
+
 def test_lists_in_brackets():
     assert config_of("network.hidden_sizes=[32,16]").network.hidden_sizes == (32, 16)
     assert config_of("--network.hidden-sizes", "[32,", "16]", "seed=3").network.hidden_sizes == (32, 16)

@@ -65,6 +65,10 @@ FAULTY = {  # kinds of all faults, words of the reason, the cause and the fix of
         ("1 of 6 tensors, first RunningMeanStd (one_of_two_normalizers_is_local.ret_rms).mean", "its own", "merge"),
     ),
     "batch_norm": (["buffers"], ("first 1.running_mean", "never combined", "SyncBatchNorm")),
+    "reduced_copies": (
+        ["gradients"],
+        ("gradients are never reduced", "isn't written to p.grad", "reduce p.grad itself"),
+    ),
     "reduced_every_second_step": (
         ["gradients"],
         ("not reduced at every step: ranks 0 and 1 differ from optimiser step 2", "before some steps", "every step"),

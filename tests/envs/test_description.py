@@ -215,6 +215,10 @@ def test_an_unknown_id_gets_the_nearest_one(wrong, right):
     assert complaint(EnvConfig(id=wrong)) == f"env.id: no environment {wrong!r} is registered; did you mean {right}?"
 
 
+def test_a_script_isnt_an_environment():
+    assert "'ppo.py' is a script: lockstep run --nproc 2 ppo.py" in complaint(EnvConfig(id="ppo.py"))
+
+
 def test_an_id_like_no_other_gets_no_suggestion():
     text = complaint(EnvConfig(id="Qqqqqqqq-v7"))
     assert text.startswith("env.id: no environment 'Qqqqqqqq-v7' is registered; ")

@@ -492,6 +492,17 @@ def reduced_every_second_step():
     train(agent, optimizer, data, before_step=sometimes)
 
 
+def reduced_copies():
+    data, agent = Data(join()), Agent()
+    optimizer = torch.optim.Adam(agent.parameters(), 0.01)
+
+    def reduce_copies():
+        for parameter in agent.parameters():
+            dist.all_reduce(parameter.grad.clone())
+
+    train(agent, optimizer, data, before_step=reduce_copies)
+
+
 def statistics_by_other_names():
     rank = join()
     data, agent = Data(rank), Agent()

@@ -28,7 +28,8 @@ ASSIGNMENT = re.compile(r"\+{0,2}[A-Za-z_][\w.-]*=")
 def _leaf_of(flag: str, value: str) -> tuple[Leaf, bool]:
     """Finds the setting that ``--flag`` names, and whether it is negated (``--no-quiet``, ``--log.no-tensorboard``)."""
     name = flag[2:].replace("-", "_")
-    name = name if name in LEAVES else ALIASES.get(plain(flag), name)
+    if name not in LEAVES:
+        name = ALIASES.get(plain(flag), plain(flag) if plain(flag) in LEAVES else name)
     if name in LEAVES:
         return LEAVES[name], False
     group, _, last = name.rpartition(".")
@@ -266,6 +267,15 @@ def _one_target(positional: list[str], given: dict[str, Any]) -> list[str]:
     return positional
 
 
+def _one_environment(
+    positional: list[str], file: str | None, settings: Mapping[str, Any], from_words: Mapping[str, Any]
+) -> None:
+    """Refuses two environments on one command line; that of a file may be replaced."""
+    first, second = _env_id(settings), _env_id(from_words)
+    if positional and file is None and second not in (None, first):
+        raise ValueError(f"{first!r} and --env-id {second!r} are two environments; give one")
+
+
 def read_request(argv: Sequence[str], needs_env: bool = True) -> Request:
     """Reads the config and options of ``lockstep train ARGV``; without an environment if that is not needed.
 
@@ -276,6 +286,7 @@ def read_request(argv: Sequence[str], needs_env: bool = True) -> Request:
     settings, file = base_settings(positional[0] if positional else None)
     for layer in (settings, from_words):
         _complete_id(layer)
+    _one_environment(positional, file, settings, from_words)
     try:
         _no_booleans(settings)
     except ValueError as error:

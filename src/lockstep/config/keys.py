@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from lockstep.config.run import Config, RunOptions
-from lockstep.config.words import ALIASES, advice, plain
+from lockstep.config.words import ALIASES, SWITCHES, advice, plain
 
 
 @dataclass(frozen=True)
@@ -125,6 +125,9 @@ def _describe(error: Any) -> str:
     if path == "normalize":
         return f"normalize: {value!r}: {advice('normalize', '')}"
     if kind == "extra_forbidden":
+        switch = SWITCHES.get(plain(path))
+        if switch is not None and isinstance(value, bool):
+            return f"{path}: {value}: a switch of the command line; elsewhere write {switch[0]}: {switch[2 - value]}"
         said = advice(path.rpartition(".")[2], str(value))
         return f"{path}: unknown key{nearest(path, list(LEAVES))}" if said is None else said
     if kind in ("value_error", "assertion_error"):

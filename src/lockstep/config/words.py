@@ -11,6 +11,7 @@ ALIASES = {
     "env": "env.id",
     "env_id": "env.id",
     "env_name": "env.id",
+    "gym_id": "env.id",
     "task": "env.id",
     "env_kwargs": "env.kwargs",
     "num_workers": "env.workers",
@@ -104,6 +105,8 @@ ALREADY = {
     "headless": True,
     "render": False,
     "save_model": True,
+    "upload_model": False,
+    "gae": True,
 }
 """Switches that say what is so already, if they say this."""
 
@@ -130,6 +133,9 @@ _OWN_NETWORK = "a network of your own is --network.custom module:Class, in place
 _MODULE = "'my_module:MyEnv-v0' in the id's place imports my_module first"
 _WRAPPERS = "a class or function that makes the wrapped environment is an environment: my_module:make_env"
 _RESUME = "--resume RUN goes on with a run; lockstep eval RUN and lockstep play RUN load a policy"
+
+_UPLOAD = "nothing is uploaded to a hub; lockstep export RUN writes a policy for other programs"
+_OFF_POLICY = "there are no off-policy algorithms (DQN, SAC, TD3, DDPG); algorithms are ppo and grpo"
 
 
 def _every(setting: str) -> Callable[[str], str]:
@@ -169,6 +175,17 @@ ADVICE: dict[str, str | Callable[[str], str]] = {
     "checkpoint_path": _RESUME,
     "trained_agent": _RESUME,
     "save_model": "every run keeps checkpoints and its best policy; leave it out",
+    "upload_model": _UPLOAD,
+    "hf_entity": _UPLOAD,
+    "gae": "advantages are always GAE's; --ppo.gae-lambda 1 makes them returns minus values",
+    "buffer_size": _OFF_POLICY,
+    "learning_starts": _OFF_POLICY,
+    "train_frequency": _OFF_POLICY,
+    "target_network_frequency": _OFF_POLICY,
+    "exploration_fraction": _OFF_POLICY,
+    "tau": _OFF_POLICY,
+    "q_lambda": "there is no PQN; algorithms are ppo and grpo",
+    "rpo_alpha": "there is no RPO; algorithms are ppo and grpo",
     "policy": "networks follow from the observation; --network.hidden-sizes, --network.recurrent and others shape them",
     "policy_kwargs": "networks are shaped by --network.hidden-sizes, --network.activation, --network.log-std-init",
     "net_arch": lambda v: (

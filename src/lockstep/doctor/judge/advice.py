@@ -27,7 +27,9 @@ CAUSES = {
     ),
     "required": "requires_grad differs between ranks for these parameters: one rank trains what another doesn't",
     "unreduced": (
-        "nothing reduces them: there is neither DDP nor FSDP in the process, and no all-reduce before the step"
+        "there is neither DDP nor FSDP in the process, and no reduction of the script's own reaches the step: there is"
+        " none, its result isn't written to p.grad (a copy was reduced), or each rank changes its own gradients after it"
+        " (clipping by a norm that isn't the same on every rank)"
     ),
     "unreduced_sb3": "Stable-Baselines3's own classes know nothing of ranks, and nothing reduces their gradients",
     "sometimes": "something reduces them before some steps and not before others: a condition, a count of its own",
@@ -89,7 +91,7 @@ FIXES = {
     "outside_ddp": "wrap that module, too; or lockstep.attach([actor, critic], [optimizer, …]) with all of them",
     "skipped": "reduce every parameter of the optimiser, in a loop over its param_groups; or " + ATTACH,
     "required": "set requires_grad alike on every rank, before DDP or lockstep.attach",
-    "unreduced": ATTACH,
+    "unreduced": "reduce p.grad itself, of every parameter, after backward() and before clipping; or " + ATTACH,
     "unreduced_sb3": SB3,
     "sometimes": "reduce before every step; or " + ATTACH,
     "rounding": "torch.use_deterministic_algorithms(True), and reduce by one collective whose result all ranks take",
@@ -127,6 +129,6 @@ FIXES = {
 
 UNSEEN = (
     "edits of p.data, replays of CUDA graphs, environments and normalisers in worker processes, "
-    "processes that the script starts itself"
+    "processes that the script starts itself, whether gradients are averaged or only summed"
 )
 """What no report covers."""
