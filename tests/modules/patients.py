@@ -497,8 +497,9 @@ def reduced_copies():
     optimizer = torch.optim.Adam(agent.parameters(), 0.01)
 
     def reduce_copies():
-        for parameter in agent.parameters():
-            dist.all_reduce(parameter.grad.clone())
+        for gradient in (parameter.grad for parameter in agent.parameters()):
+            assert gradient is not None
+            dist.all_reduce(gradient.clone())
 
     train(agent, optimizer, data, before_step=reduce_copies)
 

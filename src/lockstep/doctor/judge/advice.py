@@ -28,8 +28,8 @@ CAUSES = {
     "required": "requires_grad differs between ranks for these parameters: one rank trains what another doesn't",
     "unreduced": (
         "there is neither DDP nor FSDP in the process, and no reduction of the script's own reaches the step: there is"
-        " none, its result isn't written to p.grad (a copy was reduced), or each rank changes its own gradients after it"
-        " (clipping by a norm that isn't the same on every rank)"
+        " none, its result isn't written to p.grad (a copy was reduced), or each rank changes its own gradients after"
+        " it (clipping by a norm that isn't the same on every rank)"
     ),
     "unreduced_sb3": "Stable-Baselines3's own classes know nothing of ranks, and nothing reduces their gradients",
     "sometimes": "something reduces them before some steps and not before others: a condition, a count of its own",

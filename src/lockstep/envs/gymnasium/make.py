@@ -100,7 +100,8 @@ def _spec(name: str, makes: Any) -> EnvSpec:
 
 def _unknown(env_id: str, error: Exception) -> str:
     if env_id.endswith(".py"):
-        return f"{env_id!r} is a script: lockstep run --nproc 2 {env_id} starts it, lockstep doctor -- {env_id} examines it"
+        starts, examines = f"lockstep run --nproc 2 {env_id} starts it", f"lockstep doctor -- {env_id} examines it"
+        return f"{env_id!r} is a script: {starts}, {examines}"
     module, _, name = env_id.partition(":")
     if module in sys.modules and name.isidentifier() and not hasattr(sys.modules[module], name):
         there = [key for key, value in vars(sys.modules[module]).items() if callable(value)]
