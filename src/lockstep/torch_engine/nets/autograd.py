@@ -15,7 +15,7 @@ from lockstep.torch_engine.nets.compiled import LossFunction, compiled
 from lockstep.torch_engine.nets.functions import DROPOUT_SEED, Actor, Columns
 from lockstep.torch_engine.nets.nets import Parameters, PolicyNet
 from lockstep.torch_engine.nets.parameters import FlatParameters
-from lockstep.torch_engine.nets.shards import Mode, aligned, by_shard
+from lockstep.torch_engine.nets.shards import Mode, aligned, by_shard, shards_within
 from lockstep.training.losses import LossSettings
 
 if TYPE_CHECKING:
@@ -160,11 +160,7 @@ class NetActor(Actor):
         """See :meth:`Actor.tensors`."""
         shards = len(observations) // self._rows
         x = aligned(observations, self._device).view(shards, self._rows, -1)
-        return self._sampled(x, noise.view(shards, self._rows, -1), self._shards_of(part)).flatten(0, 1)
-
-    def _shards_of(self, part: slice | None) -> slice:
-        """Which of the rank's shards some environments are."""
-        return slice(self._shards) if part is None else slice(part.start // self._rows, part.stop // self._rows)
+        return self._sampled(x, noise.view(shards, self._rows, -1), shards_within(part, self._rows)).flatten(0, 1)
 
     def _sampled(self, x: Tensor, noise: Tensor, shards: slice) -> Tensor:
         """Actions ``[k, rows, …]`` of observations and noise ``[k, rows, …]`` of some local shards."""
@@ -200,5 +196,5 @@ class RecurrentActor(NetActor):
 
     def forget(self, done: Tensor, part: slice | None = None) -> None:
         """See :meth:`Actor.forget`."""
-        state = self._state[self._shards_of(part)]
+        state = self._state[shards_within(part, self._rows)]
         state.masked_fill_(done.to(self._device).view(len(state), self._rows, 1), 0.0)

@@ -33,6 +33,11 @@ def by_shard(mode: Mode, function: ShardFunction, *arguments: Any) -> Any:
     return _joined(results)
 
 
+def shards_within(part: slice | None, rows: int) -> slice:
+    """Returns which of a rank's shards of ``rows`` environments some of its environments are; None: all of them."""
+    return slice(None) if part is None else slice(part.start // rows, part.stop // rows)
+
+
 def part_of(argument: Any, first: int, last: int) -> Any:
     """Copies the shards from ``first`` to before ``last`` of an array, a tensor, or a dict of tensors."""
     if isinstance(argument, dict):

@@ -12,7 +12,7 @@ from torch import Tensor
 from lockstep.torch_engine.nets.functions import Actor, Columns
 from lockstep.torch_engine.nets.nets import PolicyNet
 from lockstep.torch_engine.nets.parameters import FlatParameters
-from lockstep.torch_engine.nets.shards import Mode, by_shard
+from lockstep.torch_engine.nets.shards import Mode, by_shard, shards_within
 from lockstep.torch_engine.plain.policy import PlainPolicy
 from lockstep.torch_engine.plain.recurrent import RecurrentPolicy
 from lockstep.training.losses import LossSettings
@@ -147,12 +147,9 @@ class RecurrentPlainActor(Actor):
         self._state = recurrent_state.reshape(self._shards, self._rows, -1).copy()
         self._resets = np.zeros((self._shards, self._rows), np.float32)
 
-    def _shards_of(self, part: slice | None) -> slice:
-        return slice(self._shards) if part is None else slice(part.start // self._rows, part.stop // self._rows)
-
     def __call__(self, observations: np.ndarray, noise: np.ndarray, part: slice | None = None) -> np.ndarray:
         """See :meth:`Actor.__call__`."""
-        shards, split = self._shards_of(part), (len(observations) // self._rows, self._rows, -1)
+        shards, split = shards_within(part, self._rows), (len(observations) // self._rows, self._rows, -1)
         rows, state = observations.reshape(split).copy(), self._state[shards].copy()
         act = partial(self._policy.act, self._weights)
         actions, self._state[shards] = by_shard(
@@ -166,5 +163,5 @@ class RecurrentPlainActor(Actor):
 
     def forget(self, done: Tensor, part: slice | None = None) -> None:
         """See :meth:`Actor.forget`; takes effect with the next step."""
-        resets = self._resets[self._shards_of(part)]
+        resets = self._resets[shards_within(part, self._rows)]
         resets[...] = done.numpy().reshape(resets.shape)
