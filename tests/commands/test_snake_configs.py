@@ -62,7 +62,9 @@ def test_the_short_name_is_ours():
     assert request.config.env.id == "lockstep/Snake-v0"
     assert request.note is None
     assert request.config == request_of(["lockstep/Snake-v0"]).config
-    assert request_of(["CartPole-v1", "--env.id", "Snake-v0"]).config.env.id == "lockstep/Snake-v0"
+    assert request_of(["--env.id", "Snake-v0"]).config.env.id == "lockstep/Snake-v0"
+    with pytest.raises(ValueError, match="two environments"):
+        request_of(["CartPole-v1", "--env.id", "Snake-v0"])
     with pytest.raises(ValueError, match="Snake-v1"):
         describe(request_of(["Snake-v1"]).config.env)
 

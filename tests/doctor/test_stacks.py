@@ -10,7 +10,10 @@ from lockstep.doctor.watch.stacks import StillnessClock, own_lines, stands_in, w
 
 
 def watched(main, clock=None, signs=lambda: 0, **how):
-    """What a clock says, looked at from another thread while the main thread runs ``main(over)``."""
+    """What a clock says, looked at from another thread while the main thread runs ``main(over)``.
+
+    Of a main thread that waits the last answer counts: other threads of the process may have computed at first.
+    """
     clock, over, said = clock or StillnessClock(), threading.Event(), []
 
     def look():
@@ -43,8 +46,9 @@ def moving(over):
 
 def test_a_blocked_collective_is_waited_in_for_longer_and_longer(waiting_in_threading):
     said, clock = watched(blocked)
-    assert said == sorted(said)
-    assert 0.1 < said[-1] < 2.0
+    waited = [seconds for seconds in said if seconds is not None]
+    assert len(waited) >= 2 and waited == sorted(waited)
+    assert 0.1 < waited[-1] < 2.0
     assert any("blocked" in line for line in clock.lines)
     assert clock.certain
 
@@ -53,7 +57,7 @@ def test_a_blocked_call_elsewhere_is_no_waiting():
     assert set(watched(blocked)[0]) == {None}
     for how in ({"on_gpu": True}, {"joined": True}):
         said, clock = watched(blocked, **how)
-        assert None not in said
+        assert said[-1] is not None
         assert not clock.certain
 
 
@@ -86,7 +90,7 @@ def test_a_backward_pass_that_computes_is_no_waiting(monkeypatch):
             sum(range(1000))
 
     assert set(watched(computes)[0]) == {None}
-    assert None not in watched(blocked)[0]
+    assert watched(blocked)[0][-1] is not None
 
 
 def test_a_wait_for_work_is_told_by_its_line(tmp_path):
