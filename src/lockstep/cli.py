@@ -44,11 +44,21 @@ COMMANDS = (
 )
 """Modules of ``lockstep.commands``, whose ``main(argv)`` returns the exit status; one is loaded when it is called."""
 
+ELSEWHERE = {
+    **{word: "train" for word in ("learn", "fit", "ppo", "grpo")},
+    **{word: "train --resume RUN" for word in ("resume", "continue")},
+    **{word: "play RUN" for word in ("enjoy", "watch", "render", "visualize")},
+    **{word: "eval RUN" for word in ("evaluate", "test")},
+    **{word: "bench" for word in ("benchmark", "profile")},
+    **{word: "list" for word in ("ls", "runs", "status")},
+}
+"""What commands of other libraries are called here."""
+
 
 def _run(name: str, argv: Sequence[str]) -> int:
     if name not in COMMANDS:
-        close = difflib.get_close_matches(name, COMMANDS, 1)
-        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(COMMANDS)}"
+        close = [ELSEWHERE[name]] if name in ELSEWHERE else difflib.get_close_matches(name, COMMANDS, 1)
+        hint = f"did you mean lockstep {close[0]}?" if close else f"there are {', '.join(COMMANDS)}"
         raise ValueError(f"{name!r} is no command; {hint}")
     return importlib.import_module(f"lockstep.commands.{name}").main(argv)
 

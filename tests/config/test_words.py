@@ -6,8 +6,10 @@ import pytest
 
 from lockstep.config.checks import resolve
 from lockstep.config.command_line import parse_arguments, read_request
+from lockstep.config.files import nested
 from lockstep.config.help import COMMON
 from lockstep.config.keys import ALIASES, LEAVES
+from lockstep.config.run import Config
 from lockstep.config.words import ADVICE, ALREADY, CONFIG_FILE, SWITCHES, VALUES
 
 
@@ -75,6 +77,34 @@ def test_a_switch_is_on_off_or_says_so(switch, found):
         parse_arguments([f"--no-{flag[2:]}=true"])
     with pytest.raises(ValueError, match="neither true nor false"):
         parse_arguments([f"{flag}=maybe"])
+
+
+@pytest.mark.parametrize(("switch", "found"), SWITCHES.items())
+def test_a_switch_in_a_file(switch, found):
+    path = found[0]
+    section = path.rpartition(".")[0]
+    for on, said in ((True, "true"), (False, "false")):
+        _, expected = parse_arguments([f"--{switch}={said}"])
+        expected = Config.model_validate(expected | {"env": {"id": "CartPole-v1"}})
+        for given in ({switch: on}, {switch.upper(): on}, {section: {switch: on}} if section else {}):
+            if given:
+                values = nested(given | {"env": {"id": "CartPole-v1"}})
+                assert Config.model_validate(values) == expected
+    assert nested({"log": {"norm_adv": True}}) == {"log": {"norm_adv": True}}
+    assert nested({"env.kwargs": {switch: True}}) == {"env": {"kwargs": {switch: True}}}
+
+
+def test_a_switch_in_a_file_that_says_what_is_so_is_left_out():
+    assert nested({"torch_deterministic": True, "capture_video": False}) == {}
+    assert nested({"capture_video": True}) == {"capture_video": True}
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("a2c", "Stable-Baselines3's A2C"), ("DQN", "off-policy"), ("RecurrentPPO", "recurrent: lstm"), ("x", "ppo and")],
+)
+def test_other_algorithms_are_told_what_there_is(name, said):
+    assert said in refused("--algo", name)
 
 
 @pytest.mark.parametrize(("path", "word"), [(path, word) for path, words in VALUES.items() for word in words])

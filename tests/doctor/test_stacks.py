@@ -47,7 +47,8 @@ def moving(over):
 def test_a_blocked_collective_is_waited_in_for_longer_and_longer(waiting_in_threading):
     said, clock = watched(blocked)
     waited = [seconds for seconds in said if seconds is not None]
-    assert len(waited) >= 2 and waited == sorted(waited)
+    assert len(waited) >= 2
+    assert waited == sorted(waited)
     assert 0.1 < waited[-1] < 2.0
     assert any("blocked" in line for line in clock.lines)
     assert clock.certain

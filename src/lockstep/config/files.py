@@ -13,9 +13,11 @@ from typing import Any
 from pydantic import BaseModel
 
 from lockstep.config.keys import FREE, FREE_NAMES, LEAVES
-from lockstep.config.words import ALIASES, VALUES, plain
+from lockstep.config.words import ALIASES, ALREADY, SWITCHES, VALUES, plain
 
 FILE_SUFFIXES = (".yaml", ".yml", ".json", ".toml")
+SPOKEN = {"true": True, "false": False, "none": None}
+"""What words of the command line are in a file."""
 
 
 def _yaml(text: str) -> Any:
@@ -56,12 +58,27 @@ def nested(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     out: dict[str, Any] = {}
     for key, value in values.items():
         name = str(key).replace("-", "_")
+        if isinstance(value, bool) and prefix + name not in LEAVES:
+            if ALREADY.get(plain(prefix + name)) is value:
+                continue
+            full, value = _switched(prefix + name, value)
+            name = full.removeprefix(prefix)
         path = _unaliased(name, prefix)
         path = name if isinstance(value, dict) and prefix + path not in FREE else path
         inner = isinstance(value, dict) and prefix + path not in FREE
         value = nested(value, f"{prefix}{path}.") if inner else in_our_words(prefix + path, value)
         merge(out, nest(path.split("."), value))
     return out
+
+
+def _switched(full: str, on: bool) -> tuple[str, Any]:
+    """Reads a switch of another library's, at the top or in its section: the setting it stands for, and its value."""
+    section, _, word = full.rpartition(".")
+    path, *values = SWITCHES.get(plain(word), (full, on, on))
+    if section not in ("", path.rpartition(".")[0]):
+        return full, on
+    value = values[0] if on else values[1]
+    return path, SPOKEN.get(value, value)
 
 
 def _unaliased(name: str, prefix: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from lockstep.config.run import Config, RunOptions
-from lockstep.config.words import ALIASES, SWITCHES, advice, plain
+from lockstep.config.words import ALIASES, SWITCHES, advice, algorithms, plain
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,8 @@ def _describe(error: Any) -> str:
         return f"seeds: {value!r}: numbers are wanted, e.g. 0-4, or 0,3,7"
     if path == "coordinator" and kind == "string_pattern_mismatch":
         return f"coordinator: {value!r}: a host and a port are wanted, e.g. 10.0.0.1:29400"
+    if path == "algorithm":
+        return f"algorithm: {value!r}: {algorithms(str(value))}"
     if kind == "extra_forbidden" and re.search(r"[-_]v\d+$", path):
         name = re.sub(r"_(v\d+)$", r"-\1", path)
         return f"{name}: the environment stands in a key of its own, env: {name}, and its settings beside that"
@@ -125,9 +127,8 @@ def _describe(error: Any) -> str:
     if path == "normalize":
         return f"normalize: {value!r}: {advice('normalize', '')}"
     if kind == "extra_forbidden":
-        switch = SWITCHES.get(plain(path))
-        if switch is not None and isinstance(value, bool):
-            return f"{path}: {value}: a switch of the command line; elsewhere write {switch[0]}: {switch[2 - value]}"
+        if plain(path) in SWITCHES:
+            return f"{path}: {value!r} is neither true nor false"
         said = advice(path.rpartition(".")[2], str(value))
         return f"{path}: unknown key{nearest(path, list(LEAVES))}" if said is None else said
     if kind in ("value_error", "assertion_error"):

@@ -130,6 +130,9 @@ SHORT = {"-f": "--runs-dir", "-n": "--total-steps", "-i": "--resume", "-tb": "--
 _WORKERS = "--env.workers 4 steps environments in four worker processes a rank"
 _EXPLORATION = "there is no state-dependent exploration; --network.state-dependent-std learns the spread by state"
 _OWN_NETWORK = "a network of your own is --network.custom module:Class, in place of all layers"
+_OWN_LOSS = "the loss is that of ppo or grpo, shaped by settings of ppo; for one of your own, keep your loop: "
+_OWN_LOSS += "one line, lockstep.attach(model, optimizer), makes it one agent on many ranks"
+_CURIOSITY = "there is no intrinsic reward; an environment may add one to its own rewards"
 _MODULE = "'my_module:MyEnv-v0' in the id's place imports my_module first"
 _WRAPPERS = "a class or function that makes the wrapped environment is an environment: my_module:make_env"
 _RESUME = "--resume RUN goes on with a run; lockstep eval RUN and lockstep play RUN load a policy"
@@ -186,6 +189,16 @@ ADVICE: dict[str, str | Callable[[str], str]] = {
     "tau": _OFF_POLICY,
     "q_lambda": "there is no PQN; algorithms are ppo and grpo",
     "rpo_alpha": "there is no RPO; algorithms are ppo and grpo",
+    "rnd": _CURIOSITY,
+    "rnd_cfg": _CURIOSITY,
+    "int_coef": _CURIOSITY,
+    "intrinsic_reward": _CURIOSITY,
+    "loss": _OWN_LOSS,
+    "loss_fn": _OWN_LOSS,
+    "loss_function": _OWN_LOSS,
+    "agent": _OWN_NETWORK,
+    "model": _OWN_NETWORK,
+    "actor_critic": _OWN_NETWORK,
     "policy": "networks follow from the observation; --network.hidden-sizes, --network.recurrent and others shape them",
     "policy_kwargs": "networks are shaped by --network.hidden-sizes, --network.activation, --network.log-std-init",
     "net_arch": lambda v: (
@@ -222,6 +235,20 @@ ADVICE: dict[str, str | Callable[[str], str]] = {
     "optimizer": "the optimiser is Adam; --ppo.learning-rate, --ppo.adam-eps and --ppo.adam-betas are its settings",
 }
 """Words whose meaning is another here, with what to write."""
+
+
+def algorithms(other: str) -> str:
+    """Says in one line which algorithms there are in place of another."""
+    name = other.lower()
+    if name == "a2c":
+        return "algorithms are ppo and grpo; lockstep.integrations.sb3 has Stable-Baselines3's A2C on many ranks"
+    if name in ("dqn", "qrdqn", "c51", "sac", "td3", "ddpg", "tqc", "crossq", "her", "pqn"):
+        return "an off-policy algorithm, of which there are none; algorithms are ppo and grpo"
+    if name in ("recurrentppo", "recurrent_ppo", "ppo_lstm"):
+        return "write ppo, and network.recurrent: lstm"
+    if name in ("maskableppo", "maskable_ppo", "ppo_mask"):
+        return "write ppo, which takes masks as they are"
+    return "algorithms are ppo and grpo"
 
 
 def plain(flag: str) -> str:

@@ -11,6 +11,7 @@ from lockstep.config.run import Config
 from lockstep.python.environments import Handed, handed, refusal, registered_here_alone
 from lockstep.python.run import Run
 from lockstep.python.start import start
+from lockstep.python.words import in_python
 
 
 def train(
@@ -86,9 +87,7 @@ def train(
     try:
         return start(asked, given, lambda path: Run(path, given, bool(asked.get("trust"))), callbacks, observe_only)
     except ValueError as error:
-        clearer = registered_here_alone(env, error)
-        if clearer is None:
-            raise
+        clearer = registered_here_alone(env, error) or type(error)(in_python(str(error)))
         raise clearer from None
 
 

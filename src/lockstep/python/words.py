@@ -1,0 +1,64 @@
+"""Says to a caller in Python what errors say in the command line's words."""
+
+from __future__ import annotations
+
+import re
+
+from lockstep.config.keys import LEAVES, Leaf
+
+OPTION = re.compile(r"--([a-z]+(?:[.-][a-z]+)*)")
+VALUE = re.compile(r"(?P<value>\d+-\d+|-?[\d.]+(?:e-?\d+)?|true|false|none|auto|max|[A-Z]+|[\w.]+:\w+)\b")
+LITERALS = {"true": "True", "false": "False", "none": "None"}
+SAME_SECTION = re.compile(r"\b(\w+)=dict\(([^()]*)\) \1=dict\(")
+
+
+def in_python(message: str) -> str:
+    """Writes the options of a message as arguments of ``lockstep.train``: ``--ppo.gamma 1`` as ``ppo=dict(gamma=1)``.
+
+    Options of other commands stay.
+    """
+    said, at = "", 0
+    while (option := OPTION.search(message, at)) is not None:
+        said += message[at : option.start()]
+        at = option.end()
+        leaf, on = _leaf_of(option[1])
+        if leaf is None:
+            said += option[0]
+            continue
+        values = [str(on)] if leaf.kind == "flag" else []
+        while leaf.kind != "flag" and (not values or leaf.kind == "list"):
+            found = _value_at(message, at, leaf)
+            if found is None:
+                break
+            values.append(_literal(found))
+            at += 1 + len(found)
+        value = ", ".join(values) or "…"
+        section, _, name = leaf.path.rpartition(".")
+        argument = f"{name}={f'[{value}]' if leaf.kind == 'list' and values else value}"
+        said += f"{section}=dict({argument})" if section else argument
+    return SAME_SECTION.sub(r"\1=dict(\2, ", said + message[at:])
+
+
+def _leaf_of(option: str) -> tuple[Leaf | None, bool]:
+    """The setting of an option, and whether it says yes: ``log.no-wandb`` says no."""
+    path = option.replace("-", "_")
+    section, dot, name = path.rpartition(".")
+    negated = LEAVES.get(f"{section}{dot}{name.removeprefix('no_')}")
+    return (LEAVES[path], True) if path in LEAVES else (negated, False)
+
+
+def _value_at(message: str, at: int, leaf: Leaf) -> str | None:
+    """The word after an option, if it is a value and not how the sentence goes on."""
+    if message[at : at + 1] != " ":
+        return None
+    found = VALUE.match(message, at + 1)
+    if found is not None:
+        return found["value"].rstrip(".")
+    word = re.split(r"[\s,;)]", message[at + 1 :], maxsplit=1)[0].rstrip(".")
+    return word if word and word in re.split(r"[{},|]", leaf.type) else None
+
+
+def _literal(word: str) -> str:
+    if word in LITERALS or word.isupper():
+        return LITERALS.get(word, word)
+    return word if re.fullmatch(r"-?[\d.]+(?:e-?\d+)?", word) else repr(word)
