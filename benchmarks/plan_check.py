@@ -43,7 +43,7 @@ from lockstep.scaling.plan import Plan
 ROOT = Path(__file__).parents[1]
 MEDIAN, WORST = 0.15, 0.30
 PORT = 29517
-BEGIN, END = "<!-- plan_check: begin -->", "<!-- plan_check: end -->"
+MARK = "plan_check"
 
 SMALL = ("CartPole-v1", "--num-envs", "64", "--num-steps", "64")
 WIDE = ("CartPole-v1", "--num-envs", "16", "--num-steps", "64", "--ppo.num-epochs", "2", "--ppo.num-minibatches", "2")
@@ -279,12 +279,13 @@ def misses(rows: list[Row]) -> bool:
     return bool(errors) and bool(statistics.median(errors) > MEDIAN or max(errors) > WORST)
 
 
-def into_page(page: str, text: str) -> str:
-    """Puts a table between the marks of a page, in the place of what stands there."""
-    before, mark, rest = page.partition(BEGIN)
-    if not mark or END not in rest:
-        raise ValueError(f"the page has no {BEGIN} and {END} to put the table between")
-    return f"{before}{BEGIN}\n{text}{END}{rest.partition(END)[2]}"
+def into_page(page: str, text: str, mark: str = MARK) -> str:
+    """Puts a text between the marks of a page, in the place of what stands there."""
+    begin, end = f"<!-- {mark}: begin -->", f"<!-- {mark}: end -->"
+    before, found, rest = page.partition(begin)
+    if not found or end not in rest:
+        raise ValueError(f"the page has no {begin} and {end} to put the text between")
+    return f"{before}{begin}\n{text}{end}{rest.partition(end)[2]}"
 
 
 LOAD = os.getloadavg()[0]

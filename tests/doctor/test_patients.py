@@ -11,7 +11,7 @@ IN_SYNC, NOT_IN_SYNC, UNDETERMINED = ("IN SYNC", 0), ("NOT IN SYNC", 1), ("UNDET
 CORRECT = (
     *("reduced_by_hand", "reduced_in_one_buffer", "parameter_server", "merged_normalizers_and_a_writer_between"),
     *("evaluated_on_one_rank", "target_network", "old_policy_made_before_the_broadcast", "actor_and_critic_apart"),
-    *("attached_as_ddp_left_it", "accumulated", "saved_and_continued"),
+    *("attached_as_ddp_left_it", "accumulated", "saved_and_continued", "always_clipped"),
 )
 FAULTY = {  # kinds of all faults, words of the reason, the cause and the fix of the first
     "critic_outside_ddp": (
@@ -86,6 +86,17 @@ def test_who_is_right_is_not_accused(name, tmp_path):
     found = examined(name, tmp_path)
     assert (found.json["verdict"], found.json["status"]) == IN_SYNC, found.json
     assert not [finding for finding in found.json["findings"] if finding["level"] != "note"]
+    assert "summed" not in [finding["kind"] for finding in found.json["findings"]]
+
+
+def test_gradients_that_are_summed_are_a_note(tmp_path):
+    found = examined("summed", tmp_path)
+    assert (found.json["verdict"], found.json["status"]) == IN_SYNC
+    (note,) = found.json["findings"]
+    assert (note["kind"], note["level"], note["details"]["optimizer"]) == ("summed", "note", 0)
+    assert "the sum over ranks, 2 times their mean" in note["text"]
+    assert "divide by the number of ranks" in note["fix"]
+    assert "the sum over ranks" in found.screen.replace("\n           ", " ")
 
 
 @pytest.mark.parametrize("name", variants(FAULTY, KEPT[2:]))

@@ -504,6 +504,30 @@ def reduced_copies():
     train(agent, optimizer, data, before_step=reduce_copies)
 
 
+def summed():
+    data, agent = Data(join()), Agent()
+    optimizer = torch.optim.SGD(agent.parameters(), 0.01)
+
+    def reduce_without_dividing():
+        for parameter in agent.parameters():
+            assert parameter.grad is not None
+            dist.all_reduce(parameter.grad)
+        nn.utils.clip_grad_norm_(agent.parameters(), 5.0)
+
+    train(agent, optimizer, data, before_step=reduce_without_dividing)
+
+
+def always_clipped():
+    data, agent = Data(join()), Agent()
+    optimizer = torch.optim.SGD(agent.parameters(), 0.01)
+
+    def reduce_and_clip():
+        reduce_gradients(agent.parameters())
+        nn.utils.clip_grad_norm_(agent.parameters(), 1e-3)
+
+    train(agent, optimizer, data, before_step=reduce_and_clip)
+
+
 def statistics_by_other_names():
     rank = join()
     data, agent = Data(rank), Agent()

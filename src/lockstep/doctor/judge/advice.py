@@ -91,6 +91,8 @@ FIXES = {
     "outside_ddp": "wrap that module, too; or lockstep.attach([actor, critic], [optimizer, …]) with all of them",
     "skipped": "reduce every parameter of the optimiser, in a loop over its param_groups; or " + ATTACH,
     "required": "set requires_grad alike on every rank, before DDP or lockstep.attach",
+    "summed": "divide by the number of ranks after the all-reduce, or ReduceOp.AVG, unless the loss is divided; or "
+    + ATTACH,
     "unreduced": "reduce p.grad itself, of every parameter, after backward() and before clipping; or " + ATTACH,
     "unreduced_sb3": SB3,
     "sometimes": "reduce before every step; or " + ATTACH,
@@ -129,6 +131,6 @@ FIXES = {
 
 UNSEEN = (
     "edits of p.data, replays of CUDA graphs, environments and normalisers in worker processes, "
-    "processes that the script starts itself, whether gradients are averaged or only summed"
+    "processes that the script starts itself"
 )
 """What no report covers."""

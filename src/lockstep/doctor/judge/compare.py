@@ -61,6 +61,8 @@ def relative_difference(a: Kept, b: Kept) -> float:
     return float(difference / scale) if difference > 0 else float("nan")
 
 
+WITNESSES = frozenset({"own", "stepped"})
+"""Kinds that aren't to be equal: gradients as ``backward`` left them, and what became of them."""
 EVERYWHERE = frozenset({"parameters", "gradients"})
 """Kinds that every rank has if one has them. Moments may be split over ranks, modules and normalisers be one rank's."""
 
@@ -148,7 +150,7 @@ def comparisons(traces: Sequence[RankTrace], unmatched: set[str]) -> Iterator[Co
         checks = {trace.rank: trace.checks[moment] for trace in traces}
         names = {trace.rank: trace.names.get(moment.optimizer, {}) for trace in traces}
         for kind in next(iter(checks.values())).parts:
-            if not all(kind in check.parts for check in checks.values()):
+            if kind in WITNESSES or not all(kind in check.parts for check in checks.values()):
                 continue
             parts = {rank: check.parts[kind] for rank, check in checks.items()}
             if kind == "normalizers":

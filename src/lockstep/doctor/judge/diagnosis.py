@@ -31,6 +31,7 @@ from lockstep.doctor.judge.others import (
     unknown_finding,
     unmatched_finding,
 )
+from lockstep.doctor.judge.sums import summed_finding
 from lockstep.doctor.judge.traces import RankTrace
 
 IN_SYNC, NOT_IN_SYNC, UNDETERMINED = "IN SYNC", "NOT IN SYNC", "UNDETERMINED"
@@ -101,7 +102,8 @@ def _findings(traces: Sequence[RankTrace], evidence: Evidence, deadlock: bool, i
         found.append(parameter_finding(before))
     found += [frozen_finding(before), normalizer_finding(before), buffer_finding(before), *endings]
     found += [data_finding(evidence), no_evidence_finding(evidence), unmatched_finding(evidence)]
-    return _there([*found, step_reduction_finding(evidence), sharded_finding(evidence), unknown_finding(evidence)])
+    found += [step_reduction_finding(evidence), summed_finding(evidence)]
+    return _there([*found, sharded_finding(evidence), unknown_finding(evidence)])
 
 
 def _there(findings: Sequence[Finding | None]) -> list[Finding]:

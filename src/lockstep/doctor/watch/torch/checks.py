@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from lockstep.doctor.watch.schedule import Schedule
 from lockstep.doctor.watch.side_store import OPTIMIZED, SideWriter
 from lockstep.doctor.watch.torch.inspection import Inventory, look_around, numbers_of
+from lockstep.doctor.watch.torch.own_gradients import OwnGradients
 from lockstep.doctor.watch.torch.values import DENSE_NUMBERS, SPARSE_NUMBERS, digest, local, shards_of, take_part
 
 LIBRARIES = ("stable_baselines3", "deepspeed")
@@ -50,6 +51,7 @@ class StepRecorder:
 
     def __init__(self, writer: SideWriter, schedule: Schedule) -> None:
         self._writer, self._schedule = writer, schedule
+        self._own = OwnGradients()
         self.inventory = Inventory()
 
     def first_seen(self, watch: OptimizerWatch) -> None:
@@ -71,6 +73,16 @@ class StepRecorder:
             "unplaced": sorted(name for name in inventory.unplaced if inventory.normalizers[name]() is not None),
         }
         self._writer.add({"kind": "optimizer", "optimizer": watch.index} | facts)
+
+    def listen(self, watches: Iterable[OptimizerWatch]) -> None:
+        """Keep gradients of these optimisers as ``backward`` leaves them; of none any more if there are none.
+
+        Wrapped models reduce within it.
+        """
+        found = [] if self.inventory.wrappers else [p for watch in watches for p in _parameters(watch).values()]
+        self._own.listen(found)
+        if not found:
+            self._own.stop()
 
     def note_rates(self, watch: OptimizerWatch) -> None:
         """Write learning rates, before a step, when they changed.
@@ -97,6 +109,7 @@ class StepRecorder:
         gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
         parts: Parts = {"gradients": {n: g.coalesce().values() if g.is_sparse else g for n, g in gradients.items()}}
         parts["gathered"] = gathered
+        parts["own"], parts["stepped"] = self._own.beside(parameters)
         if watch.steps == 0:
             parts |= self._state(watch)
         fixed = [place for place, p in parameters.items() if not p.requires_grad]

@@ -102,6 +102,7 @@ class TorchWatch:
 
     def remove(self) -> None:
         """Take all hooks out."""
+        self._recorder.listen(())
         for handle in (*self._steps, self._entry, self._exit):
             if handle is not None:
                 handle.remove()
@@ -143,7 +144,9 @@ class TorchWatch:
             self._recorder.after(watch, self._used)
         self._stepped = True
         live = [w for w in self._optimizers.values() if self._steps_of_all - w.last_step <= GIVEN_UP]
-        self._hot = any(self._schedule.includes(other.steps + 1) for other in live)
+        checked = [other for other in live if self._schedule.includes(other.steps + 1)]
+        self._hot = bool(checked)
+        self._recorder.listen(checked)
         if not self._hot:
             self._passes.clear()
         self._listen()

@@ -1,0 +1,59 @@
+"""Tells gradients that are summed over ranks from those that are averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from lockstep.doctor.judge.advice import FIXES
+from lockstep.doctor.judge.evidence import NOTE, Evidence, Finding, of_optimizer
+from lockstep.doctor.judge.traces import Kept, Moment, Part, RankTrace
+
+CLOSE = 1e-3
+"""So far off a multiple may be by rounding."""
+
+
+def summed_finding(evidence: Evidence) -> Finding | None:
+    """Gradients that are as many times the ranks' mean as there are ranks: their sum.
+
+    A step whose gradients were clipped afterwards shows another multiple, and says nothing. That the loss was divided
+    beforehand, which makes a sum right, can't be seen.
+    """
+    ranks = len(evidence.traces)
+    reduced = [c for c in evidence.of("gradients") if c.equal and c.nonzero and evidence.inputs[c.moment] == "differ"]
+    for optimizer in evidence.optimizers:
+        moments = [c.moment for c in reduced if c.moment.optimizer == optimizer]
+        found = [_multiple(evidence.traces, moment) for moment in moments]
+        steps = sum(1 for multiple in found if multiple is not None and abs(multiple / ranks - 1) < CLOSE)
+        averaged = any(multiple is not None and abs(multiple - 1) < CLOSE for multiple in found)
+        if steps and not averaged:
+            text = f"gradients{of_optimizer(evidence, optimizer)} are the sum over ranks, {ranks} times their mean: "
+            text += "right if the loss is divided by the number of ranks; if not, every step depends on that number"
+            return Finding("summed", NOTE, text, "", FIXES["summed"], {"optimizer": optimizer, "steps": steps})
+    return None
+
+
+def _multiple(traces: Sequence[RankTrace], moment: Moment) -> float | None:
+    """By what all ranks' mean gradient was multiplied before a step; None if it was changed otherwise, or not seen."""
+    parts = [trace.checks[moment].parts for trace in traces]
+    if not all("own" in part and "stepped" in part for part in parts):
+        return None
+    pairs = list(_pairs([part["own"] for part in parts], parts[0]["stepped"]))
+    if not pairs:
+        return None
+    mean, stepped = (np.concatenate(each) for each in zip(*pairs, strict=True))
+    size = float(mean @ mean)
+    if not (np.isfinite(size) and size > 0 and np.isfinite(stepped).all()):
+        return None
+    multiple = float(mean @ stepped) / size
+    off = np.linalg.norm(stepped - multiple * mean)
+    return multiple if off <= CLOSE * np.linalg.norm(stepped) else None
+
+
+def _pairs(own: Sequence[Part], stepped: Mapping[str, Kept]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Of each gradient that every rank has: the ranks' mean, and what the step was given."""
+    for place, kept in stepped.items():
+        each = [part[place].numbers for part in own if place in part]
+        if len(each) == len(own) and all(numbers.shape == kept.numbers.shape for numbers in each):
+            yield np.mean(np.asarray(each, np.float64), axis=0), kept.numbers.astype(np.float64)
