@@ -14,6 +14,8 @@ STRONG = "two ranks, 32 envs each"
 COPIES = "two independent runs, 64 envs each"
 CALLS = 40
 """Calls of a program that JAX compiled, each of which is one line; ``peers/settings.py`` has the same number."""
+SEQUENCE = 32
+"""Steps of a training sequence of a recurrent policy of ours, the default; sb3-contrib's end with episodes alone."""
 JAX_SHARDS = 2
 """With JAX a case has as many shards as the devices that it is measured on."""
 SB3, CONTRIB, ENVPOOL = "stable-baselines3", "sb3-contrib", "EnvPool"
@@ -68,7 +70,7 @@ def our_config(case: Case, env: str, reduction: Reduction) -> dict[str, Any]:
     if case.images:
         network = {"hidden_sizes": [], "activation": "relu", "shared": True, "image": {"kind": "nature"}}
     if case.lstm:
-        network |= {"recurrent": "lstm", "recurrent_size": case.lstm}
+        network |= {"recurrent": "lstm", "recurrent_size": case.lstm, "sequence_length": SEQUENCE}
     return {
         "engine": case.engine,
         "env": {"id": env, **pictures},
@@ -195,7 +197,11 @@ def programs_of(case: Case) -> list[Program]:
             peer(case, "SBX (JAX)", "sbx_ppo.py", "sbx-rl", "jax"),
         ]
     envs = [ARRAY_CARTPOLE, case.env] if case.env == "CartPole-v1" and not case.lstm else [case.env]
-    return rows + [ours(case, env, reduction) for env in envs for reduction in ("exact", "fast")]
+    rows += [ours(case, env, reduction) for env in envs for reduction in ("exact", "fast")]
+    if case.lstm:
+        said = f"2 shards, sequences of {case.num_steps}"
+        rows.append(changed(rows[-2], said, num_shards=2, network={"sequence_length": case.num_steps}))
+    return rows
 
 
 def _in_one_program(case: Case) -> list[Program]:
@@ -212,22 +218,26 @@ def _with_both_cores(case: Case) -> list[Program]:
     """Everybody with the whole machine, in the ways in which they can use it."""
     processes = peer(case, "Stable-Baselines3, SubprocVecEnv, 2 threads", "sb3_ppo.py", SB3, vector="processes")
     here = peer(case, "Stable-Baselines3, 2 threads", "sb3_ppo.py", SB3)
+    one_by_one = cleanrl(case, ", 2 threads")
     late_reset = cleanrl(case, f", {ENVPOOL}, 2 threads", vector="envpool")
     ranks = [ours(case, case.env, reduction, nproc=2) for reduction in ("exact", "fast")]
     workers = changed(ours(case, case.env, "exact"), "2 workers", env={"workers": 2})
     if case.images:
         two_shards = changed(ranks[0], "2 shards", num_shards=2)
         devices = replace(ours_with_jax(case, case.env, "exact", 2), label="Lockstep, exact, JAX on 2 devices")
-        return [processes, late_reset, *ranks, two_shards, devices]
+        return [processes, here, one_by_one, late_reset, *ranks, two_shards, devices]
     if case.normalize:
         pooled = peer(case, f"Stable-Baselines3, {ENVPOOL}, 2 threads", "sb3_ppo.py", SB3, vector="envpool")
-        return [processes, here, pooled, *ranks, workers]
+        label = "Stable-Baselines3, nothing normalised, 2 threads"
+        plain = peer(case, label, "sb3_ppo.py", SB3, normalize=False)
+        return [processes, here, plain, pooled, one_by_one, *ranks, workers]
     pools = replace(changed(ranks[0], ENVPOOL, env={"backend": "envpool"}), env=pool_of(case.env))
     return [
         processes,
         here,
         peer(case, "skrl, 2 threads", "skrl_ppo.py", "skrl"),
         peer(case, "skrl, Gymnasium's vector entry point, 2 threads", "skrl_ppo.py", "skrl", vector="entry-point"),
+        one_by_one,
         late_reset,
         peer(case, "SBX (JAX), both cores", "sbx_ppo.py", "sbx-rl", "jax"),
         *ranks,

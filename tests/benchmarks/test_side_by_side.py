@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from benchmarks import side_by_side
-from benchmarks.cases import A1, A1_BOTH, BREAKOUT, CASES, J3, R1, T1, T2, T2_BOTH, T3
+from benchmarks.cases import A1, A1_BOTH, BREAKOUT, CASES, J3, R1, T1, T2, T2_BOTH, T3, T3_BOTH
 from benchmarks.peer_environment import PEERS, REQUIREMENTS
 from benchmarks.programs import CALLS, CLEANRL, our_config, programs_of, scaling_programs
 from benchmarks.report import Results
@@ -115,6 +115,9 @@ def test_on_both_cores_everybody_has_every_way():
     for way in ("SubprocVecEnv", "EnvPool", "vector entry point", "2 ranks", "2 workers"):
         assert way in said
     assert any(program.devices == 2 for program in programs_of(A1_BOTH))
+    for one, both in ((T2, T2_BOTH), (T3, T3_BOTH), (A1, A1_BOTH)):
+        peers = [program.label.partition(" (JAX)")[0] for program in programs_of(one) if not program.is_ours]
+        assert all(any(label.startswith(name) for label in labels(both)) for name in peers)
 
 
 def test_rows_of_a_case_are_told_apart():

@@ -396,3 +396,16 @@ def test_a_forbidden_action_would_have_raised():
     envs.buffers.actions[:, 0] = masks[:, :3].argmin(1)
     with pytest.raises(EnvironmentFailureError, match="is forbidden"):
         envs.step()
+
+
+def test_workers_close_their_environments(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(MODULES))
+    config = {"id": "odd_factories:Closing", "workers": 2}
+    described = describe(EnvConfig.model_validate(config))
+    monkeypatch.setenv("CLOSED_IN", str(tmp_path))
+    envs = make_envs(EnvConfig.model_validate(config), described, SEED, range(3), pytest.fail, "reset")
+    begin(envs)
+    envs.close()
+    closed = [name.name.split("-")[0] for name in tmp_path.iterdir()]
+    assert len(closed) == 3
+    assert len(set(closed)) == 2  # processes

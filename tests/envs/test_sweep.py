@@ -97,6 +97,61 @@ def test_a_subclass_of_the_limit_is_no_limit_of_makes():
     assert without_time_limit(own) == (own, None)
 
 
+def test_what_somebody_has_replaced_stays():
+    sweep, b, _ = swept(EnvConfig(id="odd_factories:rewarded_tenfold"))
+    sweep.reset()
+    sweep.step()
+    assert b.rewards.tolist() == [10.0, 10.0]
+
+
+def test_one_object_for_all_environments_is_refused():
+    config = EnvConfig(id="odd_factories:always_the_same")
+    with pytest.raises(ValueError, match="gives the same object each time"):
+        describe(config)
+    described = describe(EnvConfig(id="CartPole-v1"))
+    wanted = WantedEnvs(config, described, 0, range(2))
+    layout = buffer_layout(described, 2, 1)
+    buffers = Buffers(**{name: np.zeros(shape, dtype) for name, (shape, dtype) in layout.items()})
+    with pytest.raises(ValueError, match="gives the same object each time"):
+        Sweep(wanted, buffers, range(2), 0)
+
+
+@pytest.mark.parametrize(("name", "back"), [("stacked_walk", False), ("scaled_walk", True), ("sworn_walk", True)])
+def test_state_hooks_count_where_nothing_around_them_remembers(name, back):
+    config = EnvConfig(id=f"odd_factories:{name}", kwargs={})
+    sweep, b, _ = swept(config, 1)
+    sweep.reset()
+    b.actions[0] = 1
+    sweep.step()
+    (state,) = sweep.save_states()
+    assert (state is not None) == back
+    again, there, _ = swept(config, 1)
+    there.observations[:] = b.observations
+    hashes = row_hashes(b.observations, b.rewards)
+    there.actions[:] = b.actions
+    assert again.restore(0, np.ones(1), hashes, state or {}) == back  # the walk's drift is no seed's
+    sweep.step()
+    again.step()
+    assert (there.observations.tobytes() == b.observations.tobytes()) == back
+
+
+def test_an_environment_that_fails_to_close_is_told_and_the_others_are_closed(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("CLOSED_IN", str(tmp_path))
+    sweep, _, _ = swept(EnvConfig(id="odd_factories:Closing"))
+    closed = len(list(tmp_path.iterdir()))
+    monkeypatch.setenv("CLOSE_FAILS", "1")
+    sweep.envs[0].close()
+    monkeypatch.delenv("CLOSE_FAILS")
+    sweep.envs[1].close()
+    assert len(list(tmp_path.iterdir())) == closed + 1
+    said = capsys.readouterr().err
+    assert "environment 0 (odd_factories:Closing) raised in close" in said
+    assert "renderer gone" in said
+    monkeypatch.setenv("CLOSE_FAILS", "1")
+    assert describe(EnvConfig(id="odd_factories:Closing")).id == "odd_factories:Closing"
+    assert "renderer gone" in capsys.readouterr().err
+
+
 def test_a_restored_episode_is_truncated_where_it_would_have_been():
     config = EnvConfig(id="CartPole-v1", max_episode_steps=6)
     for elapsed in (2, 5):

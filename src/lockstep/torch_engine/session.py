@@ -152,10 +152,12 @@ class Session:
 
     def close(self) -> None:
         """Closes the environments, and tells the other ranks."""
-        self.envs.close()
-        if self._eval_envs is not None:
-            self._eval_envs.close()
-        self.communicator.close()
+        try:
+            self.envs.close()
+            if self._eval_envs is not None:
+                self._eval_envs.close()
+        finally:
+            self.communicator.close()
 
 
 def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | None) -> Session:

@@ -19,7 +19,7 @@ from lockstep.core.life import life
 from lockstep.core.spaces import MASK
 from lockstep.envs.gymnasium.make import make_environment
 from lockstep.envs.gymnasium.time_limit import without_time_limit
-from lockstep.envs.gymnasium.wrappers import stateful
+from lockstep.envs.gymnasium.wrappers import stateful, vouches_for_state
 from lockstep.envs.host_envs import WantedEnvs
 from lockstep.envs.restore.replay import row_hashes
 
@@ -222,6 +222,11 @@ class KeyedEnv:
         self.elapsed = 0
 
     @property
+    def unwrapped(self) -> gymnasium.Env:
+        """The environment inside of all wrappers."""
+        return self._env.unwrapped
+
+    @property
     def watched(self) -> bool:
         """Whether its observations are still compared with its space."""
         return self._watched is not None and self._watched.left > 0
@@ -273,9 +278,7 @@ class KeyedEnv:
 
     @property
     def _hooks(self) -> Any:
-        inner = self._env.unwrapped
-        offered = hasattr(inner, "get_env_state") and hasattr(inner, "set_env_state")
-        return inner if offered and not self._wrapped else None
+        return None if self._wrapped else vouches_for_state(self._env)
 
     def save_state(self) -> dict[str, np.ndarray] | None:
         """The arrays of an environment that offers ``get_env_state()`` and ``set_env_state(arrays)``, else None."""
@@ -318,5 +321,8 @@ class KeyedEnv:
             env = env.env
 
     def close(self) -> None:
-        """Close the environment."""
-        self._env.close()
+        """Closes the environment; an error of its own is told in a line, and nobody fails for it."""
+        try:
+            self._env.close()
+        except Exception as error:
+            print(f"lockstep: warning: {self.failure('close', error)}", file=sys.stderr, flush=True)

@@ -11,6 +11,7 @@ import numpy as np
 from lockstep.core.errors import EnvironmentFailureError
 from lockstep.envs.gymnasium.atari import LIFE_LOST
 from lockstep.envs.gymnasium.keyed import KeyedEnv, number, stated_metrics, stated_score, stated_success
+from lockstep.envs.gymnasium.make import same_object
 from lockstep.envs.host_envs import Buffers, Stated, WantedEnvs
 
 _NEVER = 1 << 62
@@ -33,9 +34,15 @@ class Sweep:
         self._flags = [b[part] for b in (buffers.terminated, buffers.truncated, buffers.lost, buffers.successes)]
         self._scores = buffers.scores[part]
         self.envs: list[KeyedEnv] = []
-        for row in rows:
-            self._stepping[slot] = row
-            self.envs.append(KeyedEnv(wanted, row))
+        try:
+            for row in rows:
+                self._stepping[slot] = row
+                self.envs.append(KeyedEnv(wanted, row))
+            if len({id(env.unwrapped) for env in self.envs}) < len(self.envs):
+                raise ValueError(same_object(wanted.config.id))
+        except BaseException:
+            self.close()
+            raise
         self._stepping[slot] = -1
         vector = wanted.description.observation.single_vector
         self._shape = None if vector is None else vector.shape

@@ -26,6 +26,8 @@ from lockstep.envs.host_envs import Buffers, HostEnvs, Stated, WantedEnvs, buffe
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _SAFE_PATH = "PYTHONSAFEPATH"
 """Keeps the working directory from coming first on a worker's path, until it has the path of its rank."""
+CLOSE_SECONDS, HUNG_SECONDS = 10.0, 0.5
+"""So long workers may take to close their environments, before they are killed; after one that hung, this long."""
 _INTERRUPTED = 128 + signal.SIGINT
 
 
@@ -56,11 +58,12 @@ def _work(
     slot: int,
     parent: int,
 ) -> None:
-    """A worker's whole life: make its environments, answer commands until the rank closes the pipe."""
+    """A worker's whole life: make its environments, answer commands until the rank closes the pipe, close them."""
     end_with_parent(parent)
     os.environ.pop(_SAFE_PATH, None)
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # the rank decides when to stop
+    sweep: Sweep | None = None
     try:
         sweep = Sweep(wanted, _views(raw, layout), rows, slot)
         connection.send(("ok", None))
@@ -76,6 +79,9 @@ def _work(
         known = isinstance(error, EnvironmentFailureError | ValueError)
         with contextlib.suppress(OSError):  # the rank may have failed for another environment already
             connection.send(("failed", str(error) if known else f"worker {slot}: {type(error).__name__}: {error}"))
+    finally:
+        if sweep is not None:
+            sweep.close()
 
 
 def _joined(answers: Mapping[int, Stated]) -> Stated:
@@ -180,7 +186,7 @@ class WorkerEnvs(HostEnvs):
                 life.progressed()
             elif now - since > self._timeout:
                 name = self._name(slot)
-                self.close()
+                self.close(HUNG_SECONDS)
                 raise EnvironmentFailureError(f"{name}, didn't answer within {self._timeout:g} s (env.timeout)")
 
     def _receive(self, slot: int) -> Any:
@@ -240,13 +246,14 @@ class WorkerEnvs(HostEnvs):
         self._send([slot], _message("restore", env, actions, hashes, state))
         return self._collect(range(slot, slot + 1))[slot]
 
-    def close(self) -> None:
-        """See :meth:`HostEnvs.close`."""
+    def close(self, patience: float = CLOSE_SECONDS) -> None:
+        """See :meth:`HostEnvs.close`; workers have ``patience`` seconds to close their environments."""
         atexit.unregister(self.close)
         for connection in self._connections:
             connection.close()
+        deadline = time.monotonic() + patience
         for process in self._processes:
-            process.join(0.5)
+            process.join(max(deadline - time.monotonic(), 0.0))
             if process.is_alive():
                 process.kill()
                 process.join(5)

@@ -58,6 +58,10 @@ class KeyedStickyAction(wrappers.StickyAction):
         return super().reset(seed=seed, options=options)
 
 
+FORGETTING = (wrappers.TimeLimit, wrappers.OrderEnforcing, wrappers.PassiveEnvChecker, wrappers.RecordEpisodeStatistics)
+"""Gymnasium's wrappers that remember nothing but steps, which are set, and what nobody asks."""
+
+
 class StackFrames(gymnasium.Wrapper):
     """The last ``count`` observations as one, by :func:`join_frames`; an episode's first stands for those before it."""
 
@@ -99,6 +103,25 @@ class StackParts(gymnasium.ObservationWrapper):
 def stateful(config: EnvConfig) -> bool:
     """Whether wrappers remember anything from step to step: state hooks of the environment alone can't restore it."""
     return config.frame_stack > 1 or config.frame_skip > 1 or bool(config.sticky_actions) or config.atari.enabled
+
+
+def vouches_for_state(env: gymnasium.Env) -> Any:
+    """Finds who offers ``get_env_state()`` and ``set_env_state(arrays)`` for all of an environment; None: nobody does.
+
+    That is the outermost that has both, with nothing around it that may remember anything itself: a wrapper of the
+    user's own may. What ``gymnasium.make`` and Gymnasium's plain transformations put around it doesn't.
+    """
+    while not (hasattr(env, "get_env_state") and hasattr(env, "set_env_state")):
+        if not isinstance(env, gymnasium.Wrapper) or not _forgets(env):
+            return None
+        env = env.env
+    return env
+
+
+def _forgets(env: gymnasium.Wrapper) -> bool:
+    ours = type(env).__module__.startswith("lockstep.")  # those of a config are asked by :func:`stateful`
+    transforms = type(env).__module__.startswith("gymnasium.wrappers.transform_")
+    return ours or transforms or type(env) in FORGETTING
 
 
 def wrap(config: EnvConfig, env: gymnasium.Env) -> gymnasium.Env:
