@@ -58,7 +58,7 @@ ELSEWHERE = {
 def _run(name: str, argv: Sequence[str]) -> int:
     if name not in COMMANDS:
         close = [ELSEWHERE[name]] if name in ELSEWHERE else difflib.get_close_matches(name, COMMANDS, 1)
-        hint = f"did you mean lockstep {close[0]}?" if close else f"there are {', '.join(COMMANDS)}"
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(COMMANDS)}"
         raise ValueError(f"{name!r} is no command; {hint}")
     return importlib.import_module(f"lockstep.commands.{name}").main(argv)
 

@@ -512,7 +512,7 @@ def summed():
         for parameter in agent.parameters():
             assert parameter.grad is not None
             dist.all_reduce(parameter.grad)
-        nn.utils.clip_grad_norm_(agent.parameters(), 5.0)
+        nn.utils.clip_grad_norm_(agent.parameters(), 1e3)
 
     train(agent, optimizer, data, before_step=reduce_without_dividing)
 
