@@ -92,7 +92,7 @@ def test_decisions_were_taken_one_way_and_the_other(run_of):
     assert len({record["train/optimizer_steps"] for record in metrics}) > 1
 
 
-@pytest.mark.parametrize("kind", variants(["GRPO", "images"], ["GRPO"]))
+@pytest.mark.parametrize("kind", variants(["on the host", "GRPO", "images"], ["on the host"]))
 def test_what_is_compared_shows_another_seed(trained, run_of, kind):
     """The negative of the comparisons above."""
     other = trained(*KINDS[kind], "--seed", 1, *devices(1))

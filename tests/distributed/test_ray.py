@@ -78,7 +78,8 @@ def nothing_left(cluster, ended) -> None:
     assert [rank for rank in range(4) if ranks_of(cluster.mark, rank)] == []
 
 
-@pytest.mark.parametrize("engine", ["torch", pytest.param("jax", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("engine", ["torch", "jax"])
 def test_ranks_on_two_nodes_give_the_agent_of_one_rank(cluster, trained, tmp_path, engine):
     words = (*CARTPOLE, "--engine", "jax") if engine == "jax" else CARTPOLE
     asked = ("--launcher", "ray", "--nproc", 4, "--collectives", "backend", "--name", "run")
