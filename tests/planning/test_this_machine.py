@@ -66,6 +66,18 @@ def test_a_slow_network_is_in_the_collectives():
     assert near.parts["collectives"] < 0.1 * far.parts["collectives"]
 
 
+@pytest.mark.parametrize(("hosts", "per_host", "of_gradient"), [(2, 1, 0.5 * 2), (2, 4, 2 * 4 * 4 / 8)])
+def test_sums_by_gloo_leave_a_host_by_one_card(hosts, per_host, of_gradient):
+    """Two ranks gather two gradients, half of it each in a ring; eight send slices, and sums of them, to all others.
+
+    A host's four ranks have four eighths of a gradient for the other host, in each of the two rounds.
+    """
+    ranks, own = hosts * per_host, times([1.0], [1.0])
+    found = predicted(ranks, own, machine=Machine(per_host, 12.5e6), memory={"parameters": 4e6})
+    steps = CONFIG.ppo.num_epochs * 2
+    assert found.limits["links"] == pytest.approx(steps * of_gradient * 4e6 / (12.5e6 * 0.94), rel=0.01)
+
+
 def test_a_program_that_tells_no_parts_is_one():
     whole = RankTimes(np.array([2.0, 4.0]), *(np.zeros(0),) * 3, memory=5e6)
     found = predicted(2, whole, whole)
