@@ -28,8 +28,8 @@ def times(rollout, learn, other=(0.0,), memory=0.0):
     return RankTimes(np.array([total]), *arrays, memory=memory)
 
 
-def predicted(ranks, *own, machine=MACHINE, memory: Any = None):
-    return predict(CONFIG, describe(CONFIG.env), Measured(ranks, own), machine, memory or {"parameters": 4000.0})
+def predicted(ranks, *own, machine=MACHINE, memory: Any = None, config=CONFIG):
+    return predict(config, describe(config.env), Measured(ranks, own), machine, memory or {"parameters": 4000.0})
 
 
 def test_one_rank_takes_what_it_took():
@@ -76,6 +76,12 @@ def test_sums_by_gloo_leave_a_host_by_one_card(hosts, per_host, of_gradient):
     found = predicted(ranks, own, machine=Machine(per_host, 12.5e6), memory={"parameters": 4e6})
     steps = CONFIG.ppo.num_epochs * 2
     assert found.limits["links"] == pytest.approx(steps * of_gradient * 4e6 / (12.5e6 * 0.94), rel=0.01)
+
+
+def test_fsdp_cuts_what_a_rank_holds_and_sends_all_of_it():
+    found = predicted(4, times([1.0], [1.0]), config=CONFIG.model_copy(update={"fsdp": True, "reduction": "fast"}))
+    assert found.memory["parameters"] == 1000.0
+    assert [x.bytes for x in found.collectives if x.purpose == "parameters"] == [4000.0]
 
 
 def test_a_program_that_tells_no_parts_is_one():

@@ -113,6 +113,7 @@ def _on_this_machine(
     costs: Costs,
     say: Say,
 ) -> Predicted:
+    most = max(configs)
     machine = this_machine.Machine(target.per_host, request.network or this_machine.ETHERNET, copy_rate())
     out = []
     for size, config in configs.items():
@@ -121,7 +122,8 @@ def _on_this_machine(
             say(f"{target.text}: measuring {what} for {size} rank{'s' if size > 1 else ''}")
 
         measured = this_machine.measure(config, size, machine, request.warmup_iters, request.iters, tell)
-        kept = {kind: costs.memory[kind] for kind in ("parameters", "moments")}
+        whole = most if config.fsdp else 1
+        kept = {kind: costs.memory[kind] * whole for kind in ("parameters", "moments")}
         out.append(this_machine.predict(config, description, measured, machine, kept))
     return tuple(out), None
 

@@ -82,12 +82,16 @@ def measure(
 def predict(
     config: Config, description: EnvDescription, measured: Measured, machine: Machine, memory: dict[str, float]
 ) -> Prediction:
-    """Predicts a run on ``measured.ranks`` ranks; ``memory`` is what a rank holds by kind, as far as it is known."""
+    """Predicts a run on ``measured.ranks`` ranks.
+
+    ``memory`` is what a rank that doesn't cut it with FSDP holds by kind, as far as it is known.
+    """
     times: dict[Case, Times] = {case: _times(config, description, measured, machine, memory, case) for case in CASES}
     likely = times["likely"]
     known = sum(memory.values())
     peak = max(x.memory for x in measured.times)
-    held = memory | {"process": max(0.0, peak - known)}
+    cut = measured.ranks if config.fsdp else 1
+    held = {kind: size / cut for kind, size in memory.items()} | {"process": max(0.0, peak - known)}
     return Prediction(
         devices=measured.ranks,
         num_envs=config.envs,
