@@ -7,11 +7,9 @@ assumptions for every row (weak scaling, nothing overlaps, nobody waits for a sl
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from lockstep.planning.accelerators import LATENCY_OF
-from lockstep.planning.collectives import Link, sent_bytes
+from lockstep.planning.accelerators import link_of
 from lockstep.planning.hardware import CASES, assumptions, chips
 from lockstep.training.costs import Collective
 
@@ -96,16 +94,11 @@ def overlapped(row: Published) -> float:
 def _seconds(row: Published, devices: int, case: str) -> float:
     if devices == 1:
         return 0.0
-    chip, assumed = chips()[row.chip], assumptions(case)  # type: ignore[arg-type]
-    growth = max(1.0, math.log2(devices)) / math.log2(LATENCY_OF)
-    across = devices > row.per_host
-    rate = min(chip.network_rate, chip.link_rate) if across else chip.link_rate
-    latency = assumed.latency[chip.platform] + (assumed.latency["network"] if across else 0.0)
-    link = Link(rate * assumed.link, latency * growth)
+    link = link_of(chips()[row.chip], devices, row.per_host, assumptions(case))  # type: ignore[arg-type]
     total = 0.0
     for one in row.each:
         size = one.bytes * row.many / devices if one.kind == "reduce-scatter" else one.bytes
-        total += one.count * (link.latency + sent_bytes(one._replace(bytes=size), devices) / link.rate)
+        total += one.count * link.seconds(one._replace(bytes=size), devices)
     return total
 
 

@@ -58,3 +58,6 @@ def test_published_rows_are_predicted_by_one_rule():
     assert cartpole.seconds == pytest.approx(0.504, abs=1e-3)
     assert g1.seconds == pytest.approx(1.585, abs=1e-3)
     assert llama.seconds == pytest.approx(2.843, abs=1e-3)
+    # 8 bytes of each parameter in rings: of 16 hosts by eight cards of 50 GB/s each, of one by NVLink, at 70 %
+    added = 8 * 8.03e9 * (127 / 128 / 400e9 - 7 / 8 / 450e9) / 0.7
+    assert efficiency(llama, "likely") == pytest.approx(llama.seconds / (llama.seconds + added), rel=1e-3)

@@ -77,3 +77,21 @@ def test_world_sizes_that_are_none_are_refused():
     assert world_sizes("4,1,2") == (1, 2, 4)
     with pytest.raises(ValueError, match="world-sizes: '1,x'"):
         world_sizes("1,x")
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("h100:8", ["h100:8: --link, the rate between hosts, is not used: one host has all 8 devices"]),
+        ("cpu:2", ["cpu:2: --link, the rate between hosts, is not used: one host has all 2 ranks"]),
+        ("tpu:v5e:2x4", ["tpu:v5e:2x4: --link, the rate between hosts, is not used: a slice's hosts meet over its own "
+                         "links (ICI, 2D torus)"]),
+        ("cpu:2x1", []),
+        ("h100:16", []),
+    ],
+)  # fmt: skip
+def test_a_link_between_hosts_that_nothing_crosses_is_noted(target, said):
+    request = request_of(target, network=1e9, config={"num_shards": 16})
+    assert [line for line in request.notes_on(request.targets[0]) if "--link" in line] == said
+    without = request_of(target, config={"num_shards": 16})
+    assert not any("--link" in line for line in without.notes_on(without.targets[0]))

@@ -10,6 +10,7 @@ from lockstep.envs.describe import describe
 from lockstep.planning.accelerators import Workload, largest_num_envs, predict
 from lockstep.planning.hardware import parse_target
 from lockstep.planning.host_steps import HostSteps
+from lockstep.planning.prediction import Outlook
 from lockstep.training.costs import Collective, Costs, Kernel, Part
 
 SLOW_STEPS = HostSteps((1e-3,))
@@ -56,10 +57,11 @@ def test_gradients_at_the_roofline():
 def test_memory_of_fewer_devices_is_more_and_may_not_fit():
     huge = replace(COSTS, memory=MEMORY | {"activations": 30e9})
     eight, two = (predict(work(n, costs=huge)) for n in (8, 2))
-    assert eight.fits
     assert two.memory["activations"] == 120e9
     assert two.memory["parameters"] == eight.memory["parameters"]
-    assert not two.fits
+    whole = Outlook("h100:8", "H100", "jax", "", 8, 80e9, (two, eight))
+    assert [row["fits"] for row in whole.to_json()["predictions"]] == [False, True]
+    assert replace(whole, capacity=0.0).fits(two) is None  # nobody knows
 
 
 def test_the_most_environments_fill_the_memory_and_no_more():
@@ -82,6 +84,18 @@ def test_hosts_meet_over_their_network():
     assert predict(across).parts["collectives"] < predict(slow).parts["collectives"]
 
 
+def test_rings_leave_a_host_by_all_of_its_network_cards():
+    """And an exchange of all with all by each device's own, which half of the bytes need: 8 of 16 devices are here."""
+    costs = replace(COSTS, collectives=(Collective("all-reduce", "gradients", 1.0, 1e9),))
+    config = CONFIG.model_copy(update={"num_shards": 16})
+    many = replace(work(16, "h100:16", config, costs=costs), counted=16)
+    found = predict(many).limits["links"]
+    assert found == pytest.approx(2 * 1e9 * 15 / 16 / (min(450e9, 8 * 50e9) * 0.7))
+    assert predict(replace(many, network=25e9 / 8)).limits["links"] == pytest.approx(2 * 15 / 16 / (3.125 * 0.7))
+    exchange = replace(costs, collectives=(Collective("all-to-all", "gradients", 1.0, 1e9),))
+    assert predict(replace(many, costs=exchange)).limits["links"] == pytest.approx(0.5 * 1e9 / (50e9 * 0.7))
+
+
 def test_environments_on_the_host_limit_what_the_device_could_do():
     found = predict(work(8, host=SLOW_STEPS, config=CONFIG.model_copy(update={"engine": "torch"})))
     # a rank's 8 environments, 16 steps, 1 ms each, and what is assumed for handing over
@@ -97,10 +111,12 @@ def test_one_process_of_jax_steps_the_environments_of_all_of_its_devices():
     assert eight.limit == "gradients (arithmetic)" or eight.limit == "environments (the host's processor)"
 
 
-def test_fsdp_holds_a_part_of_parameters_on_each_device():
+def test_fsdp_holds_a_part_of_parameters_on_each_device_and_whole_gradients():
     config = CONFIG.model_copy(update={"fsdp": True, "reduction": "fast"})
     eight, two = (predict(work(n, config=config)) for n in (8, 2))
-    assert two.memory["parameters"] == 4 * eight.memory["parameters"]
+    for kind in ("parameters", "moments"):
+        assert two.memory[kind] == 4 * eight.memory[kind]
+    assert two.memory["gradients"] == eight.memory["gradients"] == MEMORY["gradients"]
 
 
 def test_a_graph_of_one_rank_launches_what_python_would():

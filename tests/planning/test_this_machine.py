@@ -28,8 +28,8 @@ def times(rollout, learn, other=(0.0,), memory=0.0):
     return RankTimes(np.array([total]), *arrays, memory=memory)
 
 
-def predicted(ranks, *own, machine=MACHINE, memory: Any = None):
-    return predict(CONFIG, describe(CONFIG.env), Measured(ranks, own), machine, memory or {"parameters": 4000.0})
+def predicted(ranks, *own, machine=MACHINE, memory: Any = None, config=CONFIG):
+    return predict(config, describe(config.env), Measured(ranks, own), machine, memory or {"parameters": 4000.0})
 
 
 def test_one_rank_takes_what_it_took():
@@ -64,6 +64,24 @@ def test_a_slow_network_is_in_the_collectives():
     # each step a rank sends a gradient of 4 MB at 12.5 MB/s, of which data get 94 %
     assert far.limits["links"] == pytest.approx(steps * 4e6 / (12.5e6 * 0.94), rel=0.01)
     assert near.parts["collectives"] < 0.1 * far.parts["collectives"]
+
+
+@pytest.mark.parametrize(("hosts", "per_host", "of_gradient"), [(2, 1, 0.5 * 2), (2, 4, 2 * 4 * 4 / 8)])
+def test_sums_by_gloo_leave_a_host_by_one_card(hosts, per_host, of_gradient):
+    """Two ranks gather two gradients, half of it each in a ring; eight send slices, and sums of them, to all others.
+
+    A host's four ranks have four eighths of a gradient for the other host, in each of the two rounds.
+    """
+    ranks, own = hosts * per_host, times([1.0], [1.0])
+    found = predicted(ranks, own, machine=Machine(per_host, 12.5e6), memory={"parameters": 4e6})
+    steps = CONFIG.ppo.num_epochs * 2
+    assert found.limits["links"] == pytest.approx(steps * of_gradient * 4e6 / (12.5e6 * 0.94), rel=0.01)
+
+
+def test_fsdp_cuts_what_a_rank_holds_and_sends_all_of_it():
+    found = predicted(4, times([1.0], [1.0]), config=CONFIG.model_copy(update={"fsdp": True, "reduction": "fast"}))
+    assert found.memory["parameters"] == 1000.0
+    assert [x.bytes for x in found.collectives if x.purpose == "parameters"] == [4000.0]
 
 
 def test_a_program_that_tells_no_parts_is_one():

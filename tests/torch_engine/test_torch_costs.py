@@ -1,12 +1,15 @@
 """What an iteration of the PyTorch engine costs a rank, against products written out by hand."""
 
+import json
 from typing import Any
 
 import pytest
 
 from lockstep.config.checks import resolve
 from lockstep.config.run import Config
+from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 from lockstep.torch_engine.costs import costs
+from lockstep.training.costs import Costs
 
 VALUES = {"num_envs": 16, "num_steps": 8, "device": "cuda", "network": {"hidden_sizes": [32, 16]}}
 PPO = {"num_minibatches": 2, "num_epochs": 3}
@@ -20,8 +23,13 @@ def costs_of(devices=1, **changes: Any):
 
 
 def products(found, name):
-    (part,) = [x for x in found.parts if x.name == name]
-    return sum(k.flops * k.calls for k in part.kernels if k.kind == "matmul")
+    kernels = [k for x in found.parts if x.name == name for k in x.kernels]
+    return sum(k.flops * k.calls for k in kernels if k.kind == "matmul")
+
+
+def of_part(found, name, shards, kind="bytes"):
+    """What a part costs a device of so many shards: ``bytes``, or ``calls`` of kernels."""
+    return sum(getattr(x, kind) for x in found.of_shards(shards) if x.name == name)
 
 
 def test_products_are_those_of_the_networks():
@@ -39,7 +47,7 @@ def test_half_of_the_shards_cost_half_as_much():
     assert (one.shards, two.shards) == (8, 4)
     for name in ("rollout", "gradients"):
         assert products(one, name) == 2 * products(two, name)
-    assert one.parts[3].bytes == two.parts[3].bytes
+    assert of_part(one, "optimizer", 4) == of_part(two, "optimizer", 4)
 
 
 def test_memory_is_of_what_is_held():
@@ -47,14 +55,13 @@ def test_memory_is_of_what_is_held():
     assert found["parameters"] == 4 * PARAMETERS
     assert found["moments"] == 8 * PARAMETERS
     assert found["gradients"] == 4 * PARAMETERS * (2 * 8 + 1)
-    assert found["rollout"] == 16 * 8 * (2 * 16 + 40)
+    assert found["rollout"] == 16 * 8 * (3 * 16 + 40)
     assert costs_of(8).memory["gradients"] == 4 * PARAMETERS * 3
 
 
 def test_images_are_taken_shard_by_shard():
     found = costs_of(2, env="lockstep/GridWorldPixels-v0", network={"image": {"kind": "simple"}, "hidden_sizes": [8]})
-    (part,) = [x for x in found.parts if x.name == "gradients"]
-    assert part.grows == "count"
+    assert [x.grows for x in found.parts if x.name == "gradients"] == ["count", "size"]
     assert products(found, "gradients") > 0
 
 
@@ -78,3 +85,80 @@ def test_every_kind_of_run_is_counted(changes):
 def test_the_host_steps_environments_unless_the_device_does():
     assert costs_of().host_steps
     assert not costs_of(env={"id": "lockstep/CartPole-v1", "backend": "tensor"}).host_steps
+
+
+TENSOR = {"id": "lockstep/CartPole-v1", "backend": "tensor"}
+
+
+def test_environments_on_the_device_are_stepped_there():
+    def stepped(steps, **changes):
+        found = costs_of(num_steps=steps, env=TENSOR, **changes)
+        return of_part(found, "environments", 8, "calls"), of_part(found, "environments", 8)
+
+    once, more = stepped(8), stepped(16)
+    assert more == (2 * once[0], 2 * once[1])
+    assert once[0] / 8 > 50  # physics of some 30 operations, the episodes' random numbers, and what is kept
+    assert once[1] / 8 > 16 * 4 * 4 * 4  # at least four copies of sixteen rows of four floats
+    normalized = stepped(8, normalize={"observations": True})
+    assert normalized[0] > once[0]
+    assert of_part(costs_of(), "environments", 8, "calls") == 0  # the host's
+
+
+@pytest.mark.parametrize("name", ARRAY_ENVIRONMENTS)
+def test_every_array_environment_is_counted(name):
+    network = {"image": {"kind": "simple"}, "hidden_sizes": [8]} if "Pixels" in name else {"hidden_sizes": [8]}
+    found = costs_of(8, env={"id": name, "backend": "tensor"}, num_steps=2, network=network, ppo=PPO)
+    assert found.notes == ()
+    assert of_part(found, "environments", 1, "calls") > 0
+
+
+def test_a_simulator_is_left_out_and_noted(monkeypatch):
+    monkeypatch.setattr("lockstep.torch_engine.costs.ARRAY_ENVIRONMENTS", {})
+    found = costs_of(env=TENSOR)
+    assert of_part(found, "environments", 8, "calls") == 0
+    assert found.notes == (
+        "lockstep/CartPole-v1: what its own steps launch on the device can't be counted, and isn't in the times",
+    )
+    assert Costs.of_json(json.loads(json.dumps(found.to_json()))) == found
+
+
+def test_advantages_are_taken_back_step_by_step():
+    few, many = (of_part(costs_of(num_steps=n), "evaluate", 8, "calls") for n in (8, 16))
+    assert many - few == pytest.approx(8 * 5, abs=8)  # five kernels a step
+
+
+@pytest.mark.parametrize(("shards", "floats", "rounds"), [(1, 0, 0), (2, 3, 1), (4, 9, 2), (8, 21, 3)])
+def test_a_device_adds_the_gradients_of_its_shards(shards, floats, rounds):
+    """Each addition reads two gradients and writes one, of parameters and five terms."""
+    exact, fast = costs_of(), costs_of(reduction="fast")
+    steps = 3 * 2
+    both = [of_part(x, "optimizer", shards) for x in (exact, fast)]
+    assert both[0] - both[1] == pytest.approx(steps * floats * 4 * (PARAMETERS + 5))
+    both = [of_part(x, "optimizer", shards, "calls") for x in (exact, fast)]
+    assert both[0] - both[1] == pytest.approx(steps * rounds)
+
+
+def test_a_step_takes_its_minibatch_and_its_decisions():
+    found, steps = costs_of(), 3 * 2
+    assert of_part(found, "optimizer", 8, "calls") / steps > 20  # what is decided on the device
+    taken = found.parts[4]
+    # observations, actions, log-probabilities, advantages, values and returns, the indices, and the normalisation
+    assert taken.calls / steps == 4 + 6 + 2
+    assert taken.grows == "size"
+
+
+@pytest.mark.parametrize(
+    ("changes", "copies"),
+    [({}, 3), ({"env": TENSOR}, 4), ({"env": TENSOR, "normalize": {"observations": True}}, 5)],
+    ids=str,
+)
+def test_observations_are_held_several_times(changes, copies):
+    assert costs_of(**changes).memory["rollout"] == 16 * 8 * (copies * 16 + 40)
+
+
+def test_fsdp_holds_whole_gradients_and_the_parameters_that_it_gathered():
+    found = costs_of(4, reduction="fast", fsdp=True).memory
+    assert found["parameters"] == PARAMETERS
+    assert found["gathered"] == 4 * PARAMETERS
+    assert found["gradients"] == 3 * 4 * PARAMETERS
+    assert not costs_of(4, reduction="fast").memory["gathered"]

@@ -80,7 +80,9 @@ def _parser() -> CommandParser:
         default=[],
         help="$ an hour of a target: 98.32, or h100:8=98.32 if there are several",
     )
-    parser.add_argument("--link", help="rate between hosts, e.g. 100Mbit or 25Gbit (default: the table of chips)")
+    parser.add_argument(
+        "--link", help="rate of a host's network to others, e.g. 100Mbit or 25Gbit (default: the table of chips)"
+    )
     parser.add_argument(
         "--iters", type=at_least_one, default=20, help="iterations measured for each number of ranks (cpu; default: 20)"
     )

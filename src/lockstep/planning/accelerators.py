@@ -12,7 +12,7 @@ from lockstep.config.run import Config
 from lockstep.core.tree import tree_of
 from lockstep.envs.description import EnvDescription
 from lockstep.envs.gymnasium.choose_workers import Measured, chosen_workers
-from lockstep.planning.collectives import Link, collectives, sent_bytes
+from lockstep.planning.collectives import Link, collectives
 from lockstep.planning.hardware import CASES, Assumptions, Case, Chip, Target, assumptions, runtime_bytes
 from lockstep.planning.host_steps import HostSteps
 from lockstep.planning.prediction import PARTS, Prediction
@@ -25,6 +25,8 @@ GRAPHED = ("gradients", "optimizer")
 """Parts of an optimiser step."""
 GROWING = ("rollout", "activations")
 """What of a device's memory grows with its environments."""
+CUT = ("parameters", "moments")
+"""What of it FSDP cuts: each device holds a part. Gradients are whole until they are scattered."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Workload:
         config: resolved for so many devices.
         costs: of a device of the most devices; ``counted`` how many those are.
         host: times of host environments' steps; None: the devices step them.
-        network: bytes a second between hosts in place of the table's, or None.
+        network: bytes a second out of a host in place of the table's, or None.
     """
 
     config: Config
@@ -90,7 +92,7 @@ class Workload:
     @property
     def parts(self) -> tuple[Part, ...]:
         """What an iteration costs a device, as it is on so many of them."""
-        return tuple(part.of_shards(self.shards, self.costs.shards) for part in self.costs.parts)
+        return self.costs.of_shards(self.shards)
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
@@ -103,20 +105,32 @@ class Workload:
         """Bytes of a device by kind."""
         ratio = self.shards / self.costs.shards
         cut = self.counted / self.devices if self.config.fsdp else 1.0
-        grown = {k: v * (ratio if k in GROWING else cut) for k, v in self.costs.memory.items()}
+        grown = {
+            kind: size * (ratio if kind in GROWING else cut if kind in CUT else 1.0)
+            for kind, size in self.costs.memory.items()
+        }
         if self.config.reduction == "exact":  # each shard has a gradient of its own
             grown["gradients"] *= ratio
+        if self.devices == 1:
+            grown.pop("gathered", None)
         return grown | {"runtime": runtime_bytes(self.target.platform)}
 
     def link(self, assumed: Assumptions) -> Link:
-        """What the devices meet over: their host's or slice's links, or the network between hosts."""
-        chip = self.chip
-        growth = max(1.0, math.log2(self.devices)) / math.log2(LATENCY_OF)
-        if chip.platform == "tpu" or self.devices <= chip.devices_per_host:
-            return Link(chip.link_rate * assumed.link, assumed.latency[chip.platform] * growth)
-        latency = (assumed.latency["network"] + assumed.latency[chip.platform]) * growth
-        rate = self.network / chip.devices_per_host if self.network else chip.network_rate
-        return Link(min(rate, chip.link_rate) * assumed.link, latency)
+        """What the devices meet over."""
+        return link_of(self.chip, self.devices, self.chip.devices_per_host, assumed, self.network)
+
+
+def link_of(chip: Chip, devices: int, per_host: int, assumed: Assumptions, network: float | None = None) -> Link:
+    """What devices meet over: their host's or slice's links, and the network where ``per_host`` are too few.
+
+    ``network`` is bytes a second out of a host in place of the table's, which are its network cards together.
+    """
+    growth = max(1.0, math.log2(devices)) / math.log2(LATENCY_OF)
+    rate, latency = chip.link_rate * assumed.link, assumed.latency[chip.platform]
+    if chip.platform == "tpu" or devices <= per_host:
+        return Link(rate, latency * growth)
+    network = network or chip.network_rate * per_host
+    return Link(rate, (latency + assumed.latency["network"]) * growth, network * assumed.link, per_host)
 
 
 def predict(work: Workload) -> Prediction:
@@ -134,7 +148,6 @@ def predict(work: Workload) -> Prediction:
         limits=likely.limits,
         collectives=work.collectives,
         memory=memory,
-        fits=sum(memory.values()) <= work.chip.memory,
         utilization=flops / likely.total / work.chip.peaks[config.precision],
     )
 
@@ -159,7 +172,7 @@ def _times(work: Workload, assumed: Assumptions) -> Times:
         times.add("gradients", "host", config.ppo.num_epochs * config.ppo.num_minibatches * assumed.host_step)
     link = work.link(assumed)
     for one in work.collectives:
-        times.add("collectives", "links", one.count * sent_bytes(one, work.devices) / link.rate)
+        times.add("collectives", "links", one.count * link.transfer(one, work.devices))
         times.add("collectives", "latency", one.count * link.latency)
     times.add("other", "host", assumed.iteration[config.engine])
     return times

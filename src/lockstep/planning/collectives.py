@@ -12,6 +12,8 @@ from lockstep.training.losses import loss_settings
 
 STATISTIC = {"torch": 8, "jax": 4}
 """Bytes of a number of the statistics: float64, or float32."""
+RINGS = ("all-gather", "all-reduce", "reduce-scatter")
+"""Collectives in which a device sends to its neighbour alone."""
 TIMES = 10
 """Numbers that a rank of PyTorch's says of an iteration's times, beside one for each collective."""
 
@@ -69,14 +71,37 @@ def _statistics(config: Config, description: EnvDescription) -> Collective:
 
 @dataclass(frozen=True)
 class Link:
-    """What devices meet over: bytes a second of one device in one direction, and seconds of an empty collective."""
+    """What devices meet over.
+
+    Attributes:
+        rate: bytes a second of one device in one direction, to the others of its host.
+        latency: seconds of an empty collective.
+        network: bytes a second out of a host in one direction, by all of its network cards; None: no host is left.
+        per_host: devices of a host.
+    """
 
     rate: float
     latency: float
+    network: float | None = None
+    per_host: int = 1
 
     def seconds(self, one: Collective, devices: int) -> float:
-        """Computes the time of one collective: its latency, and a ring's share of the bytes on the link."""
-        return self.latency + sent_bytes(one, devices) / self.rate
+        """Computes the time of one collective: its latency, and the bytes on the link that is slowest."""
+        return self.latency + self.transfer(one, devices)
+
+    def transfer(self, one: Collective, devices: int, direct: bool = False) -> float:
+        """Computes the seconds that the bytes of one collective take.
+
+        A ring leaves each host by one edge, or by one for each of its network cards, which share the bytes. Where every
+        device sends to every other one (``direct``, and all that is no ring), those of a host send what is for other
+        hosts at once, ``(n - per_host) / n`` of the bytes each.
+        """
+        if self.network is None:
+            return sent_bytes(one, devices) / self.rate
+        if one.kind in RINGS and not direct:
+            return sent_bytes(one, devices) / min(self.rate, self.network)
+        outside = one.bytes * (devices - self.per_host) / devices
+        return outside / min(self.rate, self.network / self.per_host)
 
 
 def sent_bytes(one: Collective, devices: int) -> float:

@@ -55,6 +55,9 @@ def _outlook_on(target: Target, request: PlanRequest, description: EnvDescriptio
         predicted = _on_chips(target, request, description, configs, costs, host if costs.host_steps else None)
     largest = predicted[1]
     capacity = _host_memory() / min(most, target.per_host) if target.chip is None else target.chip.memory
+    parts, notes = costs.of_shards(costs.shards), request.notes_on(target)
+    if target.chip is not None:
+        notes += [f"{target.text}: {note}" for note in costs.notes]
     return Outlook(
         target=target.text,
         chip=f"{available_cores()} cores of this machine" if target.chip is None else target.chip.name,
@@ -63,13 +66,13 @@ def _outlook_on(target: Target, request: PlanRequest, description: EnvDescriptio
         devices=target.devices,
         capacity=capacity,
         predictions=predicted[0],
-        flops=sum(part.flops for part in costs.parts),
-        bytes=sum(part.bytes for part in costs.parts),
-        kernels=sum(part.calls for part in costs.parts),
+        flops=sum(part.flops for part in parts),
+        bytes=sum(part.bytes for part in parts),
+        kernels=sum(part.calls for part in parts),
         largest_num_envs=largest,
         price=request.prices.get(target.text),
         total_steps=configs[most].total_steps,
-        notes=tuple(request.notes_on(target)),
+        notes=tuple(notes),
     )
 
 
@@ -110,6 +113,7 @@ def _on_this_machine(
     costs: Costs,
     say: Say,
 ) -> Predicted:
+    most = max(configs)
     machine = this_machine.Machine(target.per_host, request.network or this_machine.ETHERNET, copy_rate())
     out = []
     for size, config in configs.items():
@@ -118,7 +122,8 @@ def _on_this_machine(
             say(f"{target.text}: measuring {what} for {size} rank{'s' if size > 1 else ''}")
 
         measured = this_machine.measure(config, size, machine, request.warmup_iters, request.iters, tell)
-        kept = {kind: costs.memory[kind] for kind in ("parameters", "moments")}
+        whole = most if config.fsdp else 1
+        kept = {kind: costs.memory[kind] * whole for kind in ("parameters", "moments")}
         out.append(this_machine.predict(config, description, measured, machine, kept))
     return tuple(out), None
 

@@ -57,7 +57,7 @@ def _speeds(axis: Any, outlooks: Sequence[Outlook]) -> None:
         axis.fill_between(at, [r["worst"] for r in rates], [r["best"] for r in rates], color=color, alpha=0.15)
         axis.plot(at, [r["likely"] for r in rates], "o-", color=color, label=outlook.target, linewidth=1.8)
         for n, rate, one in zip(at, rates, outlook.predictions, strict=True):
-            if not one.fits:
+            if outlook.fits(one) is False:
                 axis.plot([n], [rate["likely"]], "x", color="#c0392b", markersize=11, zorder=5)
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")

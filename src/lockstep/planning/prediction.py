@@ -23,7 +23,7 @@ class Prediction:
             ``latency``, ``host``, ``waiting``.
         steps: global environment steps of an iteration.
         collectives: of an iteration.
-        memory: bytes of a device by kind; ``fits`` whether they do.
+        memory: bytes of a device by kind.
         utilization: share of the peak at the run's precision that its operations make in the likely case.
     """
 
@@ -35,7 +35,6 @@ class Prediction:
     limits: dict[str, float]
     collectives: tuple[Collective, ...]
     memory: dict[str, float]
-    fits: bool = True
     utilization: float | None = None
 
     @property
@@ -103,6 +102,10 @@ class Outlook:
         """Share of a device's memory that a run needs: above 1 it doesn't fit, by this factor."""
         return sum(one.memory.values()) / self.capacity if self.capacity else 0.0
 
+    def fits(self, one: Prediction) -> bool | None:
+        """Tells whether a device has the memory that a run needs; None: it isn't known how much it has."""
+        return self.needed(one) <= 1 if self.capacity else None
+
     def cost(self, one: Prediction) -> tuple[float, float, float] | None:
         """Dollars of the whole run, ``total_steps``, by case; a part of the target's devices costs their share."""
         if self.price is None:
@@ -117,5 +120,5 @@ class Outlook:
         for row, one in zip(out["predictions"], self.predictions, strict=True):
             row["collectives"] = [x._asdict() for x in one.collectives]
             row |= {"steps_per_second": one.rates, "efficiency": self.efficiency(one), "limited_by": one.limit}
-            row |= {"share_of_memory": self.needed(one), "dollars": self.cost(one)}
+            row |= {"fits": self.fits(one), "share_of_memory": self.needed(one), "dollars": self.cost(one)}
         return out

@@ -22,7 +22,7 @@ class PlanRequest:
         sizes: numbers of devices; None: powers of two as far as target and shards go.
         mode: ``strong``, the devices share the run; ``weak``: each has as much as one.
         prices: $ an hour of a target by its text.
-        network: bytes a second between hosts, or None.
+        network: bytes a second out of a host, or None.
         iters: iterations that are measured on this machine, after ``warmup_iters``.
     """
 
@@ -94,11 +94,20 @@ class PlanRequest:
                 f"{target.text}: {shards} shards use {shards} of {target.devices} devices; for all of them "
                 f"--num-shards {target.devices} or a multiple, which num_envs must be a multiple of, or --mode weak"
             )
+        if self.network is not None and (unused := self._unused_link(target)):
+            out.append(f"{target.text}: --link, the rate between hosts, is not used: {unused}")
         config = self.sized(run, self.sizes_on(target)[0])
         for size in self.sizes_on(target) if self.mode == "strong" else ():
             line = uneven(size, config.shards, config.envs, target.unit)
             out += [] if line is None else [f"{target.text}: {line}"]
         return out
+
+    def _unused_link(self, target: Target) -> str | None:
+        """Says why no byte crosses a network between hosts; None: some do."""
+        if target.platform == "tpu":
+            return f"a slice's hosts meet over its own links ({target.chip.link if target.chip else ''})"
+        most = max(self.sizes_on(target))
+        return f"one host has all {most} {target.unit}" if most <= target.per_host else None
 
 
 def world_sizes(text: str | None) -> tuple[int, ...] | None:

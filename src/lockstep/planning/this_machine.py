@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,11 +15,12 @@ from lockstep.config.run import Config
 from lockstep.core.topology import available_cores
 from lockstep.envs.description import EnvDescription
 from lockstep.planning.accelerators import Times
-from lockstep.planning.collectives import Link, collectives, sent_bytes
+from lockstep.planning.collectives import Link, collectives
 from lockstep.planning.hardware import CASES, Case
 from lockstep.planning.measure import RankTimes, measure_ranks
 from lockstep.planning.prediction import Prediction
 from lockstep.planning.waiting import expected_max
+from lockstep.training.costs import Collective
 
 MEMORY_LATENCY, SHARED_CORE_LATENCY = 25e-6, 75e-6
 """Seconds of a collective in memory for each further rank; where ranks share cores (docs/plan.md)."""
@@ -38,7 +39,7 @@ class Machine:
 
     Attributes:
         per_host: ranks of a host.
-        network: bytes a second between hosts.
+        network: bytes a second out of a host, by one network card.
         copy: bytes a second that a process copies in memory.
         together: ranks that share this machine's cores where that are more than ``per_host``; None: they don't.
     """
@@ -51,7 +52,7 @@ class Machine:
     def link(self, ranks: int, cores: int) -> Link:
         """What ``ranks`` meet over: memory of one host, or gloo over a network."""
         if ranks > self.per_host:
-            return Link(self.network * TCP_GOODPUT, TCP_LATENCY * (ranks - 1))
+            return Link(math.inf, TCP_LATENCY * (ranks - 1), self.network * TCP_GOODPUT, self.per_host)
         latency = MEMORY_LATENCY if ranks <= cores else SHARED_CORE_LATENCY
         return Link(self.copy, latency * (ranks - 1))
 
@@ -81,12 +82,16 @@ def measure(
 def predict(
     config: Config, description: EnvDescription, measured: Measured, machine: Machine, memory: dict[str, float]
 ) -> Prediction:
-    """Predicts a run on ``measured.ranks`` ranks; ``memory`` is what a rank holds by kind, as far as it is known."""
+    """Predicts a run on ``measured.ranks`` ranks.
+
+    ``memory`` is what a rank that doesn't cut it with FSDP holds by kind, as far as it is known.
+    """
     times: dict[Case, Times] = {case: _times(config, description, measured, machine, memory, case) for case in CASES}
     likely = times["likely"]
     known = sum(memory.values())
     peak = max(x.memory for x in measured.times)
-    held = memory | {"process": max(0.0, peak - known)}
+    cut = measured.ranks if config.fsdp else 1
+    held = {kind: size / cut for kind, size in memory.items()} | {"process": max(0.0, peak - known)}
     return Prediction(
         devices=measured.ranks,
         num_envs=config.envs,
@@ -125,11 +130,18 @@ def _times(
     if told:
         times.add("other", "host", max(float(x.other.mean()) for x in own) * crowd)
     link = machine.link(ranks, cores)
-    for one in collectives(config, description, parameters_of(memory), ranks):
+    found = collectives(config, description, parameters_of(memory), ranks)
+    for one in found:
         factor = one.count * COMMUNICATION[case]
-        times.add("collectives", "links", factor * sent_bytes(one, ranks) / link.rate)
+        times.add("collectives", "links", factor * link.transfer(one, ranks, _is_direct(config, one, found)))
         times.add("collectives", "latency", factor * link.latency)
     return times
+
+
+def _is_direct(config: Config, one: Collective, found: Sequence[Collective]) -> bool:
+    """Whether ranks send to every other one themselves: engine torch does over gloo where a sum goes by slices."""
+    sliced = any(x.kind == "all-to-all" and x.purpose == one.purpose for x in found)
+    return config.engine == "torch" and sliced
 
 
 def _wait(samples: list[np.ndarray], slowest: float, ranks: int, case: Case, config: Config, attribute: str) -> float:

@@ -10,13 +10,26 @@ import torch
 from torch import Tensor
 
 from lockstep.config.run import Config
+from lockstep.core.normalizers import ObservationNormalizer, RunningMoments
 from lockstep.core.shards import ShardPlan
+from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 from lockstep.envs.describe import describe
+from lockstep.envs.description import EnvDescription
+from lockstep.envs.host_envs import WantedEnvs
+from lockstep.torch_engine.accelerated.decisions import clip, decide
+from lockstep.torch_engine.accelerated.report import Report
+from lockstep.torch_engine.advantages import gae, group_advantages
+from lockstep.torch_engine.distributed.ordered import tree_sum
+from lockstep.torch_engine.envs.tensor_envs import TensorEnvs
+from lockstep.torch_engine.envs.tensor_rollout import DeviceNormalizer, TensorRollout, take_step
+from lockstep.torch_engine.gradients import norm_of
+from lockstep.torch_engine.minibatches import normalised
 from lockstep.torch_engine.nets import distributions, nets
 from lockstep.torch_engine.nets.autograd import AutogradFunctions, minibatch_loss, set_dropout
-from lockstep.torch_engine.nets.functions import DROPOUT_SEED
+from lockstep.torch_engine.nets.functions import DROPOUT_SEED, Actor
 from lockstep.torch_engine.nets.nets import PolicyNet
 from lockstep.torch_engine.nets.parameters import FlatParameters
+from lockstep.torch_engine.nets.shards import to_shards
 from lockstep.torch_engine.setup.traced import counted, scaled, written
 from lockstep.torch_engine.state import make_net
 from lockstep.training.costs import FLOAT, Costs, Grows, Kernel, Part
@@ -54,6 +67,7 @@ def costs(config: Config, platform: str, shape: str | None, devices: int) -> Cos
     plan = ShardPlan(config.envs, config.shards, devices)
     loops = config.reduction == "exact" and (net.convolutional or net.custom is not None or config.compile)
     traced = _Traced(config, net, plan, loops)
+    stepped, notes = _environments(traced, description) if config.env.backend == "tensor" else ((), ())
     try:
         parts, held = traced.parts(), traced.memory(devices)
     except (RuntimeError, NotImplementedError) as error:
@@ -63,11 +77,40 @@ def costs(config: Config, platform: str, shape: str | None, devices: int) -> Cos
         ) from None
     return Costs(
         plan.local_num_shards,
-        parts,
+        (*stepped, *parts),
         held,
         host_steps=config.env.backend != "tensor",
         source="shapes of PyTorch's operations",
+        notes=notes,
     )
+
+
+def _environments(traced: _Traced, description: EnvDescription) -> tuple[tuple[Part, ...], tuple[str, ...]]:
+    """Counts the steps of environments on the device, and notes where they can't be."""
+    config = traced.config
+    left_out = f"{config.env.id}: what its own steps launch on the device can't be counted, and isn't in the times"
+    if config.env.id not in ARRAY_ENVIRONMENTS:
+        return (), (left_out,)
+    try:
+        kernels = traced.environments(description)
+    except (RuntimeError, NotImplementedError):
+        return (), (left_out,)
+    return (Part("environments", kernels, "size"),), ()
+
+
+class _Still(Actor):
+    """Takes the same actions at every step, at no cost."""
+
+    def __init__(self, actions: Tensor) -> None:
+        self._actions = actions
+
+    def __call__(self, observations: np.ndarray, noise: np.ndarray, part: slice | None = None) -> np.ndarray:
+        """See :meth:`Actor.__call__`; environments on the device don't ask for it."""
+        raise NotImplementedError
+
+    def tensors(self, observations: Tensor, noise: Tensor, part: slice | None = None) -> Tensor:
+        """See :meth:`Actor.tensors`."""
+        return self._actions
 
 
 class _Traced:
@@ -85,6 +128,10 @@ class _Traced:
         else:
             self.update_shards, self.update_rows = self.shards, self.rows
         self.calls = plan.local_num_shards if loops else 1
+        self.report = Report(len(loss_settings(config).terms), 4 * config.shards, META)
+        outputs, noise = self._empty(1, 1, net.outputs), self._empty(1, 1, net.action.outputs)
+        with torch.no_grad():
+            self.action = distributions.sample(net, self.parameters.expanded(1), outputs, noise)
         self.grows: Grows = "count" if loops else "size"
 
     def parts(self) -> tuple[Part, ...]:
@@ -92,41 +139,67 @@ class _Traced:
         config = self.config
         steps = config.ppo.num_epochs * config.ppo.num_minibatches
         with torch.no_grad():
-            rollout = scaled(counted(self._act), config.num_steps * self.calls)
+            rollout = scaled(self._act(), config.num_steps * self.calls)
             evaluate = scaled(counted(self._evaluate), self.calls)
         gradients = scaled(counted(self._gradient), steps * (1 if config.reduction == "fast" else self.calls))
         size = self.parameters.flat.numel()
         optimizer = (
             Kernel(ADAM_FLOPS * size, ADAM_BYTES * size, steps),
-            Kernel(2.0 * size, 2.0 * FLOAT * size, 3.0 * steps),  # the norm, clipping, the copy to where Adam reads it
+            Kernel(0.0, 2.0 * FLOAT * size, steps),  # the copy to where Adam reads it
         )
+        with torch.no_grad():
+            batch = counted(self._batch)
+            taken, decided = counted(self._take, steps), counted(self._decide, steps)
         return (
             Part("rollout", rollout, self.grows),
             Part("evaluate", evaluate, self.grows),
+            Part("evaluate", batch, "size"),
             Part("gradients", gradients, self.grows),
-            Part("optimizer", optimizer, "not"),
+            Part("gradients", taken, "size"),
+            Part("optimizer", optimizer + decided, "not"),
+            *self._sums(steps),
         )
 
-    def _observations(self, shards: int, *shape: int) -> Tensor:
-        return torch.zeros((shards, *shape, self.net.observation.width), dtype=self.dtype, device=META)
+    def _sums(self, steps: int) -> tuple[Part, ...]:
+        """Counts the additions of all shards' gradients, as a device that owned them all would make them."""
+        shards, size = self.config.shards, self.parameters.flat.numel() + len(loss_settings(self.config).terms)
+        if self.config.reduction != "exact" or shards == 1:
+            return ()
+        return (Part("optimizer", counted(lambda: tree_sum(self._empty(shards, size)), steps), "additions", shards),)
 
-    def _zeros(self, *shape: int) -> Tensor:
-        return torch.zeros(shape, device=META)
+    def _observations(self, shards: int, *shape: int) -> Tensor:
+        return torch.empty((shards, *shape, self.net.observation.width), dtype=self.dtype, device=META)
+
+    def _empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=META)  # which is no kernel
 
     def _actions(self, shards: int, *shape: int) -> Tensor:
-        weights = self.parameters.expanded(1)
-        outputs, noise = self._zeros(1, 1, self.net.outputs), self._zeros(1, 1, self.net.action.outputs)
-        one = distributions.sample(self.net, weights, outputs, noise)
-        return torch.zeros((shards, *shape, *one.shape[2:]), dtype=one.dtype, device=META)
+        return torch.empty((shards, *shape, *self.action.shape[2:]), dtype=self.action.dtype, device=META)
 
-    def _act(self) -> None:
-        """Samples the actions of one step."""
+    def environments(self, description: EnvDescription) -> tuple[Kernel, ...]:
+        """Counts the steps of array environments in a rollout: they, their resets, and what is kept of each step."""
+        config, net = self.config, self.net
+        wanted = WantedEnvs(config.env, description, config.seed, self.plan.env_ids, group_size=config.group_size)
+        envs, separate = TensorEnvs(wanted, META), config.normalize.observations
+        rollout = TensorRollout.on_device(1, envs, net, separate, self.plan.local_num_shards)
+        moments = ObservationNormalizer(RunningMoments.empty(net.observation.vector_size), 1.0) if separate else None
+        normalize = DeviceNormalizer(net.observation, moments, META)
+        squash = distributions.Squash(net, META) if net.squashed else None
+        still = _Still(self._actions(1, envs.num_envs)[0])
+        with torch.no_grad():
+            envs.begin()
+            step = counted(lambda: take_step(0, envs, still, self._empty(0), rollout, normalize, squash))
+        return scaled(step, config.num_steps)
+
+    def _act(self) -> tuple[Kernel, ...]:
+        """Counts the sampling of one step's actions."""
         plan = ShardPlan(self.shards * self.rows, self.shards)
-        actor = self.policy.actor(plan, "batched")
-        envs = plan.num_envs
+        actor, envs = self.policy.actor(plan, "batched"), plan.num_envs
         if self.net.core is not None:
             actor.begin(np.zeros((envs, self.net.carry_size), np.float32))
-        actor.tensors(self._observations(1, envs)[0], self._zeros(envs, self.net.action.outputs))
+        rows, noise = self._observations(1, envs)[0], self._empty(envs, self.net.action.outputs)
+        sampled = counted(lambda: actor.tensors(rows, noise))
+        return sampled + counted(lambda: actor.forget(self._empty(envs, dtype=torch.bool)))
 
     def _evaluate(self) -> None:
         """Computes log-probabilities and values of a rollout."""
@@ -136,8 +209,20 @@ class _Traced:
             self.policy.evaluate(seen, actions)
             return
         seen, actions = self._observations(shards, steps + 1, rows), self._actions(shards, steps, rows)
-        carried = self._zeros(shards, rows, self.net.carry_size)
-        self.policy.unroll(seen, actions, carried, self._zeros(shards, steps + 1, rows))
+        carried = self._empty(shards, rows, self.net.carry_size)
+        self.policy.unroll(seen, actions, carried, self._empty(shards, steps + 1, rows))
+
+    def _batch(self) -> None:
+        """Lays a rollout out by shards, copies it to where the steps read it, and computes advantages."""
+        config, steps, envs = self.config, self.config.num_steps, self.plan.local_num_envs
+        samples = to_shards(self._observations(steps + 1, envs), self.plan.local_num_shards)
+        samples[:, : steps * self.rows].clone()
+        if config.algorithm == "grpo":
+            returns = self._empty(envs // config.group_size, config.group_size, dtype=torch.float64)
+            group_advantages(returns, config.grpo.normalize_std)
+            return
+        x = self._empty(steps, envs)
+        gae(x, x, x, x, x, config.ppo.gamma, config.ppo.gae_lambda)
 
     @property
     def _minibatch(self) -> tuple[int, ...]:
@@ -147,56 +232,87 @@ class _Traced:
         count = units // ppo.num_minibatches // ppo.gradient_accumulation
         return (count, length) if self.net.core else (count,)
 
+    def _take(self) -> None:
+        """Takes one minibatch out of the rollout, and normalises its advantages."""
+        shards, (count, *length) = self.update_shards * self.calls, self._minibatch
+        ppo = self.config.ppo
+        total, count = ppo.num_epochs * ppo.num_minibatches, count * ppo.gradient_accumulation
+        number = self._empty(1, dtype=torch.int64)
+        index = self._empty(total, shards, count, dtype=torch.int64).index_select(0, number)[0]
+        self._empty(total).index_select(0, number)
+        held = self._columns(shards, (count, *length)) | {"observations": self._observations(shards, count, *length)}
+        held.pop(DROPOUT_SEED, None)  # made by the host
+        columns = {name: x.flatten(0, 1)[index] for name, x in held.items()}
+        if self.net.critic and ppo.advantage_normalization != "off":
+            mean, scale = (self._empty(total, 1, 1).index_select(0, number)[0] for _ in range(2))
+            normalised(columns["advantages"], mean, scale)
+
+    def _decide(self) -> None:
+        """Takes the norm of a gradient, what is decided by it and by the loss, and clips."""
+        names, ppo = loss_settings(self.config).terms, self.config.ppo
+        vector, number = self._empty(self.parameters.flat.numel()), self._empty(1, dtype=torch.int64)
+        norm = torch.as_tensor(norm_of(vector))
+        kl = names.index("approx_kl")
+        applied = decide(self.report, self._empty(), self._empty(len(names)), norm, number[0], kl, ppo)
+        clip(vector, norm, ppo.max_grad_norm)
+        (~applied).float()
+        number.add_(1)
+
     def _gradient(self) -> None:
-        """Computes the gradient of one minibatch, its samples taken out of the rollout first."""
-        shards, shape, pieces = self.update_shards, self._minibatch, self.config.ppo.gradient_accumulation
-        columns = self._columns(shards, shape)
-        index = torch.zeros((shards * shape[0],), dtype=torch.int64, device=META)
-        rollout = self._observations(1, shards * shape[0] * self.config.ppo.num_minibatches * pieces, *shape[1:])[0]
-        for _ in range(pieces):
-            columns["observations"] = rollout[index].view(shards, *shape, -1)
+        """Computes the gradient of one minibatch."""
+        shards, shape = self.update_shards, self._minibatch
+        columns = self._columns(shards, shape) | {"observations": self._observations(shards, *shape)}
+        for _ in range(self.config.ppo.gradient_accumulation):
             self.policy.gradients(columns, loss_settings(self.config))
 
-    def _loss(self) -> None:
-        """Computes the loss of one minibatch, and keeps what its gradient would need."""
+    def _loss_bytes(self) -> float:
+        """Bytes of one minibatch, and of what its loss keeps until the gradient is taken."""
         shards, shape = self.update_shards, self._minibatch
         columns = self._columns(shards, shape) | {"observations": self._observations(shards, *shape)}
         weights = {name: x.requires_grad_() for name, x in nets.expand(self.parameters.views, shards).items()}
         set_dropout(self.net, columns)
-        minibatch_loss(self.net, weights, columns, loss_settings(self.config))
+        kept = written(lambda: minibatch_loss(self.net, weights, columns, loss_settings(self.config)))
         set_dropout(self.net, None)
+        return kept + sum(x.numel() * x.element_size() for x in columns.values())
 
     def memory(self, devices: int) -> dict[str, float]:
         """Bytes that the rank's device holds, by kind.
 
-        Gradients are of every shard, once as autograd gives them and once side by side. Activations are what the loss
-        of one minibatch keeps until its gradient is taken, or, if that is more, half of what the values of a whole
-        rollout take.
+        Gradients are of every shard, once as autograd gives them and once side by side; with FSDP whole as well, until
+        they are scattered, as are the parameters that were ``gathered``. Of observations there are three copies: as
+        they were collected, by shards, and where the steps read them (without a graph and with one shard that is no
+        copy); of environments on the device also what each episode saw last, and rows before they were normalised.
+        Activations are what the loss of one minibatch keeps until its gradient is taken, or, if that is more, half of
+        what the values of a whole rollout take.
         """
         config, size = self.config, self.parameters.flat.numel()
-        held = FLOAT * size / (devices if config.fsdp else 1)
+        cut = config.fsdp and devices > 1
+        held = FLOAT * size / (devices if cut else 1)
         samples = self.plan.local_num_envs * config.num_steps
         width = self.net.observation.width * self.dtype.itemsize
+        on_device = config.env.backend == "tensor"
+        copies = 3 + on_device + (on_device and config.normalize.observations)
         gradients = FLOAT * size * (self.update_shards * 2 + self.calls)
         with torch.no_grad():
             evaluated = written(self._evaluate) / 2
         return {
             "parameters": held,
             "moments": 2 * held,
+            "gathered": float(FLOAT * size) if cut else 0.0,
             "gradients": gradients,
-            "rollout": samples * (2.0 * width + 10 * FLOAT),
-            "activations": max(written(self._loss), evaluated),
+            "rollout": samples * (float(copies) * width + 10 * FLOAT),
+            "activations": max(self._loss_bytes(), evaluated),
         }
 
     def _columns(self, shards: int, shape: tuple[int, ...]) -> dict[str, Tensor]:
         names = ["log_probs", "advantages", *(("values", "returns") if self.net.critic else ("valid",))]
-        columns: dict[str, Any] = {name: self._zeros(shards, *shape) for name in names}
+        columns: dict[str, Any] = {name: self._empty(shards, *shape) for name in names}
         columns["actions"] = self._actions(shards, *shape)
         if self.config.algorithm == "grpo" and self.config.grpo.kl_coef:
-            columns["reference_log_probs"] = self._zeros(shards, *shape)
+            columns["reference_log_probs"] = self._empty(shards, *shape)
         if self.net.custom is not None:
             columns[DROPOUT_SEED] = torch.zeros((shards, 1), dtype=torch.int64)
         if self.net.core:
-            columns["recurrent_state"] = self._zeros(shards, shape[0], self.net.carry_size)
-            columns["resets"] = self._zeros(shards, *shape)
+            columns["recurrent_state"] = self._empty(shards, shape[0], self.net.carry_size)
+            columns["resets"] = self._empty(shards, *shape)
         return columns

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
@@ -9,8 +10,8 @@ from typing import Any, Literal, NamedTuple
 FLOAT = 4
 """Bytes of float32, in which parameters, moments and gradients are held."""
 
-Grows = Literal["count", "size", "not"]
-"""What a device's further shards add to a part: more kernels, larger ones, or nothing."""
+Grows = Literal["count", "size", "additions", "not"]
+"""What a device's further shards add to a part: more kernels, larger ones, an addition of a tree each, or nothing."""
 
 
 class Kernel(NamedTuple):
@@ -30,14 +31,16 @@ class Part:
     """One part of an iteration on a device.
 
     Attributes:
-        name: ``rollout``, ``evaluate``, ``gradients`` or ``optimizer``.
+        name: ``environments``, ``rollout``, ``evaluate``, ``gradients`` or ``optimizer``; several may have one.
         kernels: of one iteration.
         grows: what further shards add.
+        shards: of the device that it was counted for; None: those of the :class:`Costs`.
     """
 
     name: str
     kernels: tuple[Kernel, ...]
     grows: Grows
+    shards: int | None = None
 
     @property
     def flops(self) -> float:
@@ -59,11 +62,22 @@ class Part:
         ratio = shards / before
         if self.grows == "not" or ratio == 1.0:
             return self
+        if self.grows == "additions":
+            return self._added(shards, before)
         if self.grows == "count":
             kernels = tuple(k._replace(calls=k.calls * ratio) for k in self.kernels)
         else:
             kernels = tuple(k._replace(flops=k.flops * ratio, bytes=k.bytes * ratio) for k in self.kernels)
         return Part(self.name, kernels, self.grows)
+
+    def _added(self, shards: float, before: float) -> Part:
+        """Returns a tree's additions, one less than it has shards, made in as many rounds as it is high."""
+        if shards <= 1:
+            return Part(self.name, (), self.grows)
+        rounds = math.ceil(math.log2(shards)) / math.ceil(math.log2(before))
+        size = (shards - 1) / (before - 1) / rounds
+        kernels = (k._replace(flops=k.flops * size, bytes=k.bytes * size, calls=k.calls * rounds) for k in self.kernels)
+        return Part(self.name, tuple(kernels), self.grows)
 
 
 class Collective(NamedTuple):
@@ -81,10 +95,11 @@ class Costs:
 
     Attributes:
         memory: bytes that the device holds, by kind: ``parameters``, ``moments``, ``gradients``, ``rollout``,
-            ``activations``.
+            ``activations``; where FSDP cuts parameters, ``gathered`` the whole ones that are computed with.
         collectives: as a compiled program has them; empty where nothing was compiled for that many devices.
         host_steps: whether environments are stepped on the host.
         source: where the numbers come from, in words.
+        notes: what they leave out, a line each.
     """
 
     shards: int
@@ -93,6 +108,11 @@ class Costs:
     collectives: tuple[Collective, ...] = ()
     host_steps: bool = False
     source: str = "shapes"
+    notes: tuple[str, ...] = ()
+
+    def of_shards(self, shards: int) -> tuple[Part, ...]:
+        """Returns what an iteration costs a device of so many shards."""
+        return tuple(part.of_shards(shards, part.shards or self.shards) for part in self.parts)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the costs as JSON has them."""
@@ -101,9 +121,9 @@ class Costs:
     @classmethod
     def of_json(cls, value: dict[str, Any]) -> Costs:
         """Reads what :meth:`to_json` gave."""
-        parts = tuple(Part(p["name"], tuple(Kernel(*k) for k in p["kernels"]), p["grows"]) for p in value["parts"])
+        parts = tuple(Part(**p | {"kernels": tuple(Kernel(*k) for k in p["kernels"])}) for p in value["parts"])
         collectives = tuple(Collective(*c) for c in value["collectives"])
-        return cls(**value | {"parts": parts, "collectives": collectives})
+        return cls(**value | {"parts": parts, "collectives": collectives, "notes": tuple(value["notes"])})
 
 
 def merged(kernels: Iterable[Kernel]) -> tuple[Kernel, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -210,25 +210,37 @@ class TensorCollector:
 def collect(state: TrainState, envs: TensorEnvs, actor: Actor, noise: Tensor, out: TensorRollout) -> None:
     """Steps every local environment ``T`` times, filling ``out``."""
     normalize = DeviceNormalizer(state.net.observation, state.observation_normalizer, envs.device)
-    separate = state.observation_normalizer is not None
     squash = distributions.Squash(state.net, envs.device) if state.net.squashed else None
     actor.begin(state.recurrent_state)
     out.observations[0] = normalize(envs.observations)
     for t in range(len(noise)):
-        if separate:
-            out.raw[t] = envs.observations
-        actions = actor.tensors(out.observations[t], noise[t])  # pyright: ignore[reportArgumentType]
-        out.actions[t] = actions
-        native = actions
-        if squash is not None:
-            out.native[t] = native = squash(actions)  # pyright: ignore[reportArgumentType]
-        step = envs.advance(native)
-        out.keep(t, step)
+        take_step(t, envs, actor, noise[t], out, normalize, squash)
         life.progressed()
-        actor.forget(step.terminated | step.truncated)
-        out.observations[t + 1] = normalize(envs.observations)
     out.to_host(normalize, state.net.observation)
     out.shape_rewards(envs.description.rewards)
+
+
+def take_step(
+    t: int,
+    envs: TensorEnvs,
+    actor: Actor,
+    noise: Tensor,
+    out: TensorRollout,
+    normalize: Callable[[Tensor], Tensor],
+    squash: Callable[[Tensor], Tensor] | None,
+) -> None:
+    """Takes step ``t`` of a rollout with noise ``[E, action outputs]``; nothing is looked at."""
+    if out.normalized:
+        out.raw[t] = envs.observations
+    actions = actor.tensors(out.observations[t], noise)  # pyright: ignore[reportArgumentType]
+    out.actions[t] = actions
+    native = actions
+    if squash is not None:
+        out.native[t] = native = squash(actions)  # pyright: ignore[reportArgumentType]
+    step = envs.advance(native)
+    out.keep(t, step)
+    actor.forget(step.terminated | step.truncated)
+    out.observations[t + 1] = normalize(envs.observations)
 
 
 @torch.no_grad()

@@ -1,0 +1,45 @@
+"""An outlook as a whole: what of the counts and of the machine is said in it."""
+
+import numpy as np
+
+from lockstep.config.run import Config
+from lockstep.envs.describe import describe
+from lockstep.planning import outlook
+from lockstep.planning.hardware import parse_target
+from lockstep.planning.measure import RankTimes
+from lockstep.planning.request import PlanRequest
+from lockstep.planning.this_machine import Measured
+from lockstep.training.costs import Costs, Kernel, Part
+
+CONFIG = Config.model_validate({"num_envs": 8, "num_steps": 16, "ppo": {"num_minibatches": 2}})
+ADDITIONS = Part("optimizer", (Kernel(7.0, 84.0, 10.0),), "additions", 8)
+MEMORY = {"parameters": 4e3, "moments": 8e3, "gradients": 8e3, "rollout": 1e3, "activations": 1e3}
+
+
+def planned(monkeypatch, target, sizes=None):
+    costs = Costs(2, (ADDITIONS,), MEMORY, notes=("its simulator isn't counted",))
+    monkeypatch.setattr(outlook, "count_costs", lambda *_: costs)
+    request = PlanRequest(CONFIG, (parse_target(target),), sizes)
+    (found,) = outlook.outlooks(request, describe(CONFIG.env), lambda _: None)
+    return found
+
+
+def test_what_was_not_counted_is_noted(monkeypatch):
+    assert "h100:4: its simulator isn't counted" in planned(monkeypatch, "h100:4").notes
+
+
+def test_an_iteration_is_that_of_the_most_devices(monkeypatch):
+    # seven additions in three rounds were counted, of which a device of two shards makes one, ten times
+    found = planned(monkeypatch, "h100:4")
+    assert (round(found.flops), round(found.bytes)) == (10, 120)
+
+
+def test_what_a_machine_lacks_doesnt_fit(monkeypatch):
+    times = RankTimes(*(np.array([1.0]) for _ in range(4)), memory=3e9)
+    monkeypatch.setattr(outlook.this_machine, "measure", lambda *_: Measured(1, (times,)))
+    monkeypatch.setattr(outlook, "_host_memory", lambda: 2e9)
+    found = planned(monkeypatch, "cpu:1").to_json()
+    (row,) = found["predictions"]
+    assert row["share_of_memory"] == 1.5
+    assert not row["fits"]
+    assert not any("simulator" in note for note in found["notes"])  # it was measured
