@@ -61,8 +61,8 @@ def nested(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, bool) and prefix + name not in LEAVES:
             if ALREADY.get(plain(prefix + name)) is value:
                 continue
-            full, value = _switched(prefix + name, value)
-            name = full.removeprefix(prefix)
+            full, said = _switched(prefix + name, value)
+            name, value = full.removeprefix(prefix), said
         path = _unaliased(name, prefix)
         path = name if isinstance(value, dict) and prefix + path not in FREE else path
         inner = isinstance(value, dict) and prefix + path not in FREE
@@ -74,11 +74,11 @@ def nested(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _switched(full: str, on: bool) -> tuple[str, Any]:
     """Reads a switch of another library's, at the top or in its section: the setting it stands for, and its value."""
     section, _, word = full.rpartition(".")
-    path, *values = SWITCHES.get(plain(word), (full, on, on))
-    if section not in ("", path.rpartition(".")[0]):
+    found = SWITCHES.get(plain(word))
+    if found is None or section not in ("", found[0].rpartition(".")[0]):
         return full, on
-    value = values[0] if on else values[1]
-    return path, SPOKEN.get(value, value)
+    value = found[1] if on else found[2]
+    return found[0], SPOKEN.get(value, value)
 
 
 def _unaliased(name: str, prefix: str) -> str:

@@ -36,7 +36,7 @@ class OwnGradients:
     def beside(self, parameters: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Of parameters by places: what ``backward`` left since the last step, and what their gradients are now."""
         kept = {place: self._kept.pop(id(p)) for place, p in parameters.items() if id(p) in self._kept}
-        now = {place: parameters[place].grad for place in kept}
+        now = {place: gradient for place in kept if (gradient := parameters[place].grad) is not None}
         return kept, {place: sampled(gradient.detach(), NUMBERS) for place, gradient in now.items() if _plain(gradient)}
 
     def _accumulated(self, parameter: Tensor) -> None:
