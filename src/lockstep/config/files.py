@@ -6,7 +6,7 @@ import copy
 import difflib
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,19 +56,24 @@ def read_file(path: Path) -> dict[str, Any]:
 def nested(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Turns dotted keys into nested dicts, and aliases, at the top or in their section, into what they stand for."""
     out: dict[str, Any] = {}
-    for key, value in values.items():
-        name = str(key).replace("-", "_")
-        if isinstance(value, bool) and prefix + name not in LEAVES:
-            if ALREADY.get(plain(prefix + name)) is value:
-                continue
-            full, said = _switched(prefix + name, value)
-            name, value = full.removeprefix(prefix), said
+    for name, value in _without_switches(values, prefix):
         path = _unaliased(name, prefix)
         path = name if isinstance(value, dict) and prefix + path not in FREE else path
         inner = isinstance(value, dict) and prefix + path not in FREE
         value = nested(value, f"{prefix}{path}.") if inner else in_our_words(prefix + path, value)
         merge(out, nest(path.split("."), value))
     return out
+
+
+def _without_switches(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yields keys and values, for switches of other libraries those that they stand for."""
+    for key, value in values.items():
+        name = str(key).replace("-", "_")
+        if not isinstance(value, bool) or prefix + name in LEAVES:
+            yield name, value
+        elif ALREADY.get(plain(prefix + name)) is not value:
+            full, said = _switched(prefix + name, value)
+            yield full.removeprefix(prefix), said
 
 
 def _switched(full: str, on: bool) -> tuple[str, Any]:
