@@ -144,7 +144,8 @@ def test_a_gradient_is_clipped_only_above_the_limit():
 @pytest.fixture
 def one_rank():
     """PyTorch's process group, of this process alone."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
@@ -155,7 +156,7 @@ def test_gradients_behind_ddp_are_those_of_autograd_alone(pieces, use):
     use("played")
     config = small_config(device="xpu", reduction="fast", ppo={"gradient_accumulation": pieces, "learning_rate": 0.01})
     communicator, plan, ends = alone(config), plan_of(config), []
-    communicator.data_parallel = lambda module, **_: DistributedDataParallel(module)
+    communicator.data_parallel = lambda module, find_unused_parameters=False: DistributedDataParallel(module)
     for choose in (fast_gradient, data_parallel_gradient):
         state = small_state(config, described())
         before = state.parameters.flat.clone()

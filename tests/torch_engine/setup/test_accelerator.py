@@ -110,7 +110,7 @@ class Streams:
         self.waited.append(other.name)
 
     def module(self, fails):
-        current = [self]
+        current: list[Streams] = [self]
 
         @contextlib.contextmanager
         def stream(other):
