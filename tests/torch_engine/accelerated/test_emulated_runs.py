@@ -105,7 +105,7 @@ def copies_of_step(config, spoil=lambda session: None):
 
 
 @pytest.mark.usefixtures("emulated")
-@pytest.mark.parametrize("case", variants(CASES, ["plain", "indices", "GRPO"]))
+@pytest.mark.parametrize("case", variants(CASES, ["plain", "GRPO"]))
 def test_the_host_reads_nothing_in_an_update(case):
     passed = reads_of_update(config_of(case))
     assert (passed[DOWN], passed[WAITS]) == (0, 0)
