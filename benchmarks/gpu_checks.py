@@ -277,7 +277,10 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         "compile",
-        pair(f"CartPole-v1 {CUDA} {WIDE} --reduction fast", "--compile --cuda-graphs"),
+        (
+            train("with", f"CartPole-v1 {CUDA} {WIDE} --reduction fast --compile --cuda-graphs"),
+            train("without", f"CartPole-v1 {CUDA} {WIDE} --reduction fast --no-cuda-graphs"),
+        ),
         "whether compiling and CUDA graphs pay at this size",
         speeds,
     ),

@@ -146,6 +146,12 @@ def test_commands_are_ones_that_can_be_given(check):
             assert read_request(words[1:]).config.device == "cuda"
 
 
+def test_graphs_are_compared_with_runs_that_have_none():
+    for name in ("graphs", "compile"):
+        taken = [read_request(shlex.split(command)[2:]).config.cuda_graphs for command in BY_NAME[name].commands]
+        assert taken == [True, False], name
+
+
 TOY = Check("toy", ("lockstep one --name run", "lockstep two"), "it | runs", lambda one, two: Verdict(True, "1 ×"))
 
 

@@ -22,10 +22,14 @@ from torch.utils.backend_registration import _DummyBackendModule, _setup_private
 NAME = "emulated"
 UP, DOWN, WAITS = "to the device", "to the host", "waits"
 count: Counter[str] = Counter()
-"""Copies to the device, reads by the host (each of which waits), other operations that wait, and operations."""
+"""Copies to the device, reads by the host (each of which waits), what waits otherwise, and operations.
 
-WAITING = ("aten::nonzero", "aten::masked_select", "aten::equal", "aten::is_nonzero", "aten::_unique2")
-"""Operations whose result's shape or value the host needs before it can go on."""
+A copy to the device waits unless it was said not to: then the memory that it is from must be the device's to read.
+"""
+
+WAITING = ("aten::nonzero", "aten::masked_select", "aten::equal", "aten::is_nonzero", "aten::_unique2", "aten::scatter")
+"""Operations whose result's shape or value the host needs before it can go on, and those that may need it on some
+device where kernels have to repeat their bits."""
 
 
 class Module(_DummyBackendModule):
@@ -76,7 +80,7 @@ class OnDevice(Tensor):
             count[DOWN] += 1
             return func(args[0].raw)
         if name == "aten::copy_":
-            return _copied(*args[:2])
+            return _copied(*args)
         if name.startswith(WAITING) or (name == "aten::index.Tensor" and _by_mask(args[1])):
             count[WAITS] += 1
         return _computed(func, args, kwargs)
@@ -92,11 +96,12 @@ def _moved(func: Any, source: Tensor, kwargs: dict[str, Any]) -> Tensor:
     return OnDevice(func(source.raw, **kwargs))
 
 
-def _copied(to: Tensor, source: Tensor) -> Tensor:
+def _copied(to: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     """Copies in place, within the device's memory or from or to the host's."""
     inside, outside = isinstance(to, OnDevice), isinstance(source, OnDevice)
     if inside and not outside:
         count[UP] += 1
+        count[WAITS] += not non_blocking
     if outside and not inside:
         count[DOWN] += 1
     (to.raw if isinstance(to, OnDevice) else to).copy_(source.raw if isinstance(source, OnDevice) else source)
@@ -143,7 +148,7 @@ def _registered() -> None:
 
     @torch.library.impl("aten::_copy_from", "privateuseone")
     def _(source: Tensor, to: Tensor, non_blocking: bool = False) -> Tensor:
-        return _copied(to, source)
+        return _copied(to, source, non_blocking)
 
 
 _registered()

@@ -20,6 +20,19 @@ class Tiny(nn.Module):
         return output if self.critic is None else (output, self.critic(features))
 
 
+class Shifted(Tiny):
+    """Has buffers: one that is kept with the parameters, and one that isn't."""
+
+    def __init__(self, observation, outputs):
+        super().__init__(observation, outputs)
+        self.register_buffer("shift", torch.linspace(-1.0, 1.0, observation.shape[-1]))
+        self.register_buffer("scale", torch.full((outputs,), 0.5), persistent=False)
+
+    def forward(self, observation):
+        output, values = super().forward(observation + self.shift)
+        return self.scale * output, values
+
+
 class OfParts(nn.Module):
     """Takes the parts of a Dict by name."""
 

@@ -166,7 +166,7 @@ def data_parallel_gradient(state: TrainState, config: Config, communicator: Comm
         inner.zero_grad(set_to_none=True)
         all_terms = []
         for number, piece in enumerate(in_pieces(as_one_shard(columns), pieces), 1):
-            with contextlib.nullcontext() if number == pieces else keep_local():
+            with torch.enable_grad(), contextlib.nullcontext() if number == pieces else keep_local():
                 loss, terms = _forward(module, state.net, piece, settings.counting(count))
                 (loss.sum() * world_size).backward()  # DDP averages over ranks; the loss is part of a global mean
             all_terms.append(terms[0])

@@ -41,7 +41,8 @@ CASES: dict[str, dict[str, Any]] = {
         "env": {"id": "lockstep/GridWorldPixels-v0"},
         "network": {"image": {"kind": "simple", "width": 0.25, "depth": 1}},
     },
-    "custom": {"network": {"custom": "users_nets:Tiny", "hidden_sizes": (64, 64)}},
+    "indices": {"env": {"id": "FrozenLake-v1"}},
+    "custom": {"network": {"custom": "users_nets:Shifted", "hidden_sizes": (64, 64)}},
     "GRPO": {
         "env": {"id": "lockstep/PushCube-v0", "max_episode_steps": 4},
         "algorithm": "grpo",

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from small_runs import (
     alone,
     described,
@@ -17,12 +18,13 @@ from small_runs import (
     statistics_of,
 )
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.core.errors import NonFiniteError
 from lockstep.torch_engine.accelerated import update as accelerated_update
 from lockstep.torch_engine.accelerated.decisions import adapted_learning_rate, clip
 from lockstep.torch_engine.accelerated.update import AcceleratedUpdate
-from lockstep.torch_engine.gradients import Gradient, exact_gradient
+from lockstep.torch_engine.gradients import Gradient, data_parallel_gradient, exact_gradient, fast_gradient
 from lockstep.torch_engine.minibatches import minibatch_indices
 from lockstep.torch_engine.state import TrainState
 from lockstep.torch_engine.statistics import Shared
@@ -139,7 +141,35 @@ def test_a_gradient_is_clipped_only_above_the_limit():
         assert float(torch.linalg.vector_norm(clipped)) == pytest.approx(min(length, limit or length), rel=1e-5)
 
 
-def test_a_step_that_is_replayed_has_the_bits_of_one_that_is_called(use, monkeypatch):
+@pytest.fixture
+def one_rank():
+    """PyTorch's process group, of this process alone."""
+    store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_gradients_behind_ddp_are_those_of_autograd_alone(pieces, use):
+    use("played")
+    config = small_config(device="xpu", reduction="fast", ppo={"gradient_accumulation": pieces, "learning_rate": 0.01})
+    communicator, plan, ends = alone(config), plan_of(config), []
+    communicator.data_parallel = lambda module, find_unused_parameters=False: DistributedDataParallel(module)
+    for choose in (fast_gradient, data_parallel_gradient):
+        state = small_state(config, described())
+        before = state.parameters.flat.clone()
+        launch = AcceleratedUpdate(state, config, plan, choose(state, config, communicator))
+        batch, indices = random_batch(config, state.net), minibatch_indices(config, plan, 0)
+        assert launch(batch, indices, statistics_of(config, batch), shared_of(config)).result().steps == 4
+        assert not torch.allclose(state.parameters.flat, before, atol=1e-3)
+        ends.append(state.parameters.flat)
+    torch.testing.assert_close(*ends, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("epochs", "minibatches"), [(1, 1), (1, 2), (2, 1), (2, 2)])
+def test_a_step_that_is_replayed_has_the_bits_of_one_that_is_called(epochs, minibatches, use, monkeypatch):
     """A graph is the step's own operations on the same memory: here it is called, after having been warmed up."""
     use("played")
     replays: list[int] = []
@@ -150,7 +180,8 @@ def test_a_step_that_is_replayed_has_the_bits_of_one_that_is_called(use, monkeyp
         return lambda: (replays.append(1), work())
 
     monkeypatch.setattr(accelerated_update, "capture", capture)
-    config = small_config(device="xpu", ppo={"schedule": "adaptive", "learning_rate": 0.01})
+    counts = {"num_epochs": epochs, "num_minibatches": minibatches}
+    config = small_config(device="xpu", ppo={"schedule": "adaptive", "learning_rate": 0.01, **counts})
     plan, ends = plan_of(config), []
     for graphed in (False, True):
         state = small_state(config, described())
@@ -161,7 +192,56 @@ def test_a_step_that_is_replayed_has_the_bits_of_one_that_is_called(use, monkeyp
             batch, indices = random_batch(config, state.net, seed), minibatch_indices(config, plan, seed)
             launch(batch, indices, statistics_of(config, batch), shared_of(config)).result()
         ends.append(state)
-    assert len(replays) == 8
-    assert ends[0].optimizer_steps == ends[1].optimizer_steps == 8
+    assert len(replays) == 2 * epochs * minibatches
+    assert ends[0].optimizer_steps == ends[1].optimizer_steps == len(replays)
     assert torch.equal(ends[0].parameters.flat, ends[1].parameters.flat)
     assert ends[0].learning_rate == ends[1].learning_rate != 0.01
+
+
+@pytest.mark.parametrize("failing", [1, 4])  # the first that warms up, and the capture itself
+def test_steps_that_cannot_be_captured_are_launched_with_a_warning(failing, use, monkeypatch, capsys):
+    use("played")
+
+    def capture(device: Any, work: Any) -> Any:
+        for call in range(1, 5):
+            work()
+            if call == failing:
+                raise RuntimeError("operation not permitted when stream is capturing\nand so on")
+
+    monkeypatch.setattr(accelerated_update, "capture", capture)
+    config = small_config(device="xpu", ppo={"learning_rate": 0.01})
+    plan, ends, said = plan_of(config), [], []
+    for graphed in (False, True):
+        state = small_state(config, described())
+        source = exact_gradient(state, config, alone(config), "batched")
+        launch = AcceleratedUpdate(state, config, plan, source, graphed)
+        for seed in range(2):
+            batch, indices = random_batch(config, state.net, seed), minibatch_indices(config, plan, seed)
+            launch(batch, indices, statistics_of(config, batch), shared_of(config)).result()
+        ends.append(state.parameters.flat)
+        said.append(capsys.readouterr().err)
+    assert torch.equal(*ends)
+    assert said[0] == ""
+    (line,) = said[1].splitlines()  # of two updates
+    assert line.startswith("lockstep: warning: an optimiser step can't be captured as a graph here")
+    assert "(operation not permitted when stream is capturing)" in line
+
+
+def test_graphs_that_were_asked_for_and_cannot_be_had_are_an_error(use, monkeypatch):
+    use("played")
+
+    def capture(device: Any, work: Any) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing\nand so on")
+
+    monkeypatch.setattr(accelerated_update, "capture", capture)
+    config = small_config(device="xpu").model_copy(update={"cuda_graphs": True})
+    asked = config.model_copy(update={"cuda_graphs": None})
+    state, plan = small_state(asked, described()), plan_of(config)
+    launch = AcceleratedUpdate(state, config, plan, source(state, [0.0] * 4, [1.0] * 4), graphed=True)
+    batch = random_batch(config, state.net)
+    with pytest.raises(ValueError) as caught:
+        launch(batch, minibatch_indices(config, plan, 0), not_normalised(config), shared_of(config))
+    assert str(caught.value) == (
+        "cuda_graphs: true, but an optimiser step can't be captured here (operation not permitted when stream is "
+        "capturing); use cuda_graphs false"
+    )

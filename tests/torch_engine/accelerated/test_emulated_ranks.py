@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-MODULE = Path(__file__).parents[2] / "modules" / "emulated_accelerator.py"
+MODULES = Path(__file__).parents[2] / "modules"
 WORDS = (
     *("CartPole-v1", "--device", "xpu", "--num-envs", "4", "--num-shards", "2", "--num-steps", "6"),
     *("--total-steps", "48", "--ppo.num-epochs", "1", "--ppo.num-minibatches", "2", "--network.hidden-sizes", "4"),
@@ -16,9 +16,9 @@ WORDS = (
 )
 
 
-def commands(directory: Path, name: str, ranks: int, *words: str) -> dict:
+def commands(directory: Path, name: str, ranks: int, *words: str, device: str = "emulated") -> dict:
     """A run of so many ranks, each a process of its own that meets the others as under torchrun; its summary."""
-    command = [sys.executable, str(MODULE), "train", *WORDS, "--name", name, *words]
+    command = [sys.executable, str(MODULES / f"{device}_accelerator.py"), "train", *WORDS, "--name", name, *words]
     started = []
     for rank in range(ranks):
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
@@ -48,6 +48,17 @@ def test_two_ranks_train_fast(tmp_path):
     assert (one["iteration"], two["iteration"]) == (2, 2)
     returns = [summary["final_return"] for summary in (one, two)]
     assert returns[0] == pytest.approx(returns[1], rel=0.2)
+
+
+@pytest.mark.long
+def test_two_ranks_train_fast_behind_ddp(tmp_path):
+    words = ("--reduction", "fast", "--collectives", "backend")
+    one, two = (commands(tmp_path, str(n), n, *words, device="played") for n in (1, 2))
+    assert (two["world_size"], two["collectives"]) == (2, "gloo")
+    assert (one["iteration"], two["iteration"]) == (2, 2)
+    rows = [json.loads((tmp_path / "runs" / n / "metrics.jsonl").read_text().splitlines()[0]) for n in ("1", "2")]
+    for name in ("train/policy_loss", "train/value_loss", "train/grad_norm"):
+        assert rows[0][name] == pytest.approx(rows[1][name], rel=1e-4), name
 
 
 @pytest.mark.long

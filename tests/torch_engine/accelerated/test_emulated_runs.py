@@ -8,8 +8,10 @@ from emulated_accelerator import DOWN, UP, WAITS, counted
 from variants import variants
 
 from lockstep.runs.checkpoint import checkpoint_of, to_files
+from lockstep.torch_engine.accelerated.rollout import StagedRollout
 from lockstep.torch_engine.envs.tensor_envs import TensorEnvs
 from lockstep.torch_engine.evaluation import evaluate_policy
+from lockstep.torch_engine.rollout import Rollout
 
 FEW = ["plain", "LSTM", "tensor environments, normalised"]
 """Those that are always run; the others are long."""
@@ -172,7 +174,17 @@ def test_a_copy_in_every_step_is_caught():
         advance = session.envs.advance
         session.envs.advance = lambda actions: advance(actions.cpu().to(actions.device))
 
-    assert copies_of_step(config_of("tensor environments"), spoil) == {UP: 1, DOWN: 1, WAITS: 0}
+    assert copies_of_step(config_of("tensor environments"), spoil) == {UP: 1, DOWN: 1, WAITS: 1}
+
+
+@pytest.mark.usefixtures("emulated")
+def test_a_copy_of_truncated_episodes_that_is_waited_for_is_caught(monkeypatch):
+    blocks = 4  # two of each shard's two environments
+    passed = reads_of_iteration(config_of("plain"))
+    assert passed[WAITS] == 0
+    assert passed[UP] == reads_of_iteration(config_of("plain", env={"max_episode_steps": 50}))[UP] + 3 * blocks
+    monkeypatch.setattr(StagedRollout, "final_rows", Rollout.final_rows)
+    assert reads_of_iteration(config_of("plain"))[WAITS] == blocks
 
 
 @pytest.mark.usefixtures("emulated")

@@ -106,6 +106,24 @@ def test_a_module_gets_the_parts_of_a_dict_by_name():
     assert not torch.allclose(expected[0], module(parts | {"colour": (parts["colour"] + 1) % 3})[0], atol=1e-3)
 
 
+def test_buffers_lie_where_the_observations_do():
+    state = small_state(custom_config("Shifted"), described())
+    custom, x = state.net.custom, torch.randn(1, 5, 4, generator=seeded(0))
+    assert custom is not None
+    weights = state.parameters.expanded(1)
+    output, values = nets.actor_critic(state.net, weights, x)
+    assert values is not None
+    elsewhere = {name: w.to("meta") for name, w in weights.items()}
+    for _ in range(2):
+        there = nets.actor_critic(state.net, elsewhere, x.to("meta"))
+        assert [part.device.type for part in there if part is not None] == ["meta"] * 2
+        assert [part.shape for part in there if part is not None] == [output.shape, values.shape]
+    assert torch.equal(nets.actor_critic(state.net, weights, x)[0], output)
+    plain = Tiny(x, 3)
+    plain.load_state_dict(state.parameters.views)
+    torch.testing.assert_close(output, 0.5 * plain(x + torch.linspace(-1.0, 1.0, 4))[0])
+
+
 # --- Dropout ----------------------------------------------------------------------------------------------------------
 
 

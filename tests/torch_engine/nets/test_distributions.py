@@ -10,7 +10,7 @@ from small_runs import actions_of, policy_net, random_actions_of, random_paramet
 from torch import distributions as reference
 
 from lockstep.core.spaces import ActionLayout, observation_layout
-from lockstep.torch_engine.nets import distributions, nets
+from lockstep.torch_engine.nets import distributions, memory, nets
 from lockstep.torch_engine.nets.nets import PolicyNet
 
 CHOICES = (3, 1, 4)
@@ -57,6 +57,18 @@ def test_each_index_is_sampled_by_its_own_logits():
         assert int(distributions.mode(net, logits)[0, 0, n]) == int(part.argmax())
     sharper = (1.5 * logits[0, 0, -4:]).softmax(-1)
     assert (torch.bincount(actions[:, 2]).double() / DRAWS - sharper).abs().max() > 5 * 0.5 / DRAWS**0.5
+
+
+def test_an_accelerator_has_the_log_probabilities_and_gradients_of_the_host(monkeypatch):
+    net, found = multi_net(), []
+    actions = random_actions_of(net, (2, 5))
+    for host in ({"cpu"}, set()):
+        monkeypatch.setattr(memory, "HOST", host)
+        logits = logits_of(2, 5, 8).requires_grad_()
+        log_prob, entropy = distributions.log_prob_and_entropy(net, {}, logits, actions)
+        (gradient,) = torch.autograd.grad((log_prob + 0.1 * entropy).sum(), logits)
+        found.append((log_prob, entropy, gradient))
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*found, strict=True))
 
 
 # --- Squashed Gaussians -----------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
-"""What is asked of accelerators before a run, on modules that stand in for PyTorch's."""
+"""What is asked of accelerators before a run and in it, on modules that stand in for PyTorch's."""
 
+import contextlib
 import types
 
 import pytest
@@ -79,3 +80,74 @@ def test_a_cpu_has_nothing_to_wait_for():
     host += 1.0
     assert copied.tolist() == [0.0] * 3
     assert accelerator.Download(copied, accelerator.host_buffer((3,), torch.float32, cpu)).wait().tolist() == [0.0] * 3
+
+
+def test_what_a_device_was_told_is_waited_for_by_an_event(monkeypatch):
+    done = []
+
+    class Event:
+        def record(self):
+            done.append("recorded")
+
+        def synchronize(self):
+            done.append("waited for")
+
+    monkeypatch.setattr(accelerator, "pins", lambda device: True)
+    monkeypatch.setattr(accelerator, "_module", lambda device: types.SimpleNamespace(Event=Event))
+    mark = accelerator.Mark(torch.device("xpu"))
+    assert done == ["recorded"]
+    mark.wait()
+    assert done == ["recorded", "waited for"]
+
+
+class Streams:
+    """Streams and graphs as PyTorch's module of a device has them; a capture that fails leaves its stream current."""
+
+    def __init__(self, name="first"):
+        self.name, self.waited = name, []
+
+    def wait_stream(self, other):
+        self.waited.append(other.name)
+
+    def module(self, fails):
+        current: list[Streams] = [self]
+
+        @contextlib.contextmanager
+        def stream(other):
+            before, current[0] = current[0], other
+            try:
+                yield
+            finally:
+                current[0] = before
+
+        @contextlib.contextmanager
+        def graph(captured):
+            before, current[0] = current[0], Streams("of the graph")
+            yield
+            if fails:
+                raise RuntimeError("invalidated")
+            current[0] = before
+
+        return types.SimpleNamespace(
+            CUDAGraph=lambda: types.SimpleNamespace(replay="replayed"),
+            Stream=lambda device: Streams("side"),
+            current_stream=lambda device: current[0],
+            stream=stream,
+            graph=graph,
+        )
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_capture_ends_on_the_stream_that_it_began_on(fails, monkeypatch):
+    first, device, on = Streams(), torch.device("cuda"), []
+    made = first.module(fails)
+    monkeypatch.setattr(accelerator, "_module", lambda device: made)
+
+    def work():
+        on.append(made.current_stream(device).name)
+
+    with pytest.raises(RuntimeError, match="invalidated") if fails else contextlib.nullcontext():
+        assert accelerator.capture(device, work) == "replayed"
+    assert on == ["side"] * accelerator.WARM_UP + ["of the graph"]
+    assert made.current_stream(device) is first
+    assert first.waited == ["side"]

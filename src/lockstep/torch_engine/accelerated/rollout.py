@@ -6,6 +6,7 @@ and actions is copied again when the rollout is complete.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -15,11 +16,12 @@ from torch import Tensor
 
 from lockstep.config.run import Config
 from lockstep.core.shards import ShardPlan
+from lockstep.core.spaces import ObservationLayout
 from lockstep.envs.host_envs import HostEnvs
 from lockstep.envs.numbers import check_numbers
 from lockstep.torch_engine.nets.functions import Actor
 from lockstep.torch_engine.rollout import HostCollector, Rollout, action_noise, collect
-from lockstep.torch_engine.setup.accelerator import Download, host_buffer, pins, upload
+from lockstep.torch_engine.setup.accelerator import Download, Mark, host_buffer, upload
 from lockstep.torch_engine.state import TrainState
 
 ALIGNMENT = 64
@@ -47,9 +49,12 @@ class _Stage:
         self._rows = self._up[:size].view(rows.dtype).view(rows.shape).numpy()
         self._ended = self._up[size : size + count].view(torch.bool).numpy()
         self._down = host_buffer(tuple(actions.shape), actions.dtype, device)
+        self._sent: Mark | None = None
 
     def begin(self) -> None:
-        """Starts over with the first step."""
+        """Starts over with the first step, once what went up last has arrived."""
+        if self._sent is not None:
+            self._sent.wait()
         self.step, self._ended[:] = 0, False
 
     def end(self, ended: np.ndarray) -> None:
@@ -57,9 +62,17 @@ class _Stage:
         self._ended[:] = ended
 
     def send(self, observations: np.ndarray) -> None:
-        """Copies a step's observations and marks up; what was staged before has arrived when its actions came down."""
+        """Copies a step's observations and marks up, from memory that the copy before was done with.
+
+        Within a rollout it was when its actions came down; :meth:`begin` waits for the last one.
+        """
         self._rows[...] = observations
-        self._above[self.step].copy_(self._up, non_blocking=pins(self._device))
+        self._above[self.step].copy_(self._up, non_blocking=True)
+
+    def finish(self, observations: np.ndarray) -> None:
+        """Copies up what followed the last step, for which no actions come down."""
+        self.send(observations)
+        self._sent = Mark(self._device)
 
     def receive(self, actions: Tensor) -> np.ndarray:
         """Keeps a step's actions, and copies them down to where the next ones will be."""
@@ -76,7 +89,7 @@ class StagedActor(Actor):
     """
 
     def __init__(self, inner: Actor, envs: HostEnvs, num_steps: int, device: torch.device) -> None:
-        self._inner, self._device = inner, device
+        self._inner, self.device = inner, device
         rows, actions = (torch.from_numpy(x) for x in (envs.buffers.observations, envs.buffers.actions))
         self._parts = [(part, _Stage(rows[part], actions[part], num_steps, device)) for part in envs.parts]
         self._noise = torch.zeros(0)
@@ -86,7 +99,7 @@ class StagedActor(Actor):
 
     def draw(self, noise: np.ndarray) -> None:
         """Copies a rollout's noise up, float32 ``[T, E, action outputs]``."""
-        self._noise = upload(noise, self._device)
+        self._noise = upload(noise, self.device)
 
     def begin(self, recurrent_state: np.ndarray | Tensor | None) -> None:
         """See :meth:`Actor.begin`."""
@@ -117,7 +130,7 @@ class StagedActor(Actor):
         """Copies what followed the last step up, rows ``[E, width]``."""
         with torch.no_grad():
             for part, stage in self._parts:
-                stage.send(observations[part])
+                stage.finish(observations[part])
 
     def kept(self) -> tuple[Tensor, Tensor]:
         """Returns a rollout's observations ``[T+1, E, width]`` and actions ``[T, E, …]``, on the device."""
@@ -136,6 +149,10 @@ class StagedRollout(Rollout):
     def tensors(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """See :meth:`Rollout.tensors`."""
         return self.staged.kept()
+
+    def final_rows(self, keys: Sequence[tuple[int, int]], rows: int, layout: ObservationLayout) -> Tensor:
+        """See :meth:`Rollout.final_rows`; on the device, and not waited for."""
+        return upload(super().final_rows(keys, rows, layout), self.staged.device)
 
 
 class StagedCollector(HostCollector):

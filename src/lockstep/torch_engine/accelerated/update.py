@@ -6,6 +6,7 @@ device. So it may be captured once as a graph and replayed for every step of eve
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -66,7 +67,8 @@ class AcceleratedUpdate:
     """Takes the optimiser steps of an iteration on an accelerator.
 
     ``graphed`` steps are captured as one graph at the first update, and replayed from then on; what they read lies in
-    memory of its own then, into which each rollout is copied. They are the same operations in the same order.
+    memory of its own then, into which each rollout is copied. They are the same operations in the same order. Steps
+    that can't be captured are launched, with a warning, unless ``cuda_graphs`` is true.
     """
 
     def __init__(
@@ -85,7 +87,11 @@ class AcceleratedUpdate:
     def __call__(
         self, batch: Batch, indices: np.ndarray, statistics: MinibatchStatistics, shared: Shared
     ) -> AwaitedUpdate:
-        """Launches the optimiser steps on one rollout; nothing is waited for."""
+        """Launches the optimiser steps on one rollout; nothing is waited for.
+
+        Raises:
+            ValueError: at the first call, a step can't be captured and ``cuda_graphs`` is true; one line.
+        """
         config, state = self.config, self.state
         state.learning_rate = scheduled_learning_rate(config, state.global_step, state.learning_rate)
         self._rate.fill_(state.learning_rate)  # as the last update left it, which has been read by now
@@ -143,16 +149,35 @@ class AcceleratedUpdate:
         applied = decide(self.report, self._rate, gradient.terms, norm, self._number[0], self._kl, self.config.ppo)
         vector = clip(gradient.vector, norm, self.config.ppo.max_grad_norm)
         self.state.optimizer.step(vector, self._rate, (~applied).float())
-        self._number.add_(1)
+        self._number.add_(1).remainder_(len(self._held["index"]))  # those that warm up may be more than there are
 
-    def _captured(self) -> Callable[[], None]:
-        """Captures a step; those that warm up, and the capture itself, leave no trace in the state."""
+    def _captured(self) -> Callable[[], None] | None:
+        """Captures a step, None where it can't be; what warms up, and the capture, leave no trace in the state."""
         optimizer = self.state.optimizer
         kept = [optimizer.parameters(), *optimizer.moments().values(), self._rate]
         before = [x.clone() for x in kept]
-        replay = capture(self._device, lambda: self._step(0))
+        replay = None
+        try:
+            replay = capture(self._device, lambda: self._step(0))
+        except RuntimeError as error:
+            self._launch_instead(error)
         for x, value in zip(kept, before, strict=True):
             x.copy_(value)
         self.report.clear()
         self._number.zero_()
         return replay
+
+    def _launch_instead(self, error: RuntimeError) -> None:
+        """Leaves graphs out from here on, with a warning; raises a ``ValueError`` where the user asked for them."""
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        if self.config.cuda_graphs is True:
+            raise ValueError(
+                f"cuda_graphs: true, but an optimiser step can't be captured here ({reason}); use cuda_graphs false"
+            ) from error
+        self.graphed = False
+        print(
+            f"lockstep: warning: an optimiser step can't be captured as a graph here, and is launched ({reason}); "
+            "--no-cuda-graphs leaves this out",
+            file=sys.stderr,
+            flush=True,
+        )

@@ -43,6 +43,7 @@ class CustomNet:
     def __init__(self, module: nn.Module) -> None:
         self.module = module.eval()
         self._shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
+        self._buffers: dict[torch.device, dict[str, Tensor]] = {}
 
     def set_dropout(self, seed: int | None) -> None:
         """Turns dropout on, keyed by a seed, for the next pass; None: off."""
@@ -63,6 +64,14 @@ class CustomNet:
         for parameter in self.module.parameters():
             parameter.data = torch.empty(0)
 
+    def _buffers_on(self, device: torch.device) -> dict[str, Tensor]:
+        """Copies the module's buffers to a device, once; returns those that don't lie there anyway."""
+        if device not in self._buffers:
+            with torch.inference_mode(False):  # a gradient may be taken of what they are used in
+                elsewhere = {name: x.to(device) for name, x in self.module.named_buffers() if x.device != device}
+            self._buffers[device] = elsewhere
+        return self._buffers[device]
+
     def __call__(
         self, parameters: Mapping[str, Tensor], layout: ObservationLayout, rows: Tensor
     ) -> tuple[Tensor, Tensor]:
@@ -71,7 +80,7 @@ class CustomNet:
         weights = {name: parameters[name][0] for name in names}
         assert len(rows) == 1 or not any(w.requires_grad for w in weights.values()), "one shard at a time"
         flat = observation_tensors(layout, rows.flatten(0, 1))
-        result = torch.func.functional_call(self.module, weights, (flat,))
+        result = torch.func.functional_call(self.module, weights | self._buffers_on(rows.device), (flat,))
         output, values = result if isinstance(result, tuple) else (result, torch.zeros(0))
         shape = rows.shape[:2]
         return output.unflatten(0, shape), values.reshape(shape) if values.numel() else values

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.torch_engine.nets.encoders import marked
+from lockstep.torch_engine.nets.memory import on_host
 from lockstep.torch_engine.nets.nets import PolicyNet
 
 LOG_TWO_PI = math.log(2.0 * math.pi)
@@ -80,8 +82,18 @@ def log_prob_and_entropy(
 
 def _categorical(logits: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
     log_probs = torch.log_softmax(logits, -1)
-    chosen = log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
-    return chosen, -(log_probs.exp() * log_probs).sum(-1)
+    return _chosen(log_probs, actions), -(log_probs.exp() * log_probs).sum(-1)
+
+
+def _chosen(log_probs: Tensor, actions: Tensor) -> Tensor:
+    """Takes the log-probabilities ``[…]`` of actions out of those of all choices ``[…, choices]``.
+
+    On an accelerator by comparison, which has the same values: the gradient of a gather is a scatter, for which some
+    devices are waited for where kernels have to repeat their bits, and which takes others many kernels.
+    """
+    if on_host(log_probs.device):
+        return log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+    return torch.where(marked(actions, log_probs.shape[-1]), log_probs, 0.0).sum(-1)
 
 
 def sum_in_order(parts: list[Tensor]) -> Tensor:

@@ -27,14 +27,24 @@ def action_mask(layout: ObservationLayout, rows: Tensor) -> Tensor | None:
     return None if leaf is None else float_columns(layout, rows)[..., leaf.start : leaf.start + leaf.size] > 0.5
 
 
+def marked(indices: Tensor, choices: int) -> Tensor:
+    """Marks which of so many choices each index ``[…]`` is, bool ``[…, choices]``; nothing looks at an index."""
+    return torch.arange(choices, device=indices.device) == indices.unsqueeze(-1)
+
+
+def _one_hot(indices: Tensor, choices: int) -> Tensor:
+    """Does what PyTorch's function does, which waits for an accelerator to look for indices that are none."""
+    return functional.one_hot(indices, choices) if on_host(indices.device) else marked(indices, choices)
+
+
 def one_hot(leaf: Leaf, floats: Tensor) -> list[Tensor]:
     """Turns a Discrete or MultiDiscrete part into one-hot vectors ``[…, choices]``."""
     columns = floats[..., leaf.start : leaf.start + leaf.size].long()
     if leaf.pattern != leaf.choices:  # at once for all of its repetitions, of which a grid has dozens
         columns = columns.unflatten(-1, (-1, len(leaf.pattern)))
-        parts = [functional.one_hot(columns[..., n], count) for n, count in enumerate(leaf.pattern)]
+        parts = [_one_hot(columns[..., n], count) for n, count in enumerate(leaf.pattern)]
         return [torch.cat(parts, -1).flatten(-2).float()]
-    return [functional.one_hot(columns[..., n], count).float() for n, count in enumerate(leaf.choices)]
+    return [_one_hot(columns[..., n], count).float() for n, count in enumerate(leaf.choices)]
 
 
 def image(leaf: Leaf, rows: Tensor) -> Tensor:

@@ -179,14 +179,26 @@ def upload(array: np.ndarray | Tensor, device: torch.device) -> Tensor:
     tensor = torch.as_tensor(array)
     if device.type == "cpu":
         return tensor.clone()
-    if pins(device):
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
+    return (tensor.pin_memory() if pins(device) else tensor).to(device, non_blocking=True)
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
     """Takes a host's array to where the policy is: the same memory there on the host, else as :func:`upload` does."""
     return torch.from_numpy(array) if on_host(device) else upload(array, device)
+
+
+class Mark:
+    """Marks what a device has been told so far, copies that the host hasn't waited for among it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._event = _module(device).Event() if pins(device) else None
+        if self._event is not None:
+            self._event.record()
+
+    def wait(self) -> None:
+        """Waits until the device has done that."""
+        if self._event is not None:
+            self._event.synchronize()
 
 
 class Download:
@@ -197,15 +209,11 @@ class Download:
 
     def __init__(self, source: Tensor, buffer: Tensor) -> None:
         buffer.copy_(source, non_blocking=pins(source.device))
-        self._buffer, self._event = buffer, None
-        if pins(source.device):
-            self._event = _module(source.device).Event()
-            self._event.record()
+        self._buffer, self._told = buffer, Mark(source.device)
 
     def wait(self) -> Tensor:
         """Waits until the copy is there."""
-        if self._event is not None:
-            self._event.synchronize()
+        self._told.wait()
         return self._buffer
 
 
@@ -225,16 +233,21 @@ def capture(device: torch.device, work: Callable[[], None]) -> Callable[[], None
 
     It is called :data:`WARM_UP` times first, on a stream of its own, as PyTorch's notes on CUDA graphs have it; it must
     read and write the same memory at every call, and never wait for the device.
+
+    Raises:
+        RuntimeError: something in it can't be captured; what was launched before may have been done.
     """
     module = _module(device)
-    stream = module.Stream(device)
-    stream.wait_stream(module.current_stream(device))
-    with module.stream(stream):
-        for _ in range(WARM_UP):
-            work()
-    module.current_stream(device).wait_stream(stream)
+    current, stream = module.current_stream(device), module.Stream(device)
+    stream.wait_stream(current)
+    try:
+        with module.stream(stream):
+            for _ in range(WARM_UP):
+                work()
+    finally:
+        current.wait_stream(stream)
     graph = next(getattr(module, name) for name in GRAPHS if hasattr(module, name))()
-    with module.graph(graph):
+    with module.stream(current), module.graph(graph):  # a capture that fails would leave the stream that it was on
         work()
     return graph.replay
 
