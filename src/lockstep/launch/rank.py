@@ -16,6 +16,7 @@ from lockstep.config.engines import engine_module
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.errors import PeerFailureError, RunError
 from lockstep.core.life import Part, life
+from lockstep.core.machine import keep_freed_memory
 from lockstep.core.process import (
     EXIT_FAILURE,
     EXIT_USER_ERROR,
@@ -75,6 +76,7 @@ class Assignment:
 def run_rank(assignment: Assignment, topology: Topology) -> int:
     """Train this rank's part; every failure becomes one report and an exit code."""
     try:
+        keep_freed_memory()
         config = assignment.config
         engine = engine_module(config.engine)
         path = assignment.path.absolute()  # environments may change the working directory

@@ -1,0 +1,55 @@
+"""What is freed stays with the process: arrays of each iteration aren't mapped and filled with zeros anew."""
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from lockstep.core.machine import VARIABLES, keep_freed_memory
+
+GLIBC = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's malloc")
+FAULTS = """
+import resource, sys
+import numpy as np
+from lockstep.core.machine import keep_freed_memory
+if sys.argv[1] == "keep":
+    assert keep_freed_memory()
+def round():
+    arrays = [np.ones(size, np.uint8) for size in [1 << 20] * 9]
+    del arrays
+for _ in range(3):
+    round()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20):
+    round()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def faults(how: str) -> int:
+    """Page faults of twenty rounds of the same arrays."""
+    plain = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    found = subprocess.run([sys.executable, "-c", FAULTS, how], env=plain, capture_output=True, text=True, check=True)
+    return int(found.stdout)
+
+
+@GLIBC
+def test_the_same_arrays_again_cost_no_page():
+    pages = 20 * (9 << 20) // os.sysconf("SC_PAGESIZE")
+    assert faults("keep") < pages // 50
+    assert faults("leave") > pages // 4  # the negative: without it they do
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_a_users_own_choice_stays(monkeypatch, name):
+    monkeypatch.setenv(name, "1")
+    assert not keep_freed_memory()
+
+
+def test_elsewhere_nothing_is_done(monkeypatch):
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("lockstep.core.machine.sys.platform", "darwin")
+    assert not keep_freed_memory()
