@@ -50,7 +50,7 @@ def table(found: dict[str, Any]) -> list[str]:
         name = f"{target['target']}, engine {target['engine']}"
         for one in _some(target["predictions"]):
             rates, share = one["steps_per_second"], one["share_of_memory"]
-            fits = f"{share:.1%}" if share <= 1 else f"doesn't fit, by {share:.2g} ×"
+            fits = f"{share:.1%}" if share <= 1 else f"doesn't fit, by {share:.3g} ×"
             cells = [name, one["devices"], fits, amount(rates["likely"])]
             cells += [f"{amount(rates['worst'])} – {amount(rates['best'])}", duration(one["seconds"]["likely"])]
             lines.append("| " + " | ".join(map(str, [*cells, f"{one['efficiency']:.0%}", one["limited_by"]])) + " |")

@@ -1,10 +1,14 @@
 """What an iteration of the JAX engine costs a device, of the program that is compiled here."""
 
+import jax
+import numpy as np
 import pytest
 
 from lockstep.config.checks import resolve
 from lockstep.config.run import Config
 from lockstep.jax_engine.costs import needed_bytes
+from lockstep.jax_engine.shards.normalizers import Moments
+from lockstep.jax_engine.statistics import UNROLLED_SHARDS, _merged
 from lockstep.planning.counting import LIBTPU, can_compile, count_costs
 
 VALUES = {"engine": "jax", "num_envs": 16, "num_steps": 8, "ppo": {"num_minibatches": 2, "num_epochs": 3}}
@@ -49,6 +53,14 @@ def test_memory_begins_with_parameters_and_moments(costs):
     assert costs.memory["moments"] == 8 * PARAMETERS
     assert all(size >= 0 for size in costs.memory.values())
     assert costs.memory["rollout"] > 0
+
+
+def test_statistics_of_many_shards_are_merged_where_only_shapes_are_known():
+    """As in a plan: shapes alone lie there as float32."""
+    moments = Moments(*(jax.ShapeDtypeStruct(shape, np.float32) for shape in ((), (3,), (3,))))
+    parts = jax.ShapeDtypeStruct((UNROLLED_SHARDS + 1, 3, 3), np.float32)
+    found = jax.eval_shape(_merged, moments, parts)
+    assert [x.shape for x in found] == [(), (3,), (3,)]
 
 
 def test_what_an_engine_refuses_is_said_in_one_line():

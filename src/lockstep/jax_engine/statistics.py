@@ -130,7 +130,8 @@ def _merged(moments: Moments | None, parts: Array | None) -> Moments | None:
 
     if len(parts) > UNROLLED_SHARDS:
         with jax.enable_x64(True):
-            return jax.lax.scan(add, moments, parts)[0]
+            carried = jax.tree.map(lambda x: x.astype(jnp.float64), moments)  # shapes alone are traced as float32
+            return jax.lax.scan(add, carried, parts)[0]
     for part in parts:
         moments, _ = add(moments, part)
     return moments
