@@ -94,6 +94,21 @@ def test_a_switch_in_a_file(switch, found):
     assert nested({"env.kwargs": {switch: True}}) == {"env": {"kwargs": {switch: True}}}
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"cuda": False, "device": "cuda"}, "cuda: False given together with device cuda; give one"),
+        ({"log": {"wandb": True}, "track": False}, "track: False given together with log.wandb True; give one"),
+        ({"ppo": {"anneal_lr": True, "schedule": "constant"}}, "ppo.anneal_lr: True given together with ppo.schedule"),
+    ],
+)
+def test_a_switch_against_its_setting_is_refused(given, said):
+    with pytest.raises(ValueError) as refusal:
+        nested(given)
+    assert str(refusal.value).startswith(said)
+    assert nested({"cuda": True, "device": "cuda"}) == {"device": "cuda"}
+
+
 def test_a_switch_in_a_file_that_says_what_is_so_is_left_out():
     assert nested({"torch_deterministic": True, "capture_video": False}) == {}
     assert nested({"capture_video": True}) == {"capture_video": True}

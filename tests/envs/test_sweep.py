@@ -104,19 +104,24 @@ def test_what_somebody_has_replaced_stays():
     assert b.rewards.tolist() == [10.0, 10.0]
 
 
-def test_one_object_for_all_environments_is_refused():
-    config = EnvConfig(id="odd_factories:always_the_same")
+def test_one_object_for_two_environments_is_refused():
+    one = EnvConfig(id="odd_factories:always_the_same")
     with pytest.raises(ValueError, match="gives the same object each time"):
-        describe(config)
-    described = describe(EnvConfig(id="CartPole-v1"))
-    wanted = WantedEnvs(config, described, 0, range(2))
-    layout = buffer_layout(described, 2, 1)
-    buffers = Buffers(**{name: np.zeros(shape, dtype) for name, (shape, dtype) in layout.items()})
+        swept(one)
+    alone, _, _ = swept(one, 1)  # which nobody else steps
     with pytest.raises(ValueError, match="gives the same object each time"):
-        Sweep(wanted, buffers, range(2), 0)
+        swept(one, 1)  # of an evaluation beside it
+    alone.close()
+    swept(one, 1)[0].close()
 
 
-@pytest.mark.parametrize(("name", "back"), [("stacked_walk", False), ("scaled_walk", True), ("sworn_walk", True)])
+HOOKED = [
+    *(("stacked_walk", False), ("scaled_walk", False), ("passed_walk", False)),
+    *(("clipped_walk", True), ("sworn_walk", True)),
+]
+
+
+@pytest.mark.parametrize(("name", "back"), HOOKED)
 def test_state_hooks_count_where_nothing_around_them_remembers(name, back):
     config = EnvConfig(id=f"odd_factories:{name}", kwargs={})
     sweep, b, _ = swept(config, 1)

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import gymnasium
-from gymnasium.wrappers import FrameStackObservation, TransformReward
+from gymnasium.wrappers import ClipReward, FrameStackObservation, TransformReward
 from hooked import Hooked
 
 ONE = gymnasium.make("CartPole-v1")
@@ -30,8 +30,23 @@ def stacked_walk(**_):
     return FrameStackObservation(Hooked(), 2)
 
 
+def clipped_walk(**_):
+    return ClipReward(Hooked(), -1.0, 1.0)
+
+
 def scaled_walk(**_):
     return TransformReward(Hooked(), lambda reward: float(reward) / 2)
+
+
+class Passing(gymnasium.Wrapper):
+    """Passes on whatever is asked of it."""
+
+    def __getattr__(self, name):
+        return getattr(self.env, name)
+
+
+def passed_walk(**_):
+    return Passing(Hooked())
 
 
 class Sworn(gymnasium.Wrapper):

@@ -25,6 +25,13 @@ from lockstep.python.words import in_python
         ("lockstep train --help-all lists all", "lockstep train --help-all lists all"),
         ("--network.recurrent", "network=dict(recurrent=…)"),
         ("nothing - at all", "nothing - at all"),
+        ("lockstep run --nproc 2 train.py starts it", "lockstep run --nproc 2 train.py starts it"),
+        ("lockstep eval RUN --trust, or --trust", "lockstep eval RUN --trust, or trust=True"),
+        (
+            "runs/first exists; --resume runs/first continues it, another --name starts a new one",
+            "runs/first exists; resume='runs/first' continues it, another name=… starts a new one",
+        ),
+        ("lockstep train --total-steps 1_000_000", "lockstep train total_steps=1_000_000"),
     ],
 )
 def test_options_are_arguments(said, expected):

@@ -6,7 +6,7 @@ import copy
 import difflib
 import json
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,34 +54,41 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def nested(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Turns dotted keys into nested dicts, and aliases, at the top or in their section, into what they stand for."""
+    """Turns dotted keys into nested dicts, and aliases, at the top or in their section, into what they stand for.
+
+    Raises:
+        ValueError: a switch and the setting that it stands for are both given, and differ; one line.
+    """
     out: dict[str, Any] = {}
-    for name, value in _without_switches(values, prefix):
+    switches = {}
+    for key, value in values.items():
+        name = str(key).replace("-", "_")
+        if isinstance(value, bool) and (switched := _switched(prefix + name, value)) is not None:
+            switches[name] = (*switched, value)
+            continue
+        if isinstance(value, bool) and ALREADY.get(plain(prefix + name)) is value and prefix + name not in LEAVES:
+            continue
         path = _unaliased(name, prefix)
-        path = name if isinstance(value, dict) and prefix + path not in FREE else path
-        inner = isinstance(value, dict) and prefix + path not in FREE
-        value = nested(value, f"{prefix}{path}.") if inner else in_our_words(prefix + path, value)
-        merge(out, nest(path.split("."), value))
+        if isinstance(value, dict) and prefix + path not in FREE:
+            path, found = name, nested(value, f"{prefix}{name}.") if prefix + name not in FREE else value
+        else:
+            found = in_our_words(prefix + path, value)
+        merge(out, nest(path.split("."), found))
+    for name, (full, said, on) in switches.items():
+        path = full.removeprefix(prefix)
+        other = _found(out, path)
+        if other is not None and other != said:
+            raise ValueError(f"{prefix}{name}: {on} given together with {full} {other}; give one")
+        merge(out, nest(path.split("."), said))
     return out
 
 
-def _without_switches(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    """Yields keys and values, for switches of other libraries those that they stand for."""
-    for key, value in values.items():
-        name = str(key).replace("-", "_")
-        if not isinstance(value, bool) or prefix + name in LEAVES:
-            yield name, value
-        elif ALREADY.get(plain(prefix + name)) is not value:
-            full, said = _switched(prefix + name, value)
-            yield full.removeprefix(prefix), said
-
-
-def _switched(full: str, on: bool) -> tuple[str, Any]:
+def _switched(full: str, on: bool) -> tuple[str, Any] | None:
     """Reads a switch of another library's, at the top or in its section: the setting it stands for, and its value."""
     section, _, word = full.rpartition(".")
     found = SWITCHES.get(plain(word))
-    if found is None or section not in ("", found[0].rpartition(".")[0]):
-        return full, on
+    if full in LEAVES or found is None or section not in ("", found[0].rpartition(".")[0]):
+        return None
     value = found[1] if on else found[2]
     return found[0], SPOKEN.get(value, value)
 

@@ -10,7 +10,7 @@ from lockstep.config.engines import MissingPackageError, engine_module
 from lockstep.config.run import EnvConfig
 from lockstep.envs.batched.envpool import pool_spaces
 from lockstep.envs.description import MASK_SOURCES, EnvDescription, described, stepped_as_arrays
-from lockstep.envs.gymnasium.make import factory_of, make_environment, same_object
+from lockstep.envs.gymnasium.make import make_environment
 from lockstep.envs.tensor import simulator_spaces
 
 
@@ -33,30 +33,17 @@ def describe(config: EnvConfig) -> EnvDescription:
             if not isinstance(getattr(env, name, None), gymnasium.Space):
                 raise ValueError(f"env.id: {config.id} has no {name}; set self.{name} where it is made, to a space")
         limit = env.spec.max_episode_steps if env.spec else None
-        found = described(config, env.observation_space, env.action_space, limit)
+        return described(config, env.observation_space, env.action_space, limit)
     finally:
         _close(env, config)
-    _refuse_one_for_all(env, config)
-    return found
 
 
 def _close(env: gymnasium.Env, config: EnvConfig) -> None:
     try:
         env.close()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         said = f"{type(error).__name__}: {' '.join(str(error).split())}"
         print(f"lockstep: warning: {config.id}: close() failed: {said}", file=sys.stderr, flush=True)
-
-
-def _refuse_one_for_all(env: gymnasium.Env, config: EnvConfig) -> None:
-    """Raise a one-line ``ValueError`` where a function of the user's gives its environment a second time."""
-    makes = factory_of(config.id)
-    if makes is None or isinstance(makes, type):  # a class makes a new one
-        return
-    again = make_environment(config)
-    _close(again, config)
-    if again.unwrapped is env.unwrapped:
-        raise ValueError(same_object(config.id))
 
 
 def _jax_spaces(config: EnvConfig) -> tuple[gymnasium.Space, gymnasium.Space, int | None]:

@@ -188,7 +188,9 @@ class Run:
         asked = nested(settings) | {"resume": str(self.path)}
         asked |= {} if total_steps is None else {"total_steps": total_steps}
         asked |= {"trust": True} if self._trust or self._env is not None else {}
-        return start(asked, self._env, lambda path: Run(path, self._env, self._trust), callbacks, observe_only)
+        run, talk = start(asked, self._env, lambda path: Run(path, self._env, self._trust), callbacks, observe_only)
+        talk.raise_failure()
+        return run
 
     @property
     def final_return(self) -> float:

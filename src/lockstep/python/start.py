@@ -34,8 +34,8 @@ def start(
     run_at: Callable[[Path], Run],
     callbacks: Any,
     observe_only: bool,
-) -> Run:
-    """Runs ``lockstep train`` with nested settings, and answers it with callbacks.
+) -> tuple[Run, Conversation]:
+    """Runs ``lockstep train`` with nested settings, and answers it with callbacks; the talk knows how those fared.
 
     ``run_at`` makes a run of its directory; errors are :func:`lockstep.train`'s.
     """
@@ -57,8 +57,7 @@ def start(
             from_python = {**variables, COMMAND_VARIABLE: "null"}
             with Conversation(run, callbacks, observe_only, directory) as talk:
                 run_command(["train", str(file)], from_python | talk.variables, request.options.quiet, talk.listen)
-    talk.raise_failure()
-    return run
+    return run, talk
 
 
 def _place_of(options: RunOptions, config: Config, stack: contextlib.ExitStack) -> tuple[Path, str | None]:

@@ -84,11 +84,17 @@ def train(
         key: None if value is None else str(value) for key, value in (("runs_dir", runs_dir), ("resume", resume))
     }
     merge(asked, {key: value for key, value in options.items() if value is not None})
+    trust = bool(asked.get("trust"))
     try:
-        return start(asked, given, lambda path: Run(path, given, bool(asked.get("trust"))), callbacks, observe_only)
+        run, talk = start(asked, given, lambda path: Run(path, given, trust), callbacks, observe_only)
     except ValueError as error:
-        clearer = registered_here_alone(env, error) or type(error)(in_python(str(error)))
-        raise clearer from None
+        clearer = registered_here_alone(env, error)
+        if clearer is not None:
+            raise clearer from None
+        error.args = (in_python(str(error)),)
+        raise
+    talk.raise_failure()
+    return run
 
 
 def _settings_of(config: str | Path | Mapping[str, Any] | Config | None) -> dict[str, Any]:

@@ -7,7 +7,12 @@ import re
 from lockstep.config.keys import LEAVES, Leaf
 
 OPTION = re.compile(r"--([a-z]+(?:[.-][a-z]+)*)")
-VALUE = re.compile(r"(?P<value>\d+-\d+|-?[\d.]+(?:e-?\d+)?|true|false|none|auto|max|[A-Z]+|[\w.]+:\w+)\b")
+COMMAND = re.compile(r"lockstep (?!train\b)[a-z]+ [^,;()]*$")
+"""The begin of another command, whose options stay: the text before one."""
+NAME = re.compile(r"[\w./-]*[./\d-][\w./-]*|[A-Z]+")
+"""A path or a name, told from how a sentence goes on."""
+VALUE = re.compile(r"(?P<value>\d+-\d+|-?[\d._]+(?:e-?\d+)?|true|false|none|auto|max|[A-Z]+|[\w.]+:\w+)\b")
+NAMED = ("resume", "name", "runs_dir", "env.id", "checkpoint.mirror")
 LITERALS = {"true": "True", "false": "False", "none": "None"}
 SAME_SECTION = re.compile(r"\b(\w+)=dict\(([^()]*)\) \1=dict\(")
 
@@ -22,7 +27,7 @@ def in_python(message: str) -> str:
         said += message[at : option.start()]
         at = option.end()
         leaf, on = _leaf_of(option[1])
-        if leaf is None:
+        if leaf is None or COMMAND.search(message[: option.start()]):
             said += option[0]
             continue
         values = [str(on)] if leaf.kind == "flag" else []
@@ -51,14 +56,16 @@ def _value_at(message: str, at: int, leaf: Leaf) -> str | None:
     """The word after an option, if it is a value and not how the sentence goes on."""
     if message[at : at + 1] != " ":
         return None
+    word = re.split(r"[\s,;)]", message[at + 1 :], maxsplit=1)[0].rstrip(".")
+    if leaf.path in NAMED and NAME.fullmatch(word):
+        return word
     found = VALUE.match(message, at + 1)
     if found is not None:
         return found["value"].rstrip(".")
-    word = re.split(r"[\s,;)]", message[at + 1 :], maxsplit=1)[0].rstrip(".")
     return word if word and word in re.split(r"[{},|]", leaf.type) else None
 
 
 def _literal(word: str) -> str:
     if word in LITERALS or word.isupper():
         return LITERALS.get(word, word)
-    return word if re.fullmatch(r"-?[\d.]+(?:e-?\d+)?", word) else repr(word)
+    return word if re.fullmatch(r"-?[\d._]+(?:e-?\d+)?", word) else repr(word)

@@ -109,7 +109,7 @@ class Streams:
     def wait_stream(self, other):
         self.waited.append(other.name)
 
-    def module(self, fails):
+    def module(self, error):
         current: list[Streams] = [self]
 
         @contextlib.contextmanager
@@ -124,8 +124,8 @@ class Streams:
         def graph(captured):
             before, current[0] = current[0], Streams("of the graph")
             yield
-            if fails:
-                raise RuntimeError("invalidated")
+            if error is not None:
+                raise error
             current[0] = before
 
         return types.SimpleNamespace(
@@ -137,17 +137,37 @@ class Streams:
         )
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_capture_ends_on_the_stream_that_it_began_on(fails, monkeypatch):
+FAILURES = [
+    (None, None),
+    (RuntimeError("invalidated\nand so on"), accelerator.CaptureError),
+    (torch.OutOfMemoryError("invalidated"), torch.OutOfMemoryError),
+]
+
+
+@pytest.mark.parametrize(("error", "raised"), FAILURES)
+def test_a_capture_ends_on_the_stream_that_it_began_on(error, raised, monkeypatch):
     first, device, on = Streams(), torch.device("cuda"), []
-    made = first.module(fails)
+    made = first.module(error)
     monkeypatch.setattr(accelerator, "_module", lambda device: made)
 
     def work():
         on.append(made.current_stream(device).name)
 
-    with pytest.raises(RuntimeError, match="invalidated") if fails else contextlib.nullcontext():
+    with pytest.raises(raised, match=r"invalidated$") if error is not None else contextlib.nullcontext() as caught:
         assert accelerator.capture(device, work) == "replayed"
     assert on == ["side"] * accelerator.WARM_UP + ["of the graph"]
+    assert caught is None or type(caught.value) is raised
     assert made.current_stream(device) is first
     assert first.waited == ["side"]
+
+
+def test_what_fails_while_it_warms_up_is_no_capture_that_fails(monkeypatch):
+    made = Streams().module(None)
+    monkeypatch.setattr(accelerator, "_module", lambda device: made)
+
+    def work():
+        raise RuntimeError("shapes")
+
+    with pytest.raises(RuntimeError, match="shapes") as caught:
+        accelerator.capture(torch.device("cuda"), work)
+    assert not isinstance(caught.value, accelerator.CaptureError)

@@ -134,3 +134,5 @@ UNSEEN = (
     "processes that the script starts itself"
 )
 """What no report covers."""
+UNSEEN_SUMS = "whether gradients are averaged or only summed"
+"""What one doesn't whose compared steps were all clipped, or scaled otherwise."""

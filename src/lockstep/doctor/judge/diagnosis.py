@@ -31,7 +31,7 @@ from lockstep.doctor.judge.others import (
     unknown_finding,
     unmatched_finding,
 )
-from lockstep.doctor.judge.sums import summed_finding
+from lockstep.doctor.judge.sums import summed_finding, sums_seen
 from lockstep.doctor.judge.traces import RankTrace
 
 IN_SYNC, NOT_IN_SYNC, UNDETERMINED = "IN SYNC", "NOT IN SYNC", "UNDETERMINED"
@@ -153,6 +153,7 @@ def _coverage(traces: Sequence[RankTrace], evidence: Evidence) -> dict[str, Any]
         "tensors": tensors,
         "steps_with_inputs": seen,
         "process_group": evidence.joined,
+        "sums": sums_seen(evidence),
         "cuda_graphs": any(t.state.get("captured") for t in traces),
         "torch": any(t.state.get("torch") for t in traces),
     }

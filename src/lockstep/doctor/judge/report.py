@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from lockstep.doctor.judge.advice import UNSEEN
+from lockstep.doctor.judge.advice import UNSEEN, UNSEEN_SUMS
 from lockstep.doctor.judge.diagnosis import Diagnosis
 from lockstep.doctor.judge.endings import STACK_LINES
 from lockstep.doctor.judge.evidence import Finding
@@ -22,7 +22,8 @@ def screen(diagnosis: Diagnosis, program: str) -> str:
     own, seen = diagnosis.overhead, diagnosis.coverage
     share = f"{own['own_seconds']:.2f} s of {own['seconds']:.1f} s, {100 * own['share']:.1f} %"
     graphs = "; this script captures CUDA graphs, so most of its steps weren't" if seen["cuda_graphs"] else ""
-    lines += [f"overhead   {share}", *_wrapped(f"not seen   {UNSEEN}{graphs}", 11)]
+    unseen = UNSEEN if seen["sums"] else f"{UNSEEN}, {UNSEEN_SUMS}"
+    lines += [f"overhead   {share}", *_wrapped(f"not seen   {unseen}{graphs}", 11)]
     return "\n".join([f"lockstep doctor: {program} on {seen['ranks']} rank{'' if seen['ranks'] == 1 else 's'}", *lines])
 
 

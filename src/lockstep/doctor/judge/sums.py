@@ -21,17 +21,32 @@ def summed_finding(evidence: Evidence) -> Finding | None:
     beforehand, which makes a sum right, can't be seen.
     """
     ranks = len(evidence.traces)
-    reduced = [c for c in evidence.of("gradients") if c.equal and c.nonzero and evidence.inputs[c.moment] == "differ"]
-    for optimizer in evidence.optimizers:
-        moments = [c.moment for c in reduced if c.moment.optimizer == optimizer]
-        found = [_multiple(evidence.traces, moment) for moment in moments]
-        steps = sum(1 for multiple in found if multiple is not None and abs(multiple / ranks - 1) < CLOSE)
-        averaged = any(multiple is not None and abs(multiple - 1) < CLOSE for multiple in found)
+    for optimizer, (averaged, steps) in _judged(evidence).items():
         if steps and not averaged:
             text = f"gradients{of_optimizer(evidence, optimizer)} are the sum over ranks, {ranks} times their mean: "
             text += "right if the loss is divided by the number of ranks; if not, every step depends on that number"
             return Finding("summed", NOTE, text, "", FIXES["summed"], {"optimizer": optimizer, "steps": steps})
     return None
+
+
+def sums_seen(evidence: Evidence) -> bool:
+    """Whether every optimiser's gradients were seen to be averaged or summed, or are DDP's or FSDP's to average."""
+    wrapped = all(set(trace.names[o]) == trace.wrapped[o] for trace in evidence.traces for o in trace.names)
+    return (bool(evidence.wrappers) and wrapped) or all(any(counts) for counts in _judged(evidence).values())
+
+
+def _judged(evidence: Evidence) -> dict[int, tuple[int, int]]:
+    """At how many steps of each optimiser reduced gradients were the ranks' mean, and at how many their sum."""
+    ranks = len(evidence.traces)
+    reduced = [c for c in evidence.of("gradients") if c.equal and c.nonzero and evidence.inputs[c.moment] == "differ"]
+    out = {}
+    for optimizer in evidence.optimizers:
+        moments = [c.moment for c in reduced if c.moment.optimizer == optimizer]
+        found = [x for moment in moments if (x := _multiple(evidence.traces, moment)) is not None]
+        if moments:
+            mean, total = (sum(1 for x in found if abs(x / size - 1) < CLOSE) for size in (1, ranks))
+            out[optimizer] = (mean, total)
+    return out
 
 
 def _multiple(traces: Sequence[RankTrace], moment: Moment) -> float | None:

@@ -324,5 +324,5 @@ class KeyedEnv:
         """Closes the environment; an error of its own is told in a line, and nobody fails for it."""
         try:
             self._env.close()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             print(f"lockstep: warning: {self.failure('close', error)}", file=sys.stderr, flush=True)

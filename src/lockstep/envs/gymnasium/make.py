@@ -80,11 +80,11 @@ def _entry_point(env_id: str) -> str:
 
 def spec_of(env_id: str) -> str | EnvSpec:
     """What ``gymnasium.make`` takes for an id: itself, or a specification of ``module:callable`` or a handed object."""
-    makes = factory_of(env_id)
+    makes = _factory_of(env_id)
     return env_id if makes is None else _spec(env_id.partition(":")[2], makes)
 
 
-def factory_of(env_id: str) -> Callable[..., Any] | None:
+def _factory_of(env_id: str) -> Callable[..., Any] | None:
     """Finds what makes the environment of an id that names it, ``module:callable`` or a handed object; else None."""
     module, colon, name = env_id.partition(":")
     if not colon:
@@ -93,11 +93,6 @@ def factory_of(env_id: str) -> Callable[..., Any] | None:
         return handed_environment(env_id)
     found: Any = getattr(importlib.import_module(module), name, None) if name.isidentifier() else None
     return None if not callable(found) or name in gymnasium.registry else found
-
-
-def same_object(env_id: str) -> str:
-    """Says that what makes the environment gives one that others step, too."""
-    return f"env.id: {env_id} gives the same object each time that it is called; make a new environment in each call"
 
 
 def _spec(name: str, makes: Any) -> EnvSpec:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakValueDictionary
 
+import gymnasium
 import numpy as np
 
 from lockstep.core.errors import EnvironmentFailureError
 from lockstep.envs.gymnasium.atari import LIFE_LOST
 from lockstep.envs.gymnasium.keyed import KeyedEnv, number, stated_metrics, stated_score, stated_success
-from lockstep.envs.gymnasium.make import same_object
 from lockstep.envs.host_envs import Buffers, Stated, WantedEnvs
 
 _NEVER = 1 << 62
+_STEPPED: WeakValueDictionary[int, gymnasium.Env] = WeakValueDictionary()
+"""What is stepped in this process, inside of all wrappers, by ``id``."""
 
 
 class Sweep:
@@ -34,12 +37,12 @@ class Sweep:
         self._flags = [b[part] for b in (buffers.terminated, buffers.truncated, buffers.lost, buffers.successes)]
         self._scores = buffers.scores[part]
         self.envs: list[KeyedEnv] = []
+        self._taken: list[int] = []
         try:
             for row in rows:
                 self._stepping[slot] = row
                 self.envs.append(KeyedEnv(wanted, row))
-            if len({id(env.unwrapped) for env in self.envs}) < len(self.envs):
-                raise ValueError(same_object(wanted.config.id))
+                self._take(self.envs[-1].unwrapped, wanted.config.id)
         except BaseException:
             self.close()
             raise
@@ -52,6 +55,16 @@ class Sweep:
         self._truncated_in = [_NEVER] * len(rows)
         self._next_limit = _NEVER
         self._nobody_late = [False] * len(rows)
+
+    def _take(self, env: gymnasium.Env, env_id: str) -> None:
+        """Refuses an object that somebody in this process steps already."""
+        if _STEPPED.get(id(env)) is env:
+            raise ValueError(
+                f"env.id: {env_id} gives the same object each time that it is called, and two would step it; make a "
+                "new environment in each call"
+            )
+        _STEPPED[id(env)] = env
+        self._taken.append(id(env))
 
     def reset(self) -> None:
         """Starts the episodes ``buffers.episodes``."""
@@ -171,3 +184,6 @@ class Sweep:
         """Closes the environments."""
         for env in self.envs:
             env.close()
+        for taken in self._taken:
+            _STEPPED.pop(taken, None)
+        self._taken.clear()

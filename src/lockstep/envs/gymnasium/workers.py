@@ -26,8 +26,8 @@ from lockstep.envs.host_envs import Buffers, HostEnvs, Stated, WantedEnvs, buffe
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _SAFE_PATH = "PYTHONSAFEPATH"
 """Keeps the working directory from coming first on a worker's path, until it has the path of its rank."""
-CLOSE_SECONDS, HUNG_SECONDS = 10.0, 0.5
-"""So long workers may take to close their environments, before they are killed; after one that hung, this long."""
+CLOSE_SECONDS, HUNG_SECONDS = 2.0, 0.5
+"""So long workers may take to close their environments, before they are killed; after a failure, this long."""
 _INTERRUPTED = 128 + signal.SIGINT
 
 
@@ -195,10 +195,10 @@ class WorkerEnvs(HostEnvs):
         except (EOFError, ConnectionResetError):
             self._processes[slot].join(1)
             how = _ended_how(self._processes[slot].exitcode)
-            self.close()
+            self.close(HUNG_SECONDS)
             raise EnvironmentFailureError(f"{self._name(slot)}, {how}") from None
         if status == "failed":
-            self.close()
+            self.close(HUNG_SECONDS)
             raise EnvironmentFailureError(value)
         return value
 

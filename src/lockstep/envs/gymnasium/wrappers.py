@@ -60,6 +60,9 @@ class KeyedStickyAction(wrappers.StickyAction):
 
 FORGETTING = (wrappers.TimeLimit, wrappers.OrderEnforcing, wrappers.PassiveEnvChecker, wrappers.RecordEpisodeStatistics)
 """Gymnasium's wrappers that remember nothing but steps, which are set, and what nobody asks."""
+OF_A_FUNCTION = (wrappers.TransformAction, wrappers.TransformObservation, wrappers.TransformReward)
+"""Transformations by a function of the user's, which may remember something."""
+HOOKS = ("get_env_state", "set_env_state")
 
 
 class StackFrames(gymnasium.Wrapper):
@@ -111,16 +114,18 @@ def vouches_for_state(env: gymnasium.Env) -> Any:
     That is the outermost that has both, with nothing around it that may remember anything itself: a wrapper of the
     user's own may. What ``gymnasium.make`` and Gymnasium's plain transformations put around it doesn't.
     """
-    while not (hasattr(env, "get_env_state") and hasattr(env, "set_env_state")):
-        if not isinstance(env, gymnasium.Wrapper) or not _forgets(env):
+    while isinstance(env, gymnasium.Wrapper):
+        if all(hasattr(type(env), name) for name in HOOKS):  # its own, not what it passes on
+            return env
+        if not _forgets(env):
             return None
         env = env.env
-    return env
+    return env if all(hasattr(env, name) for name in HOOKS) else None
 
 
 def _forgets(env: gymnasium.Wrapper) -> bool:
     ours = type(env).__module__.startswith("lockstep.")  # those of a config are asked by :func:`stateful`
-    transforms = type(env).__module__.startswith("gymnasium.wrappers.transform_")
+    transforms = type(env).__module__.startswith("gymnasium.wrappers.transform_") and type(env) not in OF_A_FUNCTION
     return ours or transforms or type(env) in FORGETTING
 
 

@@ -23,7 +23,7 @@ from lockstep.torch_engine.batch import Batch
 from lockstep.torch_engine.gradients import GradientSource
 from lockstep.torch_engine.minibatches import MinibatchStatistics, normalised
 from lockstep.torch_engine.nets.functions import DROPOUT_SEED
-from lockstep.torch_engine.setup.accelerator import capture, upload
+from lockstep.torch_engine.setup.accelerator import CaptureError, capture, upload
 from lockstep.torch_engine.state import TrainState
 from lockstep.torch_engine.update import UpdateResult
 from lockstep.training.limits import non_finite, scheduled_learning_rate
@@ -159,7 +159,7 @@ class AcceleratedUpdate:
         replay = None
         try:
             replay = capture(self._device, lambda: self._step(0))
-        except RuntimeError as error:
+        except CaptureError as error:
             self._launch_instead(error)
         for x, value in zip(kept, before, strict=True):
             x.copy_(value)
@@ -167,16 +167,15 @@ class AcceleratedUpdate:
         self._number.zero_()
         return replay
 
-    def _launch_instead(self, error: RuntimeError) -> None:
+    def _launch_instead(self, error: CaptureError) -> None:
         """Leaves graphs out from here on, with a warning; raises a ``ValueError`` where the user asked for them."""
-        reason = str(error).partition("\n")[0] or type(error).__name__
         if self.config.cuda_graphs is True:
             raise ValueError(
-                f"cuda_graphs: true, but an optimiser step can't be captured here ({reason}); use cuda_graphs false"
+                f"cuda_graphs: true, but an optimiser step can't be captured here ({error}); use cuda_graphs false"
             ) from error
         self.graphed = False
         print(
-            f"lockstep: warning: an optimiser step can't be captured as a graph here, and is launched ({reason}); "
+            f"lockstep: warning: an optimiser step can't be captured as a graph here, and is launched ({error}); "
             "--no-cuda-graphs leaves this out",
             file=sys.stderr,
             flush=True,

@@ -228,6 +228,10 @@ def read_at_once(*tensors: Tensor) -> list[np.ndarray]:
 # --- graphs -----------------------------------------------------------------------------------------------------------
 
 
+class CaptureError(RuntimeError):
+    """Something can't be captured as a graph, though it can be launched."""
+
+
 def capture(device: torch.device, work: Callable[[], None]) -> Callable[[], None]:
     """Captures what ``work()`` launches as one graph; returns what replays it.
 
@@ -235,7 +239,7 @@ def capture(device: torch.device, work: Callable[[], None]) -> Callable[[], None
     read and write the same memory at every call, and never wait for the device.
 
     Raises:
-        RuntimeError: something in it can't be captured; what was launched before may have been done.
+        CaptureError: something in it can't be captured; what was launched before may have been done.
     """
     module = _module(device)
     current, stream = module.current_stream(device), module.Stream(device)
@@ -247,8 +251,13 @@ def capture(device: torch.device, work: Callable[[], None]) -> Callable[[], None
     finally:
         current.wait_stream(stream)
     graph = next(getattr(module, name) for name in GRAPHS if hasattr(module, name))()
-    with module.stream(current), module.graph(graph):  # a capture that fails would leave the stream that it was on
-        work()
+    try:
+        with module.stream(current), module.graph(graph):  # a capture that fails would leave the stream that it was on
+            work()
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise CaptureError(str(error).partition("\n")[0] or type(error).__name__) from error
     return graph.replay
 
 

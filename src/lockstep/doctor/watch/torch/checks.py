@@ -47,11 +47,14 @@ class OptimizerWatch:
 
 
 class StepRecorder:
-    """Writes what one rank holds at checked steps, by an ``inventory`` of modules and normalisers as last looked up."""
+    """Writes what one rank holds at checked steps, by an ``inventory`` of modules and normalisers as last looked up.
+
+    ``own_gradients`` hears of gradients before anything reduces them.
+    """
 
     def __init__(self, writer: SideWriter, schedule: Schedule) -> None:
         self._writer, self._schedule = writer, schedule
-        self._own = OwnGradients()
+        self.own_gradients = OwnGradients()
         self.inventory = Inventory()
 
     def first_seen(self, watch: OptimizerWatch) -> None:
@@ -80,9 +83,7 @@ class StepRecorder:
         Wrapped models reduce within it.
         """
         found = [] if self.inventory.wrappers else [p for watch in watches for p in _parameters(watch).values()]
-        self._own.listen(found)
-        if not found:
-            self._own.stop()
+        self.own_gradients.listen(found)
 
     def note_rates(self, watch: OptimizerWatch) -> None:
         """Write learning rates, before a step, when they changed.
@@ -109,7 +110,7 @@ class StepRecorder:
         gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
         parts: Parts = {"gradients": {n: g.coalesce().values() if g.is_sparse else g for n, g in gradients.items()}}
         parts["gathered"] = gathered
-        parts["own"], parts["stepped"] = self._own.beside(parameters)
+        parts["own"], parts["stepped"] = self.own_gradients.beside(parameters)
         if watch.steps == 0:
             parts |= self._state(watch)
         fixed = [place for place, p in parameters.items() if not p.requires_grad]

@@ -20,7 +20,7 @@ from lockstep.doctor.watch.side_store import SideWriter
 from lockstep.doctor.watch.torch.checks import OptimizerWatch, StepRecorder
 from lockstep.doctor.watch.torch.forward_passes import ForwardPasses
 from lockstep.doctor.watch.torch.process_group import group_facts
-from lockstep.doctor.watch.torch.values import local
+from lockstep.doctor.watch.torch.values import capturing, local
 
 CALIBRATION = 1000
 GIVEN_UP = 1000
@@ -80,7 +80,7 @@ class TorchWatch:
 
     def own_seconds(self) -> float:
         """Seconds that the doctor took from the script's thread."""
-        return self.seconds + self._calls * self._call_seconds
+        return self.seconds + self._recorder.own_gradients.seconds + self._calls * self._call_seconds
 
     def look_at_process_group(self) -> None:
         """Remember the largest process group that the script ever had."""
@@ -123,7 +123,7 @@ class TorchWatch:
             watch = self._optimizers[id(optimizer)] = OptimizerWatch(len(self._optimizers), optimizer)
             self._recorder.first_seen(watch)
             self.look_at_process_group()
-        if _capturing():
+        if capturing():
             self._captured = True
             return
         self._recorder.note_rates(watch)
@@ -140,7 +140,7 @@ class TorchWatch:
         watch.steps += 1
         self._steps_of_all += 1
         watch.last_step = self._steps_of_all
-        if self._schedule.includes(watch.steps) and not _capturing():
+        if self._schedule.includes(watch.steps) and not capturing():
             self._recorder.after(watch, self._used)
         self._stepped = True
         live = [w for w in self._optimizers.values() if self._steps_of_all - w.last_step <= GIVEN_UP]
@@ -192,7 +192,7 @@ class TorchWatch:
         self._outer = None  # should a step have failed
         self.signs_of_life += 1
         self._phases += 1
-        if self._schedule.includes(self._phases) and not _capturing():
+        if self._schedule.includes(self._phases) and not capturing():
             self._recorder.models(self._phases)
         for watch in self._optimizers.values():
             if not watch.boundaries or watch.boundaries[-1] != watch.steps:
@@ -202,7 +202,7 @@ class TorchWatch:
     def _note_inputs(self, module: nn.Module, args: Any) -> None:
         began = time.perf_counter()
         self.signs_of_life += 1
-        if not _capturing():
+        if not capturing():
             self._passes.note(module, args)
         self.seconds += time.perf_counter() - began
 
@@ -227,10 +227,6 @@ class TorchWatch:
         handle.remove()
         self._calls = calls
         return max(0.0, hooked - without)
-
-
-def _capturing() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def _time(call: Callable[[Any], Any], times: int) -> float:

@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
-from lockstep.doctor.watch.torch.values import sampled
+from lockstep.doctor.watch.torch.values import capturing, sampled
 
 NUMBERS = 64
 """Kept of each gradient: enough to tell a sum over ranks from a mean."""
 
 
 class OwnGradients:
-    """Hears of every gradient that is accumulated, while it listens."""
+    """Hears of every gradient that is accumulated, while it listens; it has spent so many ``seconds`` on that."""
 
     def __init__(self) -> None:
+        self.seconds = 0.0
         self._hooks: dict[int, torch.utils.hooks.RemovableHandle] = {}
         self._kept: dict[int, Tensor] = {}
 
     def listen(self, parameters: Iterable[Tensor]) -> None:
-        """Keep the gradients of some parameters from now on."""
-        for parameter in parameters:
-            if id(parameter) not in self._hooks and parameter.requires_grad and parameter.is_leaf:
-                self._hooks[id(parameter)] = parameter.register_post_accumulate_grad_hook(self._accumulated)
-
-    def stop(self) -> None:
-        """Take all hooks out, and forget."""
-        for hook in self._hooks.values():
-            hook.remove()
-        self._hooks.clear()
-        self._kept.clear()
+        """Keep the gradients of these parameters from now on, and of no others."""
+        wanted = {id(p): p for p in parameters if p.requires_grad and p.is_leaf}
+        for gone in self._hooks.keys() - wanted.keys():
+            self._hooks.pop(gone).remove()
+            self._kept.pop(gone, None)
+        for number in wanted.keys() - self._hooks.keys():
+            self._hooks[number] = wanted[number].register_post_accumulate_grad_hook(self._accumulated)
 
     def beside(self, parameters: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Of parameters by places: what ``backward`` left since the last step, and what their gradients are now."""
@@ -40,10 +38,13 @@ class OwnGradients:
         return kept, {place: sampled(gradient.detach(), NUMBERS) for place, gradient in now.items() if _plain(gradient)}
 
     def _accumulated(self, parameter: Tensor) -> None:
-        if torch.compiler.is_compiling() or not _plain(parameter.grad):
+        if torch.compiler.is_compiling():
             return
-        assert parameter.grad is not None
-        self._kept[id(parameter)] = sampled(parameter.grad.detach(), NUMBERS).clone()
+        began = time.perf_counter()
+        if _plain(parameter.grad) and not capturing():
+            assert parameter.grad is not None
+            self._kept[id(parameter)] = sampled(parameter.grad.detach(), NUMBERS).clone()
+        self.seconds += time.perf_counter() - began
 
 
 def _plain(gradient: Tensor | None) -> bool:

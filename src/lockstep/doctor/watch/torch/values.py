@@ -21,6 +21,11 @@ _CHUNK = 1 << 22
 _ODD = 0x9E3779B97F4A7C15 - (1 << 64)
 
 
+def capturing() -> bool:
+    """Whether what is launched now becomes part of a CUDA graph, which would do it again at every replay."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
 def shards_of(tensor: Tensor) -> int:
     """Counts the ranks over which a tensor is sharded; 0 if every rank holds the whole."""
     placements = getattr(tensor, "placements", None)
