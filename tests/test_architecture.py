@@ -46,6 +46,7 @@ DEVICE_CALLS = (
 DEVICE_FILES = (
     "torch_engine/setup/accelerator.py",
     "doctor/watch/torch/hooks.py",  # looks at a script's
+    "doctor/watch/torch/values.py",
 )
 RANKS = ("rank", "local_rank", "global_rank", "node_rank")
 # what lockstep.train was given, from this user's own process

@@ -22,7 +22,7 @@ def test_the_kept_picture_is_of_the_kept_figures():
 def test_bars_are_the_medians_of_the_file():
     pytest.importorskip("matplotlib")
     drawn = {}
-    for axes in figure_of(KEPT).axes:
+    for axes in (axes for axes in figure_of(KEPT).axes if axes.patches):  # the last places may stay empty
         names = [label.get_text() for label in axes.get_yticklabels()]
         case = axes.get_title(loc="left").partition(":")[0]
         drawn |= {(case, name): bar.get_width() for name, bar in zip(names, axes.patches, strict=True)}
