@@ -21,10 +21,10 @@ test-all: $(VENV)/.test-all
 	$(MAKE) --jobs --no-print-directory tests-all lint
 
 tests: $(VENV)/.test
-	$(BIN)/python -m pytest -n 3 --dist loadfile -m "not long"
+	$(BIN)/python -m pytest -n 4 --dist loadfile -m "not long"
 
 tests-all: $(VENV)/.test-all
-	$(BIN)/python -m pytest -n 3 --dist loadfile
+	$(BIN)/python -m pytest -n 4 --dist loadfile
 
 lint: format types layers
 
