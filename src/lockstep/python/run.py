@@ -188,9 +188,7 @@ class Run:
         asked = nested(settings) | {"resume": str(self.path)}
         asked |= {} if total_steps is None else {"total_steps": total_steps}
         asked |= {"trust": True} if self._trust or self._env is not None else {}
-        run, talk = start(asked, self._env, lambda path: Run(path, self._env, self._trust), callbacks, observe_only)
-        talk.raise_failure()
-        return run
+        return start(asked, self._env, lambda path: Run(path, self._env, self._trust), callbacks, observe_only)
 
     @property
     def final_return(self) -> float:

@@ -17,6 +17,7 @@ from lockstep.python.arguments import in_plain_words
 from lockstep.python.callbacks import Conversation, checked_callbacks
 from lockstep.python.command import run_command
 from lockstep.python.environments import Handed, variables_for
+from lockstep.python.words import in_python
 from lockstep.runs.directory import default_name, find_run, writing
 from lockstep.runs.mirror.place import split_url
 from lockstep.training.audience import COMMAND_VARIABLE
@@ -34,17 +35,18 @@ def start(
     run_at: Callable[[Path], Run],
     callbacks: Any,
     observe_only: bool,
-) -> tuple[Run, Conversation]:
-    """Runs ``lockstep train`` with nested settings, and answers it with callbacks; the talk knows how those fared.
+) -> Run:
+    """Runs ``lockstep train`` with nested settings, and answers it with callbacks.
 
     ``run_at`` makes a run of its directory; errors are :func:`lockstep.train`'s.
     """
-    callbacks, asked = checked_callbacks(callbacks), in_plain_words(asked)
+    callbacks = checked_callbacks(callbacks)
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(temporary_directory(in_memory=True))  # short: a socket's path has 107 letters
         variables = stack.enter_context(variables_for(env))
         file = directory / SETTINGS
         with _in_callers_words(file):
+            asked = in_plain_words(asked)
             file.write_text(json.dumps(asked))
             request = read_request([str(file)])
             if callbacks and request.options.is_group:
@@ -57,7 +59,8 @@ def start(
             from_python = {**variables, COMMAND_VARIABLE: "null"}
             with Conversation(run, callbacks, observe_only, directory) as talk:
                 run_command(["train", str(file)], from_python | talk.variables, request.options.quiet, talk.listen)
-    return run, talk
+    talk.raise_failure()
+    return run
 
 
 def _place_of(options: RunOptions, config: Config, stack: contextlib.ExitStack) -> tuple[Path, str | None]:
@@ -88,11 +91,10 @@ def _remove_empty(directory: Path) -> None:
 
 @contextlib.contextmanager
 def _in_callers_words(file: Path) -> Iterator[None]:
-    """Names this function, not a file that nobody knows, where a setting can't be."""
+    """Names this function and its arguments, not a file that nobody knows and options, where a setting can't be."""
     try:
         yield
     except ValueError as error:
-        message = str(error)
-        if str(file) not in message:
-            raise
-        raise type(error)(message.replace(f"{file}: ", "").replace(str(file), CALLER)) from None
+        message = str(error).replace(f"{file}: ", "").replace(str(file), CALLER)
+        error.args = (in_python(message),)
+        raise

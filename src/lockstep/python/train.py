@@ -11,7 +11,6 @@ from lockstep.config.run import Config
 from lockstep.python.environments import Handed, handed, refusal, registered_here_alone
 from lockstep.python.run import Run
 from lockstep.python.start import start
-from lockstep.python.words import in_python
 
 
 def train(
@@ -84,17 +83,13 @@ def train(
         key: None if value is None else str(value) for key, value in (("runs_dir", runs_dir), ("resume", resume))
     }
     merge(asked, {key: value for key, value in options.items() if value is not None})
-    trust = bool(asked.get("trust"))
     try:
-        run, talk = start(asked, given, lambda path: Run(path, given, trust), callbacks, observe_only)
+        return start(asked, given, lambda path: Run(path, given, bool(asked.get("trust"))), callbacks, observe_only)
     except ValueError as error:
         clearer = registered_here_alone(env, error)
-        if clearer is not None:
-            raise clearer from None
-        error.args = (in_python(str(error)),)
-        raise
-    talk.raise_failure()
-    return run
+        if clearer is None:
+            raise
+        raise clearer from None
 
 
 def _settings_of(config: str | Path | Mapping[str, Any] | Config | None) -> dict[str, Any]:
