@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from lockstep.core.machine import VARIABLES, keep_freed_memory
+from lockstep.core.machine import MALLOC_VARIABLES, keep_freed_memory
 
 GLIBC = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's malloc")
 FAULTS = """
@@ -30,7 +30,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 def faults(how: str) -> int:
     """Page faults of twenty rounds of the same arrays."""
-    plain = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    plain = {name: value for name, value in os.environ.items() if name not in MALLOC_VARIABLES}
     found = subprocess.run([sys.executable, "-c", FAULTS, how], env=plain, capture_output=True, text=True, check=True)
     return int(found.stdout)
 
@@ -42,14 +42,14 @@ def test_the_same_arrays_again_cost_no_page():
     assert faults("leave") > pages // 4  # the negative: without it they do
 
 
-@pytest.mark.parametrize("name", VARIABLES)
+@pytest.mark.parametrize("name", MALLOC_VARIABLES)
 def test_a_users_own_choice_stays(monkeypatch, name):
     monkeypatch.setenv(name, "1")
     assert not keep_freed_memory()
 
 
 def test_elsewhere_nothing_is_done(monkeypatch):
-    for name in VARIABLES:
+    for name in MALLOC_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("lockstep.core.machine.sys.platform", "darwin")
     assert not keep_freed_memory()

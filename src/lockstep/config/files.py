@@ -70,7 +70,7 @@ def nested(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
             continue
         path = _unaliased(name, prefix)
         if isinstance(value, dict) and prefix + path not in FREE:
-            path, found = name, nested(value, f"{prefix}{name}.") if prefix + name not in FREE else value
+            path, found = name, nested(value, f"{prefix}{name}.")
         else:
             found = in_our_words(prefix + path, value)
         merge(out, nest(path.split("."), found))

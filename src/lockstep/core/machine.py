@@ -1,4 +1,4 @@
-"""What the machine says of its processor, which decides the last bits of a result, and of this process's memory."""
+"""The machine's processor, which decides the last bits of a result, and how this process uses its memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOST_FROM_HEAP = 32 << 20
 """Bytes of the largest array that comes from the heap; glibc takes no more."""
 MOST_KEPT = 512 << 20
 """Bytes that may lie free at the heap's end before they go back to the system."""
-VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
+MALLOC_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
 """By which a user has chosen already."""
 
 
@@ -98,7 +98,7 @@ def keep_freed_memory() -> bool:
     end goes back to the system, so that each is filled with zeros again, page by page, as it is written: a tenth of the
     time of some runs. Other libraries' allocators, and a user's own choice by glibc's variables, stay as they are.
     """
-    if sys.platform != "linux" or any(name in os.environ for name in VARIABLES):
+    if sys.platform != "linux" or any(name in os.environ for name in MALLOC_VARIABLES):
         return False
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-
 import gymnasium
 
 from lockstep.config.engines import MissingPackageError, engine_module
 from lockstep.config.run import EnvConfig
 from lockstep.envs.batched.envpool import pool_spaces
 from lockstep.envs.description import MASK_SOURCES, EnvDescription, described, stepped_as_arrays
+from lockstep.envs.gymnasium.keyed import close_environment
 from lockstep.envs.gymnasium.make import make_environment
 from lockstep.envs.tensor import simulator_spaces
 
@@ -35,15 +34,7 @@ def describe(config: EnvConfig) -> EnvDescription:
         limit = env.spec.max_episode_steps if env.spec else None
         return described(config, env.observation_space, env.action_space, limit)
     finally:
-        _close(env, config)
-
-
-def _close(env: gymnasium.Env, config: EnvConfig) -> None:
-    try:
-        env.close()
-    except (Exception, SystemExit) as error:
-        said = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        print(f"lockstep: warning: {config.id}: close() failed: {said}", file=sys.stderr, flush=True)
+        close_environment(env, config.id)
 
 
 def _jax_spaces(config: EnvConfig) -> tuple[gymnasium.Space, gymnasium.Space, int | None]:

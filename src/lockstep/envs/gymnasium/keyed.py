@@ -85,6 +85,14 @@ def environment_failure(name: str, where: str, error: BaseException) -> Environm
     return EnvironmentFailureError(f"{name} raised in {where}: {type(error).__name__}: {text}{at}")
 
 
+def close_environment(env: gymnasium.Env, name: str) -> None:
+    """Closes an environment; an error of its own is told in a line, and nobody fails for it."""
+    try:
+        env.close()
+    except (Exception, SystemExit) as error:
+        print(f"lockstep: warning: {environment_failure(name, 'close', error)}", file=sys.stderr, flush=True)
+
+
 def stated_success(info: Mapping[str, Any]) -> int:
     """Reads what an environment's info says of its task: 1 solved, -1 not solved, 0 nothing.
 
@@ -222,6 +230,10 @@ class KeyedEnv:
         self.elapsed = 0
 
     @property
+    def _name(self) -> str:
+        return f"environment {self._wanted.env_ids[self._number]} ({self._description.id})"
+
+    @property
     def unwrapped(self) -> gymnasium.Env:
         """The environment inside of all wrappers."""
         return self._env.unwrapped
@@ -238,9 +250,10 @@ class KeyedEnv:
 
     def failure(self, where: str, error: BaseException) -> EnvironmentFailureError:
         """Puts what it raised into one line that names it."""
-        name = f"environment {self._wanted.env_ids[self._number]} ({self._description.id})"
         said = wrong_number(self._env, where, error) or takes_no_seed(where, error)
-        return EnvironmentFailureError(f"{name}: {said}") if said else environment_failure(name, where, error)
+        if said:
+            return EnvironmentFailureError(f"{self._name}: {said}")
+        return environment_failure(self._name, where, error)
 
     def reset(self, episode: int, row: np.ndarray) -> None:
         """Starts the k-th episode; writes its first observation into ``row`` ``[width]``."""
@@ -321,8 +334,5 @@ class KeyedEnv:
             env = env.env
 
     def close(self) -> None:
-        """Closes the environment; an error of its own is told in a line, and nobody fails for it."""
-        try:
-            self._env.close()
-        except (Exception, SystemExit) as error:
-            print(f"lockstep: warning: {self.failure('close', error)}", file=sys.stderr, flush=True)
+        """Closes the environment; see :func:`close_environment`."""
+        close_environment(self._env, self._name)

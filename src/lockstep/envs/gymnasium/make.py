@@ -7,7 +7,6 @@ import functools
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
 from typing import Any, cast
 
 import gymnasium
@@ -80,19 +79,17 @@ def _entry_point(env_id: str) -> str:
 
 def spec_of(env_id: str) -> str | EnvSpec:
     """What ``gymnasium.make`` takes for an id: itself, or a specification of ``module:callable`` or a handed object."""
-    makes = _factory_of(env_id)
-    return env_id if makes is None else _spec(env_id.partition(":")[2], makes)
-
-
-def _factory_of(env_id: str) -> Callable[..., Any] | None:
-    """Finds what makes the environment of an id that names it, ``module:callable`` or a handed object; else None."""
     module, colon, name = env_id.partition(":")
     if not colon:
-        return None
+        return env_id
     if module == HANDED:
-        return handed_environment(env_id)
-    found: Any = getattr(importlib.import_module(module), name, None) if name.isidentifier() else None
-    return None if not callable(found) or name in gymnasium.registry else found
+        return _spec(name, handed_environment(env_id))
+    if not name.isidentifier():
+        return env_id
+    found: Any = getattr(importlib.import_module(module), name, None)
+    if found is None or not callable(found) or name in gymnasium.registry:
+        return env_id
+    return _spec(name, found)
 
 
 def _spec(name: str, makes: Any) -> EnvSpec:
