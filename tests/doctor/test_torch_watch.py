@@ -15,6 +15,7 @@ from lockstep.doctor.watch.side_store import SideWriter
 from lockstep.doctor.watch.torch import hooks as torch_hooks
 from lockstep.doctor.watch.torch.hooks import TorchWatch
 from lockstep.doctor.watch.torch.inspection import bare, look_around, numbers_of, statistics_of
+from lockstep.doctor.watch.torch.own_gradients import NUMBERS, OwnGradients
 from lockstep.doctor.watch.torch.values import _device_sum, digest, input_digests, sampled, take_part
 
 
@@ -317,3 +318,64 @@ def test_statistics_that_rest_are_an_evaluation_environments():
     found = [reference() for reference in look_around().normalizers.values()]
     assert any(item is env.obs_rms for item in found)
     assert all(item is not resting.obs_rms and item is not resting.ret_rms for item in found)
+
+
+# --- gradients as backward left them ----------------------------------------------------------------------------------
+
+
+def backward(*parameters):
+    """Gradients of the parameters: all of parameter ``n`` are ``n + 1``."""
+    sum((n + 1) * parameter.sum() for n, parameter in enumerate(parameters)).backward()  # pyright: ignore
+
+
+def test_own_gradients_are_kept_beside_what_becomes_of_them():
+    own, weight = OwnGradients(), nn.Parameter(torch.ones(3))
+    own.listen([weight])
+    backward(weight)
+    assert weight.grad is not None
+    weight.grad *= 5
+    kept, now = own.beside({"0.0": weight})
+    assert kept["0.0"].tolist() == [1.0] * 3
+    assert now["0.0"].tolist() == [5.0] * 3
+    assert own.seconds > 0
+    assert own.beside({"0.0": weight}) == ({}, {})  # until the next backward pass
+
+
+def test_of_large_gradients_the_same_sample_is_kept_twice():
+    own, weight = OwnGradients(), nn.Parameter(torch.ones(10 * NUMBERS))
+    own.listen([weight])
+    backward(weight)
+    kept, now = own.beside({"0.0": weight})
+    assert len(kept["0.0"]) == len(now["0.0"]) == NUMBERS
+
+
+def test_who_is_not_listened_to_any_more_has_no_hook():
+    own, first, second = OwnGradients(), nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    own.listen([first, second])
+    own.listen([second])
+    backward(first, second)
+    kept, _ = own.beside({"0.0": first, "0.1": second})
+    assert list(kept) == ["0.1"]
+    own.listen([])
+    backward(first, second)
+    assert own.beside({"0.0": first, "0.1": second}) == ({}, {})
+    assert not first._post_accumulate_grad_hooks
+    assert not second._post_accumulate_grad_hooks
+
+
+def test_nothing_is_added_to_a_graph_that_the_script_captures(monkeypatch):
+    own, weight = OwnGradients(), nn.Parameter(torch.ones(2))
+    own.listen([weight])
+    monkeypatch.setattr("lockstep.doctor.watch.torch.own_gradients.capturing", lambda: True)
+    backward(weight)
+    assert own.beside({"0.0": weight}) == ({}, {})
+
+
+def test_a_script_is_left_without_hooks_once_its_steps_are_no_longer_checked(watch):
+    agent = Agent()
+    optimizer = torch.optim.SGD(agent.parameters(), lr=0.1)
+    train(agent, optimizer, 2)
+    weight = agent.actor[0].weight
+    assert weight._post_accumulate_grad_hooks
+    train(agent, optimizer, 1)  # the third is the last of the first ones
+    assert not weight._post_accumulate_grad_hooks

@@ -58,6 +58,9 @@ BAD = [
     ("verify CartPole-v1 --iterations few", ["--iterations", "'few'"]),
     ("verify NoSuchGame-v0", ["env.id", "'NoSuchGame-v0'"]),
     ("trian CartPole-v1", ["'trian' is no command", "did you mean train"]),
+    ("enjoy nothing", ["'enjoy' is no command", "did you mean play RUN?"]),
+    ("qwertz", ["'qwertz' is no command", "there are train, check"]),
+    ("train CartPole-v1 --rnd true", ["--rnd", "no intrinsic reward"]),
     ("--verbose", ["'--verbose' is no command"]),
 ]
 
