@@ -20,9 +20,8 @@ test: $(VENV)/.test
 test-all: $(VENV)/.test-all
 	$(MAKE) --jobs --no-print-directory tests-all lint
 
-# Four workers on two cores: much of the time a test waits for processes that it has started.
 tests: $(VENV)/.test
-	$(BIN)/python -m pytest -n 4 --dist loadfile -m "not long"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long"
 
 tests-all: $(VENV)/.test-all
 	$(BIN)/python -m pytest -n 2 --dist loadfile
