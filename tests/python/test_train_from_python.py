@@ -14,6 +14,7 @@ from typing import Any
 
 import gymnasium as gym
 import handed_envs
+import imageio
 import numpy as np
 import pytest
 from command_line import train as command_line_train
@@ -106,6 +107,24 @@ def test_an_environment_may_be_an_object(runs):
     assert lockstep.load_run("script", env=Local).evaluate(2)["per_episode"]["length"] == [10, 10]
     with pytest.raises(ValueError, match=r"python:Local was handed to lockstep\.train as an object"):
         lockstep.load_run("script").evaluate(2)
+
+
+class LocalDrawn(handed_envs.Wrapped):
+    """A class without a module that draws what it does."""
+
+
+LocalDrawn.__module__ = "__main__"
+
+
+def test_episodes_of_an_object_are_recorded(runs, tmp_path):
+    run = lockstep.train(LocalDrawn, name="drawn", **SMALL)
+    assert run.record_video(tmp_path / "out.gif") == tmp_path / "out.gif"
+    frames = np.stack([frame[..., :3] for frame in imageio.get_reader(tmp_path / "out.gif")])
+    assert len(frames) > 5 and np.abs(frames[0].astype(int) - frames[-1]).max() > 20
+    with pytest.raises(ValueError, match=r"out\.avi"):
+        run.record_video(tmp_path / "out.avi")
+    with pytest.raises(ValueError, match=r"python:LocalDrawn was handed to lockstep\.train as an object"):
+        lockstep.load_run("drawn").record_video(tmp_path / "other.gif")
 
 
 def test_what_cant_be_taken_along_is_one_line():

@@ -39,6 +39,9 @@ def test_ranks_that_differ_are_never_announced():
         ({}, {}, []),
         ({"reduction": "fast"}, {}, ["reduction fast: repeatable at this number of ranks"]),
         ({"reduction": "fast", "sync_period": 4}, {}, ["reduction fast", "own", "sync_period 4: ranks train apart"]),
+        ({"eval": {"interval": 1, "episodes": 10}}, {}, ["eval.episodes 10: 12 are played, equally many by each of 4"]),
+        ({"eval": {"interval": 1, "episodes": 16}}, {}, []),
+        ({"eval": {"interval": 0, "episodes": 10}}, {}, []),
         ({}, {"max_hours": 2.0}, ["own", "max-hours: where the run ends depends"]),
     ],
 )

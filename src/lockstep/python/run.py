@@ -128,14 +128,50 @@ class Run:
             ValueError: there is no such checkpoint, or the environment can't be made; one line.
             RunError: an environment failed.
         """
-        words = ["eval", str(self.path), "--episodes", str(episodes), "--checkpoint", str(checkpoint)]
-        words += [] if seed is None else ["--seed", str(seed)]
-        words += [] if deterministic else ["--stochastic"]
-        words += ["--trust"] if self._trust or self._env is not None else []
+        words = self._episodes_words("eval", episodes, seed, deterministic, checkpoint)
         with temporary_directory() as directory, variables_for(self._env) as variables:
             file = directory / "episodes.json"
             run_command([*words, "--json", str(file)], variables, quiet=True)
             return json.loads(file.read_text())
+
+    def record_video(
+        self,
+        out: str | Path,
+        episodes: int = 1,
+        *,
+        seed: int | None = None,
+        deterministic: bool = True,
+        checkpoint: str | int = "latest",
+    ) -> Path:
+        """Records whole episodes, as ``lockstep play --video`` does, in a process of its own; needs the extra ``video``.
+
+        Args:
+            out: an mp4 or gif file.
+            episodes: how many.
+            seed: of their starts; None: the run's.
+            deterministic: the most likely actions, else samples.
+            checkpoint: ``latest``, ``best`` or a step.
+
+        Returns:
+            The file.
+
+        Raises:
+            ValueError: the environment can't be drawn, or ``out`` is no mp4 or gif file; one line.
+            RunError: the environment failed, or the file can't be written.
+        """
+        words = self._episodes_words("play", episodes, seed, deterministic, checkpoint)
+        with variables_for(self._env) as variables:
+            run_command([*words, "--video", str(out)], variables, quiet=True)
+        return Path(out)
+
+    def _episodes_words(
+        self, command: str, episodes: int, seed: int | None, deterministic: bool, checkpoint: str | int
+    ) -> list[str]:
+        """The words of a command that plays episodes."""
+        words = [command, str(self.path), "--episodes", str(episodes), "--checkpoint", str(checkpoint)]
+        words += [] if seed is None else ["--seed", str(seed)]
+        words += [] if deterministic else ["--stochastic"]
+        return words + (["--trust"] if self._trust or self._env is not None else [])
 
     def export(
         self, *, onnx: str | Path | None = None, torch: str | Path | None = None, checkpoint: str | int = "latest"

@@ -9,7 +9,7 @@ from lockstep.core.fingerprint import sha256_of
 from lockstep.core.shards import uneven
 from lockstep.core.tree import Tree
 from lockstep.runs.checkpoint import POLICY
-from lockstep.training.session import TrainingSession
+from lockstep.training.session import TrainingSession, episodes_of_evaluation
 
 
 def counted(number: int, noun: str) -> str:
@@ -45,6 +45,11 @@ def start_lines(
     if config.reduction == "fast":
         out.append(f"reduction fast: repeatable at this number of {unit}; others agree up to summation order only")
     out += [*grpo_notes(config, session.description.max_episode_steps), *own]
+    if config.eval.interval and config.eval.episodes % config.shards:
+        out.append(
+            f"eval.episodes {config.eval.episodes}: {episodes_of_evaluation(config)} are played, equally many by each "
+            f"of {config.shards} shards"
+        )
     if config.sync_period > 1:
         out.append(
             f"sync_period {config.sync_period}: {unit} train apart between synchronisations; the agent depends on "

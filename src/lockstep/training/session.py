@@ -124,15 +124,19 @@ def gather_shards(
     return gathered
 
 
+def episodes_of_evaluation(config: Config) -> int:
+    """How many episodes an evaluation plays: those asked for, rounded up to a multiple of the shards."""
+    return -(-config.eval.episodes // config.shards) * config.shards
+
+
 def make_eval_envs(
     config: Config, description: EnvDescription, plan: ShardPlan, env_config: EnvConfig | None = None
 ) -> HostEnvs:
     """Makes the environments of evaluations: for each local shard as many, so that all batches have one shape.
 
-    The episodes asked for are rounded up to a multiple of the shards. ``env_config`` is that of the config with a
-    settled number of workers; None: the config's.
+    ``env_config`` is that of the config with a settled number of workers; None: the config's.
     """
-    each = -(-config.eval.episodes // config.shards)
+    each = episodes_of_evaluation(config) // config.shards
     ids = [env_id for shard in plan.shards for env_id in range(shard * each, (shard + 1) * each)]
     where = {"device": config.device, "shard_size": each}
     return make_envs(env_config or config.env, description, config.seed, ids, fail_now, "eval", **where)
