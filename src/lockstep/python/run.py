@@ -143,7 +143,7 @@ class Run:
         deterministic: bool = True,
         checkpoint: str | int = "latest",
     ) -> Path:
-        """Records whole episodes, as ``lockstep play --video`` does, in a process of its own; needs the extra ``video``.
+        """Records whole episodes, as ``lockstep play --video`` does in a process of its own; needs the extra ``video``.
 
         Args:
             out: an mp4 or gif file.
