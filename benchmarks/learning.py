@@ -1,11 +1,12 @@
-"""Keeps what finished runs learnt; makes the tables of docs/results.md and the picture of README.md from that alone.
+"""Keeps what finished runs learnt; makes the tables of docs/results.md and the pictures of curves from that alone.
 
 python -m benchmarks.learning keep --commit COMMIT RUN [RUN ...]    # to benchmarks/results/learning.json
-python -m benchmarks.learning keep --to learning-more.json …        # to a file of its own: a table, no picture
-python -m benchmarks.learning draw                                  # tables and picture from them; needs matplotlib
+python -m benchmarks.learning keep --to learning-more.json …        # to a file of its own: a table of its own
+python -m benchmarks.learning draw                                  # tables and pictures from them; needs matplotlib
 
-Of a run that holds an evaluation.json (lockstep eval RUN --json RUN/evaluation.json), its mean and standard deviation
-are kept as well.
+A RUN is a run directory, of a preset and a seed; FILE=RUN is one of a config file in this repository and a seed, and
+is refused if the run is of another config. Of a run that holds an evaluation.json (lockstep eval RUN --json
+RUN/evaluation.json), its mean and standard deviation are kept as well, with --times also how long it took.
 """
 
 from __future__ import annotations
@@ -18,14 +19,21 @@ import struct
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.report import table
+from lockstep.config.command_line import read_request
+from lockstep.launch.resume import differences, may_change
+from lockstep.runs.stored import stored_config
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ROOT = Path(__file__).resolve().parent.parent
 FIGURES = ROOT / "benchmarks/results/learning.json"
 EVALUATION = "evaluation.json"
 PAGE, PICTURE = ROOT / "docs/results.md", ROOT / "docs/curves.png"
+PONG, PONG_PICTURE = FIGURES.with_name("learning-pong.json"), ROOT / "docs/pong.png"
 BEGIN, END = "<!-- written by python -m benchmarks.learning draw -->\n", "<!-- until here -->\n"
 
 VERSIONS = ("lockstep", "torch", "numpy", "gymnasium", "mujoco", "python", "machine", "cpu", "cpu capability", "device")
@@ -41,15 +49,16 @@ RANKS, SEEDS = ("CartPole-v1", 0), "HalfCheetah-v5"
 Figures = dict[str, Any]
 
 
-def kept(runs: Sequence[Path], commit: str) -> Figures:
-    """Reads finished run directories.
+def kept(runs: Sequence[Path | tuple[Path, Path]], commit: str, times: bool = False) -> Figures:
+    """Reads finished run directories, each by itself or with its config file; ``times``: how long they took, too.
 
     Raises:
-        ValueError: a run isn't finished, or two are of other versions or machines; one line.
+        ValueError: a run isn't finished, two are of other versions or machines, or a run isn't of its config file;
+            one line.
     """
     versions: dict[str, str] = {}
     out = []
-    for run in runs:
+    for file, run in ((None, run) if isinstance(run, Path) else run for run in runs):
         summary = json.loads((run / "summary.json").read_text())
         if summary["status"] != "finished":
             raise ValueError(f"{run}: status {summary['status']!r}; only finished runs are kept")
@@ -57,9 +66,21 @@ def kept(runs: Sequence[Path], commit: str) -> Figures:
         for name, value in mine.items():
             if versions.setdefault(name, value) != value:
                 raise ValueError(f"{run}: {name} {value}, and {versions[name]} in the runs before; keep them apart")
-        out.append({name: summary[name] for name in KEPT} | _evaluated(run, summary) | _curve(run))
+        took = {"minutes": round(summary["wall_time"] / 60, 1)} if times else {}
+        config = {} if file is None else {"config": _checked(file, run)}
+        out.append({name: summary[name] for name in KEPT} | config | took | _evaluated(run, summary) | _curve(run))
     facts = {"date": datetime.datetime.now(datetime.UTC).date().isoformat(), "commit": commit}
     return {"facts": facts | {name: versions[name] for name in VERSIONS if name in versions}, "runs": out}
+
+
+def _checked(file: Path, run: Path) -> str:
+    """The config file's path in this repository, if the run is of that config, whatever its seed."""
+    asked = read_request([str(file)]).config.model_dump(mode="json")
+    found = differences(stored_config(run, warn=False).model_dump(mode="json"), asked)
+    for key, has, wanted in found:
+        if key == "total_steps" or not (key == "seed" or may_change(key)):
+            raise ValueError(f"{run}: {key} is {has}, and {wanted} by {file}")
+    return file.resolve().relative_to(ROOT).as_posix()
 
 
 def _evaluated(run: Path, summary: dict[str, Any]) -> dict[str, Any]:
@@ -119,21 +140,40 @@ def block(every: Sequence[Figures]) -> str:
 
 
 def _table(figures: Figures) -> str:
-    rows, evaluated = [], any("evaluation" in run for run in figures["runs"])
-    for name in dict.fromkeys(run["environment"] for run in figures["runs"]):
-        runs = [run for run in figures["runs"] if run["environment"] == name]
+    evaluated, timed = (any(name in run for run in figures["runs"]) for name in ("evaluation", "minutes"))
+    rows = []
+    for (name, config), runs in _by_task(figures["runs"]).items():
         seeds = {run["seed"]: run for run in reversed(runs)}
-        returns = [seeds[seed]["final_return"] for seed in sorted(seeds)]
-        mean = number(sum(returns) / len(returns)) + (f" (CleanRL {CLEANRL[name]:,})" if name in CLEANRL else "")
-        agents = [seeds[seed]["params_sha256"][:8] for seed in sorted(seeds)]
-        cells = [", ".join(map(str, sorted(seeds))), ", ".join(map(number, returns)), mean, ", ".join(agents)]
-        if evaluated:
-            cells.insert(3, ", ".join(_evaluation(seeds[seed]) for seed in sorted(seeds)))
-        rows.append((name, f"{runs[0]['global_step']:,}", *cells))
-    head = ["preset", "steps", "seeds", "final return", "mean", "`params_sha256` begins"]
-    if evaluated:
-        head.insert(5, "evaluation")
+        ordered = [seeds[seed] for seed in sorted(seeds)]
+        returns = [run["final_return"] for run in ordered]
+        cleanrl = f" (CleanRL {CLEANRL[name]:,})" if config is None and name in CLEANRL else ""
+        rows.append(
+            (
+                name if config is None else f"{name} by [{Path(config).name}](../{config})",
+                f"{runs[0]['global_step']:,}",
+                *(
+                    [", ".join(f"{run['minutes']:.0f} on {run['world_size']} ranks" for run in ordered)]
+                    if timed
+                    else []
+                ),
+                ", ".join(map(str, sorted(seeds))),
+                ", ".join(map(number, returns)),
+                number(sum(returns) / len(returns)) + cleanrl,
+                *([", ".join(map(_evaluation, ordered))] if evaluated else []),
+                ", ".join(run["params_sha256"][:8] for run in ordered),
+            )
+        )
+    head = ["preset", "steps", *(["minutes"] if timed else []), "seeds", "final return", "mean"]
+    head += [*(["evaluation"] if evaluated else []), "`params_sha256` begins"]
     return f"{in_short(figures['facts'])}.\n\n{table(head, rows)}\n"
+
+
+def _by_task(runs: Sequence[dict[str, Any]]) -> dict[tuple[str, str | None], list[dict[str, Any]]]:
+    """Runs by environment and config file, None of presets, in the order of the first of each."""
+    found: dict[tuple[str, str | None], list[dict[str, Any]]] = {}
+    for run in runs:
+        found.setdefault((run["environment"], run.get("config")), []).append(run)
+    return found
 
 
 def _evaluation(run: dict[str, Any]) -> str:
@@ -151,7 +191,7 @@ def with_block(page: str, made: str) -> str:
 
 
 def draw(text: str, out: Path) -> None:
-    """Draws the picture of figures as the file has them; it names their digest, commit and versions."""
+    """Draws two panels of figures as the file has them: a seed on several numbers of ranks, and several seeds."""
     from matplotlib.figure import Figure
 
     figures = json.loads(text)
@@ -169,11 +209,30 @@ def draw(text: str, out: Path) -> None:
         right.plot(run["steps"], run["returns"], style, linewidth=2, label=f"seed {run['seed']}")
     left.set_title(f"{environment}, seed {seed}: one agent on any number of ranks", fontsize=11)
     right.set_title(f"{SEEDS}, its preset", fontsize=11)
-    for axis in (left, right):
+    _finish(figure, text, out)
+
+
+def draw_one(text: str, out: Path) -> None:
+    """Draws the curves of figures as the file has them in one panel, each with its ranks and minutes."""
+    from matplotlib.figure import Figure
+
+    runs = json.loads(text)["runs"]
+    figure = Figure(figsize=(6.4, 3.4), layout="constrained")
+    axis = figure.subplots()
+    for run in runs:
+        took = f"{run['world_size']} ranks, {run['minutes']:.0f} minutes, {run['params_sha256'][:8]}"
+        axis.plot(run["steps"], run["returns"], linewidth=2, label=took)
+    axis.set_title(runs[0]["environment"], fontsize=11)
+    _finish(figure, text, out)
+
+
+def _finish(figure: Figure, text: str, out: Path) -> None:
+    """Writes a picture that names its figures' digest, commit and versions."""
+    for axis in figure.axes:
         axis.set(xlabel="global environment steps", ylabel="mean return, last 100 episodes")
         axis.grid(alpha=0.3)
         axis.legend(frameon=False)
-    said = in_short(figures["facts"])
+    said = in_short(json.loads(text)["facts"])
     figure.supxlabel(said, fontsize=7, color="0.4")
     figure.savefig(out, dpi=110, metadata={"Figures": digest(text), "Description": said})
 
@@ -194,17 +253,24 @@ def main(argv: Sequence[str]) -> None:
     """Runs ``keep`` or ``draw``."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.learning")
     parser.add_argument("what", choices=("keep", "draw"))
-    parser.add_argument("runs", nargs="*", type=Path)
+    parser.add_argument("runs", nargs="*", type=_run, metavar="[FILE=]RUN")
     parser.add_argument("--commit", help="of the code that trained the runs")
+    parser.add_argument("--times", action="store_true", help="keep how many minutes each run took")
     parser.add_argument("--to", default=FIGURES.name, help="file in benchmarks/results, learning-….json")
     options = parser.parse_intermixed_args(argv)
     if options.what == "keep":
         if not options.runs or not options.commit:
             parser.error("keep needs run directories and --commit")
-        (FIGURES.parent / options.to).write_text(written(kept(options.runs, options.commit)))
+        (FIGURES.parent / options.to).write_text(written(kept(options.runs, options.commit, options.times)))
         return
     PAGE.write_text(with_block(PAGE.read_text(), block(every_figure())))
     draw(FIGURES.read_text(), PICTURE)
+    draw_one(PONG.read_text(), PONG_PICTURE)
+
+
+def _run(word: str) -> Path | tuple[Path, Path]:
+    file, _, run = word.rpartition("=")
+    return (Path(file), Path(run)) if file else Path(run)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ from benchmarks.learning import (
     FIGURES,
     PAGE,
     PICTURE,
+    PONG,
+    PONG_PICTURE,
     ROOT,
     block,
     digest,
@@ -36,12 +38,42 @@ def test_the_page_has_the_kept_figures():
     assert with_block(page, block(every)) == page != with_block(page, block(changed))
 
 
-def test_the_picture_was_drawn_from_the_kept_figures():
-    said = texts_of(PICTURE.read_bytes())
-    assert said["Figures"] == digest(TEXT), "python -m benchmarks.learning draw"
-    assert said["Description"] == in_short(FOUND["facts"])
-    assert said["Figures"] != digest(TEXT.replace("500.0", "499.0"))
-    assert f"docs/{PICTURE.name}" in (ROOT / "README.md").read_text()
+@pytest.mark.parametrize(
+    ("picture", "file", "page"), [(PICTURE, FIGURES, "README.md"), (PONG_PICTURE, PONG, "docs/environments.md")]
+)
+def test_a_picture_was_drawn_from_the_kept_figures(picture, file, page):
+    said, text = texts_of(picture.read_bytes()), file.read_text()
+    assert said["Figures"] == digest(text), "python -m benchmarks.learning draw"
+    assert said["Description"] == in_short(json.loads(text)["facts"])
+    assert said["Figures"] != digest(text.replace("returns", "other"))
+    assert picture.name in (ROOT / page).read_text()
+
+
+def test_the_page_of_atari_says_what_was_reached():
+    (run,) = json.loads(PONG.read_text())["runs"]
+    page = (ROOT / "docs/environments.md").read_text()
+    found, ranks = run["evaluation"], run["world_size"]
+    assert run["minutes"] < 60
+    for said in (
+        f"in {run['minutes']:.0f} minutes on {ranks} cores",
+        f"mean return {run['final_return']:.1f}",
+        f"{found['return_mean']:.1f} ± {found['return_std']:.1f} over {found['episodes']} evaluation episodes",
+        run["config"],
+    ):
+        assert said in page, said
+
+
+def test_learning_is_what_it_was_before_images_and_recurrent_policies_got_faster():
+    """HalfCheetah has the same bits; the others, whose bits have changed, learn as well."""
+    before, after = (
+        {(run["environment"], run.get("config"), run["seed"]): run for run in json.loads(file.read_text())["runs"]}
+        for file in (FIGURES.with_name(f"learning-{when}.json") for when in ("before", "after"))
+    )
+    assert before.keys() == after.keys()
+    assert {name for name, *_ in before} == {"HalfCheetah-v5", "tasks:Recall-v0", "BreakoutNoFrameskip-v4"}
+    for (name, *_), run in before.items():
+        same = run["params_sha256"] == after[run["environment"], run.get("config"), run["seed"]]["params_sha256"]
+        assert same == (name == "HalfCheetah-v5")
 
 
 def test_the_figures_name_commit_and_versions():
@@ -109,3 +141,22 @@ def test_returns_have_the_digits_that_matter():
 def test_runs_that_make_no_table_together_are_refused(changes, words, tmp_path):
     with pytest.raises(ValueError, match=words):
         kept([run_directory(tmp_path / "a"), run_directory(tmp_path / "b", **changes)], "c" * 40)
+
+
+def test_a_run_by_a_config_file_is_held_to_it(trained):
+    file = ROOT / "benchmarks/configs/recall-gru.yaml"
+    found = kept([(file, trained(file, "--seed", 3, "--log.no-tensorboard").path)], "c" * 40, times=True)
+    (run,) = found["runs"]
+    assert (run["config"], run["seed"]) == ("benchmarks/configs/recall-gru.yaml", 3)
+    assert 0 <= run["minutes"] < 60
+    with pytest.raises(ValueError, match=r"total_steps is 512, and 16384 by .*recall-gru\.yaml"):
+        kept([(file, trained(file, "--total-steps", 512).path)], "c" * 40)
+
+
+def test_a_row_names_its_config_file_ranks_and_minutes():
+    run = {"environment": "Game-v0", "seed": 1, "world_size": 2, "global_step": 3000, "final_return": 7.0}
+    run |= {"params_sha256": "ab" * 32, "steps": [1], "returns": [7.0], "config": "examples/game.yaml", "minutes": 3.4}
+    facts = FOUND["facts"]
+    row = "| Game-v0 by [game.yaml](../examples/game.yaml) | 3,000 | 3 on 2 ranks | 1 | 7 | 7 | abababab |"
+    assert row in block([{"facts": facts, "runs": [run]}])
+    assert "3 on 2 ranks" not in block([{"facts": facts, "runs": [{k: v for k, v in run.items() if k != "minutes"}]}])
