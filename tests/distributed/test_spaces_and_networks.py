@@ -118,6 +118,17 @@ def test_another_seed_is_another_agent(trained, case):
     assert trained(*CASES[case], "--seed", 1).agent != trained(*CASES[case]).agent
 
 
+@pytest.mark.parametrize(("shards", "ranks"), variants([(2, 2), (8, 2), (8, 3), (8, 8)], [(2, 2)]))
+def test_a_custom_network_mapped_over_shards_is_the_same_on_any_number_of_ranks(trained, shards, ranks):
+    """A rank with one shard alone calls it for two."""
+    words = ("CartPole-v1", *SHORT, "--network.custom", "users_nets:Tiny", "--num-shards", shards)
+    one, many = trained(*words), trained(*words, "--nproc", ranks)
+    assert " shards batched " in one.ended.stdout
+    assert many.metrics == one.metrics
+    assert many.agent == one.agent
+    assert one.agent != trained(*words, "--seed", 1).agent
+
+
 @pytest.mark.long
 def test_without_dropout_the_custom_network_ends_elsewhere(trained):
     words = tuple("{}" if word == '{"dropout": 0.3}' else word for word in CASES["custom with dropout"])

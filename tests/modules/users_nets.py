@@ -99,3 +99,35 @@ class Telling(Tiny):
     @classmethod
     def _tell(cls, module, inputs, output):
         cls.seen.add((str(output.dtype), torch.is_grad_enabled()))
+
+
+class Split(Tiny):
+    """Looks at its numbers to decide how to compute."""
+
+    def forward(self, observation):
+        return super().forward(-observation if observation.max() > 1e6 else observation)
+
+
+class Forgetful(Tiny):
+    """Has dropout that is no module."""
+
+    def forward(self, observation):
+        return super().forward(nn.functional.dropout(observation, 0.5, self.training))
+
+
+class Renormed(Tiny):
+    """Has an operation that PyTorch maps by a loop."""
+
+    def forward(self, observation):
+        return super().forward(torch.renorm(observation.detach(), 2, 0, 1.0))
+
+
+class Convolved(Tiny):
+    """Has a convolution over the observation's numbers."""
+
+    def __init__(self, observation, outputs):
+        super().__init__(observation, outputs)
+        self.along = nn.Conv1d(1, 1, 3, padding=1)
+
+    def forward(self, observation):
+        return super().forward(self.along(observation.unsqueeze(1)).squeeze(1))

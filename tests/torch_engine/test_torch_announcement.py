@@ -8,9 +8,9 @@ from lockstep.torch_engine.announcement import loop_notes
 @pytest.mark.parametrize(
     ("convolutional", "custom", "why"),
     [
-        (False, False, "self-check: batched, a shard's bits would change on this machine"),
-        (True, False, "the bits of convolutions may depend on the size of a batch"),
-        (True, True, "the bits of a custom network may depend on the size of a batch"),
+        (False, None, "self-check: batched, a shard's bits would change on this machine"),
+        (True, None, "the bits of convolutions may depend on the size of a batch"),
+        (True, "sees images", "the custom network sees images"),
     ],
 )
 def test_it_says_why_how_much_and_what_to_do(convolutional, custom, why):
@@ -21,4 +21,4 @@ def test_it_says_why_how_much_and_what_to_do(convolutional, custom, why):
 
 
 def test_one_shard_on_a_rank_costs_nothing():
-    assert loop_notes(1, False, False) == loop_notes(1, True, True) == []
+    assert loop_notes(1, False) == loop_notes(1, True, "sees images") == []

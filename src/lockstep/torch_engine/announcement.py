@@ -35,7 +35,8 @@ def _own_notes(session: Session) -> list[str]:
         out.append(session.workers_note)
     if config.reduction == "exact" and session.mode == "loop" and not config.compile:
         net = session.state.net
-        out += loop_notes(session.plan.tree.most_shards, net.convolutional, net.custom is not None)
+        custom = None if net.custom is None else net.custom.one_by_one
+        out += loop_notes(session.plan.tree.most_shards, net.convolutional, custom)
     if config.fsdp and not session.communicator.alone:
         out.append("fsdp: each rank keeps a slice of parameters and moments; a whole copy is gathered for each rollout")
     elif config.fsdp:
@@ -47,16 +48,19 @@ def _own_notes(session: Session) -> list[str]:
     return out
 
 
-def loop_notes(shards: int, convolutional: bool, custom: bool) -> list[str]:
+def loop_notes(shards: int, convolutional: bool, custom: str | None = None) -> list[str]:
     """Says why a rank's ``shards`` run one after the other, what that costs, and what avoids it; nothing of one shard.
 
-    The figures are those of docs/networks.md, "What `exact` costs".
+    ``custom`` is why a custom network can't be called for several of them. The figures are those of docs/networks.md,
+    "What `exact` costs".
     """
     if shards == 1:
         return []
     why = "self-check: batched, a shard's bits would change on this machine"
-    if custom or convolutional:
-        why = f"the bits of {'a custom network' if custom else 'convolutions'} may depend on the size of a batch"
+    if custom is not None:
+        why = f"the custom network {custom}"
+    elif convolutional:
+        why = "the bits of convolutions may depend on the size of a batch"
     return [
         f"{why}, so shards run one after the other: {shards} calls of the networks instead of 1 (8 of them take 1 to "
         "3.9 times as long); more ranks, or fewer --num-shards in a new run, make that less, and --reduction fast "

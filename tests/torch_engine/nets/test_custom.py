@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from small_runs import (
+    alone,
     described,
     not_normalised,
     plan_of,
@@ -24,6 +25,7 @@ from lockstep.core.spaces import action_layout, observation_layout
 from lockstep.envs.description import EnvDescription
 from lockstep.torch_engine.minibatches import epoch_minibatches, minibatch_indices
 from lockstep.torch_engine.nets import nets
+from lockstep.torch_engine.setup.choose_mode import choose_mode
 from lockstep.torch_engine.setup.self_check import by_shard
 from lockstep.torch_engine.state import initial_parameters, make_net, state_arrays
 
@@ -122,6 +124,68 @@ def test_buffers_lie_where_the_observations_do():
     plain = Tiny(x, 3)
     plain.load_state_dict(state.parameters.views)
     torch.testing.assert_close(output, 0.5 * plain(x + torch.linspace(-1.0, 1.0, 4))[0])
+
+
+# --- Shards in one call ----------------------------------------------------------------------------------------------
+
+
+def mode_of(config: Config):
+    """How a run's shards are called, and its state."""
+    state = small_state(config, described())
+    return choose_mode(state, config, alone(config)), state
+
+
+def test_shards_are_one_call_of_a_network_that_can_be_mapped_over_them():
+    config = custom_config("Tiny")
+    mode, state = mode_of(config)
+    assert mode == "batched"
+    assert state.net.custom.batched
+    assert state.net.custom.one_by_one is None
+    x = torch.randn(config.shards, 5, 4, generator=seeded(0))
+    output, values = nets.actor_critic(state.net, state.parameters.expanded(config.shards), x)
+    for shard in range(config.shards):  # alone it is called for a pair
+        alone_, value = nets.actor_critic(state.net, state.parameters.expanded(1), x[shard : shard + 1].clone())
+        assert torch.equal(output[shard : shard + 1], alone_)
+        assert torch.equal(values[shard : shard + 1], value)
+    state.net.custom.batched = False
+    by_itself = nets.actor_critic(state.net, state.parameters.expanded(1), x[:1].clone())
+    torch.testing.assert_close(by_itself, (output[:1], values[:1]))
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "why"),
+    [
+        ("Tiny", {"dropout": 0.3}, "has Dropout"),
+        ("Convolved", {}, "has Conv1d"),
+        (
+            "Split",
+            {},
+            "can't be mapped over shards (vmap: It looks like you're attempting to use a Tensor in some data",
+        ),
+        ("Forgetful", {}, "can't be mapped over shards (vmap: called random operation while in randomness error mode"),
+        ("Renormed", {}, "can't be mapped over shards (There is a performance drop"),
+    ],
+)
+def test_one_that_cannot_is_called_shard_by_shard_and_says_why(name, kwargs, why):
+    mode, state = mode_of(custom_config(name, kwargs))
+    assert mode == "loop"
+    assert not state.net.custom.batched
+    assert state.net.custom.one_by_one.startswith(why)
+    assert not state.net.custom.module.training  # dropout is off again
+
+
+def test_bits_that_would_change_keep_shards_apart(monkeypatch):
+    monkeypatch.setattr("lockstep.torch_engine.setup.choose_mode.shards_invariant_here", lambda *_: False)
+    mode, state = mode_of(custom_config("Tiny"))
+    assert mode == "loop"
+    assert not state.net.custom.batched
+    assert state.net.custom.one_by_one == "batched would change a shard's bits on this machine"
+
+
+def test_a_single_shard_is_called_as_it_is():
+    mode, state = mode_of(custom_config("Tiny", num_shards=1))
+    assert mode == "loop"
+    assert not state.net.custom.batched
 
 
 # --- Dropout ----------------------------------------------------------------------------------------------------------

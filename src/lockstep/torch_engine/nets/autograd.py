@@ -12,6 +12,7 @@ from torch import Tensor
 from lockstep.torch_engine.losses import loss_and_terms
 from lockstep.torch_engine.nets import distributions, nets
 from lockstep.torch_engine.nets.compiled import LossFunction, compiled
+from lockstep.torch_engine.nets.custom import in_pairs
 from lockstep.torch_engine.nets.functions import DROPOUT_SEED, Actor, Columns
 from lockstep.torch_engine.nets.nets import Parameters, PolicyNet
 from lockstep.torch_engine.nets.parameters import FlatParameters
@@ -133,6 +134,9 @@ class AutogradFunctions:
     def gradients(self, columns: Columns, settings: LossSettings, out: Tensor | None = None) -> Tensor:
         """See :meth:`PolicyFunctions.gradients`."""
         shards = len(columns["actions"])
+        if shards == 1 and self.net.custom is not None and self.net.custom.batched:
+            pair = self.gradients({name: in_pairs(x) for name, x in columns.items()}, settings)[:1]
+            return pair if out is None else out.copy_(pair)
         weights = {name: w.requires_grad_() for name, w in nets.expand(self.weights.views, shards).items()}
         set_dropout(self.net, columns)
         with torch.enable_grad():

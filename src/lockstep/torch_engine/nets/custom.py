@@ -33,15 +33,27 @@ def observation_tensors(layout: ObservationLayout, rows: Tensor) -> Any:
     return parts[""] if list(parts) == [""] else parts
 
 
+ONE_BY_ONE = (nn.modules.conv._ConvNd, nn.RNNBase, nn.modules.dropout._DropoutNd, nn.MultiheadAttention)
+"""Modules whose kernels depend on the size of a batch, can't be mapped over shards, or draw a shard's own dropout."""
+
+
 class CustomNet:
     """Calls a user's module as a function of parameters ``[k, …]``.
 
     Args:
         module: maps observations ``[n, …]`` to the actor's output ``[n, outputs]`` and values ``[n]`` or ``[n, 1]``.
+
+    Attributes:
+        batched: whether several shards are one call, mapped over their axis: decided once, by the self-check.
+        one_by_one: why they are not, in words; None while nothing speaks against it.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module.eval()
+        self.batched = False
+        parts = (part for part in module.modules() if isinstance(part, ONE_BY_ONE) and getattr(part, "p", None) != 0)
+        kinds = sorted({type(part).__name__ for part in parts})
+        self.one_by_one = f"has {', '.join(kinds)}" if kinds else None
         self._shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
         self._buffers: dict[torch.device, dict[str, Tensor]] = {}
 
@@ -76,6 +88,8 @@ class CustomNet:
         self, parameters: Mapping[str, Tensor], layout: ObservationLayout, rows: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Computes the actor's output ``[k, n, outputs]`` and the values ``[k, n]`` of rows ``[k, n, width]``."""
+        if self.batched:
+            return self._mapped(parameters, layout, rows)
         names = self.shapes()
         weights = {name: parameters[name][0] for name in names}
         assert len(rows) == 1 or not any(w.requires_grad for w in weights.values()), "one shard at a time"
@@ -84,6 +98,31 @@ class CustomNet:
         output, values = result if isinstance(result, tuple) else (result, torch.zeros(0))
         shape = rows.shape[:2]
         return output.unflatten(0, shape), values.reshape(shape) if values.numel() else values
+
+    def _mapped(
+        self, parameters: Mapping[str, Tensor], layout: ObservationLayout, rows: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Calls the module once for all shards; a single one goes through it twice, for its products differ alone."""
+        shards, samples = rows.shape[:2]
+        weights = {name: parameters[name] for name in self.shapes()}
+        if shards == 1:
+            rows, weights = in_pairs(rows), {name: in_pairs(w) for name, w in weights.items()}
+        buffers = self._buffers_on(rows.device)
+
+        def one(weights: Mapping[str, Tensor], rows: Tensor) -> tuple[Tensor, Tensor]:
+            called = torch.func.functional_call(
+                self.module, {**weights, **buffers}, (observation_tensors(layout, rows),)
+            )
+            return called if isinstance(called, tuple) else (called, rows.new_zeros(0, dtype=torch.float32))
+
+        output, values = torch.func.vmap(one)(weights, rows)
+        values = values.reshape(len(rows), samples) if values.numel() else values
+        return output[:shards], values[:shards]
+
+
+def in_pairs(x: Tensor) -> Tensor:
+    """Repeats the only shard of a tensor: ``[1, …]`` to ``[2, …]``."""
+    return x.expand(2, *x.shape[1:])
 
 
 def load_custom(path: str, kwargs: dict[str, Any], net: Any, seed: int) -> CustomNet:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,13 +12,14 @@ from lockstep.config.run import Config
 from lockstep.core.shards import ShardPlan, keyed_generator
 from lockstep.envs.gymnasium.random_policy import random_actions
 from lockstep.torch_engine.nets.encoders import float_columns
-from lockstep.torch_engine.nets.functions import shard_gradients
+from lockstep.torch_engine.nets.functions import DROPOUT_SEED, shard_gradients
 from lockstep.torch_engine.nets.shards import Mode, to_shards
 from lockstep.torch_engine.setup.self_check import shard_invariant
 from lockstep.training.losses import loss_settings
 
 if TYPE_CHECKING:
     from lockstep.torch_engine.distributed.communicator import Communicator
+    from lockstep.torch_engine.nets.custom import CustomNet
     from lockstep.torch_engine.state import TrainState
 
 SELF_CHECK_DRAWS = 3
@@ -27,10 +29,14 @@ def choose_mode(state: TrainState, config: Config, communicator: Communicator) -
     """Chooses to batch shards where that can't change their bits on this machine, else one by one; all ranks alike."""
     if config.reduction == "fast":
         return "batched"
-    if state.net.convolutional or state.net.custom is not None:
-        return "loop"  # a convolution's kernel is chosen by the number of images, and so are many others
     if config.compile:
         return "loop"  # the function of one shard is what is compiled
+    if state.net.custom is not None:
+        mode = _agreed(_maps_over_shards(state, state.net.custom, config), communicator)
+        state.net.custom.batched = mode == "batched"
+        return mode
+    if state.net.convolutional:
+        return "loop"  # a convolution's kernel is chosen by the number of images
     return _agreed(shards_invariant_here(state, config), communicator)
 
 
@@ -43,6 +49,31 @@ def choose_rollout_mode(state: TrainState, config: Config, communicator: Communi
     if mode == "batched" or not net.convolutional or net.custom is not None:
         return mode
     return _agreed(rollouts_invariant_here(state, config), communicator)
+
+
+def _maps_over_shards(state: TrainState, custom: CustomNet, config: Config) -> bool:
+    """Tells whether a user's network gives each shard its own bits where it is called for several at once.
+
+    The network keeps why it doesn't.
+    """
+    if state.net.convolutional or state.parameters.flat.device.type != "cpu":
+        custom.one_by_one = "sees images" if state.net.convolutional else "is on an accelerator"
+    if config.shards == 1 or custom.one_by_one is not None:
+        return False
+    custom.batched = True
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "There is a performance drop")  # of what PyTorch maps by a loop
+            passed = shards_invariant_here(state, config)
+    except Exception as error:  # by whatever is in there
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        custom.one_by_one = f"can't be mapped over shards ({reason})"
+        return False
+    finally:
+        custom.set_dropout(None)  # which what failed may have left on
+    if not passed:
+        custom.one_by_one = "batched would change a shard's bits on this machine"
+    return passed
 
 
 def _agreed(passed: bool, communicator: Communicator) -> Mode:
@@ -143,6 +174,8 @@ def _gradients_invariant(
         columns["valid"] = (draws.normal(*shape) > -1.0).float()
     if state.reference is not None:
         columns["reference_log_probs"] = draws.normal(*shape)
+    if net.custom is not None:
+        columns[DROPOUT_SEED] = torch.zeros((plan.num_shards, 1), dtype=torch.int64)
     if net.core:
         columns["recurrent_state"] = draws.normal(count, net.carry_size)
         columns["resets"] = (draws.normal(*shape) > 1.5).float()
