@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -84,6 +85,12 @@ class ForkedCommand:
         self._said = {out: b"", err: b""}
         self._open = [out, err]
 
+    def take_pipes(self) -> tuple[int, int]:
+        """The handles of its standard output and error, which whoever takes them closes."""
+        out, err = self._open
+        self._open = []
+        return out, err
+
     def poll(self) -> int | None:
         """The exit code; None while it runs."""
         with suppress(subprocess.TimeoutExpired):
@@ -135,3 +142,39 @@ class ForkedCommand:
         self.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
         stdout, stderr = (text.decode() for text in self._said.values())
         return stdout, stderr
+
+
+class ForkedCall:
+    """The process of a call from Python, with the part of ``subprocess.Popen`` that ``lockstep.python.command`` uses.
+
+    Args:
+        server: that forks it.
+        words: of the command line.
+        variables: all its environment variables.
+        stdout: ``subprocess.DEVNULL`` or ``subprocess.PIPE``.
+    """
+
+    def __init__(self, server: Server, words: Sequence[str], variables: Mapping[str, str], stdout: int) -> None:
+        self._command = ForkedCommand(server, words, Path.cwd(), variables, new_session=True)
+        out, err = self._command.take_pipes()
+        self.stderr = os.fdopen(err, errors="replace")
+        self.stdout = os.fdopen(out, errors="replace") if stdout == subprocess.PIPE else None
+        if self.stdout is None:
+            threading.Thread(target=_empty, args=(out,), daemon=True).start()
+        self.pid, self.poll, self.wait, self.send_signal = (
+            self._command.pid,
+            self._command.poll,
+            self._command.wait,
+            self._command.send_signal,
+        )
+
+    @property
+    def returncode(self) -> int | None:
+        return self._command.returncode
+
+
+def _empty(handle: int) -> None:
+    """Reads what nobody wants, to its end."""
+    with os.fdopen(handle, "rb") as stream:
+        while stream.read(1 << 16):
+            pass

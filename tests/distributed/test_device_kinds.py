@@ -40,7 +40,9 @@ KINDS = {
     ),
 }
 DEAR = ("images", "custom with dropout")  # to compile
-CHEAP = tuple(kind for kind in KINDS if kind not in DEAR)
+QUICK = ("decisions", "on the host")
+"""Those of ``make test``; what the others are about is in ``tests/jax_engine`` and in the golden runs there."""
+CHEAP = tuple(kind for kind in KINDS if kind not in (*DEAR, *QUICK))
 ONE_AFTER_ANOTHER = "import json, sys, lockstep.cli as c; sys.exit(max(c.main(w) for w in json.loads(sys.argv[1])))"
 
 
@@ -64,14 +66,15 @@ def run_of(tmp_path_factory):
 
     def find(number, kind):
         if (number, kind) not in runs:
-            runs.update(train_all(number, [other for other in KINDS if (other in DEAR) == (kind in DEAR)]))
+            (together,) = [kinds for kinds in (QUICK, CHEAP, DEAR) if kind in kinds]
+            runs.update(train_all(number, together))
         return runs[number, kind]
 
     return find
 
 
 @pytest.mark.parametrize("number", variants([2, 3, 4], [2]))  # each kind is compiled again for it
-@pytest.mark.parametrize("kind", variants(KINDS, [kind for kind in KINDS if kind not in DEAR]))
+@pytest.mark.parametrize("kind", variants(KINDS, QUICK))
 def test_each_kind_is_the_same_on_one_device_and_on_more(run_of, kind, number):
     one, many = run_of(1, kind), run_of(number, kind)
     assert many.summary["world_size"] == number
@@ -105,7 +108,7 @@ def test_dropout_is_another_network(trained, run_of):
     assert trained(*CUSTOM, "{}", *devices(1)).agent != run_of(1, "custom with dropout").agent
 
 
-@pytest.mark.parametrize("kinds", [CHEAP, pytest.param(DEAR, marks=pytest.mark.long)], ids=["cheap", "dear"])
+@pytest.mark.parametrize("kinds", variants([[*QUICK], [*CHEAP], [*DEAR]], [[*QUICK]]), ids=["quick", "cheap", "dear"])
 def test_episodes_ended_where_they_are_to_be_compared(run_of, kinds):
     for kind in kinds:
         assert run_of(1, kind).metrics[-1]["rollout/episode_return_mean"] is not None, kind

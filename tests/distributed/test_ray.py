@@ -156,6 +156,7 @@ def test_what_the_cluster_hasnt_is_one_line(cluster, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.long
 def test_a_lost_node_is_answered_by_fewer_ranks(cluster, trained, tmp_path):
     path = tmp_path / "runs" / "run"
     cluster.gate.touch()

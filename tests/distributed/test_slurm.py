@@ -162,7 +162,8 @@ def killed(job: Job) -> None:
     os.kill(victim, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("how", variants([announced, requeued, killed], [announced]))
+@pytest.mark.long
+@pytest.mark.parametrize("how", [announced, requeued, killed])
 def test_a_job_that_is_stopped_goes_on_by_itself(cluster, trained, tmp_path, how):
     job = at_the_gate(cluster, tmp_path)
     how(job)

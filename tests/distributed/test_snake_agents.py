@@ -24,7 +24,8 @@ def test_ranks_play_as_one(trained, ranks):
     assert "eval/score_mean" in one.metrics[9]
 
 
-@pytest.mark.parametrize("number", [2, pytest.param(4, marks=pytest.mark.long)])  # compiled again for it
+@pytest.mark.long  # its network takes long to compile
+@pytest.mark.parametrize("number", [2, 4])
 def test_devices_play_as_one(trained, number):
     one, many = (trained(*SMALL, "--engine", "jax", *devices(n)) for n in (1, number))
     assert many.summary["world_size"] == number

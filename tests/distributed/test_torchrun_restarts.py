@@ -59,7 +59,8 @@ def test_a_killed_rank_is_started_again_with_all_others(trained, tmp_path, rank,
     assert_no_orphans(ended)
 
 
-@pytest.mark.parametrize("whom", variants(["rank", "torchrun"], ["torchrun"]))
+@pytest.mark.long
+@pytest.mark.parametrize("whom", ["rank", "torchrun"])
 def test_an_announced_end_leaves_a_checkpoint_of_the_iteration(trained, tmp_path, whom):
     gate, path, mark = tmp_path / "gate", tmp_path / "runs" / "run", uuid.uuid4().hex
     gate.touch()

@@ -74,14 +74,14 @@ FAULTY = {  # kinds of all faults, words of the reason, the cause and the fix of
         ("not reduced at every step: ranks 0 and 1 differ from optimiser step 2", "before some steps", "every step"),
     ),
 }
-KEPT = ("parameter_server", "always_clipped", "critic_outside_ddp", "reference_of_its_own")
+KEPT = ("always_clipped", "reference_of_its_own")
 
 
 def examined(name, tmp_path):
     return doctor("--nproc", 2, "--", SCRIPT, name, cwd=tmp_path)
 
 
-@pytest.mark.parametrize("name", variants(CORRECT, KEPT[:2]))
+@pytest.mark.parametrize("name", variants(CORRECT, KEPT[:1]))
 def test_who_is_right_is_not_accused(name, tmp_path):
     found = examined(name, tmp_path)
     assert (found.json["verdict"], found.json["status"]) == IN_SYNC, found.json
@@ -101,7 +101,7 @@ def test_gradients_that_are_summed_are_a_note(tmp_path):
     assert "averaged or only summed" not in " ".join(found.ended.stdout.split())
 
 
-@pytest.mark.parametrize("name", variants(FAULTY, KEPT[2:]))
+@pytest.mark.parametrize("name", variants(FAULTY, KEPT[1:]))
 def test_who_is_not_is_told_what_and_why_and_how_to_mend_it(name, tmp_path):
     kinds, (reason, cause, fix) = FAULTY[name]
     found = examined(name, tmp_path)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from variants import variants
 
 import lockstep.jax as ljax
 from lockstep.jax.checkpoint_folder import CheckpointFolder
@@ -90,17 +91,17 @@ def test_a_script_of_ones_own_program_runs():
 # --- going on --------------------------------------------------------------------------------------------------------
 
 
-def test_training_goes_on_exactly_on_any_number_of_devices(whole, half):
+@pytest.mark.parametrize("devices", variants([2, 1], [1]))
+def test_training_goes_on_exactly_on_any_number_of_devices(whole, half, devices):
     state, history = whole
     first, of_first = half
-    for devices in (2, 1):
-        again, of_second = train(2, devices, first)
-        assert differing(state, again) == []
-        for name in history:
-            joined = np.concatenate([of_first[name], of_second[name]])
-            assert np.array_equal(joined, history[name], equal_nan=True), name
-        assert again.env_obs.shape == (devices, 8 // devices, 4)
-        assert int(again.step) == 4
+    again, of_second = train(2, devices, first)
+    assert differing(state, again) == []
+    for name in history:
+        joined = np.concatenate([of_first[name], of_second[name]])
+        assert np.array_equal(joined, history[name], equal_nan=True), name
+    assert again.env_obs.shape == (devices, 8 // devices, 4)
+    assert int(again.step) == 4
 
 
 def test_a_train_state_is_saved_whole_or_without_environments(half, tmp_path, capsys):

@@ -45,6 +45,7 @@ def runs(tmp_path, monkeypatch):
     return tmp_path / "runs"
 
 
+@pytest.mark.started
 def test_the_run_is_the_command_lines(runs, tmp_path):
     run = lockstep.train("CartPole-v1", nproc=2, name="python", **SMALL)
     other = command_line_train(tmp_path, *WORDS, name="words")
@@ -238,6 +239,7 @@ def test_callers_at_the_same_time_have_runs_of_their_own(tmp_path, monkeypatch):
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["CartPole-v1-2"]  # the others never began
 
 
+@pytest.mark.started
 def test_a_failure_is_a_run_error(runs):
     class Failing(handed_envs.Counting):
         def step(self, action):

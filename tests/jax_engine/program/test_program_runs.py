@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 from jax_engine.small_programs import opened, small_config, trained
+from variants import variants
 
 from lockstep.jax_engine.distributed.mesh import SHARDED, named_sharding
 
@@ -27,7 +28,7 @@ def on_the_host(tree):
     return jax.tree.map(np.asarray, tree)
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", variants([1, 2], [2]))
 def test_a_run_that_goes_on_from_arrays_compiles_its_call_once(devices):
     config = small_config(devices, normalize={"observations": True})
     run = opened(config, devices)

@@ -91,6 +91,7 @@ def test_time_that_no_lap_names_shows_as_a_gap(times, communicator):
     assert laps.total - laps.rollout - laps.learn - laps.other == 2.0
 
 
+@pytest.mark.long  # it takes as much memory as this process has ever had
 def test_peak_memory_stays_when_memory_is_given_back():
     before = peak_memory(torch.device("cpu"))["peak_memory_mb"]
     ballast = torch.ones(64 * 2**20 // 4 + int(before) * 2**20 // 4)  # more than the peak so far, whatever is free
