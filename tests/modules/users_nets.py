@@ -131,3 +131,28 @@ class Convolved(Tiny):
 
     def forward(self, observation):
         return super().forward(self.along(observation.unsqueeze(1)).squeeze(1))
+
+
+class Smooth(Tiny):
+    """Has an activation that rounds a tensor's last elements otherwise than the others."""
+
+    def forward(self, observation):
+        return super().forward(nn.functional.silu(observation))
+
+
+class Varied(nn.Module):
+    """Has what people build networks of, but for what must go shard by shard."""
+
+    def __init__(self, observation, outputs):
+        super().__init__()
+        width = observation.shape[-1]
+        first = nn.Linear(width, 32), nn.LayerNorm(32), nn.ReLU(), nn.Linear(32, 32), nn.LeakyReLU(), nn.RMSNorm(32)
+        self.body = nn.Sequential(*first, nn.Linear(32, 32, bias=False), nn.Softsign(), nn.GroupNorm(4, 32))
+        self.codes, self.offset = nn.Embedding(2, 32), nn.Parameter(torch.zeros(32))
+        self.actor, self.critic = nn.Linear(64, outputs), nn.Linear(64, 1)
+
+    def forward(self, observation):
+        x = self.body(observation) + self.offset + self.codes((observation[:, 0] > 0).long())
+        x = x * torch.exp(-x.abs()).clamp(0, 5) + torch.softmax(x, -1)
+        x = torch.cat([x, torch.where(x > 0, x, x.sin())], -1)
+        return self.actor(x), self.critic(x.square() / (1 + x.norm(dim=-1, keepdim=True))).squeeze(-1)

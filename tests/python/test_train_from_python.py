@@ -120,7 +120,7 @@ LocalDrawn.__module__ = "__main__"
 def test_episodes_of_an_object_are_recorded(runs, tmp_path):
     run = lockstep.train(LocalDrawn, name="drawn", **SMALL)
     assert run.record_video(tmp_path / "out.gif") == tmp_path / "out.gif"
-    frames = np.stack([frame[..., :3] for frame in imageio.get_reader(tmp_path / "out.gif")])
+    frames = np.stack([frame[..., :3] for frame in imageio.mimread(tmp_path / "out.gif")])
     assert len(frames) > 5
     assert np.abs(frames[0].astype(int) - frames[-1]).max() > 20
     with pytest.raises(ValueError, match=r"out\.avi"):

@@ -135,17 +135,20 @@ def mode_of(config: Config):
     return choose_mode(state, config, alone(config)), state
 
 
-def test_shards_are_one_call_of_a_network_that_can_be_mapped_over_them():
-    config = custom_config("Tiny")
+@pytest.mark.parametrize("name", ["Tiny", "OneOutput", "Varied"])
+def test_shards_are_one_call_of_a_network_that_can_be_mapped_over_them(name):
+    config = custom_config(name) if name != "OneOutput" else custom_config("Tiny", {"units": 1})
     mode, state = mode_of(config)
     assert mode == "batched"
     assert state.net.custom.batched
     assert state.net.custom.one_by_one is None
     x = torch.randn(config.shards, 5, 4, generator=seeded(0))
     output, values = nets.actor_critic(state.net, state.parameters.expanded(config.shards), x)
+    assert values is not None
     for shard in range(config.shards):  # alone it is called for a pair
         alone_, value = nets.actor_critic(state.net, state.parameters.expanded(1), x[shard : shard + 1].clone())
         assert torch.equal(output[shard : shard + 1], alone_)
+        assert value is not None
         assert torch.equal(values[shard : shard + 1], value)
     state.net.custom.batched = False
     by_itself = nets.actor_critic(state.net, state.parameters.expanded(1), x[:1].clone())
@@ -164,6 +167,7 @@ def test_shards_are_one_call_of_a_network_that_can_be_mapped_over_them():
         ),
         ("Forgetful", {}, "can't be mapped over shards (vmap: called random operation while in randomness error mode"),
         ("Renormed", {}, "can't be mapped over shards (There is a performance drop"),
+        ("Smooth", {}, "uses silu, which may round a number by its place in memory"),
     ],
 )
 def test_one_that_cannot_is_called_shard_by_shard_and_says_why(name, kwargs, why):

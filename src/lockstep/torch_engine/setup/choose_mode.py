@@ -14,6 +14,7 @@ from lockstep.envs.gymnasium.random_policy import random_actions
 from lockstep.torch_engine.nets.encoders import float_columns
 from lockstep.torch_engine.nets.functions import DROPOUT_SEED, shard_gradients
 from lockstep.torch_engine.nets.shards import Mode, to_shards
+from lockstep.torch_engine.setup.mapped_operations import OtherOperations
 from lockstep.torch_engine.setup.self_check import shard_invariant
 from lockstep.training.losses import loss_settings
 
@@ -60,9 +61,9 @@ def _maps_over_shards(state: TrainState, custom: CustomNet, config: Config) -> b
         custom.one_by_one = "sees images" if state.net.convolutional else "is on an accelerator"
     if config.shards == 1 or custom.one_by_one is not None:
         return False
-    custom.batched = True
+    custom.batched, others = True, OtherOperations()
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), others:
             warnings.filterwarnings("error", "There is a performance drop")  # of what PyTorch maps by a loop
             passed = shards_invariant_here(state, config)
     except Exception as error:  # by whatever is in there
@@ -71,9 +72,11 @@ def _maps_over_shards(state: TrainState, custom: CustomNet, config: Config) -> b
         return False
     finally:
         custom.set_dropout(None)  # which what failed may have left on
-    if not passed:
+    if others.names:
+        custom.one_by_one = f"uses {', '.join(sorted(others.names))}, which may round a number by its place in memory"
+    elif not passed:
         custom.one_by_one = "batched would change a shard's bits on this machine"
-    return passed
+    return custom.one_by_one is None
 
 
 def _agreed(passed: bool, communicator: Communicator) -> Mode:

@@ -1,0 +1,59 @@
+"""What a network of a user's own may do to be called for several shards at once: operations whose bits stay a shard's.
+
+A self-check on random data finds what depends on the size of a batch. It may miss what few numbers show: on a CPU the
+last elements of a tensor that don't fill a vector take another path, on which some functions round some numbers
+otherwise (GELU, SiLU, ELU, sigmoid, softplus, mish, powers, sinh). So only operations are let through whose paths round
+alike, which the tests measure, or which work on rows, move numbers, or multiply matrices, which the self-check sees.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+MOVES = """
+    alias arange as_strided cat clone constant_pad_nd copy detach embedding embedding_dense_backward empty empty_like
+    expand fill flip full full_like gather index index_select lift_fresh masked_fill new_empty new_full new_ones
+    new_zeros ones ones_like permute repeat scalar_tensor scatter scatter_add select select_backward slice
+    slice_backward split split_with_sizes squeeze stack t transpose tril triu unbind unsafe_split unsqueeze view
+    zero zeros zeros_like _reshape_alias _to_copy _unsafe_view unfold
+"""
+PRODUCTS = "addmm baddbmm bmm mm mv dot"
+ROWS = """
+    all amax amin any argmax argmin cumsum linalg_vector_norm max mean min native_group_norm
+    native_group_norm_backward native_layer_norm native_layer_norm_backward norm prod sort std sum topk var var_mean
+    _fused_rms_norm _fused_rms_norm_backward _log_softmax _log_softmax_backward_data _softmax _softmax_backward_data
+"""
+ELEMENTS = """
+    abs add addcmul atan bitwise_and bitwise_not bitwise_or ceil clamp clamp_max clamp_min cos div eq equal erf exp
+    expm1 floor ge gt hardsigmoid hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward
+    isfinite isinf isnan le leaky_relu leaky_relu_backward lerp log log1p log_sigmoid_backward log_sigmoid_forward
+    logical_and logical_not logical_or lt maximum minimum mul ne neg reciprocal relu remainder round rsqrt rsub sgn
+    sign sin sqrt sub tanh tanh_backward threshold threshold_backward trunc where _local_scalar_dense
+    _prelu_kernel _prelu_kernel_backward
+"""
+KNOWN = frozenset((MOVES + PRODUCTS + ROWS + ELEMENTS).split())
+"""Names of PyTorch's operations without their namespace; in place (``…_``) they are the same."""
+POWERS = (-2, -1, -0.5, 0.5, 1, 2, 3)
+"""Exponents whose powers are made of roots and products."""
+
+
+class OtherOperations(TorchDispatchMode):
+    """Collects which operations run that aren't among the known ones.
+
+    Attributes:
+        names: of them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Looks at an operation, and runs it."""
+        space, _, name = func._schema.name.partition("::")
+        power = name == "pow" and len(args) > 1 and isinstance(args[1], int | float) and args[1] in POWERS
+        if space != "aten" or not (power or name.removesuffix("_") in KNOWN):
+            self.names.add(name if space == "aten" else func._schema.name)
+        return func(*args, **(kwargs or {}))
