@@ -67,10 +67,48 @@ def status_of(seeds: Sequence[str], count: int) -> str:
 
 
 def together(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Sums up what is shown of an iteration: steps of all seeds, and the interquartile mean of their returns."""
-    returns = [record[METRIC] for record in records if record[METRIC] is not None]
+    """Sums up an iteration of seeds that one program trains at once: steps and speed of all, and their mean return.
+
+    Args:
+        records: each seed's of that iteration.
+
+    Returns:
+        What progress shows; the return is the interquartile mean.
+    """
     return {
         "global_step": sum(record["global_step"] for record in records),
-        METRIC: float(interquartile_mean(np.array(returns))) if returns else None,
+        METRIC: _mean_return(records),
         "time/global_fps": sum(record["time/global_fps"] for record in records),
     }
+
+
+def together_in_turn(
+    running: Sequence[Mapping[str, Any]], ended: Sequence[Mapping[str, Any]], steps_per_second: float | None
+) -> dict[str, Any]:
+    """Sums up seeds that processes train side by side and in turn.
+
+    Their speeds aren't added: a seed that has ended has none, and one that starts up has none yet. Nor are returns of
+    seeds that have only begun averaged with those of trained ones.
+
+    Args:
+        running: the last record of each seed that trains or has yet to go on.
+        ended: of each seed that has been trained to its end.
+        steps_per_second: of all of them together; None: it isn't known yet.
+
+    Returns:
+        What progress shows; the return is the interquartile mean over seeds that have ended, before any has over those
+        that run, as ``return_of`` says.
+    """
+    shown = ended or running
+    return {
+        "global_step": sum(record["global_step"] for record in (*running, *ended)),
+        METRIC: _mean_return(shown),
+        "return_of": f"{len(shown)} {'ended' if ended else 'running'}",
+        "time/global_fps": steps_per_second,
+    }
+
+
+def _mean_return(records: Sequence[Mapping[str, Any]]) -> float | None:
+    """The interquartile mean of the returns that are known; None without any."""
+    returns = [record[METRIC] for record in records if record[METRIC] is not None]
+    return float(interquartile_mean(np.array(returns))) if returns else None

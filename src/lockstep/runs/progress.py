@@ -122,7 +122,7 @@ class TerminalProgress(Progress):
         self._bar.update(
             self._task,
             completed=record["global_step"],
-            mean_return=format_return(record),
+            mean_return=_return_of(record),
             speed=format_speed(record),
             eta=format_eta(record, self._total_steps),
         )
@@ -147,7 +147,7 @@ def plain_line(record: Mapping[str, Any], total_steps: int) -> str:
     step = record["global_step"]
     percent = min(100, 100 * step // max(1, total_steps))
     return (
-        f"step {step:,}/{total_steps:,}  {percent}%  return {format_return(record)}  "
+        f"step {step:,}/{total_steps:,}  {percent}%  return {_return_of(record)}  "
         f"{format_speed(record)} steps/s  eta {format_eta(record, total_steps)}"
     )
 
@@ -193,6 +193,11 @@ def format_return(record: Mapping[str, Any]) -> str:
     """The mean return: one digit after the point from 100 on, two below; a dash until an episode has ended."""
     value = _number(record, "rollout/episode_return_mean")
     return UNKNOWN if value is None else format_number(value)
+
+
+def _return_of(record: Mapping[str, Any]) -> str:
+    """The mean return, and of several seeds over which of them: ``187.3 (2 ended)``."""
+    return format_return(record) + (f" ({record['return_of']})" if "return_of" in record else "")
 
 
 def format_speed(record: Mapping[str, Any]) -> str:
