@@ -12,11 +12,16 @@ from lockstep.runs.curves import CURVES_PNG, METRIC, MISSING_PLOT, can_plot, int
 from lockstep.runs.directory import RunDirectory
 
 INCIDENTS = ("restarts", "restarted_environments", "missing_rows")
-OWN = ("seed", "status", "final_return", "episodes", "best_checkpoint", "params_sha256", "state_sha256", *INCIDENTS)
+OWN = (
+    *("seed", "status", "global_step", "final_return", "episodes", "best_checkpoint", "params_sha256", "state_sha256"),
+    *INCIDENTS,
+)
 """What the summary of a group says of each seed."""
 FINISHED = "finished"
 DIFFERENT = {*OWN, "final_success_rate", "wall_time", "steps_per_second", "best_evaluation", "last_evaluation"}
 """What of a seed's summary the group's doesn't say as its own."""
+TAKEN_BY_ALL = ("iteration", "global_step")
+"""What it says as that of the seed that is least far: up to there the curves go."""
 
 
 def finish_group(
@@ -47,6 +52,7 @@ def finish_group(
         "status": status_of([each["status"] for each in seeds.values()], count),
         **{name: value for name, value in first.items() if name not in DIFFERENT},
         "command": None if group.command is None else list(group.command),
+        **{name: min(each[name] for each in seeds.values()) for name in TAKEN_BY_ALL},
         "num_seeds": len(seeds),
         "final_return": final[0],
         "final_return_interval": final[1:] if curve.iterations else None,

@@ -18,6 +18,8 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
 
+from lockstep.core.episodes import WINDOW
+
 UNKNOWN = "–"
 LINE_INTERVAL = 2.0  # seconds between two plain lines
 DRAW_INTERVAL = 0.1  # seconds between two drawings of the live bar
@@ -212,6 +214,13 @@ def format_eta(record: Mapping[str, Any], total_steps: int) -> str:
     if not fps or fps < 0:
         return UNKNOWN
     return str(timedelta(seconds=math.ceil(max(0, total_steps - record["global_step"]) / fps)))
+
+
+def last_episodes(count: int | None) -> str:
+    """Says of which episodes a mean return is, of so many that have ended in all: the last hundred, or fewer."""
+    if count is None or count >= WINDOW:
+        return f"the last {WINDOW} episodes"
+    return "the only episode" if count == 1 else f"all {count} episodes"
 
 
 def _number(record: Mapping[str, Any], key: str) -> float | None:
