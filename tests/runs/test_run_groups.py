@@ -53,9 +53,12 @@ def test_the_speed_of_a_group_is_a_mean_with_the_start_up_of_its_later_seeds():
 
 def test_a_group_shows_its_seeds_by_whether_they_have_ended(tmp_path):
     shown, paths = [], [make_run(tmp_path / f"seed_{seed}", scale=1.0 + seed) for seed in range(3)]
-    progress = Progress()
-    progress.update = shown.append
-    group = groups.Group(RunDirectory(tmp_path), paths, {}, None, 1, progress)
+
+    class Kept(Progress):
+        def update(self, record):
+            shown.append(record)
+
+    group = groups.Group(RunDirectory(tmp_path), paths, {}, None, 1, Kept())
     group._show()
     group.runs[0].code, group.runs[1].code = 0, 1
     (paths[2] / "metrics.jsonl").unlink()
