@@ -5,11 +5,14 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from frameworks import installed
+
+from lockstep.config.keys import LEAVES
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -86,6 +89,42 @@ def test_a_public_name_that_no_table_has_is_found():
     row = re.compile(r"^\| \[`load_run`\].*\n", re.MULTILINE)
     said = made("reference/python", row.sub("", (DOCS / "reference" / "python.md").read_text()))[1]
     assert said == ["lockstep has public names that the page doesn't list: load_run"]
+
+
+def test_the_page_of_settings_has_all_of_them():
+    text, said = made("settings", (DOCS / "settings.md").read_text())
+    assert said == []
+    listed = re.findall(r"^\| `([\w.]+)` \| (.+) \| (.+) \|$", text, re.MULTILINE)
+    assert sorted(path for path, _, _ in listed) == sorted(LEAVES)
+    told = {path: (kind, meaning) for path, kind, meaning in listed}
+    assert told["ppo.learning_rate"][0] == "`FLOAT`"
+    assert told["reduction"][0] == "`{exact,fast}`"
+    assert told["log.tensorboard"][0] == "true or false"
+    assert "(default: 128)" in told["num_steps"][1]
+    assert "On GitHub" not in text
+    assert "has their tables here" not in text
+    assert "| `" not in made("settings", "# Settings\n")[0]
+
+
+def test_a_setting_that_says_nothing_of_itself_is_found(monkeypatch):
+    monkeypatch.setitem(LEAVES, "ppo.gamma", replace(LEAVES["ppo.gamma"], description=""))
+    said = made("settings", (DOCS / "settings.md").read_text())[1]
+    assert said == ["the setting ppo.gamma has no description"]
+
+
+def test_texts_of_settings_are_markdown_that_shows_them_as_they_are():
+    said = pages.escaped("with --log.timing, ppo.gamma and num_envs: a|b <c> *d* [e](f)")
+    assert said == r"with `--log.timing`, `ppo.gamma` and `num_envs`: a\|b \<c\> \*d\* \[e\](f)"
+
+
+def test_the_search_has_decision_records_last():
+    if (node := shutil.which("node")) is None:
+        pytest.skip("needs node")
+    found = "[['decisions/001', '', '', '', 40], ['running', '', '', '', 5]]"
+    script = (DOCS / "_site" / "scorer.js").read_text() + f"console.log({found}.map(Scorer.score).join())"
+    done = subprocess.run([node, "-e", script], capture_output=True, text=True, check=True)
+    decision, page = map(int, done.stdout.split(","))
+    assert decision < page == 5
 
 
 def test_links_between_built_pages_are_checked(tmp_path):

@@ -59,6 +59,7 @@ html_copy_source = False
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_show_sphinx = False
+html_search_scorer = str(HERE / "scorer.js")
 html_theme_options = {
     "source_repository": "https://github.com/lockstep-rl/lockstep/",
     "source_branch": "main",

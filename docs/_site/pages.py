@@ -1,7 +1,8 @@
 """Turns pages that read well on GitHub into pages of the site, before Sphinx parses them.
 
 What only the site has is made of what the Markdown says anyway: the navigation of the lists of an index, the signatures
-of an API page of its tables of names, and addresses on GitHub of relative links that leave ``docs/``.
+of an API page of its tables of names, and addresses on GitHub of relative links that leave ``docs/``; and the tables of
+settings of the texts that ``lockstep train --help-all`` prints.
 """
 
 import importlib
@@ -22,6 +23,10 @@ LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
 TO_PAGE = re.compile(r"\[([^\]]+)\]\(([\w./-]+)\.md\)")
 NAMES_OF = re.compile(r"<!-- names of (lockstep[\w.]*) -->")
+SETTINGS_HERE = "<!-- settings of lockstep train -->\n"
+"""What follows stands on GitHub alone."""
+WRITTEN = re.compile(r"--[a-z][\w.-]*\w|\b[a-z]+[._][a-z]\w*(?:\.\w+)*")
+"""Options and settings in a text, which stay as they are."""
 NAME = re.compile(r"^\| \[`([\w.]+)`\]\(([^)]+)\)", re.MULTILINE)
 
 INDICES = ("index", "decisions/README")
@@ -46,6 +51,8 @@ def page_of_site(name: str, text: str, warn: Callable[[str], object]) -> str:
     """
     if module := NAMES_OF.search(text):
         text = with_signatures(text, module[1], warn)
+    if SETTINGS_HERE in text:
+        text = text.partition(SETTINGS_HERE)[0] + tables_of_settings(warn)
     if name in INDICES:
         text = with_navigation(text)
     folder = posixpath.dirname(name)
@@ -104,6 +111,38 @@ def with_signatures(text: str, module: str, warn: Callable[[str], object]) -> st
         out.append(NAME.sub(lambda row: f"| {{py:obj}}`{row[1].rpartition('.')[2]} <{whole(row[1])}>`", block))
         out += [directive(whole(name)) for name in names]
     return "".join(out)
+
+
+def tables_of_settings(warn: Callable[[str], object]) -> str:
+    """A section for each of the config, with a table of its settings: key, type, meaning with the default.
+
+    ``warn`` takes a line about a setting that says nothing of itself.
+    """
+    from lockstep.config.help import by_section, meaning_of
+    from lockstep.config.run import Config, RunOptions
+
+    out, config, options = [], Config(), RunOptions()
+    for name, leaves in by_section().items():
+        of_runs = [leaf for leaf in leaves if leaf.path in RunOptions.model_fields]
+        of_config = [leaf for leaf in leaves if leaf not in of_runs]
+        heads = [("Of the run itself", of_config), ("Of the command", of_runs)] if not name else [(f"`{name}`", leaves)]
+        for head, listed in heads:
+            out += [f"## {head}", "", escaped(listed[0].about), "", "| setting | type | |", "|---|---|---|"]
+            for leaf in listed:
+                if not leaf.description:
+                    warn(f"the setting {leaf.path} has no description")
+                kind = "true or false" if leaf.kind == "flag" else f"`{leaf.type}`".replace("|", "\\|")
+                out.append(f"| `{leaf.path}` | {kind} | {escaped(meaning_of(leaf, config, options))} |")
+            out.append("")
+    return "\n".join(out)
+
+
+def escaped(text: str) -> str:
+    """A text in Markdown, with options and settings in it as code."""
+    parts = re.split(f"({WRITTEN.pattern})", text)
+    parts[::2] = [re.sub(r"([\\`*_{}\[\]<>|$])", r"\\\1", part) for part in parts[::2]]
+    parts[1::2] = [f"`{part}`" for part in parts[1::2]]
+    return "".join(parts)
 
 
 def public_names(module: Any) -> set[str]:

@@ -3,8 +3,10 @@
 from pathlib import Path
 
 import pytest
+from made_runs import make_run, summary_of
 
 from lockstep.commands.next_steps import next_steps
+from lockstep.config.command_line import read_request
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.topology import Topology
 from lockstep.launch.defaults import request_of
@@ -117,7 +119,8 @@ def test_the_end_of_a_run_of_seeds_in_words(tmp_path):
         "steps_per_second": 1000.0,
         "final_return": 12.5,
         "final_return_interval": [10.0, 14.0],
-        "seeds": [{"directory": "seed_0"}, {"directory": "seed_1"}],
+        "environment": "CartPole-v1",
+        "seeds": [{"directory": "seed_0", "global_step": 1000}, {"directory": "seed_1", "global_step": 1000}],
     }
     text = next_steps(tmp_path, summary)
     assert "interquartile mean over 2 seeds of the return 12.5 (95 % interval 10.0 … 14.0)" in text
@@ -127,3 +130,23 @@ def test_the_end_of_a_run_of_seeds_in_words(tmp_path):
     )
     assert unknown.startswith("some seed has finished no episode yet")
     assert "--resume" not in unknown
+    assert "after 1,000 steps of each, 2.0 s" in text
+    summary["seeds"][1]["global_step"] = 4000
+    assert "after 1,000 steps, which each has taken (the furthest 4,000), 2.0 s" in next_steps(tmp_path, summary)
+    handed = next_steps(tmp_path, summary | {"environment": "python:Reach2D"})
+    assert f"go on:     lockstep.load_run({str(tmp_path)!r}, env=Reach2D) has resume() and seeds" in handed
+    assert "lockstep eval" not in handed
+
+
+@pytest.mark.parametrize(
+    ("episodes", "said"), [(250, "the last 100 episodes"), (3, "all 3 episodes"), (1, "the only episode")]
+)
+def test_the_end_of_a_run_says_of_how_many_episodes_its_return_is(tmp_path, episodes, said):
+    text = next_steps(tmp_path, summary_of(episodes=episodes, environment="CartPole-v1"))
+    assert text.startswith(f"mean return of {said} 40.50 after 10,240 steps")
+
+
+def test_seeds_of_the_command_line_take_the_place_of_a_files_seed(tmp_path):
+    file = make_run(tmp_path / "run", seed=7) / "config.json"
+    assert "seed" not in read_request([str(file), "--seeds", "0-4"]).overrides
+    assert read_request([str(file)]).overrides["seed"] == 7

@@ -150,6 +150,25 @@ def test_a_chart_zooms_tells_values_and_changes_what_it_is_over(pages, browser):
         assert visit.errors == []
 
 
+def test_charts_line_up_and_words_are_broken_between_spaces(pages, browser):
+    ends = "[...document.querySelectorAll('figure.large')].map(({plot}) => [plot.scales.x.min, plot.scales.x.max])"
+    torn = """[...document.querySelectorAll('.word')].filter(word =>
+        word.getClientRects().length > 1 || (word.textContent.length < 20
+            && word.getBoundingClientRect().height > 1.9 * parseFloat(getComputedStyle(word).fontSize))).length"""
+    with browser.visit(pages["one"]) as visit:
+        assert visit.ask(ends) == [[256, 10240]] * 2
+        assert visit.ask(f"{torn} + document.querySelectorAll('.word').length") > 5
+        for width in WIDTHS:
+            visit.resize(width)
+            assert visit.ask(torn) == 0, width
+        visit.ask("document.querySelectorAll('.word').forEach(word => { word.style.display = 'inline' })")
+        found = 0
+        for width in range(320, 420, 10):
+            visit.resize(width)
+            found += visit.ask(torn)
+        assert found > 0
+
+
 # --- what the checks find ---------------------------------------------------------------------------------------------
 
 

@@ -22,7 +22,7 @@ from made_runs import (
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
 
-from lockstep.report.charts import EVALUATION
+from lockstep.report.charts import EVALUATION, charts_of, extent_of
 from lockstep.report.page import json_in_html, page_of, write_report
 from lockstep.report.reading import read_run
 from lockstep.report.videos import ROOM
@@ -95,7 +95,7 @@ def test_the_numbers_are_those_of_the_files(tmp_path):
     read = Read(text)
     for words in (
         "environment CartPole-v1 seed 0",
-        "final return 40.50 last 100 episodes",
+        "final return 40.50 mean of the last 100 episodes",
         "best evaluation 80 at step 10,240",
         "environment steps 10,240",
         "wall time 62 min 05 s 1,234.5 steps/s",
@@ -154,8 +154,60 @@ def test_several_seeds_are_a_mean_with_an_interval_and_each_has_its_proof(tmp_pa
     low, high = line["band"]
     assert low[-1] < line["y"][-1] < high[-1]
     read = Read(text)
-    assert "final return 60 95 % interval 20 … 100" in read.text
-    assert all(f"params_sha256 {f'{seed}f' * 32}" in read.text for seed in range(3))
+    assert "final return 60 interquartile mean over 3 seeds, 95 % interval 20 … 100" in read.text
+    assert [read.cells(f"seed_{seed}")[1:] for seed in range(3)] == [[f"{seed}f" * 32, STATE] for seed in range(3)]
+    assert read.text.count("Nobody has compared world sizes") == read.text.count("shards 8") == 1
+    assert f"lockstep train {tmp_path}/many/config.json --seeds 0-2" in read.text
+
+
+def test_seeds_whose_proofs_differ_are_told_apart(tmp_path):
+    group = make_group(tmp_path / "many")
+    add_verification(group / "seed_1")
+    read = Read(page(group))
+    assert "seed_0, seed_2 Nobody has compared world sizes for these runs." in read.text
+    assert "seed_1 Verified on" in read.text
+    assert "1 of 3 verified" in read.text
+
+
+def test_seeds_that_are_not_equally_far_are_not_said_to_be(tmp_path):
+    group = make_group(tmp_path / "many")
+    assert "environment steps 10,240 of each of 3 seeds" in Read(page(group)).text
+    (group / "seed_1" / "summary.json").write_text(json.dumps(summary_of(global_step=512)))
+    assert "environment steps 512 … 10,240 of 3 seeds" in Read(page(group)).text
+
+
+def test_few_episodes_are_not_said_to_be_a_hundred(tmp_path):
+    assert "mean of all 3 episodes" in Read(page(make_run(tmp_path / "demo", summary_of(episodes=3)))).text
+
+
+def test_metrics_of_an_environment_have_charts_and_own_rows_have_none(tmp_path):
+    run = make_run(tmp_path / "demo")
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    more = {"rollout/metrics/distance": 0.5, "rollout/episodes": 3, "eval/return_max": 90.0}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row | more) + "\n" for row in rows))
+    charts = data_of(page(run))
+    assert charts["rollout/metrics/distance"]["series"][0]["y"] == [0.5] * ROWS
+    assert not {"rollout/episodes", "eval/return_max"} & set(charts)
+
+
+def test_a_run_with_an_object_as_environment_is_told_what_works(tmp_path):
+    run = make_run(tmp_path / "demo", env={"id": "python:Reach2D"})
+    text = Read(page(run)).text
+    assert f"lockstep.train(Reach2D, config='{run}/config.json')" in text
+    assert (
+        f"json.dump(lockstep.load_run('{run}', env=Reach2D).evaluate(100), open('{run}/evaluation.json', 'w'))" in text
+    )
+    assert f"lockstep eval {run}" not in text
+    assert f"lockstep verify {run}" not in text
+    assert f"lockstep train {run}" not in text
+
+
+def test_charts_are_over_the_same_steps(tmp_path):
+    charts = charts_of([read_run(make_run(tmp_path / "demo"), "demo")])
+    evaluations = next(chart for chart in charts if chart.key == EVALUATION)
+    assert evaluations.series[0].x["steps"][0] == 2560
+    assert extent_of(charts) == (256, 10240)
+    assert extent_of([evaluations]) == (2560, 10240)
 
 
 def test_evaluations_and_interruptions_of_several_seeds_are_each_ones_own(tmp_path):
@@ -169,7 +221,8 @@ def test_evaluations_and_interruptions_of_several_seeds_are_each_ones_own(tmp_pa
         assert f"seed_{seed}: last and best of training, step 10,240 episodes 8 mean return {mean}" in read.text
     assert "seed_1: evaluation.json, step 512, sampled actions episodes 5 mean return 4" in read.text
     assert "For the distribution over episodes" not in read.text
-    assert read.cells("seed_2") == ["seed_2", "2026-01-31 13:00 UTC", "rank 1 was killed", "2 → 1", "disk", "4", "1"]
+    incident = ["seed_2", "2026-01-31 13:00 UTC", "rank 1 was killed", "2 → 1", "disk", "4", "1"]
+    assert incident in [[" ".join(cell.split()) for cell in row] for row in read.rows]
     assert "seed_2: iterations without a row in metrics.jsonl" in read.text
     assert "No rank had to be started again" not in read.text
     assert "No row of metrics.jsonl is missing" not in read.text
@@ -254,7 +307,8 @@ def test_runs_are_compared_on_one_page(tmp_path):
     read = Read(text)
     assert [line["label"] for line in data_of(text)[METRIC]["series"]] == ["one", "two", "many (3 seeds)"]
     assert read.cells("two")[1:6] == ["CartPole-v1", "5", "finished", "not verified", "7"]
-    assert read.cells("seed") == ["seed", "0", "5", "0"]
+    assert read.cells("many")[5] == "60interquartile mean95 %: 20 … 100"
+    assert read.cells("seed") == ["seed", "0", "5", "0–2"]
     assert not any(row and row[0] == "num_envs" for row in read.rows[:12])
     assert len([1 for tag, attrs in read.tags if tag == "details" and attrs.get("class") == "run"]) == 3
 

@@ -8,11 +8,12 @@ from made_runs import make_run, summary_of
 from lockstep.config.run import CheckpointConfig, Config, RunOptions
 from lockstep.launch.defaults import RunRequest
 from lockstep.launch.seeds import group as groups
-from lockstep.launch.seeds.group import SeedRun, has_trained, start_group
+from lockstep.launch.seeds.group import SeedRun, Speed, has_trained, start_group
 from lockstep.launch.world import World
+from lockstep.runs.curves import METRIC
 from lockstep.runs.directory import RunDirectory, seeds_in
-from lockstep.runs.groups import finish_group, status_of
-from lockstep.runs.progress import Progress
+from lockstep.runs.groups import finish_group, status_of, together, together_in_turn
+from lockstep.runs.progress import Progress, plain_line
 from lockstep.runs.trust import trusted_config
 
 
@@ -26,6 +27,43 @@ from lockstep.runs.trust import trusted_config
 )
 def test_a_group_is_finished_if_all_its_seeds_are(seeds, count, status):
     assert status_of(seeds, count) == status
+
+
+def row(step, mean_return, fps=1000.0):
+    return {"global_step": step, METRIC: mean_return, "time/global_fps": fps}
+
+
+def test_seeds_that_begin_change_neither_the_shown_return_nor_the_speed():
+    ended, running = [row(100, 10.0), row(100, 20.0)], [row(50, 5.0), row(1, None)]
+    before, after = together_in_turn([], ended, 40.0), together_in_turn(running, ended, 40.0)
+    assert (before[METRIC], after[METRIC]) == (15.0, 15.0)
+    assert plain_line(before, 400) == "step 200/400  50%  return 15.00 (2 ended)  40 steps/s  eta 0:00:05"
+    assert plain_line(after, 400) == "step 251/400  62%  return 15.00 (2 ended)  40 steps/s  eta 0:00:04"
+    assert "return 5.00 (2 running)  –" in plain_line(together_in_turn(running, [], None), 400)
+    assert together([*ended, *running])["time/global_fps"] == 4000.0  # which is right of one program alone
+
+
+def test_the_speed_of_a_group_is_a_mean_with_the_start_up_of_its_later_seeds():
+    speed = Speed()
+    assert speed.of(1000, 7.0) is None
+    assert [speed.of(3000, 9.0), speed.of(3000, 14.0), speed.of(5000, 17.0)] == [1000.0, 2000 / 7, 400.0]
+    assert speed.of(4000, 18.0) is None  # rows were cut
+    assert speed.of(4500, 20.0) == 250.0
+
+
+def test_a_group_shows_its_seeds_by_whether_they_have_ended(tmp_path):
+    shown, paths = [], [make_run(tmp_path / f"seed_{seed}", scale=1.0 + seed) for seed in range(3)]
+
+    class Kept(Progress):
+        def update(self, record):
+            shown.append(record)
+
+    group = groups.Group(RunDirectory(tmp_path), paths, {}, None, 1, Kept())
+    group._show()
+    group.runs[0].code, group.runs[1].code = 0, 1
+    (paths[2] / "metrics.jsonl").unlink()
+    group._show()
+    assert [(each["return_of"], each[METRIC]) for each in shown] == [("3 running", 80.0), ("1 ended", 40.0)]
 
 
 def test_incidents_are_said_of_each_seed(tmp_path):

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lockstep.envs.gymnasium.handed import HANDED
-from lockstep.runs.progress import format_number
+from lockstep.envs.gymnasium.handed import loading
+from lockstep.runs.progress import format_number, last_episodes
 
 
 def next_steps(path: Path, summary: dict[str, Any]) -> str:
@@ -17,7 +17,9 @@ def next_steps(path: Path, summary: dict[str, Any]) -> str:
     if "seeds" in summary:
         return _of_seeds(path, summary, _command())
     final = summary["final_return"]
-    result = "no episode ended yet" if final is None else f"mean return of the last 100 episodes {format_number(final)}"
+    result = "no episode ended yet"
+    if final is not None:
+        result = f"mean return of {last_episodes(summary['episodes'])} {format_number(final)}"
     how = "" if summary["status"] == "finished" else f" ({summary['status']})"
     command = _command()
     lines = [
@@ -26,9 +28,7 @@ def next_steps(path: Path, summary: dict[str, Any]) -> str:
     ]
     if "mirror" in summary:
         lines.append(f"mirror:    {summary['mirror']['url']}")
-    if summary.get("environment", "").startswith(f"{HANDED}:"):  # which no command finds
-        name = summary["environment"].removeprefix(f"{HANDED}:")
-        again = f"lockstep.load_run({str(path)!r}, env={name if name != 'lambda' else '…'})"
+    if again := loading(path, summary["environment"]):  # which no command finds
         return "\n".join([*lines, f"go on:     {again} has resume(), evaluate(), policy"])
     if summary["status"] != "finished":
         lines.append(f"continue:  {command} train --resume {path}")
@@ -51,11 +51,17 @@ def _of_seeds(path: Path, summary: dict[str, Any], command: str) -> str:
         )
     how = "" if summary["status"] == "finished" else f" ({summary['status']})"
     first = seeds[0]["directory"]
+    furthest = max(each["global_step"] for each in seeds)
+    steps = f"{summary['global_step']:,} steps of each"
+    if furthest != summary["global_step"]:
+        steps = f"{summary['global_step']:,} steps, which each has taken (the furthest {furthest:,})"
     lines = [
-        f"{result} after {summary['global_step']:,} steps of each, {summary['wall_time']:.1f} s, "
+        f"{result} after {steps}, {summary['wall_time']:.1f} s, "
         f"{summary['steps_per_second']:,.0f} steps/s together{how}",
         f"run: {path}   curves: {path / 'curves.csv'}",
     ]
+    if again := loading(path, summary["environment"]):  # which no command finds
+        return "\n".join([*lines, f"go on:     {again} has resume() and seeds, which have evaluate() and policy"])
     if summary["status"] != "finished":
         lines.append(f"continue:  {command} train --resume {path}")
     lines.append(f"evaluate:  {command} eval {path / first} --episodes 20")

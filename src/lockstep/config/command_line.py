@@ -296,6 +296,8 @@ def read_request(argv: Sequence[str], needs_env: bool = True) -> Request:
     for key in options_in_file if run is not None else ():
         raise ValueError(f"{key}: {file} is the config of a run, which doesn't say how and where another is run")
     options_given = {k: v for k, v in from_words.items() if k in RunOptions.model_fields}
+    if "seeds" in options_given:
+        settings.pop("seed", None)  # of the file, as a run's config has one
     given = {k: v for k, v in from_words.items() if k in Config.model_fields}
     options = _validated(RunOptions, options_in_file, options_given, file if options_in_file else None)
     env_id = _env_id(settings, given)

@@ -46,24 +46,34 @@ def train_help(config: Config, options: RunOptions, everything: bool = False) ->
     if not everything:
         lines += ["options:", *(line for path in COMMON for line in _entry(LEAVES[path], config, options, width))]
         return "\n".join([*lines, "", "lockstep train --help-all lists all options."])
-    sections: dict[str, list[Leaf]] = {"": []}
-    for leaf in LEAVES.values():
-        sections.setdefault(leaf.path.rpartition(".")[0], []).append(leaf)
-    for name, leaves in sections.items():
+    for name, leaves in by_section().items():
         lines += textwrap.wrap(f"{name} options: {leaves[0].about}" if name else "options:", width)
         lines += [line for leaf in leaves for line in _entry(leaf, config, options, width)]
         lines.append("")
     return "\n".join(lines[:-1])
 
 
+def by_section() -> dict[str, list[Leaf]]:
+    """Gathers all settings by the section that they stand in, first those without one."""
+    sections: dict[str, list[Leaf]] = {"": []}
+    for leaf in LEAVES.values():
+        sections.setdefault(leaf.path.rpartition(".")[0], []).append(leaf)
+    return sections
+
+
 def _entry(leaf: Leaf, config: Config, options: RunOptions, width: int) -> list[str]:
-    owner: Any = options if leaf.path in RunOptions.model_fields else config
-    value = functools.reduce(getattr, leaf.path.split("."), owner)
-    meaning = leaf.description
-    if value is not None or not re.search(r"\bdefault\b", meaning):  # else it says what happens then
-        meaning += f" (default: {' '.join(map(str, value)) if isinstance(value, tuple) else value})"
+    meaning = meaning_of(leaf, config, options)
     indented = textwrap.wrap(meaning, width, initial_indent=" " * 8, subsequent_indent=" " * 8)
     return [f"  {_spellings(leaf)}", *indented]
+
+
+def meaning_of(leaf: Leaf, config: Config, options: RunOptions) -> str:
+    """Says what a setting means, and what of these values it has by default."""
+    owner: Any = options if leaf.path in RunOptions.model_fields else config
+    value = functools.reduce(getattr, leaf.path.split("."), owner)
+    if value is None and re.search(r"\bdefault\b", leaf.description):  # which says what happens then
+        return leaf.description
+    return f"{leaf.description} (default: {' '.join(map(str, value)) if isinstance(value, tuple) else value})"
 
 
 def _spellings(leaf: Leaf) -> str:

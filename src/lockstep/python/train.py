@@ -74,6 +74,8 @@ def train(
     elif not isinstance(env, str | Path | None):
         raise ValueError(refusal(env))
     asked = _settings_of(config)
+    if seeds is not None:
+        asked.pop("seed", None)  # as a run's config has one
     merge(asked, nested(settings))
     if env is not None:
         merge(asked, {"env": {"id": str(env) if given is None else given.id}})

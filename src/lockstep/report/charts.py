@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lockstep.core.episodes import STATED
 from lockstep.report.reading import RunFiles, number
 from lockstep.runs.curves import METRIC, curve_of, points_of
 from lockstep.runs.plot import places_of
@@ -28,7 +29,8 @@ TITLES = {
 }
 LARGE = (METRIC, EVALUATION)
 KNOWN = ("iteration", "global_step", "rollout/", "train/", "time/", "eval/")
-"""What the keys of a run's own rows are, or begin with; others are what the user has logged."""
+"""What the keys of a run's own rows are, or begin with; others are what the user has logged, and so are those that an
+environment states (:data:`~lockstep.core.episodes.STATED`)."""
 MOST_OWN = 12
 FEWER_POINTS = 200
 """Of small charts."""
@@ -104,7 +106,7 @@ def _short(values: Sequence[float]) -> list[float]:
 def charts_of(runs: Sequence[RunFiles]) -> list[Chart]:
     """The charts of which some run has numbers, in the order of :data:`TITLES`, then what users have logged."""
     every = dict.fromkeys(key for run in runs for records in run.records for record in records for key in record)
-    logged = [key for key in every if not key.startswith(KNOWN)][:MOST_OWN]
+    logged = [key for key in every if key.startswith(STATED) or not key.startswith(KNOWN)][:MOST_OWN]
     found = []
     for key, title in (TITLES | {key: key for key in logged}).items():
         lines = [series_of(run, place, key) for place, run in enumerate(runs)] if key in every else []
@@ -112,6 +114,12 @@ def charts_of(runs: Sequence[RunFiles]) -> list[Chart]:
         if there:
             found.append(Chart(key, title, there))
     return found
+
+
+def extent_of(charts: Sequence[Chart]) -> tuple[float, float]:
+    """The first and the last step of any line: all charts are over the same, so that they line up."""
+    steps = [step for chart in charts for series in chart.series for step in series.x["steps"]]
+    return min(steps, default=0.0), max(steps, default=0.0)
 
 
 def series_of(run: RunFiles, color: int, key: str) -> Series | None:

@@ -16,15 +16,17 @@ from markupsafe import Markup
 
 from lockstep import __version__
 from lockstep.core.files import replace_text
-from lockstep.report.charts import Chart, charts_of
+from lockstep.report.again import Again, again_of
+from lockstep.report.charts import Chart, charts_of, extent_of
 from lockstep.report.evaluations import Evaluation, evaluations_of
 from lockstep.report.pictures import chart_svg, histogram_svg
-from lockstep.report.proof import Proof, proof_of
+from lockstep.report.proof import Proof, proof_of, shared
 from lockstep.report.reading import RunFiles, objects, read_run
-from lockstep.report.settings import differing, own_settings
+from lockstep.report.results import Result, result_of
+from lockstep.report.settings import config_with_seeds, differing, own_settings
 from lockstep.report.timing import Times, times_of
 from lockstep.report.videos import ROOM, Video, video_of
-from lockstep.report.words import command, date, duration, in_digits, percent, setting, size
+from lockstep.report.words import date, duration, in_digits, percent, setting, size, typed
 from lockstep.runs.listing import printable
 from lockstep.training.past import utc_date
 
@@ -41,17 +43,20 @@ class Section:
     Attributes:
         run: its files.
         key: of its ids on the page.
-        again: the command that trains it once more.
+        result: what it has reached, in words.
+        again: what trains, evaluates and verifies it once more.
         asked: the command that did, None where that isn't known.
         incidents: of the run, or of each of its seeds by their names: ``restarts``, a row each, and what
             ``restarted_environments`` and ``missing_rows`` name.
         compared_with: what its ``settings`` differ from; ``config`` is the whole.
         histograms: an ``svg`` element or None for each of the evaluations.
+        proofs: of the run, or of each of its seeds by their names; ``shared_proofs`` without what they have alike.
     """
 
     run: RunFiles
     key: str
-    again: str
+    result: Result
+    again: Again
     asked: str | None
     compared_with: str
     settings: list[tuple[str, Any, Any]]
@@ -63,6 +68,7 @@ class Section:
     video: Video | None
     times: Times | None
     proofs: list[tuple[str, Proof]]
+    shared_proofs: list[tuple[list[str], Proof]]
     incidents: dict[str, list[tuple[str, Any]]]
 
 
@@ -93,7 +99,8 @@ def write_report(runs: Sequence[tuple[Path, str]], out: Path) -> Path:
 def page_of(runs: Sequence[RunFiles]) -> str:
     """The page as text."""
     charts = charts_of(runs)
-    pictures = {chart.key: chart_svg(chart, f"chart{place}") for place, chart in enumerate(charts)}
+    extent = extent_of(charts)
+    pictures = {chart.key: chart_svg(chart, f"chart{place}", extent) for place, chart in enumerate(charts)}
     scripts = [(ASSETS / name).read_text() for name in ("uPlot.iife.min.js", "report.js")]
     styles = [(ASSETS / name).read_text() for name in ("uPlot.min.css", "report.css")]
     room, sections = ROOM, []
@@ -108,15 +115,14 @@ def page_of(runs: Sequence[RunFiles]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals["command_of"] = command
     filters = {"digits": in_digits, "duration": duration, "percent": percent, "size": size, "date": date}
-    environment.filters.update({**filters, "setting": setting, "printable": printable})
+    environment.filters.update({**filters, "setting": setting, "printable": printable, "typed": typed})
     return environment.get_template("page.html").render(
         title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs: {', '.join(run.name for run in runs)}",
         sections=sections,
         charts=charts,
         pictures=pictures,
-        differing=differing([run.config for run in runs]) if len(runs) > 1 else [],
+        differing=differing([config_with_seeds(run) for run in runs]) if len(runs) > 1 else [],
         data=Markup(json_in_html([_chart_data(chart) for chart in charts])),
         styles=[Markup(text) for text in styles],
         scripts=[Markup(text) for text in scripts],
@@ -157,10 +163,12 @@ def _section(run: RunFiles, key: str, room: int) -> Section:
         histograms.append(None if returns is None else histogram_svg(returns, words, f"{key}histogram{place}"))
     said = run.summary.get("command")
     asked = [word for word in said if isinstance(word, str)] if isinstance(said, list) else []
+    proofs = [(each.name, proof_of(each)) for each in run.seeds or [run]]
     return Section(
         run,
         key,
-        printable(shlex.join(["lockstep", "train", str(run.path / "config.json")])),
+        result_of(run),
+        again_of(run),
         printable(shlex.join(asked)) or None,
         compared_with,
         settings,
@@ -171,7 +179,8 @@ def _section(run: RunFiles, key: str, room: int) -> Section:
         histograms,
         video_of((run.seeds[0] if run.seeds else run).path, room),
         times_of(run),
-        [(each.name, proof_of(each)) for each in run.seeds or [run]],
+        proofs,
+        shared(proofs),
         _incidents(run.seeds or [run]),
     )
 

@@ -20,6 +20,8 @@ COLORS = 8
 INK, GRID, BAR = "#010203", "#020304", "#030405"
 """Stand for colours of the page's style sheet, and so do those of runs."""
 LARGE, SMALL = (6.6, 2.9), (3.5, 2.2)
+SIDE = 0.02
+"""Of a chart's width, free at either side of its lines."""
 LOOK: Any = {
     "svg.fonttype": "none",
     "font.size": 9,
@@ -34,9 +36,21 @@ LOOK: Any = {
 }
 
 
-def chart_svg(chart: Chart, name: str) -> Markup:
-    """A chart over steps as an ``svg`` element; ``name`` is the page's own for it, and sets its ids apart."""
-    return _drawn(LARGE if chart.is_large else SMALL, name, chart.in_words(), lambda axis: _lines(axis, chart))
+def chart_svg(chart: Chart, name: str, extent: tuple[float, float]) -> Markup:
+    """A chart over steps as an ``svg`` element.
+
+    Args:
+        chart: what is drawn.
+        name: the page's own for it, which sets its ids apart.
+        extent: the first and the last step of its axis.
+    """
+
+    def draw(axis: Any) -> None:
+        _lines(axis, chart)
+        room = SIDE * (extent[1] - extent[0]) or 1.0
+        axis.set_xlim(extent[0] - room, extent[1] + room)
+
+    return _drawn(LARGE if chart.is_large else SMALL, name, chart.in_words(), draw)
 
 
 def histogram_svg(values: np.ndarray, words: str, name: str) -> Markup:

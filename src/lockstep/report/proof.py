@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lockstep.launch.resume import may_change
+from lockstep.report.again import verifying
 from lockstep.report.reading import RunFiles, number, objects
 from lockstep.report.settings import differing
 from lockstep.report.timing import world_sizes
-from lockstep.report.words import command, setting
+from lockstep.report.words import setting
 
 NONE, EQUAL, DIFFERENT, OTHER = "none", "equal", "different", "other"
 HASHES = ("params_sha256", "state_sha256")
@@ -33,11 +34,11 @@ class Verified:
         iterations: how many of each world size were compared.
         rows: of each world size its label, whether it was equal, its tensors, and the first difference.
         apart: settings in which the config was another one; or in what that machine differed from the run's.
-        command: what verifies the run.
+        command: what verifies the run; None: nothing does, whose environment was handed over.
     """
 
     verdict: str
-    command: str
+    command: str | None
     date: Any = None
     iterations: Any = None
     rows: tuple[tuple[str, bool, Any, str], ...] = ()
@@ -71,6 +72,22 @@ def proof_of(run: RunFiles) -> Proof:
     return Proof(hashes, facts, world_sizes(run), _leaves(run.config), _verified(run))
 
 
+def shared(proofs: Sequence[tuple[str, Proof]]) -> list[tuple[list[str], Proof]]:
+    """Puts together the seeds of whose proofs all but the hashes is the same: their names, and one of them.
+
+    The command that would verify one of them stands for those of the others.
+    """
+    found: list[tuple[list[str], Proof, Proof]] = []
+    for name, proof in proofs:
+        common = replace(proof, hashes=[], verified=replace(proof.verified, command=None))
+        names = next((names for names, other, _ in found if other == common), None)
+        if names is None:
+            found.append(([name], common, proof))
+        else:
+            names.append(name)
+    return [(names, first) for names, _, first in found]
+
+
 def _leaves(config: Mapping[str, Any]) -> list[str]:
     """Which settings give up equal bytes for every world size."""
     out = []
@@ -86,9 +103,7 @@ def _leaves(config: Mapping[str, Any]) -> list[str]:
 
 
 def _verified(run: RunFiles) -> Verified:
-    shards = int(number(run.config, "num_shards") or 1)
-    sizes = ",".join(str(size) for size in (1, 2, 4) if size <= shards)
-    asks, said = command("verify", run.path, "--world-sizes", sizes), run.verification
+    asks, said = verifying(run), run.verification
     if said is None:
         return Verified(NONE, asks)
     rows = tuple(

@@ -23,7 +23,7 @@ def own_settings(run: RunFiles) -> tuple[str, list[tuple[str, Any, Any]]]:
     Returns:
         What they are compared with, in words, and of each its key, the run's value and the preset's.
     """
-    mine = flattened(run.config)
+    mine = flattened(config_with_seeds(run))
     defaults, words = _defaults(str(mine.get(ENVIRONMENT, "")), run)
     theirs = flattened(defaults)
     rows = [(key, value, theirs.get(key, MISSING)) for key, value in mine.items() if theirs.get(key, MISSING) != value]
@@ -55,6 +55,21 @@ def _by_spaces(environment: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     if "vector" not in kinds and "observations" in settings.get("normalize", {}):
         settings["normalize"]["observations"] = False
     return settings, f"the defaults for {words}"
+
+
+def config_with_seeds(run: RunFiles) -> dict[str, Any]:
+    """A run's config; that of a run of several seeds with all of them, ``0–4``, in place of the first."""
+    if not run.seeds:
+        return run.config
+    return run.config | {"seed": seeds_in_words([seed.config.get("seed") for seed in run.seeds])}
+
+
+def seeds_in_words(seeds: Sequence[Any]) -> str:
+    """Seeds as ``0–4``, where they follow each other, else ``0, 3, 7``."""
+    whole = sorted(seed for seed in seeds if isinstance(seed, int))
+    if len(whole) == len(seeds) > 2 and whole == list(range(whole[0], whole[0] + len(whole))):
+        return f"{whole[0]}–{whole[-1]}"
+    return ", ".join(str(seed) for seed in (whole if len(whole) == len(seeds) else seeds))
 
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:

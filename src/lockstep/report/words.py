@@ -8,6 +8,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from lockstep.runs.listing import printable
 from lockstep.runs.progress import format_number
 
@@ -62,6 +64,14 @@ def date(text: Any) -> str:
 def setting(value: Any) -> str:
     """A setting as a config file has it."""
     return printable(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def typed(text: str) -> Markup:
+    """What is typed, word by word: a line is broken between words, and within one only where it has no room alone.
+
+    Browsers would break it after the dashes of ``--clip-coef``.
+    """
+    return Markup(" ").join(Markup('<span class="word">{}</span>').format(word) for word in text.split(" "))
 
 
 def command(name: str, run: Path, *words: str) -> str:

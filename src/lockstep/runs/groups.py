@@ -12,11 +12,16 @@ from lockstep.runs.curves import CURVES_PNG, METRIC, MISSING_PLOT, can_plot, int
 from lockstep.runs.directory import RunDirectory
 
 INCIDENTS = ("restarts", "restarted_environments", "missing_rows")
-OWN = ("seed", "status", "final_return", "episodes", "best_checkpoint", "params_sha256", "state_sha256", *INCIDENTS)
+OWN = (
+    *("seed", "status", "global_step", "final_return", "episodes", "best_checkpoint", "params_sha256", "state_sha256"),
+    *INCIDENTS,
+)
 """What the summary of a group says of each seed."""
 FINISHED = "finished"
 DIFFERENT = {*OWN, "final_success_rate", "wall_time", "steps_per_second", "best_evaluation", "last_evaluation"}
 """What of a seed's summary the group's doesn't say as its own."""
+TAKEN_BY_ALL = ("iteration", "global_step")
+"""What it says as that of the seed that is least far: up to there the curves go."""
 
 
 def finish_group(
@@ -47,6 +52,7 @@ def finish_group(
         "status": status_of([each["status"] for each in seeds.values()], count),
         **{name: value for name, value in first.items() if name not in DIFFERENT},
         "command": None if group.command is None else list(group.command),
+        **{name: min(each[name] for each in seeds.values()) for name in TAKEN_BY_ALL},
         "num_seeds": len(seeds),
         "final_return": final[0],
         "final_return_interval": final[1:] if curve.iterations else None,
@@ -67,10 +73,48 @@ def status_of(seeds: Sequence[str], count: int) -> str:
 
 
 def together(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Sums up what is shown of an iteration: steps of all seeds, and the interquartile mean of their returns."""
-    returns = [record[METRIC] for record in records if record[METRIC] is not None]
+    """Sums up an iteration of seeds that one program trains at once: steps and speed of all, and their mean return.
+
+    Args:
+        records: each seed's of that iteration.
+
+    Returns:
+        What progress shows; the return is the interquartile mean.
+    """
     return {
         "global_step": sum(record["global_step"] for record in records),
-        METRIC: float(interquartile_mean(np.array(returns))) if returns else None,
+        METRIC: _mean_return(records),
         "time/global_fps": sum(record["time/global_fps"] for record in records),
     }
+
+
+def together_in_turn(
+    running: Sequence[Mapping[str, Any]], ended: Sequence[Mapping[str, Any]], steps_per_second: float | None
+) -> dict[str, Any]:
+    """Sums up seeds that processes train side by side and in turn.
+
+    Their speeds aren't added: a seed that has ended has none, and one that starts up has none yet. Nor are returns of
+    seeds that have only begun averaged with those of trained ones.
+
+    Args:
+        running: the last record of each seed that trains or has yet to go on.
+        ended: of each seed that has been trained to its end.
+        steps_per_second: of all of them together; None: it isn't known yet.
+
+    Returns:
+        What progress shows; the return is the interquartile mean over seeds that have ended, before any has over those
+        that run, as ``return_of`` says.
+    """
+    shown = ended or running
+    return {
+        "global_step": sum(record["global_step"] for record in (*running, *ended)),
+        METRIC: _mean_return(shown),
+        "return_of": f"{len(shown)} {'ended' if ended else 'running'}",
+        "time/global_fps": steps_per_second,
+    }
+
+
+def _mean_return(records: Sequence[Mapping[str, Any]]) -> float | None:
+    """The interquartile mean of the returns that are known; None without any."""
+    returns = [record[METRIC] for record in records if record[METRIC] is not None]
+    return float(interquartile_mean(np.array(returns))) if returns else None

@@ -18,6 +18,8 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
 
+from lockstep.core.episodes import WINDOW
+
 UNKNOWN = "–"
 LINE_INTERVAL = 2.0  # seconds between two plain lines
 DRAW_INTERVAL = 0.1  # seconds between two drawings of the live bar
@@ -122,7 +124,7 @@ class TerminalProgress(Progress):
         self._bar.update(
             self._task,
             completed=record["global_step"],
-            mean_return=format_return(record),
+            mean_return=_return_of(record),
             speed=format_speed(record),
             eta=format_eta(record, self._total_steps),
         )
@@ -147,7 +149,7 @@ def plain_line(record: Mapping[str, Any], total_steps: int) -> str:
     step = record["global_step"]
     percent = min(100, 100 * step // max(1, total_steps))
     return (
-        f"step {step:,}/{total_steps:,}  {percent}%  return {format_return(record)}  "
+        f"step {step:,}/{total_steps:,}  {percent}%  return {_return_of(record)}  "
         f"{format_speed(record)} steps/s  eta {format_eta(record, total_steps)}"
     )
 
@@ -195,6 +197,11 @@ def format_return(record: Mapping[str, Any]) -> str:
     return UNKNOWN if value is None else format_number(value)
 
 
+def _return_of(record: Mapping[str, Any]) -> str:
+    """The mean return, and of several seeds over which of them: ``187.3 (2 ended)``."""
+    return format_return(record) + (f" ({record['return_of']})" if "return_of" in record else "")
+
+
 def format_speed(record: Mapping[str, Any]) -> str:
     """Global environment steps a second."""
     fps = _number(record, "time/global_fps")
@@ -207,6 +214,13 @@ def format_eta(record: Mapping[str, Any], total_steps: int) -> str:
     if not fps or fps < 0:
         return UNKNOWN
     return str(timedelta(seconds=math.ceil(max(0, total_steps - record["global_step"]) / fps)))
+
+
+def last_episodes(count: int | None) -> str:
+    """Says of which episodes a mean return is, of so many that have ended in all: the last hundred, or fewer."""
+    if count is None or count >= WINDOW:
+        return f"the last {WINDOW} episodes"
+    return "the only episode" if count == 1 else f"all {count} episodes"
 
 
 def _number(record: Mapping[str, Any], key: str) -> float | None:

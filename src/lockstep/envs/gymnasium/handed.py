@@ -17,6 +17,18 @@ VARIABLE = "LOCKSTEP_ENVIRONMENT"
 """Names the file, which the process that was handed the object has written for those that it starts."""
 
 
+def loading(run: Path, env_id: str) -> str | None:
+    """Writes the Python that opens a run whose environment was handed over; None for one with another id."""
+    name = handed_name(env_id)
+    return None if name is None else f"lockstep.load_run({str(run)!r}, env={name})"
+
+
+def handed_name(env_id: str) -> str | None:
+    """Returns the name of a handed environment's class or function, ``…`` of a lambda; None for one with another id."""
+    name = env_id.removeprefix(f"{HANDED}:")
+    return None if name == env_id else name if name != "lambda" else "…"
+
+
 def handed_environment(env_id: str) -> Callable[..., Any]:
     """The callable that makes an environment which was handed over, in a process that is started for it.
 

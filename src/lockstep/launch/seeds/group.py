@@ -30,7 +30,7 @@ from lockstep.launch.resume import resumed_config
 from lockstep.launch.sizing import resolved_here
 from lockstep.launch.world import World
 from lockstep.runs.directory import SEED, SUMMARY, RunDirectory, create_run, open_run, seeds_in
-from lockstep.runs.groups import finish_group, together
+from lockstep.runs.groups import finish_group, together_in_turn
 from lockstep.runs.listing import UnreadableError, last_record, read_object
 from lockstep.runs.progress import Progress, make_progress
 from lockstep.runs.trackers import METRICS_JSONL
@@ -200,6 +200,29 @@ class SeedRun:
             return None
 
 
+@dataclass
+class Speed:
+    """Measures how fast the seeds of a group go together, with what passes while one of them starts up."""
+
+    _first: tuple[int, float] | None = None
+    _last: int = 0
+
+    def of(self, steps: int, now: float) -> float | None:
+        """Returns the mean speed since the first call, in steps a second; None where none have been taken since.
+
+        It begins anew where steps are fewer than before: a resumed seed cuts the rows after its checkpoint.
+
+        Args:
+            steps: that all seeds have taken by now, those of earlier sessions included.
+            now: in seconds, of a monotonic clock.
+        """
+        if self._first is None or steps < self._last:
+            self._first = steps, now
+        self._last = steps
+        taken, seconds = steps - self._first[0], now - self._first[1]
+        return taken / seconds if taken and seconds > 0 else None
+
+
 class Group:
     """Trains the runs of a group.
 
@@ -224,6 +247,7 @@ class Group:
         self.directory, self.runs = directory, [SeedRun(path) for path in paths]
         self._settings, self._command, self._at_once = dict(settings), command, at_once
         self._progress, self._shown, self._began = progress, 0, time.monotonic()
+        self._speed = Speed()
 
     def train(self) -> int:
         """Trains them all; returns 0, or 128 + n of the signal that stopped them.
@@ -288,11 +312,14 @@ class Group:
         return None if limit is None else max(LEAST_HOURS, limit - (time.monotonic() - self._began) / 3600)
 
     def _show(self) -> None:
-        records = [record for run in self.runs if (record := last_record(run.path / METRICS_JSONL))]
-        state = together(records) if records else {"global_step": 0}
-        if state["global_step"] != self._shown:
-            self._shown = state["global_step"]
-            self._progress.update(state)
+        running, ended = [], []
+        for run in self.runs:
+            if record := last_record(run.path / METRICS_JSONL):
+                (ended if run.code == 0 else running).append(record)
+        steps = sum(record["global_step"] for record in (*running, *ended))
+        if steps != self._shown:
+            self._shown = steps
+            self._progress.update(together_in_turn(running, ended, self._speed.of(steps, time.monotonic())))
 
 
 def settings_of(options: RunOptions, overrides: Mapping[str, Any]) -> dict[str, Any]:

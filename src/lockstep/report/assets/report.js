@@ -20,7 +20,16 @@
 
   // Each run's columns, its middle line first: uPlot wants all over one x.
   const columnsOf = (series) => [series.y, ...(series.band || []), ...series.seeds];
-  const tableOf = (chart, x) => uPlot.join(chart.series.map((series) => [series.x[x], ...columnsOf(series)]));
+  // All charts begin and end where the longest line does, so that they line up: empty points stand there.
+  const extentOf = (x) => {
+    const ends = charts.flatMap((chart) => chart.series.flatMap(({ x: { [x]: at } }) => [at[0], at[at.length - 1]]));
+    return [Math.min(...ends), Math.max(...ends)];
+  };
+  const tableOf = (chart, x) => {
+    const [first, end] = extentOf(x), frame = first < end ? [[first, end], [null, null]] : [[first], [null]];
+    const [at, , ...columns] = uPlot.join([frame, ...chart.series.map((series) => [series.x[x], ...columnsOf(series)])]);
+    return [at, ...columns];
+  };
 
   const linesOf = (chart) => {
     const lines = [{}], bands = [], middles = [];

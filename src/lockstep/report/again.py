@@ -1,0 +1,58 @@
+"""Writes what trains, evaluates and verifies a run once more: commands, or Python where no command finds it."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+
+from lockstep.envs.gymnasium.handed import handed_name, loading
+from lockstep.report.reading import RunFiles
+from lockstep.report.settings import seeds_in_words
+from lockstep.report.words import command
+from lockstep.runs.listing import printable
+
+EVALUATION_FILE = "evaluation.json"
+EPISODES = 100
+
+
+@dataclass(frozen=True)
+class Again:
+    """What to type for a run.
+
+    Attributes:
+        train: gives the same agent once more.
+        evaluate: leaves :data:`EPISODES` episodes beside it (of several seeds beside the first), for the page.
+        verify: compares world sizes; None: nothing does for this run, whose environment was handed over.
+        is_python: whether they are Python, else commands.
+    """
+
+    train: str
+    evaluate: str
+    verify: str | None
+    is_python: bool
+
+
+def again_of(run: RunFiles) -> Again:
+    """Writes what to type for a run, or for one of several seeds."""
+    config, played = run.path / "config.json", (run.seeds[0] if run.seeds else run).path
+    env_id = printable(run.row.environment or "")
+    name = handed_name(env_id)
+    seeds = seeds_in_words([seed.config.get("seed") for seed in run.seeds]).replace("–", "-").replace(" ", "")
+    if name is None:
+        evaluated = command("eval", played, "--episodes", str(EPISODES), "--json", str(played / EVALUATION_FILE))
+        train = printable(shlex.join(["lockstep", "train", str(config), *(["--seeds", seeds] if seeds else [])]))
+        return Again(train, evaluated, verifying(run), False)
+    file = str(played / EVALUATION_FILE)
+    evaluated = f"json.dump({loading(played, env_id)}.evaluate({EPISODES}), open({file!r}, 'w'))"
+    train = f"lockstep.train({name}, config={str(config)!r}{f', seeds={seeds!r}' if seeds else ''})"
+    return Again(printable(train), printable(evaluated), None, True)
+
+
+def verifying(run: RunFiles) -> str | None:
+    """The command that compares world sizes for a run; None for one whose environment was handed over."""
+    if handed_name(run.row.environment or "") is not None:
+        return None
+    shards = run.config.get("num_shards")
+    most = shards if isinstance(shards, int) else 1
+    sizes = ",".join(str(size) for size in (1, 2, 4) if size <= max(1, most))
+    return command("verify", run.path, "--world-sizes", sizes)
