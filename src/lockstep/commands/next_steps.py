@@ -8,14 +8,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lockstep.envs.gymnasium.handed import HANDED
+from lockstep.config.run import Config
+from lockstep.core.handed import ARGUMENTS, HANDED, is_handed
 from lockstep.runs.progress import format_number
 
 
-def next_steps(path: Path, summary: dict[str, Any]) -> str:
-    """The lines of a run with this summary."""
+def next_steps(path: Path, summary: dict[str, Any], config: Config | None = None) -> str:
+    """The lines of a run with this summary; its config says what no command finds."""
+    again = None if config is None else _given_again(path, config)
     if "seeds" in summary:
-        return _of_seeds(path, summary, _command())
+        return _of_seeds(path, summary, _command(), again)
     final = summary["final_return"]
     result = "no episode ended yet" if final is None else f"mean return of the last 100 episodes {format_number(final)}"
     how = "" if summary["status"] == "finished" else f" ({summary['status']})"
@@ -26,9 +28,7 @@ def next_steps(path: Path, summary: dict[str, Any]) -> str:
     ]
     if "mirror" in summary:
         lines.append(f"mirror:    {summary['mirror']['url']}")
-    if summary.get("environment", "").startswith(f"{HANDED}:"):  # which no command finds
-        name = summary["environment"].removeprefix(f"{HANDED}:")
-        again = f"lockstep.load_run({str(path)!r}, env={name if name != 'lambda' else '…'})"
+    if again is not None:
         return "\n".join([*lines, f"go on:     {again} has resume(), evaluate(), policy"])
     if summary["status"] != "finished":
         lines.append(f"continue:  {command} train --resume {path}")
@@ -39,7 +39,18 @@ def next_steps(path: Path, summary: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _of_seeds(path: Path, summary: dict[str, Any], command: str) -> str:
+def _given_again(path: Path, config: Config) -> str | None:
+    """How a run is opened that was handed objects, which no command finds; None of any other."""
+    names = {"env.id": config.env.id, "network.custom": config.network.custom}
+    shown = [
+        f"{ARGUMENTS[key]}={'…' if name == f'{HANDED}:lambda' else name.removeprefix(f'{HANDED}:')}"
+        for key, name in names.items()
+        if name is not None and is_handed(name)
+    ]
+    return f"lockstep.load_run({', '.join([repr(str(path)), *shown])})" if shown else None
+
+
+def _of_seeds(path: Path, summary: dict[str, Any], command: str, again: str | None) -> str:
     """What a finished run of several seeds tells its user."""
     final, seeds = summary["final_return"], summary["seeds"]
     result = "some seed has finished no episode yet"
@@ -56,6 +67,8 @@ def _of_seeds(path: Path, summary: dict[str, Any], command: str) -> str:
         f"{summary['steps_per_second']:,.0f} steps/s together{how}",
         f"run: {path}   curves: {path / 'curves.csv'}",
     ]
+    if again is not None:
+        return "\n".join([*lines, f"go on:     {again} has resume() and seeds, each with evaluate() and policy"])
     if summary["status"] != "finished":
         lines.append(f"continue:  {command} train --resume {path}")
     lines.append(f"evaluate:  {command} eval {path / first} --episodes 20")
