@@ -78,12 +78,22 @@ class Run:
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def dataframe(self) -> pandas.DataFrame:
-        """:attr:`metrics` as a pandas DataFrame, an iteration a row; needs pandas."""
+        """:attr:`metrics` as a pandas DataFrame, an iteration a row; needs the extra ``pandas``.
+
+        A group of seeds has those of all, one seed after the other, under a first column ``seed``.
+
+        Raises:
+            ImportError: pandas isn't installed; one line.
+        """
         try:
             import pandas
         except ImportError:
-            raise ImportError("Run.dataframe needs pandas: pip install pandas; Run.metrics doesn't") from None
-        return pandas.DataFrame(self.metrics)
+            raise ImportError(
+                "Run.dataframe needs pandas: pip install 'lockstep-rl[pandas]'; Run.metrics doesn't"
+            ) from None
+        seeds = self.seeds
+        rows = [{"seed": run.config.seed, **row} for run in seeds for row in run.metrics] if seeds else self.metrics
+        return pandas.DataFrame(rows)
 
     @property
     def checkpoints(self) -> list[Path]:

@@ -116,10 +116,8 @@ def load_custom(path: str, kwargs: dict[str, Any], net: Any, seed: int, kind: ty
     Raises:
         ValueError: it can't be found, and as :func:`custom_net`; one line.
     """
-    kind = network_class(path) if kind is None else kind
-    if not (inspect.isclass(kind) and issubclass(kind, eqx.Module)):
-        raise ValueError(f"network.custom: {path} is no equinox.Module class, which the JAX engine's networks are")
-    return custom_net(f"network.custom: {path}", lambda *given, key: kind(*given, key=key, **kwargs), net, seed)
+    make = _checked(path, network_class(path) if kind is None else kind)
+    return custom_net(f"network.custom: {path}", lambda *given, key: make(*given, key=key, **kwargs), net, seed)
 
 
 def custom_net(name: str, make: Callable[..., Any], net: Any, seed: int) -> CustomNet:
@@ -150,6 +148,12 @@ def custom_net(name: str, make: Callable[..., Any], net: Any, seed: int) -> Cust
             f"observations; needed are (2, {net.outputs}) and (2,)"
         )
     return custom
+
+
+def _checked(path: str, kind: Any) -> Callable[..., eqx.Module]:
+    if not (inspect.isclass(kind) and issubclass(kind, eqx.Module)):
+        raise ValueError(f"network.custom: {path} is no equinox.Module class, which the JAX engine's networks are")
+    return kind
 
 
 def _check_state(name: str, module: eqx.Module) -> None:
