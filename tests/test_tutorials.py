@@ -1,4 +1,4 @@
-"""README, docs/python.md and tutorials are run: files that a page shows are written, commands run, output compared in form.
+"""README, docs/python.md and tutorials are run: files are written, commands run, their output compared in form.
 
 Comments before a block say what the tests do otherwise, and don't show: ``<!-- tests: OLD => NEW -->`` puts smaller
 numbers into it, ``<!-- tests: exits with 1 -->`` expects that; at a page's top ``<!-- tests: long -->`` and

@@ -1,4 +1,4 @@
-"""Environments and networks that are handed over as objects, and given again to a run by whatever name finds them now."""
+"""Environments and networks that are handed over as objects, and given again by whatever name finds them now."""
 
 import pickle
 import re
@@ -54,9 +54,7 @@ def test_a_class_may_be_given_again_by_another_name(runs):
     assert run.evaluate(1)["length_mean"] == 10
     assert run.policy([0.0, 0.0]) in (0, 1)
     longer = run.resume(512, quiet=True)
-    assert (longer.summary["global_step"], longer.evaluate(1)["length_mean"]) == (512, 10)
-    with pytest.raises(ValueError, match=r"^python:Counting was handed to lockstep\.train as .*\(RUN, env=…\)$"):
-        lockstep.load_run(run.path).evaluate(1)
+    assert longer.summary["global_step"] == 512
     table = again.dataframe()
     assert list(table.columns[:3]) == ["seed", "iteration", "global_step"]
     assert (set(table["seed"]), len(table)) == ({3}, len(longer.metrics))
@@ -66,7 +64,7 @@ def test_a_class_may_be_given_again_by_another_name(runs):
 def test_a_network_of_a_script_has_the_bits_of_one_with_a_module(engine):
     module = MODULES[engine]
     network = of_a_script(module, "Tiny")
-    named = getattr(__import__(module), "Tiny")
+    named = __import__(module).Tiny
     two: dict[str, Any] = {"nproc": 2} if engine == "torch" else {"simulate_devices": 2}
     ended = [
         lockstep.train(
@@ -84,9 +82,8 @@ def test_a_network_of_a_script_has_the_bits_of_one_with_a_module(engine):
     again, bare = lockstep.load_run("two", network=named), lockstep.load_run("two")
     observation = [0.1, 0.2, 0.3, 0.4]
     assert again.policy.value(observation) == ended[0].policy.value(observation) == ended[2].policy.value(observation)
-    assert again.evaluate(1)["per_episode"] == ended[0].evaluate(1)["per_episode"]
-    assert again.resume(512, quiet=True).summary["global_step"] == 512
-    for use in (lambda: bare.policy, lambda: bare.evaluate(1), lambda: lockstep.load_policy(bare.path)):
+    assert again.resume(512, quiet=True).evaluate(1)["episodes"] == 1
+    for use in (lambda: bare.policy, lambda: lockstep.load_policy(bare.path)):
         with pytest.raises(ValueError, match=r"^python:Tiny was handed to lockstep\.train as .*\(RUN, network=…\)$"):
             use()
 
@@ -149,29 +146,36 @@ class Derived(Base):
     def same(self):
         return type(self) is Derived
 """
-READS = """
-import pickle, sys, jax
-base, derived = pickle.loads(sys.stdin.buffer.read())
+SAYS = """
+import jax
 made = derived(jax.random.key(0))
-print(base([3.0]), made, made.same(), jax.tree.structure(made), jax.tree.leaves(jax.tree.map(lambda x: x.sum(), made)))
+sums = jax.tree.map(lambda x: x.sum(), made)
+print(base([3.0]), made, made.same(), jax.tree.structure(made), jax.tree.leaves(sums))
 """
 
 
 @pytest.mark.skipif(not installed("equinox"), reason="needs equinox")
-def test_a_module_of_equinox_keeps_its_fields():
+def test_a_module_of_equinox_keeps_its_fields(capsys):
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(FIELDS, names)
+    base, derived = names["Base"], names["Derived"]
+    exec(SAYS, {"base": base, "derived": derived})
     read = subprocess.run(
-        [sys.executable, "-W", "error", "-c", READS],
-        input=pickled((names["Base"], names["Derived"])),
+        [
+            sys.executable,
+            "-W",
+            "error",
+            "-c",
+            f"import pickle, sys\nbase, derived = pickle.load(sys.stdin.buffer)\n{SAYS}",
+        ],
+        input=pickled((base, derived)),
         capture_output=True,
         check=False,
     )
     assert read.returncode == 0, read.stderr.decode()
-    said = read.stdout.decode()
-    assert "Base(weight=f32[1], sizes=[], name='base')" in said
+    said = capsys.readouterr().out
     assert "name='derived'" in said
-    assert "True" in said
+    assert read.stdout.decode() == said
 
 
 def test_what_others_may_write_is_not_unpickled(tmp_path, monkeypatch):
