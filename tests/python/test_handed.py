@@ -12,8 +12,8 @@ import pytest
 from frameworks import installed
 
 import lockstep
+from lockstep.config.handed import _read, handed_object
 from lockstep.config.run import Config
-from lockstep.core.handed import _read, handed_object
 from lockstep.python.handed import handed, handed_again, with_network
 from lockstep.python.pickled import pickled
 

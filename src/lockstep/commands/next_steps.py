@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from lockstep.config.handed import ARGUMENTS, HANDED, is_handed
 from lockstep.config.run import Config
-from lockstep.core.handed import ARGUMENTS, HANDED, is_handed
 from lockstep.runs.progress import format_number
 
 

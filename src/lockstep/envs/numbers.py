@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from lockstep.config.handed import is_handed
 from lockstep.core.errors import EnvironmentFailureError
-from lockstep.core.handed import is_handed
 from lockstep.envs.description import EnvDescription
 
 

@@ -12,8 +12,8 @@ from typing import Any, Protocol, cast
 
 import gymnasium
 
+from lockstep.config.handed import handed_object, is_handed
 from lockstep.config.run import Config, EnvConfig
-from lockstep.core.handed import handed_object, is_handed
 from lockstep.core.process import look_here_last
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from lockstep.core.handed import handed_object, is_handed
+from lockstep.config.handed import handed_object, is_handed
 
 
 def network_class(name: str) -> Any:

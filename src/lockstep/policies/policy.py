@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from lockstep.config.engines import MissingPackageError, engine_module
+from lockstep.config.handed import is_wanted_again
 from lockstep.config.run import Config
 from lockstep.core.fingerprint import sha256_of
-from lockstep.core.handed import is_wanted_again
 from lockstep.core.normalizers import ObservationNormalizer, RunningMoments
 from lockstep.core.shards import keyed_generator
 from lockstep.core.spaces import ActionLayout, ObservationLayout

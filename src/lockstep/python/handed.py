@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.files import merge
-from lockstep.core.handed import HANDED, VARIABLES, imported_name, is_wanted_again
+from lockstep.config.handed import HANDED, VARIABLES, imported_name, is_wanted_again
 from lockstep.core.temporary import temporary_directory
 
 

@@ -14,9 +14,9 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
+from lockstep.config.handed import is_handed
 from lockstep.config.run import Config
 from lockstep.config.sections import SERVICES
-from lockstep.core.handed import is_handed
 from lockstep.core.private import make_private, only_we_write
 from lockstep.runs.directory import CONFIG
 from lockstep.runs.stored import stored_config

@@ -12,9 +12,9 @@ from typing import Any, cast
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
+from lockstep.config.handed import handed_object, is_handed
 from lockstep.config.presets import ATARI_ID, with_version
 from lockstep.config.run import EnvConfig
-from lockstep.core.handed import handed_object, is_handed
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 from lockstep.envs.description import stepped_as_arrays
 from lockstep.envs.gymnasium.atari import UNSEEN_PICTURES
