@@ -12,8 +12,10 @@ import pytest
 from frameworks import installed
 
 import lockstep
+from lockstep.commands.next_steps import next_steps
 from lockstep.config.handed import _read, handed_object
 from lockstep.config.run import Config
+from lockstep.envs.tensor import named_object
 from lockstep.python.handed import handed, handed_again, with_network
 from lockstep.python.pickled import pickled
 
@@ -193,3 +195,31 @@ def test_what_others_may_write_is_not_unpickled(tmp_path, monkeypatch):
     file.write_bytes(pickle.dumps(pickle.Pickler)[:-1])
     with pytest.raises(ValueError, match=r"^env\.id: python:Local can't be loaded in another process: .*Error: "):
         handed_object("env.id", "python:Local")
+
+
+def test_no_command_is_named_that_would_not_find_an_object(runs):
+    path = stored(runs, env={"id": "python:lambda"}, network={"custom": "python:Net"})
+    config = lockstep.load_run("stored").config
+    summary = {
+        "final_return": None,
+        "global_step": 8,
+        "wall_time": 1.0,
+        "status": "finished",
+        "params_sha256": "0" * 64,
+    }
+    said = next_steps(path, summary, config)
+    assert said.endswith(f"lockstep.load_run({str(path)!r}, env=…, network=Net) has resume(), evaluate(), policy")
+    assert "lockstep eval" not in said
+    assert "lockstep eval" in next_steps(path, summary, Config())
+
+
+def test_an_object_is_never_imported_by_its_name():
+    with pytest.raises(ValueError, match=r"^python:simulator was handed to lockstep\.train"):
+        named_object("python:simulator")
+
+
+def test_a_dataframe_names_its_extra(runs, monkeypatch):
+    stored(runs)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match=r"pip install 'lockstep-rl\[pandas\]'; Run\.metrics doesn't"):
+        lockstep.load_run("stored").dataframe()
