@@ -50,7 +50,7 @@ DEVICE_FILES = (
 )
 RANKS = ("rank", "local_rank", "global_rank", "node_rank")
 # what lockstep.train was given, from this user's own process
-HANDED_OVER = ("envs/gymnasium/handed.py", "python/environments.py")
+HANDED_OVER = ("config/handed.py", "python/pickled.py")
 WRITERS = ("runs/", "launch/", "cli.py", "core/topology.py", "integrations/attach/process_group.py")
 UNSAFE_MODULES = ("pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib")
 UNSAFE_BUILTINS = ("eval", "exec", "compile", "__import__")

@@ -1,4 +1,4 @@
-"""README and tutorials are run: each file that a page shows is written, each command run, its output compared in form.
+"""README, docs/python.md and tutorials are run: files are written, commands run, their output compared in form.
 
 Comments before a block say what the tests do otherwise, and don't show: ``<!-- tests: OLD => NEW -->`` puts smaller
 numbers into it, ``<!-- tests: exits with 1 -->`` expects that; at a page's top ``<!-- tests: long -->`` and
@@ -18,7 +18,8 @@ from frameworks import installed
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = (ROOT / "docs" / "tutorials", ROOT / "docs" / "coming-from")
-PAGES = [ROOT / "README.md", *sorted(page for folder in FOLDERS for page in folder.glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "docs" / "python.md"]
+PAGES += sorted(page for folder in FOLDERS for page in folder.glob("*.md"))
 BLOCK = re.compile(r"((?:^<!-- tests: [^\n]+ -->\n)*)^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SAID = re.compile(r"<!-- tests: (.+?) -->")
 FILE = re.compile(r"# ([\w.-]+\.(?:py|yaml))\n")

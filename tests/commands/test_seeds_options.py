@@ -133,7 +133,7 @@ def test_the_end_of_a_run_of_seeds_in_words(tmp_path):
     assert "after 1,000 steps of each, 2.0 s" in text
     summary["seeds"][1]["global_step"] = 4000
     assert "after 1,000 steps, which each has taken (the furthest 4,000), 2.0 s" in next_steps(tmp_path, summary)
-    handed = next_steps(tmp_path, summary | {"environment": "python:Reach2D"})
+    handed = next_steps(tmp_path, summary, Config.model_validate({"env": {"id": "python:Reach2D"}}))
     assert f"go on:     lockstep.load_run({str(tmp_path)!r}, env=Reach2D) has resume() and seeds" in handed
     assert "lockstep eval" not in handed
 

@@ -56,6 +56,8 @@ def test_false_ends_the_run_with_the_state_of_that_iteration(engine, ranks):
     assert run.status == "stopped by a callback"
     assert [row["iteration"] for row in run.metrics] == [1, 2, 3, 4, 5, 6]
     assert [row.get("mine/double") for row in run.metrics] == [2, 4, 6, 8, 10, None]
+    assert list(run.metrics[0])[:2] == ["iteration", "global_step"]
+    assert list(run.metrics[0])[-1] == "mine/double"
     limited = lockstep.train("CartPole-v1", engine=engine, stop_at_step=768, name="limited", **SMALL)
     assert run.summary["state_sha256"] == limited.summary["state_sha256"]
     assert [told for told in watching.told if told[0] == "iteration"] == [("iteration", n) for n in range(1, 7)]

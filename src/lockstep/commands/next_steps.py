@@ -8,14 +8,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lockstep.envs.gymnasium.handed import loading
+from lockstep.config.handed import loading
+from lockstep.config.run import Config
 from lockstep.runs.progress import format_number, last_episodes
 
 
-def next_steps(path: Path, summary: dict[str, Any]) -> str:
-    """The lines of a run with this summary."""
+def next_steps(path: Path, summary: dict[str, Any], config: Config | None = None) -> str:
+    """The lines of a run with this summary; its config says what no command finds."""
+    again = None if config is None else loading(path, config.env.id, config.network.custom)
     if "seeds" in summary:
-        return _of_seeds(path, summary, _command())
+        return _of_seeds(path, summary, _command(), again)
     final = summary["final_return"]
     result = "no episode ended yet"
     if final is not None:
@@ -28,7 +30,7 @@ def next_steps(path: Path, summary: dict[str, Any]) -> str:
     ]
     if "mirror" in summary:
         lines.append(f"mirror:    {summary['mirror']['url']}")
-    if again := loading(path, summary["environment"]):  # which no command finds
+    if again is not None:
         return "\n".join([*lines, f"go on:     {again} has resume(), evaluate(), policy"])
     if summary["status"] != "finished":
         lines.append(f"continue:  {command} train --resume {path}")
@@ -39,7 +41,7 @@ def next_steps(path: Path, summary: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _of_seeds(path: Path, summary: dict[str, Any], command: str) -> str:
+def _of_seeds(path: Path, summary: dict[str, Any], command: str, again: str | None) -> str:
     """What a finished run of several seeds tells its user."""
     final, seeds = summary["final_return"], summary["seeds"]
     result = "some seed has finished no episode yet"
@@ -60,8 +62,8 @@ def _of_seeds(path: Path, summary: dict[str, Any], command: str) -> str:
         f"{summary['steps_per_second']:,.0f} steps/s together{how}",
         f"run: {path}   curves: {path / 'curves.csv'}",
     ]
-    if again := loading(path, summary["environment"]):  # which no command finds
-        return "\n".join([*lines, f"go on:     {again} has resume() and seeds, which have evaluate() and policy"])
+    if again is not None:
+        return "\n".join([*lines, f"go on:     {again} has resume() and seeds, each with evaluate() and policy"])
     if summary["status"] != "finished":
         lines.append(f"continue:  {command} train --resume {path}")
     lines.append(f"evaluate:  {command} eval {path / first} --episodes 20")

@@ -23,6 +23,7 @@ from lockstep.launch.world import topology_of
 from lockstep.report.packages import check_installed
 from lockstep.runs.directory import REPORT, SUMMARY, is_writer
 from lockstep.runs.listing import read_object
+from lockstep.runs.stored import stored_config
 from lockstep.training.audience import COMMAND_VARIABLE
 
 _HELP, _PRINT, _ENVIRONMENT = ("-h", "--help", "--help-all"), "--print-config", "--print-environment"
@@ -64,7 +65,7 @@ def report(path: Path, options: RunOptions, code: int) -> None:
     if not (path / SUMMARY).is_file():
         return
     if not options.quiet:
-        print(next_steps(path, read_object(path / SUMMARY)), flush=True)
+        print(next_steps(path, read_object(path / SUMMARY), stored_config(path, warn=False)), flush=True)
     if options.report:
         _write_page(path, options.quiet)
     if code in STOPPED_BY_SIGNAL:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from lockstep.config.handed import is_handed
 from lockstep.core.errors import EnvironmentFailureError
 from lockstep.envs.description import EnvDescription
-from lockstep.envs.gymnasium.handed import HANDED
 
 
 def check_numbers(
@@ -46,6 +46,6 @@ def check_numbers(
         if iteration is None:
             raise EnvironmentFailureError(f"{text} random actions")
         rollout = f"iteration {iteration + 1}" if iteration >= 0 else "the random actions before the first iteration"
-        handed = description.id.startswith(f"{HANDED}:")  # which no command finds
+        handed = is_handed(description.id)  # which no command finds
         hint = "" if handed else f"; lockstep check {description.id} looks for such numbers"
         raise EnvironmentFailureError(f"{text} {rollout}{hint}")

@@ -12,6 +12,7 @@ from typing import Any, Protocol, cast
 
 import gymnasium
 
+from lockstep.config.handed import handed_object, is_handed
 from lockstep.config.run import Config, EnvConfig
 from lockstep.core.process import look_here_last
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
@@ -69,11 +70,13 @@ class TensorFactory(Protocol):
 
 
 def named_object(name: str) -> Any:
-    """Imports what ``module:name`` names, of a module beside the user or installed.
+    """Imports what ``module:name`` names, of a module beside the user or installed; loads what was handed over.
 
     Raises:
         ValueError: there is none; one line.
     """
+    if is_handed(name):
+        return handed_object("env.id", name)
     module, _, attribute = name.partition(":")
     look_here_last()
     try:

@@ -23,17 +23,24 @@ class PolicyFunction:
         config: the run's.
         environment: the description that the checkpoint holds.
         arrays: ``policy/…`` by name.
+        custom_class: of a network of the user's own, where the caller has it; None: it is found by its name.
 
     Attributes:
         observation: how observations lie in rows; ``action`` what actions are.
         carry_size: numbers that a recurrent policy carries from step to step, else 0.
     """
 
-    def __init__(self, config: Config, environment: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        environment: dict[str, Any],
+        arrays: dict[str, np.ndarray],
+        custom_class: type | None = None,
+    ) -> None:
         self.observation, self.action = layouts_from_json(environment["observation"], environment["action"])
         self._device = jax.local_devices(backend="cpu")[0]
         with jax.default_device(self._device):
-            self._net = make_net(config, self.observation, self.action)
+            self._net = make_net(config, self.observation, self.action, custom_class)
         self.carry_size = self._net.carry_size if self._net.core else 0
         weights = {name: arrays[POLICY + name].reshape(shape) for name, shape in self._net.shapes().items()}
         self._weights = jax.device_put(weights, self._device)

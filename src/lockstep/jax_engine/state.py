@@ -76,8 +76,12 @@ def adam(config: Config) -> optax.GradientTransformation:
     return optax.scale_by_adam(first, second, config.ppo.adam_eps)
 
 
-def make_net(config: Config, observation: ObservationLayout, action: ActionLayout) -> PolicyNet:
+def make_net(
+    config: Config, observation: ObservationLayout, action: ActionLayout, custom_class: type | None = None
+) -> PolicyNet:
     """Makes the networks that a config asks for.
+
+    ``custom_class`` is the class that ``network.custom`` names, where the caller has it; None: it is found.
 
     Raises:
         ValueError: they don't fit the spaces; one line.
@@ -86,7 +90,8 @@ def make_net(config: Config, observation: ObservationLayout, action: ActionLayou
     net = PolicyNet(**net_options(config, observation, action), remat=getattr(network, "remat", False))
     if network.custom is None:
         return net
-    custom = load_custom(network.custom, network.custom_kwargs, net, keyed_seed(config.seed, "init/custom"))
+    seed = keyed_seed(config.seed, "init/custom")
+    custom = load_custom(network.custom, network.custom_kwargs, net, seed, custom_class)
     return replace(net, custom=custom, core=None, shared=False)
 
 

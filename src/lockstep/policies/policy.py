@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.config.engines import MissingPackageError, engine_module
+from lockstep.config.handed import is_wanted_again
 from lockstep.config.run import Config
 from lockstep.core.fingerprint import sha256_of
 from lockstep.core.normalizers import ObservationNormalizer, RunningMoments
@@ -33,6 +34,7 @@ class Policy:
         config: the run's.
         checkpoint: parameters, normalisers and the environment's description.
         engine: what computes: ``torch`` or ``jax``; None: the run's own. Both read the same arrays.
+        network: the class that ``network.custom`` names, where the caller has it; None: it is found by that name.
 
     Raises:
         ValueError: the engine can't compute this policy; one line.
@@ -46,15 +48,17 @@ class Policy:
         cloned: whether it has learnt recorded episodes instead.
     """
 
-    def __init__(self, config: Config, checkpoint: Checkpoint, engine: str | None = None) -> None:
-        self.config = config
+    def __init__(
+        self, config: Config, checkpoint: Checkpoint, engine: str | None = None, network: type | None = None
+    ) -> None:
+        self.config, self._network = config, network
         self.environment: dict[str, Any] = checkpoint.state["environment"]
         self.global_step = int(checkpoint.state["global_step"])
         self.cloned = bool(checkpoint.state.get("cloned"))
         module = _engine_of(config, engine or config.engine)
         kept = (POLICY, NORMALIZER_PREFIX)
         self._arrays = {name: array for name, array in checkpoint.arrays.items() if name.startswith(kept)}
-        self._function = module.PolicyFunction(config, self.environment, self._arrays)
+        self._function = module.PolicyFunction(config, self.environment, self._arrays, network)
         self.observation: ObservationLayout = self._function.observation
         self.action: ActionLayout = self._function.action
         self._normalizer: ObservationNormalizer | None = None
@@ -204,7 +208,7 @@ class Policy:
         """
         door = _engine_of(self.config, "torch")
         frozen = None if self._normalizer is None else self._normalizer.frozen
-        return door.PolicyModule(self.config, self.environment, self._arrays, frozen)
+        return door.PolicyModule(self.config, self.environment, self._arrays, frozen, self._network)
 
     @property
     def params_sha256(self) -> str:
@@ -309,6 +313,7 @@ def load_policy(
     runs_dir: str = "runs",
     engine: str | None = None,
     trust: bool = False,
+    network: type | None = None,
 ) -> Policy:
     """Load the policy of a run.
 
@@ -318,6 +323,7 @@ def load_policy(
         runs_dir: where runs given by name lie.
         engine: ``torch`` or ``jax``, whichever trained it; None: the one that did.
         trust: whether to import what the run names (``module:attribute``), though this user hasn't trained with it.
+        network: the class of its network, if it was trained with one that can't be imported.
 
     Raises:
         ValueError: there is no such run or checkpoint, or it is damaged, names code that this user hasn't trained
@@ -325,9 +331,11 @@ def load_policy(
     """
     path, which = find_run(str(run), runs_dir)
     config = trusted_config(path, trust)
+    if network is not None and not is_wanted_again("network.custom", network, config.network.custom, path):
+        network = None
     found = find_training_state(path / CHECKPOINTS, str(checkpoint) if which == "latest" else which)
     try:
-        return Policy(config, found, engine)
+        return Policy(config, found, engine, network)
     except KeyError as error:
         name = str(error.args[0]) if error.args else ""
         if name in found.arrays or not name.startswith((POLICY, NORMALIZER_PREFIX)):

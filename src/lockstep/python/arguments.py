@@ -8,13 +8,12 @@ from typing import Any
 
 from lockstep.config.keys import FREE
 from lockstep.config.words import advice
-from lockstep.python.environments import importable
 
 SCHEDULED = "ppo.learning_rate"
 
 
 def in_plain_words(value: Any, path: str = "") -> Any:
-    """Turns nested settings into what JSON holds: NumPy's numbers and arrays, paths, tuples, and a network's class.
+    """Turns nested settings into what JSON holds: NumPy's numbers and arrays, paths, tuples.
 
     Raises:
         ValueError: a setting can't be written down; one line that names it and says what to give.
@@ -29,20 +28,7 @@ def in_plain_words(value: Any, path: str = "") -> Any:
         return [in_plain_words(inner, path) for inner in value]
     if hasattr(value, "tolist") and hasattr(value, "dtype"):
         return in_plain_words(value.tolist(), path)
-    if path == "network.custom" and callable(value):
-        return _name_of(value)
     raise ValueError(_refusal(path, value))
-
-
-def _name_of(network: Any) -> str:
-    """The ``module:Class`` of a network's class."""
-    name = getattr(network, "__qualname__", type(network).__name__)
-    if not importable(network):
-        raise ValueError(
-            f"network.custom: other processes can't import {name} from here; put it into a module, and give it from "
-            "there or as 'module:Class'"
-        )
-    return f"{network.__module__}:{name}"
 
 
 def _refusal(path: str, value: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from lockstep.config.files import nested
 from lockstep.core.temporary import temporary_directory
 from lockstep.policies.policy import Policy, load_policy
 from lockstep.python.command import run_command
-from lockstep.python.environments import Handed, handed, variables_for
+from lockstep.python.handed import Handed, handed_again, variables_for, with_network
 from lockstep.python.start import start
 from lockstep.report.packages import check_installed
 from lockstep.runs.checkpoint import checkpoints_in
@@ -34,16 +34,16 @@ class Run:
 
     Args:
         path: the directory.
-        env: what makes its environment, if that was an object without a module.
+        given: its environment and its network, as far as they were objects that no name finds.
         trust: whether to import what it names, though this user hasn't trained with it.
 
     Attributes:
         path: the directory.
     """
 
-    def __init__(self, path: Path, env: Handed | None = None, trust: bool = False) -> None:
+    def __init__(self, path: Path, given: Sequence[Handed] = (), trust: bool = False) -> None:
         self.path = path
-        self._env, self._trust = env, trust
+        self._given, self._trust = tuple(given), trust
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, {self.status!r})"
@@ -78,12 +78,22 @@ class Run:
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def dataframe(self) -> pandas.DataFrame:
-        """:attr:`metrics` as a pandas DataFrame, an iteration a row; needs pandas."""
+        """:attr:`metrics` as a pandas DataFrame, an iteration a row; needs the extra ``pandas``.
+
+        A group of seeds has those of all, one seed after the other, under a first column ``seed``.
+
+        Raises:
+            ImportError: pandas isn't installed; one line.
+        """
         try:
             import pandas
         except ImportError:
-            raise ImportError("Run.dataframe needs pandas: pip install pandas; Run.metrics doesn't") from None
-        return pandas.DataFrame(self.metrics)
+            raise ImportError(
+                "Run.dataframe needs pandas: pip install 'lockstep-rl[pandas]'; Run.metrics doesn't"
+            ) from None
+        seeds = self.seeds
+        rows = [{"seed": run.config.seed, **row} for run in seeds for row in run.metrics] if seeds else self.metrics
+        return pandas.DataFrame(rows)
 
     @property
     def checkpoints(self) -> list[Path]:
@@ -93,7 +103,7 @@ class Run:
     @property
     def seeds(self) -> list[Run]:
         """The runs of a group of seeds, in the order of their seeds; empty of a single run."""
-        return [Run(path, self._env, self._trust) for path in seeds_in(self.path)]
+        return [Run(path, self._given, self._trust) for path in seeds_in(self.path)]
 
     @functools.cached_property
     def policy(self) -> Policy:
@@ -102,7 +112,8 @@ class Run:
 
     def load_policy(self, checkpoint: str | int = "latest", engine: str | None = None) -> Policy:
         """The policy of a checkpoint: ``latest``, ``best`` or a step; arguments as :func:`lockstep.load_policy`'s."""
-        return load_policy(self.path, checkpoint, engine=engine, trust=self._trust or self._env is not None)
+        network = next((each.given for each in self._given if each.key == "network.custom"), None)
+        return load_policy(self.path, checkpoint, engine=engine, trust=self._trust, network=network)
 
     def evaluate(
         self,
@@ -129,7 +140,7 @@ class Run:
             RunError: an environment failed.
         """
         words = self._episodes_words("eval", episodes, seed, deterministic, checkpoint)
-        with temporary_directory() as directory, variables_for(self._env) as variables:
+        with temporary_directory() as directory, variables_for(self._given) as variables:
             file = directory / "episodes.json"
             run_command([*words, "--json", str(file)], variables, quiet=True)
             return json.loads(file.read_text())
@@ -160,7 +171,7 @@ class Run:
             RunError: the environment failed, or the file can't be written.
         """
         words = self._episodes_words("play", episodes, seed, deterministic, checkpoint)
-        with variables_for(self._env) as variables:
+        with variables_for(self._given) as variables:
             run_command([*words, "--video", str(out)], variables, quiet=True)
         return Path(out)
 
@@ -171,7 +182,7 @@ class Run:
         words = [command, str(self.path), "--episodes", str(episodes), "--checkpoint", str(checkpoint)]
         words += [] if seed is None else ["--seed", str(seed)]
         words += [] if deterministic else ["--stochastic"]
-        return words + (["--trust"] if self._trust or self._env is not None else [])
+        return words + (["--trust"] if self._trust else [])
 
     def export(
         self, *, onnx: str | Path | None = None, torch: str | Path | None = None, checkpoint: str | int = "latest"
@@ -190,8 +201,8 @@ class Run:
         if not files:
             raise ValueError("export: which file? give onnx=, torch=, or both")
         words = ["export", str(self.path), "--checkpoint", str(checkpoint), *(word for pair in files for word in pair)]
-        words += ["--trust"] if self._trust or self._env is not None else []
-        with variables_for(self._env) as variables:
+        words += ["--trust"] if self._trust else []
+        with variables_for(self._given) as variables:
             run_command(words, variables, quiet=True)
 
     def report(self, out: str | Path | None = None) -> Path:
@@ -223,8 +234,9 @@ class Run:
         callbacks, observe_only = settings.pop("callbacks", ()), settings.pop("observe_only", False)
         asked = nested(settings) | {"resume": str(self.path)}
         asked |= {} if total_steps is None else {"total_steps": total_steps}
-        asked |= {"trust": True} if self._trust or self._env is not None else {}
-        return start(asked, self._env, lambda path: Run(path, self._env, self._trust), callbacks, observe_only)
+        asked |= {"trust": True} if self._trust else {}
+        given = with_network(asked, self._given)
+        return start(asked, given, lambda path: Run(path, given, self._trust), callbacks, observe_only)
 
     @property
     def final_return(self) -> float:
@@ -234,19 +246,32 @@ class Run:
 
 
 def load_run(
-    run: str | Path, *, runs_dir: str | Path = "runs", env: Callable[..., Any] | None = None, trust: bool = False
+    run: str | Path,
+    *,
+    runs_dir: str | Path = "runs",
+    env: Callable[..., Any] | str | None = None,
+    network: type | str | None = None,
+    trust: bool = False,
 ) -> Run:
     """Opens a run.
 
     Args:
         run: name, or run directory.
         runs_dir: where runs given by name lie.
-        env: what makes its environment, if it was trained with an object that can't be imported.
+        env: what makes its environment, if it was trained with an object that couldn't be imported; the object's own
+            name and module may be others now. A run that finds its environment by an id takes that one alone.
+        network: the class of its network, likewise.
         trust: whether to import what the run names (``module:attribute``), though this user hasn't trained with it.
 
     Raises:
-        ValueError: there is no such run; one line.
+        ValueError: there is no such run, or it was trained with another environment or network than is given; one line.
     """
     path, _ = find_run(str(run), str(runs_dir), single=False)
-    given = None if env is None else handed(env)
-    return Run(path.absolute(), given if given is not None and given.pickled is not None else None, trust)
+    again = {"env.id": env, "network.custom": network}
+    given = []
+    if any(each is not None for each in again.values()):
+        config = stored_config(path)
+        recorded = {"env.id": config.env.id, "network.custom": config.network.custom}
+        found = [handed_again(key, each, recorded[key], path) for key, each in again.items() if each is not None]
+        given = [each for each in found if each is not None]
+    return Run(path.absolute(), given, trust)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from lockstep.core.temporary import temporary_directory
 from lockstep.python.arguments import in_plain_words
 from lockstep.python.callbacks import Conversation, checked_callbacks
 from lockstep.python.command import run_command
-from lockstep.python.environments import Handed, variables_for
+from lockstep.python.handed import Handed, variables_for
 from lockstep.python.words import in_python
 from lockstep.runs.directory import default_name, find_run, writing
 from lockstep.runs.mirror.place import split_url
@@ -31,19 +31,19 @@ CALLER = "lockstep.train"
 
 def start(
     asked: dict[str, Any],
-    env: Handed | None,
+    given: Sequence[Handed],
     run_at: Callable[[Path], Run],
     callbacks: Any,
     observe_only: bool,
 ) -> Run:
     """Runs ``lockstep train`` with nested settings, and answers it with callbacks.
 
-    ``run_at`` makes a run of its directory; errors are :func:`lockstep.train`'s.
+    ``given`` is what was given as objects, ``run_at`` makes a run of its directory; errors as :func:`lockstep.train`.
     """
     callbacks = checked_callbacks(callbacks)
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(temporary_directory(in_memory=True))  # short: a socket's path has 107 letters
-        variables = stack.enter_context(variables_for(env))
+        variables = stack.enter_context(variables_for(given))
         file = directory / SETTINGS
         with _in_callers_words(file):
             asked = in_plain_words(asked)
@@ -53,8 +53,7 @@ def start(
                 count = len(request.options.seeds_from(request.config.seed))
                 raise ValueError(f"callbacks: with {count} seeds; train each seed by itself")
             path, asked["name"] = _place_of(request.options, request.config, stack)
-            given = {key: value for key, value in asked.items() if value is not None}
-            file.write_text(json.dumps(given))
+            file.write_text(json.dumps({key: value for key, value in asked.items() if value is not None}))
             run = run_at(path)
             from_python = {**variables, COMMAND_VARIABLE: "null"}
             with Conversation(run, callbacks, observe_only, directory) as talk:

@@ -8,7 +8,8 @@ from typing import Any
 
 from lockstep.config.files import FILE_SUFFIXES, merge, nested, read_file
 from lockstep.config.run import Config
-from lockstep.python.environments import Handed, handed, refusal, registered_here_alone
+from lockstep.python.environments import refusal, registered_here_alone
+from lockstep.python.handed import Handed, handed, with_network
 from lockstep.python.run import Run
 from lockstep.python.start import start
 
@@ -49,7 +50,8 @@ def train(
         config: a config file, nested settings by the config's names, or a ``Config``, under ``settings``.
         quiet: whether to print only errors and warnings.
         **settings: any other setting or option by its name, nested as in a config file:
-            ``ppo={"num_epochs": 10}``, ``total_steps=500_000``, ``max_restarts=10``.
+            ``ppo={"num_epochs": 10}``, ``total_steps=500_000``, ``max_restarts=10``. ``network={"custom": Net}`` takes
+            the class itself.
 
     Returns:
         The run, at its end, or where a limit or a callback stopped it.
@@ -60,7 +62,7 @@ def train(
         KeyboardInterrupt: after a checkpoint was written.
         Exception: a callback's own, after a checkpoint was written.
     """
-    given: Handed | None = None
+    given: tuple[Handed, ...] = ()
     if "env" in settings and env is None:
         env = settings.pop("env")
     elif "env" in settings and not isinstance(settings["env"], Mapping):
@@ -70,7 +72,7 @@ def train(
             raise ValueError("config: given twice, as env as well; give the environment's id or what makes it as env")
         env, config = None, env
     elif callable(env):
-        given = handed(env)
+        given = (handed("env.id", env),)
     elif not isinstance(env, str | Path | None):
         raise ValueError(refusal(env))
     asked = _settings_of(config)
@@ -78,7 +80,8 @@ def train(
         asked.pop("seed", None)  # as a run's config has one
     merge(asked, nested(settings))
     if env is not None:
-        merge(asked, {"env": {"id": str(env) if given is None else given.id}})
+        merge(asked, {"env": {"id": given[0].id if given else str(env)}})
+    given = with_network(asked, given)
     options = {"engine": engine, "nproc": nproc, "quiet": quiet or None, "name": name}
     options["seeds"] = seeds if seeds is None or isinstance(seeds, str) else ",".join(map(str, seeds))
     options |= {

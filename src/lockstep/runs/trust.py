@@ -14,6 +14,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
+from lockstep.config.handed import is_handed
 from lockstep.config.run import Config
 from lockstep.config.sections import SERVICES
 from lockstep.core.private import make_private, only_we_write
@@ -32,6 +33,8 @@ def names_in(config: Config) -> dict[str, str]:
     """Finds the code, and the file to write, that a config names: the key by the name."""
     found: dict[str, str] = {}
     for key, text in (("env.id", config.env.id), ("network.custom", config.network.custom or "")):
+        if is_handed(text):  # by which nothing is imported
+            continue
         if ":" in text and not text.startswith(OWN_REGISTRY):  # it is imported, whatever stands around the colon
             found.setdefault(text, key)
     free = {"env.kwargs": config.env.kwargs, "network.custom_kwargs": config.network.custom_kwargs}

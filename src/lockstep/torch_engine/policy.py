@@ -16,17 +16,29 @@ from lockstep.torch_engine.state import POLICY, make_net
 
 
 class PolicyFunction:
-    """The actor of a checkpoint, whose arrays are ``policy/…`` by name, on the CPU.
+    """The actor of a checkpoint, on the CPU.
+
+    Args:
+        config: the run's.
+        environment: the description that the checkpoint holds.
+        arrays: ``policy/…`` by name.
+        custom_class: of a network of the user's own, where the caller has it; None: it is found by its name.
 
     Attributes:
         observation: how observations lie in rows; ``action`` what actions are.
         carry_size: numbers that a recurrent policy carries from step to step, else 0.
     """
 
-    def __init__(self, config: Config, environment: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        environment: dict[str, Any],
+        arrays: dict[str, np.ndarray],
+        custom_class: type | None = None,
+    ) -> None:
         torch.set_num_threads(config.threads)
         self.observation, self.action = layouts_from_json(environment["observation"], environment["action"])
-        self._net = make_net(config, self.observation, self.action)
+        self._net = make_net(config, self.observation, self.action, custom_class)
         weights = {name: torch.from_numpy(arrays[POLICY + name]) for name in self._net.shapes()}
         self._weights = nets.expand(weights, 1)
         self.carry_size = self._net.carry_size if self._net.core else 0

@@ -67,8 +67,12 @@ class TrainState:
     optimizer_steps: int = 0
 
 
-def make_net(config: Config, observation: ObservationLayout, action: ActionLayout) -> PolicyNet:
+def make_net(
+    config: Config, observation: ObservationLayout, action: ActionLayout, custom_class: type | None = None
+) -> PolicyNet:
     """Makes the networks that a config asks for.
+
+    ``custom_class`` is the class that ``network.custom`` names, where the caller has it; None: it is found.
 
     Raises:
         ValueError: they don't fit the spaces; one line.
@@ -77,7 +81,8 @@ def make_net(config: Config, observation: ObservationLayout, action: ActionLayou
     net = PolicyNet(**net_options(config, observation, action))
     if network.custom is None:
         return net
-    custom = load_custom(network.custom, network.custom_kwargs, net, keyed_seed(config.seed, "init/custom"))
+    seed = keyed_seed(config.seed, "init/custom")
+    custom = load_custom(network.custom, network.custom_kwargs, net, seed, custom_class)
     return replace(net, custom=custom, core=None, shared=False)
 
 

@@ -83,7 +83,7 @@ class Recorder:
         """
         life.begin(Part.LOGGING)
         record = {**record, WORLD_SIZE: self.world_size}
-        record = {**(self.audience.tell(record).metrics or {}), **record}
+        record = {**record, **{**(self.audience.tell(record).metrics or {}), **record}}  # ours stand first, and count
         if not self.config.eval.interval:
             self.past.score = record["rollout/episode_return_mean"]
         try:

@@ -12,12 +12,12 @@ from typing import Any, cast
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
+from lockstep.config.handed import handed_object, is_handed
 from lockstep.config.presets import ATARI_ID, with_version
 from lockstep.config.run import EnvConfig
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 from lockstep.envs.description import stepped_as_arrays
 from lockstep.envs.gymnasium.atari import UNSEEN_PICTURES
-from lockstep.envs.gymnasium.handed import HANDED, handed_environment
 from lockstep.envs.gymnasium.minigrid import MINIGRID_ID, register_minigrid
 from lockstep.envs.gymnasium.wrappers import wrap
 
@@ -38,6 +38,8 @@ def make_environment(config: EnvConfig, **kwargs: Any) -> gymnasium.Env:
         raise ValueError(f"env.id: {config.id} is stepped by JAX, no Gymnasium environment: it can't be drawn here")
     if "mujoco" in _entry_point(config.id):
         _calm_mujoco()
+    if is_handed(config.id):
+        handed_object("env.id", config.id)  # which says itself why it can't be loaded
     if ATARI_ID.fullmatch(config.id):
         _register_atari(config.id)
     if MINIGRID_ID.fullmatch(config.id):
@@ -82,8 +84,8 @@ def spec_of(env_id: str) -> str | EnvSpec:
     module, colon, name = env_id.partition(":")
     if not colon:
         return env_id
-    if module == HANDED:
-        return _spec(name, handed_environment(env_id))
+    if is_handed(env_id):
+        return _spec(name, handed_object("env.id", env_id))
     if not name.isidentifier():
         return env_id
     found: Any = getattr(importlib.import_module(module), name, None)

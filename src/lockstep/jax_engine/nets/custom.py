@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,6 +14,7 @@ from jax import numpy as jnp
 
 from lockstep.core.spaces import Leaf, ObservationLayout
 from lockstep.jax_engine.nets import encoders
+from lockstep.networks.custom import network_class
 
 
 def _part(leaf: Leaf, rows: Array, floats: Array) -> Array:
@@ -108,14 +108,16 @@ class CustomNet:
         return output.astype(jnp.float32), values
 
 
-def load_custom(path: str, kwargs: dict[str, Any], net: Any, seed: int) -> CustomNet:
-    """Makes a user's module of an importable class, ``module:Class``, and tries it, see :func:`custom_net`.
+def load_custom(path: str, kwargs: dict[str, Any], net: Any, seed: int, kind: type | None = None) -> CustomNet:
+    """Makes a user's module ``module:Class``, and tries it, see :func:`custom_net`.
+
+    ``kind`` is the class, where the caller has it; None: it is found by its name.
 
     Raises:
-        ValueError: it can't be imported, and as :func:`custom_net`; one line.
+        ValueError: it can't be found, and as :func:`custom_net`; one line.
     """
-    kind = _imported(path)
-    return custom_net(f"network.custom: {path}", lambda *given, key: kind(*given, key=key, **kwargs), net, seed)
+    make = _checked(path, network_class(path) if kind is None else kind)
+    return custom_net(f"network.custom: {path}", lambda *given, key: make(*given, key=key, **kwargs), net, seed)
 
 
 def custom_net(name: str, make: Callable[..., Any], net: Any, seed: int) -> CustomNet:
@@ -148,12 +150,7 @@ def custom_net(name: str, make: Callable[..., Any], net: Any, seed: int) -> Cust
     return custom
 
 
-def _imported(path: str) -> Callable[..., eqx.Module]:
-    module_name, _, class_name = path.partition(":")
-    try:
-        kind = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"network.custom: {path} can't be imported: {error}") from None
+def _checked(path: str, kind: Any) -> Callable[..., eqx.Module]:
     if not (inspect.isclass(kind) and issubclass(kind, eqx.Module)):
         raise ValueError(f"network.custom: {path} is no equinox.Module class, which the JAX engine's networks are")
     return kind

@@ -48,6 +48,7 @@ class PolicyModule(nn.Module):
         arrays: ``policy/…`` by name, whichever engine wrote them.
         normalizer: what is subtracted from observations and what they are multiplied by, float32 ``[numbers]``, and
             the limit; None: observations aren't normalised.
+        custom_class: of a network of the user's own, where the caller has it; None: it is found by its name.
 
     Raises:
         ValueError: the networks can't be made; one line.
@@ -69,10 +70,11 @@ class PolicyModule(nn.Module):
         environment: dict[str, Any],
         arrays: Mapping[str, np.ndarray],
         normalizer: tuple[np.ndarray, np.ndarray, float] | None = None,
+        custom_class: type | None = None,
     ) -> None:
         super().__init__()
         self.observation, self.action = layouts_from_json(environment["observation"], environment["action"])
-        net = make_net(config, self.observation, self.action)
+        net = make_net(config, self.observation, self.action, custom_class)
         self._net = replace(net, observation=FloatLayout.of(self.observation))
         self._names = tuple(net.shapes())
         self.state_size = net.carry_size if net.core else 0

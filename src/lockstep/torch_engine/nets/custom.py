@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.core.spaces import Leaf, ObservationLayout
+from lockstep.networks.custom import network_class
 from lockstep.torch_engine.nets import encoders
 
 
@@ -125,17 +125,15 @@ def in_pairs(x: Tensor) -> Tensor:
     return x.expand(2, *x.shape[1:])
 
 
-def load_custom(path: str, kwargs: dict[str, Any], net: Any, seed: int) -> CustomNet:
+def load_custom(path: str, kwargs: dict[str, Any], net: Any, seed: int, kind: type | None = None) -> CustomNet:
     """Makes a user's module ``module:Class`` with PyTorch's generator seeded, and tries it on a batch of zeros.
 
+    ``kind`` is the class, where the caller has it; None: it is found by its name.
+
     Raises:
-        ValueError: it can't be made, or gives something else than outputs and values; one line.
+        ValueError: it can't be found or made, or gives something else than outputs and values; one line.
     """
-    module_name, _, class_name = path.partition(":")
-    try:
-        kind = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"network.custom: {path} can't be imported: {error}") from None
+    kind = network_class(path) if kind is None else kind
     if not (inspect.isclass(kind) and issubclass(kind, nn.Module)):
         raise ValueError(f"network.custom: {path} is no torch.nn.Module class, which the torch engine's networks are")
     sample = net.observation.zeros(2)

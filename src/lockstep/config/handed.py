@@ -1,0 +1,112 @@
+"""Objects that were handed to ``lockstep.train`` and that no name finds: this user's own processes have them in files.
+
+A config names such an object as ``python:NAME``. Nothing is imported by that name, and nothing is unpickled but what
+the process that was handed the object has written for those that it starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+from lockstep.core.private import only_we_write
+
+HANDED = "python"
+"""Stands before the colon in the name of such an object, which has no module to be imported from."""
+VARIABLES = {"env.id": "LOCKSTEP_ENVIRONMENT", "network.custom": "LOCKSTEP_NETWORK"}
+"""Names, by the setting that an object stands in, the file which holds it."""
+ARGUMENTS = {"env.id": "env", "network.custom": "network"}
+"""By which argument of ``lockstep.load_run`` it is given again."""
+
+
+def is_handed(name: str | None) -> bool:
+    """Says whether a config's name is that of an object which was handed over."""
+    return name is not None and name.partition(":")[0] == HANDED
+
+
+def shown_name(name: str | None) -> str | None:
+    """Returns the name of a handed class or function, ``…`` of a lambda; None for what a name finds."""
+    if name is None or not is_handed(name):
+        return None
+    return "…" if name == f"{HANDED}:lambda" else name.removeprefix(f"{HANDED}:")
+
+
+def loading(run: Path, env_id: str, network: str | None) -> str | None:
+    """Writes the Python that opens a run which was handed its environment or network; None for any other."""
+    names = {"env.id": shown_name(env_id), "network.custom": shown_name(network)}
+    given = [f"{ARGUMENTS[key]}={name}" for key, name in names.items() if name is not None]
+    return f"lockstep.load_run({', '.join([repr(str(run)), *given])})" if given else None
+
+
+def imported_name(given: Any) -> str | None:
+    """Finds the ``module:name`` by which other processes import a class or function; None of one that they can't."""
+    module, name = getattr(given, "__module__", "") or "", getattr(given, "__qualname__", "") or ""
+    if not name.isidentifier() or module in ("", "__main__"):  # the caller's script, or inside a function
+        return None
+    with contextlib.suppress(ImportError):
+        if getattr(importlib.import_module(module), name, None) is given:
+            return f"{module}:{name}"
+    return None
+
+
+def is_wanted_again(key: str, given: Any, recorded: str | None, run: Path) -> bool:
+    """Says whether an object that is given for a run has to be handed over, because no name finds it.
+
+    Args:
+        key: the setting that it stands in.
+        given: the object, or a name.
+        recorded: what the run's config has there.
+        run: its directory.
+
+    Raises:
+        ValueError: the run was trained with something else, which it finds by itself; one line.
+    """
+    argument = ARGUMENTS[key]
+    if is_handed(recorded):
+        if isinstance(given, str) or not callable(given):
+            kinds = "a class" if key == "network.custom" else "a class, a function or a lambda"
+            raise ValueError(
+                f"{argument}: {given!r} was given, but {recorded} of {run} was an object, and is given again as one: "
+                f"{kinds}"
+            )
+        return True
+    name = given if isinstance(given, str) else imported_name(given)
+    if name is not None and name == recorded:
+        return False
+    shown = repr(given) if isinstance(given, str) else name or getattr(given, "__qualname__", type(given).__name__)
+    found = f"{recorded}, which is found by that name" if recorded else f"none of its own ({key})"
+    what = "network" if key == "network.custom" else "environment"
+    raise ValueError(f"{argument}: {shown} was given, but the {what} of {run} is {found}; leave {argument}= out")
+
+
+def handed_object(key: str, name: str) -> Any:
+    """Loads the object that a setting names, in a process that was started for it.
+
+    Raises:
+        ValueError: this process was started otherwise, or the object can't be loaded here; one line.
+    """
+    file = os.environ.get(VARIABLES[key])
+    if file is None:
+        raise ValueError(
+            f"{name} was handed to lockstep.train as an object that can't be imported; give it again: "
+            f"lockstep.load_run(RUN, {ARGUMENTS[key]}=…)"
+        )
+    return _read(key, name, file)
+
+
+@functools.cache
+def _read(key: str, name: str, file: str) -> Any:
+    if not (only_we_write(Path(file)) and only_we_write(Path(file).parent)):
+        raise ValueError(f"{key}: {file} isn't this user's alone, so it isn't loaded")
+    try:
+        return pickle.loads(Path(file).read_bytes())  # written by this user's own process, for this one
+    except Exception as error:  # of what it imports, or the object's own
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"{key}: {name} can't be loaded in another process: {type(error).__name__}: {reason}"
+        ) from error

@@ -1,0 +1,112 @@
+"""What a caller gives as objects, an environment and a network, in words that other processes understand."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep.config.files import merge
+from lockstep.config.handed import HANDED, VARIABLES, imported_name, is_wanted_again
+from lockstep.core.temporary import temporary_directory
+
+
+@dataclass(frozen=True)
+class Handed:
+    """An environment or a network that was given as an object.
+
+    Attributes:
+        key: the setting that names it: ``env.id`` or ``network.custom``.
+        id: by which a config names it: ``module:name``, or ``python:name`` of one that can't be imported.
+        given: the object.
+        pickled: as bytes, where no name finds it.
+    """
+
+    key: str
+    id: str
+    given: Any
+    pickled: bytes | None = None
+
+
+def handed(key: str, given: Any) -> Handed:
+    """Names what makes an environment (a class, a function, a lambda), or the class of a network.
+
+    Raises:
+        ValueError: a network is no class, or it can neither be imported by others nor pickled; one line.
+    """
+    _check_class(key, given)
+    name = imported_name(given)
+    if name is not None:
+        return Handed(key, name, given)
+    name = getattr(given, "__qualname__", "") or type(given).__name__
+    short = "".join(c if c.isalnum() else "_" for c in name.rpartition(".")[2]).strip("_")
+    return Handed(key, f"{HANDED}:{short or 'object'}", given, _pickled(key, given))
+
+
+def handed_again(key: str, given: Any, recorded: str | None, run: Path) -> Handed | None:
+    """Takes an object that is given again for a run, whose config has ``recorded``; None: that finds it anyway.
+
+    Raises:
+        ValueError: the run was trained with something else, or it can't be pickled; one line.
+    """
+    if not is_wanted_again(key, given, recorded, run):
+        return None
+    _check_class(key, given)
+    assert recorded is not None
+    return Handed(key, recorded, given, _pickled(key, given))
+
+
+def with_network(asked: dict[str, Any], others: Sequence[Handed]) -> tuple[Handed, ...]:
+    """Names the class of a network in nested settings, in place; returns what is handed over with it, and the others.
+
+    Raises:
+        ValueError: as :func:`handed`.
+    """
+    section = asked.get("network")
+    network = section.get("custom") if isinstance(section, dict) else None
+    if network is None or isinstance(network, str):
+        return tuple(others)
+    given = handed("network.custom", network)
+    merge(asked, {"network": {"custom": given.id}})
+    return *(other for other in others if other.key != given.key), given
+
+
+def _check_class(key: str, given: Any) -> None:
+    if key == "network.custom" and not inspect.isclass(given):
+        name = getattr(given, "__qualname__", type(given).__name__)
+        raise ValueError(f"{key}: {name} is no class; give the class, and its arguments as network.custom_kwargs")
+
+
+def _pickled(key: str, given: Any) -> bytes:
+    try:
+        from lockstep.python.pickled import pickled
+
+        return pickled(given)
+    except Exception as error:  # of the object's own
+        reason = " ".join(str(error).split())
+        name = getattr(given, "__qualname__", "") or repr(given)
+        raise ValueError(
+            f"{key.removesuffix('.id')}: {name!r} can't be taken to another process ({reason}); put it into a module, "
+            "and give it from there or as 'module:name'"
+        ) from None
+
+
+@contextlib.contextmanager
+def variables_for(given: Sequence[Handed]) -> Iterator[dict[str, str]]:
+    """The environment variables by which processes find what was handed over, for as long as the block runs."""
+    pickled = {each.key: each.pickled for each in given if each.pickled is not None}
+    if not pickled:
+        yield {}
+        return
+    with temporary_directory() as directory:
+        variables = {}
+        for key, content in pickled.items():
+            file = Path(directory, f"{key}.pickle")
+            file.write_bytes(content)
+            os.chmod(file, 0o600)
+            variables[VARIABLES[key]] = str(file)
+        yield variables
