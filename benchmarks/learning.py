@@ -40,6 +40,8 @@ VERSIONS = ("lockstep", "torch", "numpy", "gymnasium", "mujoco", "python", "mach
 """What a summary says of software and machine; the agents are functions of the config and of these."""
 NOT_LOADED = "not loaded"
 KEPT = ("environment", "seed", "world_size", "global_step", "final_return", "params_sha256")
+BESIDES = ("seed", "cuda_graphs")
+"""Settings in which a run may differ from its config file; the second says nothing on a CPU."""
 POINTS = 120
 """Points of a curve that are kept."""
 CLEANRL = {"HalfCheetah-v5": 1442, "Hopper-v5": 2383, "Walker2d-v5": 2288}
@@ -78,7 +80,7 @@ def _checked(file: Path, run: Path) -> str:
     asked = read_request([str(file)]).config.model_dump(mode="json")
     found = differences(stored_config(run, warn=False).model_dump(mode="json"), asked)
     for key, has, wanted in found:
-        if key == "total_steps" or not (key == "seed" or may_change(key)):
+        if key == "total_steps" or not (key in BESIDES or may_change(key)):
             raise ValueError(f"{run}: {key} is {has}, and {wanted} by {file}")
     return file.resolve().relative_to(ROOT).as_posix()
 

@@ -20,6 +20,7 @@ from command_line import (
     wait_until,
 )
 from forked_command import FORKS, ForkedCommand
+from variants import variants
 
 pytestmark = pytest.mark.skipif(not FORKS, reason="commands are forked on Linux only, and not if told otherwise")
 
@@ -86,7 +87,7 @@ def test_it_ends_as_a_started_one_does(tmp_path, ending):
     assert other.stderr.splitlines()[-1:] == one.stderr.splitlines()[-1:]
 
 
-@pytest.mark.parametrize("engine", ["torch", "jax"])
+@pytest.mark.parametrize("engine", variants(["torch", "jax"], ["torch"]))
 def test_it_trains_the_same_agent(tmp_path, engine):
     words = ("train", "CartPole-v1", *SMALL, "--engine", engine, "--name")
     runs = [Run(tmp_path / "runs" / name, run([*words, name], tmp_path)) for name, run in (

@@ -27,7 +27,7 @@ def test_a_table_for_each_target(planned):
         assert words in out, words
 
 
-def test_the_file_has_what_the_issue_of_it_is(planned):
+def test_the_file_has_every_target_and_prediction(planned):
     plan = json.loads((planned[0] / "plan.json").read_text())
     h100, cpu = plan["targets"]
     assert [x["devices"] for x in h100["predictions"]] == [1, 2, 4, 8]
