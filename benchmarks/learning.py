@@ -219,7 +219,7 @@ def draw_one(text: str, out: Path) -> None:
     from matplotlib.figure import Figure
 
     runs = json.loads(text)["runs"]
-    figure = Figure(figsize=(6.4, 3.4), layout="constrained")
+    figure = Figure(figsize=(8.6, 3.4), layout="constrained")
     axis = figure.subplots()
     for run in runs:
         took = f"{run['world_size']} ranks, {run['minutes']:.0f} minutes, {run['params_sha256'][:8]}"
@@ -272,7 +272,7 @@ def main(argv: Sequence[str]) -> None:
 
 def _run(word: str) -> Path | tuple[Path, Path]:
     file, _, run = word.rpartition("=")
-    return (Path(file), Path(run)) if file else Path(run)
+    return (Path(file), Path(run)) if file.endswith(".yaml") else Path(word)
 
 
 if __name__ == "__main__":

@@ -62,10 +62,17 @@ class ForkedCommand:
         cwd: its directory.
         variables: all its environment variables.
         new_session: whether it leads a session of its own.
+        isolated: whether the working directory stays off Python's path, as with ``-P``.
     """
 
     def __init__(
-        self, server: Server, words: Sequence[str], cwd: Path, variables: Mapping[str, str], new_session: bool
+        self,
+        server: Server,
+        words: Sequence[str],
+        cwd: Path,
+        variables: Mapping[str, str],
+        new_session: bool,
+        isolated: bool = False,
     ) -> None:
         self.args = ["lockstep", *words]
         self.returncode: int | None = None
@@ -74,6 +81,7 @@ class ForkedCommand:
             "variables": variables,
             "cwd": os.path.realpath(cwd),
             "new_session": new_session,
+            "isolated": isolated,
         }
         (out, its_out), (err, its_err) = os.pipe(), os.pipe()
         theirs = [os.open(os.devnull, os.O_RDONLY), its_out, its_err]
@@ -155,7 +163,7 @@ class ForkedCall:
     """
 
     def __init__(self, server: Server, words: Sequence[str], variables: Mapping[str, str], stdout: int) -> None:
-        self._command = ForkedCommand(server, words, Path.cwd(), variables, new_session=True)
+        self._command = ForkedCommand(server, words, Path.cwd(), variables, new_session=True, isolated=True)
         out, err = self._command.take_pipes()
         self.stderr = os.fdopen(err, errors="replace")
         self.stdout = os.fdopen(out, errors="replace") if stdout == subprocess.PIPE else None

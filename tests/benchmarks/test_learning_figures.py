@@ -74,6 +74,9 @@ def test_learning_is_what_it_was_before_images_and_recurrent_policies_got_faster
     for (name, *_), run in before.items():
         same = run["params_sha256"] == after[run["environment"], run.get("config"), run["seed"]]["params_sha256"]
         assert same == (name == "HalfCheetah-v5")
+    for task in {(name, config) for name, config, _ in before}:
+        old, new = ([run["final_return"] for key, run in found.items() if key[:2] == task] for found in (before, after))
+        assert sum(new) / len(new) > min(old) - 0.05
 
 
 def test_the_figures_name_commit_and_versions():

@@ -156,3 +156,18 @@ class Varied(nn.Module):
         x = x * torch.exp(-x.abs()).clamp(0, 5) + torch.softmax(x, -1)
         x = torch.cat([x, torch.where(x > 0, x, x.sin())], -1)
         return self.actor(x), self.critic(x.square() / (1 + x.norm(dim=-1, keepdim=True))).squeeze(-1)
+
+
+class Halved(Tiny):
+    """Computes a part in half precision."""
+
+    def forward(self, observation):
+        return super().forward((observation.half() + 1).float())
+
+
+class Compiled(Tiny):
+    """Has a compiled part."""
+
+    def __init__(self, observation, outputs):
+        super().__init__(observation, outputs)
+        self.body = torch.compile(self.body, backend="eager")

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import types
 from typing import Any
 
 import pytest
@@ -23,19 +23,17 @@ def call_server() -> Server:
 
 
 @pytest.fixture(autouse=True)
-def forked_calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any] | None:
+def forked_calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forks what is as good as started; ``@pytest.mark.started`` starts it, as it is for users."""
     if not FORKS or request.node.get_closest_marker("started"):
-        return None
-    popen = subprocess.Popen
+        return
+    server = request.getfixturevalue("call_server")
 
     def forked(args: Any, env: Any = None, stdout: Any = None, **options: Any) -> Any:
         ours = isinstance(args, list) and args[:3] == [sys.executable, "-P", "-c"] and args[3].endswith(THEIR_OWN)
-        if ours and stdout in (subprocess.PIPE, subprocess.DEVNULL):
-            server = request.getfixturevalue("call_server")
-            if server.can_fork(env):
-                return ForkedCall(server, args[4:], env, stdout)
-        return popen(args, env=env, stdout=stdout, **options)
+        if ours and stdout in (subprocess.PIPE, subprocess.DEVNULL) and server.can_fork(env):
+            return ForkedCall(server, args[4:], env, stdout)
+        return subprocess.Popen(args, env=env, stdout=stdout, **options)
 
-    monkeypatch.setattr(command.subprocess, "Popen", forked)
-    return forked
+    names = types.SimpleNamespace(Popen=forked, PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL)
+    monkeypatch.setattr(command, "subprocess", names)

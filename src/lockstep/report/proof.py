@@ -34,7 +34,7 @@ class Verified:
         iterations: how many of each world size were compared.
         rows: of each world size its label, whether it was equal, its tensors, and the first difference.
         apart: settings in which the config was another one; or in what that machine differed from the run's.
-        command: what verifies the run; None: nothing does, whose environment was handed over.
+        command: what verifies the run; None: nothing does, which was handed its environment or network.
     """
 
     verdict: str

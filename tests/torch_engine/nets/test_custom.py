@@ -129,6 +129,9 @@ def test_buffers_lie_where_the_observations_do():
 # --- Shards in one call ----------------------------------------------------------------------------------------------
 
 
+MAPPED_NOT = "can't be mapped over shards, tried on random observations ("
+
+
 def mode_of(config: Config):
     """How a run's shards are called, and its state."""
     state = small_state(config, described())
@@ -163,10 +166,12 @@ def test_shards_are_one_call_of_a_network_that_can_be_mapped_over_them(name):
         (
             "Split",
             {},
-            "can't be mapped over shards (vmap: It looks like you're attempting to use a Tensor in some data",
+            MAPPED_NOT + "vmap: It looks like you're attempting to use a Tensor in some data",
         ),
-        ("Forgetful", {}, "can't be mapped over shards (vmap: called random operation while in randomness error mode"),
-        ("Renormed", {}, "can't be mapped over shards (There is a performance drop"),
+        ("Forgetful", {}, MAPPED_NOT + "vmap: called random operation while in randomness error mode"),
+        ("Renormed", {}, MAPPED_NOT + "There is a performance drop"),
+        ("Halved", {}, "uses "),
+        pytest.param("Compiled", {}, "is compiled", marks=pytest.mark.filterwarnings("ignore::DeprecationWarning")),
         ("Smooth", {}, "uses silu, which may round a number by its place in memory"),
     ],
 )
@@ -184,6 +189,21 @@ def test_bits_that_would_change_keep_shards_apart(monkeypatch):
     assert mode == "loop"
     assert not state.net.custom.batched
     assert state.net.custom.one_by_one == "batched would change a shard's bits on this machine"
+
+
+def test_in_bfloat16_nothing_is_mapped():
+    mode, state = mode_of(custom_config("Tiny", precision="bf16"))
+    assert mode == "loop"
+    assert state.net.custom.one_by_one == "computes in bfloat16"
+
+
+def test_another_rank_decides_too(monkeypatch):
+    config = custom_config("Tiny")
+    state, communicator = small_state(config, described()), alone(config)
+    monkeypatch.setattr(communicator, "gather_ranks", lambda x: torch.tensor([[True], [False]]))
+    assert choose_mode(state, config, communicator) == "loop"
+    assert not state.net.custom.batched
+    assert state.net.custom.one_by_one == "didn't pass the self-check on another rank"
 
 
 def test_a_single_shard_is_called_as_it_is():

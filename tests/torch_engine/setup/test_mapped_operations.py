@@ -9,6 +9,7 @@ from lockstep.torch_engine.setup.mapped_operations import ELEMENTS, KNOWN, Other
 NUMBERS = torch.linspace(-4.0, 4.0, 257)  # the last one fills no vector
 FUNCTIONS = {
     "abs": torch.abs,
+    "add": lambda x: torch.add(x, x, alpha=0.3),
     "addcmul": lambda x: torch.addcmul(x, x, x),
     "atan": torch.atan,
     "cos": torch.cos,
@@ -27,14 +28,22 @@ FUNCTIONS = {
     "pow": lambda x: x**3 + x**2 + (x.abs() + 1) ** 0.5 + (x + 9) ** -1,
     "reciprocal": lambda x: (x + 9).reciprocal(),
     "relu": torch.relu,
+    "remainder": lambda x: torch.remainder(x, 0.7),
     "rsqrt": lambda x: (x.abs() + 0.1).rsqrt(),
     "sin": torch.sin,
+    "rsub": lambda x: torch.rsub(x, x, alpha=0.3),
     "sqrt": lambda x: (x.abs() + 0.1).sqrt(),
+    "sub": lambda x: torch.sub(x, 0.5, alpha=0.3),
     "tanh": torch.tanh,
     "threshold": lambda x: functional.threshold(x, 0.1, 0.2),
     "_prelu_kernel": lambda x: functional.prelu(x.view(1, 1, -1), torch.tensor([0.2])).view(-1),
 }
-"""Those of ``ELEMENTS`` that aren't comparisons, signs, or single sums and products, which can't round otherwise."""
+"""Those of ``ELEMENTS`` in which a number may be rounded twice."""
+EXACT = """
+    bitwise_and bitwise_not bitwise_or ceil clamp clamp_max clamp_min eq equal floor ge gt isfinite isinf isnan le
+    logical_and logical_not logical_or lt maximum minimum mul ne neg round sgn sign trunc where _local_scalar_dense
+"""
+"""Those that round once, or not at all."""
 OTHERS = {
     "sigmoid": torch.sigmoid,
     "gelu": functional.gelu,
@@ -73,6 +82,18 @@ def seen(function):
 def test_what_is_measured_is_known_with_its_gradient(name):
     assert seen(FUNCTIONS[name]) == set()
     assert name == "pow" or name in ELEMENTS.split()
+
+
+def test_nothing_else_is_known():
+    measured = {name.removesuffix("_forward") for name in FUNCTIONS if name != "pow"}
+    backward = {name for name in ELEMENTS.split() if name.removesuffix("_backward") in measured}
+    assert set(ELEMENTS.split()) == (FUNCTIONS.keys() - {"pow"}) | backward | set(EXACT.split())
+
+
+def test_half_precision_is_not():
+    with OtherOperations() as others:
+        NUMBERS.half().abs()
+    assert others.names == {"abs of half precision"}
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -54,6 +54,8 @@ class CustomNet:
         parts = (part for part in module.modules() if isinstance(part, ONE_BY_ONE) and getattr(part, "p", None) != 0)
         kinds = sorted({type(part).__name__ for part in parts})
         self.one_by_one = f"has {', '.join(kinds)}" if kinds else None
+        if any(hasattr(part, "_orig_mod") for part in module.modules()):  # of torch.compile
+            self.one_by_one = "is compiled"
         self._shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
         self._buffers: dict[torch.device, dict[str, Tensor]] = {}
 

@@ -35,6 +35,8 @@ def choose_mode(state: TrainState, config: Config, communicator: Communicator) -
     if state.net.custom is not None:
         mode = _agreed(_maps_over_shards(state, state.net.custom, config), communicator)
         state.net.custom.batched = mode == "batched"
+        if mode == "loop" and state.net.custom.one_by_one is None:
+            state.net.custom.one_by_one = "didn't pass the self-check on another rank"
         return mode
     if state.net.convolutional:
         return "loop"  # a convolution's kernel is chosen by the number of images
@@ -57,18 +59,24 @@ def _maps_over_shards(state: TrainState, custom: CustomNet, config: Config) -> b
 
     The network keeps why it doesn't.
     """
-    if state.net.convolutional or state.parameters.flat.device.type != "cpu":
-        custom.one_by_one = "sees images" if state.net.convolutional else "is on an accelerator"
+    if state.net.convolutional:
+        custom.one_by_one = "sees images"
+    elif state.net.bf16:
+        custom.one_by_one = "computes in bfloat16"
+    elif state.parameters.flat.device.type != "cpu":
+        custom.one_by_one = "is on an accelerator"
     if config.shards == 1 or custom.one_by_one is not None:
         return False
     custom.batched, others = True, OtherOperations()
     try:
-        with warnings.catch_warnings(), others:
+        with warnings.catch_warnings():
             warnings.filterwarnings("error", "There is a performance drop")  # of what PyTorch maps by a loop
-            passed = shards_invariant_here(state, config)
+            with others:
+                passed = shards_invariant_here(state, config)
+            passed = passed and shards_invariant_here(state, config)  # what is compiled runs only unwatched
     except Exception as error:  # by whatever is in there
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        custom.one_by_one = f"can't be mapped over shards ({reason})"
+        custom.one_by_one = f"can't be mapped over shards, tried on random observations ({reason})"
         return False
     finally:
         custom.set_dropout(None)  # which what failed may have left on
