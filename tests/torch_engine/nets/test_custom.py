@@ -26,7 +26,7 @@ from lockstep.envs.description import EnvDescription
 from lockstep.torch_engine.minibatches import epoch_minibatches, minibatch_indices
 from lockstep.torch_engine.nets import nets
 from lockstep.torch_engine.setup.choose_mode import choose_mode
-from lockstep.torch_engine.setup.self_check import by_shard
+from lockstep.torch_engine.setup.self_check import by_shard, shard_invariant
 from lockstep.torch_engine.state import initial_parameters, make_net, state_arrays
 
 LANTERN = EnvDescription(
@@ -138,22 +138,27 @@ def mode_of(config: Config):
     return choose_mode(state, config, alone(config)), state
 
 
+@pytest.mark.parametrize("pairs", [False, True])
 @pytest.mark.parametrize("name", ["Tiny", "OneOutput", "Varied"])
-def test_shards_are_one_call_of_a_network_that_can_be_mapped_over_them(name):
+def test_shards_are_one_call_of_a_network_that_can_be_mapped_over_them(name, pairs):
     config = custom_config(name) if name != "OneOutput" else custom_config("Tiny", {"units": 1})
     mode, state = mode_of(config)
     assert mode == "batched"
     assert state.net.custom.batched
     assert state.net.custom.one_by_one is None
+    state.net.custom.map_over_shards(True, pairs)
+    batch, source = random_batch(config, state.net).columns(), shards_gradients(state, config)
+    batch |= {"dropout_seed": torch.zeros((config.shards, 1), dtype=torch.int64)}
+    assert shard_invariant(lambda part: source(part, 16), config.shards, batch)
     x = torch.randn(config.shards, 5, 4, generator=seeded(0))
     output, values = nets.actor_critic(state.net, state.parameters.expanded(config.shards), x)
     assert values is not None
-    for shard in range(config.shards):  # alone it is called for a pair
+    for shard in range(config.shards):
         alone_, value = nets.actor_critic(state.net, state.parameters.expanded(1), x[shard : shard + 1].clone())
         assert torch.equal(output[shard : shard + 1], alone_)
         assert value is not None
         assert torch.equal(values[shard : shard + 1], value)
-    state.net.custom.batched = False
+    state.net.custom.map_over_shards(False)
     by_itself = nets.actor_critic(state.net, state.parameters.expanded(1), x[:1].clone())
     torch.testing.assert_close(by_itself, (output[:1], values[:1]))
 
@@ -191,6 +196,20 @@ def test_bits_that_would_change_keep_shards_apart(monkeypatch):
     assert state.net.custom.one_by_one == "batched would change a shard's bits on this machine"
 
 
+@pytest.mark.parametrize("passes", ["alone", "in pairs", "on another rank in pairs"])
+def test_what_a_single_shard_changes_alone_it_does_not_in_a_pair(monkeypatch, passes):
+    config = custom_config("Tiny")
+    state, communicator = small_state(config, described()), alone(config)
+    alone_passes = passes != "in pairs"
+    where = "lockstep.torch_engine.setup.choose_mode.shards_invariant_here"
+    monkeypatch.setattr(where, lambda state, _: alone_passes or state.net.custom.pairs)
+    if passes == "on another rank in pairs":
+        monkeypatch.setattr(communicator, "gather_ranks", lambda x: torch.cat([x.unsqueeze(0), torch.tensor([[2]])]))
+    assert choose_mode(state, config, communicator) == "batched"
+    assert state.net.custom.batched
+    assert state.net.custom.pairs == (passes != "alone")
+
+
 def test_in_bfloat16_nothing_is_mapped():
     mode, state = mode_of(custom_config("Tiny", precision="bf16"))
     assert mode == "loop"
@@ -200,7 +219,7 @@ def test_in_bfloat16_nothing_is_mapped():
 def test_another_rank_decides_too(monkeypatch):
     config = custom_config("Tiny")
     state, communicator = small_state(config, described()), alone(config)
-    monkeypatch.setattr(communicator, "gather_ranks", lambda x: torch.tensor([[True], [False]]))
+    monkeypatch.setattr(communicator, "gather_ranks", lambda x: torch.tensor([[1], [0]]))
     assert choose_mode(state, config, communicator) == "loop"
     assert not state.net.custom.batched
     assert state.net.custom.one_by_one == "didn't pass the self-check on another rank"

@@ -134,7 +134,7 @@ class AutogradFunctions:
     def gradients(self, columns: Columns, settings: LossSettings, out: Tensor | None = None) -> Tensor:
         """See :meth:`PolicyFunctions.gradients`."""
         shards = len(columns["actions"])
-        if shards == 1 and self.net.custom is not None and self.net.custom.batched:
+        if shards == 1 and self.net.custom is not None and self.net.custom.pairs:
             pair = self.gradients({name: in_pairs(x) for name, x in columns.items()}, settings)[:1]
             return pair if out is None else out.copy_(pair)
         weights = {name: w.requires_grad_() for name, w in nets.expand(self.weights.views, shards).items()}

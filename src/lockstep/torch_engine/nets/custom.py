@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from lockstep.core.spaces import Leaf, ObservationLayout
 from lockstep.networks.custom import network_class
@@ -45,12 +46,13 @@ class CustomNet:
 
     Attributes:
         batched: whether several shards are one call, mapped over their axis: decided once, by the self-check.
+        pairs: whether a single shard is called for two, because alone it would have other bits.
         one_by_one: why they are not, in words; None while nothing speaks against it.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module.eval()
-        self.batched = False
+        self.batched = self.pairs = False
         parts = (part for part in module.modules() if isinstance(part, ONE_BY_ONE) and getattr(part, "p", None) != 0)
         kinds = sorted({type(part).__name__ for part in parts})
         self.one_by_one = f"has {', '.join(kinds)}" if kinds else None
@@ -58,6 +60,13 @@ class CustomNet:
             self.one_by_one = "is compiled"
         self._shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
         self._buffers: dict[torch.device, dict[str, Tensor]] = {}
+
+    def map_over_shards(self, batched: bool, pairs: bool = False) -> None:
+        """Calls the module once for several shards, or one by one; what that means for ``pairs`` is said above."""
+        self.batched, self.pairs = batched, pairs
+        for part in self.module.modules():
+            if type(part) in (nn.Linear, _OneColumn) and part.out_features == 1:
+                part.__class__ = _OneColumn if batched else nn.Linear
 
     def set_dropout(self, seed: int | None) -> None:
         """Turns dropout on, keyed by a seed, for the next pass; None: off."""
@@ -104,10 +113,10 @@ class CustomNet:
     def _mapped(
         self, parameters: Mapping[str, Tensor], layout: ObservationLayout, rows: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Calls the module once for all shards; a single one goes through it twice, for its products differ alone."""
+        """Calls the module once for all shards."""
         shards, samples = rows.shape[:2]
         weights = {name: parameters[name] for name in self.shapes()}
-        if shards == 1:
+        if shards == 1 and self.pairs:
             rows, weights = in_pairs(rows), {name: in_pairs(w) for name, w in weights.items()}
         buffers = self._buffers_on(rows.device)
 
@@ -120,6 +129,17 @@ class CustomNet:
         output, values = torch.func.vmap(one)(weights, rows)
         values = values.reshape(len(rows), samples) if values.numel() else values
         return output[:shards], values[:shards]
+
+
+class _OneColumn(nn.Linear):
+    """A layer with one output, computed as one of two: a product of one column rounds otherwise for a single shard."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Computes ``[…, in]`` to ``[…, 1]``."""
+        weight = functional.pad(self.weight, (0, 0, 0, 1))
+        return functional.linear(input, weight, None if self.bias is None else functional.pad(self.bias, (0, 1)))[
+            ..., :1
+        ]
 
 
 def in_pairs(x: Tensor) -> Tensor:

@@ -33,11 +33,7 @@ def choose_mode(state: TrainState, config: Config, communicator: Communicator) -
     if config.compile:
         return "loop"  # the function of one shard is what is compiled
     if state.net.custom is not None:
-        mode = _agreed(_maps_over_shards(state, state.net.custom, config), communicator)
-        state.net.custom.batched = mode == "batched"
-        if mode == "loop" and state.net.custom.one_by_one is None:
-            state.net.custom.one_by_one = "didn't pass the self-check on another rank"
-        return mode
+        return _mode_of_custom(state, state.net.custom, config, communicator)
     if state.net.convolutional:
         return "loop"  # a convolution's kernel is chosen by the number of images
     return _agreed(shards_invariant_here(state, config), communicator)
@@ -54,11 +50,22 @@ def choose_rollout_mode(state: TrainState, config: Config, communicator: Communi
     return _agreed(rollouts_invariant_here(state, config), communicator)
 
 
-def _maps_over_shards(state: TrainState, custom: CustomNet, config: Config) -> bool:
-    """Tells whether a user's network gives each shard its own bits where it is called for several at once.
+LOOP, ALONE, PAIRS = range(3)
+"""How a user's network may be called: shard by shard, for several at once, and so with a single one twice."""
 
-    The network keeps why it doesn't.
-    """
+
+def _mode_of_custom(state: TrainState, custom: CustomNet, config: Config, communicator: Communicator) -> Mode:
+    """Chooses how a user's network is called, on all ranks alike; the network keeps it, and why not for all shards."""
+    ranks = communicator.gather_ranks(torch.tensor([_how_it_maps(state, custom, config)]))
+    mapped = bool((ranks != LOOP).all())
+    custom.map_over_shards(mapped, mapped and bool((ranks == PAIRS).any()))
+    if not mapped and custom.one_by_one is None:
+        custom.one_by_one = "didn't pass the self-check on another rank"
+    return "batched" if mapped else "loop"
+
+
+def _how_it_maps(state: TrainState, custom: CustomNet, config: Config) -> int:
+    """Tells how a user's network gives each shard its own bits where it is called for several at once."""
     if state.net.convolutional:
         custom.one_by_one = "sees images"
     elif state.net.bf16:
@@ -66,25 +73,31 @@ def _maps_over_shards(state: TrainState, custom: CustomNet, config: Config) -> b
     elif state.parameters.flat.device.type != "cpu":
         custom.one_by_one = "is on an accelerator"
     if config.shards == 1 or custom.one_by_one is not None:
-        return False
-    custom.batched, others = True, OtherOperations()
+        return LOOP
+    others = OtherOperations()
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", "There is a performance drop")  # of what PyTorch maps by a loop
-            with others:
-                passed = shards_invariant_here(state, config)
-            passed = passed and shards_invariant_here(state, config)  # what is compiled runs only unwatched
+            for how in (ALONE, PAIRS):
+                custom.map_over_shards(True, how == PAIRS)
+                with others:
+                    passed = shards_invariant_here(state, config)
+                if passed and shards_invariant_here(state, config):  # what is compiled runs only unwatched
+                    break
+            else:
+                how = LOOP
     except Exception as error:  # by whatever is in there
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         custom.one_by_one = f"can't be mapped over shards, tried on random observations ({reason})"
-        return False
+        return LOOP
     finally:
         custom.set_dropout(None)  # which what failed may have left on
     if others.names:
         custom.one_by_one = f"uses {', '.join(sorted(others.names))}, which may round a number by its place in memory"
-    elif not passed:
+        return LOOP
+    if how == LOOP:
         custom.one_by_one = "batched would change a shard's bits on this machine"
-    return custom.one_by_one is None
+    return how
 
 
 def _agreed(passed: bool, communicator: Communicator) -> Mode:
