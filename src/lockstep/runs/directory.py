@@ -251,10 +251,20 @@ def create_run(runs_dir: str, name: str | None, config: Config, seeds: Sequence[
         if not _untouched(path):
             raise ValueError(
                 f"name: run {path} exists already; --resume {path} continues it, another --name starts a new one"
+                + ("; several seeds of a name are --seeds 0-4" if _differs_in_seed(path, config) else "")
             )
         run.write_config(config)
         stack.pop_all()
     return run
+
+
+def _differs_in_seed(path: Path, config: Config) -> bool:
+    """Whether the config of the run in ``path`` is this one with another seed; what can't be read isn't."""
+    try:
+        there = json.loads((path / CONFIG).read_text())
+        return there.pop("seed") != config.seed and there == config.model_dump(mode="json", exclude={"seed"})
+    except (OSError, ValueError, AttributeError, KeyError):
+        return False
 
 
 def open_seed(run: RunDirectory, config: Config) -> RunDirectory:
@@ -306,6 +316,12 @@ def has_begun(path: Path) -> bool:
     return is_run(path) and not (empty and _untouched(path))
 
 
+def check_single(path: Path) -> None:
+    """Raise a one-line ``ValueError`` if a run's directory holds not one run but one a seed."""
+    if seeds := seeds_in(path):
+        raise ValueError(f"run: {path} holds a run for each of {len(seeds)} seeds; give one of them, e.g. {seeds[0]}")
+
+
 def find_run(run: str, runs_dir: str = "runs", single: bool = True) -> tuple[Path, str]:
     """The directory of a run given by name, path, or path of one of its checkpoints, and which checkpoint is meant.
 
@@ -315,10 +331,8 @@ def find_run(run: str, runs_dir: str = "runs", single: bool = True) -> tuple[Pat
     places = list(dict.fromkeys((Path(run), Path(runs_dir) / run)))
     for path in places:
         if is_run(path):
-            if single and (seeds := seeds_in(path)):
-                raise ValueError(
-                    f"run: {path} holds a run for each of {len(seeds)} seeds; give one of them, e.g. {seeds[0]}"
-                )
+            if single:
+                check_single(path)
             return path, "latest"
         if path.parent.name == CHECKPOINTS and is_run(path.parent.parent) and path.is_dir():
             return path.parent.parent, path.name
