@@ -6,7 +6,6 @@ import contextlib
 import difflib
 import itertools
 import json
-import os
 import shutil
 import sys
 import time
@@ -21,6 +20,7 @@ from lockstep.core.files import new_directory, replace_text
 from lockstep.core.topology import Topology, started_by_torchrun
 from lockstep.runs.checkpoint import PYTREE, CheckpointError, checkpoints_in, manifest_of, newest_manifest, step_of
 from lockstep.runs.checkpoint_writer import CheckpointWriter
+from lockstep.runs.links import WANDB, odd_entry
 from lockstep.runs.lock import PATIENCE, RunLock
 from lockstep.runs.progress import Progress, make_progress
 from lockstep.runs.trackers import METRICS_CSV, METRICS_JSONL, TENSORBOARD, RunTrackers, cut_trackers, wanted_trackers
@@ -29,7 +29,7 @@ from lockstep.runs.trackers.jsonl import JsonlTracker, cut_jsonl, iterations_of
 from lockstep.runs.trackers.service import TRACKERS_JSON, Tracker
 
 CONFIG, SUMMARY, CHECKPOINTS, FINGERPRINTS = "config.json", "summary.json", "checkpoints", "fingerprints.jsonl"
-TIMING, LOCK, VIDEOS, WANDB = "timing.jsonl", ".lock", "videos", "wandb"
+TIMING, LOCK, VIDEOS = "timing.jsonl", ".lock", "videos"
 REPORT, VERIFY = "report.html", "verify.json"
 BEGUN = "begun"  # stands beside states in memory once what lies behind the one that a run goes on from is removed
 KEPT_IN_MEMORY = 2  # states: one that is being written doesn't take the place of the last one
@@ -294,20 +294,6 @@ def open_run(path: Path, config: Config, trust: bool = False) -> RunDirectory:
         run.unlock()
         raise ValueError(f"run {path}: {CONFIG} can't be written ({error.strerror or error})") from None
     return run
-
-
-def odd_entry(path: Path) -> str | None:
-    """Finds something in a run's directory through which others' files would be written, or which is no file at all."""
-    for folder, folders, files in os.walk(path):
-        if Path(folder) == path and WANDB in folders and not (path / WANDB).is_symlink():
-            folders.remove(WANDB)  # has links of its own, and is written by its own software
-        for name in sorted([*folders, *files]):
-            entry = Path(folder, name)
-            if entry.is_symlink():
-                return f"{entry.relative_to(path)} is a link to {os.path.realpath(entry)}, which would be written"
-            if not (entry.is_file() or entry.is_dir()):
-                return f"{entry.relative_to(path)} is neither a file nor a directory"
-    return None
 
 
 def has_begun(path: Path) -> bool:
