@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 from lockstep.config.handed import handed_object, is_handed
-from lockstep.core.modules import where_it_was_looked_for
+from lockstep.core.process import where_it_was_looked_for
 
 
 def network_class(name: str) -> Any:

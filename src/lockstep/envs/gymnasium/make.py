@@ -15,7 +15,7 @@ from gymnasium.envs.registration import EnvSpec
 from lockstep.config.handed import handed_object, is_handed
 from lockstep.config.presets import ATARI_ID, with_version
 from lockstep.config.run import EnvConfig
-from lockstep.core.modules import where_it_was_looked_for
+from lockstep.core.process import where_it_was_looked_for
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 from lockstep.envs.description import stepped_as_arrays
 from lockstep.envs.gymnasium.atari import UNSEEN_PICTURES
