@@ -45,6 +45,9 @@ def test_runs_are_compared_by_their_episodes(trained, capsys, tmp_path):
     printed(capsys, "eval", run, "--checkpoint", 384, "--seed", 0, "--episodes", 30, "--json", early)
     text = printed(capsys, "compare", early, run, "--episodes", 30, "--json", found)
     facts = json.loads(found.read_text())
+    assert json.loads(printed(capsys, "compare", early, run, "--episodes", 30, "--json")) == facts
+    facing = json.loads(printed(capsys, "compare", "--json", run, early, "--episodes", 30))
+    assert [each["episodes"] for each in facing["policies"]] == [30, 30]
     assert [each["name"] for each in facts["policies"]] == ["early", run.name]
     assert facts["policies"][0]["return"]["mean"] == pytest.approx(json.loads(early.read_text())["return_mean"])
     (difference,) = facts["differences"]

@@ -4,9 +4,13 @@ import pytest
 
 from lockstep.cli import main
 from lockstep.config.command_line import parse_arguments, read_request
+from lockstep.config.files import PRESET_NUMBERS
 from lockstep.config.help import COMMON
 from lockstep.config.keys import LEAVES
+from lockstep.config.presets import PRESETS, defaults_for
+from lockstep.config.run import Config
 from lockstep.config.words import ALIASES, SWITCHES
+from lockstep.runs.trackers.service import flattened
 
 
 @pytest.fixture
@@ -124,6 +128,19 @@ def test_a_config_is_printed_as_a_file_that_says_the_same(capsys, tmp_path):
     file.write_text(capsys.readouterr().out)
     assert read_request([str(file)]).config == read_request(words).config
     assert not list(tmp_path.glob("runs"))
+
+
+def test_a_printed_config_says_none_over_every_presets_number(capsys, tmp_path):
+    words = ["HalfCheetah-v5", "--no-clip-vloss"]
+    assert main(["train", *words, "--print-config"]) == 0
+    text = capsys.readouterr().out
+    assert "  value_clip_range: null\n" in text
+    (tmp_path / "c.yaml").write_text(text)
+    assert read_request([str(tmp_path / "c.yaml")]).config.ppo.value_clip_range is None
+    layers = [*PRESETS.values(), *(defaults_for(*kind)[0] for kind in ((True, False), (False, True), (False, False)))]
+    defaults = flattened(Config().model_dump())
+    set_by_presets = {key for layer in layers for key in flattened(layer) if defaults.get(key, 0) is None}
+    assert set_by_presets == {*PRESET_NUMBERS, "num_envs"}  # which takes turns
 
 
 def test_choices_are_listed(help_of):

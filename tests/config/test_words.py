@@ -1,5 +1,6 @@
 """Command lines and files as users of other libraries write them."""
 
+import json
 import re
 
 import pytest
@@ -70,12 +71,21 @@ def test_as_for_purejaxrl(tmp_path):
 @pytest.mark.parametrize(("switch", "found"), SWITCHES.items())
 def test_a_switch_is_on_off_or_says_so(switch, found):
     path, on, off = found
-    flag = "--" + switch.replace("_", "-")
-    for words, value in (([flag], on), ([flag, "True"], on), ([f"{flag}=false"], off), ([f"--no-{flag[2:]}"], off)):
-        assert parse_arguments(words) == parse_arguments([f"--{path}={value}"])
+    section, _, _ = path.rpartition(".")
+    flag, beside = "--" + switch.replace("_", "-"), ("--eval.interval", "10")
+    said = {on: [[flag], [flag, "True"]], off: [[f"{flag}=false"], [flag, "False"], [f"--no-{flag[2:]}"]]}
+    if section and f"{section}.{switch}" not in LEAVES:
+        said[on].append([f"--{section}.{flag[2:]}"])
+        said[off].append([f"--{section}.no-{flag[2:]}"])
+    for value, ways in said.items():
+        for words in ways:
+            if value is None:
+                assert str(ADVICE[switch]) in refused(*words)
+            else:
+                assert config_of(*words, *beside) == config_of(f"--{path}={value}", *beside)
     with pytest.raises(ValueError, match="takes no value"):
         parse_arguments([f"--no-{flag[2:]}=true"])
-    with pytest.raises(ValueError, match="neither true nor false"):
+    with pytest.raises(ValueError, match="neither true nor false" if switch not in ADVICE else f"{flag} maybe: "):
         parse_arguments([f"{flag}=maybe"])
 
 
@@ -84,6 +94,9 @@ def test_a_switch_in_a_file(switch, found):
     path = found[0]
     section = path.rpartition(".")[0]
     for on, said in ((True, "true"), (False, "false")):
+        if found[1 if on else 2] is None:
+            assert nested({switch: on}) == {switch: on}
+            continue
         _, expected = parse_arguments([f"--{switch}={said}"])
         expected = Config.model_validate(expected | {"env": {"id": "CartPole-v1"}})
         for given in ({switch: on}, {switch.upper(): on}, {section: {switch: on}} if section else {}):
@@ -109,9 +122,56 @@ def test_a_switch_against_its_setting_is_refused(given, said):
     assert nested({"cuda": True, "device": "cuda"}) == {"device": "cuda"}
 
 
+def value_clip(env_id, *words):
+    return read_request([env_id, *words]).config.ppo.value_clip_range
+
+
+@pytest.mark.parametrize("word", ["clip-vloss", "use-clipped-value-loss"])
+def test_clipping_the_value_loss(word, tmp_path):
+    flag, key = f"--{word}", word.replace("-", "_")
+    assert (value_clip("HalfCheetah-v5"), value_clip("CartPole-v1")) == (0.2, None)
+    for words in ([f"--no-{word}"], [flag, "False"], [f"{key}=false"], [f"--ppo.{word}=False"]):
+        assert value_clip("HalfCheetah-v5", *words) is None
+    assert value_clip("ALE/Pong-v5", flag, "--clip-coef", "0.3") == 0.1  # the preset's
+    assert value_clip("CartPole-v1", flag, "--clip-coef", "0.3") == 0.3  # whichever is said first
+    assert value_clip("CartPole-v1", "--clip-coef", "0.3", flag, "True") == 0.3
+    assert value_clip("CartPole-v1", flag) == Config().ppo.clip_range
+    assert value_clip("CartPole-v1", flag, "--clip-range-vf", "0.4") == 0.4
+    assert value_clip("CartPole-v1", "--ppo.value-clip-range", "0.4", flag) == 0.4
+    for words in ([flag, "--clip-range-vf", "none"], [f"--no-{word}", "--clip-range-vf", "0.4"]):
+        said = words[0] + " given together with ppo.value_clip_range " + words[2] + "; give one"
+        with pytest.raises(ValueError, match=re.escape(said)):
+            value_clip("HalfCheetah-v5", *words)
+    file = tmp_path / "c.json"
+    for on, above in ((True, 0.25), (False, None)):
+        for ppo in ({key: on, "clip_range": 0.25}, {"value_clip_range": above, key: on}):
+            file.write_text(json.dumps({"env": "CartPole-v1", "ppo": ppo}))
+            assert read_request([str(file)]).config.ppo.value_clip_range == above
+        file.write_text(json.dumps({"env": "CartPole-v1", key: on}))
+        assert read_request([str(file), "--clip-coef", "0.25"]).config.ppo.value_clip_range == above
+        assert read_request([str(file), "--clip-range-vf", "0.5"]).config.ppo.value_clip_range == 0.5
+        file.write_text(json.dumps({"env": "CartPole-v1", key: on, "ppo": {"value_clip_range": [0.5, None][on]}}))
+        with pytest.raises(ValueError, match=f"{key}: {on} given together with ppo.value_clip_range"):
+            read_request([str(file)])
+
+
+def test_what_grpo_has_not_is_refused_of_it():
+    grpo = ("--algorithm", "grpo")
+    assert config_of(*grpo, "--no-clip-vloss", "--norm-adv").algorithm == "grpo"
+    assert "GRPO has no critic" in refused(*grpo, "--clip-vloss")
+    assert "--grpo.normalize-std false" in refused(*grpo, "--no-norm-adv")
+
+
+def test_a_file_that_films_is_told_not_to(tmp_path):
+    file = tmp_path / "c.json"
+    file.write_text('{"env": "CartPole-v1", "eval": {"interval": 5, "record_video": true}}')
+    assert read_request([str(file)]).config.eval.record_video
+    assert not read_request([str(file), "--capture-video", "False"]).config.eval.record_video
+
+
 def test_a_switch_in_a_file_that_says_what_is_so_is_left_out():
-    assert nested({"torch_deterministic": True, "capture_video": False}) == {}
-    assert nested({"capture_video": True}) == {"capture_video": True}
+    assert nested({"torch_deterministic": True, "render": False}) == {}
+    assert nested({"render": True}) == {"render": True}
 
 
 @pytest.mark.parametrize(
@@ -247,9 +307,9 @@ def test_both_at_once_are_refused(words, said):
 @pytest.mark.parametrize("word", sorted(ADVICE))
 def test_what_to_write_instead_is_said_and_can_be_written(word, tmp_path):
     flag = "--" + word.replace("_", "-")
-    text = refused(flag, "0.5")
+    text = refused(f"{flag}=0.5")
     assert text.startswith(f"{flag} 0.5: ")
-    if not ALREADY.get(word):
+    if not ALREADY.get(word) and not (word in SWITCHES and SWITCHES[word].on):
         assert refused(flag).startswith(f"{flag}: ")
     said = re.findall(r"(--[a-z][\w.-]*)(?: ([\w.]+))?", text.partition(": ")[2])
     for option, value in said:
@@ -269,7 +329,9 @@ def test_the_factor_of_value_losses():
 
 
 def test_no_word_stands_for_two_things():
-    words = [*ALIASES, *SWITCHES, *ADVICE, *CONFIG_FILE]
+    one_sided = {word for word, stands_for in SWITCHES.items() if None in stands_for}
+    assert one_sided | set(ALREADY) <= set(ADVICE)
+    words = [*ALIASES, *SWITCHES, *CONFIG_FILE, *ALREADY, *(set(ADVICE) - one_sided - set(ALREADY))]
     assert len(words) == len(set(words))
     assert not set(words) & set(LEAVES)
 
@@ -301,6 +363,7 @@ def test_words_of_a_file_that_hold_tables(tmp_path):
         ["--no-capture-video"],
         ["clip_vloss=false"],
         ["--save-model"],
+        ["--gae"],
     ],
 )
 def test_a_switch_that_says_what_is_so_is_taken(words):
@@ -311,6 +374,10 @@ def test_a_switch_that_says_what_is_so_is_taken(words):
     ("words", "said"),
     [
         (["--torch-deterministic", "False"], "always deterministic"),
+        (["--num-gpus", "2"], "--num-gpus 2: --nproc 2 --device cuda takes a GPU a rank"),
+        (["--multi-gpu", "False"], "--nproc 1 is the default"),
+        (["--no-distributed"], "--nproc 1 is the default"),
+        (["--gae", "--algorithm", "grpo"], "--gae given together with algorithm grpo; give one"),
         (["--capture-video"], "evaluations are filmed"),
         (["-f", "logs"], "-f: unknown option; write --runs-dir"),
         (["-x"], "-x: unknown option; options have two dashes"),

@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 from stories import Story, kinds
 
+from lockstep.core.errors import OutOfStepError
 from lockstep.doctor.judge.advice import CAUSES, FIXES
 from lockstep.doctor.judge.diagnosis import diagnose
 from lockstep.doctor.judge.traces import read_traces
+from lockstep.doctor.watch.watcher import described
 
 
 def by_rank(value, other):
@@ -254,7 +256,27 @@ def test_a_script_that_fails_is_not_in_sync_and_says_where(tmp_path):
     own = {"error": "KeyError: 'x'", "error_at": "train.py:7 main", "error_in_collective": False}
     found = Story(ends={0: secondary, 1: own}, codes={0: 1, 1: 1}).diagnosis(tmp_path)
     assert (found.verdict, kinds(found)) == ("UNDETERMINED", ["failure"])
-    assert found.reason == "the script failed: rank 1 raised KeyError: 'x' (train.py:7)"
+    assert found.reason == "the script failed: rank 1 raised KeyError: 'x' — at train.py:7"
+
+
+@pytest.mark.parametrize(
+    ("certain", "verdict", "kind"), [(True, "NOT IN SYNC", "parted"), (False, "UNDETERMINED", "failure")]
+)
+def test_ranks_that_attach_found_apart_are_not_one_agent_if_that_is_certain(tmp_path, certain, verdict, kind):
+    try:
+        raise OutOfStepError("rank 0 came to one place and rank 1 to another", ranks_parted=certain)
+    except OutOfStepError as error:
+        end = described(error)
+    found = Story(ends={0: end, 1: end}, codes={0: 1, 1: 1}).diagnosis(tmp_path)
+    assert (found.verdict, kinds(found)) == (verdict, [kind])
+    assert "lockstep.stop_if" in found.findings[0].fix
+    alone = Story(ends={0: end, 1: end | {"ranks_parted": None}}, codes={0: 1, 1: 1}).diagnosis(tmp_path / "other")
+    assert (alone.verdict, alone.findings[0].fix) == ("UNDETERMINED", "")
+
+
+def test_a_long_error_is_told_whole_and_a_huge_one_says_that_it_goes_on():
+    assert described(ValueError("x" * 900))["error"] == "ValueError: " + "x" * 900
+    assert described(ValueError("x" * 9000))["error"].endswith("xxx …")
 
 
 def test_a_rank_that_was_killed_is_named(tmp_path):

@@ -248,11 +248,12 @@ def test_a_package_that_is_missing():
     assert text == f"env.id: {FAKE} needs a package that isn't installed: pip install something"
 
 
-def test_a_missing_box2d_is_an_extra_of_ours(monkeypatch):
+@pytest.mark.parametrize(("env_id", "extra"), [("BipedalWalker-v3", "box2d"), ("HalfCheetah-v4", "mujoco")])
+def test_a_missing_package_of_gymnasiums_is_an_extra_of_ours(monkeypatch, env_id, extra):
     def make(*_, **__):
-        raise gymnasium.error.DependencyNotInstalled("Box2D is not installed, you can install it by two commands")
+        raise gymnasium.error.DependencyNotInstalled("it is not installed, you can install it by two commands")
 
     monkeypatch.setattr(gymnasium, "make", make)
-    said = "env.id: BipedalWalker-v3 needs a package that isn't installed: pip install 'lockstep-rl[box2d]'"
-    assert complaint(EnvConfig(id="BipedalWalker-v3")) == said
-    assert "by two commands" in complaint(EnvConfig(id="CartPole-v1"))
+    said = f"env.id: {env_id} needs a package that isn't installed: pip install 'lockstep-rl[{extra}]'"
+    assert complaint(EnvConfig(id=env_id)) == said
+    assert "by two commands" in complaint(EnvConfig(id="FrozenLake-v1"))

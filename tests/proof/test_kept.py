@@ -32,6 +32,18 @@ def test_a_run_is_found_by_its_directory_its_config_and_its_name(tmp_path, monke
     assert [run_of(name) for name in ("CartPole-v1", "config.json", "nothing", "some/where")] == [None] * 4
 
 
+def test_of_a_group_of_seeds_one_is_to_be_given(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    group = tmp_path / "runs" / "many"
+    text = (make_run(group / "seed_0") / "config.json").read_text()
+    make_run(group / "seed_1")
+    (group / "config.json").write_text(text)
+    for target in ("many", "runs/many"):
+        with pytest.raises(ValueError, match="many holds a run for each of 2 seeds; give one of them"):
+            run_of(target)
+    assert run_of("runs/many/seed_0") is not None
+
+
 @pytest.mark.parametrize("equal", [True, False])
 def test_what_was_found_is_kept(tmp_path, equal):
     run = make_run(tmp_path / "demo")

@@ -117,6 +117,13 @@ def test_what_a_callback_may_not_say_ends_the_run(said, error):
     assert lockstep.load_run("saying").status == "stopped by a callback"
 
 
+def test_a_metric_of_the_runs_own_name_is_refused():
+    record = {"iteration": 1, "train/value_loss": 0.5}
+    with pytest.raises(ValueError, match="metric 'train/value_loss' is one of the run's own; log yours by another"):
+        _said(lambda record: {"mine": 1, "train/value_loss": 3.0}, record)
+    assert _said(lambda record: {"mine": 1}, record) == {"mine": 1.0}
+
+
 def test_a_comparison_of_numpy_ends_a_run_too():
     class Comparing:
         def on_iteration(self, record):

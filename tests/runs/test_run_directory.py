@@ -94,6 +94,15 @@ def test_a_name_that_is_taken_is_refused_and_left_as_it_is(tmp_path, trace):
         assert json.loads((path / "config.json").read_text())["seed"] == 3
 
 
+def test_of_a_taken_name_with_another_seed_it_is_said_how_to_train_several(tmp_path):
+    path = create(tmp_path)
+    save_checkpoint(path)
+    stored = json.loads((path / "config.json").read_text())
+    for changed, helps in (({"seed": 4}, True), ({}, False), ({"seed": 4, "num_steps": 7}, False)):
+        text = complaint(create, tmp_path, "a", Config.model_validate(stored | changed))
+        assert text.endswith("; several seeds of a name are --seeds 0-4") == helps
+
+
 def test_a_run_that_never_got_anywhere_may_be_started_again(tmp_path):
     path = create(tmp_path)
     (path / "metrics.jsonl").touch()

@@ -30,13 +30,16 @@ def main(argv: Sequence[str]) -> int:
     )
     add_policy_options(parser)
     parser.add_argument("--episodes", type=at_least_one, default=100, help="of each run (default: 100)")
-    parser.add_argument("--json", type=Path, help="write everything as JSON")
+    parser.add_argument("--json", nargs="?", const="", help="print one JSON object, or write it")
     parser.add_argument("--plot", type=Path, help="draw distributions and means into a png, svg or pdf")
     parser.set_defaults(seed=0)
     options = parser.parse_args(argv)
+    if options.json and any(Path(place, options.json).is_dir() for place in ("", options.runs_dir)):
+        options.runs, options.json = [options.json, *options.runs], ""  # `compare --json RUN RUN`
+    json_file = Path(options.json) if options.json else None
     if len(options.runs) < 2:
         raise ValueError(f"compare: {options.runs[0]} with what? give two or more runs or evaluations")
-    check_files(options.json, None, options.plot)
+    check_files(json_file, None, options.plot)
 
     def played_by(run: str | Path) -> tuple[dict[str, Any], np.ndarray]:
         policy = load_policy(run, options.checkpoint, options.runs_dir, trust=options.trust)
@@ -60,12 +63,12 @@ def main(argv: Sequence[str]) -> int:
 
     them = [evaluated(name) for name in options.runs]
     found = comparison(them)
-    if options.json is not None:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        json_file.write_text(json.dumps(found, indent=1) + "\n")
     if options.plot is not None:
         save_figure(draw(them, found), options.plot)
-    print(in_words(found) + written(options.json, options.plot))
+    print(json.dumps(found) if options.json == "" else in_words(found) + written(json_file, options.plot))
     return 0
 
 

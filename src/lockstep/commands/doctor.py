@@ -63,7 +63,13 @@ def _parser() -> CommandParser:
     parser.add_argument(
         "--seconds", type=float, metavar="S", help="end the script after S seconds and judge what was seen"
     )
-    parser.add_argument("--json", metavar="FILE", help="write the report as JSON; - prints it instead of the screen")
+    parser.add_argument(
+        "--json",
+        nargs="?",
+        const="-",
+        metavar="FILE",
+        help="write the report as JSON; - or nothing prints it instead of the screen",
+    )
     parser.add_argument(
         "--directory",
         metavar="DIR",

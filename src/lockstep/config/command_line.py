@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.files import FILE_SUFFIXES, in_our_words, layered, merge, nest, read_file
+from lockstep.config.files import FILE_SUFFIXES, add_switches, in_our_words, layered, merge, nest, read_file
 from lockstep.config.keys import FREE, LEAVES, Leaf, validate
 from lockstep.config.presets import for_grpo, preset_for, with_version
 from lockstep.config.run import AUTO, Config, RunOptions
-from lockstep.config.words import ALIASES, ALREADY, CONFIG_FILE, SHORT, SWITCHES, advice, plain
+from lockstep.config.switches import Switch, read_switch, switch_named
+from lockstep.config.words import ALIASES, CONFIG_FILE, SHORT, advice, plain
 
 ASSIGNMENT = re.compile(r"\+{0,2}[A-Za-z_][\w.-]*=")
 """``key=value``, as ``--key value``."""
@@ -89,39 +90,34 @@ class _Words:
         return taken
 
     def truth(self) -> str:
-        """Takes ``true`` or ``false`` where one of them is next, else the former without taking anything."""
+        """Takes ``true`` or ``false`` where one of them is next, else nothing."""
         spoken = bool(self.left) and self.left[0].lower() in ("true", "false")
-        return self.left.pop(0) if spoken else "true"
+        return self.left.pop(0) if spoken else ""
 
 
-def _switched(flag: str, inline: str | None, words: _Words) -> tuple[str, str] | None:
-    """Reads an option that stands for a value of another: the other's path, and the value."""
-    name = plain(flag)
-    found = SWITCHES.get(name) or SWITCHES.get(name.removeprefix("no_"))
-    if found is None:
+def _switch(flag: str, inline: str | None, words: _Words) -> Switch | None:
+    """Reads an option that is on or off and stands for a value of another; None where it is none.
+
+    Raises:
+        ValueError: it says neither, or what nothing here does; one line.
+    """
+    key = flag.lstrip("-").replace("-", "_")
+    section, dot, last = key.rpartition(".")
+    word, negated = switch_named(key), False
+    if word is None and plain(last).startswith("no_"):
+        word, negated = switch_named(f"{section}{dot}{last[3:]}"), True
+    if word is None:
         return None
-    path, on, off = found
-    if name not in SWITCHES and inline is not None:
+    if negated and inline is not None:
         raise ValueError(f"{flag}: takes no value; {flag} alone says it")
-    said = "false" if name not in SWITCHES else inline or words.truth()
-    if said.lower() not in ("true", "false"):
-        raise ValueError(f"{flag}: {said!r} is neither true nor false")
-    return path, on if said.lower() == "true" else off
-
-
-def _says_what_is_so(flag: str, inline: str | None, words: _Words) -> bool:
-    """Takes a switch of another library's that changes nothing here, as it is said."""
-    name = plain(flag)
-    negated = name.startswith("no_") and name.removeprefix("no_") in ALREADY
-    found = ALREADY.get(name.removeprefix("no_") if negated else name)
-    spoken = inline or (words.left[0] if words.left else "")
-    said = spoken.lower() != "false"
-    other = spoken.lower() not in ("", "true", "false") and not spoken.startswith("--") and "=" not in spoken
-    if found is None or other or (said != negated) != found:
-        return False
-    if inline is None and spoken.lower() in ("true", "false"):
-        words.left.pop(0)
-    return True
+    spoken = "" if negated else inline or words.truth()
+    said = "false" if negated else spoken.lower() or "true"
+    shown = f"{flag} {spoken}".strip()
+    found = read_switch(word, said == "true", shown) if said in ("true", "false") else None
+    if found is None:
+        instead = advice(f"--{word.replace('_', '-')}" if negated or section else flag, spoken)
+        raise ValueError(instead or f"{flag}: {spoken!r} is neither true nor false")
+    return found
 
 
 def parse_arguments(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
@@ -131,6 +127,7 @@ def parse_arguments(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     """
     positional: list[str] = []
     settings: dict[str, Any] = {}
+    switches: list[Switch] = []
     words = _Words(argv)
     while words.left:
         flag, inline = words.next()
@@ -140,24 +137,22 @@ def parse_arguments(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
         if plain(flag) in CONFIG_FILE:
             positional += [inline] if inline is not None else _needed(flag, words.values(1))
             continue
-        if _says_what_is_so(flag, inline, words):
-            continue
-        switched = _switched(flag, inline, words)
-        if switched is not None:
-            path, value = switched
-            merge(settings, nest(path.split("."), _value(LEAVES[path], flag, [value])))
+        switch = _switch(flag, inline, words)
+        if switch is not None:
+            switches.append(switch)
             continue
         following = words.left[0] if words.left and not words.left[0].startswith("--") else ""
         leaf, negated = _leaf_of(flag, inline if inline is not None else following)
         if leaf.kind == "flag":
             if negated and inline is not None:
                 raise ValueError(f"{flag}: takes no value; {flag} alone says false")
-            value = "false" if negated else words.truth() if inline is None else inline
+            value = "false" if negated else (words.truth() or "true") if inline is None else inline
         else:
             most = len(words.left) if leaf.kind == "list" else 1
             given = [inline] if inline is not None else _needed(flag, words.values(most))
             value = _value(leaf, flag, given)
         merge(settings, nest(leaf.path.split("."), value))
+    add_switches(settings, switches)
     return positional, settings
 
 
@@ -276,6 +271,19 @@ def _one_environment(
         raise ValueError(f"{first!r} and --env-id {second!r} are two environments; give one")
 
 
+def _check_read_by_grpo(ppo: Any) -> None:
+    """Refuses, of what was asked for, another loss of values or scale of advantages than GRPO has."""
+    asked = ppo if isinstance(ppo, Mapping) else {}
+    clip, scale = asked.get("value_clip_range"), asked.get("advantage_normalization", "global")
+    if clip is not None:
+        raise ValueError(f"ppo.value_clip_range: {clip}, but GRPO has no critic, whose values it clips; leave it out")
+    if scale != "global":
+        raise ValueError(
+            f"ppo.advantage_normalization: {scale}, but GRPO's advantages are of a group; --grpo.normalize-std false "
+            "leaves out their scale"
+        )
+
+
 def read_request(argv: Sequence[str], needs_env: bool = True) -> Request:
     """Reads the config and options of ``lockstep train ARGV``; without an environment if that is not needed.
 
@@ -307,4 +315,6 @@ def read_request(argv: Sequence[str], needs_env: bool = True) -> Request:
     if isinstance(env_id, str) and given.get("algorithm", settings.get("algorithm")) == "grpo":
         preset = for_grpo(env_id, preset)
     config = _validated(Config, layered(preset, settings), given, file)
+    if config.algorithm == "grpo" and run is None:
+        _check_read_by_grpo(layered(settings, given).get("ppo"))
     return Request(config, options, preset, settings, given, run)

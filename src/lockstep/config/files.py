@@ -13,7 +13,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from lockstep.config.keys import FREE, FREE_NAMES, LEAVES
-from lockstep.config.words import ALIASES, ALREADY, SWITCHES, VALUES, plain
+from lockstep.config.sections import CLIPPED
+from lockstep.config.switches import Switch, read_switch, switch_named
+from lockstep.config.words import ALIASES, VALUES, plain
 
 FILE_SUFFIXES = (".yaml", ".yml", ".json", ".toml")
 SPOKEN = {"true": True, "false": False, "none": None}
@@ -60,13 +62,13 @@ def nested(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         ValueError: a switch and the setting that it stands for are both given, and differ; one line.
     """
     out: dict[str, Any] = {}
-    switches = {}
+    switches: list[Switch] = []
     for key, value in values.items():
         name = str(key).replace("-", "_")
-        if isinstance(value, bool) and (switched := _switched(prefix + name, value)) is not None:
-            switches[name] = (*switched, value)
-            continue
-        if isinstance(value, bool) and ALREADY.get(plain(prefix + name)) is value and prefix + name not in LEAVES:
+        word = switch_named(prefix + name) if isinstance(value, bool) else None
+        switch = None if word is None else read_switch(word, value, f"{prefix}{name}: {value}")
+        if switch is not None:
+            switches.append(switch)
             continue
         path = _unaliased(name, prefix)
         if isinstance(value, dict) and prefix + path not in FREE:
@@ -74,23 +76,31 @@ def nested(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             found = in_our_words(prefix + path, value)
         merge(out, nest(path.split("."), found))
-    for name, (full, said, on) in switches.items():
-        path = full.removeprefix(prefix)
-        other = _found(out, path)
-        if other is not None and other != said:
-            raise ValueError(f"{prefix}{name}: {on} given together with {full} {other}; give one")
-        merge(out, nest(path.split("."), said))
+    add_switches(out, switches, prefix)
     return out
 
 
-def _switched(full: str, on: bool) -> tuple[str, Any] | None:
-    """Reads a switch of another library's, at the top or in its section: the setting it stands for, and its value."""
-    section, _, word = full.rpartition(".")
-    found = SWITCHES.get(plain(word))
-    if full in LEAVES or found is None or section not in ("", found[0].rpartition(".")[0]):
-        return None
-    value = found[1] if on else found[2]
-    return found[0], SPOKEN.get(value, value)
+def add_switches(settings: dict[str, Any], switches: Sequence[Switch], prefix: str = "") -> None:
+    """Adds what switches say to the settings below ``prefix`` that were given beside them, in place.
+
+    Raises:
+        ValueError: a switch and a setting say two things; one line.
+    """
+    for switch in switches:
+        path = switch.path.removeprefix(prefix)
+        section, name = _section(settings, path), path.rpartition(".")[2]
+        if not path:
+            continue
+        if name in section and not _agree(switch.value, section[name]):
+            other = "none" if section[name] is None else section[name]
+            raise ValueError(f"{switch.words} given together with {switch.path} {other}; give one")
+        merge(settings, nest(path.split("."), SPOKEN.get(switch.value, switch.value)))
+
+
+def _agree(said: str, other: Any) -> bool:
+    """Whether a switch's value is that of its setting, as a file or the command line gives it."""
+    spoken = str(other).lower()
+    return spoken != "none" if said == CLIPPED else spoken == said
 
 
 def _unaliased(name: str, prefix: str) -> str:
@@ -117,7 +127,7 @@ def merge(base: dict[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in overlay.items():
         if isinstance(value, Mapping) and isinstance(base.get(key), dict) and key not in FREE_NAMES:
             merge(base[key], value)
-        else:
+        elif key != "value_clip_range" or value != CLIPPED or base.get(key) is None:  # else it is clipped by a number
             base[key] = value
     return base
 
@@ -159,8 +169,12 @@ def _found(settings: Mapping[str, Any], key: str) -> Any:
     return _section(settings, key).get(key.rpartition(".")[2])
 
 
+PRESET_NUMBERS = ("num_shards", "env.max_episode_steps", "ppo.value_clip_range")
+"""Settings that are None by default and a number in some presets, over which a file has to say so."""
+
+
 def config_text(config: BaseModel) -> str:
-    """Writes a config as YAML that a command reads again, without what is None by default."""
+    """Writes a config as YAML that a command reads again, without what is None by default and in presets."""
     import yaml
 
     values = _said(config)
@@ -170,12 +184,12 @@ def config_text(config: BaseModel) -> str:
     return yaml.safe_dump(values, sort_keys=False, default_flow_style=None)
 
 
-def _said(section: BaseModel) -> dict[str, Any]:
+def _said(section: BaseModel, prefix: str = "") -> dict[str, Any]:
     values = section.model_dump(mode="json")
     for name, info in type(section).model_fields.items():
         value = getattr(section, name)
         if isinstance(value, BaseModel):
-            values[name] = _said(value)
-        elif value is None and info.default is None:
+            values[name] = _said(value, f"{prefix}{name}.")
+        elif value is None and info.default is None and prefix + name not in PRESET_NUMBERS:
             del values[name]
     return values

@@ -127,9 +127,9 @@ def _describe(error: Any) -> str:
     if path == "normalize":
         return f"normalize: {value!r}: {advice('normalize', '')}"
     if kind == "extra_forbidden":
-        if plain(path) in SWITCHES:
-            return f"{path}: {value!r} is neither true nor false"
         said = advice(path.rpartition(".")[2], str(value))
+        if said is None and plain(path.rpartition(".")[2]) in SWITCHES:
+            return f"{path}: {value!r} is neither true nor false"
         return f"{path}: unknown key{nearest(path, list(LEAVES))}" if said is None else said
     if kind in ("value_error", "assertion_error"):
         text = str(error["ctx"]["error"])

@@ -129,6 +129,10 @@ class EnvConfig(Section):
         return self
 
 
+CLIPPED = "clipped"
+"""What ``ppo.value_clip_range`` says where its number is still to be found: that of the layers below, or clip_range."""
+
+
 class PPOConfig(Section):
     """Proximal policy optimisation (Schulman et al. 2017)."""
 
@@ -151,7 +155,7 @@ class PPOConfig(Section):
     gradient_accumulation: int = Field(
         default=1, ge=1, description="parts in which a minibatch goes through the networks, to save memory"
     )
-    clip_range: float = Field(default=0.2, gt=0, description="clipping of the probability ratio")
+    clip_range: float = Field(default=0.2, gt=0, description="clipping of the probability ratio, not of values")
     value_clip_range: float | None = Field(default=None, gt=0, description="clipping of the value's change; None: off")
     advantage_normalization: Literal["global", "local", "rank", "off"] = Field(
         default="global",
@@ -173,6 +177,14 @@ class PPOConfig(Section):
     desired_kl: float = Field(default=0.01, gt=0, description="what the adaptive schedule aims at")
     adam_eps: float = Field(default=1e-5, gt=0, description="Adam's epsilon")
     adam_betas: tuple[float, float] = Field(default=(0.9, 0.999), description="Adam's decay rates")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _clipped_values(cls, values: Any) -> Any:
+        """Values that are clipped by no number of their own are clipped as the ratio is (CleanRL, rsl_rl)."""
+        if not isinstance(values, dict) or values.get("value_clip_range") != CLIPPED:
+            return values
+        return {**values, "value_clip_range": values.get("clip_range", cls.model_fields["clip_range"].default)}
 
 
 class GRPOConfig(Section):

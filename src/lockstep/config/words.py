@@ -6,6 +6,9 @@ They are those of Stable-Baselines3 and its RL Zoo, CleanRL, rsl_rl, PureJaxRL a
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
+
+from lockstep.config.sections import CLIPPED
 
 ALIASES = {
     "env": "env.id",
@@ -72,7 +75,6 @@ ALIASES = {
     "wandb_tags": "log.tags",
     "world_size": "nproc",
     "nproc_per_node": "nproc",
-    "num_gpus": "nproc",
     "run_name": "name",
     "exp_name": "name",
     "experiment_name": "name",
@@ -82,33 +84,43 @@ ALIASES = {
 CONFIG_FILE = ("config", "config_file", "conf_file", "cfg")
 """Options before a config file, which needs none."""
 
-SWITCHES: dict[str, tuple[str, str, str]] = {
-    "amp": ("precision", "bf16", "fp32"),
-    "track": ("log.wandb", "true", "false"),
-    "anneal_lr": ("ppo.schedule", "linear", "constant"),
-    "norm_adv": ("ppo.advantage_normalization", "global", "off"),
-    "normalize_advantage": ("ppo.advantage_normalization", "global", "off"),
-    "cuda": ("device", "cuda", "cpu"),
-    "max_utilization": ("num_envs_per_rank", "max", "none"),
+
+class StandsFor(NamedTuple):
+    """What a switch stands for: a setting's path, and its value if the switch is on and if it is off.
+
+    Where a value is None the switch can't say that, and ``ADVICE`` has what to write.
+    """
+
+    path: str
+    on: str | None
+    off: str | None
+
+
+SWITCHES = {
+    "amp": StandsFor("precision", "bf16", "fp32"),
+    "track": StandsFor("log.wandb", "true", "false"),
+    "anneal_lr": StandsFor("ppo.schedule", "linear", "constant"),
+    "norm_adv": StandsFor("ppo.advantage_normalization", "global", "off"),
+    "normalize_advantage": StandsFor("ppo.advantage_normalization", "global", "off"),
+    "clip_vloss": StandsFor("ppo.value_clip_range", CLIPPED, "none"),
+    "use_clipped_value_loss": StandsFor("ppo.value_clip_range", CLIPPED, "none"),
+    "gae": StandsFor("algorithm", "ppo", None),
+    "cuda": StandsFor("device", "cuda", "cpu"),
+    "max_utilization": StandsFor("num_envs_per_rank", "max", None),
+    "capture_video": StandsFor("eval.record_video", None, "false"),
+    "record_video": StandsFor("eval.record_video", None, "false"),
 }
-"""Options that are on or off, with the setting that each stands for and its values then."""
+"""Options that are on or off, with the setting that each stands for."""
 
 ALREADY = {
     "torch_deterministic": True,
-    "capture_video": False,
-    "record_video": False,
-    "clip_vloss": False,
-    "use_clipped_value_loss": False,
     "use_sde": False,
-    "multi_gpu": False,
-    "distributed": False,
     "headless": True,
     "render": False,
     "save_model": True,
     "upload_model": False,
-    "gae": True,
 }
-"""Switches that say what is so already, if they say this."""
+"""Switches that say what is so in every run, whatever its settings, if they say this; ``ADVICE`` answers the other."""
 
 VALUES = {
     "precision": {"amp": "bf16", "bfloat16": "bf16", "bf16-mixed": "bf16", "float32": "fp32", "32": "fp32"},
@@ -137,8 +149,14 @@ _MODULE = "'my_module:MyEnv-v0' in the id's place imports my_module first"
 _WRAPPERS = "a class or function that makes the wrapped environment is an environment: my_module:make_env"
 _RESUME = "--resume RUN goes on with a run; lockstep eval RUN and lockstep play RUN load a policy"
 
+_RANKS = "--nproc 4 starts four ranks, --nproc 1 is the default; under torchrun, Slurm or MPI nothing is needed, and "
+_RANKS += "engine jax takes all GPUs unless --devices 1 says otherwise"
 _UPLOAD = "nothing is uploaded to a hub; lockstep export RUN writes a policy for other programs"
 _OFF_POLICY = "there are no off-policy algorithms (DQN, SAC, TD3, DDPG); algorithms are ppo and grpo"
+
+
+def _count(text: str) -> str:
+    return text if text.isdigit() and text != "0" else "2"
 
 
 def _every(setting: str) -> Callable[[str], str]:
@@ -152,8 +170,6 @@ ADVICE: dict[str, str | Callable[[str], str]] = {
         f"--ppo.value-coef {v or 'X'}, SB3's --ppo.value-coef {_times(v, 2)}"
     ),
     "value_loss_coef": lambda v: f"rsl_rl's loss has no factor 0.5: write --ppo.value-coef {_times(v, 2)}",
-    "clip_vloss": "the limit is a setting of its own: --ppo.value-clip-range 0.2, or none",
-    "use_clipped_value_loss": "the limit is a setting of its own: --ppo.value-clip-range 0.2, or none",
     "eval_freq": _every("eval.interval"),
     "eval_interval_steps": _every("eval.interval"),
     "save_freq": _every("checkpoint.interval"),
@@ -161,8 +177,10 @@ ADVICE: dict[str, str | Callable[[str], str]] = {
     "log_interval": "every iteration is logged; leave it out",
     "capture_video": "evaluations are filmed: --eval.interval 10 --eval.record-video",
     "record_video": "evaluations are filmed: --eval.interval 10 --eval.record-video",
-    "distributed": "--nproc 4 starts four ranks; under torchrun, Slurm or MPI nothing is needed",
-    "multi_gpu": "--nproc 4 starts four ranks; under torchrun, Slurm or MPI nothing is needed",
+    "max_utilization": "--num-envs or --num-envs-per-rank says how many environments; leave it out",
+    "distributed": _RANKS,
+    "multi_gpu": _RANKS,
+    "num_gpus": lambda v: f"--nproc {_count(v)} --device cuda takes a GPU a rank; CUDA_VISIBLE_DEVICES says which",
     "device_ids": "--nproc 2 --device cuda takes a GPU a rank; CUDA_VISIBLE_DEVICES says which",
     "gpu_id": lambda v: f"CUDA_VISIBLE_DEVICES={v or 0} before the command chooses the GPU, --device cuda uses it",
     "torch_deterministic": "runs are always deterministic; leave it out",
@@ -180,7 +198,7 @@ ADVICE: dict[str, str | Callable[[str], str]] = {
     "save_model": "every run keeps checkpoints and its best policy; leave it out",
     "upload_model": _UPLOAD,
     "hf_entity": _UPLOAD,
-    "gae": "advantages are always GAE's; --ppo.gae-lambda 1 makes them returns minus values",
+    "gae": "PPO's advantages are always GAE's; --ppo.gae-lambda 1 makes them returns minus values",
     "buffer_size": _OFF_POLICY,
     "learning_starts": _OFF_POLICY,
     "train_frequency": _OFF_POLICY,

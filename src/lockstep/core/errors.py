@@ -36,9 +36,16 @@ class DesyncError(RunError):
 
 
 class OutOfStepError(RunError):
-    """Ranks of a user's script met in different places, or after different numbers of passes; every rank raises it."""
+    """Ranks of a user's script met in different places, or after different numbers of passes; every rank raises it.
+
+    ``ranks_parted`` says whether they have left one another for certain (True) or perhaps (False); None: not at all.
+    """
 
     everywhere = True
+
+    def __init__(self, message: str, ranks_parted: bool | None = None) -> None:
+        super().__init__(message)
+        self.ranks_parted = ranks_parted
 
 
 class UnreducedGradientError(RunError):

@@ -59,6 +59,14 @@ def look_here_last() -> None:
     sys.path[:] = [*(place for place in sys.path if place not in ("", here)), here]
 
 
+def where_it_was_looked_for(error: Exception, module: str) -> str:
+    """Says where ``module`` was looked for, if that it or a package of it isn't there is the error; else nothing."""
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    if missing is None or not f"{module}.".startswith(f"{missing}."):
+        return ""
+    return f"; modules are looked for in the working directory, {os.getcwd()}, and in those of PYTHONPATH"
+
+
 def adopt_orphans() -> None:
     """Become the parent of every descendant whose own parent dies (Linux), so that none can escape."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)

@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 from lockstep.config.handed import handed_object, is_handed
+from lockstep.core.process import where_it_was_looked_for
 
 
 def network_class(name: str) -> Any:
@@ -20,4 +21,5 @@ def network_class(name: str) -> Any:
     try:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"network.custom: {name} can't be imported: {error}") from None
+        where = where_it_was_looked_for(error, module)
+        raise ValueError(f"network.custom: {name} can't be imported: {error}{where}") from None

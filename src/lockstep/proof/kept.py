@@ -12,7 +12,7 @@ from lockstep.config.run import Config
 from lockstep.core.files import replace_text
 from lockstep.launch.resume import differences, may_change
 from lockstep.proof.verify import MACHINE, Comparison
-from lockstep.runs.directory import CHECKPOINTS, CONFIG, VERIFY, is_run
+from lockstep.runs.directory import CHECKPOINTS, CONFIG, VERIFY, check_single, is_run
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.training.past import utc_date
@@ -21,16 +21,20 @@ from lockstep.training.past import utc_date
 def run_of(target: str, runs_dir: Path = Path("runs")) -> Path | None:
     """Finds the run that is to be verified: its directory, its ``config.json``, or its name where no preset has that.
 
-    None: ``target`` is a config file or an environment.
+    None: ``target`` is a config file or an environment. A ``ValueError`` of one line if it holds a run a seed.
     """
     path = Path(target)
+    inside = runs_dir / target
+    for place in (path,) if path.exists() or "/" in target or has_preset(with_version(target)) else (inside,):
+        if is_run(place):
+            check_single(place)
     if path.is_dir() and _has_begun(path):
         return path
     if path.name == CONFIG and _has_begun(path.parent):
         return path.parent
-    if path.exists() or "/" in target or not _has_begun(runs_dir / target) or has_preset(with_version(target)):
+    if path.exists() or "/" in target or not _has_begun(inside) or has_preset(with_version(target)):
         return None
-    return runs_dir / target
+    return inside
 
 
 def _has_begun(path: Path) -> bool:

@@ -246,6 +246,7 @@ def _said(method: Any, record: dict[str, Any]) -> bool | dict[str, float]:
 
     Raises:
         TypeError: what it says is neither.
+        ValueError: a number has the name of one that the record has by itself.
     """
     try:
         said = None if method is None else method(record)
@@ -261,4 +262,6 @@ def _said(method: Any, record: dict[str, Any]) -> bool | dict[str, float]:
             float(value)
         except (TypeError, ValueError):
             raise TypeError(f"a callback's metric {key!r} is {value!r}; a number is logged") from None
+        if key in record:
+            raise ValueError(f"a callback's metric {key!r} is one of the run's own; log yours by another name")
     return {str(key): float(value) for key, value in said.items()}

@@ -6,7 +6,6 @@ import contextlib
 import difflib
 import itertools
 import json
-import os
 import shutil
 import sys
 import time
@@ -21,6 +20,7 @@ from lockstep.core.files import new_directory, replace_text
 from lockstep.core.topology import Topology, started_by_torchrun
 from lockstep.runs.checkpoint import PYTREE, CheckpointError, checkpoints_in, manifest_of, newest_manifest, step_of
 from lockstep.runs.checkpoint_writer import CheckpointWriter
+from lockstep.runs.links import WANDB, odd_entry
 from lockstep.runs.lock import PATIENCE, RunLock
 from lockstep.runs.progress import Progress, make_progress
 from lockstep.runs.trackers import METRICS_CSV, METRICS_JSONL, TENSORBOARD, RunTrackers, cut_trackers, wanted_trackers
@@ -29,7 +29,7 @@ from lockstep.runs.trackers.jsonl import JsonlTracker, cut_jsonl, iterations_of
 from lockstep.runs.trackers.service import TRACKERS_JSON, Tracker
 
 CONFIG, SUMMARY, CHECKPOINTS, FINGERPRINTS = "config.json", "summary.json", "checkpoints", "fingerprints.jsonl"
-TIMING, LOCK, VIDEOS, WANDB = "timing.jsonl", ".lock", "videos", "wandb"
+TIMING, LOCK, VIDEOS = "timing.jsonl", ".lock", "videos"
 REPORT, VERIFY = "report.html", "verify.json"
 BEGUN = "begun"  # stands beside states in memory once what lies behind the one that a run goes on from is removed
 KEPT_IN_MEMORY = 2  # states: one that is being written doesn't take the place of the last one
@@ -251,10 +251,20 @@ def create_run(runs_dir: str, name: str | None, config: Config, seeds: Sequence[
         if not _untouched(path):
             raise ValueError(
                 f"name: run {path} exists already; --resume {path} continues it, another --name starts a new one"
+                + ("; several seeds of a name are --seeds 0-4" if _differs_in_seed(path, config) else "")
             )
         run.write_config(config)
         stack.pop_all()
     return run
+
+
+def _differs_in_seed(path: Path, config: Config) -> bool:
+    """Whether the config of the run in ``path`` is this one with another seed; what can't be read isn't."""
+    try:
+        there = json.loads((path / CONFIG).read_text())
+        return there.pop("seed") != config.seed and there == config.model_dump(mode="json", exclude={"seed"})
+    except (OSError, ValueError, AttributeError, KeyError):
+        return False
 
 
 def open_seed(run: RunDirectory, config: Config) -> RunDirectory:
@@ -286,24 +296,16 @@ def open_run(path: Path, config: Config, trust: bool = False) -> RunDirectory:
     return run
 
 
-def odd_entry(path: Path) -> str | None:
-    """Finds something in a run's directory through which others' files would be written, or which is no file at all."""
-    for folder, folders, files in os.walk(path):
-        if Path(folder) == path and WANDB in folders and not (path / WANDB).is_symlink():
-            folders.remove(WANDB)  # has links of its own, and is written by its own software
-        for name in sorted([*folders, *files]):
-            entry = Path(folder, name)
-            if entry.is_symlink():
-                return f"{entry.relative_to(path)} is a link to {os.path.realpath(entry)}, which would be written"
-            if not (entry.is_file() or entry.is_dir()):
-                return f"{entry.relative_to(path)} is neither a file nor a directory"
-    return None
-
-
 def has_begun(path: Path) -> bool:
     """Whether a directory is a run's of which something is left: more than a config that was lost at the start."""
     empty = (path / CONFIG).is_file() and (path / CONFIG).stat().st_size == 0
     return is_run(path) and not (empty and _untouched(path))
+
+
+def check_single(path: Path) -> None:
+    """Raise a one-line ``ValueError`` if a run's directory holds not one run but one a seed."""
+    if seeds := seeds_in(path):
+        raise ValueError(f"run: {path} holds a run for each of {len(seeds)} seeds; give one of them, e.g. {seeds[0]}")
 
 
 def find_run(run: str, runs_dir: str = "runs", single: bool = True) -> tuple[Path, str]:
@@ -315,10 +317,8 @@ def find_run(run: str, runs_dir: str = "runs", single: bool = True) -> tuple[Pat
     places = list(dict.fromkeys((Path(run), Path(runs_dir) / run)))
     for path in places:
         if is_run(path):
-            if single and (seeds := seeds_in(path)):
-                raise ValueError(
-                    f"run: {path} holds a run for each of {len(seeds)} seeds; give one of them, e.g. {seeds[0]}"
-                )
+            if single:
+                check_single(path)
             return path, "latest"
         if path.parent.name == CHECKPOINTS and is_run(path.parent.parent) and path.is_dir():
             return path.parent.parent, path.name

@@ -44,7 +44,8 @@ def loss_and_terms(
 
     All tensors are ``[k, rows]`` (or ``[rows]``); advantages are normalised already. Without a critic there are no
     values and returns; ``valid`` is 1.0 where a sample counts, None where all do; ``reference_log_prob`` is that of the
-    policy to which ``settings.kl_coef`` ties this one.
+    policy to which ``settings.kl_coef`` ties this one. Plain policies on a CPU don't come here: another loss stands in
+    :meth:`lockstep.torch_engine.plain.losses.ActionHead.loss` too, with its gradient by hand.
 
     Returns:
         The loss ``[k]`` and the terms ``[k, T]`` in the order of ``settings.terms``, sums over rows divided by the

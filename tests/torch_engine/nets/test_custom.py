@@ -1,5 +1,6 @@
 """Networks of the user's own: called as functions, their dropout keyed, what can't be used refused in one line."""
 
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -314,7 +315,18 @@ def test_modules_that_are_refused(name, kwargs, said):
 
 def test_a_module_that_is_not_there():
     config = small_config(network={"custom": "no_such_module:Net"})
-    assert "can't be imported: No module named 'no_such_module'" in complaint(config, described())
+    text = complaint(config, described())
+    assert (
+        "can't be imported: No module named 'no_such_module'; modules are looked for in the working directory" in text
+    )
+    assert text.endswith(f"{os.getcwd()}, and in those of PYTHONPATH")
+
+
+def test_a_module_that_lacks_another_is_not_said_to_be_missing(tmp_path, monkeypatch):
+    (tmp_path / "lacking.py").write_text("import no_such_module")
+    monkeypatch.syspath_prepend(tmp_path)
+    text = complaint(small_config(network={"custom": "lacking:Net"}), described())
+    assert text.endswith("No module named 'no_such_module'")
 
 
 def test_without_a_critic_a_module_is_for_grpo():

@@ -80,6 +80,14 @@ CAUSES = {
     ),
     "still": "a call that takes long (a download, a big file, another program), or a rank that waits for ever",
     "others_reduced": "other gradients of the script are reduced before the step, and these are not",
+    "parted": (
+        "a rank left a loop or took a branch by a value of its own, and came to another collective or took another"
+        " number of steps than the others: lockstep.attach compared them and stopped all"
+    ),
+    "parted_or_alone": (
+        "a rank ends its epochs by a value of its own (the KL divergence of its own minibatch) and collects already; or"
+        " one rank alone runs the module without gradients, which by itself leaves them one agent"
+    ),
     "waiting": "ranks took a different number of collectives: one left its loop earlier, or took another branch",
 }
 
@@ -126,6 +134,10 @@ FIXES = {
     "data": "initialise alike, then seed environments and sampling by rank (lockstep.shard_seed(seed))",
     "still": "if that call may take so long, a larger --time-limit; else look where the stacks stand",
     "others_reduced": "reduce these as well; or lockstep.attach([…], […]) with all modules and all optimisers",
+    "parted_or_alone": (
+        "decide together: all-reduce the value before it is compared (lockstep.all_mean), or lockstep.stop_if(flag);"
+        " what one rank runs alone, under module.eval()"
+    ),
     "waiting": "let all ranks take the same decision from a reduced value before they leave a loop or branch",
 }
 

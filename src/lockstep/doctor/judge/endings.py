@@ -73,16 +73,20 @@ def failure_finding(traces: Sequence[RankTrace], interrupted: bool, deadlock: bo
     if not own or (waiting_finding(traces, deadlock) is not None and all(waited(t, deadlock) for t in own)):
         return None
     raised = all("raised_at" in (t.end or {}) for t in own)
+    parted = [(t.end or {}).get("ranks_parted") for t in own]
     first = min(own, key=lambda t: ((t.end or {})["raised_at"] if raised else t.ended_at) or 0.0)
-    return Finding(
-        "failure", DOUBT, f"the script failed: rank {first.rank} {_how(first)}", "", "", {"rank": first.rank}
-    )
+    if all(parted):  # every rank that failed was told so by lockstep.attach, which compared them
+        text = f"ranks parted: rank {first.rank} {_how(first)}"
+        return Finding("parted", FAULT, text, CAUSES["parted"], FIXES["steps"], {"rank": first.rank})
+    cause, fix = ("", "") if None in parted else (CAUSES["parted_or_alone"], FIXES["parted_or_alone"])
+    text = f"the script failed: rank {first.rank} {_how(first)}"
+    return Finding("failure", DOUBT, text, cause, fix, {"rank": first.rank})
 
 
 def _how(trace: RankTrace) -> str:
     end = trace.end or {}
     if "error" in end:
-        at = f" ({end['error_at'].partition(' ')[0]})" if end.get("error_at") else ""
+        at = f" — at {end['error_at'].partition(' ')[0]}" if end.get("error_at") else ""
         return f"raised {end['error']}{at}"
     code = trace.exit_code or 0
     if code < 0:

@@ -103,13 +103,19 @@ class Watcher:
             self._thread_seconds += time.thread_time() - began
 
 
+MOST_LETTERS = 2000
+"""Of an error's line, which may hold a whole array."""
+
+
 def described(error: BaseException) -> dict[str, Any]:
     """An exception as an event's entries: its line, and where it came from, innermost first."""
     line = traceback.format_exception_only(error)[-1].strip()
     lines = stack_lines(traceback.extract_tb(error.__traceback__))
     where = own_lines(lines)
-    return {
-        "error": line.splitlines()[0][:300] if line else type(error).__name__,
+    said = line.splitlines()[0] if line else type(error).__name__
+    parted = getattr(error, "ranks_parted", None)  # of lockstep.attach
+    return ({} if parted is None else {"ranks_parted": parted}) | {
+        "error": said if len(said) <= MOST_LETTERS else f"{said[:MOST_LETTERS]} …",
         "error_at": where[0] if where else "",
         "error_in_collective": stands_in(lines, COLLECTIVES + BACKWARD),
         "stack": lines,

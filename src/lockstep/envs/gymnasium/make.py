@@ -15,13 +15,19 @@ from gymnasium.envs.registration import EnvSpec
 from lockstep.config.handed import handed_object, is_handed
 from lockstep.config.presets import ATARI_ID, with_version
 from lockstep.config.run import EnvConfig
+from lockstep.core.process import where_it_was_looked_for
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 from lockstep.envs.description import stepped_as_arrays
 from lockstep.envs.gymnasium.atari import UNSEEN_PICTURES
 from lockstep.envs.gymnasium.minigrid import MINIGRID_ID, register_minigrid
 from lockstep.envs.gymnasium.wrappers import wrap
 
-BOX2D = "gymnasium.envs.box2d"
+EXTRAS = {
+    "gymnasium.envs.box2d": "box2d",
+    "gymnasium.envs.mujoco": "mujoco",
+    "gymnasium.envs.classic_control": "classic-control",
+}
+"""Extras of ours, by the packages of Gymnasium's environments."""
 
 
 def make_environment(config: EnvConfig, **kwargs: Any) -> gymnasium.Env:
@@ -52,10 +58,12 @@ def make_environment(config: EnvConfig, **kwargs: Any) -> gymnasium.Env:
         what = spec_of(config.id)
         made = gymnasium.make(what, disable_env_checker=True, **{**extra, **config.kwargs, **kwargs})
     except gymnasium.error.DependencyNotInstalled as error:
-        needed = "pip install 'lockstep-rl[box2d]'" if _entry_point(config.id).startswith(BOX2D) else error
-        raise ValueError(f"env.id: {config.id} needs a package that isn't installed: {needed}") from None
+        raise ValueError(
+            f"env.id: {config.id} needs a package that isn't installed: {_needed(config, error)}"
+        ) from None
     except ModuleNotFoundError as error:
-        raise ValueError(f"env.id: {config.id}: {error}") from None
+        where = where_it_was_looked_for(error, config.id.partition(":")[0]) if ":" in config.id else ""
+        raise ValueError(f"env.id: {config.id}: {error}{where}") from None
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
         raise ValueError(f"env.id: {_unknown(config.id, error)}") from None
     except Exception as error:
@@ -73,6 +81,13 @@ def make_environment(config: EnvConfig, **kwargs: Any) -> gymnasium.Env:
         raise ValueError(
             text if text.startswith("env.") else f"env.id: {config.id} can't be wrapped: {text}"
         ) from error
+
+
+def _needed(config: EnvConfig, error: Exception) -> str:
+    """What is to be installed: an extra of ours, where it has what Gymnasium asks for."""
+    extra = next((name for package, name in EXTRAS.items() if _entry_point(config.id).startswith(package)), None)
+    ours = extra is not None and "mujoco-py" not in str(error)  # of versions up to 3, which is another package
+    return f"pip install 'lockstep-rl[{extra}]'" if ours else str(error)
 
 
 def _entry_point(env_id: str) -> str:

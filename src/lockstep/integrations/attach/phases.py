@@ -83,7 +83,7 @@ class Phases:
             "one of them has stopped its epochs early (decide together, with lockstep.stop_if), or runs the module "
             f"without gradients alone ({way}attach with check_phases=False)"
         )
-        return [Same("had begun {} rollouts since its last backward pass", int(seen), advice)]
+        return [Same("had begun {} rollouts since its last backward pass", int(seen), advice, parted=False)]
 
     def remove(self) -> None:
         """Take the hooks away."""

@@ -73,12 +73,14 @@ def communicator() -> Communicator:
 class Same:
     """A number that must be the same on every rank.
 
-    ``words`` say what a rank did so often (``"took {} steps"``), and ``advice`` what to do where ranks differ.
+    ``words`` say what a rank did so often (``"took {} steps"``), and ``advice`` what to do where ranks differ; then
+    they have ``parted`` for certain, or perhaps one of them did something that the others needn't.
     """
 
     words: str
     number: int
     advice: str
+    parted: bool = True
 
 
 def meet(where: str, said: Sequence[Same] = (), telling: int = 0) -> list[int]:
@@ -109,12 +111,14 @@ def meet(where: str, said: Sequence[Same] = (), telling: int = 0) -> list[int]:
         places = communicator().gather_json(where)
         raise OutOfStepError(
             f"rank 0 came to {places[0]} while rank {elsewhere} came to {places[elsewhere]}: every rank must come to "
-            "the same collectives in the same order; decide together, with lockstep.stop_if or from all_mean"
+            "the same collectives in the same order; decide together, with lockstep.stop_if or from all_mean",
+            ranks_parted=True,
         )
     for rank, row in enumerate(rows):
         for same, first, theirs in zip(said, rows[0][1:], row[1:], strict=False):
             if first != theirs:
                 raise OutOfStepError(
-                    f"at {where}, rank 0 {same.words.format(first)} and rank {rank} {theirs}: {same.advice}"
+                    f"at {where}, rank 0 {same.words.format(first)} and rank {rank} {theirs}: {same.advice}",
+                    ranks_parted=same.parted,
                 )
     return told

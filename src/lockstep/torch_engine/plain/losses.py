@@ -79,7 +79,8 @@ class ActionHead:
 
         The columns ``[k, rows, …]`` are actions, log_probs, values, advantages and returns; and valid, 1.0 where a
         sample counts, unless all do. Into the last columns of ``out`` go the gradient of log_std, if there is one, and
-        the loss terms.
+        the loss terms. The loss is :func:`lockstep.torch_engine.losses.loss_and_terms`' own, of which autograd makes
+        the gradient elsewhere; who changes one changes both.
         """
         size = out.shape[1] - len(TERMS)
         terms = np.empty((*values.shape[:1], len(TERMS), values.shape[1]), out.dtype)

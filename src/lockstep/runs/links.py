@@ -1,0 +1,22 @@
+"""Finds what in a run's directory leads elsewhere, before anything is written there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+WANDB = "wandb"
+
+
+def odd_entry(path: Path) -> str | None:
+    """Finds something in a run's directory through which others' files would be written, or which is no file at all."""
+    for folder, folders, files in os.walk(path):
+        if Path(folder) == path and WANDB in folders and not (path / WANDB).is_symlink():
+            folders.remove(WANDB)  # has links of its own, and is written by its own software
+        for name in sorted([*folders, *files]):
+            entry = Path(folder, name)
+            if entry.is_symlink():
+                return f"{entry.relative_to(path)} is a link to {os.path.realpath(entry)}, which would be written"
+            if not (entry.is_file() or entry.is_dir()):
+                return f"{entry.relative_to(path)} is neither a file nor a directory"
+    return None
