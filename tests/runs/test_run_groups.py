@@ -1,6 +1,7 @@
 """What is said of a group of seeds as a whole, and what becomes of one that fails at its end."""
 
 import json
+from typing import Any, cast
 
 import pytest
 from made_runs import make_run, summary_of
@@ -8,7 +9,8 @@ from made_runs import make_run, summary_of
 from lockstep.config.run import CheckpointConfig, Config, RunOptions
 from lockstep.launch.defaults import RunRequest
 from lockstep.launch.seeds import group as groups
-from lockstep.launch.seeds.group import SeedRun, Speed, has_trained, start_group
+from lockstep.launch.seeds.group import Speed, has_trained, start_group
+from lockstep.launch.seeds.seed_run import SeedRun
 from lockstep.launch.world import World
 from lockstep.runs.curves import METRIC
 from lockstep.runs.directory import RunDirectory, seeds_in
@@ -35,11 +37,14 @@ def row(step, mean_return, fps=1000.0):
 
 def test_seeds_that_begin_change_neither_the_shown_return_nor_the_speed():
     ended, running = [row(100, 10.0), row(100, 20.0)], [row(50, 5.0), row(1, None)]
-    before, after = together_in_turn([], ended, 40.0), together_in_turn(running, ended, 40.0)
+    before, after = together_in_turn([], ended, [], 40.0), together_in_turn(running, ended, [], 40.0)
     assert (before[METRIC], after[METRIC]) == (15.0, 15.0)
     assert plain_line(before, 400) == "step 200/400  50%  return 15.00 (2 ended)  40 steps/s  eta 0:00:05"
     assert plain_line(after, 400) == "step 251/400  62%  return 15.00 (2 ended)  40 steps/s  eta 0:00:04"
-    assert "return 5.00 (2 running)  –" in plain_line(together_in_turn(running, [], None), 400)
+    assert "return 5.00 (2 running)  –" in plain_line(together_in_turn(running, [], [], None), 400)
+    later = together_in_turn(running, [], ended, None)  # of which only the steps count
+    assert later["global_step"] == after["global_step"]
+    assert "return 5.00 (2 running)  –" in plain_line(later, 400)
     assert together([*ended, *running])["time/global_fps"] == 4000.0  # which is right of one program alone
 
 
@@ -59,11 +64,17 @@ def test_a_group_shows_its_seeds_by_whether_they_have_ended(tmp_path):
             shown.append(record)
 
     group = groups.Group(RunDirectory(tmp_path), paths, {}, None, 1, Kept())
+    for run in group.runs:
+        run.process = cast(Any, "a process")
     group._show()
     group.runs[0].code, group.runs[1].code = 0, 1
     (paths[2] / "metrics.jsonl").unlink()
     group._show()
-    assert [(each["return_of"], each[METRIC]) for each in shown] == [("3 running", 80.0), ("1 ended", 40.0)]
+    group.runs[1].process = None  # it waits, and was trained to its end in an earlier session
+    group._shown = 0
+    group._show()
+    said = [(each["return_of"], each[METRIC]) for each in shown]
+    assert said == [("3 running", 80.0), ("1 ended", 40.0), ("2 ended", 60.0)]
 
 
 def test_incidents_are_said_of_each_seed(tmp_path):

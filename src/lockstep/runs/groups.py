@@ -89,7 +89,10 @@ def together(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def together_in_turn(
-    running: Sequence[Mapping[str, Any]], ended: Sequence[Mapping[str, Any]], steps_per_second: float | None
+    running: Sequence[Mapping[str, Any]],
+    ended: Sequence[Mapping[str, Any]],
+    others: Sequence[Mapping[str, Any]],
+    steps_per_second: float | None,
 ) -> dict[str, Any]:
     """Sums up seeds that processes train side by side and in turn.
 
@@ -97,8 +100,9 @@ def together_in_turn(
     seeds that have only begun averaged with those of trained ones.
 
     Args:
-        running: the last record of each seed that trains or has yet to go on.
+        running: the last record of each seed that trains.
         ended: of each seed that has been trained to its end.
+        others: of each that has yet to go on, or has failed; only their steps count.
         steps_per_second: of all of them together; None: it isn't known yet.
 
     Returns:
@@ -107,7 +111,7 @@ def together_in_turn(
     """
     shown = ended or running
     return {
-        "global_step": sum(record["global_step"] for record in (*running, *ended)),
+        "global_step": sum(record["global_step"] for record in (*running, *ended, *others)),
         METRIC: _mean_return(shown),
         "return_of": f"{len(shown)} {'ended' if ended else 'running'}",
         "time/global_fps": steps_per_second,

@@ -5,37 +5,34 @@ from __future__ import annotations
 import functools
 import json
 import shutil
-import subprocess
-import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lockstep.config.engines import check_engine_options
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.errors import RunError
-from lockstep.core.process import ERROR_PREFIX, EXIT_USER_ERROR, command_that_ends_with_us, said_error
+from lockstep.core.process import EXIT_USER_ERROR
 from lockstep.core.temporary import temporary_directory
-from lockstep.core.topology import available_cores, without_launcher
+from lockstep.core.topology import available_cores
 from lockstep.envs.describe import describe
 from lockstep.launch.checks import check_company, check_limits
 from lockstep.launch.defaults import RunRequest
 from lockstep.launch.redact import without_secrets
 from lockstep.launch.restart import LEAST_HOURS
 from lockstep.launch.resume import resumed_config
+from lockstep.launch.seeds.seed_run import SeedRun
 from lockstep.launch.sizing import resolved_here
 from lockstep.launch.world import World
-from lockstep.runs.directory import SEED, SUMMARY, RunDirectory, create_run, open_run, seeds_in
+from lockstep.runs.directory import SEED, RunDirectory, create_run, open_run, seeds_in
 from lockstep.runs.groups import finish_group, together_in_turn
-from lockstep.runs.listing import UnreadableError, last_record, read_object
+from lockstep.runs.listing import last_record
 from lockstep.runs.progress import Progress, make_progress
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trust import remember_names
-from lockstep.training.audience import COMMAND_VARIABLE
 from lockstep.training.stop import stop_requests
 
 POLL_SECONDS, SHOW_SECONDS = 0.05, 0.5
@@ -131,73 +128,6 @@ def side_by_side(options: RunOptions, config: Config, world: World) -> int:
     if options.seeds_at_once is not None:
         return options.seeds_at_once
     return max(1, available_cores() // (world.ranks_here * config.threads)) if config.device == "cpu" else 1
-
-
-@dataclass
-class SeedRun:
-    """One seed's run: its directory, and while it trains its process.
-
-    Attributes:
-        said: lines of its standard error.
-        code: its exit status, once it has ended.
-    """
-
-    path: Path
-    process: subprocess.Popen[str] | None = None
-    said: list[str] = field(default_factory=list)
-    code: int | None = None
-    _reader: threading.Thread | None = None
-
-    def start(self, file: Path, command: Sequence[str] | None) -> None:
-        """Starts ``lockstep train FILE``; ``command`` are the words that would train it by itself."""
-        variables = without_launcher() | {COMMAND_VARIABLE: json.dumps(command)}
-        self.process = subprocess.Popen(
-            command_that_ends_with_us("train", str(file)),
-            env=variables,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,  # signals are the group's to pass on
-        )
-        self._reader = threading.Thread(target=self._read, name=f"{self.path.name}-output", daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process is not None
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.said.append(line)
-            if not line.startswith(ERROR_PREFIX) and line.strip():
-                print(f"{self.path.name}: {line}", end="", file=sys.stderr, flush=True)
-
-    def has_ended(self) -> bool:
-        """Tells whether its process has ended, and keeps the exit status."""
-        assert self.process is not None
-        assert self._reader is not None
-        if self.process.poll() is None:
-            return False
-        self._reader.join()
-        self.code = self.process.returncode
-        return True
-
-    def failed(self, signalled: int) -> bool:
-        """Whether it has ended otherwise than at its end, or by the signal that stopped the group (0: none did)."""
-        stopped = self.code is not None and (128 < self.code < 160 or self.code == -signalled)
-        return self.code is not None and self.code != 0 and not stopped
-
-    @property
-    def error(self) -> str:
-        """Why it failed, in a line."""
-        return said_error("".join(self.said), self.code or 0)
-
-    def summary(self) -> dict[str, Any] | None:
-        """Returns what it left; None while no session has ended well."""
-        try:
-            return read_object(self.path / SUMMARY)
-        except (OSError, UnreadableError):
-            return None
 
 
 @dataclass
@@ -312,14 +242,14 @@ class Group:
         return None if limit is None else max(LEAST_HOURS, limit - (time.monotonic() - self._began) / 3600)
 
     def _show(self) -> None:
-        running, ended = [], []
+        running, ended, others = [], [], []
         for run in self.runs:
             if record := last_record(run.path / METRICS_JSONL):
-                (ended if run.code == 0 else running).append(record)
-        steps = sum(record["global_step"] for record in (*running, *ended))
+                (ended if run.is_done else running if run.is_training else others).append(record)
+        steps = sum(record["global_step"] for record in (*running, *ended, *others))
         if steps != self._shown:
             self._shown = steps
-            self._progress.update(together_in_turn(running, ended, self._speed.of(steps, time.monotonic())))
+            self._progress.update(together_in_turn(running, ended, others, self._speed.of(steps, time.monotonic())))
 
 
 def settings_of(options: RunOptions, overrides: Mapping[str, Any]) -> dict[str, Any]:

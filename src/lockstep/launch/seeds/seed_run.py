@@ -1,0 +1,97 @@
+"""One seed of a group: its run, and the process that trains it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lockstep.core.process import ERROR_PREFIX, command_that_ends_with_us, said_error
+from lockstep.core.topology import without_launcher
+from lockstep.runs.directory import SUMMARY
+from lockstep.runs.listing import UnreadableError, read_object
+from lockstep.training.audience import COMMAND_VARIABLE
+
+
+@dataclass
+class SeedRun:
+    """One seed's run: its directory, and while it trains its process.
+
+    Attributes:
+        said: lines of its standard error.
+        code: its exit status, once it has ended.
+    """
+
+    path: Path
+    process: subprocess.Popen[str] | None = None
+    said: list[str] = field(default_factory=list)
+    code: int | None = None
+    _reader: threading.Thread | None = None
+
+    def start(self, file: Path, command: Sequence[str] | None) -> None:
+        """Starts ``lockstep train FILE``; ``command`` are the words that would train it by itself."""
+        variables = without_launcher() | {COMMAND_VARIABLE: json.dumps(command)}
+        self.process = subprocess.Popen(
+            command_that_ends_with_us("train", str(file)),
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # signals are the group's to pass on
+        )
+        self._reader = threading.Thread(target=self._read, name=f"{self.path.name}-output", daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process is not None
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.said.append(line)
+            if not line.startswith(ERROR_PREFIX) and line.strip():
+                print(f"{self.path.name}: {line}", end="", file=sys.stderr, flush=True)
+
+    @property
+    def is_training(self) -> bool:
+        """Whether its process runs."""
+        return self.process is not None and self.code is None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has been trained to its end, by its process here or in an earlier session."""
+        if self.process is not None:
+            return self.code == 0
+        return (self.summary() or {}).get("status") == "finished"
+
+    def has_ended(self) -> bool:
+        """Tells whether its process has ended, and keeps the exit status."""
+        assert self.process is not None
+        assert self._reader is not None
+        if self.process.poll() is None:
+            return False
+        self._reader.join()
+        self.code = self.process.returncode
+        return True
+
+    def failed(self, signalled: int) -> bool:
+        """Whether it has ended otherwise than at its end, or by the signal that stopped the group (0: none did)."""
+        stopped = self.code is not None and (128 < self.code < 160 or self.code == -signalled)
+        return self.code is not None and self.code != 0 and not stopped
+
+    @property
+    def error(self) -> str:
+        """Why it failed, in a line."""
+        return said_error("".join(self.said), self.code or 0)
+
+    def summary(self) -> dict[str, Any] | None:
+        """Returns what it left; None while no session has ended well."""
+        try:
+            return read_object(self.path / SUMMARY)
+        except (OSError, UnreadableError):
+            return None
