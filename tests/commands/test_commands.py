@@ -61,7 +61,7 @@ def test_train_says_where_the_run_lies_and_what_comes_next(trained):
     last = run.ended.stdout.splitlines()[-5:]
     score = run.summary["final_return"]
     assert re.fullmatch(
-        rf"mean return of the last 100 episodes {format_number(score)} after 1,024 steps, \d+\.\d s", last[0]
+        rf"mean return of all \d+ episodes {format_number(score)} after 1,024 steps, \d+\.\d s", last[0]
     )
     assert last[1] == f"run: {name}   parameters sha256 {run.summary['params_sha256'][:16]}…"
     assert re.fullmatch(rf"evaluate:  .*lockstep eval {name} --episodes 20", last[2])

@@ -86,7 +86,9 @@ def test_the_command_line_of_the_large_one():
 
 def test_amp_is_bf16():
     assert request_of(["Snake-v0", "--amp", "--seed", "3"]).config.precision == "bf16"
-    assert request_of(["Snake-v0", "--amp", "--no-amp"]).config.precision == "fp32"
+    assert request_of(["Snake-v0", "--no-amp"]).config.precision == "fp32"
+    with pytest.raises(ValueError, match="--no-amp given together with precision bf16"):
+        request_of(["Snake-v0", "--amp", "--no-amp"])
     assert request_of(["Snake-v0"]).config.precision == "fp32"
     for words in (["--amp", "true"], ["--amp=true"]):
         assert request_of(["Snake-v0", *words]).config.precision == "bf16"
