@@ -230,6 +230,7 @@ def test_a_single_shard_is_called_as_it_is():
     mode, state = mode_of(custom_config("Tiny", num_shards=1))
     assert mode == "loop"
     assert not state.net.custom.batched
+    assert state.net.custom.one_by_one is None
 
 
 # --- Dropout ----------------------------------------------------------------------------------------------------------

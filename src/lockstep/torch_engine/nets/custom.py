@@ -62,7 +62,7 @@ class CustomNet:
         self._buffers: dict[torch.device, dict[str, Tensor]] = {}
 
     def map_over_shards(self, batched: bool, pairs: bool = False) -> None:
-        """Calls the module once for several shards, or one by one; what that means for ``pairs`` is said above."""
+        """Settles whether the module is called once for several shards, and for a single one in a pair."""
         self.batched, self.pairs = batched, pairs
         for part in self.module.modules():
             if type(part) in (nn.Linear, _OneColumn) and part.out_features == 1:
@@ -137,9 +137,8 @@ class _OneColumn(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """Computes ``[…, in]`` to ``[…, 1]``."""
         weight = functional.pad(self.weight, (0, 0, 0, 1))
-        return functional.linear(input, weight, None if self.bias is None else functional.pad(self.bias, (0, 1)))[
-            ..., :1
-        ]
+        bias = None if self.bias is None else functional.pad(self.bias, (0, 1))
+        return functional.linear(input, weight, bias)[..., :1]
 
 
 def in_pairs(x: Tensor) -> Tensor:

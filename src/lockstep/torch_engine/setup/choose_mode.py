@@ -32,6 +32,8 @@ def choose_mode(state: TrainState, config: Config, communicator: Communicator) -
         return "batched"
     if config.compile:
         return "loop"  # the function of one shard is what is compiled
+    if state.net.custom is not None and config.shards == 1:
+        return "loop"  # nothing is called for several
     if state.net.custom is not None:
         return _mode_of_custom(state, state.net.custom, config, communicator)
     if state.net.convolutional:
@@ -72,7 +74,7 @@ def _how_it_maps(state: TrainState, custom: CustomNet, config: Config) -> int:
         custom.one_by_one = "computes in bfloat16"
     elif state.parameters.flat.device.type != "cpu":
         custom.one_by_one = "is on an accelerator"
-    if config.shards == 1 or custom.one_by_one is not None:
+    if custom.one_by_one is not None:
         return LOOP
     others = OtherOperations()
     try:
