@@ -63,6 +63,6 @@ def loop_notes(shards: int, convolutional: bool, custom: str | None = None) -> l
         why = "the bits of convolutions may depend on the size of a batch"
     return [
         f"{why}, so shards run one after the other: {shards} calls of the networks instead of 1 (8 of them take 1 to "
-        "5.4 times as long); more ranks, or fewer --num-shards in a new run, make that less, and --reduction fast "
+        "5 times as long); more ranks, or fewer --num-shards in a new run, make that less, and --reduction fast "
         "avoids it, with other bits on other numbers of ranks"
     ]
