@@ -24,7 +24,7 @@ tests: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long"
 
 tests-all: $(VENV)/.test-all
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	LOCKSTEP_TESTS_OPTIMIZED=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: format types layers
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from forked_command import FORKS, ForkedCommand, Server
+from quick_compiler import OPTIMIZATIONS
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # what a shell starts behind itself has it so, and its children
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -235,7 +236,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
     root.mkdir(exist_ok=True)
 
     def find(*words: Any) -> Run:
-        name = hashlib.sha256(repr(words).encode()).hexdigest()[:8]
+        compiled = os.environ.get(OPTIMIZATIONS)
+        name = hashlib.sha256(repr((words, compiled)).encode()).hexdigest()[:8]
         told = root / f"{name}.json"
         with (root / f"{name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

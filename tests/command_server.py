@@ -36,6 +36,8 @@ PRELOADED = (
     *("gymnasium.vector", "torch", "torch.distributed.elastic.multiprocessing", "lockstep.torch_engine.train"),
     *("jax", "equinox", "optax", "lockstep.jax_engine.train"),
 )
+OPTIMIZATIONS = "JAX_DISABLE_MOST_OPTIMIZATIONS"
+"""How JAX compiles, see ``quick_compiler.py``."""
 OF_THE_PRODUCT = (("-m", "lockstep.launch.serving.server"), ("-m", "lockstep.launch.rank"))
 ISOLATED = "-P"
 """Python's own option, without the working directory in front of its path: of all that we start."""
@@ -49,12 +51,24 @@ _path = sys.path[1:]
 
 
 def from_the_beginning(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables that count only where Python or a library begins, but for a number of threads that is 1."""
+    """The variables that count only where Python or a library begins, but for what a forked process makes up for.
+
+    That is: a number of threads that is 1, and how JAX compiles.
+    """
     return {
         name: value
         for name, value in variables.items()
-        if name.startswith(FROM_THE_BEGINNING) and not (name in ONE_THREAD and value == "1")
+        if name.startswith(FROM_THE_BEGINNING) and name != OPTIMIZATIONS and not (name in ONE_THREAD and value == "1")
     }
+
+
+def compile_as(variables: Mapping[str, str]) -> None:
+    """Has this process compile as one would that was started with these variables, but for XLA's own flags.
+
+    Those count where JAX starts, and are left as they were there.
+    """
+    if "jax" in sys.modules:
+        sys.modules["jax"].config.update("jax_disable_most_optimizations", variables.get(OPTIMIZATIONS) == "1")
 
 
 def _write_variables(variables: Mapping[str, str]) -> None:
@@ -82,6 +96,7 @@ def _become(
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     os.chdir(cwd)
     _write_variables(variables)
+    compile_as(variables)
     sys.orig_argv = [sys.executable, *words]
     sys.argv = [words[0], *words[2:]]
     first = [] if isolated else [cwd if words[0] == "-m" else ""]

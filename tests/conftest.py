@@ -17,13 +17,15 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # an account of the tests' own; wor
 import hypothesis
 from command_line import trained
 from frameworks import installed, pytest_collect_directory
+from quick_compiler import compile_quickly, compiler
 from s3_server import s3, s3_port
 
-__all__ = ["pytest_collect_directory", "s3", "s3_port", "trained"]
+__all__ = ["compiler", "pytest_collect_directory", "s3", "s3_port", "trained"]
 
 hypothesis.settings.register_profile("lockstep", deadline=None, derandomize=True, max_examples=40)
 hypothesis.settings.load_profile("lockstep")
 
+compile_quickly()
 if installed("jax"):
     # Every test process has eight CPU devices; what needs another number, or a JAX that has not started, is a command.
     from lockstep.jax_engine.setup import set_up

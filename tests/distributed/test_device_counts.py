@@ -7,6 +7,8 @@ from command_line import SMALL, Run, error_line, lockstep, run_words
 from device_runs import CARTPOLE, EVALUATED, JAX, TWO_PROCESSES, devices, same_agent
 from variants import variants
 
+pytestmark = pytest.mark.optimized
+
 WIDE = (*CARTPOLE, "--num-envs", 64, "--total-steps", 8192)
 FAST = (*CARTPOLE, "--reduction", "fast")
 SHORT = (*SMALL, *JAX, "--total-steps", 512, "--network.hidden-sizes", 8)

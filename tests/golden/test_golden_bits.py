@@ -7,6 +7,8 @@ from command_line import train
 from golden_cases import CASES, GOLDEN, fitting, surroundings
 from variants import variants
 
+pytestmark = pytest.mark.optimized
+
 GOLD = json.loads(GOLDEN.read_text())
 HERE = surroundings()
 FITTING = fitting(GOLD["written"], HERE)

@@ -15,6 +15,8 @@ from test_golden_bits import FITTING, GOLD, holds_here
 
 import lockstep as package
 
+pytestmark = pytest.mark.optimized
+
 RUNS = GOLDEN.parent / "runs"
 
 

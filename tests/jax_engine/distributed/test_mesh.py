@@ -28,6 +28,8 @@ from lockstep.jax_engine.nets.parameters import SlicedLayout
 from lockstep.jax_engine.program.fingerprints import Copies, check_copies
 from lockstep.jax_engine.state import TrainState
 
+pytestmark = pytest.mark.optimized
+
 FLAGS_OF_THE_USER = "--xla_cpu_multi_thread_eigen=false"
 
 

@@ -14,6 +14,8 @@ from lockstep.jax_engine.distributed.mesh import REPLICATED, SHARDED, Specs
 from lockstep.jax_engine.distributed.reductions import gather_shards, sum_devices, sum_shards
 from lockstep.jax_engine.shards.rows import ShardRows
 
+pytestmark = pytest.mark.optimized
+
 DEVICES = (1, 2, 3, 5, 6, 7, 8)
 WAYS = pytest.mark.parametrize(
     "shared",

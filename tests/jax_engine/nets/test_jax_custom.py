@@ -12,6 +12,8 @@ from lockstep.jax_engine.nets import nets
 from lockstep.jax_engine.nets.encoders import action_mask
 from lockstep.jax_engine.state import make_net
 
+pytestmark = pytest.mark.optimized
+
 SMALL, PARTS = CASES["categorical"], CASES["Dict, masked"]
 
 

@@ -10,6 +10,8 @@ from safetensors.numpy import load_file
 
 from lockstep.runs.curves import METRIC, curve_of
 
+pytestmark = pytest.mark.optimized
+
 __all__ = ["trained"]
 
 BASE = ("CartPole-v1", *SMALL, "--engine", "jax", "--checkpoint.interval", 1, "--checkpoint.keep-last", 9)
