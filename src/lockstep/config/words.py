@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from lockstep.config.sections import CLIPPED
+from lockstep.config.algorithms import CLIPPED
 
 ALIASES = {
     "env": "env.id",

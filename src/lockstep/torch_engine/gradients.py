@@ -76,7 +76,7 @@ def split(row: Tensor, settings: LossSettings) -> Gradient:
 
 def exact_gradient(state: TrainState, config: Config, communicator: Communicator, mode: Mode) -> GradientSource:
     """Takes gradients shard by shard and sums them by a fixed tree: the same bits for every world size."""
-    settings = loss_settings(config)
+    settings = loss_settings(config).scheduled(state.coefficients)
     gradients = shard_gradients(state.policy, settings, config.ppo.gradient_accumulation)
     rows: Tensor | None = None  # of all steps: new memory costs as much as a pass over it
 
@@ -108,7 +108,7 @@ def fast_gradient(state: TrainState, config: Config, communicator: Communicator)
     travels = on_host(device) or (communicator.own_backend is not None and not communicator.alone)
     if isinstance(state.policy, AutogradFunctions) and travels:
         return data_parallel_gradient(state, config, communicator)
-    settings = loss_settings(config)
+    settings = loss_settings(config).scheduled(state.coefficients)
     gradients = shard_gradients(state.policy, settings, config.ppo.gradient_accumulation)
 
     def reduced(columns: Columns, count: Any) -> Gradient:
@@ -123,7 +123,7 @@ def local_gradient(state: TrainState, config: Config, communicator: Communicator
     The loss is divided by an equal share of the global count, so that the mean over ranks is the global gradient: a
     rank that owns more shards than others takes longer steps.
     """
-    settings = loss_settings(config)
+    settings = loss_settings(config).scheduled(state.coefficients)
     gradients = shard_gradients(state.policy, settings, config.ppo.gradient_accumulation)
     size, world_size = state.parameters.flat.numel(), communicator.topology.world_size
 
@@ -156,7 +156,7 @@ class PolicyModule(nn.Module):
 
 def data_parallel_gradient(state: TrainState, config: Config, communicator: Communicator) -> GradientSource:
     """Does what :func:`fast_gradient` does, by autograd behind DDP."""
-    settings, world_size = loss_settings(config), communicator.topology.world_size
+    settings, world_size = loss_settings(config).scheduled(state.coefficients), communicator.topology.world_size
     inner = PolicyModule(state.net, state.parameters.views, compiled(minibatch_loss, config))
     module = communicator.data_parallel(inner, find_unused_parameters=state.net.custom is not None)
     keep_local = getattr(module, "no_sync", contextlib.nullcontext)
@@ -192,7 +192,7 @@ def sharded_gradient(state: TrainState, config: Config, communicator: Communicat
     sharded, state.optimizer = communicator.shard(module, state.parameters, optimizer_options(config))
     if state.net.custom is not None:
         state.net.custom.forget_parameters()
-    settings, pieces = loss_settings(config), config.ppo.gradient_accumulation
+    settings, pieces = loss_settings(config).scheduled(state.coefficients), config.ppo.gradient_accumulation
 
     def reduced(columns: Columns, count: Any) -> Gradient:
         all_terms = []

@@ -30,6 +30,7 @@ from lockstep.torch_engine.plain.functions import PlainFunctions, RecurrentFunct
 from lockstep.torch_engine.plain.policy import derivable
 from lockstep.torch_engine.plain.recurrent import derivable_recurrent
 from lockstep.torch_engine.setup import accelerator
+from lockstep.training.limits import scheduled_coefficients
 
 POLICY, OPTIMIZER, NORMALIZERS = "policy/", "optimizer/", "normalizers/"
 
@@ -45,6 +46,8 @@ class TrainState:
         observation_normalizer: None where observations are left as they are; ``return_normalizer`` where rewards are.
         counter: live episodes' returns and lengths, local environments.
         learning_rate: as the adaptive schedule left it.
+        coefficients: of the loss, those that are scheduled, by name: float32 ``[]`` on the device, always the same
+            memory, which :func:`lockstep.torch_engine.update.begin_update` fills.
         recent: the last hundred episodes.
         recurrent_state: what a recurrent policy carries from step to step, float32 ``[E, size]``, or None; on an
             accelerator it lies there between iterations.
@@ -62,6 +65,7 @@ class TrainState:
     recent: RecentEpisodes = field(default_factory=RecentEpisodes)
     recurrent_state: np.ndarray | Tensor | None = None
     reference: AutogradFunctions | None = None
+    coefficients: dict[str, Tensor] = field(default_factory=dict)
     iteration: int = 0
     global_step: int = 0
     optimizer_steps: int = 0
@@ -141,6 +145,7 @@ def init_state(config: Config, description: EnvDescription, plan: ShardPlan, dev
         counter=EpisodeCounter(plan.local_num_envs),
         recurrent_state=np.zeros((plan.local_num_envs, net.carry_size), np.float32) if net.core else None,
         learning_rate=config.ppo.learning_rate,
+        coefficients={name: torch.tensor(x, device=device) for name, x in scheduled_coefficients(config, 0).items()},
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ REFERENCE_KL = "reference_kl"
 
 @dataclass(frozen=True)
 class LossSettings:
-    """Coefficients of the loss.
+    """Coefficients of the loss; a scheduled one is a scalar that is traced or on a device.
 
     Attributes:
         clip_range: of the probability ratio.
@@ -24,9 +25,9 @@ class LossSettings:
         kl_coef: weight of the divergence from GRPO's reference policy.
     """
 
-    clip_range: float
-    value_clip_range: float | None
-    entropy_coef: float
+    clip_range: Any
+    value_clip_range: Any
+    entropy_coef: Any
     value_coef: float
     count: Any
     kl_coef: float = 0.0
@@ -39,6 +40,10 @@ class LossSettings:
     def counting(self, count: Any) -> LossSettings:
         """Returns the same coefficients with another count, at which nothing looks if it is a tensor's."""
         return self if isinstance(count, int) and count == self.count else replace(self, count=count)
+
+    def scheduled(self, coefficients: Mapping[str, Any] | None) -> LossSettings:
+        """Returns the same with those coefficients, by name, that an iteration has by a schedule."""
+        return replace(self, **coefficients) if coefficients else self
 
 
 def loss_settings(config: Config, count: Any = None) -> LossSettings:
