@@ -245,7 +245,7 @@ def jax_iteration(given: Given, done: np.ndarray, patch: Any) -> tuple[Iteration
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *rollouts)
     done_before = given.global_step // config.steps_per_iteration
     coefficients = coefficients_of(config, done_before, 1)
-    coefficients = coefficients and {name: jnp.float32(x[0]) for name, x in coefficients.items()}
+    coefficients = None if coefficients is None else {name: jnp.asarray(x[0]) for name, x in coefficients.items()}
     inputs = Inputs(jnp.int32(0), jnp.float32(config.ppo.learning_rate), coefficients)
     discounted = np.zeros((config.shards, config.envs // config.shards), np.float32)
     after, _, _ = learn(

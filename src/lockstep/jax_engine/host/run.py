@@ -120,7 +120,9 @@ class HostRun:
         stated = [self.rollout.stated.get((int(step), int(env)), {}) for step, env, *_ in episodes]
         laps = self._clock.rollout_ends()
         scheduled = coefficients_of(config, first, 1)
-        coefficients = scheduled and {name: jnp.float32(values[0]) for name, values in scheduled.items()}
+        coefficients = (
+            None if scheduled is None else {name: jnp.asarray(values[0]) for name, values in scheduled.items()}
+        )
         inputs = Inputs(jnp.int32(first), jnp.float32(learning_rates(config, first, 1)[0]), coefficients)
         inputs = jax.tree.map(lambda x: place(x, replicate_sharding(mesh)), inputs)
         stops = shard_rows(np.full(self._local_devices, stop, np.int32), mesh)

@@ -58,7 +58,9 @@ class CallInputs:
         numbers = np.arange(start, start + capacity, dtype=np.int32)
         rates = learning_rates(self._config, first, capacity)
         scheduled = coefficients_of(self._config, first, capacity)
-        coefficients = scheduled and {name: self._same(name, values) for name, values in scheduled.items()}
+        coefficients = (
+            None if scheduled is None else {name: self._same(name, values) for name, values in scheduled.items()}
+        )
         inputs = Inputs(self._same("iteration", numbers), self._same("learning_rate", rates), coefficients)
         stops = self._kept("stop", np.full(self._local_devices, stop, np.int32), lambda x: shard_rows(x, self._mesh))
         return inputs, stops, self._same("count", np.asarray(count, np.int32))
