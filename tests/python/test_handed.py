@@ -16,7 +16,7 @@ from lockstep.commands.next_steps import next_steps
 from lockstep.config.handed import _read, handed_object
 from lockstep.config.run import Config
 from lockstep.envs.tensor import named_object
-from lockstep.python.handed import handed, handed_again, with_network
+from lockstep.python.handed import handed, handed_again, with_objects
 from lockstep.python.pickled import pickled
 
 SMALL = {"num_steps": 16, "total_steps": 256, "quiet": True}
@@ -125,11 +125,11 @@ def test_what_is_given_again_trusts_nothing_else(runs):
 
 def test_a_network_is_given_as_a_class():
     asked: dict[str, Any] = {"network": {"custom": handed_envs.Counting}}
-    (given,) = with_network(asked, ())
+    (given,) = with_objects(asked, ())
     assert (asked["network"]["custom"], given.id, given.pickled) == (*["handed_envs:Counting"] * 2, None)
-    assert with_network({"network": {"custom": "module:Class"}}, ()) == ()
+    assert with_objects({"network": {"custom": "module:Class"}}, ()) == ()
     with pytest.raises(ValueError, match=r"^network\.custom: Counting is no class; give the class, and its arguments"):
-        with_network({"network": {"custom": handed_envs.Counting()}}, ())
+        with_objects({"network": {"custom": handed_envs.Counting()}}, ())
 
 
 FIELDS = """

@@ -36,6 +36,12 @@ class PPOConfig(Section):
     gradient_accumulation: int = Field(
         default=1, ge=1, description="parts in which a minibatch goes through the networks, to save memory"
     )
+    loss: str | None = Field(
+        default=None,
+        pattern=r"^[\w.]+:[\w.]+$",
+        description="a function that gives the loss of each sample, in place of PPO's, as 'module:function'; see "
+        "docs/losses.md",
+    )
     clip_range: float = Field(default=0.2, gt=0, description="clipping of the probability ratio, not of values")
     value_clip_range: float | None = Field(default=None, gt=0, description="clipping of the value's change; None: off")
     advantage_normalization: Literal["global", "local", "rank", "off"] = Field(

@@ -51,6 +51,7 @@ def minibatch_loss(
         settings,
         flat["valid"],
         flat["reference_log_probs"],
+        output.reshape(-1, output.shape[-1]) if settings.loss is not None else None,
     )
 
 

@@ -158,7 +158,9 @@ def data_parallel_gradient(state: TrainState, config: Config, communicator: Comm
     """Does what :func:`fast_gradient` does, by autograd behind DDP."""
     settings, world_size = loss_settings(config).scheduled(state.coefficients), communicator.topology.world_size
     inner = PolicyModule(state.net, state.parameters.views, compiled(minibatch_loss, config))
-    module = communicator.data_parallel(inner, find_unused_parameters=state.net.custom is not None)
+    module = communicator.data_parallel(
+        inner, find_unused_parameters=state.net.custom is not None or settings.loss is not None
+    )
     keep_local = getattr(module, "no_sync", contextlib.nullcontext)
     pieces = config.ppo.gradient_accumulation
 

@@ -2,15 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+
+from lockstep.training.own_loss import SETTING, LossFunction, loss_function
 
 if TYPE_CHECKING:  # the engines' mathematics stands on this module, and on no config
     from lockstep.config.run import Config
 
 TERMS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
 REFERENCE_KL = "reference_kl"
+LOSS = "loss"
+"""The term that a loss of the user's own is."""
+WANTED = (
+    "return the loss of each sample, [rows], and no mean or sum: the mean over all samples of all ranks is taken here"
+)
+
+
+@dataclass(frozen=True)
+class LossSample:
+    """Holds what a loss of the user's own is computed from: samples of one shard, tensors or arrays of the engine.
+
+    Each is ``[rows]``, float32, unless said; how many rows there are is no matter of the loss. Gradients flow back
+    through ``log_prob``, ``entropy``, ``value`` and ``actor_output`` alone.
+
+    Attributes:
+        log_prob: of the action that was taken, under the policy that is trained.
+        old_log_prob: of it under the policy that took it.
+        entropy: of the policy that is trained; of a squashed Gaussian before it is squashed.
+        value: of the critic that is trained; None without a critic (GRPO), as the next two are.
+        old_value: of the critic before the update.
+        return_: what the value is fitted to.
+        advantage: normalised already, as ``ppo.advantage_normalization`` says.
+        actor_output: logits or means as the actor gives them ``[rows, outputs]``, then the logarithms of standard
+            deviations where they depend on the state; logits of actions that aren't allowed are -1e8.
+        clip_range: of the config, as are the next three; scheduled ones are those of the iteration, scalars.
+        value_clip_range: None where values aren't clipped.
+        entropy_coef: weight of the entropy bonus.
+        value_coef: weight of the value loss.
+        reference_log_prob: under GRPO's reference policy; None where there is none.
+        kl_coef: weight of the divergence from it, or 0.
+    """
+
+    log_prob: Any
+    old_log_prob: Any
+    entropy: Any
+    value: Any
+    old_value: Any
+    return_: Any
+    advantage: Any
+    actor_output: Any
+    clip_range: Any
+    value_clip_range: Any
+    entropy_coef: Any
+    value_coef: float
+    reference_log_prob: Any = None
+    kl_coef: float = 0.0
+    _ppo: Callable[[LossSample], Any] | None = field(default=None, repr=False)
+
+    def ppo(self) -> Any:
+        """Computes the loss that is trained without one of your own, of each sample ``[rows]``: PPO's, or GRPO's.
+
+        The clipped surrogate, plus ``value_coef`` times the value loss, minus ``entropy_coef`` times the entropy, plus
+        ``kl_coef`` times the divergence from the reference policy. ``dataclasses.replace(sample, …).ppo()`` is that of
+        other numbers.
+        """
+        assert self._ppo is not None, "made by an engine"
+        return self._ppo(self)
+
+
+def check_shape(losses: Any, rows: int, array: type) -> None:
+    """Raises a one-line ``ValueError`` if what a loss returned isn't an array ``[rows]`` of the engine's kind."""
+    if not isinstance(losses, array):
+        raise ValueError(f"{SETTING}: it returned {type(losses).__name__}; {WANTED}")
+    shape = tuple(losses.shape)  # type: ignore[attr-defined]
+    if shape != (rows,):
+        what = "a single number" if shape == () else f"shape {shape}"
+        raise ValueError(f"{SETTING}: it returned {what} for {rows} samples; {WANTED}")
 
 
 @dataclass(frozen=True)
@@ -23,6 +92,7 @@ class LossSettings:
         count: valid samples of the global minibatch, by which sums are divided: an int, or a scalar that is traced or
             on a device.
         kl_coef: weight of the divergence from GRPO's reference policy.
+        loss: the user's own, in the place of PPO's; None: there is none.
     """
 
     clip_range: Any
@@ -31,11 +101,25 @@ class LossSettings:
     value_coef: float
     count: Any
     kl_coef: float = 0.0
+    loss: LossFunction | None = None
 
     @property
     def terms(self) -> tuple[str, ...]:
         """Names of the loss terms, in order."""
-        return (*TERMS, REFERENCE_KL) if self.kl_coef else TERMS
+        terms = (*TERMS, REFERENCE_KL) if self.kl_coef else TERMS
+        return (*terms, LOSS) if self.loss is not None else terms
+
+    def sample(self, ppo: Callable[[LossSample], Any], **arrays: Any) -> LossSample:
+        """Makes what the user's loss is called with, of arrays by name; ``ppo`` is the engine's own loss of it."""
+        return LossSample(
+            **arrays,
+            clip_range=self.clip_range,
+            value_clip_range=self.value_clip_range,
+            entropy_coef=self.entropy_coef,
+            value_coef=self.value_coef,
+            kl_coef=self.kl_coef,
+            _ppo=ppo,
+        )
 
     def counting(self, count: Any) -> LossSettings:
         """Returns the same coefficients with another count, at which nothing looks if it is a tensor's."""
@@ -47,7 +131,11 @@ class LossSettings:
 
 
 def loss_settings(config: Config, count: Any = None) -> LossSettings:
-    """Reads the coefficients from a config; ``count`` is by default that of a minibatch whose samples are all valid."""
+    """Reads the coefficients from a config; ``count`` is by default that of a minibatch whose samples are all valid.
+
+    Raises:
+        ValueError: the user's own loss can't be found; one line.
+    """
     ppo = config.ppo
     return LossSettings(
         clip_range=ppo.clip_range,
@@ -56,4 +144,5 @@ def loss_settings(config: Config, count: Any = None) -> LossSettings:
         value_coef=ppo.value_coef,
         count=config.steps_per_iteration // ppo.num_minibatches if count is None else count,
         kl_coef=config.grpo.kl_coef if config.algorithm == "grpo" else 0.0,
+        loss=None if ppo.loss is None else loss_function(ppo.loss),
     )
