@@ -21,7 +21,8 @@ def spo(sample):
     ratio = math.e ** (sample.log_prob - sample.old_log_prob)
     penalty = abs(sample.advantage) / (2 * sample.clip_range) * (ratio - 1) ** 2
     policy = penalty - sample.advantage * ratio
-    return policy + sample.value_coef * 0.5 * (sample.value - sample.return_) ** 2 - sample.entropy_coef * sample.entropy
+    value = 0.5 * (sample.value - sample.return_) ** 2
+    return policy + sample.value_coef * value - sample.entropy_coef * sample.entropy
 
 
 def policy_gradient(sample):

@@ -106,7 +106,7 @@ def loss_and_terms(
         parts = [jnp.where(valid > 0, part, 0.0) for part in parts]
     terms = jnp.stack(parts, -2).sum(-1) / settings.count
     if settings.loss is not None:
-        return terms[..., -1], lax.stop_gradient(terms)
+        return parts[-1].sum(-1) / settings.count, lax.stop_gradient(terms)  # through none of the other terms
     loss = terms[..., 0] + settings.value_coef * terms[..., 1] - settings.entropy_coef * terms[..., 2]
     if settings.kl_coef:
         loss = loss + settings.kl_coef * terms[..., 5]

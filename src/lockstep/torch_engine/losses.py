@@ -109,7 +109,7 @@ def loss_and_terms(
         parts = [torch.where(valid > 0, part, 0.0) for part in parts]
     terms = torch.stack([x.sum(-1) for x in parts], -1) / settings.count
     if settings.loss is not None:
-        return terms[..., -1], terms.detach()
+        return parts[-1].sum(-1) / settings.count, terms.detach()  # through none of the other terms
     loss = terms[..., 0] + settings.value_coef * terms[..., 1] - settings.entropy_coef * terms[..., 2]
     if settings.kl_coef:
         loss = loss + settings.kl_coef * terms[..., 5]

@@ -65,8 +65,8 @@ TRAINED = ("log_prob", "entropy", "value", "actor_output")
 """Fields of a sample through which the networks are trained."""
 
 
-def check_loss(name: str, try_out: Callable[[], tuple[np.ndarray, Mapping[str, np.ndarray]]]) -> None:
-    """Tries a loss on made-up samples.
+def check_loss(name: str, try_out: Callable[[], tuple[np.ndarray, Mapping[str, np.ndarray]]]) -> set[str]:
+    """Tries a loss on made-up samples; returns the names of ``TRAINED`` through which it has a gradient.
 
     Args:
         name: as the config has it.
@@ -93,8 +93,10 @@ def check_loss(name: str, try_out: Callable[[], tuple[np.ndarray, Mapping[str, n
         )
     if not all(np.isfinite(x).all() for x in gradients.values()):
         raise ValueError(f"{SETTING}: the gradient of {name} isn't finite on made-up samples")
-    if not any(x.any() for x in gradients.values()):
+    through = {field for field, gradient in gradients.items() if gradient.any()}
+    if not through:
         raise ValueError(
             f"{SETTING}: {name} has no gradient: what it returns doesn't depend on {', '.join(TRAINED[:-1])} or "
             f"{TRAINED[-1]}, or was detached from them"
         )
+    return through
