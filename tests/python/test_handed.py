@@ -9,6 +9,7 @@ from typing import Any
 
 import handed_envs
 import pytest
+import users_losses
 from frameworks import installed
 
 import lockstep
@@ -100,6 +101,12 @@ def test_a_network_of_a_script_has_the_bits_of_one_with_a_module(engine):
         ({"env": {"id": "python:Maze"}}, {"env": 7}, "env: 7 was given, but python:Maze of runs/stored was an object"),
         ({}, {"network": handed_envs.Counting}, "the network of runs/stored is none of its own (network.custom)"),
         ({"network": {"custom": "python:Net"}}, {"network": lambda: None}, "<lambda> is no class; give the class"),
+        ({}, {"loss": handed_envs.Counting}, "the loss of runs/stored is none of its own (ppo.loss)"),
+        (
+            {"ppo": {"loss": "python:lambda"}},
+            {"loss": "losses:mine"},
+            "was an object, and is given again as one: a ",
+        ),
         ({"network": {"custom": "nets:Net"}}, {"network": handed_envs.Counting}, "is nets:Net, which is found by"),
     ],
 )
@@ -130,6 +137,24 @@ def test_a_network_is_given_as_a_class():
     assert with_objects({"network": {"custom": "module:Class"}}, ()) == ()
     with pytest.raises(ValueError, match=r"^network\.custom: Counting is no class; give the class, and its arguments"):
         with_objects({"network": {"custom": handed_envs.Counting()}}, ())
+
+
+def test_a_loss_of_a_script_has_the_bits_of_one_with_a_module():
+    loss = of_a_script("users_losses", "penalised")
+    named, two = (
+        lockstep.train("CartPole-v1", ppo={"loss": each, "clip_range": 0.1}, name=name, nproc=nproc, **SMALL)
+        for name, each, nproc in (("module", users_losses.penalised, 1), ("two", loss, 2))
+    )
+    assert [run.config.ppo.loss for run in (named, two)] == ["users_losses:penalised", "python:penalised"]
+    assert named.summary["state_sha256"] == two.summary["state_sha256"]
+    bare = lockstep.load_run("two")
+    assert bare.policy([0.0] * 4) in (0, 1)  # which needs no loss
+    with pytest.raises(ValueError, match=r"^python:penalised was handed to lockstep\.train as .*\(RUN, loss=…\)$"):
+        bare.resume(512, quiet=True)
+    again = lockstep.load_run("two", loss=users_losses.penalised).resume(512, quiet=True)
+    assert again.summary["state_sha256"] == named.resume(512, quiet=True).summary["state_sha256"]
+    with pytest.raises(ValueError, match=r"^ppo\.loss: 3 can't be called; give a function"):
+        lockstep.train("CartPole-v1", ppo={"loss": 3})
 
 
 FIELDS = """

@@ -52,10 +52,12 @@ def own_losses(named: Mapping[str, Array | None], settings: LossSettings) -> Arr
     Raises:
         ValueError: it returns something else than the loss of each sample; one line.
     """
+    log_prob = named["log_prob"]
     assert settings.loss is not None
+    assert log_prob is not None
     losses = settings.loss(settings.sample(ppo_loss, **named))
-    check_shape(losses, len(named["log_prob"]), Array)  # type: ignore[arg-type]
-    return losses.astype(jnp.float32)
+    check_shape(losses, len(log_prob), Array)
+    return losses.astype(log_prob.dtype)
 
 
 def loss_and_terms(

@@ -52,13 +52,15 @@ def own_losses(named: Mapping[str, Tensor | None], settings: LossSettings) -> Te
         ValueError: it returns something else than the loss of each sample; one line.
     """
     assert settings.loss is not None
-    shards, rows = named["log_prob"].shape[:2]  # type: ignore[union-attr]
+    log_prob = named["log_prob"]
+    assert log_prob is not None
+    shards, rows = log_prob.shape
     parts = {name: [None] * shards if x is None else [part.clone() for part in x.unbind()] for name, x in named.items()}
     losses = []
     for shard in range(shards):
         of_shard = settings.loss(settings.sample(ppo_loss, **{name: part[shard] for name, part in parts.items()}))
         check_shape(of_shard, rows, Tensor)
-        losses.append(of_shard.float())
+        losses.append(of_shard.to(log_prob.dtype))
     return torch.stack(losses)
 
 

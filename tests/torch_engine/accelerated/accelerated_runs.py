@@ -59,6 +59,7 @@ CASES: dict[str, dict[str, Any]] = {
             **{"entropy_schedule": "linear", "entropy_coef": 0.05},
         },
     },
+    "own loss": {"ppo": {"loss": "users_losses:penalised"}},
     "in parts": {"ppo": {"gradient_accumulation": 3}},
 }
 
