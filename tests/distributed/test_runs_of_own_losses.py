@@ -11,6 +11,7 @@ SPO = ("--ppo.loss", "users_losses:spo", *FALLING)
 HALF = ("--stop-at-step", 512)
 
 
+@pytest.mark.long
 def test_ranks_and_a_stop_in_the_middle_change_nothing(trained, tmp_path):
     whole = trained(*CARTPOLE, *PENALISED)
     stopped = trained(*CARTPOLE, *PENALISED, *HALF, "--nproc", 3)
@@ -23,7 +24,7 @@ def test_ranks_and_a_stop_in_the_middle_change_nothing(trained, tmp_path):
     "words",
     [
         ("--network.custom", "users_nets:Tiny"),
-        ("--network.recurrent", "gru", "--network.recurrent-size", 8),
+        ("--network.recurrent", "gru", "--network.recurrent-size", 8, "--network.sequence-length", 4),
         ("--algorithm", "grpo", "--grpo.group-size", 2, "--grpo.kl-coef", 0.1, "--num-envs", 16),
         ("--compile", "--num-envs", 4),
     ],
@@ -31,7 +32,7 @@ def test_ranks_and_a_stop_in_the_middle_change_nothing(trained, tmp_path):
 )
 def test_ranks_change_nothing_of_other_runs(trained, words):
     one, two = (trained(*CARTPOLE, *PENALISED, *words, *ranks) for ranks in ((), ("--nproc", 2)))
-    same(one, two)
+    same_agent(one, two)
 
 
 @pytest.mark.long

@@ -4,9 +4,17 @@ import numpy as np
 import pytest
 import users_losses
 
-from lockstep.training.losses import LOSS, TERMS, LossSettings, check_shape
+from lockstep.training.losses import (
+    LOSS,
+    TERMS,
+    TRAINED,
+    LossSettings,
+    check_loss,
+    check_shape,
+    loss_function,
+    made_up_samples,
+)
 from lockstep.training.metrics import update_metrics
-from lockstep.training.own_loss import TRAINED, check_loss, loss_function, made_up_samples
 
 
 def line(function, *arguments):

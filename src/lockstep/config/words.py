@@ -211,7 +211,6 @@ ADVICE: dict[str, str | Callable[[str], str]] = {
     "rnd_cfg": _CURIOSITY,
     "int_coef": _CURIOSITY,
     "intrinsic_reward": _CURIOSITY,
-    "loss": _OWN_LOSS,
     "loss_fn": _OWN_LOSS,
     "loss_function": _OWN_LOSS,
     "agent": _OWN_NETWORK,

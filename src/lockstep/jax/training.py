@@ -12,8 +12,8 @@ import jax
 import numpy as np
 
 from lockstep.config.run import Config
+from lockstep.config.users_code import users_error
 from lockstep.core.shards import keyed_seed
-from lockstep.core.users_code import users_error
 from lockstep.envs.description import described
 from lockstep.jax.config import PPOConfig, RunnerConfig, in_users_names, run_config
 from lockstep.jax.duties import Duties

@@ -12,8 +12,7 @@ from lockstep.config.run import Config
 from lockstep.jax_engine.losses import ppo_loss
 from lockstep.jax_engine.nets.nets import PolicyNet
 from lockstep.training.limits import scheduled_coefficients
-from lockstep.training.losses import check_shape, loss_settings
-from lockstep.training.own_loss import TRAINED, check_loss, made_up_samples
+from lockstep.training.losses import TRAINED, check_loss, check_shape, loss_settings, made_up_samples
 
 
 def check_own_loss(config: Config, net: PolicyNet) -> None:

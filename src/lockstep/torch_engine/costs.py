@@ -73,9 +73,10 @@ def costs(config: Config, platform: str, shape: str | None, devices: int) -> Cos
         parts, held = traced.parts(), traced.memory(devices)
     except (RuntimeError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(
-            f"network.custom: {config.network.custom} can't be counted on shapes alone ({reason})"
-        ) from None
+        what = f"network.custom: {config.network.custom}"
+        if config.ppo.loss is not None:
+            what = f"ppo.loss: {config.ppo.loss}" if config.network.custom is None else f"{what}, or {config.ppo.loss},"
+        raise ValueError(f"{what} can't be counted on shapes alone ({reason})") from None
     return Costs(
         plan.local_num_shards,
         (*stepped, *parts),

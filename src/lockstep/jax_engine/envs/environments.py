@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from lockstep.config.run import EnvConfig
-from lockstep.core.users_code import one_line
+from lockstep.config.users_code import one_line
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS, ArrayEnvironment
 from lockstep.envs.description import stepped_as_arrays
 from lockstep.jax_engine.envs.functional import FunctionalAdapter
