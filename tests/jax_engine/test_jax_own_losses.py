@@ -29,6 +29,10 @@ def test_two_devices_train_what_one_does_with_scheduled_coefficients():
         ("infinite", "which isn't finite"),
         ("without_gradient", "users_losses:without_gradient has no gradient"),
         ("counting", "gave other numbers when it was called again"),
+        (
+            "branching",
+            "users_losses:branching: TracerBoolConversionError: Attempted boolean conversion of traced array",
+        ),
         ("misspelt", "AttributeError: 'LossSample' object has no attribute 'entropies' (users_losses.py, line"),
     ],
 )

@@ -69,4 +69,9 @@ def misspelt(sample):
     return sample.ppo() + sample.entropies
 
 
+def branching(sample):
+    """Decides by numbers, which tracing can't."""
+    return sample.ppo() if sample.advantage.mean() > 10 else 2 * sample.ppo()
+
+
 NOT_CALLABLE = 3

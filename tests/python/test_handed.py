@@ -139,7 +139,7 @@ def test_a_network_is_given_as_a_class():
         with_objects({"network": {"custom": handed_envs.Counting()}}, ())
 
 
-def test_a_loss_of_a_script_has_the_bits_of_one_with_a_module():
+def test_a_loss_of_a_script_has_the_bits_of_one_with_a_module(tmp_path, monkeypatch):
     loss = of_a_script("users_losses", "penalised")
     named, two = (
         lockstep.train("CartPole-v1", ppo={"loss": each, "clip_range": 0.1}, name=name, nproc=nproc, **SMALL)
@@ -153,6 +153,12 @@ def test_a_loss_of_a_script_has_the_bits_of_one_with_a_module():
         bare.resume(512, quiet=True)
     again = lockstep.load_run("two", loss=users_losses.penalised).resume(512, quiet=True)
     assert again.summary["state_sha256"] == named.resume(512, quiet=True).summary["state_sha256"]
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "another account"))
+    assert lockstep.load_policy("module")([0.0] * 4) in (0, 1)
+    with pytest.raises(
+        ValueError, match=r"names users_losses:penalised, which would be imported from .* give trust=True"
+    ):
+        lockstep.load_run("module").resume(1024, quiet=True)
     with pytest.raises(ValueError, match=r"^ppo\.loss: 3 can't be called; give a function"):
         lockstep.train("CartPole-v1", ppo={"loss": 3})
 
