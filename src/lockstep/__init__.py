@@ -14,10 +14,12 @@ if TYPE_CHECKING:
     from lockstep.python.callbacks import BaseCallback
     from lockstep.python.run import Run, load_run
     from lockstep.python.train import train
+    from lockstep.training.losses import LossSample
 
 __version__ = "0.1.0"
 __all__ = [
     "BaseCallback",
+    "LossSample",
     "Run",
     "__version__",
     "all_mean",
@@ -37,6 +39,7 @@ _MODULES = {
     "lockstep.python.callbacks": ("BaseCallback",),
     "lockstep.python.run": ("Run", "load_run"),
     "lockstep.python.train": ("train",),
+    "lockstep.training.losses": ("LossSample",),
     "lockstep.integrations.attach.attach": ("attach",),
     "lockstep.integrations.attach.companions": ("all_mean", "normalize", "shard_seed", "stop_if"),
     "lockstep.integrations.attach.process_group": ("is_writer", "join"),

@@ -221,6 +221,12 @@ def test_empty_layers_and_decay_rates_out_of_range():
     assert resolve(Config(network=NetworkConfig(hidden_sizes=()))).network.hidden_sizes == ()
 
 
+def test_a_schedule_of_no_entropy_bonus():
+    text = complaint(resolve, Config(ppo=PPOConfig(entropy_schedule="linear")))
+    assert text.startswith("ppo.entropy_schedule: linear, but ppo.entropy_coef is 0")
+    assert resolve(Config(ppo=PPOConfig(entropy_schedule="linear", entropy_coef=0.01))).ppo.entropy_coef == 0.01
+
+
 # ---- config.json
 
 JSON_VALUES = st.recursive(

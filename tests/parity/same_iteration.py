@@ -32,7 +32,7 @@ from lockstep.jax_engine.distributed.mesh import make_mesh
 from lockstep.jax_engine.envs.environments import make_environment
 from lockstep.jax_engine.host.program import compile_learn
 from lockstep.jax_engine.nets.parameters import VectorLayout
-from lockstep.jax_engine.program.iterations import Inputs
+from lockstep.jax_engine.program.iterations import Inputs, coefficients_of
 from lockstep.jax_engine.program.program import Program
 from lockstep.runs.checkpoint import read_checkpoint
 from lockstep.torch_engine import batch as torch_batch
@@ -74,6 +74,7 @@ class Given:
         arrays: of the checkpoint.
         actions: int64.
         indices: ``[num_epochs, num_minibatches, shards, n]``, as the PyTorch engine has them.
+        global_step: steps before the iteration, by which its schedules go.
     """
 
     config: Config
@@ -81,6 +82,7 @@ class Given:
     arrays: dict[str, np.ndarray]
     actions: np.ndarray
     indices: np.ndarray
+    global_step: int = 0
 
     @property
     def plan(self) -> ShardPlan:
@@ -143,6 +145,7 @@ def torch_iteration(given: Given) -> tuple[Iteration, torch_rollout.Rollout]:
     config, plan = given.config, given.plan
     current = state.init_state(config, given.description, plan, CPU)
     state.load_state_arrays(current, given.arrays)
+    current.global_step = given.global_step
     rollout = torch_rollout_of(given, current)
     batch = torch_batch.make_batch(current, rollout, plan, config, "batched")
     local = minibatches.advantage_moments(batch, given.indices)
@@ -240,7 +243,10 @@ def jax_iteration(given: Given, done: np.ndarray, patch: Any) -> tuple[Iteration
     specs = jax_state.state_specs(loaded, program.layout.specs)
     learn = compile_learn(program, specs)
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *rollouts)
-    inputs = Inputs(jnp.int32(0), jnp.float32(config.ppo.learning_rate))
+    done_before = given.global_step // config.steps_per_iteration
+    coefficients = coefficients_of(config, done_before, 1)
+    coefficients = None if coefficients is None else {name: jnp.asarray(x[0]) for name, x in coefficients.items()}
+    inputs = Inputs(jnp.int32(0), jnp.float32(config.ppo.learning_rate), coefficients)
     discounted = np.zeros((config.shards, config.envs // config.shards), np.float32)
     after, _, _ = learn(
         jax_state.place_state(loaded, specs, program.mesh),
@@ -306,7 +312,7 @@ def reference_iteration(given: Given, rollout: torch_rollout.Rollout) -> Iterati
     step, terms, gradients = int(given.arrays["optimizer/step"][0]), [], []
     for index in given.indices.reshape(-1, *given.indices.shape[2:]):
         chosen = {k: np.concatenate([x[s][index[s]] for s in range(shards)]) for k, x in inputs.items()}
-        losses = partial(reference_losses, held, chosen, config)
+        losses = partial(reference_losses, held, chosen, given)
         gradient = difference(lambda x, losses=losses: losses(x)["loss"], vector)
         found = losses(vector)
         terms.append([found[k] for k in ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")])
@@ -320,9 +326,11 @@ def reference_iteration(given: Given, rollout: torch_rollout.Rollout) -> Iterati
     return Iteration(columns, np.array(terms), np.array(gradients), arrays | {"optimizer/step": np.array([step])})
 
 
-def reference_losses(held: Parameters, chosen: dict[str, np.ndarray], config: Config, vector: np.ndarray) -> Any:
+def reference_losses(held: Parameters, chosen: dict[str, np.ndarray], given: Given, vector: np.ndarray) -> Any:
     """The reference's loss and terms of a global minibatch under other parameters."""
-    ppo, named = config.ppo, held.named(vector)
+    ppo, named = given.config.ppo, held.named(vector)
+    left = 1.0 - given.global_step / given.config.total_steps
+    clipped, entropy = (left if s == "linear" else 1.0 for s in (ppo.clip_schedule, ppo.entropy_schedule))
     logits = forward(named, "actor", chosen["observations"])
     count, mean, m2 = reference.moments(chosen["advantages"])
     return reference.ppo_loss(
@@ -333,9 +341,9 @@ def reference_losses(held: Parameters, chosen: dict[str, np.ndarray], config: Co
         chosen["values"],
         chosen["returns"],
         reference.categorical_entropy(logits),
-        clip_range=ppo.clip_range,
-        value_clip_range=ppo.value_clip_range,
-        entropy_coef=ppo.entropy_coef,
+        clip_range=ppo.clip_range * clipped,
+        value_clip_range=ppo.value_clip_range and ppo.value_clip_range * clipped,
+        entropy_coef=ppo.entropy_coef * entropy,
         value_coef=ppo.value_coef,
         count=len(logits),
     )

@@ -28,9 +28,16 @@ def checkpoint(tmp_path_factory):
     return commit(tmp_path_factory.mktemp("run"), 384, to_files(arrays, {}, {"iteration": 3}), None)
 
 
-@pytest.fixture(scope="module")
-def given(checkpoint):
-    return given_by(checkpoint, config_of())
+SCHEDULED = {"clip_schedule": "linear", "entropy_schedule": "linear", "entropy_coef": 0.1}
+
+
+@pytest.fixture(scope="module", params=["constant", "scheduled"])
+def given(request, checkpoint):
+    """An iteration with the coefficients of the config, and one with a fifth of them left."""
+    if request.param == "constant":
+        return given_by(checkpoint, config_of())
+    config = config_of(total_steps=1280, **{"ppo": config_of().ppo.model_dump() | SCHEDULED})
+    return replace(given_by(checkpoint, config), global_step=1024)
 
 
 @pytest.fixture(scope="module")

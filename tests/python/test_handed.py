@@ -9,6 +9,7 @@ from typing import Any
 
 import handed_envs
 import pytest
+import users_losses
 from frameworks import installed
 
 import lockstep
@@ -16,7 +17,7 @@ from lockstep.commands.next_steps import next_steps
 from lockstep.config.handed import _read, handed_object
 from lockstep.config.run import Config
 from lockstep.envs.tensor import named_object
-from lockstep.python.handed import handed, handed_again, with_network
+from lockstep.python.handed import handed, handed_again, with_objects
 from lockstep.python.pickled import pickled
 
 SMALL = {"num_steps": 16, "total_steps": 256, "quiet": True}
@@ -100,6 +101,12 @@ def test_a_network_of_a_script_has_the_bits_of_one_with_a_module(engine):
         ({"env": {"id": "python:Maze"}}, {"env": 7}, "env: 7 was given, but python:Maze of runs/stored was an object"),
         ({}, {"network": handed_envs.Counting}, "the network of runs/stored is none of its own (network.custom)"),
         ({"network": {"custom": "python:Net"}}, {"network": lambda: None}, "<lambda> is no class; give the class"),
+        ({}, {"loss": handed_envs.Counting}, "the loss of runs/stored is none of its own (ppo.loss)"),
+        (
+            {"ppo": {"loss": "python:lambda"}},
+            {"loss": "losses:mine"},
+            "was an object, and is given again as one: a ",
+        ),
         ({"network": {"custom": "nets:Net"}}, {"network": handed_envs.Counting}, "is nets:Net, which is found by"),
     ],
 )
@@ -125,11 +132,35 @@ def test_what_is_given_again_trusts_nothing_else(runs):
 
 def test_a_network_is_given_as_a_class():
     asked: dict[str, Any] = {"network": {"custom": handed_envs.Counting}}
-    (given,) = with_network(asked, ())
+    (given,) = with_objects(asked, ())
     assert (asked["network"]["custom"], given.id, given.pickled) == (*["handed_envs:Counting"] * 2, None)
-    assert with_network({"network": {"custom": "module:Class"}}, ()) == ()
+    assert with_objects({"network": {"custom": "module:Class"}}, ()) == ()
     with pytest.raises(ValueError, match=r"^network\.custom: Counting is no class; give the class, and its arguments"):
-        with_network({"network": {"custom": handed_envs.Counting()}}, ())
+        with_objects({"network": {"custom": handed_envs.Counting()}}, ())
+
+
+def test_a_loss_of_a_script_has_the_bits_of_one_with_a_module(tmp_path, monkeypatch):
+    loss = of_a_script("users_losses", "penalised")
+    named, two = (
+        lockstep.train("CartPole-v1", ppo={"loss": each, "clip_range": 0.1}, name=name, nproc=nproc, **SMALL)
+        for name, each, nproc in (("module", users_losses.penalised, 1), ("two", loss, 2))
+    )
+    assert [run.config.ppo.loss for run in (named, two)] == ["users_losses:penalised", "python:penalised"]
+    assert named.summary["state_sha256"] == two.summary["state_sha256"]
+    bare = lockstep.load_run("two")
+    assert bare.policy([0.0] * 4) in (0, 1)  # which needs no loss
+    with pytest.raises(ValueError, match=r"^python:penalised was handed to lockstep\.train as .*\(RUN, loss=…\)$"):
+        bare.resume(512, quiet=True)
+    again = lockstep.load_run("two", loss=users_losses.penalised).resume(512, quiet=True)
+    assert again.summary["state_sha256"] == named.resume(512, quiet=True).summary["state_sha256"]
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "another account"))
+    assert lockstep.load_policy("module")([0.0] * 4) in (0, 1)
+    with pytest.raises(
+        ValueError, match=r"names users_losses:penalised, which would be imported from .* give trust=True"
+    ):
+        lockstep.load_run("module").resume(1024, quiet=True)
+    with pytest.raises(ValueError, match=r"^ppo\.loss: 3 can't be called; give a function"):
+        lockstep.train("CartPole-v1", ppo={"loss": 3})
 
 
 FIELDS = """

@@ -35,6 +35,15 @@ def test_the_script_trains_stops_and_writes_a_policy(tmp_path):
     assert f"lockstep.load_run('{run.relative_to(tmp_path)}', env=Reach)" in ended.stdout
 
 
+def test_the_loss_of_a_script_is_trained(tmp_path):
+    ended = subprocess.run(
+        [sys.executable, EXAMPLES / "own_loss.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "python:spo finished loss: " in ended.stdout
+    assert ", loss=spo)" in ended.stdout  # how it is opened again
+
+
 @pytest.mark.parametrize(("trials", "steps"), variants([(5, 6144), (10, 20_000)], []))
 def test_a_search_is_the_same_on_any_number_of_ranks(tmp_path, trials, steps):
     search = load("optuna_search").search

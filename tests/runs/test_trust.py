@@ -5,7 +5,14 @@ import os
 import pytest
 
 from lockstep.config.run import Config
-from lockstep.runs.trust import check_trusted, names_in, remember_names, trusted_file, trusted_names
+from lockstep.runs.trust import (
+    check_trusted,
+    names_in,
+    remember_names,
+    trusted_config,
+    trusted_file,
+    trusted_names,
+)
 
 THEIRS = {"env": {"id": "subprocess:Popen", "backend": "jax", "kwargs": {"args": ["touch", "owned"]}}, "engine": "jax"}
 
@@ -30,10 +37,12 @@ def test_names_are_found_wherever_a_config_can_have_them(tmp_path):
     kwargs = {"deep": [{"of": "evil:env"}], "size": 3, "url": "http://x:80/a", "place": "C:\\x", "text": "no colon"}
     settings = {"env": {"id": "tasks:Mine-v0", "kwargs": kwargs}, "log": {"jsonl": str(tmp_path / "log")}}
     settings["network"] = {"custom": "nets:Net", "custom_kwargs": {"activation": "torch.nn:SiLU"}}
+    settings["ppo"] = {"loss": "losses:mine"}
     assert names_in(config_of(**settings)) == {
         "tasks:Mine-v0": "env.id",
         "evil:env": "env.kwargs",
         "nets:Net": "network.custom",
+        "losses:mine": "ppo.loss",
         "torch.nn:SiLU": "network.custom_kwargs",
         str(tmp_path / "log"): "log.jsonl",
     }
@@ -115,3 +124,12 @@ def test_without_a_place_for_the_list_nothing_is_remembered(tmp_path):
 def test_a_name_of_two_lines_is_not_remembered(tmp_path):
     remember_names(config_of(env={"id": "tasks:Mine-v0", "kwargs": {"x": "a:b\u2028os:system"}}))
     assert trusted_names() == {"tasks:Mine-v0"}
+
+
+def test_a_loss_is_for_training_alone(tmp_path):
+    config = config_of(ppo={"loss": "losses:mine"})
+    assert "ppo.loss: " in refusal(config, tmp_path)
+    (tmp_path / "config.json").write_text(config.model_dump_json())
+    assert trusted_config(tmp_path, unused=("ppo.loss",)) == config
+    with pytest.raises(ValueError, match="names losses:mine, which would be imported"):
+        trusted_config(tmp_path)

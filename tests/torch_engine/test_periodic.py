@@ -168,3 +168,19 @@ def test_a_loss_that_is_not_finite_on_one_rank_ends_both_at_the_synchronisation(
     with pytest.raises(NonFiniteError, match=r"iteration 1, epoch 1, the 4 minibatches up to 4 \(policy_loss nan"):
         trained(config_of(4, ppo={"advantage_normalization": "off"}), 2, spoil)
     trained(config_of(4, ppo={"advantage_normalization": "off"}), 2)
+
+
+def test_scheduled_coefficients_are_those_of_the_iteration():
+    """Half of the run is left; the record says so, and the update is that of the coefficients it says."""
+    ppo, states = {"entropy_coef": 0.02, "clip_range": 0.1, "learning_rate": 0.01}, []
+    falling = {"entropy_coef": 0.04, "clip_range": 0.2, "entropy_schedule": "linear", "clip_schedule": "linear"}
+    for changes in (ppo, ppo | falling):
+        config = config_of(sync_period=2, total_steps=1024, ppo=changes)
+        state = small_state(config, described())
+        state.global_step, whole = 512, random_batch(config, state.net)
+        given = (state, whole, minibatch_indices(config, plan_of(config), 0), statistics_of(config, whole), config)
+        communicator = alone(config)
+        result = update_periodically(*given, plan_of(config), local_gradient(state, config, communicator), communicator)
+        states.append(state.parameters.flat)
+    assert result.coefficients == {"entropy_coef": 0.02, "clip_range": 0.1}
+    torch.testing.assert_close(*states, rtol=1e-5, atol=1e-6)

@@ -162,3 +162,10 @@ def test_fsdp_holds_whole_gradients_and_the_parameters_that_it_gathered():
     assert found["gathered"] == 4 * PARAMETERS
     assert found["gradients"] == 3 * 4 * PARAMETERS
     assert not costs_of(4, reduction="fast").memory["gathered"]
+
+
+def test_a_loss_of_ones_own_is_counted_unless_it_decides_by_numbers():
+    own = costs_of(ppo=PPO | {"loss": "users_losses:penalised"})
+    assert of_part(own, "gradients", 8, "calls") > of_part(costs_of(ppo=PPO), "gradients", 8, "calls")
+    with pytest.raises(ValueError, match=r"^ppo\.loss: users_losses:branching can't be counted on shapes alone \("):
+        costs_of(ppo=PPO | {"loss": "users_losses:branching"})

@@ -238,3 +238,32 @@ def test_all_ranks_end_at_the_same_step_when_one_of_them_has_the_bad_sample():
 
     for world_size in (3, 4):
         assert len(set(run_ranks(config, world_size, rank))) == 1
+
+
+# --- Coefficients of the loss -----------------------------------------------------------------------------------------
+
+FALLING = {"entropy_schedule": "linear", "clip_schedule": "linear", "entropy_coef": 0.02, "value_clip_range": 0.4}
+
+
+@pytest.mark.parametrize("activation", ["tanh", "silu"], ids=["by hand", "autograd"])
+def test_an_update_with_scheduled_coefficients_is_that_of_the_coefficients_they_are_then(activation):
+    """A quarter of the run is left; the learning rate is told to be the same."""
+    network, rest = {"activation": activation}, {"learning_rate": 0.01, "num_epochs": 3}
+    config = small_config(total_steps=1000, network=network, ppo=FALLING | rest)
+    then = {"entropy_coef": 0.005, "value_clip_range": 0.1, "clip_range": 0.05}
+    fixed = small_config(total_steps=1000, network=network, ppo=rest | then)
+    untouched = small_config(total_steps=1000, network=network, ppo=rest | {"entropy_coef": 0.02})
+    results, states = [], []
+    for each in (config, fixed, untouched):
+        state = small_state(each, described())
+        state.global_step = 750
+        results.append(updated(each, state, exact_gradient(state, each, alone(each), "batched")))
+        states.append(state.parameters.flat)
+    np.testing.assert_allclose(results[0].terms, results[1].terms, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(states[0], states[1], rtol=1e-5, atol=1e-6)
+    assert (states[0] - states[2]).abs().max() > 1e-3
+    assert results[0].coefficients == pytest.approx(then)
+    record = results[0].metrics(config, 0.01)
+    assert record == pytest.approx(
+        results[1].metrics(fixed, 0.01) | {"train/entropy_coef": 0.005, "train/clip_range": 0.05}, rel=1e-5, abs=1e-6
+    )

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from lockstep.config.run import Config
-from lockstep.training.limits import non_finite, scheduled_learning_rate
+from lockstep.training.limits import non_finite, scheduled_coefficients, scheduled_learning_rate
 
 
 def config_of(schedule):
@@ -30,3 +30,17 @@ def test_a_loss_that_isnt_finite_names_place_and_terms():
     )
     with pytest.raises(ValueError, match="shorter"):
         non_finite(3, "there", ("policy_loss", "value_loss"), [0.5])
+
+
+def test_coefficients_of_the_loss_fall_as_the_learning_rate_does_where_they_are_scheduled():
+    ppo = {"entropy_coef": 0.02, "clip_range": 0.2, "value_clip_range": 0.4}
+    values = {"num_envs": 8, "num_steps": 16, "total_steps": 1000}
+
+    def at(step, **schedules):
+        return scheduled_coefficients(Config.model_validate(values | {"ppo": ppo | schedules}), step)
+
+    assert at(250) == {}
+    assert at(250, entropy_schedule="linear") == {"entropy_coef": 0.02 * 0.75}
+    assert at(750, clip_schedule="linear") == {"clip_range": 0.2 * 0.25, "value_clip_range": 0.4 * 0.25}
+    assert at(750, clip_schedule="linear", value_clip_range=None) == {"clip_range": 0.2 * 0.25}
+    assert at(1024, clip_schedule="linear", value_clip_range=None) == {"clip_range": 0.0}

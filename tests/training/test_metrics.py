@@ -60,3 +60,12 @@ def test_settings_are_those_of_the_config():
     grpo = Config.model_validate(values | {"algorithm": "grpo", "grpo": {"kl_coef": 0.1}})
     assert loss_settings(grpo, 7).count == 7
     assert loss_settings(grpo).terms == (*TERMS, "reference_kl")
+
+
+def test_scheduled_coefficients_are_told_and_make_the_loss():
+    settings = LossSettings(0.2, 0.4, entropy_coef=0.5, value_coef=0.25, count=8)
+    scheduled = {"entropy_coef": 0.125, "clip_range": 0.1, "value_clip_range": 0.2}
+    record = update(settings, coefficients=scheduled)
+    assert record["train/loss"] == 1.0 + 0.25 * 2.0 - 0.125 * 3.0
+    assert record.keys() - update(settings).keys() == {"train/entropy_coef", "train/clip_range"}
+    assert (record["train/entropy_coef"], record["train/clip_range"]) == (0.125, 0.1)

@@ -15,7 +15,7 @@ from lockstep.runs.progress import format_number, last_episodes
 
 def next_steps(path: Path, summary: dict[str, Any], config: Config | None = None) -> str:
     """The lines of a run with this summary; its config says what no command finds."""
-    again = None if config is None else loading(path, config.env.id, config.network.custom)
+    again = None if config is None else loading(path, config.env.id, config.network.custom, config.ppo.loss)
     if "seeds" in summary:
         return _of_seeds(path, summary, _command(), again)
     final = summary["final_return"]

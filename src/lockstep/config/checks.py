@@ -145,6 +145,11 @@ def _check_choices(config: Config) -> None:
             "normalize.returns: GRPO's advantages are relative to the group and need no scale; leave it out"
         )
     _check_log(config)
+    if config.ppo.entropy_schedule != "constant" and not config.ppo.entropy_coef:
+        raise ValueError(
+            f"ppo.entropy_schedule: {config.ppo.entropy_schedule}, but ppo.entropy_coef is 0 and there is nothing to "
+            "schedule; give one, e.g. --ppo.entropy-coef 0.01"
+        )
     if not all(0 <= beta < 1 for beta in config.ppo.adam_betas):
         raise ValueError(f"ppo.adam_betas: {list(config.ppo.adam_betas)} must lie in [0, 1)")
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from lockstep.config.algorithms import CLIPPED
 from lockstep.config.keys import FREE, FREE_NAMES, LEAVES
-from lockstep.config.sections import CLIPPED
 from lockstep.config.switches import Switch, read_switch, switch_named
 from lockstep.config.words import ALIASES, VALUES, plain
 

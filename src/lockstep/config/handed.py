@@ -18,9 +18,9 @@ from lockstep.core.private import only_we_write
 
 HANDED = "python"
 """Stands before the colon in the name of such an object, which has no module to be imported from."""
-VARIABLES = {"env.id": "LOCKSTEP_ENVIRONMENT", "network.custom": "LOCKSTEP_NETWORK"}
+VARIABLES = {"env.id": "LOCKSTEP_ENVIRONMENT", "network.custom": "LOCKSTEP_NETWORK", "ppo.loss": "LOCKSTEP_LOSS"}
 """Names, by the setting that an object stands in, the file which holds it."""
-ARGUMENTS = {"env.id": "env", "network.custom": "network"}
+ARGUMENTS = {"env.id": "env", "network.custom": "network", "ppo.loss": "loss"}
 """By which argument of ``lockstep.load_run`` it is given again."""
 
 
@@ -36,9 +36,9 @@ def shown_name(name: str | None) -> str | None:
     return "…" if name == f"{HANDED}:lambda" else name.removeprefix(f"{HANDED}:")
 
 
-def loading(run: Path, env_id: str, network: str | None) -> str | None:
-    """Writes the Python that opens a run which was handed its environment or network; None for any other."""
-    names = {"env.id": shown_name(env_id), "network.custom": shown_name(network)}
+def loading(run: Path, env_id: str, network: str | None, loss: str | None = None) -> str | None:
+    """Writes the Python that opens a run which was handed its environment, network or loss; None for any other."""
+    names = {"env.id": shown_name(env_id), "network.custom": shown_name(network), "ppo.loss": shown_name(loss)}
     given = [f"{ARGUMENTS[key]}={name}" for key, name in names.items() if name is not None]
     return f"lockstep.load_run({', '.join([repr(str(run)), *given])})" if given else None
 
@@ -69,10 +69,11 @@ def is_wanted_again(key: str, given: Any, recorded: str | None, run: Path) -> bo
     argument = ARGUMENTS[key]
     if is_handed(recorded):
         if isinstance(given, str) or not callable(given):
-            kinds = "a class" if key == "network.custom" else "a class, a function or a lambda"
+            kinds = {"network.custom": "a class", "ppo.loss": "a function or a lambda"}
+            kind = kinds.get(key, "a class, a function or a lambda")
             raise ValueError(
                 f"{argument}: {given!r} was given, but {recorded} of {run} was an object, and is given again as one: "
-                f"{kinds}"
+                f"{kind}"
             )
         return True
     name = given if isinstance(given, str) else imported_name(given)
@@ -80,7 +81,7 @@ def is_wanted_again(key: str, given: Any, recorded: str | None, run: Path) -> bo
         return False
     shown = repr(given) if isinstance(given, str) else name or getattr(given, "__qualname__", type(given).__name__)
     found = f"{recorded}, which is found by that name" if recorded else f"none of its own ({key})"
-    what = "network" if key == "network.custom" else "environment"
+    what = {"network.custom": "network", "ppo.loss": "loss"}.get(key, "environment")
     raise ValueError(f"{argument}: {shown} was given, but the {what} of {run} is {found}; leave {argument}= out")
 
 

@@ -10,15 +10,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
+from lockstep.config.algorithms import GRPOConfig, PPOConfig
 from lockstep.config.sections import (
     CheckpointConfig,
     EnvConfig,
     EvalConfig,
-    GRPOConfig,
     LogConfig,
     NetworkConfig,
     NormalizeConfig,
-    PPOConfig,
     ProofConfig,
     Section,
 )

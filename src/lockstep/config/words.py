@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from lockstep.config.sections import CLIPPED
+from lockstep.config.algorithms import CLIPPED
 
 ALIASES = {
     "env": "env.id",
@@ -142,8 +142,8 @@ SHORT = {"-f": "--runs-dir", "-n": "--total-steps", "-i": "--resume", "-tb": "--
 _WORKERS = "--env.workers 4 steps environments in four worker processes a rank"
 _EXPLORATION = "there is no state-dependent exploration; --network.state-dependent-std learns the spread by state"
 _OWN_NETWORK = "a network of your own is --network.custom module:Class, in place of all layers"
-_OWN_LOSS = "the loss is that of ppo or grpo, shaped by settings of ppo; for one of your own, keep your loop: "
-_OWN_LOSS += "one line, lockstep.attach(model, optimizer), makes it one agent on many ranks"
+_OWN_LOSS = "a loss of your own is --ppo.loss module:function, a term that is added or a whole one (docs/losses.md); "
+_OWN_LOSS += "to keep your loop instead, lockstep.attach(model, optimizer) makes it one agent on many ranks"
 _CURIOSITY = "there is no intrinsic reward; an environment may add one to its own rewards"
 _MODULE = "'my_module:MyEnv-v0' in the id's place imports my_module first"
 _WRAPPERS = "a class or function that makes the wrapped environment is an environment: my_module:make_env"
@@ -211,7 +211,6 @@ ADVICE: dict[str, str | Callable[[str], str]] = {
     "rnd_cfg": _CURIOSITY,
     "int_coef": _CURIOSITY,
     "intrinsic_reward": _CURIOSITY,
-    "loss": _OWN_LOSS,
     "loss_fn": _OWN_LOSS,
     "loss_function": _OWN_LOSS,
     "agent": _OWN_NETWORK,

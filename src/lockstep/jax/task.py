@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array, lax
 from jax import numpy as jnp
 
+from lockstep.config.users_code import users_error
 from lockstep.core.fingerprint import compare_ranks
 from lockstep.jax.config import PPOConfig, RunnerConfig, in_users_names
 from lockstep.jax.environments import check_environment
@@ -24,7 +25,6 @@ from lockstep.jax.training import Customs, Training
 from lockstep.jax_engine.distributed.mesh import REPLICATED, over_mesh
 from lockstep.jax_engine.distributed.placement import fetch
 from lockstep.jax_engine.distributed.reductions import FSDP_AXIS, device_index
-from lockstep.jax_engine.envs.users_code import users_error
 from lockstep.jax_engine.program.calls import Pending
 from lockstep.jax_engine.program.fingerprints import Copies
 from lockstep.jax_engine.program.iterations import Iteration

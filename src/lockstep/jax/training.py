@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from lockstep.config.run import Config
+from lockstep.config.users_code import users_error
 from lockstep.core.shards import keyed_seed
 from lockstep.envs.description import described
 from lockstep.jax.config import PPOConfig, RunnerConfig, in_users_names, run_config
@@ -34,7 +35,6 @@ from lockstep.jax_engine.distributed.mesh import check_divisible, get_num_device
 from lockstep.jax_engine.distributed.placement import gathered, num_local_devices
 from lockstep.jax_engine.distributed.reductions import BATCH_AXIS
 from lockstep.jax_engine.envs.functional import FunctionalAdapter
-from lockstep.jax_engine.envs.users_code import users_error
 from lockstep.jax_engine.nets.custom import custom_net
 from lockstep.jax_engine.nets.encoders import encode_rows
 from lockstep.jax_engine.nets.nets import PolicyNet

@@ -33,6 +33,7 @@ from lockstep.jax_engine.setup.targets import OPTIONS, VARIABLES, described_devi
 from lockstep.jax_engine.shards.normalizers import empty_moments, scale_of
 from lockstep.jax_engine.state import TrainState, check_networks, state_of, state_specs
 from lockstep.training.costs import FLOAT, Costs, Grows, Kernel, Part, merged
+from lockstep.training.limits import scheduled_coefficients
 
 
 def can_compile(platform: str) -> bool:
@@ -160,8 +161,10 @@ def state_shapes(program: Program, envs: Any = None) -> tuple[TrainState, TrainS
     return shapes, specs
 
 
-def _inputs(mesh: Mesh, *shape: int) -> Inputs:
-    return Inputs(_struct(mesh, shape, np.int32), _struct(mesh, shape, np.float32))  # type: ignore[arg-type]
+def _inputs(program: Program, *shape: int) -> Inputs:
+    rate = _struct(program.mesh, shape, np.float32)
+    coefficients = dict.fromkeys(scheduled_coefficients(program.config, 0), rate) or None
+    return Inputs(_struct(program.mesh, shape, np.int32), rate, coefficients)  # type: ignore[arg-type]
 
 
 def _traced(program: Program) -> list[Any]:
@@ -170,12 +173,12 @@ def _traced(program: Program) -> list[Any]:
     if program.env is not None:
         compiled = DeviceProgram(program)
         shapes, specs = state_shapes(program, compiled.carry_shapes())
-        inputs = _inputs(mesh, 1)
+        inputs = _inputs(program, 1)
         return [compiled.compile_call(specs).trace(shapes, inputs, each, each, _struct(mesh, (), np.int32))]
     shapes, specs = state_shapes(program)
     rollout, discounted = _rollout_shapes(program)
     learn: Any = compile_learn(program, specs)
-    return [learn.trace(shapes, rollout, discounted, _inputs(mesh), each, each), _traced_policy(program)]
+    return [learn.trace(shapes, rollout, discounted, _inputs(program), each, each), _traced_policy(program)]
 
 
 def _rollout_shapes(program: Program) -> tuple[Rollout, jax.ShapeDtypeStruct]:

@@ -13,7 +13,7 @@ from lockstep.jax_engine.losses import loss_and_terms
 from lockstep.jax_engine.nets import distributions, nets
 from lockstep.jax_engine.nets.nets import Parameters, PolicyNet
 from lockstep.jax_engine.nets.parameters import Named
-from lockstep.training.losses import LossSettings, loss_settings
+from lockstep.training.losses import LossSettings
 
 CHUNK_ROWS = 256
 
@@ -51,6 +51,7 @@ def minibatch_loss(
         settings,
         flat["valid"],
         flat["reference_log_probs"],
+        output.reshape(-1, output.shape[-1]) if settings.loss is not None else None,
     )
 
 
@@ -71,13 +72,12 @@ def gradient_parts(net: PolicyNet, config: Config, rows: int, dropout: bool, pla
 
 
 def part_gradient(
-    net: PolicyNet, parameters: Named, columns: Mapping[str, Array], count: Array, config: Config, key: Array | None
+    net: PolicyNet, parameters: Named, columns: Mapping[str, Array], settings: LossSettings, key: Array | None
 ) -> tuple[Named, Array]:
     """Computes gradient by name and loss terms ``[T]`` of one part of a block, of its samples' columns ``[units, …]``.
 
-    ``count`` is of valid samples of the global minibatch, ``key`` of dropout; None: there is none.
+    ``key`` is of dropout; None: there is none.
     """
-    settings = loss_settings(config, count)
 
     def loss(parameters: Named) -> tuple[Array, Array]:
         return minibatch_loss(net, parameters, columns, settings, key)

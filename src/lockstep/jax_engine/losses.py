@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from jax import Array, lax
 from jax import numpy as jnp
 
-from lockstep.training.losses import LossSettings
+from lockstep.training.losses import LossSample, LossSettings, check_shape
 
 
 def value_loss(values: Array, old_values: Array, returns: Array, clip_range: float | None) -> Array:
@@ -32,6 +34,32 @@ def surrogate(ratio: Array, advantages: Array, clip_range: float) -> Array:
     return jnp.where(clipped > plain, clipped, plain)
 
 
+def ppo_loss(sample: LossSample) -> Array:
+    """Computes the loss of each sample ``[rows]`` that :func:`loss_and_terms` sums where there is no other."""
+    ratio = jnp.exp(sample.log_prob - sample.old_log_prob)
+    loss = surrogate(ratio, sample.advantage, sample.clip_range) - sample.entropy_coef * sample.entropy
+    if sample.value is not None:
+        value = value_loss(sample.value, sample.old_value, sample.return_, sample.value_clip_range)
+        loss = loss + sample.value_coef * value
+    if sample.kl_coef:
+        loss = loss + sample.kl_coef * k3(sample.reference_log_prob - sample.log_prob)
+    return loss
+
+
+def own_losses(named: Mapping[str, Array | None], settings: LossSettings) -> Array:
+    """Computes the user's own loss of each sample ``[rows]``, of arrays ``[rows, …]`` by a sample's fields.
+
+    Raises:
+        ValueError: it returns something else than the loss of each sample; one line.
+    """
+    log_prob = named["log_prob"]
+    assert settings.loss is not None
+    assert log_prob is not None
+    losses = settings.loss(settings.sample(ppo_loss, **named))
+    check_shape(losses, len(log_prob), Array)
+    return losses.astype(log_prob.dtype)
+
+
 def loss_and_terms(
     log_prob: Array,
     entropy: Array,
@@ -43,6 +71,7 @@ def loss_and_terms(
     settings: LossSettings,
     valid: Array | None = None,
     reference_log_prob: Array | None = None,
+    actor_output: Array | None = None,
 ) -> tuple[Array, Array]:
     """Computes the loss of PPO (Schulman et al. 2017, eq. 9) or GRPO (Shao et al. 2024, eq. 3), over the last axis.
 
@@ -50,7 +79,8 @@ def loss_and_terms(
 
     ``old_log_prob`` is of the actions under the policy that took them, ``reference_log_prob`` under the one that
     ``settings.kl_coef`` ties this one to. Without a critic values, those before the update and returns are None.
-    ``valid`` is 1.0 where a sample counts, None where all do; ``settings`` has the global count.
+    ``valid`` is 1.0 where a sample counts, None where all do; ``settings`` has the global count; ``actor_output``
+    ``[rows, outputs]`` is for a loss of the user's own.
 
     Returns:
         The loss ``[]`` and the terms ``[T]`` in the order of ``settings.terms``, sums over rows divided by the global
@@ -70,9 +100,15 @@ def loss_and_terms(
     if settings.kl_coef:
         assert reference_log_prob is not None
         parts.append(k3(reference_log_prob - log_prob))
+    if settings.loss is not None:
+        named = {"log_prob": log_prob, "old_log_prob": old_log_prob, "entropy": entropy, "value": values}
+        named |= {"old_value": old_values, "return_": returns, "advantage": advantages, "actor_output": actor_output}
+        parts.append(own_losses(named | {"reference_log_prob": reference_log_prob}, settings))
     if valid is not None:
         parts = [jnp.where(valid > 0, part, 0.0) for part in parts]
     terms = jnp.stack(parts, -2).sum(-1) / settings.count
+    if settings.loss is not None:
+        return parts[-1].sum(-1) / settings.count, lax.stop_gradient(terms)  # through none of the other terms
     loss = terms[..., 0] + settings.value_coef * terms[..., 1] - settings.entropy_coef * terms[..., 2]
     if settings.kl_coef:
         loss = loss + settings.kl_coef * terms[..., 5]

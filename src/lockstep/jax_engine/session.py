@@ -237,7 +237,8 @@ def pool_of(config: Config, devices: int, topology: Topology, description: EnvDe
     up to eight devices; with room where a device may wait in two collectives at once (FSDP's, those of several
     processes); else lean.
     """
-    if config.network.custom is not None or description is None or description.observation.image_bytes > 0:
+    own = config.network.custom is not None or config.ppo.loss is not None
+    if own or description is None or description.observation.image_bytes > 0:
         return roomy_pool(max(devices, pool_devices(config.shards)))
     if config.fsdp or topology.world_size > 1:
         return roomy_pool(devices)

@@ -127,6 +127,7 @@ class Gradients:
     Attributes:
         words: how columns lie in a block's matrix.
         devices: of the mesh; ``platform`` theirs.
+        coefficients: of the loss, those that are scheduled, by name, float32 ``[]``; None: none is.
     """
 
     config: Config
@@ -136,6 +137,7 @@ class Gradients:
     words: Words
     devices: int
     platform: str
+    coefficients: dict[str, Array] | None = None
 
     @property
     def terms(self) -> tuple[str, ...]:
@@ -156,7 +158,8 @@ class Gradients:
                 extra = (1,) * (columns["advantages"].ndim - 1)
                 mean, scale = mean.reshape(-1, *extra), scale.reshape(-1, *extra)
                 columns["advantages"] = (columns["advantages"] - mean) / scale
-            return self.layout.pack(*part_gradient(self.net, parameters, columns, now.count, self.config, key))
+            settings = loss_settings(self.config, now.count).scheduled(self.coefficients)
+            return self.layout.pack(*part_gradient(self.net, parameters, columns, settings, key))
 
         index = now.indices + units * jnp.arange(blocks, dtype=now.indices.dtype)[:, None]
         mean, scale, keys = now.mean, now.scale, now.keys

@@ -24,7 +24,7 @@ def start_jax(config: Config, options: RunOptions) -> None:
         ValueError: this machine has no such device; one line.
     """
     device, by_jax = config.device, config.engine == "jax"
-    if not (config.env.jax_only or (by_jax and (config.network.custom or device != "cpu"))):
+    if not (config.env.jax_only or (by_jax and (config.network.custom or config.ppo.loss or device != "cpu"))):
         return
     if config.eval.record_video and not has_screen():
         os.environ.setdefault("MUJOCO_GL", "egl")

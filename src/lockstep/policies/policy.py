@@ -330,7 +330,7 @@ def load_policy(
             with, or the engine can't compute it; one line.
     """
     path, which = find_run(str(run), runs_dir)
-    config = trusted_config(path, trust)
+    config = trusted_config(path, trust, unused=("ppo.loss",))  # which is for training
     if network is not None and not is_wanted_again("network.custom", network, config.network.custom, path):
         network = None
     found = find_training_state(path / CHECKPOINTS, str(checkpoint) if which == "latest" else which)

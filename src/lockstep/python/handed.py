@@ -1,4 +1,4 @@
-"""What a caller gives as objects, an environment and a network, in words that other processes understand."""
+"""What a caller gives as objects, an environment, a network, a loss, in words that other processes understand."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from lockstep.core.temporary import temporary_directory
 
 @dataclass(frozen=True)
 class Handed:
-    """An environment or a network that was given as an object.
+    """An environment, a network or a loss that was given as an object.
 
     Attributes:
-        key: the setting that names it: ``env.id`` or ``network.custom``.
+        key: the setting that names it: ``env.id``, ``network.custom`` or ``ppo.loss``.
         id: by which a config names it: ``module:name``, or ``python:name`` of one that can't be imported.
         given: the object.
         pickled: as bytes, where no name finds it.
@@ -33,12 +33,13 @@ class Handed:
 
 
 def handed(key: str, given: Any) -> Handed:
-    """Names what makes an environment (a class, a function, a lambda), or the class of a network.
+    """Names what makes an environment (a class, a function, a lambda), the class of a network, or a loss.
 
     Raises:
-        ValueError: a network is no class, or it can neither be imported by others nor pickled; one line.
+        ValueError: a network is no class, a loss can't be called, or it can neither be imported by others nor pickled;
+            one line.
     """
-    _check_class(key, given)
+    _check_kind(key, given)
     name = imported_name(given)
     if name is not None:
         return Handed(key, name, given)
@@ -55,27 +56,36 @@ def handed_again(key: str, given: Any, recorded: str | None, run: Path) -> Hande
     """
     if not is_wanted_again(key, given, recorded, run):
         return None
-    _check_class(key, given)
+    _check_kind(key, given)
     assert recorded is not None
     return Handed(key, recorded, given, _pickled(key, given))
 
 
-def with_network(asked: dict[str, Any], others: Sequence[Handed]) -> tuple[Handed, ...]:
-    """Names the class of a network in nested settings, in place; returns what is handed over with it, and the others.
+def with_objects(asked: dict[str, Any], others: Sequence[Handed]) -> tuple[Handed, ...]:
+    """Names a network's class and a loss in nested settings, in place.
+
+    Returns:
+        What is handed over by that, and the ``others``.
 
     Raises:
         ValueError: as :func:`handed`.
     """
-    section = asked.get("network")
-    network = section.get("custom") if isinstance(section, dict) else None
-    if network is None or isinstance(network, str):
-        return tuple(others)
-    given = handed("network.custom", network)
-    merge(asked, {"network": {"custom": given.id}})
-    return *(other for other in others if other.key != given.key), given
+    everything = tuple(others)
+    for key in ("network.custom", "ppo.loss"):
+        name, _, setting = key.partition(".")
+        section = asked.get(name)
+        value = section.get(setting) if isinstance(section, dict) else None
+        if value is None or isinstance(value, str):
+            continue
+        given = handed(key, value)
+        merge(asked, {name: {setting: given.id}})
+        everything = *(other for other in everything if other.key != key), given
+    return everything
 
 
-def _check_class(key: str, given: Any) -> None:
+def _check_kind(key: str, given: Any) -> None:
+    if key == "ppo.loss" and not callable(given):
+        raise ValueError(f"{key}: {given!r} can't be called; give a function of a lockstep.LossSample")
     if key == "network.custom" and not inspect.isclass(given):
         name = getattr(given, "__qualname__", type(given).__name__)
         raise ValueError(f"{key}: {name} is no class; give the class, and its arguments as network.custom_kwargs")

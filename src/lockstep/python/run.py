@@ -13,7 +13,7 @@ from lockstep.config.files import nested
 from lockstep.core.temporary import temporary_directory
 from lockstep.policies.policy import Policy, load_policy
 from lockstep.python.command import run_command
-from lockstep.python.handed import Handed, handed_again, variables_for, with_network
+from lockstep.python.handed import Handed, handed_again, variables_for, with_objects
 from lockstep.python.start import start
 from lockstep.report.packages import check_installed
 from lockstep.runs.checkpoint import checkpoints_in
@@ -34,7 +34,7 @@ class Run:
 
     Args:
         path: the directory.
-        given: its environment and its network, as far as they were objects that no name finds.
+        given: its environment, network and loss, as far as they were objects that no name finds.
         trust: whether to import what it names, though this user hasn't trained with it.
 
     Attributes:
@@ -235,7 +235,7 @@ class Run:
         asked = nested(settings) | {"resume": str(self.path)}
         asked |= {} if total_steps is None else {"total_steps": total_steps}
         asked |= {"trust": True} if self._trust else {}
-        given = with_network(asked, self._given)
+        given = with_objects(asked, self._given)
         return start(asked, given, lambda path: Run(path, given, self._trust), callbacks, observe_only)
 
     @property
@@ -251,6 +251,7 @@ def load_run(
     runs_dir: str | Path = "runs",
     env: Callable[..., Any] | str | None = None,
     network: type | str | None = None,
+    loss: Callable[..., Any] | str | None = None,
     trust: bool = False,
 ) -> Run:
     """Opens a run.
@@ -261,17 +262,18 @@ def load_run(
         env: what makes its environment, if it was trained with an object that couldn't be imported; the object's own
             name and module may be others now. A run that finds its environment by an id takes that one alone.
         network: the class of its network, likewise.
+        loss: its loss, likewise; :meth:`Run.resume` alone needs it.
         trust: whether to import what the run names (``module:attribute``), though this user hasn't trained with it.
 
     Raises:
-        ValueError: there is no such run, or it was trained with another environment or network than is given; one line.
+        ValueError: there is no such run, or it was trained with something else than is given; one line.
     """
     path, _ = find_run(str(run), str(runs_dir), single=False)
-    again = {"env.id": env, "network.custom": network}
+    again = {"env.id": env, "network.custom": network, "ppo.loss": loss}
     given = []
     if any(each is not None for each in again.values()):
         config = stored_config(path)
-        recorded = {"env.id": config.env.id, "network.custom": config.network.custom}
+        recorded = {"env.id": config.env.id, "network.custom": config.network.custom, "ppo.loss": config.ppo.loss}
         found = [handed_again(key, each, recorded[key], path) for key, each in again.items() if each is not None]
         given = [each for each in found if each is not None]
     return Run(path.absolute(), given, trust)

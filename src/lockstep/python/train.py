@@ -9,7 +9,7 @@ from typing import Any
 from lockstep.config.files import FILE_SUFFIXES, merge, nested, read_file
 from lockstep.config.run import Config
 from lockstep.python.environments import refusal, registered_here_alone
-from lockstep.python.handed import Handed, handed, with_network
+from lockstep.python.handed import Handed, handed, with_objects
 from lockstep.python.run import Run
 from lockstep.python.start import start
 
@@ -51,7 +51,7 @@ def train(
         quiet: whether to print only errors and warnings.
         **settings: any other setting or option by its name, nested as in a config file:
             ``ppo={"num_epochs": 10}``, ``total_steps=500_000``, ``max_restarts=10``. ``network={"custom": Net}`` takes
-            the class itself.
+            the class itself, ``ppo={"loss": function}`` the function.
 
     Returns:
         The run, at its end, or where a limit or a callback stopped it.
@@ -81,7 +81,7 @@ def train(
     merge(asked, nested(settings))
     if env is not None:
         merge(asked, {"env": {"id": given[0].id if given else str(env)}})
-    given = with_network(asked, given)
+    given = with_objects(asked, given)
     options = {"engine": engine, "nproc": nproc, "quiet": quiet or None, "name": name}
     options["seeds"] = seeds if seeds is None or isinstance(seeds, str) else ",".join(map(str, seeds))
     options |= {

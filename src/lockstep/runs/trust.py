@@ -32,7 +32,8 @@ LOG, MIRROR = "log.jsonl", "checkpoint.mirror"
 def names_in(config: Config) -> dict[str, str]:
     """Finds the code, and the file to write, that a config names: the key by the name."""
     found: dict[str, str] = {}
-    for key, text in (("env.id", config.env.id), ("network.custom", config.network.custom or "")):
+    named = {"env.id": config.env.id, "network.custom": config.network.custom, "ppo.loss": config.ppo.loss}
+    for key, text in ((key, name or "") for key, name in named.items()):
         if is_handed(text):  # by which nothing is imported
             continue
         if ":" in text and not text.startswith(OWN_REGISTRY):  # it is imported, whatever stands around the colon
@@ -64,7 +65,9 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(inner)
 
 
-def trusted_config(run: Path, trust: bool = False, warn: bool = True, named: Collection[str] = ()) -> Config:
+def trusted_config(
+    run: Path, trust: bool = False, warn: bool = True, named: Collection[str] = (), unused: Collection[str] = ()
+) -> Config:
     """Reads the config of a run directory, which names only what this user has trained with.
 
     Args:
@@ -72,12 +75,13 @@ def trusted_config(run: Path, trust: bool = False, warn: bool = True, named: Col
         trust: whether the user accepts for this once whatever it names.
         warn: whether to say where it comes from, if not from ``config.json``.
         named: names that the user has given by hand.
+        unused: keys of settings whose names nothing is going to import.
 
     Raises:
         ValueError: it can't be read, or names something else; one line.
     """
     config = stored_config(run, warn)
-    check_trusted(config, run / CONFIG, trust, named=named)
+    check_trusted(config, run / CONFIG, trust, unused, named)
     return config
 
 

@@ -33,6 +33,7 @@ from lockstep.torch_engine.nets.shards import to_shards
 from lockstep.torch_engine.setup.traced import counted, scaled, written
 from lockstep.torch_engine.state import make_net
 from lockstep.training.costs import FLOAT, Costs, Grows, Kernel, Part
+from lockstep.training.limits import scheduled_coefficients
 from lockstep.training.losses import loss_settings
 
 META = torch.device("meta")
@@ -72,9 +73,10 @@ def costs(config: Config, platform: str, shape: str | None, devices: int) -> Cos
         parts, held = traced.parts(), traced.memory(devices)
     except (RuntimeError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(
-            f"network.custom: {config.network.custom} can't be counted on shapes alone ({reason})"
-        ) from None
+        what = f"network.custom: {config.network.custom}"
+        if config.ppo.loss is not None:
+            what = f"ppo.loss: {config.ppo.loss}" if config.network.custom is None else f"{what}, or {config.ppo.loss},"
+        raise ValueError(f"{what} can't be counted on shapes alone ({reason})") from None
     return Costs(
         plan.local_num_shards,
         (*stepped, *parts),
@@ -128,7 +130,9 @@ class _Traced:
         else:
             self.update_shards, self.update_rows = self.shards, self.rows
         self.calls = plan.local_num_shards if loops else 1
-        self.report = Report(len(loss_settings(config).terms), 4 * config.shards, META)
+        scheduled = dict.fromkeys(scheduled_coefficients(config, 0), torch.empty((), device=META))
+        self.settings = loss_settings(config).scheduled(scheduled)
+        self.report = Report(len(self.settings.terms), 4 * config.shards, META)
         outputs, noise = self._empty(1, 1, net.outputs), self._empty(1, 1, net.action.outputs)
         with torch.no_grad():
             self.action = distributions.sample(net, self.parameters.expanded(1), outputs, noise)
@@ -162,7 +166,7 @@ class _Traced:
 
     def _sums(self, steps: int) -> tuple[Part, ...]:
         """Counts the additions of all shards' gradients, as a device that owned them all would make them."""
-        shards, size = self.config.shards, self.parameters.flat.numel() + len(loss_settings(self.config).terms)
+        shards, size = self.config.shards, self.parameters.flat.numel() + len(self.settings.terms)
         if self.config.reduction != "exact" or shards == 1:
             return ()
         return (Part("optimizer", counted(lambda: tree_sum(self._empty(shards, size)), steps), "additions", shards),)
@@ -249,7 +253,7 @@ class _Traced:
 
     def _decide(self) -> None:
         """Takes the norm of a gradient, what is decided by it and by the loss, and clips."""
-        names, ppo = loss_settings(self.config).terms, self.config.ppo
+        names, ppo = self.settings.terms, self.config.ppo
         vector, number = self._empty(self.parameters.flat.numel()), self._empty(1, dtype=torch.int64)
         norm = torch.as_tensor(norm_of(vector))
         kl = names.index("approx_kl")
@@ -263,7 +267,7 @@ class _Traced:
         shards, shape = self.update_shards, self._minibatch
         columns = self._columns(shards, shape) | {"observations": self._observations(shards, *shape)}
         for _ in range(self.config.ppo.gradient_accumulation):
-            self.policy.gradients(columns, loss_settings(self.config))
+            self.policy.gradients(columns, self.settings)
 
     def _loss_bytes(self) -> float:
         """Bytes of one minibatch, and of what its loss keeps until the gradient is taken."""
@@ -271,7 +275,7 @@ class _Traced:
         columns = self._columns(shards, shape) | {"observations": self._observations(shards, *shape)}
         weights = {name: x.requires_grad_() for name, x in nets.expand(self.parameters.views, shards).items()}
         set_dropout(self.net, columns)
-        kept = written(lambda: minibatch_loss(self.net, weights, columns, loss_settings(self.config)))
+        kept = written(lambda: minibatch_loss(self.net, weights, columns, self.settings))
         set_dropout(self.net, None)
         return kept + sum(x.numel() * x.element_size() for x in columns.values())
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lockstep.torch_engine.check_loss import trains_everything
 from lockstep.torch_engine.nets import distributions, nets
 from lockstep.torch_engine.nets.autograd import AutogradFunctions, minibatch_loss, set_dropout
 from lockstep.torch_engine.nets.compiled import LossFunction, compiled
@@ -76,7 +77,7 @@ def split(row: Tensor, settings: LossSettings) -> Gradient:
 
 def exact_gradient(state: TrainState, config: Config, communicator: Communicator, mode: Mode) -> GradientSource:
     """Takes gradients shard by shard and sums them by a fixed tree: the same bits for every world size."""
-    settings = loss_settings(config)
+    settings = loss_settings(config).scheduled(state.coefficients)
     gradients = shard_gradients(state.policy, settings, config.ppo.gradient_accumulation)
     rows: Tensor | None = None  # of all steps: new memory costs as much as a pass over it
 
@@ -108,7 +109,7 @@ def fast_gradient(state: TrainState, config: Config, communicator: Communicator)
     travels = on_host(device) or (communicator.own_backend is not None and not communicator.alone)
     if isinstance(state.policy, AutogradFunctions) and travels:
         return data_parallel_gradient(state, config, communicator)
-    settings = loss_settings(config)
+    settings = loss_settings(config).scheduled(state.coefficients)
     gradients = shard_gradients(state.policy, settings, config.ppo.gradient_accumulation)
 
     def reduced(columns: Columns, count: Any) -> Gradient:
@@ -123,7 +124,7 @@ def local_gradient(state: TrainState, config: Config, communicator: Communicator
     The loss is divided by an equal share of the global count, so that the mean over ranks is the global gradient: a
     rank that owns more shards than others takes longer steps.
     """
-    settings = loss_settings(config)
+    settings = loss_settings(config).scheduled(state.coefficients)
     gradients = shard_gradients(state.policy, settings, config.ppo.gradient_accumulation)
     size, world_size = state.parameters.flat.numel(), communicator.topology.world_size
 
@@ -156,9 +157,10 @@ class PolicyModule(nn.Module):
 
 def data_parallel_gradient(state: TrainState, config: Config, communicator: Communicator) -> GradientSource:
     """Does what :func:`fast_gradient` does, by autograd behind DDP."""
-    settings, world_size = loss_settings(config), communicator.topology.world_size
+    settings, world_size = loss_settings(config).scheduled(state.coefficients), communicator.topology.world_size
     inner = PolicyModule(state.net, state.parameters.views, compiled(minibatch_loss, config))
-    module = communicator.data_parallel(inner, find_unused_parameters=state.net.custom is not None)
+    unused = state.net.custom is not None or not trains_everything(config, state.net)
+    module = communicator.data_parallel(inner, find_unused_parameters=unused)
     keep_local = getattr(module, "no_sync", contextlib.nullcontext)
     pieces = config.ppo.gradient_accumulation
 
@@ -192,7 +194,7 @@ def sharded_gradient(state: TrainState, config: Config, communicator: Communicat
     sharded, state.optimizer = communicator.shard(module, state.parameters, optimizer_options(config))
     if state.net.custom is not None:
         state.net.custom.forget_parameters()
-    settings, pieces = loss_settings(config), config.ppo.gradient_accumulation
+    settings, pieces = loss_settings(config).scheduled(state.coefficients), config.ppo.gradient_accumulation
 
     def reduced(columns: Columns, count: Any) -> Gradient:
         all_terms = []

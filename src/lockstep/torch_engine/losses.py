@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
-from lockstep.training.losses import LossSettings
+from lockstep.training.losses import LossSample, LossSettings, check_shape
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_range: float | None) -> Tensor:
@@ -28,6 +30,40 @@ def surrogate(ratio: Tensor, advantages: Tensor, clip_range: float) -> Tensor:
     return torch.maximum(-advantages * ratio, -advantages * clipped)
 
 
+def ppo_loss(sample: LossSample) -> Tensor:
+    """Computes the loss of each sample ``[rows]`` that :func:`loss_and_terms` sums where there is no other."""
+    ratio = (sample.log_prob - sample.old_log_prob).exp()
+    loss = surrogate(ratio, sample.advantage, sample.clip_range) - sample.entropy_coef * sample.entropy
+    if sample.value is not None:
+        value = value_loss(sample.value, sample.old_value, sample.return_, sample.value_clip_range)
+        loss = loss + sample.value_coef * value
+    if sample.kl_coef:
+        loss = loss + sample.kl_coef * k3(sample.reference_log_prob - sample.log_prob)
+    return loss
+
+
+def own_losses(named: Mapping[str, Tensor | None], settings: LossSettings) -> Tensor:
+    """Computes the user's own loss of each sample ``[k, rows]``, of tensors ``[k, rows, …]`` by a sample's fields.
+
+    It is called shard by shard, with a shard's samples in memory of their own: whatever it does, a shard's bits don't
+    depend on its neighbours.
+
+    Raises:
+        ValueError: it returns something else than the loss of each sample; one line.
+    """
+    assert settings.loss is not None
+    log_prob = named["log_prob"]
+    assert log_prob is not None
+    shards, rows = log_prob.shape
+    parts = {name: [None] * shards if x is None else [part.clone() for part in x.unbind()] for name, x in named.items()}
+    losses = []
+    for shard in range(shards):
+        of_shard = settings.loss(settings.sample(ppo_loss, **{name: part[shard] for name, part in parts.items()}))
+        check_shape(of_shard, rows, Tensor)
+        losses.append(of_shard.to(log_prob.dtype))
+    return torch.stack(losses)
+
+
 def loss_and_terms(
     log_prob: Tensor,
     entropy: Tensor,
@@ -39,12 +75,14 @@ def loss_and_terms(
     settings: LossSettings,
     valid: Tensor | None = None,
     reference_log_prob: Tensor | None = None,
+    actor_output: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Computes the loss of PPO (Schulman et al. 2017, eq. 9) or GRPO (Shao et al. 2024, eq. 3), summed over rows.
 
     All tensors are ``[k, rows]`` (or ``[rows]``); advantages are normalised already. Without a critic there are no
     values and returns; ``valid`` is 1.0 where a sample counts, None where all do; ``reference_log_prob`` is that of the
-    policy to which ``settings.kl_coef`` ties this one. Plain policies on a CPU don't come here: another loss stands in
+    policy to which ``settings.kl_coef`` ties this one, ``actor_output`` ``[k, rows, outputs]`` is for a loss of the
+    user's own. Plain policies on a CPU don't come here: another loss stands in
     :meth:`lockstep.torch_engine.plain.losses.ActionHead.loss` too, with its gradient by hand.
 
     Returns:
@@ -65,9 +103,15 @@ def loss_and_terms(
     if settings.kl_coef:
         assert reference_log_prob is not None
         parts.append(k3(reference_log_prob - log_prob))
+    if settings.loss is not None:
+        named = {"log_prob": log_prob, "old_log_prob": old_log_prob, "entropy": entropy, "value": values}
+        named |= {"old_value": old_values, "return_": returns, "advantage": advantages, "actor_output": actor_output}
+        parts.append(own_losses(named | {"reference_log_prob": reference_log_prob}, settings))
     if valid is not None:
         parts = [torch.where(valid > 0, part, 0.0) for part in parts]
     terms = torch.stack([x.sum(-1) for x in parts], -1) / settings.count
+    if settings.loss is not None:
+        return parts[-1].sum(-1) / settings.count, terms.detach()  # through none of the other terms
     loss = terms[..., 0] + settings.value_coef * terms[..., 1] - settings.entropy_coef * terms[..., 2]
     if settings.kl_coef:
         loss = loss + settings.kl_coef * terms[..., 5]

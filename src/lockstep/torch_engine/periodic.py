@@ -22,8 +22,8 @@ from lockstep.torch_engine.gradients import GradientSource
 from lockstep.torch_engine.minibatches import MinibatchStatistics, epoch_minibatches
 from lockstep.torch_engine.nets.parameters import MOMENTS
 from lockstep.torch_engine.state import TrainState
-from lockstep.torch_engine.update import UpdateResult, clip_and_step, decide
-from lockstep.training.limits import non_finite, scheduled_learning_rate
+from lockstep.torch_engine.update import UpdateResult, begin_update, clip_and_step, decide
+from lockstep.training.limits import non_finite
 from lockstep.training.losses import loss_settings
 
 
@@ -73,8 +73,8 @@ def update_periodically(
         NonFiniteError: on every rank at the same synchronisation.
     """
     ppo, names = config.ppo, loss_settings(config).terms
-    state.learning_rate = scheduled_learning_rate(config, state.global_step, state.learning_rate)
-    result, total = UpdateResult(terms=np.zeros(len(names))), ppo.num_epochs * ppo.num_minibatches
+    result = UpdateResult(terms=np.zeros(len(names)), coefficients=begin_update(state, config))
+    total = ppo.num_epochs * ppo.num_minibatches
     fresh = torch.zeros(len(names))
     period, done = _Period(fresh), 0
     for epoch in range(ppo.num_epochs):

@@ -20,6 +20,7 @@ from lockstep.core.spaces import ActionLayout, ObservationLayout
 from lockstep.envs.description import EnvDescription
 from lockstep.networks.initial import initial_parameters
 from lockstep.networks.spec import net_options
+from lockstep.torch_engine.check_loss import check_own_loss
 from lockstep.torch_engine.nets.autograd import AutogradFunctions
 from lockstep.torch_engine.nets.custom import load_custom
 from lockstep.torch_engine.nets.functions import PolicyFunctions
@@ -30,6 +31,7 @@ from lockstep.torch_engine.plain.functions import PlainFunctions, RecurrentFunct
 from lockstep.torch_engine.plain.policy import derivable
 from lockstep.torch_engine.plain.recurrent import derivable_recurrent
 from lockstep.torch_engine.setup import accelerator
+from lockstep.training.limits import scheduled_coefficients
 
 POLICY, OPTIMIZER, NORMALIZERS = "policy/", "optimizer/", "normalizers/"
 
@@ -45,6 +47,8 @@ class TrainState:
         observation_normalizer: None where observations are left as they are; ``return_normalizer`` where rewards are.
         counter: live episodes' returns and lengths, local environments.
         learning_rate: as the adaptive schedule left it.
+        coefficients: of the loss, those that are scheduled, by name: float32 ``[]`` on the device, always the same
+            memory, which :func:`lockstep.torch_engine.update.begin_update` fills.
         recent: the last hundred episodes.
         recurrent_state: what a recurrent policy carries from step to step, float32 ``[E, size]``, or None; on an
             accelerator it lies there between iterations.
@@ -62,6 +66,7 @@ class TrainState:
     recent: RecentEpisodes = field(default_factory=RecentEpisodes)
     recurrent_state: np.ndarray | Tensor | None = None
     reference: AutogradFunctions | None = None
+    coefficients: dict[str, Tensor] = field(default_factory=dict)
     iteration: int = 0
     global_step: int = 0
     optimizer_steps: int = 0
@@ -96,7 +101,8 @@ def check_networks(config: Config, description: EnvDescription) -> PolicyNet:
     """Makes the networks that a config asks for, if they and all that goes with them can be had here.
 
     Raises:
-        ValueError: networks or normalisers don't fit the spaces, or nothing can compile or capture them; one line.
+        ValueError: networks or normalisers don't fit the spaces, a loss of the user's own isn't one, or nothing can
+            compile or capture them; one line.
     """
     net = make_net(config, description.observation, description.action)
     if config.normalize.observations and not net.observation.vector_size:
@@ -104,6 +110,7 @@ def check_networks(config: Config, description: EnvDescription) -> PolicyNet:
             f"normalize.observations: {description.id} observes no numbers (images are scaled to 0 … 1 and indices "
             "become one-hot vectors anyway); leave it out"
         )
+    check_own_loss(config, net)
     if config.cuda_graphs is True:
         accelerator.check_accelerator(config.device, 1, graphs=True)
     compilers = (os.environ.get("CXX", "g++"), "clang++")
@@ -141,12 +148,14 @@ def init_state(config: Config, description: EnvDescription, plan: ShardPlan, dev
         counter=EpisodeCounter(plan.local_num_envs),
         recurrent_state=np.zeros((plan.local_num_envs, net.carry_size), np.float32) if net.core else None,
         learning_rate=config.ppo.learning_rate,
+        coefficients={name: torch.tensor(x, device=device) for name, x in scheduled_coefficients(config, 0).items()},
     )
 
 
 def make_policy(config: Config, net: PolicyNet, parameters: FlatParameters) -> tuple[PolicyFunctions, Optimizer]:
     """Chooses who computes: NumPy for plain and recurrent policies in float32 on a CPU, else PyTorch."""
     by_hand = config.device == "cpu" and config.precision == "fp32" and not config.fsdp and not config.compile
+    by_hand = by_hand and config.ppo.loss is None  # whose gradient autograd takes
     if by_hand and derivable(net):
         rule = partial(host_adam, betas=config.ppo.adam_betas, epsilon=config.ppo.adam_eps)
         return PlainFunctions(net, parameters), WholeAdam(parameters, rule)

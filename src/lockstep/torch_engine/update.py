@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from lockstep.training.limits import (
     LEARNING_RATE_FACTOR,
     LEARNING_RATE_LIMITS,
     non_finite,
+    scheduled_coefficients,
     scheduled_learning_rate,
 )
 from lockstep.training.losses import loss_settings
@@ -33,6 +35,7 @@ class UpdateResult:
     Attributes:
         terms: sums of the loss terms over the ``evaluated`` minibatches, the one that stopped it included.
         grad_norm: sum over optimiser steps; ``steps`` their number.
+        coefficients: of the loss, those that are scheduled, by name.
     """
 
     terms: np.ndarray
@@ -40,6 +43,7 @@ class UpdateResult:
     grad_norm: float = 0.0
     steps: int = 0
     stopped_by_kl: bool = False
+    coefficients: Mapping[str, float] = field(default_factory=dict)
 
     def result(self) -> UpdateResult:
         """Returns itself: there is nothing to wait for."""
@@ -55,6 +59,7 @@ class UpdateResult:
             self.steps,
             self.stopped_by_kl,
             learning_rate,
+            self.coefficients,
         )
 
 
@@ -86,6 +91,19 @@ def clip_and_step(state: TrainState, gradient: Gradient, max_norm: float | None,
     state.optimizer.step(vector, learning_rate)
 
 
+def begin_update(state: TrainState, config: Config) -> dict[str, float]:
+    """Sets the learning rate and the loss's coefficients of the iteration that begins, as their schedules have them.
+
+    Returns:
+        The coefficients that are scheduled, by name, as the state has them on its device.
+    """
+    state.learning_rate = scheduled_learning_rate(config, state.global_step, state.learning_rate)
+    coefficients = scheduled_coefficients(config, state.global_step)
+    for name, value in coefficients.items():
+        state.coefficients[name].fill_(value)
+    return coefficients
+
+
 def update(
     state: TrainState,
     batch: Batch,
@@ -101,8 +119,7 @@ def update(
         NonFiniteError: on every rank at the same step, before the optimiser has seen it.
     """
     ppo, names = config.ppo, loss_settings(config).terms
-    state.learning_rate = scheduled_learning_rate(config, state.global_step, state.learning_rate)
-    result = UpdateResult(terms=np.zeros(len(names)))
+    result = UpdateResult(terms=np.zeros(len(names)), coefficients=begin_update(state, config))
     for epoch in range(ppo.num_epochs):
         for number, columns in enumerate(epoch_minibatches(state, batch, indices, statistics, epoch, config, plan)):
             gradient = source(columns, int(statistics.counts[epoch, number]))

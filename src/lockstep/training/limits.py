@@ -21,8 +21,30 @@ def scheduled_learning_rate(config: Config, global_step: int, current: float) ->
     The constant and the adaptive schedule keep the ``current`` one.
     """
     if config.ppo.schedule == "linear":
-        return config.ppo.learning_rate * max(0.0, 1.0 - global_step / config.total_steps)
+        return config.ppo.learning_rate * remaining(config, global_step)
     return current
+
+
+def remaining(config: Config, global_step: int) -> float:
+    """Returns the share of a run that is left after ``global_step`` steps, by which linear schedules fall to 0."""
+    return max(0.0, 1.0 - global_step / config.total_steps)
+
+
+def scheduled_coefficients(config: Config, global_step: int) -> dict[str, float]:
+    """Returns the loss's coefficients with which an iteration begins, by name; those alone that have a schedule.
+
+    Values are clipped by the schedule of ``clip_range``, as in the Atari experiments of Schulman et al. (2017, table 5)
+    and in OpenAI Baselines' PPO2.
+    """
+    ppo, left = config.ppo, remaining(config, global_step)
+    out: dict[str, float] = {}
+    if ppo.entropy_schedule == "linear":
+        out["entropy_coef"] = ppo.entropy_coef * left
+    if ppo.clip_schedule == "linear":
+        out["clip_range"] = ppo.clip_range * left
+        if ppo.value_clip_range is not None:
+            out["value_clip_range"] = ppo.value_clip_range * left
+    return out
 
 
 def non_finite(

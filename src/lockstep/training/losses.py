@@ -1,20 +1,86 @@
-"""Coefficients and terms of the losses of PPO and GRPO; each engine has the mathematics."""
+"""Coefficients and terms of the losses of PPO and GRPO, and losses of the user's own; engines have the mathematics."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lockstep.config.named import named_object
+from lockstep.config.users_code import one_line, users_error, users_line
 
 if TYPE_CHECKING:  # the engines' mathematics stands on this module, and on no config
     from lockstep.config.run import Config
 
 TERMS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
 REFERENCE_KL = "reference_kl"
+SETTING = "ppo.loss"
+LossFunction = Callable[[Any], Any]
+"""From a :class:`LossSample` to the loss of each of its samples ``[rows]``."""
+LOSS = "loss"
+"""The term that a loss of the user's own is."""
+WANTED = (
+    "return the loss of each sample, [rows], and no mean or sum: the mean over all samples of all ranks is taken here"
+)
+
+
+@dataclass(frozen=True)
+class LossSample:
+    """Holds what a loss of the user's own is computed from: samples of one shard, tensors or arrays of the engine.
+
+    Each is ``[rows]``, float32, unless said; how many rows there are is no matter of the loss. Gradients flow back
+    through ``log_prob``, ``entropy``, ``value`` and ``actor_output`` alone.
+
+    Attributes:
+        log_prob: of the action that was taken, under the policy that is trained.
+        old_log_prob: of it under the policy that took it.
+        entropy: of the policy that is trained; of a squashed Gaussian before it is squashed.
+        value: of the critic that is trained; None without a critic (GRPO), as the next two are.
+        old_value: of the critic before the update.
+        return_: what the value is fitted to.
+        advantage: normalised already, as ``ppo.advantage_normalization`` says.
+        actor_output: logits or means as the actor gives them ``[rows, outputs]``, then the logarithms of standard
+            deviations where they depend on the state; logits of actions that aren't allowed are -1e8.
+        clip_range: of the config, as are the next three; scheduled ones are those of the iteration, scalars.
+        value_clip_range: None where values aren't clipped.
+        entropy_coef: weight of the entropy bonus.
+        value_coef: weight of the value loss.
+        reference_log_prob: under GRPO's reference policy; None where there is none.
+        kl_coef: weight of the divergence from it, or 0.
+    """
+
+    log_prob: Any
+    old_log_prob: Any
+    entropy: Any
+    value: Any
+    old_value: Any
+    return_: Any
+    advantage: Any
+    actor_output: Any
+    clip_range: Any
+    value_clip_range: Any
+    entropy_coef: Any
+    value_coef: float
+    reference_log_prob: Any = None
+    kl_coef: float = 0.0
+    _ppo: Callable[[LossSample], Any] | None = field(default=None, repr=False)
+
+    def ppo(self) -> Any:
+        """Computes the loss that is trained without one of your own, of each sample ``[rows]``: PPO's, or GRPO's.
+
+        The clipped surrogate, plus ``value_coef`` times the value loss, minus ``entropy_coef`` times the entropy, plus
+        ``kl_coef`` times the divergence from the reference policy. ``dataclasses.replace(sample, …).ppo()`` is that of
+        other numbers.
+        """
+        assert self._ppo is not None, "made by an engine"
+        return self._ppo(self)
 
 
 @dataclass(frozen=True)
 class LossSettings:
-    """Coefficients of the loss.
+    """Coefficients of the loss; a scheduled one is a scalar that is traced or on a device.
 
     Attributes:
         clip_range: of the probability ratio.
@@ -22,27 +88,50 @@ class LossSettings:
         count: valid samples of the global minibatch, by which sums are divided: an int, or a scalar that is traced or
             on a device.
         kl_coef: weight of the divergence from GRPO's reference policy.
+        loss: the user's own, in the place of PPO's; None: there is none.
     """
 
-    clip_range: float
-    value_clip_range: float | None
-    entropy_coef: float
+    clip_range: Any
+    value_clip_range: Any
+    entropy_coef: Any
     value_coef: float
     count: Any
     kl_coef: float = 0.0
+    loss: LossFunction | None = None
 
     @property
     def terms(self) -> tuple[str, ...]:
         """Names of the loss terms, in order."""
-        return (*TERMS, REFERENCE_KL) if self.kl_coef else TERMS
+        terms = (*TERMS, REFERENCE_KL) if self.kl_coef else TERMS
+        return (*terms, LOSS) if self.loss is not None else terms
+
+    def sample(self, ppo: Callable[[LossSample], Any], **arrays: Any) -> LossSample:
+        """Makes what the user's loss is called with, of arrays by name; ``ppo`` is the engine's own loss of it."""
+        return LossSample(
+            **arrays,
+            clip_range=self.clip_range,
+            value_clip_range=self.value_clip_range,
+            entropy_coef=self.entropy_coef,
+            value_coef=self.value_coef,
+            kl_coef=self.kl_coef,
+            _ppo=ppo,
+        )
 
     def counting(self, count: Any) -> LossSettings:
         """Returns the same coefficients with another count, at which nothing looks if it is a tensor's."""
         return self if isinstance(count, int) and count == self.count else replace(self, count=count)
 
+    def scheduled(self, coefficients: Mapping[str, Any] | None) -> LossSettings:
+        """Returns the same with those coefficients, by name, that an iteration has by a schedule."""
+        return replace(self, **coefficients) if coefficients else self
+
 
 def loss_settings(config: Config, count: Any = None) -> LossSettings:
-    """Reads the coefficients from a config; ``count`` is by default that of a minibatch whose samples are all valid."""
+    """Reads the coefficients from a config; ``count`` is by default that of a minibatch whose samples are all valid.
+
+    Raises:
+        ValueError: the user's own loss can't be found; one line.
+    """
     ppo = config.ppo
     return LossSettings(
         clip_range=ppo.clip_range,
@@ -51,4 +140,96 @@ def loss_settings(config: Config, count: Any = None) -> LossSettings:
         value_coef=ppo.value_coef,
         count=config.steps_per_iteration // ppo.num_minibatches if count is None else count,
         kl_coef=config.grpo.kl_coef if config.algorithm == "grpo" else 0.0,
+        loss=None if ppo.loss is None else loss_function(ppo.loss),
     )
+
+
+# --- losses of the user's own -----------------------------------------------------------------------------------------
+
+
+def loss_function(name: str) -> LossFunction:
+    """Finds the function that ``ppo.loss`` names.
+
+    Raises:
+        ValueError: there is none, or it can't be called; one line.
+    """
+    found = named_object(SETTING, name)
+    if not callable(found):
+        raise ValueError(f"{SETTING}: {name} is {type(found).__name__}, which can't be called; name a function")
+    return found
+
+
+def made_up_samples(outputs: int, critic: bool, reference: bool) -> dict[str, np.ndarray | None]:
+    """Makes up the arrays of a few samples, float32 by the names of a sample's fields, the same every time.
+
+    There are as many rows as can't be taken for the ``outputs`` of the actor. Values and returns are positive, for a
+    loss may take their logarithm.
+    """
+    rows, draws = 5 if outputs != 5 else 7, np.random.Generator(np.random.Philox(0))
+
+    def normal(*shape: int) -> np.ndarray:
+        return draws.standard_normal(shape).astype(np.float32)
+
+    log_prob = -0.1 - np.abs(normal(rows))
+    out: dict[str, np.ndarray | None] = {
+        "log_prob": log_prob,
+        "old_log_prob": log_prob + 0.05 * normal(rows),
+        "entropy": 0.1 + np.abs(normal(rows)),
+        "advantage": normal(rows),
+        "actor_output": normal(rows, outputs),
+    }
+    for name in ("value", "old_value", "return_"):
+        out[name] = 0.1 + np.abs(normal(rows)) if critic else None
+    out["reference_log_prob"] = log_prob + 0.05 * normal(rows) if reference else None
+    return out
+
+
+TRAINED = ("log_prob", "entropy", "value", "actor_output")
+"""Fields of a sample through which the networks are trained."""
+
+
+def check_shape(losses: Any, rows: int, array: type) -> None:
+    """Raises a one-line ``ValueError`` if what a loss returned isn't an array ``[rows]`` of the engine's kind."""
+    if not isinstance(losses, array):
+        raise ValueError(f"{SETTING}: it returned {type(losses).__name__}; {WANTED}")
+    shape = tuple(losses.shape)  # type: ignore[attr-defined]
+    if shape != (rows,):
+        what = "a single number" if shape == () else f"shape {shape}"
+        raise ValueError(f"{SETTING}: it returned {what} for {rows} samples; {WANTED}")
+
+
+def check_loss(name: str, try_out: Callable[[], tuple[np.ndarray, Mapping[str, np.ndarray]]]) -> set[str]:
+    """Tries a loss on made-up samples; returns the names of ``TRAINED`` through which it has a gradient.
+
+    Args:
+        name: as the config has it.
+        try_out: computes the loss ``[rows]`` of the samples, and the gradients of its sum by the names of ``TRAINED``.
+
+    Raises:
+        ValueError: it raises, returns something else than a finite loss of each sample, depends on more than its
+            samples, or on nothing that is trained; one line, with the place in the user's code if it is one there.
+    """
+    try:
+        losses, gradients = try_out()
+        again, _ = try_out()
+    except Exception as error:  # of the user's own
+        if str(error).startswith(SETTING):
+            raise ValueError(str(error).replace(f"{SETTING}: it", f"{SETTING}: {name}", 1)) from None
+        cause = users_error(error) or error
+        raise ValueError(f"{SETTING}: {name}: {one_line(error)}{users_line(error)}") from cause
+    if not np.isfinite(losses).all():
+        raise ValueError(f"{SETTING}: {name} gave {losses.tolist()} of made-up samples, which isn't finite")
+    if not np.array_equal(losses, again):
+        raise ValueError(
+            f"{SETTING}: {name} gave other numbers when it was called again with the same samples; a loss must be a "
+            "function of its sample alone, without numbers drawn or kept"
+        )
+    if not all(np.isfinite(x).all() for x in gradients.values()):
+        raise ValueError(f"{SETTING}: the gradient of {name} isn't finite on made-up samples")
+    through = {field for field, gradient in gradients.items() if gradient.any()}
+    if not through:
+        raise ValueError(
+            f"{SETTING}: {name} has no gradient: what it returns doesn't depend on {', '.join(TRAINED[:-1])} or "
+            f"{TRAINED[-1]}, or was detached from them"
+        )
+    return through

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from lockstep.core.episodes import RecentEpisodes
-from lockstep.training.losses import REFERENCE_KL, LossSettings
+from lockstep.training.losses import LOSS, REFERENCE_KL, LossSettings
+
+LOGGED = ("entropy_coef", "clip_range")
+"""Coefficients that a record has where they are scheduled; ``value_clip_range`` falls as ``clip_range`` does."""
 
 Record = dict[str, float | int | None]
 """A metrics record: name to number, in a fixed order; None where nothing is known this time."""
@@ -28,19 +31,25 @@ def update_metrics(
     steps: int,
     stopped_by_kl: bool,
     learning_rate: float,
+    coefficients: Mapping[str, float] | None = None,
 ) -> Record:
     """Computes ``train/…`` of an iteration, from numbers that are the same on every rank.
 
-    The terms are summed over the ``evaluated`` minibatches, gradient norms over ``steps``.
+    The terms are summed over the ``evaluated`` minibatches, gradient norms over ``steps``; ``coefficients`` are those
+    of the loss that are scheduled, by name.
     """
+    coefficients = coefficients or {}
+    settings = settings.scheduled(coefficients)
     means = {name: total / max(1, evaluated) for name, total in zip(settings.terms, terms, strict=True)}
+    own = means.pop(LOSS, None)
     loss = means["policy_loss"] + settings.value_coef * means["value_loss"]
     loss += settings.kl_coef * means.get(REFERENCE_KL, 0.0) - settings.entropy_coef * means["entropy"]
     return {
-        "train/loss": loss,
+        "train/loss": loss if own is None else own,
         **{f"train/{name}": value for name, value in means.items()},
         "train/grad_norm": grad_norm / max(1, steps),
         "train/learning_rate": learning_rate,
+        **{f"train/{name}": coefficients[name] for name in LOGGED if name in coefficients},
         "train/optimizer_steps": steps,
         "train/stopped_by_kl": int(stopped_by_kl),
     }

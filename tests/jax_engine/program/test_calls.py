@@ -7,7 +7,7 @@ from jax_engine.small_programs import small_config
 from lockstep.core.episodes import WINDOW
 from lockstep.jax_engine.distributed.mesh import make_mesh
 from lockstep.jax_engine.program.calls import CallInputs, iterations_per_call
-from lockstep.jax_engine.program.iterations import Finished, finished, learning_rates
+from lockstep.jax_engine.program.iterations import Finished, coefficients_of, finished, learning_rates
 
 
 def one_by_one(returns, marks):
@@ -38,7 +38,7 @@ def inputs():
 
 def test_a_call_is_told_its_iterations(inputs):
     capacity = iterations_per_call(small_config())
-    (numbers, rates), stops, count = inputs(4, 3, 143, before=10)
+    (numbers, rates, _), stops, count = inputs(4, 3, 143, before=10)
     assert capacity > 3
     assert np.array_equal(numbers, np.arange(14, 14 + capacity))
     assert np.array_equal(rates, np.full(capacity, 5e-3, np.float32))
@@ -46,8 +46,8 @@ def test_a_call_is_told_its_iterations(inputs):
 
 
 def test_what_is_the_same_is_not_placed_again_and_what_is_not_is(inputs):
-    (numbers, rates), stops, count = inputs(0, 3, 0)
-    (later, again), still, three = inputs(3, 3, 0)
+    (numbers, rates, _), stops, count = inputs(0, 3, 0)
+    (later, again, _), still, three = inputs(3, 3, 0)
     assert (again is rates, still is stops, three is count) == (True, True, True)
     assert int(later[0]) == 3
     assert int(numbers[0]) == 0
@@ -61,6 +61,21 @@ def test_learning_rates_of_a_schedule_are_those_of_the_iterations():
     config = small_config(ppo={"num_minibatches": 2, "learning_rate": 5e-3, "schedule": "linear"})
     told = CallInputs(config, make_mesh(num_devices=1), 1)
     for first in (0, 5):
-        (_, rates), _, _ = told(first, 4, 0)
+        (_, rates, _), _, _ = told(first, 4, 0)
         assert np.array_equal(rates[:4], learning_rates(config, first, 4))
     assert float(rates[0]) < 5e-3
+
+
+def test_a_call_is_told_scheduled_coefficients_and_only_those(inputs):
+    assert inputs(0, 3, 0)[0].coefficients is None
+    ppo = {"clip_schedule": "linear", "value_clip_range": 0.4}
+    config = small_config(ppo=ppo)
+    told = CallInputs(config, make_mesh(num_devices=1), 1)(5, 4, 0)[0].coefficients
+    assert told is not None
+    expected = coefficients_of(config, 5, 4)
+    assert expected is not None
+    assert told.keys() == expected.keys() == {"clip_range", "value_clip_range"}
+    left = 1 - 128 * np.arange(5, 9) / config.total_steps
+    for name, start in (("clip_range", 0.2), ("value_clip_range", 0.4)):
+        assert np.array_equal(told[name][:4], expected[name])
+        np.testing.assert_allclose(expected[name], start * left, rtol=1e-6)

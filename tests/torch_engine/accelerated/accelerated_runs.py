@@ -52,6 +52,14 @@ CASES: dict[str, dict[str, Any]] = {
     "tensor environments, normalised": {"env": TENSORS, "normalize": {"observations": True, "returns": True}},
     "tensor environments, GRU": {"env": TENSORS, "network": {**LSTM, "recurrent": "gru"}},
     "fast": {"reduction": "fast"},
+    "scheduled coefficients": {
+        "total_steps": 72,
+        "ppo": {
+            **{"clip_schedule": "linear", "value_clip_range": 0.2},
+            **{"entropy_schedule": "linear", "entropy_coef": 0.05},
+        },
+    },
+    "own loss": {"ppo": {"loss": "users_losses:penalised"}},
     "in parts": {"ppo": {"gradient_accumulation": 3}},
 }
 

@@ -34,7 +34,10 @@ def test_the_device_has_the_bits_of_the_same_path_in_the_hosts_memory(case, use)
     assert records == others
 
 
-@pytest.mark.parametrize("case", variants(CASES, ["plain", "adaptive, with a KL stop", "GRPO"]))
+@pytest.mark.parametrize(
+    "case",
+    variants(CASES, ["plain", "adaptive, with a KL stop", "scheduled coefficients", "own loss", "GRPO"]),
+)
 def test_one_iteration_is_that_of_the_cpu_but_for_rounding(case, use):
     use("played")
     ours, (record,) = trained(config_of(case), 1)

@@ -8,6 +8,7 @@ from lockstep.torch_engine.gradients import exact_gradient, fast_gradient
 from lockstep.torch_engine.nets.autograd import AutogradFunctions, minibatch_loss
 from lockstep.torch_engine.nets.compiled import compiled
 from lockstep.torch_engine.setup.choose_mode import choose_mode
+from lockstep.torch_engine.update import begin_update
 
 
 @pytest.fixture
@@ -85,3 +86,17 @@ def test_what_makes_no_sense_together_is_refused(settings, said):
     with pytest.raises(ValueError, match=said):
         small_config(**settings)
     small_config(**(settings | {"reduction": "fast", "fsdp": False, "cuda_graphs": False}))
+
+
+def test_scheduled_coefficients_are_not_compiled_in(compilations):
+    """One function is compiled for all iterations, and follows what their update fills in."""
+    ppo = {"entropy_coef": 0.1, "entropy_schedule": "linear", "clip_schedule": "linear"}
+    config = small_config(compile=True, total_steps=1000, ppo=ppo)
+    state = small_state(config, described())
+    columns, source = random_batch(config, state.net).columns(), exactly(state, config)
+    begin_update(state, config)
+    first = joined(source(columns, 32))
+    state.global_step = 900
+    begin_update(state, config)
+    assert not torch.allclose(first, joined(source(columns, 32)), rtol=1e-3)
+    assert len(compilations) == 1

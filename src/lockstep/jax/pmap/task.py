@@ -12,6 +12,7 @@ import equinox as eqx
 import jax
 from jax import Array
 
+from lockstep.config.users_code import users_error
 from lockstep.core.shards import keyed_seed
 from lockstep.jax.config import RunnerConfig
 from lockstep.jax.environments import check_environment
@@ -29,7 +30,6 @@ from lockstep.jax.task import Task
 from lockstep.jax.training import Customs
 from lockstep.jax_engine.distributed.mesh import get_num_devices
 from lockstep.jax_engine.envs.default_params import default_params
-from lockstep.jax_engine.envs.users_code import users_error
 from lockstep.jax_engine.setup.set_up import prepare_jax
 
 logger = logging.getLogger("lockstep.jax")

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
 
-from lockstep.jax_engine.envs.users_code import UsersFunctionError, one_line, users_line
+from lockstep.config.users_code import UsersFunctionError, one_line, users_line
 
 Tree = Any
 

@@ -28,7 +28,7 @@ from lockstep.jax_engine.host.program import compile_first, compile_learn
 from lockstep.jax_engine.host.rollout import HostRollout, collect, collect_random, record_replay
 from lockstep.jax_engine.program.calls import no_matter
 from lockstep.jax_engine.program.inference import Inference
-from lockstep.jax_engine.program.iterations import Finished, Inputs, Iteration, learning_rates
+from lockstep.jax_engine.program.iterations import Finished, Inputs, Iteration, coefficients_of, learning_rates
 from lockstep.jax_engine.program.program import Carried, Program
 from lockstep.jax_engine.rollout import Rollout
 from lockstep.jax_engine.state import TrainState, place_state, state_specs
@@ -119,7 +119,11 @@ class HostRun:
         episodes = self._finished()
         stated = [self.rollout.stated.get((int(step), int(env)), {}) for step, env, *_ in episodes]
         laps = self._clock.rollout_ends()
-        inputs = Inputs(jnp.int32(first), jnp.float32(learning_rates(config, first, 1)[0]))
+        scheduled = coefficients_of(config, first, 1)
+        coefficients = (
+            None if scheduled is None else {name: jnp.asarray(values[0]) for name, values in scheduled.items()}
+        )
+        inputs = Inputs(jnp.int32(first), jnp.float32(learning_rates(config, first, 1)[0]), coefficients)
         inputs = jax.tree.map(lambda x: place(x, replicate_sharding(mesh)), inputs)
         stops = shard_rows(np.full(self._local_devices, stop, np.int32), mesh)
         rollout, discounted = self._placed()

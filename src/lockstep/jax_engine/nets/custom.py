@@ -12,9 +12,9 @@ import numpy as np
 from jax import Array
 from jax import numpy as jnp
 
+from lockstep.config.named import named_object
 from lockstep.core.spaces import Leaf, ObservationLayout
 from lockstep.jax_engine.nets import encoders
-from lockstep.networks.custom import network_class
 
 
 def _part(leaf: Leaf, rows: Array, floats: Array) -> Array:
@@ -116,7 +116,7 @@ def load_custom(path: str, kwargs: dict[str, Any], net: Any, seed: int, kind: ty
     Raises:
         ValueError: it can't be found, and as :func:`custom_net`; one line.
     """
-    make = _checked(path, network_class(path) if kind is None else kind)
+    make = _checked(path, named_object("network.custom", path) if kind is None else kind)
     return custom_net(f"network.custom: {path}", lambda *given, key: make(*given, key=key, **kwargs), net, seed)
 
 

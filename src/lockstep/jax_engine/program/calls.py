@@ -11,7 +11,7 @@ from jax import Array
 from lockstep.config.run import Config
 from lockstep.jax_engine.distributed.mesh import Mesh, replicate_sharding
 from lockstep.jax_engine.distributed.placement import place, shard_rows
-from lockstep.jax_engine.program.iterations import Inputs, Outputs, learning_rates
+from lockstep.jax_engine.program.iterations import Inputs, Outputs, coefficients_of, learning_rates
 
 STEPS_PER_CALL = 1 << 15
 MOST_PER_CALL = 16
@@ -37,7 +37,7 @@ class Pending:
 
 
 class CallInputs:
-    """Places what calls of a program are told on its mesh: which iterations, their learning rates, whether to stop.
+    """Places what calls of a program are told on its mesh: which iterations, their rates, whether to stop.
 
     Placing a small array on several devices takes about as long as logging an iteration: what a call is told just as
     the one before was isn't placed again.
@@ -57,7 +57,11 @@ class CallInputs:
         capacity, start = self._capacity, before + first
         numbers = np.arange(start, start + capacity, dtype=np.int32)
         rates = learning_rates(self._config, first, capacity)
-        inputs = Inputs(self._same("iteration", numbers), self._same("learning_rate", rates))
+        scheduled = coefficients_of(self._config, first, capacity)
+        coefficients = (
+            None if scheduled is None else {name: self._same(name, values) for name, values in scheduled.items()}
+        )
+        inputs = Inputs(self._same("iteration", numbers), self._same("learning_rate", rates), coefficients)
         stops = self._kept("stop", np.full(self._local_devices, stop, np.int32), lambda x: shard_rows(x, self._mesh))
         return inputs, stops, self._same("count", np.asarray(count, np.int32))
 

@@ -12,16 +12,23 @@ from jax import Array
 
 from lockstep.config.run import Config
 from lockstep.core.episodes import WINDOW
-from lockstep.training.limits import non_finite, scheduled_learning_rate
+from lockstep.training.limits import non_finite, scheduled_coefficients, scheduled_learning_rate
 from lockstep.training.losses import loss_settings
 from lockstep.training.metrics import Record, update_metrics
 
 
 class Inputs(NamedTuple):
-    """What a call is told of its iterations ``[n]``: how many came before each, int32, and learning rates, float32."""
+    """What a call is told of its iterations ``[n]``.
+
+    Attributes:
+        iteration: how many came before each, int32.
+        learning_rate: float32.
+        coefficients: of the loss, those that are scheduled, by name, float32; None: none is.
+    """
 
     iteration: Array
     learning_rate: Array
+    coefficients: dict[str, Array] | None = None
 
 
 class Outputs(NamedTuple):
@@ -87,6 +94,12 @@ def learning_rates(config: Config, first: int, count: int) -> np.ndarray:
     return np.array([scheduled_learning_rate(config, steps, config.ppo.learning_rate) for steps in done], np.float32)
 
 
+def coefficients_of(config: Config, first: int, count: int) -> dict[str, np.ndarray] | None:
+    """Returns the loss's scheduled coefficients of ``count`` iterations, float32 by name; None where none is."""
+    each = [scheduled_coefficients(config, (first + n) * config.steps_per_iteration) for n in range(count)]
+    return {name: np.array([one[name] for one in each], np.float32) for name in each[0]} or None
+
+
 def numbers_of(iteration: Iteration, config: Config) -> Record:
     """Returns ``train/…`` of the metrics record: means over minibatches.
 
@@ -100,7 +113,8 @@ def numbers_of(iteration: Iteration, config: Config) -> Record:
         unseen = None if iteration.parts else config.env.id  # on the host they are looked at
         raise non_finite(iteration.number + 1, where, settings.terms, found["failed_terms"], unseen)
     totals = ("terms", "evaluated", "grad_norm", "steps", "stopped_by_kl", "learning_rate")
-    out = update_metrics(settings, **{name: found[name] for name in totals})
+    coefficients = scheduled_coefficients(config, iteration.number * config.steps_per_iteration)
+    out = update_metrics(settings, **{name: found[name] for name in totals}, coefficients=coefficients)
     if "explained_variance" in found:
         explained = found["explained_variance"]
         out["train/explained_variance"] = None if math.isnan(explained) else explained

@@ -194,7 +194,9 @@ class Program:
         rate = state.learning_rate if config.ppo.schedule == "adaptive" else inputs.learning_rate
         numbers, minibatches = all_minibatches(config, indices, statistics, self._dropout(inputs.iteration))
         mesh = self.mesh
-        gradients = Gradients(config, self.net, self.layout, blocks, columns, mesh.size, platform_of(mesh))
+        gradients = Gradients(
+            config, self.net, self.layout, blocks, columns, mesh.size, platform_of(mesh), inputs.coefficients
+        )
         update = PeriodicUpdate(gradients) if config.sync_period > 1 else Update(gradients)
         learner = Learner(state.parameters, state.optimizer, rate)
         with jax.named_scope("optimizer"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lockstep.config.sections import PPOConfig
+from lockstep.config.algorithms import PPOConfig
 from lockstep.torch_engine.accelerated.report import Report
 from lockstep.training.limits import CLIP_EPSILON, KL_STOP_FACTOR, LEARNING_RATE_FACTOR, LEARNING_RATE_LIMITS
 

@@ -7,7 +7,7 @@ device. So it may be captured once as a graph and replayed for every step of eve
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,8 +25,8 @@ from lockstep.torch_engine.minibatches import MinibatchStatistics, normalised
 from lockstep.torch_engine.nets.functions import DROPOUT_SEED
 from lockstep.torch_engine.setup.accelerator import CaptureError, capture, upload
 from lockstep.torch_engine.state import TrainState
-from lockstep.torch_engine.update import UpdateResult
-from lockstep.training.limits import non_finite, scheduled_learning_rate
+from lockstep.torch_engine.update import UpdateResult, begin_update
+from lockstep.training.limits import non_finite
 from lockstep.training.losses import loss_settings
 
 if TYPE_CHECKING:
@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 class AwaitedUpdate:
     """An update that was launched; see :class:`lockstep.torch_engine.update.UpdateResult` for what it did."""
 
-    def __init__(self, update: AcceleratedUpdate, shared: Shared) -> None:
+    def __init__(self, update: AcceleratedUpdate, shared: Shared, coefficients: Mapping[str, float]) -> None:
         self._update, self._shared, self._iteration = update, shared, update.state.iteration + 1
+        self._coefficients = coefficients
         self._copy = update.report.send()
 
     def result(self) -> UpdateResult:
@@ -59,7 +60,12 @@ class AwaitedUpdate:
         if config.ppo.schedule == "adaptive":
             state.learning_rate = numbers["learning_rate"]
         return UpdateResult(
-            sent.terms, int(numbers["evaluated"]), numbers["grad_norm"], steps, numbers["stopped"] > 0.0
+            sent.terms,
+            int(numbers["evaluated"]),
+            numbers["grad_norm"],
+            steps,
+            numbers["stopped"] > 0.0,
+            self._coefficients,
         )
 
 
@@ -93,7 +99,7 @@ class AcceleratedUpdate:
             ValueError: at the first call, a step can't be captured and ``cuda_graphs`` is true; one line.
         """
         config, state = self.config, self.state
-        state.learning_rate = scheduled_learning_rate(config, state.global_step, state.learning_rate)
+        coefficients = begin_update(state, config)
         self._rate.fill_(state.learning_rate)  # as the last update left it, which has been read by now
         self.report.clear()
         self._number.zero_()
@@ -106,7 +112,7 @@ class AcceleratedUpdate:
                 self._step(number) if self._replay is None else self._replay()
                 life.progressed()
             self.report.more.copy_(shared.fit.flatten())
-        return AwaitedUpdate(self, shared)
+        return AwaitedUpdate(self, shared, coefficients)
 
     def _hold(self, batch: Batch, indices: np.ndarray, statistics: MinibatchStatistics) -> None:
         """Lays out what the steps read: samples ``[k · n, …]``, and of every minibatch its indices and statistics."""

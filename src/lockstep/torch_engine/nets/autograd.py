@@ -54,6 +54,7 @@ def minibatch_loss(
         settings,
         flat(columns.get("valid")),
         flat(columns.get("reference_log_probs")),
+        output.float().flatten(1, -2) if settings.loss is not None else None,
     )
 
 

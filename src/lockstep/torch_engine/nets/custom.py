@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from lockstep.config.named import named_object
 from lockstep.core.spaces import Leaf, ObservationLayout
-from lockstep.networks.custom import network_class
 from lockstep.torch_engine.nets import encoders
 
 
@@ -154,7 +154,7 @@ def load_custom(path: str, kwargs: dict[str, Any], net: Any, seed: int, kind: ty
     Raises:
         ValueError: it can't be found or made, or gives something else than outputs and values; one line.
     """
-    kind = network_class(path) if kind is None else kind
+    kind = named_object("network.custom", path) if kind is None else kind
     if not (inspect.isclass(kind) and issubclass(kind, nn.Module)):
         raise ValueError(f"network.custom: {path} is no torch.nn.Module class, which the torch engine's networks are")
     sample = net.observation.zeros(2)

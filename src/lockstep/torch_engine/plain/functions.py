@@ -21,6 +21,12 @@ if TYPE_CHECKING:
     from lockstep.core.shards import ShardPlan
 
 
+def in_numbers(settings: LossSettings) -> LossSettings:
+    """Returns the settings with scheduled coefficients, which are tensors ``[]``, as numbers."""
+    tensors = {name: x for name, x in vars(settings).items() if isinstance(x, Tensor)}
+    return settings.scheduled({name: x.item() for name, x in tensors.items()})
+
+
 class PlainFunctions:
     """Computes a plain policy's numbers; see :class:`lockstep.torch_engine.nets.functions.PolicyFunctions`.
 
@@ -59,7 +65,8 @@ class PlainFunctions:
 
     def gradients(self, columns: Columns, settings: LossSettings, out: Tensor | None = None) -> Tensor:
         """See :meth:`PolicyFunctions.gradients`."""
-        rows = torch.from_numpy(self.plain.gradients({name: x.numpy() for name, x in columns.items()}, settings))
+        arrays = {name: x.numpy() for name, x in columns.items()}
+        rows = torch.from_numpy(self.plain.gradients(arrays, in_numbers(settings)))
         return rows if out is None else out.copy_(rows)
 
 
@@ -106,7 +113,8 @@ class RecurrentFunctions:
 
     def gradients(self, columns: Columns, settings: LossSettings, out: Tensor | None = None) -> Tensor:
         """See :meth:`PolicyFunctions.gradients`."""
-        rows = torch.from_numpy(self.recurrent.gradients({name: x.numpy() for name, x in columns.items()}, settings))
+        arrays = {name: x.numpy() for name, x in columns.items()}
+        rows = torch.from_numpy(self.recurrent.gradients(arrays, in_numbers(settings)))
         return rows if out is None else out.copy_(rows)
 
 

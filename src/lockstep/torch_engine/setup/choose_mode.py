@@ -205,6 +205,6 @@ def _gradients_invariant(
     if net.core:
         columns["recurrent_state"] = draws.normal(count, net.carry_size)
         columns["resets"] = (draws.normal(*shape) > 1.5).float()
-    settings = loss_settings(config)
+    settings = loss_settings(config).scheduled(state.coefficients)
     gradients = shard_gradients(state.policy, settings, config.ppo.gradient_accumulation)
     return shard_invariant(lambda part: gradients(part, settings.count), plan.num_shards, columns)

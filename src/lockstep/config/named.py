@@ -1,4 +1,4 @@
-"""Finds the class of a network of the user's own, which a config names."""
+"""Finds a class or a function of the user's own, which a setting names."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from lockstep.config.handed import handed_object, is_handed
 from lockstep.core.process import where_it_was_looked_for
 
 
-def network_class(name: str) -> Any:
-    """Finds what ``network.custom`` names: imports ``module:Class``, or loads a class that was handed over.
+def named_object(key: str, name: str) -> Any:
+    """Finds what a setting names: imports ``module:attribute``, or loads an object that was handed over.
 
     Raises:
-        ValueError: there is none; one line.
+        ValueError: there is none; one line that begins with the setting's ``key``.
     """
     if is_handed(name):
-        return handed_object("network.custom", name)
+        return handed_object(key, name)
     module, _, attribute = name.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         where = where_it_was_looked_for(error, module)
-        raise ValueError(f"network.custom: {name} can't be imported: {error}{where}") from None
+        raise ValueError(f"{key}: {name} can't be imported: {error}{where}") from None

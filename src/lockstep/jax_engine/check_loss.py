@@ -1,0 +1,39 @@
+"""Trying out a loss of the user's own before anything is trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+
+from lockstep.config.run import Config
+from lockstep.jax_engine.losses import ppo_loss
+from lockstep.jax_engine.nets.nets import PolicyNet
+from lockstep.training.limits import scheduled_coefficients
+from lockstep.training.losses import TRAINED, check_loss, check_shape, loss_settings, made_up_samples
+
+
+def check_own_loss(config: Config, net: PolicyNet) -> None:
+    """Tries the loss that a config names, if it does, on made-up samples; errors as :func:`check_loss`."""
+    if config.ppo.loss is None:
+        return
+    settings = loss_settings(config)
+    loss = settings.loss
+    assert loss is not None
+    made_up = made_up_samples(net.outputs, net.critic, bool(settings.kl_coef))
+    coefficients = {name: np.float32(x) for name, x in scheduled_coefficients(config, 0).items()}
+
+    def total(trained: dict[str, Any], given: dict[str, Any], coefficients: dict[str, Any]) -> tuple[Array, Array]:
+        losses = loss(settings.scheduled(coefficients).sample(ppo_loss, **given | trained))
+        check_shape(losses, len(given["log_prob"]), Array)
+        return losses.sum(), losses
+
+    def try_out() -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        trained = {name: made_up[name] for name in TRAINED if made_up[name] is not None}
+        compute = jax.jit(lambda *given: jax.grad(total, has_aux=True)(*given))  # anew: what it traced isn't kept
+        gradients, losses = compute(trained, made_up, coefficients)
+        return np.asarray(losses), {name: np.asarray(x) for name, x in gradients.items()}
+
+    check_loss(config.ppo.loss, try_out)

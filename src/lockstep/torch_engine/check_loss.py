@@ -1,0 +1,59 @@
+"""Trying out a loss of the user's own before anything is trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.config.run import Config
+from lockstep.torch_engine.losses import ppo_loss
+from lockstep.torch_engine.nets.nets import PolicyNet
+from lockstep.training.limits import scheduled_coefficients
+from lockstep.training.losses import TRAINED, check_loss, check_shape, loss_settings, made_up_samples
+
+
+def check_own_loss(config: Config, net: PolicyNet) -> None:
+    """Tries the loss that a config names, if it does, on made-up samples; errors as :func:`check_loss`."""
+    if config.ppo.loss is not None:
+        trained_through(config.ppo.loss, config, net)
+
+
+def trains_everything(config: Config, net: PolicyNet) -> bool:
+    """Tells whether every parameter of actor and critic gets a gradient by the run's loss."""
+    if config.ppo.loss is None:
+        return True
+    through = trained_through(config.ppo.loss, config, net)
+    return "log_prob" in through and ("value" in through or not net.critic)
+
+
+def trained_through(name: str, config: Config, net: PolicyNet) -> set[str]:
+    """Tries a loss on made-up samples; returns the fields of a sample through which it has a gradient.
+
+    Errors as :func:`check_loss`.
+    """
+    scheduled = {name: torch.tensor(x) for name, x in scheduled_coefficients(config, 0).items()}
+    settings = loss_settings(config).scheduled(scheduled)
+    loss = settings.loss
+    assert loss is not None
+
+    def try_out() -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        made_up = made_up_samples(net.outputs, net.critic, bool(settings.kl_coef))
+        given: dict[str, Any] = {name: None if x is None else torch.from_numpy(x) for name, x in made_up.items()}
+        trained: list[tuple[str, Tensor]] = []
+        for name in TRAINED:
+            if given[name] is not None:
+                trained.append((name, given[name].requires_grad_()))
+        with torch.enable_grad():
+            losses = loss(settings.sample(ppo_loss, **given))
+            check_shape(losses, len(given["log_prob"]), Tensor)
+            total = losses.sum()
+        if not total.requires_grad:
+            return losses.numpy(), {}
+        leaves = [leaf for _, leaf in trained]
+        gradients = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
+        return losses.detach().numpy(), {name: x.numpy() for (name, _), x in zip(trained, gradients, strict=True)}
+
+    return check_loss(name, try_out)

@@ -1,0 +1,68 @@
+"""Losses of the user's own: the same run on any ranks and devices, and through a stop."""
+
+import pytest
+from command_line import CARTPOLE, SMALL, copy_of, error_line, lockstep, resume, same
+from device_runs import CARTPOLE as IN_JAX
+from device_runs import JAX, devices, same_agent
+
+PENALISED = ("--ppo.loss", "users_losses:penalised")
+FALLING = ("--ppo.clip-schedule", "linear", "--ppo.entropy-schedule", "linear", "--ppo.entropy-coef", 0.05)
+SPO = ("--ppo.loss", "users_losses:spo", *FALLING)
+HALF = ("--stop-at-step", 512)
+
+
+@pytest.mark.long
+def test_ranks_and_a_stop_in_the_middle_change_nothing(trained, tmp_path):
+    whole = trained(*CARTPOLE, *PENALISED)
+    stopped = trained(*CARTPOLE, *PENALISED, *HALF, "--nproc", 3)
+    same(whole, resume(copy_of(stopped, tmp_path / "run"), "--nproc", 2))
+    assert whole.agent != trained(*CARTPOLE).agent
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--network.custom", "users_nets:Tiny"),
+        ("--network.recurrent", "gru", "--network.recurrent-size", 8, "--network.sequence-length", 4),
+        ("--algorithm", "grpo", "--grpo.group-size", 2, "--grpo.kl-coef", 0.1, "--num-envs", 16),
+        ("--compile", "--num-envs", 4),
+    ],
+    ids=["custom network", "GRU", "GRPO", "compiled"],
+)
+def test_ranks_change_nothing_of_other_runs(trained, words):
+    one, two = (trained(*CARTPOLE, *PENALISED, *words, *ranks) for ranks in ((), ("--nproc", 2)))
+    same_agent(one, two)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("loss", ["penalised", "policy_gradient"])
+@pytest.mark.parametrize("words", [(), ("--fsdp",), ("--sync-period", 2)], ids=["DDP", "FSDP", "local steps"])
+def test_fast_reductions_start_as_the_exact_one(trained, loss, words):
+    """The critic of a plain policy gradient has none."""
+    base = (*CARTPOLE, "--ppo.loss", f"users_losses:{loss}")
+    exact, fast = trained(*base), trained(*base, *words, "--reduction", "fast", "--nproc", 2)
+    assert fast.ended.stderr == ""
+    close = 0.3 if "--sync-period" in words else 1e-4
+    assert fast.metrics[0]["train/loss"] == pytest.approx(exact.metrics[0]["train/loss"], rel=close, abs=0.05 * close)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("words", [IN_JAX, ("gated:GatedCartPole-v0", *SMALL, *JAX)], ids=["inside", "host"])
+def test_devices_and_a_stop_in_the_middle_change_nothing(trained, tmp_path, words):
+    whole = trained(*words, *SPO, *devices(1))
+    stopped = trained(*words, *SPO, *HALF, *devices(3))
+    same_agent(whole, resume(copy_of(stopped, tmp_path / "run"), *devices(2)))
+
+
+@pytest.mark.long
+def test_each_seed_of_one_program_is_that_of_its_own_run(trained):
+    many = trained(*IN_JAX, *PENALISED, *devices(1), "--seed", 5, "--num-seeds", 2)
+    one = trained(*IN_JAX, *PENALISED, *devices(1), "--seed", 6)
+    assert many.summary["seeds"][1]["params_sha256"] == one.summary["params_sha256"]
+
+
+def test_a_mean_is_refused_before_anything_starts(tmp_path):
+    line = error_line(lockstep("train", *CARTPOLE, "--nproc", 2, "--ppo.loss", "users_losses:mean", cwd=tmp_path))
+    assert "ppo.loss: users_losses:mean returned a single number for 5 samples; return the loss of each sample" in line
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,85 @@
+"""Losses of the user's own: how they are found, and what is said of wrong ones."""
+
+import numpy as np
+import pytest
+import users_losses
+
+from lockstep.training.losses import (
+    LOSS,
+    TERMS,
+    TRAINED,
+    LossSettings,
+    check_loss,
+    check_shape,
+    loss_function,
+    made_up_samples,
+)
+from lockstep.training.metrics import update_metrics
+
+
+def line(function, *arguments):
+    with pytest.raises(ValueError) as caught:
+        function(*arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_loss_is_found_by_its_name():
+    assert loss_function("users_losses:penalised") is users_losses.penalised
+    assert "users_losses:nothing can't be imported" in line(loss_function, "users_losses:nothing")
+    missing = line(loss_function, "no_such_losses:mine")
+    assert missing.startswith("ppo.loss: no_such_losses:mine can't be imported: No module named")
+    assert "modules are looked for in" in missing
+    assert line(loss_function, "users_losses:NOT_CALLABLE").endswith("is int, which can't be called; name a function")
+
+
+def test_made_up_samples_cannot_be_taken_for_the_actors_outputs():
+    for outputs in (2, 5):
+        made_up = made_up_samples(outputs, critic=True, reference=True)
+        assert {None if x is None else len(x) for x in made_up.values()} == ({5} if outputs == 2 else {7})
+        assert all(x is not None and x.dtype == np.float32 for x in made_up.values())
+    none = {name for name, x in made_up_samples(2, critic=False, reference=False).items() if x is None}
+    assert none == {"value", "old_value", "return_", "reference_log_prob"}
+
+
+def test_what_is_no_loss_of_each_sample_is_told_what_to_return():
+    check_shape(np.zeros(5), 5, np.ndarray)
+    for wrong, said in ((0.5, "float"), (np.zeros(()), "a single number for 5"), (np.zeros((5, 1)), "shape (5, 1)")):
+        found = line(check_shape, wrong, 5, np.ndarray)
+        assert found.startswith(f"ppo.loss: it returned {said}")
+        assert "return the loss of each sample, [rows]" in found
+
+
+ONES = {name: np.ones(3) for name in TRAINED}
+ZEROS = {name: np.zeros(3) for name in TRAINED}
+
+
+@pytest.mark.parametrize(
+    ("losses", "gradients", "said"),
+    [
+        (np.array([1.0, np.nan]), ONES, "gave [1.0, nan] of made-up samples, which isn't finite"),
+        (np.ones(2), ONES | {"value": np.array([np.inf])}, "the gradient of users:loss isn't finite"),
+        (
+            np.ones(2),
+            ZEROS,
+            "users:loss has no gradient: what it returns doesn't depend on log_prob, entropy",
+        ),
+        (np.ones(2), {}, "has no gradient"),
+    ],
+)
+def test_a_loss_that_nothing_can_be_trained_by_is_one_line(losses, gradients, said):
+    assert said in line(check_loss, "users:loss", lambda: (losses, gradients))
+
+
+def test_a_loss_is_a_function_of_its_samples():
+    counted = iter(range(2))
+    assert "gave other numbers" in line(check_loss, "users:loss", lambda: (np.ones(2) * next(counted), ONES))
+    assert check_loss("users:loss", lambda: (np.ones(2), ZEROS | {"value": np.ones(2)})) == {"value"}
+
+
+def test_the_term_that_it_is_stands_as_the_loss():
+    settings = LossSettings(0.2, None, 0.5, 0.5, 8, loss=users_losses.same)
+    assert settings.terms == (*TERMS, LOSS)
+    record = update_metrics(settings, [1.0] * 5 + [6.0], 2, 1.0, 2, False, 1e-3)
+    assert (record["train/loss"], record["train/policy_loss"]) == (3.0, 0.5)
+    assert list(record)[:2] == ["train/loss", "train/policy_loss"]
