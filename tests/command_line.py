@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_server import OPTIMIZATIONS
 from forked_command import FORKS, ForkedCommand, Server
-from quick_compiler import OPTIMIZATIONS
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # what a shell starts behind itself has it so, and its children
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -236,7 +236,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
     root.mkdir(exist_ok=True)
 
     def find(*words: Any) -> Run:
-        compiled = os.environ.get(OPTIMIZATIONS)
+        compiled = [os.environ.get(name) for name in (OPTIMIZATIONS, "XLA_FLAGS")]
         name = hashlib.sha256(repr((words, compiled)).encode()).hexdigest()[:8]
         told = root / f"{name}.json"
         with (root / f"{name}.lock").open("w") as lock:

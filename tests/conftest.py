@@ -25,9 +25,9 @@ __all__ = ["compiler", "pytest_collect_directory", "s3", "s3_port", "trained"]
 hypothesis.settings.register_profile("lockstep", deadline=None, derandomize=True, max_examples=40)
 hypothesis.settings.load_profile("lockstep")
 
-compile_quickly()
 if installed("jax"):
     # Every test process has eight CPU devices; what needs another number, or a JAX that has not started, is a command.
     from lockstep.jax_engine.setup import set_up
 
+    compile_quickly()
     set_up.configure(threads=1, platform="cpu", devices=8)

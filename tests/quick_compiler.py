@@ -1,33 +1,58 @@
 """Programs of JAX are compiled quickly in tests: making them fast takes XLA longer than they run.
 
-``LOCKSTEP_TESTS_OPTIMIZED=1``, of ``make test-all``, compiles all as users' are. Otherwise those of modules are whose
-``pytestmark`` is ``optimized``: what they compare depends on how products are added up, and the compiler decides that.
+``LOCKSTEP_TESTS_OPTIMIZED=1``, of ``make test-all``, compiles all as users' are. Otherwise there are three levels:
+``optimized`` is all that the compiler does for users, ``exact`` leaves out its optimisations, and ``quick`` has XLA's
+older loops besides, which round by a number's place and so by the number of devices. A module's mark says which.
 """
 
 import os
-from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from command_server import OPTIMIZATIONS, compile_as
 
-QUICK = {OPTIMIZATIONS: "1", "XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false"}
-QUICKLY = not os.environ.get("LOCKSTEP_TESTS_OPTIMIZED")
+OPTIMIZED = bool(os.environ.get("LOCKSTEP_TESTS_OPTIMIZED"))
+LEVELS = ("optimized", "exact", "quick")
+"""From all that the compiler does to the least."""
+QUICK = ("envs", "jax_engine", "learning", "networks", "parity", "planning", "policies")
+"""Folders whose modules without a mark are compiled at the last level; it is the second one elsewhere."""
+LOOPS = "xla_cpu_use_fusion_emitters"
+OLDER_LOOPS = f"--{LOOPS}=false"
+
+
+def compile_as_said(level: str) -> None:
+    """Has this process, and commands that it starts, compile at one of the levels."""
+    flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if flag != OLDER_LOOPS]
+    os.environ["XLA_FLAGS"] = " ".join([*flags, OLDER_LOOPS] if level == "quick" else flags)
+    os.environ[OPTIMIZATIONS] = "0" if level == "optimized" else "1"
+    compile_as(os.environ)
 
 
 def compile_quickly() -> None:
-    """Sets the variables for this process and those that it starts, before JAX is there to see them."""
-    if QUICKLY:
-        os.environ.update(QUICK)
+    """Has this process compile quickly from now on.
+
+    XLA looks at its flags once, where JAX starts: modules that ask for other loops have them by options of programs.
+    """
+    if OPTIMIZED:
+        return
+    from jax._src import compiler
+
+    options_of = compiler.get_compile_options
+
+    def options(*args: Any, env_options_overrides: dict[str, Any] | None = None, **named: Any) -> Any:
+        loops = {LOOPS: OLDER_LOOPS not in os.environ["XLA_FLAGS"].split()}
+        return options_of(*args, env_options_overrides=loops | (env_options_overrides or {}), **named)
+
+    compiler.get_compile_options = options
+    compile_as_said("quick")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def compiler(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Lets a module that asks for it compile as users do, here and in the commands that it starts."""
-    if not QUICKLY or request.node.get_closest_marker("optimized") is None:
-        yield
+def compiler(request: pytest.FixtureRequest) -> None:
+    """Lets a module compile as its mark or its folder says, here and in the commands that it starts."""
+    if OPTIMIZED:
         return
-    kept = {name: os.environ.pop(name) for name in QUICK}
-    compile_as({})
-    yield
-    os.environ.update(kept)
-    compile_as(kept)
+    marked = [level for level in LEVELS if request.node.get_closest_marker(level)]
+    folder = request.path.relative_to(Path(__file__).parent).parts[0]
+    compile_as_said(marked[0] if marked else "quick" if folder in QUICK else "exact")

@@ -8,8 +8,6 @@ from command_line import Run, run_words
 from device_runs import JAX, devices, same_agent
 from variants import variants
 
-pytestmark = pytest.mark.optimized
-
 SHORT = (
     *JAX,
     *("--num-envs", 8, "--num-steps", 16, "--total-steps", 384, "--ppo.num-epochs", 2, "--ppo.num-minibatches", 2),

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from command_line import error_line, lockstep, trained
 
+pytestmark = pytest.mark.exact
+
 __all__ = ["trained"]
 
 SIZES = ("--num-envs", 4, "--num-steps", 8, "--total-steps", 128, "--ppo.num-epochs", 1, "--ppo.num-minibatches", 1)

@@ -6,6 +6,8 @@ from jax_engine.small_programs import apart, arrays_of, opened, small_config, tr
 from lockstep.envs.describe import describe
 from lockstep.jax_engine.state import check_networks
 
+pytestmark = pytest.mark.exact
+
 PPO = {"loss": "users_losses:spo", "clip_schedule": "linear", "entropy_schedule": "linear", "entropy_coef": 0.05}
 
 

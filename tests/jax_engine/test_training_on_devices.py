@@ -32,6 +32,8 @@ from lockstep.jax_engine.shards import blocks
 from lockstep.jax_engine.state import init_state, place_state, state_specs
 from lockstep.jax_engine.update import Update
 
+pytestmark = pytest.mark.exact
+
 EPOCHS, MINIBATCHES = 4, 2
 STEPS = EPOCHS * MINIBATCHES
 PPO = {"ppo": {"num_epochs": EPOCHS, "num_minibatches": MINIBATCHES}}

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 
 from lockstep.runs.curves import METRIC, curve_of
 
-pytestmark = pytest.mark.optimized
+pytestmark = pytest.mark.exact
 
 __all__ = ["trained"]
 
