@@ -83,7 +83,7 @@ def read(text: str) -> Page:
 def run_command(line: str, folder: Path) -> Ended:
     """A line of a block of commands, which find ``lockstep`` and ``python``, in a folder."""
     if re.match(r"lockstep [\w -]", line) and not re.search(r"[|>*;&]", line):
-        return lockstep(*shlex.split(line)[1:], cwd=folder, PYTHONPATH=_paths())
+        return lockstep(*shlex.split(line)[1:], cwd=folder)
     tools = folder / ".tools"
     tools.mkdir(exist_ok=True)
     for name, words in (("python", ""), ("lockstep", " -m lockstep")):

@@ -23,7 +23,14 @@ from lockstep.python.pickled import pickled
 SMALL = {"num_steps": 16, "total_steps": 256, "quiet": True}
 MODULES = {"torch": "users_nets", "jax": "equinox_nets"}
 ENGINES = [
-    pytest.param(name, marks=pytest.mark.skipif(not installed(name), reason=f"needs {name}")) for name in MODULES
+    pytest.param(
+        name,
+        marks=[
+            pytest.mark.skipif(not installed(name), reason=f"needs {name}"),
+            *([pytest.mark.long] if name == "jax" else []),
+        ],
+    )
+    for name in MODULES
 ]
 
 
