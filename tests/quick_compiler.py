@@ -6,13 +6,14 @@ older loops besides, which round by a number's place and so by the number of dev
 """
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command_server import OPTIMIZATIONS, compile_as
 
-OPTIMIZED = bool(os.environ.get("LOCKSTEP_TESTS_OPTIMIZED"))
+OPTIMIZED = os.environ.get("LOCKSTEP_TESTS_OPTIMIZED", "0") != "0"
 LEVELS = ("optimized", "exact", "quick")
 """From all that the compiler does to the least."""
 QUICK = ("envs", "jax_engine", "learning", "networks", "parity", "planning", "policies")
@@ -22,11 +23,14 @@ OLDER_LOOPS = f"--{LOOPS}=false"
 
 
 def compile_as_said(level: str) -> None:
-    """Has this process, and commands that it starts, compile at one of the levels."""
+    """Has this process, and commands that it starts, compile at one of the levels, also what it has compiled before."""
+    before = os.environ.get("XLA_FLAGS"), os.environ.get(OPTIMIZATIONS)
     flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if flag != OLDER_LOOPS]
     os.environ["XLA_FLAGS"] = " ".join([*flags, OLDER_LOOPS] if level == "quick" else flags)
     os.environ[OPTIMIZATIONS] = "0" if level == "optimized" else "1"
     compile_as(os.environ)
+    if before != (os.environ["XLA_FLAGS"], os.environ[OPTIMIZATIONS]) and "jax" in sys.modules:
+        sys.modules["jax"].clear_caches()
 
 
 def compile_quickly() -> None:

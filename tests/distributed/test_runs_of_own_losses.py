@@ -11,7 +11,6 @@ SPO = ("--ppo.loss", "users_losses:spo", *FALLING)
 HALF = ("--stop-at-step", 512)
 
 
-@pytest.mark.long
 def test_ranks_and_a_stop_in_the_middle_change_nothing(trained, tmp_path):
     whole = trained(*CARTPOLE, *PENALISED)
     stopped = trained(*CARTPOLE, *PENALISED, *HALF, "--nproc", 3)
@@ -45,6 +44,13 @@ def test_fast_reductions_start_as_the_exact_one(trained, loss, words):
     assert fast.ended.stderr == ""
     close = 0.3 if "--sync-period" in words else 1e-4
     assert fast.metrics[0]["train/loss"] == pytest.approx(exact.metrics[0]["train/loss"], rel=close, abs=0.05 * close)
+
+
+def test_a_loss_may_leave_networks_alone_in_the_middle_of_a_fast_run(trained):
+    run = trained(
+        *CARTPOLE, "--ppo.loss", "users_losses:actor_alone_later", *FALLING, "--reduction", "fast", "--nproc", 2
+    )
+    assert len(run.metrics) == 8
 
 
 @pytest.mark.long

@@ -69,6 +69,11 @@ def misspelt(sample):
     return sample.ppo() + sample.entropies
 
 
+def actor_alone_later(sample):
+    """Leaves the critic alone once the entropy's weight has fallen."""
+    return sample.ppo() if sample.entropy_coef > 0.03 else policy_gradient(sample)
+
+
 def branching(sample):
     """Decides by numbers, which tracing can't."""
     return sample.ppo() if sample.advantage.mean() > 10 else 2 * sample.ppo()

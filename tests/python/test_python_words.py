@@ -51,6 +51,7 @@ def test_no_advice_speaks_of_options_of_training(word):
         ({"vf_coef": 0.5}, "ppo=dict(value_coef=0.5)"),
         ({"capture_video": True}, "eval=dict(interval=10, record_video=True)"),
         ({"loss_fn": lambda: 0.0}, "lockstep.attach"),
+        ({"loss": test_options_are_arguments}, "ppo=dict(loss=test_options_are_arguments)"),
         ({"agent": object()}, "network=dict(custom='module:Class')"),
         ({"log": {"project": "x"}}, "log=dict(wandb=True)"),
     ],

@@ -133,3 +133,7 @@ def test_a_loss_is_for_training_alone(tmp_path):
     assert trusted_config(tmp_path, unused=("ppo.loss",)) == config
     with pytest.raises(ValueError, match="names losses:mine, which would be imported"):
         trusted_config(tmp_path)
+    elsewhere = config_of(ppo={"loss": "losses:mine"}, env={"kwargs": {"maker": "losses:mine"}})
+    (tmp_path / "config.json").write_text(elsewhere.model_dump_json())
+    with pytest.raises(ValueError, match=r"^env\.kwargs: .* names losses:mine, which would be imported"):
+        trusted_config(tmp_path, unused=("ppo.loss",))

@@ -4,12 +4,10 @@ import pytest
 import torch
 from small_runs import alone, described, joined, random_batch, shards_gradients, small_config, small_state
 
-from lockstep.torch_engine.check_loss import check_own_loss, trains_everything
 from lockstep.torch_engine.gradients import exact_gradient, fast_gradient
 from lockstep.torch_engine.nets.autograd import AutogradFunctions
 from lockstep.torch_engine.nets.shards import part_of
 from lockstep.torch_engine.plain.functions import PlainFunctions
-from lockstep.training.losses import LOSS
 
 LSTM = {"network": {"recurrent": "lstm", "recurrent_size": 4, "sequence_length": 2}}
 
@@ -94,12 +92,3 @@ def test_scheduled_coefficients_are_tensors_where_it_is_tried():
     state.coefficients["clip_range"].fill_(0.1)
     assert source(columns, 32).terms[-1] > first[-1]  # a penalty that weighs more
     assert torch.equal(source(columns, 32).terms[1:4], first[1:4])
-
-
-def test_it_is_known_which_networks_a_loss_leaves_alone():
-    net = small_state(small_config(), described()).net
-    assert trains_everything(small_config(), net)
-    assert trains_everything(config_of("penalised"), net)
-    assert not trains_everything(config_of("policy_gradient"), net)
-    check_own_loss(config_of("policy_gradient"), net)
-    assert LOSS == "loss"

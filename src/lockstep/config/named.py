@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from operator import attrgetter
 from typing import Any
 
 from lockstep.config.handed import handed_object, is_handed
@@ -19,7 +20,7 @@ def named_object(key: str, name: str) -> Any:
         return handed_object(key, name)
     module, _, attribute = name.partition(":")
     try:
-        return getattr(importlib.import_module(module), attribute)
+        return attrgetter(attribute)(importlib.import_module(module))
     except (ImportError, AttributeError) as error:
         where = where_it_was_looked_for(error, module)
         raise ValueError(f"{key}: {name} can't be imported: {error}{where}") from None

@@ -38,6 +38,8 @@ def _refusal(path: str, value: Any) -> str:
         return f"{path}: {shown}: a number is wanted; ppo.schedule is linear, constant or adaptive, and no function"
     if path == "network.activation":
         return f"{path}: {shown}: its name is wanted, {shown.lower()!r}"
+    if path == "loss":
+        return f"{path}: {shown}: a loss of your own is a setting of the section ppo, ppo=dict(loss={shown})"
     said = advice(path.rpartition(".")[2], "")
     if said is not None:
         return said

@@ -29,12 +29,12 @@ TRUSTED = "trusted_names"
 LOG, MIRROR = "log.jsonl", "checkpoint.mirror"
 
 
-def names_in(config: Config) -> dict[str, str]:
-    """Finds the code, and the file to write, that a config names: the key by the name."""
+def names_in(config: Config, unused: Collection[str] = ()) -> dict[str, str]:
+    """Finds the code, and the file to write, that a config names: the key by the name, but for keys that are unused."""
     found: dict[str, str] = {}
     named = {"env.id": config.env.id, "network.custom": config.network.custom, "ppo.loss": config.ppo.loss}
     for key, text in ((key, name or "") for key, name in named.items()):
-        if is_handed(text):  # by which nothing is imported
+        if key in unused or is_handed(text):  # by which nothing is imported
             continue
         if ":" in text and not text.startswith(OWN_REGISTRY):  # it is imported, whatever stands around the colon
             found.setdefault(text, key)
@@ -81,12 +81,17 @@ def trusted_config(
         ValueError: it can't be read, or names something else; one line.
     """
     config = stored_config(run, warn)
-    check_trusted(config, run / CONFIG, trust, unused, named)
+    check_trusted(config, run / CONFIG, trust, named=named, unused=unused)
     return config
 
 
 def check_trusted(
-    config: Config, source: Path, trust: bool = False, given: Iterable[str] = (), named: Collection[str] = ()
+    config: Config,
+    source: Path,
+    trust: bool = False,
+    given: Iterable[str] = (),
+    named: Collection[str] = (),
+    unused: Collection[str] = (),
 ) -> None:
     """Makes sure that a run names no code and no file which this user hasn't trained with.
 
@@ -96,11 +101,13 @@ def check_trusted(
         trust: whether the user accepts it for this once.
         given: keys of the settings that the user has given by hand.
         named: names that the user has, in another way.
+        unused: keys of settings whose names nothing is going to import.
 
     Raises:
         ValueError: it does; one line that says which, from where it would be imported, and what to do.
     """
-    found = {} if trust else {name: key for name, key in names_in(config).items() if not _is_given(key, given)}
+    named_there = {} if trust else names_in(config, unused)
+    found = {name: key for name, key in named_there.items() if not _is_given(key, given)}
     known = trusted_names() if found else set()
     for name, key in found.items():
         if name in known or name in named:

@@ -17,23 +17,8 @@ from lockstep.training.losses import TRAINED, check_loss, check_shape, loss_sett
 
 def check_own_loss(config: Config, net: PolicyNet) -> None:
     """Tries the loss that a config names, if it does, on made-up samples; errors as :func:`check_loss`."""
-    if config.ppo.loss is not None:
-        trained_through(config.ppo.loss, config, net)
-
-
-def trains_everything(config: Config, net: PolicyNet) -> bool:
-    """Tells whether every parameter of actor and critic gets a gradient by the run's loss."""
     if config.ppo.loss is None:
-        return True
-    through = trained_through(config.ppo.loss, config, net)
-    return "log_prob" in through and ("value" in through or not net.critic)
-
-
-def trained_through(name: str, config: Config, net: PolicyNet) -> set[str]:
-    """Tries a loss on made-up samples; returns the fields of a sample through which it has a gradient.
-
-    Errors as :func:`check_loss`.
-    """
+        return
     scheduled = {name: torch.tensor(x) for name, x in scheduled_coefficients(config, 0).items()}
     settings = loss_settings(config).scheduled(scheduled)
     loss = settings.loss
@@ -56,4 +41,4 @@ def trained_through(name: str, config: Config, net: PolicyNet) -> set[str]:
         gradients = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
         return losses.detach().numpy(), {name: x.numpy() for (name, _), x in zip(trained, gradients, strict=True)}
 
-    return check_loss(name, try_out)
+    check_loss(config.ppo.loss, try_out)

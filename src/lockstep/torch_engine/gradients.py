@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lockstep.torch_engine.check_loss import trains_everything
 from lockstep.torch_engine.nets import distributions, nets
 from lockstep.torch_engine.nets.autograd import AutogradFunctions, minibatch_loss, set_dropout
 from lockstep.torch_engine.nets.compiled import LossFunction, compiled
@@ -159,8 +158,7 @@ def data_parallel_gradient(state: TrainState, config: Config, communicator: Comm
     """Does what :func:`fast_gradient` does, by autograd behind DDP."""
     settings, world_size = loss_settings(config).scheduled(state.coefficients), communicator.topology.world_size
     inner = PolicyModule(state.net, state.parameters.views, compiled(minibatch_loss, config))
-    unused = state.net.custom is not None or not trains_everything(config, state.net)
-    module = communicator.data_parallel(inner, find_unused_parameters=unused)
+    module = communicator.data_parallel(inner, find_unused_parameters=state.net.custom is not None)
     keep_local = getattr(module, "no_sync", contextlib.nullcontext)
     pieces = config.ppo.gradient_accumulation
 

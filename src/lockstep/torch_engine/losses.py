@@ -111,7 +111,9 @@ def loss_and_terms(
         parts = [torch.where(valid > 0, part, 0.0) for part in parts]
     terms = torch.stack([x.sum(-1) for x in parts], -1) / settings.count
     if settings.loss is not None:
-        return parts[-1].sum(-1) / settings.count, terms.detach()  # through none of the other terms
+        trained = log_prob if values is None else log_prob + values
+        untouched = 0.0 * trained.sum(-1)  # so that all parameters have a gradient, for which DDP waits
+        return parts[-1].sum(-1) / settings.count + untouched, terms.detach()  # through none of the other terms
     loss = terms[..., 0] + settings.value_coef * terms[..., 1] - settings.entropy_coef * terms[..., 2]
     if settings.kl_coef:
         loss = loss + settings.kl_coef * terms[..., 5]

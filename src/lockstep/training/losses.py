@@ -36,13 +36,14 @@ class LossSample:
     Attributes:
         log_prob: of the action that was taken, under the policy that is trained.
         old_log_prob: of it under the policy that took it.
-        entropy: of the policy that is trained; of a squashed Gaussian before it is squashed.
+        entropy: of the policy that is trained; of a squashed Gaussian estimated at the action that was taken.
         value: of the critic that is trained; None without a critic (GRPO), as the next two are.
         old_value: of the critic before the update.
         return_: what the value is fitted to.
         advantage: normalised already, as ``ppo.advantage_normalization`` says.
         actor_output: logits or means as the actor gives them ``[rows, outputs]``, then the logarithms of standard
-            deviations where they depend on the state; logits of actions that aren't allowed are -1e8.
+            deviations where they depend on the state, before they are limited; logits of actions that aren't allowed
+            are -1e8.
         clip_range: of the config, as are the next three; scheduled ones are those of the iteration, scalars.
         value_clip_range: None where values aren't clipped.
         entropy_coef: weight of the entropy bonus.
@@ -198,8 +199,8 @@ def check_shape(losses: Any, rows: int, array: type) -> None:
         raise ValueError(f"{SETTING}: it returned {what} for {rows} samples; {WANTED}")
 
 
-def check_loss(name: str, try_out: Callable[[], tuple[np.ndarray, Mapping[str, np.ndarray]]]) -> set[str]:
-    """Tries a loss on made-up samples; returns the names of ``TRAINED`` through which it has a gradient.
+def check_loss(name: str, try_out: Callable[[], tuple[np.ndarray, Mapping[str, np.ndarray]]]) -> None:
+    """Tries a loss on made-up samples.
 
     Args:
         name: as the config has it.
@@ -226,10 +227,8 @@ def check_loss(name: str, try_out: Callable[[], tuple[np.ndarray, Mapping[str, n
         )
     if not all(np.isfinite(x).all() for x in gradients.values()):
         raise ValueError(f"{SETTING}: the gradient of {name} isn't finite on made-up samples")
-    through = {field for field, gradient in gradients.items() if gradient.any()}
-    if not through:
+    if not any(gradient.any() for gradient in gradients.values()):
         raise ValueError(
             f"{SETTING}: {name} has no gradient: what it returns doesn't depend on {', '.join(TRAINED[:-1])} or "
             f"{TRAINED[-1]}, or was detached from them"
         )
-    return through

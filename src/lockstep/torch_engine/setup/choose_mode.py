@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -205,6 +206,7 @@ def _gradients_invariant(
     if net.core:
         columns["recurrent_state"] = draws.normal(count, net.carry_size)
         columns["resets"] = (draws.normal(*shape) > 1.5).float()
-    settings = loss_settings(config).scheduled(state.coefficients)
+    # A loss of the user's own is called for each shard alone anyway: what is asked here is what the networks do.
+    settings = replace(loss_settings(config).scheduled(state.coefficients), loss=None)
     gradients = shard_gradients(state.policy, settings, config.ppo.gradient_accumulation)
     return shard_invariant(lambda part: gradients(part, settings.count), plan.num_shards, columns)
