@@ -42,9 +42,9 @@ def compile_quickly() -> None:
         return
     from jax._src import compiler
 
-    options_of = compiler.get_compile_options
+    options_of: Any = compiler.get_compile_options
 
-    def options(*args: Any, env_options_overrides: dict[str, Any] | None = None, **named: Any) -> Any:
+    def options(*args: Any, env_options_overrides: Any = None, **named: Any) -> Any:
         loops = {LOOPS: OLDER_LOOPS not in os.environ["XLA_FLAGS"].split()}
         return options_of(*args, env_options_overrides=loops | (env_options_overrides or {}), **named)
 

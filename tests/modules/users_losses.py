@@ -69,6 +69,11 @@ def misspelt(sample):
     return sample.ppo() + sample.entropies
 
 
+def weighted(sample, weight=1.0):
+    """Adds the entropy by a weight of the config's."""
+    return sample.ppo() + weight * sample.entropy
+
+
 def actor_alone_later(sample):
     """Leaves the critic alone once the entropy's weight has fallen."""
     return sample.ppo() if sample.entropy_coef > 0.03 else policy_gradient(sample)

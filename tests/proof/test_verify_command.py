@@ -109,3 +109,10 @@ def test_the_setup_is_shown_and_nothing_is_trained(tmp_path):
 def test_a_setup_that_cant_be_is_one_line(tmp_path):
     ended = lockstep("verify", "CartPole-v1", "--device", "cuda", "--setup", "--world-sizes", "2", cwd=tmp_path)
     assert error_line(ended).startswith("lockstep: error: device: cuda")
+
+
+@pytest.mark.parametrize("section", [{"env": {"id": "python:Maze"}}, {"ppo": {"loss": "python:mine"}}])
+def test_what_no_other_process_can_import_is_one_line_and_no_verdict(tmp_path, section):
+    (tmp_path / "config.json").write_text(json.dumps({"env": {"id": "CartPole-v1"}} | section))
+    line = error_line(lockstep("verify", "config.json", "--world-sizes", "1,2", cwd=tmp_path))
+    assert "was handed to lockstep.train as an object, which other runs can't import; put it into a module" in line

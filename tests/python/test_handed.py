@@ -110,6 +110,11 @@ def test_a_network_of_a_script_has_the_bits_of_one_with_a_module(engine):
         ({"network": {"custom": "python:Net"}}, {"network": lambda: None}, "<lambda> is no class; give the class"),
         ({}, {"loss": handed_envs.Counting}, "the loss of runs/stored is none of its own (ppo.loss)"),
         (
+            {"ppo": {"loss": "python:mine"}},
+            {"loss": users_losses.spo},
+            "spo was given, but runs/stored was started with mine",
+        ),
+        (
             {"ppo": {"loss": "python:lambda"}},
             {"loss": "losses:mine"},
             "was an object, and is given again as one: a ",

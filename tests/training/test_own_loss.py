@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import users_losses
 
+from lockstep.config.checks import resolve
+from lockstep.config.run import Config
 from lockstep.training.losses import (
     LOSS,
     TERMS,
@@ -12,6 +14,7 @@ from lockstep.training.losses import (
     check_loss,
     check_shape,
     loss_function,
+    loss_settings,
     made_up_samples,
 )
 from lockstep.training.metrics import update_metrics
@@ -68,13 +71,36 @@ ZEROS = {name: np.zeros(3) for name in TRAINED}
     ],
 )
 def test_a_loss_that_nothing_can_be_trained_by_is_one_line(losses, gradients, said):
-    assert said in line(check_loss, "users:loss", lambda: (losses, gradients))
+    assert said in line(check_loss, "users:loss", lambda rows: (losses[rows], gradients))
 
 
 def test_a_loss_is_a_function_of_its_samples():
-    counted = iter(range(2))
-    assert "gave other numbers" in line(check_loss, "users:loss", lambda: (np.ones(2) * next(counted), ONES))
-    check_loss("users:loss", lambda: (np.ones(2), ZEROS | {"value": np.ones(2)}))
+    counted = iter(range(3))
+    assert "gave other numbers" in line(check_loss, "users:loss", lambda rows: (np.ones(2) * next(counted), ONES))
+    check_loss("users:loss", lambda rows: (np.ones(2), ZEROS | {"value": np.ones(2)}))
+
+
+def test_a_loss_of_all_samples_together_is_refused():
+    numbers = np.arange(5.0)
+    found = line(check_loss, "users:loss", lambda rows: (numbers[rows] - numbers[rows].mean(), ONES))
+    assert (
+        "users:loss gave [-2.0, -1.0, 0.0] for three samples among others and [-1.0, 0.0, 1.0] for the three" in found
+    )
+
+
+def test_arguments_of_a_loss_stand_in_the_config():
+    def settings_of(**ppo):
+        return loss_settings(Config.model_validate({"ppo": {"loss": "users_losses:weighted", **ppo}}), 8)
+
+    light, heavy = (settings_of(loss_kwargs={"weight": weight}) for weight in (0.0, 2.0))
+    assert light == settings_of(loss_kwargs={"weight": 0.0}) != heavy
+    assert hash(heavy) == hash(settings_of(loss_kwargs={"weight": 2.0}))
+    sample = heavy.sample(lambda sample: sample.log_prob, **made_up_samples(2, critic=True, reference=False))
+    assert heavy.loss is not None
+    assert light.loss is not None
+    assert (heavy.loss(sample) - light.loss(sample) == 2 * sample.entropy).all()
+    with pytest.raises(ValueError, match=r"ppo\.loss_kwargs: .* there is no ppo\.loss to be called with them"):
+        resolve(Config.model_validate({"env": "CartPole-v1", "ppo": {"loss_kwargs": {"weight": 1}}}), 1)
 
 
 def test_the_term_that_it_is_stands_as_the_loss():

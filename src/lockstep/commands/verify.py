@@ -13,6 +13,7 @@ from rich.table import Table
 
 from lockstep.commands.parser import CommandParser
 from lockstep.config.checks import resolve
+from lockstep.config.handed import is_handed
 from lockstep.config.run import Config
 from lockstep.core.process import EXIT_FAILURE
 from lockstep.launch.defaults import described_run
@@ -33,6 +34,7 @@ def main(argv: Sequence[str]) -> int:
     run = run_of(options.config)
     named = run is not None and Path(options.config).name != CONFIG
     config = described_run("verify", str(run) if named else options.config, rest)
+    _check_names(config)
     worlds = parse_worlds(options.world_sizes, config.engine)
     if options.setup and options.against is not None:
         raise ValueError("against: --setup trains nothing, so that there is nothing to compare; leave one out")
@@ -62,6 +64,20 @@ def main(argv: Sequence[str]) -> int:
         except ValueError as error:
             print(f"lockstep: warning: nothing is kept of this beside the run: {error}", file=sys.stderr)
     return 0 if all(result.equal for result in results) else EXIT_FAILURE
+
+
+def _check_names(config: Config) -> None:
+    """Refuses what ``lockstep.train`` was handed as objects, which other processes can't import."""
+    for key, name in (
+        ("env.id", config.env.id),
+        ("network.custom", config.network.custom),
+        ("ppo.loss", config.ppo.loss),
+    ):
+        if is_handed(name):
+            raise ValueError(
+                f"{key}: {name} was handed to lockstep.train as an object, which other runs can't import; put it into "
+                "a module, and name it as module:name"
+            )
 
 
 def _parser() -> CommandParser:

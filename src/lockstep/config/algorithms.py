@@ -42,6 +42,7 @@ class PPOConfig(Section):
         description="a function that gives the loss of each sample, in place of PPO's, as 'module:function'; see "
         "docs/losses.md",
     )
+    loss_kwargs: dict[str, Any] = Field(default_factory=dict, description="further arguments of that function, as JSON")
     clip_range: float = Field(default=0.2, gt=0, description="clipping of the probability ratio, not of values")
     value_clip_range: float | None = Field(default=None, gt=0, description="clipping of the value's change; None: off")
     advantage_normalization: Literal["global", "local", "rank", "off"] = Field(

@@ -115,7 +115,8 @@ def _check_minibatches(config: Config, envs_per_shard: int) -> None:
 
 
 def _check_choices(config: Config) -> None:
-    for name, table in (("env.kwargs", config.env.kwargs), ("network.custom_kwargs", config.network.custom_kwargs)):
+    tables = {"env.kwargs": config.env.kwargs, "network.custom_kwargs": config.network.custom_kwargs}
+    for name, table in (tables | {"ppo.loss_kwargs": config.ppo.loss_kwargs}).items():
         try:
             plain = json.loads(json.dumps(table)) == table
         except (TypeError, ValueError):
@@ -145,6 +146,11 @@ def _check_choices(config: Config) -> None:
             "normalize.returns: GRPO's advantages are relative to the group and need no scale; leave it out"
         )
     _check_log(config)
+    if config.ppo.loss_kwargs and config.ppo.loss is None:
+        raise ValueError(
+            f"ppo.loss_kwargs: {config.ppo.loss_kwargs}, but there is no ppo.loss to be called with them; give one, "
+            "e.g. --ppo.loss my_losses:mine"
+        )
     if config.ppo.entropy_schedule != "constant" and not config.ppo.entropy_coef:
         raise ValueError(
             f"ppo.entropy_schedule: {config.ppo.entropy_schedule}, but ppo.entropy_coef is 0 and there is nothing to "

@@ -101,6 +101,10 @@ def _path(error: Any) -> str:
     return ".".join(parts)
 
 
+NAMES = {"network.custom": "my_networks:Net", "ppo.loss": "my_losses:with_penalty"}
+"""Settings that name something of the user's own, with an example."""
+
+
 def _describe(error: Any) -> str:
     kind, value = error["type"], error["input"]
     path = _path(error)
@@ -110,6 +114,8 @@ def _describe(error: Any) -> str:
         return f"env.workers: {value!r}: a number of processes a rank, 0 for none, or auto"
     if path == "seeds" and kind != "value_error":
         return f"seeds: {value!r}: numbers are wanted, e.g. 0-4, or 0,3,7"
+    if path in NAMES and kind == "string_pattern_mismatch":
+        return f"{path}: {value!r}: the module and the name in it are wanted, e.g. {NAMES[path]}"
     if path == "coordinator" and kind == "string_pattern_mismatch":
         return f"coordinator: {value!r}: a host and a port are wanted, e.g. 10.0.0.1:29400"
     if path == "algorithm":

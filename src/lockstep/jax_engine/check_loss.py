@@ -30,10 +30,11 @@ def check_own_loss(config: Config, net: PolicyNet) -> None:
         check_shape(losses, len(given["log_prob"]), Array)
         return losses.sum(), losses
 
-    def try_out() -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        trained = {name: made_up[name] for name in TRAINED if made_up[name] is not None}
+    def try_out(rows: slice) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        given = {name: None if x is None else x[rows] for name, x in made_up.items()}
+        trained = {name: given[name] for name in TRAINED if given[name] is not None}
         compute = jax.jit(lambda *given: jax.grad(total, has_aux=True)(*given))  # anew: what it traced isn't kept
-        gradients, losses = compute(trained, made_up, coefficients)
+        gradients, losses = compute(trained, given, coefficients)
         return np.asarray(losses), {name: np.asarray(x) for name, x in gradients.items()}
 
     check_loss(config.ppo.loss, try_out)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.files import merge
-from lockstep.config.handed import HANDED, VARIABLES, imported_name, is_wanted_again
+from lockstep.config.handed import HANDED, VARIABLES, imported_name, is_wanted_again, shown_name
 from lockstep.core.temporary import temporary_directory
 
 
@@ -43,9 +43,7 @@ def handed(key: str, given: Any) -> Handed:
     name = imported_name(given)
     if name is not None:
         return Handed(key, name, given)
-    name = getattr(given, "__qualname__", "") or type(given).__name__
-    short = "".join(c if c.isalnum() else "_" for c in name.rpartition(".")[2]).strip("_")
-    return Handed(key, f"{HANDED}:{short or 'object'}", given, _pickled(key, given))
+    return Handed(key, f"{HANDED}:{_short_name(given)}", given, _pickled(key, given))
 
 
 def handed_again(key: str, given: Any, recorded: str | None, run: Path) -> Handed | None:
@@ -58,6 +56,11 @@ def handed_again(key: str, given: Any, recorded: str | None, run: Path) -> Hande
         return None
     _check_kind(key, given)
     assert recorded is not None
+    if key == "ppo.loss" and f"{HANDED}:{_short_name(given)}" != recorded:
+        first = shown_name(recorded)
+        raise ValueError(
+            f"loss: {_short_name(given)} was given, but {run} was started with {first}; give that one again"
+        )
     return Handed(key, recorded, given, _pickled(key, given))
 
 
@@ -81,6 +84,12 @@ def with_objects(asked: dict[str, Any], others: Sequence[Handed]) -> tuple[Hande
         merge(asked, {name: {setting: given.id}})
         everything = *(other for other in everything if other.key != key), given
     return everything
+
+
+def _short_name(given: Any) -> str:
+    """The name of a class or function, by which a config records it."""
+    name = getattr(given, "__qualname__", "") or type(given).__name__
+    return "".join(c if c.isalnum() else "_" for c in name.rpartition(".")[2]).strip("_") or "object"
 
 
 def _check_kind(key: str, given: Any) -> None:

@@ -39,6 +39,8 @@ def names_in(config: Config, unused: Collection[str] = ()) -> dict[str, str]:
         if ":" in text and not text.startswith(OWN_REGISTRY):  # it is imported, whatever stands around the colon
             found.setdefault(text, key)
     free = {"env.kwargs": config.env.kwargs, "network.custom_kwargs": config.network.custom_kwargs}
+    if "ppo.loss" not in unused:
+        free["ppo.loss_kwargs"] = config.ppo.loss_kwargs
     for key, value in free.items():
         for text in _texts(value):
             if not (NO_NAME.fullmatch(text) or text.startswith(OWN_REGISTRY)):

@@ -24,9 +24,9 @@ def check_own_loss(config: Config, net: PolicyNet) -> None:
     loss = settings.loss
     assert loss is not None
 
-    def try_out() -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    def try_out(rows: slice) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         made_up = made_up_samples(net.outputs, net.critic, bool(settings.kl_coef))
-        given: dict[str, Any] = {name: None if x is None else torch.from_numpy(x) for name, x in made_up.items()}
+        given: dict[str, Any] = {name: None if x is None else torch.from_numpy(x[rows]) for name, x in made_up.items()}
         trained: list[tuple[str, Tensor]] = []
         for name in TRAINED:
             if given[name] is not None:

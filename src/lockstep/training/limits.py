@@ -54,8 +54,11 @@ def non_finite(
 
     ``unseen`` is the id of an environment whose numbers weren't looked at before.
     """
+    names = tuple(names)
     named = ", ".join(f"{name} {value:.4g}" for name, value in zip(names, terms, strict=True))
     perhaps = "" if unseen is None else f"lockstep check {unseen} looks for rewards and observations that are none; "
+    if "loss" in names:  # a term of the user's own
+        perhaps += "loss is what your ppo.loss gave; if all terms are finite, its gradient isn't; "
     return NonFiniteError(
         f"non-finite loss or gradient in iteration {iteration}, {where} ({named}); {perhaps}a smaller "
         "ppo.learning_rate or normalize.observations may help"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -141,11 +143,18 @@ def loss_settings(config: Config, count: Any = None) -> LossSettings:
         value_coef=ppo.value_coef,
         count=config.steps_per_iteration // ppo.num_minibatches if count is None else count,
         kl_coef=config.grpo.kl_coef if config.algorithm == "grpo" else 0.0,
-        loss=None if ppo.loss is None else loss_function(ppo.loss),
+        loss=None if ppo.loss is None else _called_with(ppo.loss, json.dumps(ppo.loss_kwargs)),
     )
 
 
 # --- losses of the user's own -----------------------------------------------------------------------------------------
+
+
+@cache
+def _called_with(name: str, kwargs: str) -> LossFunction:
+    """Finds a loss with its further arguments, the same object every time: compiled code is kept by it."""
+    found, arguments = loss_function(name), json.loads(kwargs)
+    return partial(found, **arguments) if arguments else found
 
 
 def loss_function(name: str) -> LossFunction:
@@ -164,7 +173,7 @@ def made_up_samples(outputs: int, critic: bool, reference: bool) -> dict[str, np
     """Makes up the arrays of a few samples, float32 by the names of a sample's fields, the same every time.
 
     There are as many rows as can't be taken for the ``outputs`` of the actor. Values and returns are positive, for a
-    loss may take their logarithm.
+    loss may take their logarithm; the first sample's policy is the old one, as all are at the first optimiser step.
     """
     rows, draws = 5 if outputs != 5 else 7, np.random.Generator(np.random.Philox(0))
 
@@ -172,9 +181,11 @@ def made_up_samples(outputs: int, critic: bool, reference: bool) -> dict[str, np
         return draws.standard_normal(shape).astype(np.float32)
 
     log_prob = -0.1 - np.abs(normal(rows))
+    changes = 0.05 * normal(rows)
+    changes[0] = 0.0
     out: dict[str, np.ndarray | None] = {
         "log_prob": log_prob,
-        "old_log_prob": log_prob + 0.05 * normal(rows),
+        "old_log_prob": log_prob + changes,
         "entropy": 0.1 + np.abs(normal(rows)),
         "advantage": normal(rows),
         "actor_output": normal(rows, outputs),
@@ -199,20 +210,25 @@ def check_shape(losses: Any, rows: int, array: type) -> None:
         raise ValueError(f"{SETTING}: it returned {what} for {rows} samples; {WANTED}")
 
 
-def check_loss(name: str, try_out: Callable[[], tuple[np.ndarray, Mapping[str, np.ndarray]]]) -> None:
+ALL, SOME = slice(None), slice(0, 3)
+TryOut = Callable[[slice], tuple[np.ndarray, Mapping[str, np.ndarray]]]
+"""Computes the loss of those of the made-up samples ``[rows]``, and the gradients of its sum by ``TRAINED``."""
+
+
+def check_loss(name: str, try_out: TryOut) -> None:
     """Tries a loss on made-up samples.
 
     Args:
         name: as the config has it.
-        try_out: computes the loss ``[rows]`` of the samples, and the gradients of its sum by the names of ``TRAINED``.
+        try_out: computes losses and gradients of some samples.
 
     Raises:
-        ValueError: it raises, returns something else than a finite loss of each sample, depends on more than its
-            samples, or on nothing that is trained; one line, with the place in the user's code if it is one there.
+        ValueError: it raises, returns something else than a finite loss of each sample, depends on more than that
+            sample, or on nothing that is trained; one line, with the place in the user's code if it is one there.
     """
     try:
-        losses, gradients = try_out()
-        again, _ = try_out()
+        losses, gradients = try_out(ALL)
+        again, some = try_out(ALL)[0], try_out(SOME)[0]
     except Exception as error:  # of the user's own
         if str(error).startswith(SETTING):
             raise ValueError(str(error).replace(f"{SETTING}: it", f"{SETTING}: {name}", 1)) from None
@@ -225,8 +241,16 @@ def check_loss(name: str, try_out: Callable[[], tuple[np.ndarray, Mapping[str, n
             f"{SETTING}: {name} gave other numbers when it was called again with the same samples; a loss must be a "
             "function of its sample alone, without numbers drawn or kept"
         )
+    if not np.allclose(losses[SOME], some, rtol=1e-3, atol=1e-5):
+        raise ValueError(
+            f"{SETTING}: {name} gave {losses[SOME].tolist()} for three samples among others and {some.tolist()} for "
+            "the three alone; a sample's loss must come from that sample's numbers, without a mean or a sum over rows"
+        )
     if not all(np.isfinite(x).all() for x in gradients.values()):
-        raise ValueError(f"{SETTING}: the gradient of {name} isn't finite on made-up samples")
+        raise ValueError(
+            f"{SETTING}: the gradient of {name} isn't finite on made-up samples; at the first step log_prob is "
+            "old_log_prob, where a root or an absolute value of their difference has none"
+        )
     if not any(gradient.any() for gradient in gradients.values()):
         raise ValueError(
             f"{SETTING}: {name} has no gradient: what it returns doesn't depend on {', '.join(TRAINED[:-1])} or "
