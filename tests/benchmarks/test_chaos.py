@@ -111,7 +111,7 @@ def test_bad_arguments_are_refused(capsys):
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("faults", variants([2, 10], [2]))
+@pytest.mark.parametrize("faults", variants([1, 10], [1]))
 def test_some_faults_break_nothing(tmp_path, capsys, faults):
     words = ["--kills", str(faults), "--each", str(faults), "--seed", "11", "--cases", "torch-workers"]
     assert chaos.main([*words, "--out", str(tmp_path / "chaos.json")]) == 0, capsys.readouterr().out

@@ -40,7 +40,7 @@ KINDS = {
     ),
 }
 DEAR = ("images", "custom with dropout")  # to compile
-QUICK = ("decisions", "on the host")
+QUICK = ("on the host",)
 """Those of ``make test``; what the others are about is in ``tests/jax_engine`` and in the golden runs there."""
 CHEAP = tuple(kind for kind in KINDS if kind not in (*DEAR, *QUICK))
 ONE_AFTER_ANOTHER = "import json, sys, lockstep.cli as c; sys.exit(max(c.main(w) for w in json.loads(sys.argv[1])))"
@@ -88,6 +88,7 @@ def test_worker_processes_of_host_environments_change_nothing(trained, run_of, n
     same_agent(run_of(1, "on the host"), trained(*KINDS["on the host"], "--env.workers", 2, *devices(number)))
 
 
+@pytest.mark.long
 def test_decisions_were_taken_one_way_and_the_other(run_of):
     metrics = run_of(1, "decisions").metrics
     assert {record["train/stopped_by_kl"] for record in metrics} == {0, 1}

@@ -74,7 +74,7 @@ FAULTY = {  # kinds of all faults, words of the reason, the cause and the fix of
         ("not reduced at every step: ranks 0 and 1 differ from optimiser step 2", "before some steps", "every step"),
     ),
 }
-KEPT = ("always_clipped", "critic_outside_ddp", "reference_of_its_own")
+KEPT = ("always_clipped", "critic_outside_ddp")
 
 
 def examined(name, tmp_path):

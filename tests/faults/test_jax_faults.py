@@ -41,6 +41,7 @@ def checkpoints_of(path):
 # --- crashes --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @PLACES
 def test_killed_in_the_middle_of_a_checkpoint(trained, tmp_path, place):
     path = tmp_path / "runs" / "run"
@@ -137,6 +138,7 @@ def test_sigterm_stops_a_run_inside_the_program_with_a_checkpoint(tmp_path, plac
     same_agent(stopped, train(tmp_path, *words, *devices(1), "--stop-at-step", step, name="again"))
 
 
+@pytest.mark.long
 @PLACES
 def test_sigterm_stops_a_run_on_the_host_with_a_checkpoint(trained, tmp_path, place):
     gate, path = tmp_path / "gate", tmp_path / "runs" / "run"

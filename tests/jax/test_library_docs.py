@@ -7,13 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from quick_compiler import OLDER_LOOPS, OPTIMIZED
 
 ROOT = Path(__file__).parents[2]
 
 
 def run_pytest(*arguments: str) -> str:
     """Run pytest in a fresh process; its output if every test passed."""
-    environment = os.environ | {"XLA_FLAGS": "", "PYTHONPATH": str(ROOT / "src")}
+    flags = "" if OPTIMIZED else OLDER_LOOPS
+    environment = os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, "-m", "pytest", "-p", "no:xdist", *arguments]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
