@@ -50,7 +50,8 @@ def test_a_loss_may_leave_networks_alone_in_the_middle_of_a_fast_run(trained):
     run = trained(
         *CARTPOLE, "--ppo.loss", "users_losses:actor_alone_later", *FALLING, "--reduction", "fast", "--nproc", 2
     )
-    assert len(run.metrics) == 8
+    exact = trained(*CARTPOLE, "--ppo.loss", "users_losses:actor_alone_later", *FALLING)
+    assert run.metrics[-1]["train/loss"] == pytest.approx(exact.metrics[-1]["train/loss"], rel=0.05, abs=0.01)
 
 
 @pytest.mark.long
