@@ -27,6 +27,7 @@ class FakeSession:
         self.restarted: list[int] = []
         self.restarted_before: list[int] = []
         self.wall_time_before = 0.0
+        self.own_loss: dict[str, list[float | None]] | None = None
         self.weights = np.zeros(3, np.float32)
         self.calls: list[str] = []
         self.desync = False

@@ -9,15 +9,20 @@ from lockstep.config.run import Config
 from lockstep.training.losses import (
     LOSS,
     TERMS,
-    TRAINED,
     LossSettings,
-    check_loss,
     check_shape,
     loss_function,
     loss_settings,
-    made_up_samples,
 )
 from lockstep.training.metrics import update_metrics
+from lockstep.training.own_loss.trial import (
+    TRAINED,
+    WIDE,
+    check_loss,
+    hint,
+    made_up_samples,
+    plain_samples,
+)
 
 
 def line(function, *arguments):
@@ -37,10 +42,11 @@ def test_a_loss_is_found_by_its_name():
 
 
 def test_made_up_samples_cannot_be_taken_for_the_actors_outputs():
-    for outputs in (2, 5):
+    for outputs, plain in ((2, 5), (5, 7), (29, 7)):
         made_up = made_up_samples(outputs, critic=True, reference=True)
-        assert {None if x is None else len(x) for x in made_up.values()} == ({5} if outputs == 2 else {7})
+        assert {None if x is None else len(x) for x in made_up.values()} == {plain + WIDE}
         assert all(x is not None and x.dtype == np.float32 for x in made_up.values())
+        assert plain_samples(outputs) == slice(0, plain)
     none = {name for name, x in made_up_samples(2, critic=False, reference=False).items() if x is None}
     assert none == {"value", "old_value", "return_", "reference_log_prob"}
 
@@ -57,6 +63,18 @@ ONES = {name: np.ones(3) for name in TRAINED}
 ZEROS = {name: np.zeros(3) for name in TRAINED}
 
 
+SAMPLE = LossSettings(0.2, None, 0.5, 0.5, 8).sample(
+    lambda sample: sample.log_prob, **made_up_samples(2, critic=True, reference=False)
+)
+
+
+def test_only_plain_samples_have_a_logarithm():
+    value = made_up_samples(2, critic=True, reference=False)["value"]
+    assert value is not None
+    assert (value[:5] > 0).all()
+    assert (value[5:] < 0).any()
+
+
 @pytest.mark.parametrize(
     ("losses", "gradients", "said"),
     [
@@ -71,21 +89,39 @@ ZEROS = {name: np.zeros(3) for name in TRAINED}
     ],
 )
 def test_a_loss_that_nothing_can_be_trained_by_is_one_line(losses, gradients, said):
-    assert said in line(check_loss, "users:loss", lambda rows: (losses[rows], gradients))
+    assert said in line(check_loss, "users:loss", 2, lambda rows: (losses[rows], gradients))
 
 
 def test_a_loss_is_a_function_of_its_samples():
     counted = iter(range(3))
-    assert "gave other numbers" in line(check_loss, "users:loss", lambda rows: (np.ones(2) * next(counted), ONES))
-    check_loss("users:loss", lambda rows: (np.ones(2), ZEROS | {"value": np.ones(2)}))
+    assert "gave other numbers" in line(check_loss, "users:loss", 2, lambda rows: (np.ones(2) * next(counted), ONES))
+    check_loss("users:loss", 2, lambda rows: (np.ones(2), ZEROS | {"value": np.ones(2)}))
+    far = np.array([1.0] * 5 + [np.nan])
+    check_loss("users:loss", 2, lambda rows: (far[rows], ONES))
 
 
 def test_a_loss_of_all_samples_together_is_refused():
     numbers = np.arange(5.0)
-    found = line(check_loss, "users:loss", lambda rows: (numbers[rows] - numbers[rows].mean(), ONES))
+    found = line(check_loss, "users:loss", 2, lambda rows: (numbers[rows] - numbers[rows].mean(), ONES))
     assert (
         "users:loss gave [-2.0, -1.0, 0.0] for three samples among others and [-1.0, 0.0, 1.0] for the three" in found
     )
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (AttributeError("no newvalue", name="newvalue", obj=SAMPLE), "; it is value here"),
+        (AttributeError("no entropies", name="entropies", obj=SAMPLE), "; it is entropy here"),
+        (AttributeError("no rewards", name="rewards", obj=SAMPLE), "; it has log_prob, old_log_prob, entropy, value"),
+        (AttributeError("no x", name="x", obj=np), ""),
+        (RuntimeError("Boolean value of Tensor with more than one value is ambiguous"), "; choose by torch.where"),
+        (ValueError("something else"), ""),
+    ],
+)
+def test_what_may_have_been_meant_is_said(error, said):
+    assert hint(error).startswith(said)
+    assert bool(hint(error)) == bool(said)
 
 
 def test_arguments_of_a_loss_stand_in_the_config():
@@ -98,7 +134,7 @@ def test_arguments_of_a_loss_stand_in_the_config():
     sample = heavy.sample(lambda sample: sample.log_prob, **made_up_samples(2, critic=True, reference=False))
     assert heavy.loss is not None
     assert light.loss is not None
-    assert (heavy.loss(sample) - light.loss(sample) == 2 * sample.entropy).all()
+    np.testing.assert_allclose(heavy.loss(sample) - light.loss(sample), 2 * sample.entropy, rtol=1e-5)
     with pytest.raises(ValueError, match=r"ppo\.loss_kwargs: .* there is no ppo\.loss to be called with them"):
         resolve(Config.model_validate({"env": "CartPole-v1", "ppo": {"loss_kwargs": {"weight": 1}}}), 1)
 

@@ -12,13 +12,19 @@ from lockstep.config.run import Config
 from lockstep.jax_engine.losses import ppo_loss
 from lockstep.jax_engine.nets.nets import PolicyNet
 from lockstep.training.limits import scheduled_coefficients
-from lockstep.training.losses import TRAINED, check_loss, check_shape, loss_settings, made_up_samples
+from lockstep.training.losses import check_shape, loss_settings
+from lockstep.training.own_loss.fingerprint import Fingerprint, loss_fingerprint
+from lockstep.training.own_loss.trial import TRAINED, check_loss, made_up_samples
 
 
-def check_own_loss(config: Config, net: PolicyNet) -> None:
-    """Tries the loss that a config names, if it does, on made-up samples; errors as :func:`check_loss`."""
+def check_own_loss(config: Config, net: PolicyNet) -> Fingerprint | None:
+    """Tries the loss that a config names on made-up samples; errors as :func:`check_loss`.
+
+    Returns:
+        Its fingerprint; None: the config names none.
+    """
     if config.ppo.loss is None:
-        return
+        return None
     settings = loss_settings(config)
     loss = settings.loss
     assert loss is not None
@@ -37,4 +43,4 @@ def check_own_loss(config: Config, net: PolicyNet) -> None:
         gradients, losses = compute(trained, given, coefficients)
         return np.asarray(losses), {name: np.asarray(x) for name, x in gradients.items()}
 
-    check_loss(config.ppo.loss, try_out)
+    return loss_fingerprint(*check_loss(config.ppo.loss, net.outputs, try_out))

@@ -15,6 +15,7 @@ from lockstep.config.run import Config
 from lockstep.core.topology import Topology
 from lockstep.envs.describe import describe
 from lockstep.envs.description import EnvDescription
+from lockstep.jax_engine.check_loss import check_own_loss
 from lockstep.jax_engine.distributed.mesh import REPLICATED, SHARDED, Mesh, Specs, mesh_of, named_sharding, platform_of
 from lockstep.jax_engine.distributed.processes import set_up_jax
 from lockstep.jax_engine.envs.environments import is_jax_environment, make_environment
@@ -123,6 +124,7 @@ def _alone_config(config: Config, devices: int) -> Config:
 
 def _program(config: Config, description: EnvDescription, mesh: Mesh) -> Program:
     net = check_networks(config, description)
+    check_own_loss(config, net)
     layout = parameter_layout(config, net, mesh)
     env = make_environment(config.env) if is_jax_environment(config.env) else None
     return Program(config, description, net, layout, mesh, env, everywhere=False)

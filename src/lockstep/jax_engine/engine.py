@@ -21,6 +21,7 @@ _HOME = {
     "device_memory": "distributed.devices",
     "name_ranks": "distributed.devices",
     "check_networks": "state",
+    "check_own_loss": "check_loss",
     "train": "seeds.train",
     "PolicyFunction": "policy",
     "environment_spaces": "envs.environments",

@@ -17,6 +17,7 @@ from lockstep.core.topology import Topology
 from lockstep.envs.describe import describe
 from lockstep.envs.description import EnvDescription
 from lockstep.envs.host_envs import HostEnvs
+from lockstep.jax_engine.check_loss import check_own_loss
 from lockstep.jax_engine.distributed.mesh import Mesh, cut_axis, fsdp_sharding, make_mesh
 from lockstep.jax_engine.distributed.placement import connect, num_local_devices
 from lockstep.jax_engine.distributed.processes import (
@@ -47,6 +48,7 @@ from lockstep.jax_engine.state import (
 from lockstep.policies.policy import Policy
 from lockstep.runs.checkpoint import Checkpoint, pack, to_files
 from lockstep.training.beginning import agreed_beginning
+from lockstep.training.own_loss.fingerprint import Fingerprint
 from lockstep.training.reference_policy import reference_arrays
 from lockstep.training.session import checkpoint_facts, load_facts, make_eval_envs, policy_of
 from lockstep.training.worker_processes import settle_workers
@@ -69,6 +71,7 @@ class Session:
         learning_rate: of the last iteration.
         restarted: environments that this resume couldn't restore exactly; ``restarted_before`` those of earlier ones.
         env_config: the config's with a settled number of workers; ``workers_note`` says which, where it was chosen.
+        own_loss: fingerprint of the loss, where it is the user's own.
     """
 
     config: Config
@@ -88,6 +91,7 @@ class Session:
     wall_time_before: float = 0.0
     env_config: EnvConfig | None = None
     workers_note: str | None = None
+    own_loss: Fingerprint | None = None
     _eval_envs: HostEnvs | None = None
 
     @property
@@ -223,6 +227,7 @@ def open_session(config: Config, topology: Topology, options: RunOptions, checkp
     policy, rate = Inference(program), config.ppo.learning_rate
     session = Session(config, topology, plan, program, run, policy, program.description, learning_rate=rate)
     session.env_config, session.workers_note = settled
+    session.own_loss = check_own_loss(config, program.net)
     if checkpoint is None:
         run.begin()
     else:

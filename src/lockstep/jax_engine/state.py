@@ -15,7 +15,6 @@ from lockstep.config.run import Config
 from lockstep.core.shards import keyed_seed
 from lockstep.core.spaces import ActionLayout, ObservationLayout
 from lockstep.envs.description import EnvDescription
-from lockstep.jax_engine.check_loss import check_own_loss
 from lockstep.jax_engine.distributed.mesh import REPLICATED, SHARDED, Mesh, Pytree, Specs, named_sharding
 from lockstep.jax_engine.distributed.placement import gathered, place
 from lockstep.jax_engine.nets.custom import load_custom
@@ -100,7 +99,7 @@ def check_networks(config: Config, description: EnvDescription) -> PolicyNet:
     """Makes the networks of a config, and checks them.
 
     Raises:
-        ValueError: they or the normalisers don't fit the spaces, or a loss of the user's own isn't one; one line.
+        ValueError: they or the normalisers don't fit the spaces; one line.
     """
     net = make_net(config, description.observation, description.action)
     if config.normalize.observations and not description.observation.vector_size:
@@ -108,7 +107,6 @@ def check_networks(config: Config, description: EnvDescription) -> PolicyNet:
             f"normalize.observations: {description.id} observes no numbers (images are scaled to 0 … 1 and indices "
             "become one-hot vectors anyway); leave it out"
         )
-    check_own_loss(config, net)
     return net
 
 

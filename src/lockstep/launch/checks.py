@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lockstep.config.engines import engine_module
@@ -15,6 +15,7 @@ from lockstep.runs.checkpoint import find_checkpoint
 from lockstep.runs.directory import CHECKPOINTS, find_run
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trackers import check_trackers
+from lockstep.training.own_loss.fingerprint import check_same_loss
 
 
 def check_limits(options: RunOptions, config: Config) -> None:
@@ -59,21 +60,34 @@ def with_reference(config: Config, runs_dir: str) -> Config:
 
 
 def check_machine(
-    config: Config, ranks_here: int, describe: Callable[[], EnvDescription], sees_devices: bool = True
+    config: Config,
+    ranks_here: int,
+    describe: Callable[[], EnvDescription],
+    sees_devices: bool = True,
+    before: Mapping[str, Any] | None = None,
 ) -> None:
-    """Raises a one-line ``ValueError`` if this machine can't run a resolved config: devices, environments, networks.
+    """Checks whether this machine can run a resolved config: devices, environments, networks, a loss of the user's own.
 
-    ``sees_devices``: whether those that ranks will have are this process's as well.
+    Args:
+        config: resolved.
+        ranks_here: that are to be started on this machine.
+        describe: returns the environment's description.
+        sees_devices: whether the devices that ranks will have are this process's as well.
+        before: what the checkpoint says that is resumed from; None: none is.
+
+    Raises:
+        ValueError: it can't, or resumes with another loss; one line.
     """
     engine = engine_module(config.engine)
     if config.device != "cpu" and sees_devices:
         engine.check_device(config.device, ranks_here)
     check_tensor_options(config)
     check_envpool_options(config)
-    engine.check_networks(config, describe())
+    own_loss = engine.check_own_loss(config, engine.check_networks(config, describe()))
+    check_same_loss(config.ppo.loss, own_loss, before or {})
 
 
-def check_settings(settings: dict[str, Any], ranks_here: int) -> None:
+def check_settings(settings: dict[str, Any], ranks_here: int, before: Mapping[str, Any] | None = None) -> None:
     """Checks as :func:`check_machine` a config that was dumped as JSON, for a process in which the engine is loaded."""
     config = Config.model_validate(settings)
-    check_machine(config, ranks_here, lambda: describe(config.env))
+    check_machine(config, ranks_here, lambda: describe(config.env), before=before)

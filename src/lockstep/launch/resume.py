@@ -18,6 +18,7 @@ from lockstep.runs.stored import stored_config, written_config
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trackers.jsonl import records_differ
 from lockstep.runs.trust import trusted_config
+from lockstep.training.own_loss.fingerprint import KEY as OWN_LOSS
 
 # Settings that a resumed run may change: they don't decide the agent's bytes up to total_steps.
 CHANGEABLE = (
@@ -86,6 +87,17 @@ def differences(a: dict[str, Any], b: dict[str, Any], prefix: str = "") -> list[
         elif a[key] != b[key]:
             out.append((prefix + key, a[key], b[key]))
     return out
+
+
+def facts_of_own_loss(config: Config, path: Path | None, which: str | None) -> dict[str, Any] | None:
+    """Reads what a checkpoint says of the loss of the user's own that it was trained with; None: nothing is resumed.
+
+    ``path`` and ``which`` as :func:`open_directory`.
+    """
+    if config.ppo.loss is None or path is None or not checkpoints_in(path / CHECKPOINTS):
+        return None
+    state = find_training_state(path / CHECKPOINTS, which or "latest", warn=False).state
+    return {name: state[name] for name in (OWN_LOSS, "global_step") if name in state}
 
 
 def open_directory(

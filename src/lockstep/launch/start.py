@@ -25,7 +25,7 @@ from lockstep.launch.ray.cluster import RAY, check_ray, connected, with_devices
 from lockstep.launch.ray.ranks import RayServer
 from lockstep.launch.redact import without_secrets
 from lockstep.launch.restart import Restarts
-from lockstep.launch.resume import open_directory, resumed_config
+from lockstep.launch.resume import facts_of_own_loss, open_directory, resumed_config
 from lockstep.launch.seeds.checks import check_resumed_seeds, check_seeds, why_apart
 from lockstep.launch.seeds.group import start_group
 from lockstep.launch.sizing import resolved_here
@@ -146,14 +146,13 @@ def prepare(
     if writer:
         check_company(config)
     config = with_reference(config, options.runs_dir)
-    checked = False
+    checked, before = False, facts_of_own_loss(config, path, which)
     if server is not None and config.engine == "torch":
         settings = config.model_dump(mode="json")
-        checked = server.check(
-            "lockstep.launch.checks", "check_settings", settings=settings, ranks_here=world.ranks_here
-        )
+        settings = {"settings": settings, "ranks_here": world.ranks_here, "before": before}
+        checked = server.check("lockstep.launch.checks", "check_settings", **settings)
     if not checked:
-        check_machine(config, world.ranks_here, description, sees_devices=cluster is None)
+        check_machine(config, world.ranks_here, description, sees_devices=cluster is None, before=before)
     run, which = open_directory(config, options, path, which, writer)
     if writer and not options.trust:
         remember_names(config)

@@ -12,13 +12,19 @@ from lockstep.config.run import Config
 from lockstep.torch_engine.losses import ppo_loss
 from lockstep.torch_engine.nets.nets import PolicyNet
 from lockstep.training.limits import scheduled_coefficients
-from lockstep.training.losses import TRAINED, check_loss, check_shape, loss_settings, made_up_samples
+from lockstep.training.losses import check_shape, loss_settings
+from lockstep.training.own_loss.fingerprint import Fingerprint, loss_fingerprint
+from lockstep.training.own_loss.trial import TRAINED, check_loss, made_up_samples
 
 
-def check_own_loss(config: Config, net: PolicyNet) -> None:
-    """Tries the loss that a config names, if it does, on made-up samples; errors as :func:`check_loss`."""
+def check_own_loss(config: Config, net: PolicyNet) -> Fingerprint | None:
+    """Tries the loss that a config names on made-up samples; errors as :func:`check_loss`.
+
+    Returns:
+        Its fingerprint; None: the config names none.
+    """
     if config.ppo.loss is None:
-        return
+        return None
     scheduled = {name: torch.tensor(x) for name, x in scheduled_coefficients(config, 0).items()}
     settings = loss_settings(config).scheduled(scheduled)
     loss = settings.loss
@@ -41,4 +47,4 @@ def check_own_loss(config: Config, net: PolicyNet) -> None:
         gradients = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
         return losses.detach().numpy(), {name: x.numpy() for (name, _), x in zip(trained, gradients, strict=True)}
 
-    check_loss(config.ppo.loss, try_out)
+    return loss_fingerprint(*check_loss(config.ppo.loss, net.outputs, try_out))

@@ -19,6 +19,7 @@ from lockstep.envs.host_envs import WantedEnvs
 from lockstep.torch_engine.accelerated.decisions import clip, decide
 from lockstep.torch_engine.accelerated.report import Report
 from lockstep.torch_engine.advantages import gae, group_advantages
+from lockstep.torch_engine.check_loss import check_own_loss
 from lockstep.torch_engine.distributed.ordered import tree_sum
 from lockstep.torch_engine.envs.tensor_envs import TensorEnvs
 from lockstep.torch_engine.envs.tensor_rollout import DeviceNormalizer, TensorRollout, take_step
@@ -65,6 +66,7 @@ def costs(config: Config, platform: str, shape: str | None, devices: int) -> Cos
     """
     description = describe(config.env)
     net = replace(make_net(config, description.observation, description.action), bf16=False)  # shapes are the same
+    check_own_loss(config, net)
     plan = ShardPlan(config.envs, config.shards, devices)
     loops = config.reduction == "exact" and (net.convolutional or net.custom is not None or config.compile)
     traced = _Traced(config, net, plan, loops)

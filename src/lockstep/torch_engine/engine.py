@@ -17,6 +17,7 @@ _HOME = {
     "device_memory": "setup.devices",
     "name_ranks": "setup.devices",
     "check_networks": "state",
+    "check_own_loss": "check_loss",
     "train": "train",
     "PolicyFunction": "policy",
     "PolicyModule": "export.module",

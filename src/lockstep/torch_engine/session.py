@@ -24,6 +24,7 @@ from lockstep.policies.policy import Policy
 from lockstep.runs.checkpoint import Checkpoint, pack, to_files
 from lockstep.torch_engine.accelerated.rollout import StagedCollector
 from lockstep.torch_engine.accelerated.update import AcceleratedUpdate
+from lockstep.torch_engine.check_loss import check_own_loss
 from lockstep.torch_engine.distributed.communicator import Communicator, check_ranks_alike
 from lockstep.torch_engine.distributed.process_group import own_backend
 from lockstep.torch_engine.envs.tensor_envs import TensorEnvs
@@ -46,6 +47,7 @@ from lockstep.torch_engine.state import (
 )
 from lockstep.torch_engine.statistics import initial_statistics
 from lockstep.training.beginning import agreed_beginning
+from lockstep.training.own_loss.fingerprint import Fingerprint
 from lockstep.training.reference_policy import reference_arrays
 from lockstep.training.session import (
     checkpoint_facts,
@@ -69,6 +71,7 @@ class Session:
         restarted: environments that this resume couldn't restore exactly; ``restarted_before`` those of earlier ones.
         wall_time_before: seconds of training before this resume.
         env_config: the config's with a settled number of workers; ``workers_note`` says which, where it was chosen.
+        own_loss: fingerprint of the loss, where it is the user's own.
     """
 
     config: Config
@@ -89,6 +92,7 @@ class Session:
     wall_time_before: float = 0.0
     env_config: EnvConfig | None = None
     workers_note: str | None = None
+    own_loss: Fingerprint | None = None
     _eval_envs: HostEnvs | None = None
 
     @property
@@ -209,6 +213,7 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
         update=make_update(state, config, plan, source),
         env_config=env_config,
         workers_note=workers_note,
+        own_loss=check_own_loss(config, state.net),
     )
     if checkpoint is None:
         begin(session)

@@ -20,7 +20,6 @@ from lockstep.core.spaces import ActionLayout, ObservationLayout
 from lockstep.envs.description import EnvDescription
 from lockstep.networks.initial import initial_parameters
 from lockstep.networks.spec import net_options
-from lockstep.torch_engine.check_loss import check_own_loss
 from lockstep.torch_engine.nets.autograd import AutogradFunctions
 from lockstep.torch_engine.nets.custom import load_custom
 from lockstep.torch_engine.nets.functions import PolicyFunctions
@@ -101,8 +100,7 @@ def check_networks(config: Config, description: EnvDescription) -> PolicyNet:
     """Makes the networks that a config asks for, if they and all that goes with them can be had here.
 
     Raises:
-        ValueError: networks or normalisers don't fit the spaces, a loss of the user's own isn't one, or nothing can
-            compile or capture them; one line.
+        ValueError: networks or normalisers don't fit the spaces, or nothing can compile or capture them; one line.
     """
     net = make_net(config, description.observation, description.action)
     if config.normalize.observations and not net.observation.vector_size:
@@ -110,7 +108,6 @@ def check_networks(config: Config, description: EnvDescription) -> PolicyNet:
             f"normalize.observations: {description.id} observes no numbers (images are scaled to 0 … 1 and indices "
             "become one-hot vectors anyway); leave it out"
         )
-    check_own_loss(config, net)
     if config.cuda_graphs is True:
         accelerator.check_accelerator(config.device, 1, graphs=True)
     compilers = (os.environ.get("CXX", "g++"), "clang++")

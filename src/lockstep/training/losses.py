@@ -8,10 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from lockstep.config.named import named_object
-from lockstep.config.users_code import one_line, users_error, users_line
 
 if TYPE_CHECKING:  # the engines' mathematics stands on this module, and on no config
     from lockstep.config.run import Config
@@ -169,37 +166,6 @@ def loss_function(name: str) -> LossFunction:
     return found
 
 
-def made_up_samples(outputs: int, critic: bool, reference: bool) -> dict[str, np.ndarray | None]:
-    """Makes up the arrays of a few samples, float32 by the names of a sample's fields, the same every time.
-
-    There are as many rows as can't be taken for the ``outputs`` of the actor. Values and returns are positive, for a
-    loss may take their logarithm; the first sample's policy is the old one, as all are at the first optimiser step.
-    """
-    rows, draws = 5 if outputs != 5 else 7, np.random.Generator(np.random.Philox(0))
-
-    def normal(*shape: int) -> np.ndarray:
-        return draws.standard_normal(shape).astype(np.float32)
-
-    log_prob = -0.1 - np.abs(normal(rows))
-    changes = 0.05 * normal(rows)
-    changes[0] = 0.0
-    out: dict[str, np.ndarray | None] = {
-        "log_prob": log_prob,
-        "old_log_prob": log_prob + changes,
-        "entropy": 0.1 + np.abs(normal(rows)),
-        "advantage": normal(rows),
-        "actor_output": normal(rows, outputs),
-    }
-    for name in ("value", "old_value", "return_"):
-        out[name] = 0.1 + np.abs(normal(rows)) if critic else None
-    out["reference_log_prob"] = log_prob + 0.05 * normal(rows) if reference else None
-    return out
-
-
-TRAINED = ("log_prob", "entropy", "value", "actor_output")
-"""Fields of a sample through which the networks are trained."""
-
-
 def check_shape(losses: Any, rows: int, array: type) -> None:
     """Raises a one-line ``ValueError`` if what a loss returned isn't an array ``[rows]`` of the engine's kind."""
     if not isinstance(losses, array):
@@ -208,51 +174,3 @@ def check_shape(losses: Any, rows: int, array: type) -> None:
     if shape != (rows,):
         what = "a single number" if shape == () else f"shape {shape}"
         raise ValueError(f"{SETTING}: it returned {what} for {rows} samples; {WANTED}")
-
-
-ALL, SOME = slice(None), slice(0, 3)
-TryOut = Callable[[slice], tuple[np.ndarray, Mapping[str, np.ndarray]]]
-"""Computes the loss of those of the made-up samples ``[rows]``, and the gradients of its sum by ``TRAINED``."""
-
-
-def check_loss(name: str, try_out: TryOut) -> None:
-    """Tries a loss on made-up samples.
-
-    Args:
-        name: as the config has it.
-        try_out: computes losses and gradients of some samples.
-
-    Raises:
-        ValueError: it raises, returns something else than a finite loss of each sample, depends on more than that
-            sample, or on nothing that is trained; one line, with the place in the user's code if it is one there.
-    """
-    try:
-        losses, gradients = try_out(ALL)
-        again, some = try_out(ALL)[0], try_out(SOME)[0]
-    except Exception as error:  # of the user's own
-        if str(error).startswith(SETTING):
-            raise ValueError(str(error).replace(f"{SETTING}: it", f"{SETTING}: {name}", 1)) from None
-        cause = users_error(error) or error
-        raise ValueError(f"{SETTING}: {name}: {one_line(error)}{users_line(error)}") from cause
-    if not np.isfinite(losses).all():
-        raise ValueError(f"{SETTING}: {name} gave {losses.tolist()} of made-up samples, which isn't finite")
-    if not np.array_equal(losses, again):
-        raise ValueError(
-            f"{SETTING}: {name} gave other numbers when it was called again with the same samples; a loss must be a "
-            "function of its sample alone, without numbers drawn or kept"
-        )
-    if not np.allclose(losses[SOME], some, rtol=1e-3, atol=1e-5):
-        raise ValueError(
-            f"{SETTING}: {name} gave {losses[SOME].tolist()} for three samples among others and {some.tolist()} for "
-            "the three alone; a sample's loss must come from that sample's numbers, without a mean or a sum over rows"
-        )
-    if not all(np.isfinite(x).all() for x in gradients.values()):
-        raise ValueError(
-            f"{SETTING}: the gradient of {name} isn't finite on made-up samples; at the first step log_prob is "
-            "old_log_prob, where a root or an absolute value of their difference has none"
-        )
-    if not any(gradient.any() for gradient in gradients.values()):
-        raise ValueError(
-            f"{SETTING}: {name} has no gradient: what it returns doesn't depend on {', '.join(TRAINED[:-1])} or "
-            f"{TRAINED[-1]}, or was detached from them"
-        )

@@ -17,6 +17,7 @@ from lockstep.envs.host_envs import HostEnvs
 from lockstep.envs.registry import make_envs
 from lockstep.policies.policy import Policy
 from lockstep.runs.checkpoint import Checkpoint, pack, unpack
+from lockstep.training.own_loss.fingerprint import KEY, Fingerprint, check_same_loss
 
 
 class Counted(Protocol):
@@ -35,6 +36,7 @@ class TrainingSession(Protocol):
     Attributes:
         restarted: environments that this resume couldn't restore exactly; ``restarted_before`` those of earlier ones.
         wall_time_before: seconds of training in earlier sessions.
+        own_loss: fingerprint of the loss, where it is the user's own.
     """
 
     config: Config
@@ -42,6 +44,7 @@ class TrainingSession(Protocol):
     restarted: list[int]
     restarted_before: list[int]
     wall_time_before: float
+    own_loss: Fingerprint | None
 
     @property
     def counted(self) -> Counted:
@@ -97,15 +100,22 @@ def checkpoint_facts(session: TrainingSession, recorded: Mapping[str, Any]) -> d
         recorded: what the recorder adds: ``wall_time`` in seconds, earlier sessions included, and the run's
             :class:`~lockstep.training.past.Past`.
     """
+    own_loss = {} if session.own_loss is None else {KEY: session.own_loss}
     return counters(session.counted) | {
         **recorded,
+        **own_loss,
         "restarted_environments": session.restarted_before + session.restarted,
         "environment": asdict(session.description),
     }
 
 
 def load_facts(session: TrainingSession, facts: Mapping[str, Any]) -> None:
-    """Sets counters and history to those of a checkpoint: the reverse of :func:`checkpoint_facts`."""
+    """Sets counters and history to those of a checkpoint: the reverse of :func:`checkpoint_facts`.
+
+    Raises:
+        ValueError: it was trained with another loss of the user's own; one line.
+    """
+    check_same_loss(session.config.ppo.loss, session.own_loss, facts)
     load_counters(session.counted, facts)
     session.wall_time_before = float(facts.get("wall_time", 0.0))
     session.restarted_before = list(facts.get("restarted_environments", []))

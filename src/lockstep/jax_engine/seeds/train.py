@@ -14,6 +14,7 @@ from lockstep.core.errors import NonFiniteError
 from lockstep.core.shards import ShardPlan
 from lockstep.core.topology import Topology
 from lockstep.jax_engine.announcement import start_lines
+from lockstep.jax_engine.check_loss import check_own_loss
 from lockstep.jax_engine.distributed.placement import num_local_devices
 from lockstep.jax_engine.distributed.processes import leaving_together
 from lockstep.jax_engine.program.inference import Inference
@@ -45,14 +46,15 @@ def open_sessions(config: Config, topology: Topology, options: RunOptions) -> tu
     states = [first_state(each, _own_program(each, program)) for each in configs]
     run = SeedsRun(program, [each.seed for each in configs], states, num_local_devices(program.mesh))
     run.begin()
+    own_loss = check_own_loss(config, program.net)
     plan = ShardPlan(config.envs, config.shards)
     sessions = []
     for number, each in enumerate(configs):
         own, view = replace(program, config=each), OneOfSeeds(run, number)
         rate = config.ppo.learning_rate
-        sessions.append(
-            Session(each, topology, plan, own, view, Inference(own), program.description, learning_rate=rate)
-        )
+        session = Session(each, topology, plan, own, view, Inference(own), program.description, learning_rate=rate)
+        session.own_loss = own_loss
+        sessions.append(session)
     return run, sessions
 
 

@@ -1,0 +1,154 @@
+"""Trying a loss of the user's own on made-up samples, before anything is trained."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+
+import numpy as np
+
+from lockstep.config.users_code import one_line, users_error, users_line
+from lockstep.training.losses import SETTING, LossSample
+
+TRAINED = ("log_prob", "entropy", "value", "actor_output")
+"""Fields of a sample through which the networks are trained."""
+PLAIN = 5
+"""Samples that any loss must be finite of, which are the first; two more where the actor has as many outputs."""
+WIDE = 24
+"""Samples behind them that are farther from the old policy, of either sign, where a loss may be what it likes."""
+Losses = np.ndarray
+"""The loss of each sample ``[rows]``."""
+Gradients = Mapping[str, np.ndarray]
+"""Of the sum of the losses by :data:`TRAINED`, each ``[rows]`` or ``[rows, outputs]``; those that there are."""
+TryOut = Callable[[slice], tuple[Losses, Gradients]]
+"""Computes losses and gradients of those of the made-up samples."""
+
+
+def plain_samples(outputs: int) -> slice:
+    """Returns which of the made-up samples a loss must be finite of, for an actor with so many outputs."""
+    return slice(0, PLAIN if outputs not in (PLAIN, PLAIN + WIDE) else PLAIN + 2)
+
+
+def made_up_samples(outputs: int, critic: bool, reference: bool) -> dict[str, np.ndarray | None]:
+    """Makes up the arrays of some samples, float32 by the names of a sample's fields, the same every time.
+
+    There are as many rows as can't be taken for the ``outputs`` of the actor. In the first, :func:`plain_samples`,
+    values and returns are positive, for a loss may take their logarithm, and the very first sample's policy is the old
+    one, as all are at the first optimiser step.
+    """
+    plain, draws = plain_samples(outputs).stop, np.random.Generator(np.random.Philox(0))
+    wide = np.arange(plain + WIDE) >= plain
+
+    def normal(*shape: int) -> np.ndarray:
+        return draws.standard_normal((plain + WIDE, *shape)).astype(np.float32)
+
+    def positive_where_plain() -> np.ndarray:
+        drawn = normal()
+        return np.where(wide, 2 * drawn, 0.1 + np.abs(drawn)).astype(np.float32)
+
+    log_prob = -0.1 - np.abs(normal())
+    changes = normal() * np.where(wide, 0.4, 0.05).astype(np.float32)
+    changes[0] = 0.0
+    out: dict[str, np.ndarray | None] = {
+        "log_prob": log_prob,
+        "old_log_prob": log_prob + changes,
+        "entropy": 0.1 + np.abs(normal()),
+        "advantage": normal(),
+        "actor_output": normal(outputs),
+    }
+    for name in ("value", "old_value", "return_"):
+        out[name] = positive_where_plain() if critic else None
+    out["reference_log_prob"] = log_prob + 0.05 * normal() if reference else None
+    return out
+
+
+def check_loss(name: str, outputs: int, try_out: TryOut) -> tuple[Losses, Gradients]:
+    """Tries a loss on made-up samples.
+
+    Args:
+        name: as the config has it.
+        outputs: of the actor.
+        try_out: computes losses and gradients of some samples.
+
+    Returns:
+        Both, of all made-up samples.
+
+    Raises:
+        ValueError: it raises, returns something else than a finite loss of each sample, depends on more than that
+            sample, or on nothing that is trained; one line, with the place in the user's code if it is one there.
+    """
+    plain, some = plain_samples(outputs), slice(0, 3)
+    try:
+        losses, gradients = try_out(slice(None))
+        again, alone = try_out(slice(None))[0], try_out(some)[0]
+    except Exception as error:  # of the user's own
+        if str(error).startswith(SETTING):
+            raise ValueError(str(error).replace(f"{SETTING}: it", f"{SETTING}: {name}", 1)) from None
+        cause = users_error(error) or error
+        raise ValueError(f"{SETTING}: {name}: {one_line(error)}{users_line(error)}{hint(error)}") from cause
+    if not np.array_equal(losses, again, equal_nan=True):
+        raise ValueError(
+            f"{SETTING}: {name} gave other numbers when it was called again with the same samples; a loss must be a "
+            "function of its sample alone, without numbers drawn or kept"
+        )
+    if not np.allclose(losses[some], alone, rtol=1e-3, atol=1e-5, equal_nan=True):
+        raise ValueError(
+            f"{SETTING}: {name} gave {losses[some].tolist()} for three samples among others and {alone.tolist()} for "
+            "the three alone; a sample's loss must come from that sample's numbers, without a mean or a sum over rows"
+        )
+    if not np.isfinite(losses[plain]).all():
+        raise ValueError(f"{SETTING}: {name} gave {losses[plain].tolist()} of made-up samples, which isn't finite")
+    if not all(np.isfinite(x[plain]).all() for x in gradients.values()):
+        raise ValueError(
+            f"{SETTING}: the gradient of {name} isn't finite on made-up samples; at the first step log_prob is "
+            "old_log_prob, where a root or an absolute value of their difference has none"
+        )
+    if not any(gradient[plain].any() for gradient in gradients.values()):
+        raise ValueError(
+            f"{SETTING}: {name} has no gradient: what it returns doesn't depend on {', '.join(TRAINED[:-1])} or "
+            f"{TRAINED[-1]}, or was detached from them"
+        )
+    return losses, gradients
+
+
+# --- what may have been meant -----------------------------------------------------------------------------------------
+
+ELSEWHERE = {
+    "newlogprob": "log_prob",
+    "new_log_prob": "log_prob",
+    "logprob": "old_log_prob",
+    "logprobs": "old_log_prob",
+    "newvalue": "value",
+    "new_value": "value",
+    "returns": "return_",
+    "ret": "return_",
+    "target": "return_",
+    "logits": "actor_output",
+    "mean": "actor_output",
+    "ratio": "log_prob and old_log_prob, whose difference is its logarithm",
+    "logratio": "log_prob and old_log_prob, whose difference it is",
+    "clip_coef": "clip_range",
+    "ent_coef": "entropy_coef",
+    "vf_coef": "value_coef",
+}
+"""What other programs call the fields of a sample."""
+HINTS = (
+    ("TracerBoolConversionError", "choose by jax.numpy.where instead of by if, and, or"),
+    ("TracerArrayConversionError", "compute with jax.numpy instead of numpy"),
+    ("ConcretizationTypeError", "a number can't be taken out of an array that is traced; compute with the array"),
+    ("Boolean value of Tensor", "choose by torch.where instead of by if, and, or"),
+    ("Can't call numpy()", "compute with torch instead of numpy, for the gradient"),
+)
+"""Parts of an error's class or text, and what to do instead."""
+
+
+def hint(error: BaseException) -> str:
+    """Says what may have been meant by a loss that raised; it begins with a semicolon, or is ``""``."""
+    if isinstance(error, AttributeError) and isinstance(error.obj, LossSample):
+        names = [field.name for field in fields(LossSample) if not field.name.startswith("_")]
+        close = difflib.get_close_matches(error.name, names, 1)
+        meant = ELSEWHERE.get(error.name.lower()) or (close[0] if close else None)
+        return f"; it has {', '.join(names)}" if meant is None else f"; it is {meant} here"
+    text = f"{type(error).__mro__} {error}"
+    return next((f"; {instead}" for part, instead in HINTS if part in text), "")
