@@ -3,6 +3,7 @@
 import ast
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -70,22 +71,28 @@ def below(name: str, modules: tuple[str, ...]) -> bool:
     return any(name == module or name.startswith(f"{module}.") for module in modules)
 
 
+def dotted(node: ast.AST) -> str:
+    """``a.b.c`` as it is written; what isn't names and dots alone is the empty string."""
+    if isinstance(node, ast.Name):
+        return node.id
+    before = dotted(node.value) if isinstance(node, ast.Attribute) else ""
+    return f"{before}.{node.attr}" if isinstance(node, ast.Attribute) and before else ""
+
+
 def touches_collectives(node: ast.AST) -> bool:
     """Imports ``torch.distributed`` or what builds on it, or reaches for it through ``torch``."""
-    dotted = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
-    return below(dotted, COLLECTIVES) or any(below(name, COLLECTIVES) for name in imports(node))
+    return below(dotted(node), COLLECTIVES) or any(below(name, COLLECTIVES) for name in imports(node))
 
 
 def touches_jax_collectives(node: ast.AST) -> bool:
     """Imports what makes meshes, shardings or groups of JAX processes, or reaches for it through ``jax``."""
-    dotted = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
-    return below(dotted, JAX_COLLECTIVES) or any(below(name, JAX_COLLECTIVES) for name in imports(node))
+    return below(dotted(node), JAX_COLLECTIVES) or any(below(name, JAX_COLLECTIVES) for name in imports(node))
 
 
 def calls_a_device(node: ast.AST) -> bool:
     """Calls what is of one kind of device, or of accelerators, or reaches for a kind by its name: ``x.is_cuda``."""
     if isinstance(node, ast.Attribute):
-        return below(ast.unparse(node), DEVICE_CALLS) or node.attr in ("is_cuda", "is_xpu", "is_mps")
+        return below(dotted(node), DEVICE_CALLS) or node.attr in ("is_cuda", "is_xpu", "is_mps")
     if isinstance(node, ast.Compare):
         sides = [node.left, *node.comparators]
         kinds = [side for side in sides if isinstance(side, ast.Constant) and side.value in ("cuda", "xpu", "mps")]
@@ -122,7 +129,7 @@ def loads_code(node: ast.AST) -> bool:
         return True
     if not isinstance(node, ast.Call):
         return False
-    called = ast.unparse(node.func)
+    called = dotted(node.func)
     allows_pickle = any(k.arg == "allow_pickle" and ast.unparse(k.value) != "False" for k in node.keywords)
     return called in UNSAFE_BUILTINS or called in UNSAFE_CALLS or allows_pickle
 
@@ -134,14 +141,25 @@ def found(rule: Callable[[ast.AST], bool], source: str) -> Iterator[int]:
             yield getattr(node, "lineno", 0)
 
 
-def offenders(rule: Callable[[ast.AST], bool], allowed: tuple[str, ...] = ()) -> list[str]:
-    """``file:line`` of everything in the source that a rule finds outside the files and folders it is allowed in."""
-    out = []
+RULES = (touches_collectives, touches_jax_collectives, calls_a_device, asks_for_the_first_rank, loads_code)
+
+
+@cache
+def findings() -> dict[Callable[[ast.AST], bool], list[tuple[str, int]]]:
+    """File and line of everything in the source that a rule finds, of each rule."""
+    out: dict[Callable[[ast.AST], bool], list[tuple[str, int]]] = {rule: [] for rule in RULES}
     for file in FILES:
         name = file.relative_to(SOURCE).as_posix()
-        if not name.startswith(allowed or ("\0",)):
-            out += [f"{name}:{line}" for line in found(rule, file.read_text())]
+        for node in ast.walk(ast.parse(file.read_text())):
+            for rule in RULES:
+                if rule(node):
+                    out[rule].append((name, getattr(node, "lineno", 0)))
     return out
+
+
+def offenders(rule: Callable[[ast.AST], bool], allowed: tuple[str, ...] = ()) -> list[str]:
+    """``file:line`` of everything in the source that a rule finds outside the files and folders it is allowed in."""
+    return [f"{name}:{line}" for name, line in findings()[rule] if not name.startswith(allowed or ("\0",))]
 
 
 def test_the_source_is_found():

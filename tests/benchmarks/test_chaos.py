@@ -1,5 +1,6 @@
 """The chaos driver: what it draws, what it notices, and that nothing breaks where it strikes."""
 
+import dataclasses
 import json
 import random
 import time
@@ -111,9 +112,11 @@ def test_bad_arguments_are_refused(capsys):
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("faults", variants([1, 10], [1]))
-def test_some_faults_break_nothing(tmp_path, capsys, faults):
-    words = ["--kills", str(faults), "--each", str(faults), "--seed", "11", "--cases", "torch-workers"]
+@pytest.mark.parametrize(("faults", "iterations", "seed"), variants([(1, 50, 18), (10, 250, 11)], [(1, 50, 18)]))
+def test_some_faults_break_nothing(monkeypatch, tmp_path, capsys, faults, iterations, seed):
+    cases = [dataclasses.replace(case, iterations=iterations, eval_interval=iterations // 5) for case in CASES]
+    monkeypatch.setattr(chaos, "CASES", cases)
+    words = ["--kills", str(faults), "--each", str(faults), "--seed", str(seed), "--cases", "torch-workers"]
     assert chaos.main([*words, "--out", str(tmp_path / "chaos.json")]) == 0, capsys.readouterr().out
     kept = json.loads((tmp_path / "chaos.json").read_text())
     assert sum(len(campaign["faults"]) for campaign in kept["campaigns"]) == faults

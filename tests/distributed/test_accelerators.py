@@ -7,6 +7,8 @@ import sys
 import pytest
 from command_line import MODULES, TIMEOUT, Ended, Run, surroundings
 
+pytestmark = pytest.mark.quick
+
 WORDS = (
     *("lockstep/CartPole-v1", "--engine", "jax", "--device", "cuda", "--num-envs", "8", "--num-steps", "16"),
     *("--total-steps", "256", "--ppo.num-minibatches", "2", "--name", "run"),

@@ -23,6 +23,7 @@ from lockstep.jax_engine.envs.default_params import default_params, that_may_be_
 untyped: Any = ljax
 """For what a type checker would refuse as well."""
 
+pytestmark = pytest.mark.quick
 PPO = ljax.PPOConfig(
     n_steps=8, n_minibatches=2, n_epochs=2, hidden_sizes=(8,), normalize_observations=True, normalize_rewards=True
 )
@@ -91,7 +92,7 @@ def test_a_script_of_ones_own_program_runs():
 # --- going on --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("devices", variants([2, 1], [1]))
+@pytest.mark.parametrize("devices", variants([2, 1], [2]))
 def test_training_goes_on_exactly_on_any_number_of_devices(whole, half, devices):
     state, history = whole
     first, of_first = half

@@ -26,6 +26,7 @@ from lockstep.jax.wrappers.batch import RunningMoments
 from lockstep.jax_engine.envs.functional import FunctionalAdapter
 from lockstep.jax_engine.envs.registry import make
 
+pytestmark = pytest.mark.quick
 KEY = jax.random.key(0)
 
 

@@ -23,6 +23,7 @@ from lockstep.jax.training import devices_of
 from lockstep.jax_engine.envs.functional_checks import check_functions
 from lockstep.jax_engine.setup.set_up import has_started
 
+pytestmark = pytest.mark.quick
 ROOT = Path(__file__).parents[2]
 PPO = ljax.PPOConfig(n_steps=16)
 

@@ -20,6 +20,7 @@ from lockstep.jax.history import PPOMetricsHistory
 untyped: Any = ljax
 """For what a type checker would refuse as well."""
 
+pytestmark = pytest.mark.quick
 PPO = ljax.PPOConfig(n_steps=8, n_minibatches=2, n_epochs=1, hidden_sizes=(4,))
 
 

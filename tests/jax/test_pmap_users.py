@@ -16,6 +16,8 @@ import lockstep.jax as ljax
 from lockstep.jax.pmap.config import settings_of
 from lockstep.jax.pmap.rewards import terms_of
 
+pytestmark = pytest.mark.quick
+
 
 def error_of(function, *args, **kwargs):
     with pytest.raises(ValueError) as caught:
