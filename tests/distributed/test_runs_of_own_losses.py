@@ -71,5 +71,29 @@ def test_each_seed_of_one_program_is_that_of_its_own_run(trained):
 
 def test_a_mean_is_refused_before_anything_starts(tmp_path):
     line = error_line(lockstep("train", *CARTPOLE, "--nproc", 2, "--ppo.loss", "users_losses:mean", cwd=tmp_path))
-    assert "ppo.loss: users_losses:mean returned a single number for 5 samples; return the loss of each sample" in line
+    assert "ppo.loss: users_losses:mean returned a single number for 29 samples; return the loss of each sample" in line
     assert not list(tmp_path.iterdir())
+
+
+EDITED = """
+def mine(sample):
+    return sample.ppo() + {weight} * (sample.actor_output**2).sum(-1)
+"""
+
+
+@pytest.mark.parametrize("engine", ["torch", "jax"])
+def test_a_run_is_not_resumed_with_a_function_that_was_edited(tmp_path, engine):
+    words = ("--ppo.loss", "my_losses:mine", "--name", "run", "--engine", engine)
+    (tmp_path / "my_losses.py").write_text(EDITED.format(weight=1e-3))
+    started = lockstep("train", *CARTPOLE, *words, *HALF, cwd=tmp_path)
+    assert started.code == 0, started.stderr
+    run = tmp_path / "runs" / "run"
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    (tmp_path / "my_losses.py").write_text(EDITED.format(weight=2e-3))
+    for ranks in ((), ("--nproc", 2)) if engine == "torch" else ((),):
+        line = error_line(lockstep("train", "--resume", "runs/run", "--trust", *ranks, cwd=tmp_path))
+        assert "ppo.loss: my_losses:mine isn't what step_512 was trained with any more: it gives a gradient" in line
+        assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    (tmp_path / "my_losses.py").write_text(EDITED.format(weight="0.002 / 2") + "# another comment\n")
+    ended = lockstep("train", "--resume", "runs/run", "--trust", cwd=tmp_path)
+    assert ended.code == 0, ended.stderr

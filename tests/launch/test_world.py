@@ -124,6 +124,9 @@ class TellingEngine(types.ModuleType):
     def check_networks(self, config, description):
         self.told["networks"] = description.observation.width
 
+    def check_own_loss(self, config, net):
+        self.told["loss"] = config.ppo.loss
+
     def check_device(self, device, number):
         self.told["checked"] = (device, number)
 

@@ -3,6 +3,8 @@
 import dataclasses
 import math
 
+import numpy as np
+
 CALLS = []
 
 
@@ -82,6 +84,16 @@ def actor_alone_later(sample):
 def branching(sample):
     """Decides by numbers, which tracing can't."""
     return sample.ppo() if sample.advantage.mean() > 10 else 2 * sample.ppo()
+
+
+def by_sign(sample):
+    """Decides for all samples at once, which isn't for one truth value to say."""
+    return sample.ppo() if sample.advantage > 0 else 2 * sample.ppo()
+
+
+def of_numpy(sample):
+    """Computes with what knows no gradient."""
+    return -sample.advantage * np.exp(np.asarray(sample.log_prob))
 
 
 NOT_CALLABLE = 3

@@ -4,6 +4,7 @@ import pytest
 import torch
 from small_runs import alone, described, joined, random_batch, shards_gradients, small_config, small_state
 
+from lockstep.torch_engine.check_loss import check_own_loss
 from lockstep.torch_engine.gradients import exact_gradient, fast_gradient
 from lockstep.torch_engine.nets.autograd import AutogradFunctions
 from lockstep.torch_engine.nets.shards import part_of
@@ -65,18 +66,23 @@ def test_sequences_and_parts_of_minibatches_have_it_too(changes):
 @pytest.mark.parametrize(
     ("loss", "said"),
     [
-        ("mean", "users_losses:mean returned a single number for 5 samples; return the loss of each sample, [rows]"),
-        ("by_output", "users_losses:by_output returned shape (3,) for 5 samples"),
+        ("mean", "users_losses:mean returned a single number for 29 samples; return the loss of each sample, [rows]"),
+        ("by_output", "users_losses:by_output returned shape (3,) for 29 samples"),
         ("number", "users_losses:number returned float"),
         ("infinite", "which isn't finite"),
         ("without_gradient", "users_losses:without_gradient has no gradient"),
         ("counting", "gave other numbers when it was called again"),
+        ("by_sign", "; choose by torch.where instead of by if, and, or"),
+        ("of_numpy", "; compute with torch instead of numpy"),
+        ("misspelt", "; it is entropy here"),
         ("misspelt", "AttributeError: 'LossSample' object has no attribute 'entropies' (users_losses.py, line"),
     ],
 )
 def test_what_is_no_loss_is_one_line_before_anything_is_trained(loss, said):
+    config = config_of(loss)
+    net = small_state(config, described()).net
     with pytest.raises(ValueError) as caught:
-        small_state(config_of(loss), described())
+        check_own_loss(config, net)
     assert said in str(caught.value)
     assert str(caught.value).startswith("ppo.loss: ")
     assert "\n" not in str(caught.value)

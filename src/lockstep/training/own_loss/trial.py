@@ -48,7 +48,7 @@ def made_up_samples(outputs: int, critic: bool, reference: bool) -> dict[str, np
         return np.where(wide, 2 * drawn, 0.1 + np.abs(drawn)).astype(np.float32)
 
     log_prob = -0.1 - np.abs(normal())
-    changes = normal() * np.where(wide, 0.4, 0.05).astype(np.float32)
+    changes = normal() * np.where(wide, 0.8, 0.05).astype(np.float32)
     changes[0] = 0.0
     out: dict[str, np.ndarray | None] = {
         "log_prob": log_prob,
@@ -147,8 +147,9 @@ def hint(error: BaseException) -> str:
     """Says what may have been meant by a loss that raised; it begins with a semicolon, or is ``""``."""
     if isinstance(error, AttributeError) and isinstance(error.obj, LossSample):
         names = [field.name for field in fields(LossSample) if not field.name.startswith("_")]
-        close = difflib.get_close_matches(error.name, names, 1)
-        meant = ELSEWHERE.get(error.name.lower()) or (close[0] if close else None)
+        asked = error.name or ""
+        close = difflib.get_close_matches(asked, names, 1)
+        meant = ELSEWHERE.get(asked.lower()) or (close[0] if close else None)
         return f"; it has {', '.join(names)}" if meant is None else f"; it is {meant} here"
     text = f"{type(error).__mro__} {error}"
     return next((f"; {instead}" for part, instead in HINTS if part in text), "")
