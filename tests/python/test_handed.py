@@ -165,6 +165,12 @@ def test_a_loss_of_a_script_has_the_bits_of_one_with_a_module(tmp_path, monkeypa
         bare.resume(512, quiet=True)
     again = lockstep.load_run("two", loss=users_losses.penalised).resume(512, quiet=True)
     assert again.summary["state_sha256"] == named.resume(512, quiet=True).summary["state_sha256"]
+    another = of_a_script("users_losses", "same")
+    another.__qualname__ = "penalised"
+    with pytest.raises(
+        ValueError, match=r"^ppo\.loss: python:penalised isn't what step_512 was trained with any more: "
+    ):
+        lockstep.load_run("two", loss=another).resume(1024, quiet=True)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "another account"))
     assert lockstep.load_policy("module")([0.0] * 4) in (0, 1)
     with pytest.raises(
