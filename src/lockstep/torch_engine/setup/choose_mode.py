@@ -14,6 +14,7 @@ from lockstep.core.shards import ShardPlan, keyed_generator
 from lockstep.envs.gymnasium.random_policy import random_actions
 from lockstep.torch_engine.nets.encoders import float_columns
 from lockstep.torch_engine.nets.functions import DROPOUT_SEED, shard_gradients
+from lockstep.torch_engine.nets.memory import on_host
 from lockstep.torch_engine.nets.shards import Mode, to_shards
 from lockstep.torch_engine.setup.mapped_operations import OtherOperations
 from lockstep.torch_engine.setup.self_check import shard_invariant
@@ -73,7 +74,7 @@ def _how_it_maps(state: TrainState, custom: CustomNet, config: Config) -> int:
         custom.one_by_one = "sees images"
     elif state.net.bf16:
         custom.one_by_one = "computes in bfloat16"
-    elif state.parameters.flat.device.type != "cpu":
+    elif not on_host(state.parameters.flat.device):
         custom.one_by_one = "is on an accelerator"
     if custom.one_by_one is not None:
         return LOOP
