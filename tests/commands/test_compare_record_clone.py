@@ -57,6 +57,16 @@ def test_runs_are_compared_by_their_episodes(trained, capsys, tmp_path):
     assert printed(capsys, "compare", early, run, "--episodes", 30).strip() + f" → {found}\n" == text
 
 
+def test_settings_that_differ_are_said(trained, capsys):
+    one, other = trained(*CARTPOLE).path, trained(*CARTPOLE, "--ppo.clip-range", 0.3, "--log.no-timing").path
+    facts = json.loads(printed(capsys, "compare", one, other, "--episodes", 2, "--json"))
+    called = [each["name"] for each in facts["policies"]]
+    assert facts["settings"] == {"ppo.clip_range": dict(zip(called, (0.2, 0.3), strict=True))}
+    text = printed(capsys, "compare", one, other, "--episodes", 2)
+    assert text.splitlines()[-1] == f"ppo.clip_range: 0.2 ({called[0]}), 0.3 ({called[1]})"
+    assert json.loads(printed(capsys, "compare", one, one, "--episodes", 2, "--json"))["settings"] == {}
+
+
 def test_a_comparison_is_drawn(capsys, tmp_path):
     pytest.importorskip("matplotlib")
     for name in ("random", "greedy"):

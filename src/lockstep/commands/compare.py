@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import numpy as np
 
 from lockstep.commands.eval import check_device
 from lockstep.commands.parser import CommandParser, add_policy_options, at_least_one
+from lockstep.config.run import Config
+from lockstep.launch.resume import differences, may_change
 from lockstep.policies.comparison import Evaluated, EvaluatedGroup, comparison, draw, in_words
 from lockstep.policies.evaluation import evaluate
 from lockstep.policies.policy import load_policy
@@ -44,10 +47,12 @@ def main(argv: Sequence[str]) -> int:
     def played_by(run: str | Path) -> tuple[dict[str, Any], np.ndarray]:
         policy = load_policy(run, options.checkpoint, options.runs_dir, trust=options.trust)
         check_device(policy)
+        configs.setdefault(called.get(str(run), str(run)), policy.config)
         table = evaluate(policy, options.episodes, options.seed, not options.stochastic)
         return facts_of(policy, table, not options.stochastic), table
 
     called = dict(zip(options.runs, short_names(options.runs), strict=True))
+    configs: dict[str, Config] = {}
 
     def evaluated(name: str) -> Evaluated:
         path = Path(name)
@@ -56,20 +61,48 @@ def main(argv: Sequence[str]) -> int:
             return Evaluated(called[name], facts, table)
         seeds = seeds_in(find_run(name, options.runs_dir, single=False)[0])
         played = [played_by(seed) for seed in seeds or [name]]
+        for seed in seeds:  # one speaks for all
+            configs.setdefault(called[name], configs.pop(str(seed)).model_copy(update={"seed": 0}))
         facts, table = played[0]
         if not seeds:
             return Evaluated(called[name], facts, table)
         return EvaluatedGroup(called[name], facts, table, [each for _, each in played])
 
     them = [evaluated(name) for name in options.runs]
-    found = comparison(them)
+    found = comparison(them) | {"settings": settings_that_differ(configs)}
     if json_file is not None:
         json_file.parent.mkdir(parents=True, exist_ok=True)
         json_file.write_text(json.dumps(found, indent=1) + "\n")
     if options.plot is not None:
         save_figure(draw(them, found), options.plot)
-    print(json.dumps(found) if options.json == "" else in_words(found) + written(json_file, options.plot))
+    words = [in_words(found), *settings_in_words(found["settings"])]
+    print(json.dumps(found) if options.json == "" else "\n".join(words) + written(json_file, options.plot))
     return 0
+
+
+def settings_that_differ(configs: Mapping[str, Config]) -> dict[str, dict[str, Any]]:
+    """Lists the settings in which runs differ, of those that decide an agent: by key, the value of each run by name."""
+    dumped = {name: config.model_dump(mode="json") for name, config in configs.items()}
+    pairs = itertools.pairwise(dumped.values())
+    found = dict.fromkeys(key for one, other in pairs for key, _, _ in differences(one, other))  # in their order
+    keys = [key for key in found if key == "total_steps" or not may_change(key)]
+    return {key: {name: value_at(values, key) for name, values in dumped.items()} for key in keys}
+
+
+def value_at(values: dict[str, Any], key: str) -> Any:
+    """Reads a setting of a config as JSON by its dotted key."""
+    found: Any = values
+    for part in key.split("."):
+        found = found[part]
+    return found
+
+
+def settings_in_words(settings: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Returns a line for each setting that differs."""
+    return [
+        f"{key}: {', '.join(f'{json.dumps(value)} ({name})' for name, value in values.items())}"
+        for key, values in settings.items()
+    ]
 
 
 def short_names(runs: Sequence[str]) -> list[str]:
