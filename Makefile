@@ -49,7 +49,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.train: $(BIN)/python pyproject.toml constraints.txt
-	$(PIP) --editable '.[torch,classic-control,video]'
+	$(PIP) --editable '.[torch,classic-control,video,report]'
 	@touch $@
 
 $(VENV)/.test: $(BIN)/python pyproject.toml constraints.txt

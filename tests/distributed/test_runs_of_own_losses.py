@@ -5,10 +5,17 @@ from command_line import CARTPOLE, SMALL, copy_of, error_line, lockstep, resume,
 from device_runs import CARTPOLE as IN_JAX
 from device_runs import JAX, devices, same_agent
 
+from lockstep.report.reading import read_run
+from lockstep.report.settings import configs_of, differing
+
 PENALISED = ("--ppo.loss", "users_losses:penalised")
 FALLING = ("--ppo.clip-schedule", "linear", "--ppo.entropy-schedule", "linear", "--ppo.entropy-coef", 0.05)
 SPO = ("--ppo.loss", "users_losses:spo", *FALLING)
 HALF = ("--stop-at-step", 512)
+EDITED = """
+def mine(sample):
+    return sample.ppo() + {weight} * (sample.actor_output**2).sum(-1)
+"""
 
 
 def test_ranks_and_a_stop_in_the_middle_change_nothing(trained, tmp_path):
@@ -75,10 +82,35 @@ def test_a_mean_is_refused_before_anything_starts(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-EDITED = """
-def mine(sample):
-    return sample.ppo() + {weight} * (sample.actor_output**2).sum(-1)
-"""
+def test_seeds_and_runs_of_an_edited_function_are_told_apart(tmp_path):
+    words = (*CARTPOLE, "--ppo.loss", "my_losses:mine", "--quiet")
+    for name, weight in (("one", 1e-3), ("two", 1e-3), ("three", 2e-3)):
+        (tmp_path / "my_losses.py").write_text(EDITED.format(weight=weight))
+        assert lockstep("train", *words, "--name", name, cwd=tmp_path).code == 0
+    runs = [f"runs/{name}" for name in ("one", "two", "three")]
+    text = lockstep("compare", *runs, "--trust", "--episodes", 2, cwd=tmp_path).stdout
+    loss = "my_losses:mine, function"
+    assert f'ppo.loss: "{loss} 1" (one), "{loss} 1" (two), "{loss} 2" (three)' in text
+    read = [read_run(tmp_path / run, run) for run in runs]
+    assert differing(configs_of(read)) == [("ppo.loss", [f"{loss} 1", f"{loss} 1", f"{loss} 2"])]
+    assert differing(configs_of(read[:2])) == []
+
+
+def test_a_seed_is_not_begun_with_a_function_that_was_edited_after_another(tmp_path):
+    first_is_done = "(__import__('pathlib').Path('runs/group/seed_0/summary.json').exists() + 1)"
+    (tmp_path / "my_losses.py").write_text(f"weight = {first_is_done}\n{EDITED.format(weight='weight')}")
+    group = ("--seeds", "0-1", "--seeds-at-once", 1, "--name", "group", "--total-steps", 512)
+    ended = lockstep("train", *CARTPOLE, *group, "--ppo.loss", "my_losses:mine", cwd=tmp_path)
+    assert ended.code == 1
+    assert (
+        "seed_1: ppo.loss: my_losses:mine isn't what step_512 of seed_0 was trained with any more: it" in ended.stderr
+    )
+    assert not list((tmp_path / "runs" / "group" / "seed_1" / "checkpoints").glob("*"))
+
+
+def test_a_policy_that_is_not_trained_is_said(tmp_path):
+    told = lockstep("train", *CARTPOLE, "--ppo.loss", "users_losses:of_values", "--stop-at-step", 128, cwd=tmp_path)
+    assert "ppo.loss: users_losses:of_values has no gradient by log_prob or actor_output" in told.stdout
 
 
 @pytest.mark.parametrize("engine", ["torch", "jax"])

@@ -12,6 +12,7 @@ from lockstep.core.episodes import RecentEpisodes
 from lockstep.core.errors import DesyncError
 from lockstep.envs.describe import describe
 from lockstep.runs.checkpoint import to_files
+from lockstep.training.own_loss.fingerprint import Fingerprint
 
 
 class FakeSession:
@@ -27,7 +28,7 @@ class FakeSession:
         self.restarted: list[int] = []
         self.restarted_before: list[int] = []
         self.wall_time_before = 0.0
-        self.own_loss: dict[str, list[float | None]] | None = None
+        self.own_loss: Fingerprint | None = None
         self.weights = np.zeros(3, np.float32)
         self.calls: list[str] = []
         self.desync = False

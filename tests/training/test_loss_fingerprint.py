@@ -10,7 +10,7 @@ from lockstep.config.run import Config
 from lockstep.envs.describe import describe
 from lockstep.torch_engine.check_loss import check_own_loss
 from lockstep.torch_engine.state import check_networks
-from lockstep.training.own_loss.fingerprint import CLOSE, check_same_loss, loss_fingerprint
+from lockstep.training.own_loss.fingerprint import CLOSE, Fingerprint, fingerprint_in, loss_fingerprint, same_loss
 from lockstep.training.own_loss.trial import TRAINED, made_up_samples
 
 
@@ -21,12 +21,12 @@ def fingerprint_of(loss, **ppo):
 
 
 def facts_of(fingerprint):
-    return json.loads(json.dumps({"own_loss": fingerprint, "global_step": 512}, allow_nan=False))
+    return json.loads(json.dumps({"own_loss": fingerprint.to_json(), "global_step": 512}, allow_nan=False))
 
 
 def difference(old, new):
     with pytest.raises(ValueError) as caught:
-        check_same_loss("users:loss", new, facts_of(old))
+        same_loss("users:loss", new, facts_of(old))
     line = str(caught.value)
     assert line.startswith("ppo.loss: users:loss isn't what step_512 was trained with any more: it ")
     assert line.endswith("; put it back as it was, or start a new run")
@@ -34,9 +34,9 @@ def difference(old, new):
 
 
 def test_a_loss_is_its_own():
-    check_same_loss("users:loss", fingerprint_of("spo"), facts_of(fingerprint_of("spo")))
-    check_same_loss("users:loss", fingerprint_of("spo"), {"global_step": 512})
-    check_same_loss(None, None, facts_of(fingerprint_of("spo")))
+    same_loss("users:loss", fingerprint_of("spo"), facts_of(fingerprint_of("spo")))
+    same_loss("users:loss", fingerprint_of("spo"), {"global_step": 512})
+    same_loss(None, None, facts_of(fingerprint_of("spo")))
 
 
 def test_other_losses_have_other_fingerprints():
@@ -61,12 +61,12 @@ def made_up(rows=29, **changed):
 def test_rounding_of_other_versions_and_machines_is_none():
     losses, gradients = made_up()
     shaken = {name: x * (1 + 0.01 * CLOSE) + 0.01 * CLOSE for name, x in gradients.items()}
-    old = loss_fingerprint(losses, gradients)
-    check_same_loss("users:loss", loss_fingerprint(losses * (1 - 0.01 * CLOSE), shaken), facts_of(old))
+    old = loss_fingerprint(print, losses, gradients)
+    same_loss("users:loss", loss_fingerprint(print, losses * (1 - 0.01 * CLOSE), shaken), facts_of(old))
     changed = losses.copy()
     changed[7] += 0.01
     assert f"a loss of {changed[7]:.6g} where it gave {losses[7]:.6g}" in difference(
-        old, loss_fingerprint(changed, gradients)
+        old, loss_fingerprint(print, changed, gradients)
     )
 
 
@@ -74,15 +74,15 @@ def test_what_is_not_finite_is_compared_as_that():
     losses, gradients = made_up()
     infinite = losses.copy()
     infinite[9] = np.inf
-    old, new = loss_fingerprint(losses, gradients), loss_fingerprint(infinite, gradients)
-    check_same_loss("users:loss", new, facts_of(new))
+    old, new = loss_fingerprint(print, losses, gradients), loss_fingerprint(print, infinite, gradients)
+    same_loss("users:loss", new, facts_of(new))
     assert "a loss of nan where it gave" in difference(old, new)
 
 
 def test_other_fields_are_a_difference():
     losses, gradients = made_up()
     without = {name: x for name, x in gradients.items() if name != "value"}
-    old, new = loss_fingerprint(losses, gradients), loss_fingerprint(losses, without)
+    old, new = loss_fingerprint(print, losses, gradients), loss_fingerprint(print, losses, without)
     assert "is trained through other fields" in difference(old, new)
 
 
@@ -91,6 +91,60 @@ def test_its_size_does_not_depend_on_how_many_actions_there_are():
     arrays = made_up_samples(outputs, critic=False, reference=False)
     output = arrays["actor_output"]
     assert output is not None
-    found = loss_fingerprint(np.ones(len(output)), {"actor_output": output})
-    assert {len(numbers) for numbers in found.values()} == {len(output)}
-    assert all(x is not None and x > 0 for x in found["actor_output"])
+    found = loss_fingerprint(print, np.ones(len(output)), {"actor_output": output})
+    assert {len(numbers) for numbers in found.numbers.values()} == {len(output)}
+    assert all(x is not None and x > 0 for x in found.numbers["actor_output"])
+
+
+def test_errors_of_thousands_are_among_the_samples():
+    value, return_ = (made_up_samples(2, critic=True, reference=False)[name] for name in ("value", "return_"))
+    assert value is not None
+    assert return_ is not None
+    errors = np.sort(np.abs(value - return_))
+    assert errors[-1] > 1000
+    assert (errors > 10).sum() >= 6
+    losses, gradients = made_up()
+    losses[-1] = 1e6
+    changed = losses.copy()
+    changed[3] += 1e-3
+    old, new = loss_fingerprint(print, losses, gradients), loss_fingerprint(print, changed, gradients)
+    assert "gives a loss of" in difference(old, new)
+
+
+def edited(loss):
+    scope = {}
+    exec(f"def mine(sample):\n    {loss}", scope)
+    return scope["mine"]
+
+
+def test_what_was_edited_and_gives_the_same_is_noted():
+    losses, gradients = made_up()
+
+    def noted(old, new):
+        before, now = (loss_fingerprint(edited(loss), losses, gradients) for loss in (old, new))
+        found = same_loss("users:loss", now, facts_of(before))
+        return found is not None and found.note
+
+    plain = "return min(sample, 10.0)"
+    assert noted(plain, "return min(sample, 20.0)") == (
+        "ppo.loss: users:loss was edited since step_512; what it gives of the made-up samples is the same"
+    )
+    assert noted(plain, "return max(sample, 10.0)")
+    assert noted(plain, f"'A docstring.'\n    # a comment\n    {plain}") is None
+    assert noted("return [x for x in sample if x in {1, 2}]", "return [x for x in sample if x in {1, 3}]")
+    of_another_python = loss_fingerprint(edited(plain), losses, gradients).to_json() | {"code": "2.7.18 abc"}
+    now = loss_fingerprint(edited("return 1"), losses, gradients)
+    assert same_loss("users:loss", now, {"own_loss": of_another_python, "global_step": 512}) == now
+
+
+def test_whether_the_policy_is_trained_is_known():
+    found = [fingerprint_of(loss) for loss in ("penalised", "of_values")]
+    assert [each is not None and each.trains_the_policy for each in found] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "strange", [None, 3, {}, {"numbers": {"loss": "x"}}, {"numbers": {"loss": [[]]}}, {"numbers": {}}]
+)
+def test_what_is_no_fingerprint_is_none(strange):
+    assert fingerprint_in({"own_loss": strange}) is None
+    assert same_loss("users:loss", Fingerprint({"loss": [1.0]}), {"own_loss": strange, "global_step": 1}) is not None

@@ -16,6 +16,7 @@ from lockstep.training.losses import (
 )
 from lockstep.training.metrics import update_metrics
 from lockstep.training.own_loss.trial import (
+    FAR,
     TRAINED,
     WIDE,
     check_loss,
@@ -44,7 +45,7 @@ def test_a_loss_is_found_by_its_name():
 def test_made_up_samples_cannot_be_taken_for_the_actors_outputs():
     for outputs, plain in ((2, 5), (5, 7), (29, 7)):
         made_up = made_up_samples(outputs, critic=True, reference=True)
-        assert {None if x is None else len(x) for x in made_up.values()} == {plain + WIDE}
+        assert {None if x is None else len(x) for x in made_up.values()} == {plain + WIDE + FAR}
         assert all(x is not None and x.dtype == np.float32 for x in made_up.values())
         assert plain_samples(outputs) == slice(0, plain)
     none = {name for name, x in made_up_samples(2, critic=False, reference=False).items() if x is None}
@@ -79,7 +80,7 @@ def test_only_plain_samples_have_a_logarithm():
     ("losses", "gradients", "said"),
     [
         (np.array([1.0, np.nan]), ONES, "gave [1.0, nan] of made-up samples, which isn't finite"),
-        (np.ones(2), ONES | {"value": np.array([np.inf])}, "the gradient of users:loss isn't finite"),
+        (np.ones(2), ONES | {"value": np.array([np.inf])}, "the gradient of users:loss by value isn't finite"),
         (
             np.ones(2),
             ZEROS,
@@ -112,8 +113,14 @@ def test_a_loss_of_all_samples_together_is_refused():
     ("error", "said"),
     [
         (AttributeError("no newvalue", name="newvalue", obj=SAMPLE), "; it is value here"),
+        (AttributeError("no b_logprobs", name="b_logprobs", obj=SAMPLE), "; it is old_log_prob here"),
+        (AttributeError("no mb_advantages", name="mb_advantages", obj=SAMPLE), "; it is advantage here"),
+        (AttributeError("no b_values", name="b_values", obj=SAMPLE), "; it is old_value here"),
+        (AttributeError("no b_obs", name="b_obs", obj=SAMPLE), "; a loss gets no observations"),
+        (NameError("no args", name="args"), "; numbers of the config are the sample's, as sample.clip_range"),
+        (NameError("no clip", name="clip"), ""),
         (AttributeError("no entropies", name="entropies", obj=SAMPLE), "; it is entropy here"),
-        (AttributeError("no rewards", name="rewards", obj=SAMPLE), "; it has log_prob, old_log_prob, entropy, value"),
+        (AttributeError("no xyz", name="xyz", obj=SAMPLE), "; it has log_prob, old_log_prob, entropy, value"),
         (AttributeError("no x", name="x", obj=np), ""),
         (RuntimeError("Boolean value of Tensor with more than one value is ambiguous"), "; choose by torch.where"),
         (ValueError("something else"), ""),

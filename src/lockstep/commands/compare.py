@@ -19,6 +19,7 @@ from lockstep.policies.evaluation import evaluate
 from lockstep.policies.policy import load_policy
 from lockstep.policies.results import check_files, facts_of, read_json, save_figure, written
 from lockstep.runs.directory import find_run, seeds_in
+from lockstep.training.own_loss.recorded import told_apart
 
 
 def main(argv: Sequence[str]) -> int:
@@ -48,11 +49,12 @@ def main(argv: Sequence[str]) -> int:
         policy = load_policy(run, options.checkpoint, options.runs_dir, trust=options.trust)
         check_device(policy)
         configs.setdefault(called.get(str(run), str(run)), policy.config)
+        places.setdefault(called.get(str(run), str(run)), find_run(str(run), options.runs_dir)[0])
         table = evaluate(policy, options.episodes, options.seed, not options.stochastic)
         return facts_of(policy, table, not options.stochastic), table
 
     called = dict(zip(options.runs, short_names(options.runs), strict=True))
-    configs: dict[str, Config] = {}
+    configs, places = dict[str, Config](), dict[str, Path]()
 
     def evaluated(name: str) -> Evaluated:
         path = Path(name)
@@ -63,13 +65,14 @@ def main(argv: Sequence[str]) -> int:
         played = [played_by(seed) for seed in seeds or [name]]
         for seed in seeds:  # one speaks for all
             configs.setdefault(called[name], configs.pop(str(seed)).model_copy(update={"seed": 0}))
+            places.setdefault(called[name], places.pop(str(seed)))
         facts, table = played[0]
         if not seeds:
             return Evaluated(called[name], facts, table)
         return EvaluatedGroup(called[name], facts, table, [each for _, each in played])
 
     them = [evaluated(name) for name in options.runs]
-    found = comparison(them) | {"settings": settings_that_differ(configs)}
+    found = comparison(them) | {"settings": settings_that_differ(configs, places)}
     if json_file is not None:
         json_file.parent.mkdir(parents=True, exist_ok=True)
         json_file.write_text(json.dumps(found, indent=1) + "\n")
@@ -80,9 +83,15 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def settings_that_differ(configs: Mapping[str, Config]) -> dict[str, dict[str, Any]]:
-    """Lists the settings in which runs differ, of those that decide an agent: by key, the value of each run by name."""
+def settings_that_differ(configs: Mapping[str, Config], places: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
+    """Lists the settings in which runs differ, of those that decide an agent: by key, the value of each run by name.
+
+    ``places`` are their directories, whose checkpoints tell losses of one name apart.
+    """
     dumped = {name: config.model_dump(mode="json") for name, config in configs.items()}
+    losses = told_apart([(config.ppo.loss, places[name]) for name, config in configs.items()])
+    for values, loss in zip(dumped.values(), losses, strict=True):
+        values["ppo"]["loss"] = loss
     pairs = itertools.pairwise(dumped.values())
     found = dict.fromkeys(key for one, other in pairs for key, _, _ in differences(one, other))  # in their order
     keys = [key for key in found if key == "total_steps" or not may_change(key)]

@@ -43,4 +43,4 @@ def check_own_loss(config: Config, net: PolicyNet) -> Fingerprint | None:
         gradients, losses = compute(trained, given, coefficients)
         return np.asarray(losses), {name: np.asarray(x) for name, x in gradients.items()}
 
-    return loss_fingerprint(*check_loss(config.ppo.loss, net.outputs, try_out))
+    return loss_fingerprint(loss, *check_loss(config.ppo.loss, net.outputs, try_out))

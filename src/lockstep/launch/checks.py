@@ -15,7 +15,7 @@ from lockstep.runs.checkpoint import find_checkpoint
 from lockstep.runs.directory import CHECKPOINTS, find_run
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trackers import check_trackers
-from lockstep.training.own_loss.fingerprint import check_same_loss
+from lockstep.training.own_loss.fingerprint import same_loss
 
 
 def check_limits(options: RunOptions, config: Config) -> None:
@@ -84,7 +84,7 @@ def check_machine(
     check_tensor_options(config)
     check_envpool_options(config)
     own_loss = engine.check_own_loss(config, engine.check_networks(config, describe()))
-    check_same_loss(config.ppo.loss, own_loss, before or {})
+    same_loss(config.ppo.loss, own_loss, before or {})
 
 
 def check_settings(settings: dict[str, Any], ranks_here: int, before: Mapping[str, Any] | None = None) -> None:

@@ -13,12 +13,13 @@ from lockstep.config.keys import FREE, validate
 from lockstep.config.run import Config, RunOptions
 from lockstep.envs.batched.twins import stepped_inside
 from lockstep.runs.checkpoint import checkpoints_in, find_training_state
-from lockstep.runs.directory import CHECKPOINTS, CONFIG, RunDirectory, create_run, open_run
+from lockstep.runs.directory import CHECKPOINTS, CONFIG, RunDirectory, create_run, open_run, seeds_in
 from lockstep.runs.stored import stored_config, written_config
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trackers.jsonl import records_differ
 from lockstep.runs.trust import trusted_config
 from lockstep.training.own_loss.fingerprint import KEY as OWN_LOSS
+from lockstep.training.own_loss.recorded import facts_of_loss
 
 # Settings that a resumed run may change: they don't decide the agent's bytes up to total_steps.
 CHANGEABLE = (
@@ -90,14 +91,20 @@ def differences(a: dict[str, Any], b: dict[str, Any], prefix: str = "") -> list[
 
 
 def facts_of_own_loss(config: Config, path: Path | None, which: str | None) -> dict[str, Any] | None:
-    """Reads what a checkpoint says of the loss of the user's own that it was trained with; None: nothing is resumed.
+    """Reads what a checkpoint says of the loss of the user's own that it was trained with; None: there is none.
 
-    ``path`` and ``which`` as :func:`open_directory`.
+    That of a seed which begins is the checkpoint of another seed of its group. ``path`` and ``which`` as
+    :func:`open_directory`.
     """
-    if config.ppo.loss is None or path is None or not checkpoints_in(path / CHECKPOINTS):
+    if config.ppo.loss is None or path is None:
         return None
-    state = find_training_state(path / CHECKPOINTS, which or "latest", warn=False).state
-    return {name: state[name] for name in (OWN_LOSS, "global_step") if name in state}
+    if checkpoints_in(path / CHECKPOINTS):
+        state = find_training_state(path / CHECKPOINTS, which or "latest", warn=False).state
+        return {name: state[name] for name in (OWN_LOSS, "global_step") if name in state}
+    group = seeds_in(path.parent)
+    others = [each for each in group if path in group and each != path]
+    found = ((each, facts_of_loss(each)) for each in others)
+    return next((facts | {"of_run": each.name} for each, facts in found if facts is not None), None)
 
 
 def open_directory(

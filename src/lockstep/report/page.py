@@ -23,7 +23,7 @@ from lockstep.report.pictures import chart_svg, histogram_svg
 from lockstep.report.proof import Proof, proof_of, shared
 from lockstep.report.reading import RunFiles, objects, read_run
 from lockstep.report.results import Result, result_of
-from lockstep.report.settings import config_with_seeds, differing, own_settings
+from lockstep.report.settings import configs_of, differing, own_settings
 from lockstep.report.timing import Times, times_of
 from lockstep.report.videos import ROOM, Video, video_of
 from lockstep.report.words import date, duration, in_digits, percent, setting, size, typed
@@ -122,7 +122,7 @@ def page_of(runs: Sequence[RunFiles]) -> str:
         sections=sections,
         charts=charts,
         pictures=pictures,
-        differing=differing([config_with_seeds(run) for run in runs]) if len(runs) > 1 else [],
+        differing=differing(configs_of(runs)) if len(runs) > 1 else [],
         data=Markup(json_in_html([_chart_data(chart) for chart in charts])),
         styles=[Markup(text) for text in styles],
         scripts=[Markup(text) for text in scripts],

@@ -12,6 +12,7 @@ from lockstep.config.presets import defaults_for, for_grpo, has_preset, preset_f
 from lockstep.config.run import Config
 from lockstep.report.reading import RunFiles
 from lockstep.runs.trackers.service import flattened
+from lockstep.training.own_loss.recorded import told_apart
 
 MISSING = "–"
 ENVIRONMENT = "env.id"
@@ -62,6 +63,19 @@ def config_with_seeds(run: RunFiles) -> dict[str, Any]:
     if not run.seeds:
         return run.config
     return run.config | {"seed": seeds_in_words([seed.config.get("seed") for seed in run.seeds])}
+
+
+def configs_of(runs: Sequence[RunFiles]) -> list[dict[str, Any]]:
+    """Returns the configs of runs as :func:`config_with_seeds`; two losses of one name have two names."""
+    configs = [config_with_seeds(run) for run in runs]
+    sections = [found if isinstance(found := config.get("ppo"), dict) else {} for config in configs]
+    names = [section.get("loss") for section in sections]
+    places = [(run.seeds or [run])[0].path for run in runs]
+    given = [(name if isinstance(name, str) else None, place) for name, place in zip(names, places, strict=True)]
+    return [
+        config if name is None else config | {"ppo": section | {"loss": name}}
+        for config, section, name in zip(configs, sections, told_apart(given), strict=True)
+    ]
 
 
 def seeds_in_words(seeds: Sequence[Any]) -> str:

@@ -47,4 +47,4 @@ def check_own_loss(config: Config, net: PolicyNet) -> Fingerprint | None:
         gradients = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
         return losses.detach().numpy(), {name: x.numpy() for (name, _), x in zip(trained, gradients, strict=True)}
 
-    return loss_fingerprint(*check_loss(config.ppo.loss, net.outputs, try_out))
+    return loss_fingerprint(loss, *check_loss(config.ppo.loss, net.outputs, try_out))

@@ -44,6 +44,7 @@ def start_lines(
         out.append(how)
     if config.reduction == "fast":
         out.append(f"reduction fast: repeatable at this number of {unit}; others agree up to summation order only")
+    out += loss_notes(session)
     out += [*grpo_notes(config, session.description.max_episode_steps), *own]
     if config.eval.interval and config.eval.episodes % config.shards:
         out.append(
@@ -58,6 +59,20 @@ def start_lines(
     if options.max_hours is not None:
         out.append("max-hours: where the run ends depends on the speed of this machine")
     return out
+
+
+def loss_notes(session: TrainingSession) -> list[str]:
+    """Says what is remarkable of a loss of the user's own."""
+    found = session.own_loss
+    if found is None:
+        return []
+    notes = [] if found.note is None else [found.note]
+    if not found.trains_the_policy:
+        notes.append(
+            f"ppo.loss: {session.config.ppo.loss} has no gradient by log_prob or actor_output, so the policy isn't "
+            "trained but for its entropy"
+        )
+    return notes
 
 
 def grpo_notes(config: Config, limit: int | None) -> list[str]:

@@ -17,7 +17,7 @@ from lockstep.envs.host_envs import HostEnvs
 from lockstep.envs.registry import make_envs
 from lockstep.policies.policy import Policy
 from lockstep.runs.checkpoint import Checkpoint, pack, unpack
-from lockstep.training.own_loss.fingerprint import KEY, Fingerprint, check_same_loss
+from lockstep.training.own_loss.fingerprint import KEY, Fingerprint, same_loss
 
 
 class Counted(Protocol):
@@ -100,7 +100,7 @@ def checkpoint_facts(session: TrainingSession, recorded: Mapping[str, Any]) -> d
         recorded: what the recorder adds: ``wall_time`` in seconds, earlier sessions included, and the run's
             :class:`~lockstep.training.past.Past`.
     """
-    own_loss = {} if session.own_loss is None else {KEY: session.own_loss}
+    own_loss = {} if session.own_loss is None else {KEY: session.own_loss.to_json()}
     return counters(session.counted) | {
         **recorded,
         **own_loss,
@@ -115,7 +115,7 @@ def load_facts(session: TrainingSession, facts: Mapping[str, Any]) -> None:
     Raises:
         ValueError: it was trained with another loss of the user's own; one line.
     """
-    check_same_loss(session.config.ppo.loss, session.own_loss, facts)
+    session.own_loss = same_loss(session.config.ppo.loss, session.own_loss, facts)
     load_counters(session.counted, facts)
     session.wall_time_before = float(facts.get("wall_time", 0.0))
     session.restarted_before = list(facts.get("restarted_environments", []))

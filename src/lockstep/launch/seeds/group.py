@@ -31,8 +31,10 @@ from lockstep.runs.directory import SEED, RunDirectory, create_run, open_run, se
 from lockstep.runs.groups import finish_group, together_in_turn
 from lockstep.runs.listing import last_record
 from lockstep.runs.progress import Progress, make_progress
+from lockstep.runs.stored import stored_config
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trust import remember_names
+from lockstep.training.own_loss.recorded import told_apart
 from lockstep.training.stop import stop_requests
 
 POLL_SECONDS, SHOW_SECONDS = 0.05, 0.5
@@ -192,6 +194,7 @@ class Group:
         failed = [run for run in self.runs if run.failed(signalled)]
         ended = {run.path: summary for run in self.runs if (summary := run.summary()) is not None}
         if ended:
+            self._compare_losses()
             finish_group(self.directory, ended, len(self.runs), time.monotonic() - self._began, self._progress.message)
         self._progress.close()
         if not failed:
@@ -201,6 +204,14 @@ class Group:
             raise ValueError(first.error)
         others = f"; {len(failed) - 1} more failed" if failed[1:] else ""
         raise RunError(f"{first.path.name}: {first.error}{others} (--resume {self.directory.path} goes on)")
+
+    def _compare_losses(self) -> None:
+        """Says if seeds were trained with different functions of one name, which was edited while they began."""
+        name = stored_config(self.directory.path, warn=False).ppo.loss
+        found = told_apart([(name, run.path) for run in self.runs])
+        if len(set(found)) > 1:
+            each = "; ".join(f"{run.path.name}: {loss}" for run, loss in zip(self.runs, found, strict=True))
+            self._progress.message(f"ppo.loss: it was edited while seeds began, and they aren't of one config: {each}")
 
     def _loop(self, folder: Path) -> int:
         """Runs them, so many at a time; returns the number of the signal that stopped them, or 0."""

@@ -1,17 +1,21 @@
-"""A fingerprint of a loss of the user's own, by which a resumed run finds that its function was edited."""
+"""A fingerprint of a loss of the user's own, by which runs find that its function was edited."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import inspect
+import platform
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from types import CodeType
 from typing import Any
 
 import numpy as np
 
-from lockstep.training.losses import LOSS, SETTING
-from lockstep.training.own_loss.trial import Gradients, Losses, made_up_samples
+from lockstep.training.losses import LOSS, SETTING, LossFunction
+from lockstep.training.own_loss.trial import FAR, Gradients, Losses, made_up_samples
 
-Fingerprint = dict[str, list[float | None]]
-"""Losses of the made-up samples, and their gradients by name, a number a sample; None: it isn't finite."""
 KEY = "own_loss"
 """Where it stands in the ``state.json`` of a checkpoint; who changes the made-up samples gives it another name."""
 DIGITS = 7
@@ -20,8 +24,32 @@ CLOSE = 1e-4
 other versions and machines round otherwise, by 1e-6."""
 
 
-def loss_fingerprint(losses: Losses, gradients: Gradients) -> Fingerprint:
-    """Makes the fingerprint of what a loss gave of all made-up samples: a few hundred numbers, for JSON.
+@dataclass(frozen=True)
+class Fingerprint:
+    """What is known of a function.
+
+    Attributes:
+        numbers: its losses of the made-up samples, and their gradients by name, a number a sample; None: not finite.
+        code: a hash of what it was compiled to, with the version of Python that did; None: it isn't Python's.
+        note: what is to be said of it where a run goes on with it.
+    """
+
+    numbers: Mapping[str, list[float | None]]
+    code: str | None = None
+    note: str | None = None
+
+    @property
+    def trains_the_policy(self) -> bool:
+        """Whether a gradient goes to the policy, by more than its entropy."""
+        return any(any(self.numbers.get(name, ())) for name in ("log_prob", "actor_output"))
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what a checkpoint holds."""
+        return {name: value for name, value in asdict(self).items() if name != "note"}
+
+
+def loss_fingerprint(loss: LossFunction, losses: Losses, gradients: Gradients) -> Fingerprint:
+    """Makes the fingerprint of a loss, of what it gave of all made-up samples.
 
     Of gradients by several outputs it has a weighted sum, so that its size doesn't depend on how many there are.
     """
@@ -31,38 +59,65 @@ def loss_fingerprint(losses: Losses, gradients: Gradients) -> Fingerprint:
         weights = made_up_samples(flat.shape[1], critic=False, reference=False)["actor_output"]
         assert weights is not None
         out[name] = flat[:, 0] if gradient.ndim == 1 else (flat * weights[: len(flat)]).sum(1)
-    return {name: [_rounded(x) for x in numbers] for name, numbers in out.items()}
+    return Fingerprint({name: [_rounded(x) for x in numbers] for name, numbers in out.items()}, _code_of(loss))
 
 
-def check_same_loss(name: str | None, now: Fingerprint | None, facts: Mapping[str, Any]) -> None:
+def fingerprint_in(facts: Mapping[str, Any]) -> Fingerprint | None:
+    """Reads the fingerprint that a ``state.json`` holds; None: it holds none, or something else."""
+    found = facts.get(KEY)
+    numbers, code = (found.get("numbers"), found.get("code")) if isinstance(found, Mapping) else (None, None)
+    if not isinstance(numbers, Mapping) or LOSS not in numbers or not isinstance(code, str | None):
+        return None
+    plain = all(
+        isinstance(row, list) and all(x is None or (isinstance(x, int | float) and abs(x) < 1e300) for x in row)
+        for row in numbers.values()
+    )
+    return Fingerprint(numbers, code) if plain else None
+
+
+def difference(old: Fingerprint, new: Fingerprint) -> str | None:
+    """Says in what a function differs from an older one, by what it does; None: in nothing."""
+    lengths = [{name: len(row) for name, row in each.numbers.items()} for each in (old, new)]
+    if lengths[0] != lengths[1]:
+        return "is trained through other fields of its samples"
+    arrays = {name: (_array(old.numbers[name]), _array(new.numbers[name])) for name in new.numbers}
+    distances = {name: _apart(*pair) for name, pair in arrays.items()}
+    name = max(distances, key=lambda name: distances[name].max(initial=0.0))
+    at = int(distances[name].argmax()) if distances[name].size else 0
+    if distances[name].max(initial=0.0) <= CLOSE:
+        return None
+    before, now = (array[at] for array in arrays[name])
+    what = "a loss" if name == LOSS else f"a gradient by {name}"
+    return f"gives {what} of {now:.6g} where it gave {before:.6g}, of the same made-up sample"
+
+
+def same_loss(name: str | None, now: Fingerprint | None, facts: Mapping[str, Any]) -> Fingerprint | None:
     """Compares the fingerprint of a loss with the one that a checkpoint has.
 
     Args:
         name: of the loss, as the config has it.
         now: its fingerprint; None: the config names no loss.
-        facts: of the checkpoint; without ``own_loss`` where a version wrote it that kept none.
+        facts: of the checkpoint; ``of_run`` is its run, where that is another one.
+
+    Returns:
+        ``now``, with a note if the function was edited so that what it does to the made-up samples is the same.
 
     Raises:
         ValueError: the function is another one than then, by what it does; one line.
     """
-    recorded = facts.get(KEY)
+    recorded = fingerprint_in(facts)
     if now is None or recorded is None:
-        return
-    if not isinstance(recorded, Mapping) or now.keys() != recorded.keys():
-        difference = "is trained through other fields of its samples"
-    else:
-        arrays = {key: (_array(recorded[key]), _array(now[key])) for key in now}
-        distances = {key: _apart(old, new) for key, (old, new) in arrays.items()}
-        key = max(distances, key=lambda key: distances[key].max())
-        at = int(distances[key].argmax())
-        if distances[key][at] <= CLOSE:
-            return
-        old, new = (array[at] for array in arrays[key])
-        what = "a loss" if key == LOSS else f"a gradient by {key}"
-        difference = f"gives {what} of {new:.6g} where it gave {old:.6g}, of the same made-up sample"
-    raise ValueError(
-        f"{SETTING}: {name} isn't what step_{facts['global_step']} was trained with any more: it {difference}; "
-        "put it back as it was, or start a new run"
+        return now
+    place = f"step_{facts['global_step']}" + (f" of {facts['of_run']}" if "of_run" in facts else "")
+    if (found := difference(recorded, now)) is not None:
+        raise ValueError(
+            f"{SETTING}: {name} isn't what {place} was trained with any more: it {found}; put it back as it was, or "
+            "start a new run"
+        )
+    if recorded.code in (None, now.code) or now.code is None or _python(recorded.code) != _python(now.code):
+        return now
+    return replace(
+        now, note=f"{SETTING}: {name} was edited since {place}; what it gives of the made-up samples is the same"
     )
 
 
@@ -76,8 +131,43 @@ def _array(numbers: Any) -> np.ndarray:
 
 def _apart(old: np.ndarray, new: np.ndarray) -> np.ndarray:
     """Returns how far numbers are apart, as :data:`CLOSE` says; infinitely where only one of the two is finite."""
+    if len(old) > FAR:  # whose numbers are thousands of times as large as the others
+        return np.concatenate([_apart_of_one_size(old[part], new[part]) for part in (slice(-FAR), slice(-FAR, None))])
+    return _apart_of_one_size(old, new)
+
+
+def _apart_of_one_size(old: np.ndarray, new: np.ndarray) -> np.ndarray:
     finite = np.isfinite(old) & np.isfinite(new)
     sizes = np.where(finite, np.maximum(np.abs(old), np.abs(new)), 0.0)
-    scale = np.maximum(np.maximum(sizes, 0.1 * sizes.max()), np.finfo(np.float32).tiny)
+    scale = np.maximum(np.maximum(sizes, 0.1 * sizes.max(initial=0.0)), np.finfo(np.float32).tiny)
     distances = np.where(finite, np.abs(old - new) / scale, 0.0)
     return np.where(np.isfinite(old) == np.isfinite(new), distances, np.inf)
+
+
+def _code_of(function: Any) -> str | None:
+    """Hashes what a function was compiled to: without comments, the names of files, and its docstring."""
+    while isinstance(function, partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    code = getattr(function, "__code__", None)
+    if not isinstance(code, CodeType):
+        return None
+    digest = hashlib.sha256()
+    for part in _parts(code, function.__doc__):
+        digest.update(part)
+    return f"{platform.python_version()} {digest.hexdigest()}"
+
+
+def _parts(code: CodeType, doc: str | None) -> Iterator[bytes]:
+    """Yields what a function does, and those inside of it: instructions, names, constants."""
+    yield code.co_code
+    yield repr((code.co_names, code.co_varnames, code.co_freevars)).encode()
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _parts(constant, None)
+        elif constant is not None and (doc is None or constant != doc):  # the first one is its docstring, or None
+            yield repr(sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant).encode()
+
+
+def _python(code: str) -> str:
+    return code.partition(" ")[0]

@@ -15,8 +15,10 @@ TRAINED = ("log_prob", "entropy", "value", "actor_output")
 """Fields of a sample through which the networks are trained."""
 PLAIN = 5
 """Samples that any loss must be finite of, which are the first; two more where the actor has as many outputs."""
-WIDE = 24
+WIDE = 16
 """Samples behind them that are farther from the old policy, of either sign, where a loss may be what it likes."""
+FAR = 8
+"""Samples behind those whose values are large, up to thousands, and so their errors."""
 Losses = np.ndarray
 """The loss of each sample ``[rows]``."""
 Gradients = Mapping[str, np.ndarray]
@@ -27,7 +29,7 @@ TryOut = Callable[[slice], tuple[Losses, Gradients]]
 
 def plain_samples(outputs: int) -> slice:
     """Returns which of the made-up samples a loss must be finite of, for an actor with so many outputs."""
-    return slice(0, PLAIN if outputs not in (PLAIN, PLAIN + WIDE) else PLAIN + 2)
+    return slice(0, PLAIN if outputs not in (PLAIN, PLAIN + WIDE + FAR) else PLAIN + 2)
 
 
 def made_up_samples(outputs: int, critic: bool, reference: bool) -> dict[str, np.ndarray | None]:
@@ -38,14 +40,17 @@ def made_up_samples(outputs: int, critic: bool, reference: bool) -> dict[str, np
     one, as all are at the first optimiser step.
     """
     plain, draws = plain_samples(outputs).stop, np.random.Generator(np.random.Philox(0))
-    wide = np.arange(plain + WIDE) >= plain
+    rows = plain + WIDE + FAR
+    wide = np.arange(rows) >= plain
+    sizes = np.where(wide, 2.0, 1.0)
+    sizes[-FAR:] = np.geomspace(10.0, 3000.0, FAR)
 
     def normal(*shape: int) -> np.ndarray:
-        return draws.standard_normal((plain + WIDE, *shape)).astype(np.float32)
+        return draws.standard_normal((rows, *shape)).astype(np.float32)
 
     def positive_where_plain() -> np.ndarray:
         drawn = normal()
-        return np.where(wide, 2 * drawn, 0.1 + np.abs(drawn)).astype(np.float32)
+        return np.where(wide, sizes * drawn, 0.1 + np.abs(drawn)).astype(np.float32)
 
     log_prob = -0.1 - np.abs(normal())
     changes = normal() * np.where(wide, 0.8, 0.05).astype(np.float32)
@@ -95,14 +100,16 @@ def check_loss(name: str, outputs: int, try_out: TryOut) -> tuple[Losses, Gradie
     if not np.allclose(losses[some], alone, rtol=1e-3, atol=1e-5, equal_nan=True):
         raise ValueError(
             f"{SETTING}: {name} gave {losses[some].tolist()} for three samples among others and {alone.tolist()} for "
-            "the three alone; a sample's loss must come from that sample's numbers, without a mean or a sum over rows"
+            "the three alone; a sample's loss must come from that sample's numbers, without a mean or a sum over rows "
+            "(advantages are normalised already)"
         )
     if not np.isfinite(losses[plain]).all():
         raise ValueError(f"{SETTING}: {name} gave {losses[plain].tolist()} of made-up samples, which isn't finite")
-    if not all(np.isfinite(x[plain]).all() for x in gradients.values()):
+    broken = [field for field, x in gradients.items() if not np.isfinite(x[plain]).all()]
+    if broken:
         raise ValueError(
-            f"{SETTING}: the gradient of {name} isn't finite on made-up samples; at the first step log_prob is "
-            "old_log_prob, where a root or an absolute value of their difference has none"
+            f"{SETTING}: the gradient of {name} by {' and '.join(broken)} isn't finite on made-up samples, as that of "
+            "a root at 0; at the first step log_prob is old_log_prob, and their difference 0"
         )
     if not any(gradient[plain].any() for gradient in gradients.values()):
         raise ValueError(
@@ -114,29 +121,32 @@ def check_loss(name: str, outputs: int, try_out: TryOut) -> tuple[Losses, Gradie
 
 # --- what may have been meant -----------------------------------------------------------------------------------------
 
-ELSEWHERE = {
-    "newlogprob": "log_prob",
-    "new_log_prob": "log_prob",
-    "logprob": "old_log_prob",
-    "logprobs": "old_log_prob",
-    "newvalue": "value",
-    "new_value": "value",
-    "returns": "return_",
-    "ret": "return_",
-    "target": "return_",
-    "logits": "actor_output",
-    "mean": "actor_output",
-    "ratio": "log_prob and old_log_prob, whose difference is its logarithm",
-    "logratio": "log_prob and old_log_prob, whose difference it is",
-    "clip_coef": "clip_range",
-    "ent_coef": "entropy_coef",
-    "vf_coef": "value_coef",
+NAMES_OF = {
+    "log_prob": "newlogprob new_logprob newlogprobs new_log_prob curr_log_prob",
+    "old_log_prob": "logprob logprobs log_probs oldlogprob old_logprob old_log_probs actions_log_prob",
+    "value": "newvalue new_value newvalues vpred values_pred",
+    "old_value": "values old_values oldvalue target_values",
+    "return_": "return returns ret target targets target_return",
+    "advantage": "advantages adv",
+    "actor_output": "logits mean action_mean mu",
+    "entropy": "entropies entropy_loss",
+    "clip_range": "clip_coef clip_param clip_eps",
+    "value_clip_range": "clip_range_vf",
+    "entropy_coef": "ent_coef entropy_beta",
+    "value_coef": "vf_coef value_loss_coef",
+    "log_prob and old_log_prob, whose difference is its logarithm": "ratio",
+    "log_prob and old_log_prob, whose difference it is": "logratio log_ratio",
 }
-"""What other programs call the fields of a sample."""
+"""What other programs call the fields of a sample. In CleanRL what was collected has the plain name."""
+ELSEWHERE = {name: field for field, names in NAMES_OF.items() for name in names.split()}
+UNKNOWN = "obs observation observations action actions rewards dones state next_obs"
+"""What a loss isn't given."""
 HINTS = (
     ("TracerBoolConversionError", "choose by jax.numpy.where instead of by if, and, or"),
     ("TracerArrayConversionError", "compute with jax.numpy instead of numpy"),
     ("ConcretizationTypeError", "a number can't be taken out of an array that is traced; compute with the array"),
+    ("Tracer' object has no attribute", "the arrays are JAX's; compute with jax.numpy"),
+    ("got <class 'torch.Tensor'>", "the arrays are PyTorch's; compute with torch"),
     ("Boolean value of Tensor", "choose by torch.where instead of by if, and, or"),
     ("Can't call numpy()", "compute with torch instead of numpy, for the gradient"),
 )
@@ -147,9 +157,13 @@ def hint(error: BaseException) -> str:
     """Says what may have been meant by a loss that raised; it begins with a semicolon, or is ``""``."""
     if isinstance(error, AttributeError) and isinstance(error.obj, LossSample):
         names = [field.name for field in fields(LossSample) if not field.name.startswith("_")]
-        asked = error.name or ""
-        close = difflib.get_close_matches(asked, names, 1)
-        meant = ELSEWHERE.get(asked.lower()) or (close[0] if close else None)
+        asked = (error.name or "").lower().removeprefix("b_").removeprefix("mb_")
+        close = difflib.get_close_matches(asked, names, 1, cutoff=0.75)
+        meant = ELSEWHERE.get(asked) or (asked if asked in names else close[0] if close else None)
+        if asked in UNKNOWN.split():
+            return "; a loss gets no observations, actions or rewards, but what networks and environments made of them"
         return f"; it has {', '.join(names)}" if meant is None else f"; it is {meant} here"
+    if isinstance(error, NameError) and error.name in ("args", "self", "config"):
+        return "; numbers of the config are the sample's, as sample.clip_range, others are ppo.loss_kwargs"
     text = f"{type(error).__mro__} {error}"
     return next((f"; {instead}" for part, instead in HINTS if part in text), "")
