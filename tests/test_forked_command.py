@@ -70,15 +70,15 @@ def test_a_forked_command_sees_what_a_started_one_sees(tmp_path):
     assert one.stdout == "said\n"
 
 
-@pytest.mark.parametrize(
-    "ending",
-    [
-        *("sys.exit(7)", "os._exit(9)", "raise SystemExit('why')", "raise KeyError('x')", "raise KeyboardInterrupt"),
-        "os.kill(os.getpid(), signal.SIGTERM); signal.pause()",
-        "import atexit, threading; atexit.register(print, 'last'); threading.Timer(0.2, print, ['late']).start()",
-        "import lockstep.cli; lockstep.cli.report_failure = None; os.kill(os.getpid(), signal.SIGINT)",
-    ],
-)
+ENDINGS = [
+    *("sys.exit(7)", "os._exit(9)", "raise SystemExit('why')", "raise KeyError('x')", "raise KeyboardInterrupt"),
+    "os.kill(os.getpid(), signal.SIGTERM); signal.pause()",
+    "import atexit, threading; atexit.register(print, 'last'); threading.Timer(0.2, print, ['late']).start()",
+    "import lockstep.cli; lockstep.cli.report_failure = None; os.kill(os.getpid(), signal.SIGINT)",
+]
+
+
+@pytest.mark.parametrize("ending", variants(ENDINGS, [ENDINGS[3], *ENDINGS[5:7]]))
 def test_it_ends_as_a_started_one_does(tmp_path, ending):
     cwd = tell(tmp_path, ending)
     (one, _), (other, _) = seen_by(cwd, forked=False), seen_by(cwd, forked=True)

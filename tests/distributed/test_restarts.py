@@ -28,7 +28,7 @@ from variants import variants
 from lockstep.runs.checkpoint import checkpoints_in, step_of
 from lockstep.training.keeping import SOONEST
 
-pytestmark = NEEDS_PROC
+pytestmark = [NEEDS_PROC, pytest.mark.quick]
 STEPS = 128
 WORDS = {
     "torch": ("--nproc", 2),

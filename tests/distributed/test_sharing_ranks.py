@@ -62,26 +62,27 @@ def said(line):
 
 @pytest.mark.parametrize("world_size", variants([2, 4], [2]))
 def test_both_ways_give_the_same_bytes(world_size):
-    with exchanging("compare", world_size) as processes:
-        outputs = [process.communicate(timeout=600) for process in processes]
-    assert [process.returncode for process in processes] == [0] * world_size, outputs
-    for output, _ in outputs:
-        seen = dict(map(said, output.splitlines()))
+    for seen in said_by_forks("compare", world_size):
         assert len(seen) == 5 * 9 + 2 * 2 * 9 + 5
         assert seen.pop("other") == {"equal": False}  # one rank brought something else to one of the two
         assert [what for what, facts in seen.items() if not facts["equal"]] == []
 
 
-@pytest.fixture(scope="module")
-def summed():
-    """What each of five ranks says of sums over the first two, three, four and all of them."""
-    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "5"}
-    ended = run_words([sys.executable, str(MODULES / "exchanging.py"), "sums"], MODULES, **variables)
+def said_by_forks(case, world_size):
+    """What each rank of ``exchanging CASE`` says, by name, which are forks of one process."""
+    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world_size)}
+    ended = run_words([sys.executable, str(MODULES / "exchanging.py"), case], MODULES, **variables)
     assert ended.code == 0, ended.stderr
-    seen = [{} for _ in range(5)]
+    seen = [{} for _ in range(world_size)]
     for what, facts in map(said, ended.stdout.splitlines()):
         seen[facts.pop("rank")][what] = facts
     return seen
+
+
+@pytest.fixture(scope="module")
+def summed():
+    """What each of five ranks says of sums over the first two, three, four and all of them."""
+    return said_by_forks("sums", 5)
 
 
 def test_sums_over_any_number_of_ranks_have_the_bytes_of_one(summed):
@@ -117,9 +118,7 @@ def test_a_million_numbers_travel_at_about_the_price_of_a_ring(summed, size, mos
 
 
 def test_ranks_in_a_hurry_read_neither_too_early_nor_too_late():
-    with exchanging("hurry", 4) as processes:
-        outputs = [process.communicate(timeout=600)[0] for process in processes]
-    assert list(map(said, outputs)) == [("hurry", {"right": 400})] * 4
+    assert said_by_forks("hurry", 4) == [{"hurry": {"right": 400}}] * 4
 
 
 def test_a_peer_that_is_late_leaves_or_dies_ends_the_others():

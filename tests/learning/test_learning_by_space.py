@@ -73,7 +73,7 @@ def test_every_part_of_a_nested_dict_is_read(learned):
     ("part", "guessed"),
     variants(
         [("colour", 1 / 3), ("dials", 1 / 2), ("speed", 1 / 2), ("bits", 1 / 2), ("camera", 1 / 2)],
-        [("colour", 1 / 3), ("camera", 1 / 2)],
+        [("colour", 1 / 3)],
     ),
 )
 def test_a_part_that_is_hidden_is_missed(learned, part, guessed):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from command_line import MODULES
 from golden_cases import GRPO, IMAGES, JAX, LSTM, MASKED, NORMALIZED, SHORT
+from variants import variants
 
 from lockstep import load_policy
 from lockstep.cli import main
@@ -96,7 +97,7 @@ def hold(policy, found, observations, mask):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.long) if k == "image" else k for k in KINDS])
+@pytest.mark.parametrize("kind", variants(KINDS, [kind for kind in KINDS if kind not in ("image", "masked", "GRPO")]))
 def test_module_and_files_are_the_policy(trained, tmp_path, capsys, kind, engine):
     ort = pytest.importorskip("onnxruntime")
     run, model, program = trained(*KINDS[kind], *engine), tmp_path / "policy.onnx", tmp_path / "policy.pt2"
