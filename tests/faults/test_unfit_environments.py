@@ -43,16 +43,8 @@ def test_the_older_interface_is_said_in_the_newer_ones_words(tmp_path, name, whe
     ],
 )
 def test_what_can_be_trained_on_is_one_warning(tmp_path, name, said, engine):
-    ended = train(
-        tmp_path,
-        name,
-        "--engine",
-        engine,
-        "--nproc",
-        2 if name == "Wide" and engine == "torch" else 1,
-        "--env.workers",
-        1,
-    )
+    nproc = 2 if name == "Wide" and engine == "torch" else 1
+    ended = train(tmp_path, name, "--engine", engine, "--nproc", nproc, "--env.workers", 1)
     assert ended.code == 0, ended.stderr
     (line,) = ended.stderr.splitlines()
     assert line.startswith(f"lockstep: warning: unfit:{name}-v0: ")

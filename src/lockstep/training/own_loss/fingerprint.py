@@ -108,7 +108,7 @@ def same_loss(name: str | None, now: Fingerprint | None, facts: Mapping[str, Any
     recorded = fingerprint_in(facts)
     if now is None or recorded is None:
         return now
-    place = f"step_{facts['global_step']}" + (f" of {facts['of_run']}" if "of_run" in facts else "")
+    place = f"step_{facts.get('global_step', '?')}" + (f" of {facts['of_run']}" if "of_run" in facts else "")
     if (found := difference(recorded, now)) is not None:
         raise ValueError(
             f"{SETTING}: {name} isn't what {place} was trained with any more: it {found}; put it back as it was, or "
