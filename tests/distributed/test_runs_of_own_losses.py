@@ -1,7 +1,9 @@
 """Losses of the user's own: the same run on any ranks and devices, and through a stop."""
 
+import sys
+
 import pytest
-from command_line import CARTPOLE, SMALL, copy_of, error_line, lockstep, resume, same
+from command_line import CARTPOLE, SMALL, copy_of, error_line, lockstep, resume, run_words, same
 from device_runs import CARTPOLE as IN_JAX
 from device_runs import JAX, devices, same_agent
 
@@ -94,6 +96,33 @@ def test_seeds_and_runs_of_an_edited_function_are_told_apart(tmp_path):
     read = [read_run(tmp_path / run, run) for run in runs]
     assert differing(configs_of(read)) == [("ppo.loss", [f"{loss} 1", f"{loss} 1", f"{loss} 2"])]
     assert differing(configs_of(read[:2])) == []
+
+
+def test_settings_that_a_loss_is_computed_from_are_no_other_function(trained, tmp_path):
+    runs = [trained(*CARTPOLE, *PENALISED, *more).path for more in ((), ("--ppo.clip-range", 0.1))]
+    text = lockstep("compare", *runs, "--trust", "--episodes", 2, cwd=tmp_path).stdout
+    assert "ppo.clip_range: 0.2 (" in text
+    assert "ppo.loss" not in text
+
+
+def test_a_run_is_not_called_verified_by_another_function(tmp_path):
+    words = ("train", *CARTPOLE, "--ppo.loss", "my_losses:mine", "--name", "run", "--stop-at-step", 128)
+    verify = ("verify", "runs/run", "--world-sizes", "1,2", "--iterations", 1)
+    (tmp_path / "my_losses.py").write_text(EDITED.format(weight=1e-3))
+    assert lockstep(*words, cwd=tmp_path).code == 0
+    (tmp_path / "my_losses.py").write_text(EDITED.format(weight=1e-1))
+    ended = lockstep(*verify, cwd=tmp_path)
+    assert "nothing is kept of this beside the run: ppo.loss: my_losses:mine isn't what runs/run was" in ended.stderr
+    assert not (tmp_path / "runs" / "run" / "verify.json").exists()
+
+
+def test_ranks_of_different_functions_end_in_a_line(tmp_path):
+    by_rank = "__import__('os').environ.get('RANK', '0')"
+    (tmp_path / "my_losses.py").write_text(f"weight = 1e-3 * (1 + int({by_rank}))\n{EDITED.format(weight='weight')}")
+    words = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, "-m", "lockstep", "train", *CARTPOLE)
+    ended = run_words([sys.executable, *map(str, words), "--ppo.loss", "my_losses:mine"], tmp_path)
+    assert ended.code != 0
+    assert "ppo.loss: my_losses:mine is another function on rank 1 than on rank 0: it gives a gradient" in ended.stderr
 
 
 def test_a_seed_is_not_begun_with_a_function_that_was_edited_after_another(tmp_path):

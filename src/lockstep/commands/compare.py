@@ -12,13 +12,13 @@ import numpy as np
 
 from lockstep.commands.eval import check_device
 from lockstep.commands.parser import CommandParser, add_policy_options, at_least_one
-from lockstep.config.run import Config
 from lockstep.launch.resume import differences, may_change
 from lockstep.policies.comparison import Evaluated, EvaluatedGroup, comparison, draw, in_words
 from lockstep.policies.evaluation import evaluate
 from lockstep.policies.policy import load_policy
 from lockstep.policies.results import check_files, facts_of, read_json, save_figure, written
-from lockstep.runs.directory import find_run, seeds_in
+from lockstep.report.settings import seeds_in_words
+from lockstep.runs.directory import SEED, find_run, seeds_in
 from lockstep.training.own_loss.recorded import told_apart
 
 
@@ -45,16 +45,16 @@ def main(argv: Sequence[str]) -> int:
         raise ValueError(f"compare: {options.runs[0]} with what? give two or more runs or evaluations")
     check_files(json_file, None, options.plot)
 
-    def played_by(run: str | Path) -> tuple[dict[str, Any], np.ndarray]:
+    def played_by(run: str | Path, name: str) -> tuple[dict[str, Any], np.ndarray]:
         policy = load_policy(run, options.checkpoint, options.runs_dir, trust=options.trust)
         check_device(policy)
-        configs.setdefault(called.get(str(run), str(run)), policy.config)
-        places.setdefault(called.get(str(run), str(run)), find_run(str(run), options.runs_dir)[0])
+        dumped.setdefault(name, policy.config.model_dump(mode="json"))
+        places.setdefault(name, find_run(str(run), options.runs_dir)[0])
         table = evaluate(policy, options.episodes, options.seed, not options.stochastic)
         return facts_of(policy, table, not options.stochastic), table
 
     called = dict(zip(options.runs, short_names(options.runs), strict=True))
-    configs, places = dict[str, Config](), dict[str, Path]()
+    dumped, places = dict[str, dict[str, Any]](), dict[str, Path]()
 
     def evaluated(name: str) -> Evaluated:
         path = Path(name)
@@ -62,17 +62,16 @@ def main(argv: Sequence[str]) -> int:
             facts, table = read_json(path)
             return Evaluated(called[name], facts, table)
         seeds = seeds_in(find_run(name, options.runs_dir, single=False)[0])
-        played = [played_by(seed) for seed in seeds or [name]]
-        for seed in seeds:  # one speaks for all
-            configs.setdefault(called[name], configs.pop(str(seed)).model_copy(update={"seed": 0}))
-            places.setdefault(called[name], places.pop(str(seed)))
+        played = [played_by(each, called[name]) for each in seeds or [name]]  # the first one's settings speak for all
+        if seeds:
+            dumped[called[name]]["seed"] = seeds_in_words([int(each.name.removeprefix(SEED)) for each in seeds])
         facts, table = played[0]
         if not seeds:
             return Evaluated(called[name], facts, table)
         return EvaluatedGroup(called[name], facts, table, [each for _, each in played])
 
     them = [evaluated(name) for name in options.runs]
-    found = comparison(them) | {"settings": settings_that_differ(configs, places)}
+    found = comparison(them) | {"settings": settings_that_differ(dumped, places)}
     if json_file is not None:
         json_file.parent.mkdir(parents=True, exist_ok=True)
         json_file.write_text(json.dumps(found, indent=1) + "\n")
@@ -83,13 +82,12 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def settings_that_differ(configs: Mapping[str, Config], places: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
+def settings_that_differ(dumped: Mapping[str, dict[str, Any]], places: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
     """Lists the settings in which runs differ, of those that decide an agent: by key, the value of each run by name.
 
-    ``places`` are their directories, whose checkpoints tell losses of one name apart.
+    ``dumped`` are their configs as JSON, ``places`` their directories, whose checkpoints tell losses of one name apart.
     """
-    dumped = {name: config.model_dump(mode="json") for name, config in configs.items()}
-    losses = told_apart([(config.ppo.loss, places[name]) for name, config in configs.items()])
+    losses = told_apart([(config, places[name]) for name, config in dumped.items()])
     for values, loss in zip(dumped.values(), losses, strict=True):
         values["ppo"]["loss"] = loss
     pairs = itertools.pairwise(dumped.values())
@@ -109,7 +107,7 @@ def value_at(values: dict[str, Any], key: str) -> Any:
 def settings_in_words(settings: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Returns a line for each setting that differs."""
     return [
-        f"{key}: {', '.join(f'{json.dumps(value)} ({name})' for name, value in values.items())}"
+        f"{key}: {', '.join(f'{json.dumps(value, ensure_ascii=False)} ({name})' for name, value in values.items())}"
         for key, values in settings.items()
     ]
 

@@ -48,7 +48,7 @@ from lockstep.jax_engine.state import (
 from lockstep.policies.policy import Policy
 from lockstep.runs.checkpoint import Checkpoint, pack, to_files
 from lockstep.training.beginning import agreed_beginning
-from lockstep.training.own_loss.fingerprint import Fingerprint
+from lockstep.training.own_loss.fingerprint import Fingerprint, check_loss_on_ranks
 from lockstep.training.reference_policy import reference_arrays
 from lockstep.training.session import checkpoint_facts, load_facts, make_eval_envs, policy_of
 from lockstep.training.worker_processes import settle_workers
@@ -228,6 +228,8 @@ def open_session(config: Config, topology: Topology, options: RunOptions, checkp
     session = Session(config, topology, plan, program, run, policy, program.description, learning_rate=rate)
     session.env_config, session.workers_note = settled
     session.own_loss = check_own_loss(config, program.net)
+    with quiet_connections():
+        check_loss_on_ranks(config.ppo.loss, session.own_loss, gather_json)
     if checkpoint is None:
         run.begin()
     else:

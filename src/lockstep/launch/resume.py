@@ -104,7 +104,7 @@ def facts_of_own_loss(config: Config, path: Path | None, which: str | None) -> d
     group = seeds_in(path.parent)
     others = [each for each in group if path in group and each != path]
     found = ((each, facts_of_loss(each)) for each in others)
-    return next((facts | {"of_run": each.name} for each, facts in found if facts is not None), None)
+    return next((facts | {"of_run": each.name} for each, facts in found if facts and OWN_LOSS in facts), None)
 
 
 def open_directory(

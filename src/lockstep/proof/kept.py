@@ -15,6 +15,8 @@ from lockstep.proof.verify import MACHINE, Comparison
 from lockstep.runs.directory import CHECKPOINTS, CONFIG, VERIFY, check_single, is_run
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trackers import METRICS_JSONL
+from lockstep.training.own_loss.fingerprint import difference, fingerprint_in
+from lockstep.training.own_loss.recorded import facts_of_loss
 from lockstep.training.past import utc_date
 
 
@@ -71,12 +73,15 @@ def keep(run: Path, results: Sequence[Comparison], config: Config, iterations: i
     """Writes ``verify.json`` into a run's directory; that of an earlier verification is replaced.
 
     Raises:
-        ValueError: the config is another run's, or the file can't be written; one line.
+        ValueError: the config or the loss is another one than the run's, or the file can't be written; one line.
     """
     stored = stored_config(run, warn=False)
     for key, theirs, ours in differences(stored.model_dump(mode="json"), config.model_dump(mode="json")):
         if not may_change(key):
             raise ValueError(f"{key} is {theirs} in {run} and was {ours} here")
+    theirs, ours = fingerprint_in(facts_of_loss(run) or {}), fingerprint_in(results[-1].trace.loss)
+    if theirs is not None and ours is not None and (found := difference(theirs, ours)) is not None:
+        raise ValueError(f"ppo.loss: {config.ppo.loss} isn't what {run} was trained with any more: it {found}")
     try:
         replace_text(run / VERIFY, json.dumps(to_json(results, config, iterations), indent=2) + "\n")
     except OSError as error:

@@ -21,6 +21,7 @@ from lockstep.launch.world import world_words
 from lockstep.runs.directory import CONFIG, FINGERPRINTS, SUMMARY
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trackers import METRICS_JSONL
+from lockstep.training.own_loss.recorded import facts_of_loss
 
 MACHINE = ("machine", "cpu", "cpu capability", "device", "torch", "jax", "jaxlib", "xla flags", "numpy", "gymnasium")
 MACHINE += ("mujoco", "python", "lockstep")
@@ -38,6 +39,7 @@ class Trace:
         processes: that shared the devices (JAX engine).
         recorded: the run that it was read from, or None where it was trained just now.
         facts: its ``summary.json``.
+        loss: what its checkpoint says of a loss of the user's own.
     """
 
     world_size: int
@@ -47,6 +49,7 @@ class Trace:
     processes: int = 1
     recorded: Path | None = None
     facts: dict[str, Any] = field(default_factory=dict)
+    loss: dict[str, Any] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -80,7 +83,8 @@ def run_trace(config: Config, world_size: int, iterations: int, directory: Path,
     done = subprocess.run(command, capture_output=True, text=True, env=without_launcher(), check=False)
     error = said_error(done.stderr, done.returncode) if done.returncode else None
     run = directory / name
-    return Trace(world_size, error, _lines(run / FINGERPRINTS), _metrics(run), processes, facts=_summary(run))
+    tensors, metrics, loss = _lines(run / FINGERPRINTS), _metrics(run), facts_of_loss(run) or {}
+    return Trace(world_size, error, tensors, metrics, processes, facts=_summary(run), loss=loss)
 
 
 def _metrics(run: Path) -> list[dict[str, Any]]:

@@ -69,12 +69,11 @@ def configs_of(runs: Sequence[RunFiles]) -> list[dict[str, Any]]:
     """Returns the configs of runs as :func:`config_with_seeds`; two losses of one name have two names."""
     configs = [config_with_seeds(run) for run in runs]
     sections = [found if isinstance(found := config.get("ppo"), dict) else {} for config in configs]
-    names = [section.get("loss") for section in sections]
     places = [(run.seeds or [run])[0].path for run in runs]
-    given = [(name if isinstance(name, str) else None, place) for name, place in zip(names, places, strict=True)]
+    losses = told_apart(list(zip(configs, places, strict=True)))
     return [
         config if name is None else config | {"ppo": section | {"loss": name}}
-        for config, section, name in zip(configs, sections, told_apart(given), strict=True)
+        for config, section, name in zip(configs, sections, losses, strict=True)
     ]
 
 

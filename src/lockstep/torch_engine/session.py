@@ -47,7 +47,7 @@ from lockstep.torch_engine.state import (
 )
 from lockstep.torch_engine.statistics import initial_statistics
 from lockstep.training.beginning import agreed_beginning
-from lockstep.training.own_loss.fingerprint import Fingerprint
+from lockstep.training.own_loss.fingerprint import Fingerprint, check_loss_on_ranks
 from lockstep.training.reference_policy import reference_arrays
 from lockstep.training.session import (
     checkpoint_facts,
@@ -215,6 +215,7 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
         workers_note=workers_note,
         own_loss=check_own_loss(config, state.net),
     )
+    check_loss_on_ranks(config.ppo.loss, session.own_loss, communicator.gather_json)
     if checkpoint is None:
         begin(session)
     else:

@@ -69,8 +69,8 @@ def loss_notes(session: TrainingSession) -> list[str]:
     notes = [] if found.note is None else [found.note]
     if not found.trains_the_policy:
         notes.append(
-            f"ppo.loss: {session.config.ppo.loss} has no gradient by log_prob or actor_output, so the policy isn't "
-            "trained but for its entropy"
+            f"ppo.loss: {session.config.ppo.loss} has no gradient by log_prob or actor_output: only its entropy, and "
+            "what it shares with the critic, trains the policy"
         )
     return notes
 

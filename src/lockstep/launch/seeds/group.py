@@ -29,9 +29,8 @@ from lockstep.launch.sizing import resolved_here
 from lockstep.launch.world import World
 from lockstep.runs.directory import SEED, RunDirectory, create_run, open_run, seeds_in
 from lockstep.runs.groups import finish_group, together_in_turn
-from lockstep.runs.listing import last_record
+from lockstep.runs.listing import UnreadableError, config_of, last_record
 from lockstep.runs.progress import Progress, make_progress
-from lockstep.runs.stored import stored_config
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trust import remember_names
 from lockstep.training.own_loss.recorded import told_apart
@@ -207,8 +206,11 @@ class Group:
 
     def _compare_losses(self) -> None:
         """Says if seeds were trained with different functions of one name, which was edited while they began."""
-        name = stored_config(self.directory.path, warn=False).ppo.loss
-        found = told_apart([(name, run.path) for run in self.runs])
+        try:
+            config = config_of(self.directory.path)
+        except (OSError, UnreadableError):
+            return
+        found = told_apart([(config, run.path) for run in self.runs])
         if len(set(found)) > 1:
             each = "; ".join(f"{run.path.name}: {loss}" for run, loss in zip(self.runs, found, strict=True))
             self._progress.message(f"ppo.loss: it was edited while seeds began, and they aren't of one config: {each}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from types import CodeType
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.training.losses import LOSS, SETTING, LossFunction
-from lockstep.training.own_loss.trial import FAR, Gradients, Losses, made_up_samples
+from lockstep.training.own_loss.trial import FAR, Gradients, Losses
 
 KEY = "own_loss"
 """Where it stands in the ``state.json`` of a checkpoint; who changes the made-up samples gives it another name."""
@@ -22,6 +22,10 @@ DIGITS = 7
 CLOSE = 1e-4
 """How far two numbers may be apart, relative to the larger one or, where they cancelled, to a tenth of the largest:
 other versions and machines round otherwise, by 1e-6."""
+SMALL = 1e-2
+"""What is smaller is compared as if it were this: samples are about 1, and what should be 0 is rounded to 1e-7."""
+_WEIGHTS = 1
+"""Seed of the weights by which gradients by several outputs are summed."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +60,8 @@ def loss_fingerprint(loss: LossFunction, losses: Losses, gradients: Gradients) -
     out = {LOSS: losses}
     for name, gradient in gradients.items():
         flat = gradient.reshape(len(losses), -1).astype(np.float64)
-        weights = made_up_samples(flat.shape[1], critic=False, reference=False)["actor_output"]
-        assert weights is not None
-        out[name] = flat[:, 0] if gradient.ndim == 1 else (flat * weights[: len(flat)]).sum(1)
+        weights = np.random.Generator(np.random.Philox(_WEIGHTS)).uniform(0.5, 1.5, flat.shape)
+        out[name] = flat[:, 0] if gradient.ndim == 1 else (flat * weights).sum(1)
     return Fingerprint({name: [_rounded(x) for x in numbers] for name, numbers in out.items()}, _code_of(loss))
 
 
@@ -121,6 +124,24 @@ def same_loss(name: str | None, now: Fingerprint | None, facts: Mapping[str, Any
     )
 
 
+def check_loss_on_ranks(name: str | None, own: Fingerprint | None, gather: Callable[[Any], list[Any]]) -> None:
+    """Compares the fingerprints of all ranks with the first one's; ``gather`` is a collective for JSON.
+
+    Raises:
+        ValueError: a rank has another function, by what it does; one line, on every rank.
+    """
+    if own is None:
+        return
+    first, *others = [fingerprint_in({KEY: each}) for each in gather(own.to_json())]
+    for rank, other in enumerate(others, 1):
+        found = None if first is None or other is None else difference(first, other)
+        if found is not None:
+            raise ValueError(
+                f"{SETTING}: {name} is another function on rank {rank} than on rank 0: it {found}; give all hosts the "
+                "same file"
+            )
+
+
 def _rounded(x: Any) -> float | None:
     return float(f"{x:.{DIGITS}g}") + 0.0 if np.isfinite(x) else None
 
@@ -139,7 +160,7 @@ def _apart(old: np.ndarray, new: np.ndarray) -> np.ndarray:
 def _apart_of_one_size(old: np.ndarray, new: np.ndarray) -> np.ndarray:
     finite = np.isfinite(old) & np.isfinite(new)
     sizes = np.where(finite, np.maximum(np.abs(old), np.abs(new)), 0.0)
-    scale = np.maximum(np.maximum(sizes, 0.1 * sizes.max(initial=0.0)), np.finfo(np.float32).tiny)
+    scale = np.maximum(np.maximum(sizes, 0.1 * sizes.max(initial=0.0)), SMALL)
     distances = np.where(finite, np.abs(old - new) / scale, 0.0)
     return np.where(np.isfinite(old) == np.isfinite(new), distances, np.inf)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,9 @@ from lockstep.runs.checkpoint import STATE, checkpoints_in
 from lockstep.runs.directory import CHECKPOINTS
 from lockstep.runs.listing import UnreadableError, read_object
 from lockstep.training.own_loss.fingerprint import KEY, Fingerprint, difference, fingerprint_in
+
+COUNTED = ("loss", "loss_kwargs", "clip_range", "value_clip_range", "entropy_coef", "value_coef")
+"""Settings of the section ``ppo`` that a fingerprint depends on, beside algorithm and environment."""
 
 
 def facts_of_loss(run: Path) -> dict[str, Any] | None:
@@ -23,30 +28,54 @@ def facts_of_loss(run: Path) -> dict[str, Any] | None:
     return None
 
 
-def told_apart(losses: Sequence[tuple[str | None, Path]]) -> list[str | None]:
+def told_apart(runs: Sequence[tuple[Mapping[str, Any], Path]]) -> list[str | None]:
     """Names the losses of runs so that different functions have different names.
 
     Args:
-        losses: of each run the name that its config has, and its directory.
+        runs: the config of each as JSON, and its directory.
 
     Returns:
-        The names, with ``, function 2`` and so on behind those under which runs have several.
+        The names that configs have, with ``, function 1``, ``, function 2`` behind those under which runs of otherwise
+        the same loss have several functions. Of others a fingerprint doesn't tell whether it is the function.
     """
-    kinds: dict[str | None, list[Fingerprint]] = {}
-    numbers = []
-    for name, run in losses:
+    kinds: dict[str, list[tuple[str, Fingerprint]]] = defaultdict(list)
+    names, places = [_loss_of(config) for config, _ in runs], list[int]()
+    for name, (config, run) in zip(names, runs, strict=True):
         found = None if name is None else fingerprint_in(facts_of_loss(run) or {})
-        numbers.append(0 if found is None else _number(kinds.setdefault(name, []), found))
+        places.append(0 if found is None else _place(kinds[name or ""], _counted(config), found))
+    several = {
+        (name, counted)
+        for name, seen in kinds.items()
+        for counted in (kind[0] for kind in seen)
+        if sum(kind[0] == counted for kind in seen) > 1
+    }
     return [
-        f"{name}, function {number}" if number and len(kinds[name]) > 1 else name
-        for number, (name, _) in zip(numbers, losses, strict=True)
+        f"{name}, function {place}" if place and (name, _counted(config)) in several else name
+        for name, place, (config, _) in zip(names, places, runs, strict=True)
     ]
 
 
-def _number(kinds: list[Fingerprint], each: Fingerprint) -> int:
+def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = config.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _loss_of(config: Mapping[str, Any]) -> str | None:
+    name = _section(config, "ppo").get("loss")
+    return name if isinstance(name, str) else None
+
+
+def _counted(config: Mapping[str, Any]) -> str:
+    """Writes what a fingerprint depends on beside the function."""
+    ppo = _section(config, "ppo")
+    rest = [config.get("algorithm"), _section(config, "grpo").get("kl_coef"), config.get("engine"), config.get("env")]
+    return json.dumps([[ppo.get(name) for name in COUNTED], rest], sort_keys=True, default=str)
+
+
+def _place(seen: list[tuple[str, Fingerprint]], counted: str, found: Fingerprint) -> int:
     """Returns the place of a function among those that were seen, from 1 on; a new one is added."""
-    for place, kind in enumerate(kinds):
-        if difference(kind, each) is None:
-            return place + 1
-    kinds.append(each)
-    return len(kinds)
+    for place, (other, kind) in enumerate(seen, 1):
+        if other == counted and difference(kind, found) is None:
+            return place
+    seen.append((counted, found))
+    return len(seen)
