@@ -91,6 +91,25 @@ def test_clipped_adam_steps_are_the_references(on_host, sequence, max_norm, beta
     assert state.optimizer_steps == len(gradients) == int(adam["step"])
 
 
+@pytest.mark.parametrize("learning_rate", [1e-3, torch.tensor(1e-3)], ids=["a number", "a tensor"])
+def test_a_step_has_the_bytes_of_pytorchs_optimiser(learning_rate):
+    rng = np.random.default_rng(0)
+    ours = optimised(rng.normal(size=SIZE), config_of())
+    parameters, ppo = ours.parameters.flat.clone().requires_grad_(), config_of().ppo
+    theirs: Any = torch.optim.Adam([parameters], betas=ppo.adam_betas, eps=ppo.adam_eps, fused=True)
+    theirs.param_groups[0]["lr"] = learning_rate
+    for skipped in (None, torch.tensor(0.0), torch.tensor(1.0), None):
+        gradient = torch.from_numpy(rng.normal(size=SIZE).astype(np.float32))
+        parameters.grad, theirs.found_inf = gradient.clone(), skipped
+        before = ours.parameters.flat.clone()
+        ours.optimizer.step(gradient, learning_rate, skipped)
+        theirs.step()
+        assert torch.equal(ours.parameters.flat, parameters)
+        assert torch.equal(ours.parameters.flat, before) == (skipped is not None and bool(skipped))
+        for name, moment in ours.optimizer.moments().items():
+            assert torch.equal(moment, theirs.state[parameters][name])
+
+
 @BOTH
 def test_a_first_step_by_hand_with_and_without_clipping(on_host):
     # |g| = 5: clipped to norm 1 it is (0.6, 0.8). After one step m = 0.1 g and v = 0.001 g^2, so that Adam moves each

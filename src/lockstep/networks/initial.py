@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 
 import numpy as np
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from lockstep.config.run import Config
 from lockstep.core.shards import keyed_generator
 from lockstep.networks.spec import PolicyNet
+
+
+@cache
+def _thread_pools() -> ThreadpoolController:
+    """Those of the libraries that are loaded, NumPy's among them: looking for them takes longer than a matrix does."""
+    return ThreadpoolController()
 
 
 def orthogonal(generator: np.random.Generator, shape: tuple[int, int], gain: float) -> np.ndarray:
@@ -19,7 +26,7 @@ def orthogonal(generator: np.random.Generator, shape: tuple[int, int], gain: flo
     """
     rows, cols = shape
     normal = generator.standard_normal((max(rows, cols), min(rows, cols)))
-    with threadpool_limits(1):
+    with _thread_pools().limit(limits=1):
         q, r = np.linalg.qr(normal)
     q *= np.where(np.diag(r) < 0, -1.0, 1.0)
     return np.ascontiguousarray(gain * (q if rows >= cols else q.T), np.float32)

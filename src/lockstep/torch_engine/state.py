@@ -91,9 +91,8 @@ def make_net(
 
 
 def optimizer_options(config: Config) -> dict[str, Any]:
-    """Returns Adam's settings, by PyTorch's names."""
-    ppo = config.ppo
-    return {"lr": ppo.learning_rate, "betas": ppo.adam_betas, "eps": ppo.adam_eps}
+    """Returns Adam's settings but for the learning rate, by PyTorch's names."""
+    return {"betas": config.ppo.adam_betas, "eps": config.ppo.adam_eps}
 
 
 def check_networks(config: Config, description: EnvDescription) -> PolicyNet:

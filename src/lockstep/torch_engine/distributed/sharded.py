@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
-from lockstep.torch_engine.nets.parameters import MOMENTS, Arrays, FlatParameters
+from lockstep.torch_engine.nets.parameters import MOMENTS, Arrays, FlatParameters, fused_adam_step
 
 if TYPE_CHECKING:
     from lockstep.torch_engine.distributed.communicator import Communicator
@@ -135,29 +135,26 @@ class ShardedAdam:
 
     def __init__(self, sharded: ShardedParameters, parameters: FlatParameters, options: dict[str, Any]) -> None:
         self._sharded, self._parameters = sharded, parameters
+        self._options = options
         slices = sharded.slices
         self._gradients = [torch.zeros_like(piece) for piece in slices]
-        for piece, gradient in zip(slices, self._gradients, strict=True):
-            piece.grad = gradient
-        self._adam = torch.optim.Adam(slices, fused=True, **options)
-        for piece in slices:
-            moments = {name: torch.zeros_like(piece) for name in MOMENTS}
-            self._adam.state[piece] = {"step": torch.zeros((), device=piece.device), **moments}
-        parameters.flat.grad = None
+        self._moments = [
+            {"step": torch.zeros((), device=piece.device)} | {name: torch.zeros_like(piece) for name in MOMENTS}
+            for piece in slices
+        ]
         self.release()
 
     def step(self, gradient: Tensor, learning_rate: float | Tensor, skipped: Tensor | None = None) -> None:
         """See :meth:`Optimizer.step`; nothing is skipped without the host."""
         assert skipped is None
-        self._adam.param_groups[0]["lr"] = learning_rate
         parts = torch.split(gradient, [g.numel() for g in self._gradients])
         for mine, part in zip(self._gradients, parts, strict=True):
             mine.copy_(part.view_as(mine))
-        self._adam.step()
+        fused_adam_step(self._sharded.slices, self._gradients, self._moments, learning_rate, **self._options)
 
     def slices(self, name: str) -> list[Tensor]:
         """Returns this rank's slices of a moment."""
-        return [self._adam.state[piece][name] for piece in self._sharded.slices]
+        return [moments[name] for moments in self._moments]
 
     def parameters(self) -> Tensor:
         """See :meth:`Optimizer.parameters`."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.optim.adam import adam
 
-from lockstep.torch_engine.nets.memory import on_host
 from lockstep.torch_engine.nets.nets import expand
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -120,18 +120,44 @@ class WholeAdam(Optimizer):
 
 
 def fused_adam(flat: Tensor, moments: dict[str, Tensor], options: dict[str, Any]) -> Rule:
-    """Makes PyTorch's fused Adam the rule: its state is ``moments``, its settings are ``options``.
-
-    ``found_inf`` is how PyTorch's own ``GradScaler`` has a fused optimiser leave a step out without a wait.
-    """
-    gradients = flat.grad = torch.zeros_like(flat)
-    optimizer: Any = torch.optim.Adam([flat], fused=True, capturable=not on_host(flat.device), **options)
-    optimizer.state[flat] = moments
+    """Makes PyTorch's fused Adam the rule: its state is ``moments``, its settings are ``options``."""
+    gradients = torch.zeros_like(flat)
 
     def step(gradient: Tensor, learning_rate: float | Tensor, skipped: Tensor | None = None) -> None:
-        optimizer.param_groups[0]["lr"] = learning_rate
-        optimizer.found_inf = skipped
         gradients.copy_(gradient)
-        optimizer.step()
+        fused_adam_step([flat], [gradients], [moments], learning_rate, skipped, **options)
 
     return step
+
+
+def fused_adam_step(
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    moments: Sequence[Mapping[str, Tensor]],
+    learning_rate: float | Tensor,
+    skipped: Tensor | None = None,
+    *,
+    betas: tuple[float, float],
+    eps: float,
+) -> None:
+    """Applies PyTorch's fused Adam to tensors, by its function: ``torch.optim.Adam`` loads ``torch.compile``.
+
+    ``found_inf`` is how PyTorch's own ``GradScaler`` has it leave a step out without a wait.
+    """
+    with torch.no_grad():
+        adam(
+            list(parameters),
+            list(gradients),
+            *([of[name] for of in moments] for name in MOMENTS),
+            [],
+            [of["step"] for of in moments],
+            fused=True,
+            found_inf=skipped,
+            amsgrad=False,
+            beta1=betas[0],
+            beta2=betas[1],
+            lr=learning_rate,
+            weight_decay=0.0,
+            eps=eps,
+            maximize=False,
+        )

@@ -12,7 +12,6 @@ import gymnasium
 import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
-from torch.optim import Optimizer
 
 from lockstep.config.checks import ungraphed
 from lockstep.config.run import Config
@@ -72,7 +71,6 @@ def set_up_torch(config: Config, topology: Topology) -> torch.device:
     torch.set_num_threads(config.threads)
     threadpool_limits(config.threads, "blas")
     accelerator.pin_down_kernels(config.device != "cpu", warn_only=config.reduction == "fast")
-    leave_out_compiler()
     if config.compile and COMPILER_CACHE not in os.environ:  # PyTorch's own is in /tmp, where others could have made it
         directory, usable = user_cache("inductor")
         os.environ[COMPILER_CACHE] = str(directory) if usable else _own_directory()
@@ -87,17 +85,6 @@ def _own_directory() -> str:
     directory = ExitStack()
     atexit.register(directory.close)
     return str(directory.enter_context(temporary_directory()))
-
-
-def leave_out_compiler() -> None:
-    """Lets optimisers be made without loading ``torch.compile``, which is slow.
-
-    PyTorch loads it at an optimiser's first call, to keep that out of compiled graphs; no graph here has optimisers.
-    """
-    for method in (Optimizer.add_param_group, Optimizer.load_state_dict):
-        inner = getattr(method, "__wrapped__", None)
-        if inner is not None and getattr(inner, "__dynamo_disable", None) is None:
-            inner.__dynamo_disable = inner
 
 
 def machine_facts(device: torch.device) -> dict[str, str]:
