@@ -9,6 +9,9 @@ BIN := $(VENV)/bin
 LIBTPU := 0.0.42.*
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
+# What Python compiles is kept: the tests start hundreds of processes.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: train test test-all lint format types layers tests tests-all bench docs clean
 
 train: $(VENV)/.train

@@ -32,8 +32,10 @@ FROM_THE_BEGINNING = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "LD_", "JAX_", "MAL
 """What counts only where Python or a library begins: a process that is told something else is started from nothing."""
 
 PRELOADED = (
-    *("lockstep.commands.train", "tensorboard", "safetensors.numpy"),
-    *("gymnasium.vector", "torch", "torch.distributed.elastic.multiprocessing", "lockstep.torch_engine.train"),
+    *("lockstep.commands.train", "lockstep.commands.eval", "lockstep.commands.verify", "safetensors.numpy"),
+    *("lockstep.runs.trackers.tensorboard", "tensorboard.compat.tensorflow_stub", "pydantic.dataclasses"),
+    *("gymnasium.vector", "gymnasium.envs.classic_control", "imageio.v3"),
+    *("torch", "torch.distributed.elastic.multiprocessing", "lockstep.torch_engine.train"),
     *("jax", "equinox", "optax", "lockstep.jax_engine.train"),
 )
 OPTIMIZATIONS = "JAX_DISABLE_MOST_OPTIMIZATIONS"

@@ -1,5 +1,6 @@
 """Settings for all tests, and runs that several of them read."""
 
+import gc
 import os
 import tempfile
 from pathlib import Path
@@ -24,6 +25,14 @@ __all__ = ["compiler", "pytest_collect_directory", "s3", "s3_port", "trained"]
 
 hypothesis.settings.register_profile("lockstep", deadline=None, derandomize=True, max_examples=40)
 hypothesis.settings.load_profile("lockstep")
+
+
+def pytest_collection_finish() -> None:
+    """Leaves what is loaded out of garbage collections, and has fewer: JAX and Hypothesis look at each of them."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
+
 
 if installed("jax"):
     # Every test process has eight CPU devices; what needs another number, or a JAX that has not started, is a command.
