@@ -9,10 +9,7 @@ BIN := $(VENV)/bin
 LIBTPU := 0.0.42.*
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-# What Python compiles is kept: the tests start hundreds of processes.
-export PYTHONDONTWRITEBYTECODE :=
-
-.PHONY: train test test-all lint format types layers tests tests-all bench docs clean
+.PHONY: train test test-all lint format types layers compiled tests tests-all bench docs clean
 
 train: $(VENV)/.train
 	$(BIN)/lockstep train CartPole-v1
@@ -23,10 +20,14 @@ test: $(VENV)/.test
 test-all: $(VENV)/.test-all
 	$(MAKE) --jobs --no-print-directory tests-all lint
 
-tests: $(VENV)/.test
+# The tests start hundreds of processes, which needn't compile the source each.
+compiled: $(VENV)/.test
+	$(BIN)/python -m compileall -q src tests/modules
+
+tests: compiled
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long"
 
-tests-all: $(VENV)/.test-all
+tests-all: $(VENV)/.test-all compiled
 	LOCKSTEP_TESTS_OPTIMIZED=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: format types layers

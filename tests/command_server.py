@@ -32,11 +32,13 @@ FROM_THE_BEGINNING = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "LD_", "JAX_", "MAL
 """What counts only where Python or a library begins: a process that is told something else is started from nothing."""
 
 PRELOADED = (
-    *("lockstep.commands.train", "lockstep.commands.eval", "lockstep.commands.verify", "safetensors.numpy"),
-    *("lockstep.runs.trackers.tensorboard", "tensorboard.compat.tensorflow_stub", "pydantic.dataclasses"),
-    *("gymnasium.vector", "gymnasium.envs.classic_control", "imageio.v3"),
+    *(f"lockstep.commands.{name}" for name in ("train", "eval", "verify", "run", "doctor")),
+    *("lockstep.envs.arrays.gymnasium_env", "safetensors.numpy", "pydantic.dataclasses", "packaging.version"),
+    *("lockstep.runs.trackers.tensorboard", "tensorboard.compat.tensorflow_stub", "s3fs", "imageio.v3"),
+    *("matplotlib.figure", "matplotlib.backends.backend_agg", "gymnasium.vector", "gymnasium.envs.classic_control"),
     *("torch", "torch.distributed.elastic.multiprocessing", "lockstep.torch_engine.train"),
-    *("jax", "equinox", "optax", "lockstep.jax_engine.train"),
+    *("jax", "jaxlib.mlir.dialects.mhlo", "equinox", "optax", "lockstep.jax_engine.train"),
+    "lockstep.jax_engine.seeds.train",
 )
 OPTIMIZATIONS = "JAX_DISABLE_MOST_OPTIMIZATIONS"
 """How JAX compiles, see ``quick_compiler.py``."""

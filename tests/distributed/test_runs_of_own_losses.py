@@ -1,6 +1,9 @@
 """Losses of the user's own: the same run on any ranks and devices, and through a stop."""
 
+import itertools
+import os
 import sys
+import time
 
 import pytest
 from command_line import CARTPOLE, SMALL, copy_of, error_line, lockstep, resume, run_words, same
@@ -18,6 +21,16 @@ EDITED = """
 def mine(sample):
     return sample.ppo() + {weight} * (sample.actor_output**2).sum(-1)
 """
+
+SECONDS = itertools.count(2, 2)
+
+
+def write_losses(directory, text):
+    """Writes the module anew; Python tells what it has compiled of it apart by its size and its second."""
+    path = directory / "my_losses.py"
+    path.write_text(text)
+    when = time.time() + next(SECONDS)
+    os.utime(path, (when, when))
 
 
 def test_ranks_and_a_stop_in_the_middle_change_nothing(trained, tmp_path):
@@ -87,7 +100,7 @@ def test_a_mean_is_refused_before_anything_starts(tmp_path):
 def test_seeds_and_runs_of_an_edited_function_are_told_apart(tmp_path):
     words = (*CARTPOLE, "--ppo.loss", "my_losses:mine", "--quiet")
     for name, weight in (("one", 1e-3), ("two", 1e-3), ("three", 2e-3)):
-        (tmp_path / "my_losses.py").write_text(EDITED.format(weight=weight))
+        write_losses(tmp_path, EDITED.format(weight=weight))
         assert lockstep("train", *words, "--name", name, cwd=tmp_path).code == 0
     runs = [f"runs/{name}" for name in ("one", "two", "three")]
     text = lockstep("compare", *runs, "--trust", "--episodes", 2, cwd=tmp_path).stdout
@@ -108,9 +121,9 @@ def test_settings_that_a_loss_is_computed_from_are_no_other_function(trained, tm
 def test_a_run_is_not_called_verified_by_another_function(tmp_path):
     words = ("train", *CARTPOLE, "--ppo.loss", "my_losses:mine", "--name", "run", "--stop-at-step", 128)
     verify = ("verify", "runs/run", "--world-sizes", "1,2", "--iterations", 1)
-    (tmp_path / "my_losses.py").write_text(EDITED.format(weight=1e-3))
+    write_losses(tmp_path, EDITED.format(weight=1e-3))
     assert lockstep(*words, cwd=tmp_path).code == 0
-    (tmp_path / "my_losses.py").write_text(EDITED.format(weight=1e-1))
+    write_losses(tmp_path, EDITED.format(weight=1e-1))
     ended = lockstep(*verify, cwd=tmp_path)
     assert "nothing is kept of this beside the run: ppo.loss: my_losses:mine isn't what runs/run was" in ended.stderr
     assert not (tmp_path / "runs" / "run" / "verify.json").exists()
@@ -118,7 +131,7 @@ def test_a_run_is_not_called_verified_by_another_function(tmp_path):
 
 def test_ranks_of_different_functions_end_in_a_line(tmp_path):
     by_rank = "__import__('os').environ.get('RANK', '0')"
-    (tmp_path / "my_losses.py").write_text(f"weight = 1e-3 * (1 + int({by_rank}))\n{EDITED.format(weight='weight')}")
+    write_losses(tmp_path, f"weight = 1e-3 * (1 + int({by_rank}))\n{EDITED.format(weight='weight')}")
     words = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, "-m", "lockstep", "train", *CARTPOLE)
     ended = run_words([sys.executable, *map(str, words), "--ppo.loss", "my_losses:mine"], tmp_path)
     assert ended.code != 0
@@ -127,7 +140,7 @@ def test_ranks_of_different_functions_end_in_a_line(tmp_path):
 
 def test_a_seed_is_not_begun_with_a_function_that_was_edited_after_another(tmp_path):
     first_is_done = "(__import__('pathlib').Path('runs/group/seed_0/summary.json').exists() + 1)"
-    (tmp_path / "my_losses.py").write_text(f"weight = {first_is_done}\n{EDITED.format(weight='weight')}")
+    write_losses(tmp_path, f"weight = {first_is_done}\n{EDITED.format(weight='weight')}")
     group = ("--seeds", "0-1", "--seeds-at-once", 1, "--name", "group", "--total-steps", 512)
     ended = lockstep("train", *CARTPOLE, *group, "--ppo.loss", "my_losses:mine", cwd=tmp_path)
     assert ended.code == 1
@@ -145,16 +158,16 @@ def test_a_policy_that_is_not_trained_is_said(tmp_path):
 @pytest.mark.parametrize("engine", ["torch", "jax"])
 def test_a_run_is_not_resumed_with_a_function_that_was_edited(tmp_path, engine):
     words = ("--ppo.loss", "my_losses:mine", "--name", "run", "--engine", engine)
-    (tmp_path / "my_losses.py").write_text(EDITED.format(weight=1e-3))
+    write_losses(tmp_path, EDITED.format(weight=1e-3))
     started = lockstep("train", *CARTPOLE, *words, *HALF, cwd=tmp_path)
     assert started.code == 0, started.stderr
     run = tmp_path / "runs" / "run"
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    (tmp_path / "my_losses.py").write_text(EDITED.format(weight=2e-3))
+    write_losses(tmp_path, EDITED.format(weight=2e-3))
     for ranks in ((), ("--nproc", 2)) if engine == "torch" else ((),):
         line = error_line(lockstep("train", "--resume", "runs/run", "--trust", *ranks, cwd=tmp_path))
         assert "ppo.loss: my_losses:mine isn't what step_512 was trained with any more: it gives a gradient" in line
         assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
-    (tmp_path / "my_losses.py").write_text(EDITED.format(weight="0.002 / 2") + "# another comment\n")
+    write_losses(tmp_path, EDITED.format(weight="0.002 / 2") + "# another comment\n")
     ended = lockstep("train", "--resume", "runs/run", "--trust", cwd=tmp_path)
     assert ended.code == 0, ended.stderr

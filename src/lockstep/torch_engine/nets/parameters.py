@@ -148,7 +148,8 @@ def fused_adam_step(
         adam(
             list(parameters),
             list(gradients),
-            *([of[name] for of in moments] for name in MOMENTS),
+            [of["exp_avg"] for of in moments],
+            [of["exp_avg_sq"] for of in moments],
             [],
             [of["step"] for of in moments],
             fused=True,

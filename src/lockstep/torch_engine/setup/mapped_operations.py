@@ -8,6 +8,8 @@ alike, which the tests measure, or which work on rows, move numbers, or multiply
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -45,6 +47,20 @@ HALVES = (torch.bfloat16, torch.float16)
 """Types for which nothing here was measured; some operations round by place in them that don't in float32."""
 
 
+def leave_out_compiler(method: Callable[..., Any]) -> None:
+    """Lets a method run that PyTorch keeps from being compiled, without loading its compiler, unless that is loaded.
+
+    PyTorch loads it, which takes a second, at the first call of such a method.
+    """
+    inner, mark = getattr(method, "__wrapped__", None), "__dynamo_disable"
+    if inner is None:
+        return
+    if "torch._dynamo" not in sys.modules:
+        setattr(inner, mark, inner)
+    elif getattr(inner, mark, None) is inner:
+        delattr(inner, mark)
+
+
 class OtherOperations(TorchDispatchMode):
     """Collects which operations run that aren't among the known ones.
 
@@ -55,6 +71,7 @@ class OtherOperations(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.names: set[str] = set()
+        leave_out_compiler(type(self).__torch_dispatch__)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Looks at an operation, and runs it."""
