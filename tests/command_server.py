@@ -260,6 +260,7 @@ def main() -> None:
         warnings.filterwarnings("error", category=category, module=r"lockstep\b")  # what our own code causes
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000, 20, 20)  # JAX looks at each collection
     server = Server(sys.argv[1])
     print("ready", flush=True)
     server.serve()

@@ -15,7 +15,7 @@ from lockstep.jax_engine.nets.parameters import Named
 from lockstep.jax_engine.program.iterations import Inputs, Outputs
 from lockstep.jax_engine.program.program import Program
 from lockstep.jax_engine.rollout import Actor, Draws, RandomActor, Rollout, begin, collect, draw
-from lockstep.jax_engine.shards.blocks import each_shard
+from lockstep.jax_engine.shards.blocks import each_shard, traced_once
 from lockstep.jax_engine.shards.keys import keyed
 from lockstep.jax_engine.shards.normalizers import frozen
 from lockstep.jax_engine.state import EnvCarry, TrainState
@@ -154,12 +154,13 @@ class DeviceProgram:
             state, outputs = self.iteration(state, jax.tree.map(lambda x: x[0], inputs), stop, owned)
             return state, jax.tree.map(lambda x: x[None], outputs)
         first = jax.tree.map(lambda x: x[0], inputs)
-        shapes = jax.eval_shape(lambda s: self.iteration(s, first, stop, owned)[1], state)
+        iteration = traced_once(lambda state, inputs: self.iteration(state, inputs, stop, owned))
+        shapes = jax.eval_shape(iteration, state, first)[1]
         empty = jax.tree.map(lambda s: jnp.zeros((n, *s.shape), s.dtype), shapes)
 
         def body(i: Array, carry: tuple[TrainState, Outputs]) -> tuple[TrainState, Outputs]:
             state, outputs = carry
-            state, one = self.iteration(state, jax.tree.map(lambda x: x[i], inputs), stop, owned)
+            state, one = iteration(state, jax.tree.map(lambda x: x[i], inputs))
             return state, jax.tree.map(lambda all_, x: lax.dynamic_update_index_in_dim(all_, x, i, 0), outputs, one)
 
         return lax.fori_loop(0, count, body, (state, empty))

@@ -127,6 +127,7 @@ class Blocks:
         """
         if not self.exact and self.even and self.count * parts == 1:
             return self.each(function, owned, *trees)
+        function = traced_once(function)
         shapes = jax.eval_shape(function, *_at(trees, 0))
         if not self.exact:
             zeros = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
@@ -150,12 +151,22 @@ class Blocks:
         return jax.tree.map(lambda x: x[: self.count], sums)
 
 
+def traced_once(function: Callable[[*Trees], Result]) -> Callable[[*Trees], Result]:
+    """Makes of a function one that is traced once for arguments of one shape, and leaves the same operations.
+
+    To ask for its results' shapes first costs nothing then; of loops in loops all would be traced twice at each level.
+    The function is of this call alone: a collective in it has a number of its own.
+    """
+    return jax.jit(lambda *arguments: function(*arguments), inline=True)
+
+
 def each_shard(function: Callable[[*Trees], Result], count: int, owned: Array, *trees: *Trees) -> Result:
     """Calls a function of one shard's arrays for each of ``[count, …]``, in a loop that is never unrolled.
 
     A single shard lies in arrays of two, of which one is looked at: a loop that reads and writes the whole of an array
     is not compiled as one that reads and writes parts of it, and sums come out otherwise.
     """
+    function = traced_once(function)
     shapes = jax.eval_shape(function, *_at(trees, 0))
     doubled = _never_one(trees)
     results = jax.tree.map(lambda shape: _empty(max(count, 2), shape), shapes)
