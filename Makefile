@@ -25,7 +25,7 @@ compiled: $(VENV)/.test
 	$(BIN)/python -m compileall -q src tests/modules
 
 tests: compiled
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long"
+	$(BIN)/python -m pytest -n 3 --dist loadfile -m "not long"
 
 tests-all: $(VENV)/.test-all compiled
 	LOCKSTEP_TESTS_OPTIMIZED=1 $(BIN)/python -m pytest -n 2 --dist loadfile

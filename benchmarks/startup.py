@@ -1,7 +1,8 @@
 """Measures how long `lockstep train` takes from its start to the first logged iteration, by number of ranks.
 
 ``python -m benchmarks.startup --ranks 1,2,4,8 --repeats 5 [--before TREE] [--out FILE]``: with ``--before`` a second
-checkout is measured in turn with this one.
+checkout is measured in turn with this one. ``--run "WORDS"``, any number of times, measures one rank of other runs in
+place of the ranks.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 import datetime
 import os
 import platform
+import shlex
 import statistics
 import subprocess
 import sys
@@ -21,13 +23,14 @@ from lockstep import __version__
 from lockstep.core.machine import cpu_model
 
 ROOT = Path(__file__).parents[1]
-WORDS = ("CartPole-v1", "--total-steps", "4096", "--quiet", "--eval.interval", "0", "--log.no-tensorboard")
+CARTPOLE = "CartPole-v1"
+WORDS = ("--total-steps", "4096", "--quiet", "--eval.interval", "0", "--log.no-tensorboard")
 LIMIT = 600.0
 
 
-def seconds_to_first_iteration(tree: Path, ranks: int, directory: Path) -> float:
+def seconds_to_first_iteration(tree: Path, run: str, directory: Path) -> float:
     """Start a run of that checkout; the seconds until the first line of its metrics can be read."""
-    command = [sys.executable, "-m", "lockstep", "train", *WORDS, "--nproc", str(ranks), "--runs-dir", str(directory)]
+    command = [sys.executable, "-m", "lockstep", "train", *shlex.split(run), *WORDS, "--runs-dir", str(directory)]
     metrics = directory / "run" / "metrics.jsonl"
     started = time.perf_counter()
     process = subprocess.Popen([*command, "--name", "run"], env={**os.environ, "PYTHONPATH": str(tree / "src")})
@@ -41,29 +44,50 @@ def seconds_to_first_iteration(tree: Path, ranks: int, directory: Path) -> float
         process.wait()
 
 
-def measure(trees: list[Path], ranks: list[int], repeats: int) -> dict[tuple[Path, int], list[float]]:
-    """Seconds of every checkout and number of ranks, taken in turn after one round that isn't counted."""
-    taken: dict[tuple[Path, int], list[float]] = {(tree, number): [] for tree in trees for number in ranks}
+Taken = dict[tuple[Path, str], list[float]]
+"""Seconds by checkout and run."""
+
+
+def measure(trees: list[Path], runs: list[str], repeats: int) -> Taken:
+    """Seconds of every checkout and run, taken in turn after one round that isn't counted."""
+    taken: Taken = {(tree, run): [] for run in runs for tree in trees}
     for repeat in range(repeats + 1):
-        for (tree, number), seconds in taken.items():
+        for (tree, run), seconds in taken.items():
             with tempfile.TemporaryDirectory() as directory:
-                found = seconds_to_first_iteration(tree, number, Path(directory))
+                found = seconds_to_first_iteration(tree, run, Path(directory))
             if repeat:
                 seconds.append(found)
     return taken
 
 
-def report(taken: dict[tuple[Path, int], list[float]], trees: list[Path], ranks: list[int], commit: str) -> str:
-    """The table as Markdown: medians, and each beside one rank of the same checkout."""
+def made(commit: str) -> str:
+    """When, of what, and where."""
+    return (
+        f"{datetime.date.today()}, commit {commit}, lockstep {__version__}, Python {platform.python_version()}, "
+        f"{os.cpu_count()} cores of {cpu_model()}."
+    )
+
+
+def cell(seconds: list[float]) -> str:
+    """Their median and range."""
+    return f"{statistics.median(seconds):.2f} ({min(seconds):.2f} to {max(seconds):.2f})"
+
+
+def of_ranks(number: int) -> str:
+    """The run with so many ranks."""
+    return f"{CARTPOLE} --nproc {number}"
+
+
+def report(taken: Taken, trees: list[Path], ranks: list[int], commit: str) -> str:
+    """The table of ranks as Markdown: medians, and each beside one rank of the same checkout."""
     repeats = len(next(iter(taken.values())))
     lines = [
         "# Start-up",
         "",
-        "Seconds from the start of `lockstep train CartPole-v1 --nproc N` to the first logged iteration, medians of "
+        f"Seconds from the start of `lockstep train {CARTPOLE} --nproc N` to the first logged iteration, medians of "
         f"{repeats} interleaved runs (range in brackets). Made by `python -m benchmarks.startup`.",
         "",
-        f"{datetime.date.today()}, commit {commit}, lockstep {__version__}, Python {platform.python_version()}, "
-        f"{os.cpu_count()} cores of {cpu_model()}.",
+        made(commit),
         "",
         "| ranks | " + " | ".join(f"{name} | beside one rank" for name in ("now", "before")[: len(trees)]) + " |",
         "|---|" + "---|---|" * len(trees),
@@ -71,10 +95,29 @@ def report(taken: dict[tuple[Path, int], list[float]], trees: list[Path], ranks:
     for number in ranks:
         cells = []
         for tree in trees:
-            seconds, one = taken[tree, number], statistics.median(taken[tree, ranks[0]])
-            middle = statistics.median(seconds)
-            cells.append(f"{middle:.2f} ({min(seconds):.2f} to {max(seconds):.2f}) | {middle / one:.2f} |")
+            seconds, one = taken[tree, of_ranks(number)], statistics.median(taken[tree, of_ranks(ranks[0])])
+            cells.append(f"{cell(seconds)} | {statistics.median(seconds) / one:.2f} |")
         lines.append(f"| {number} | " + " ".join(cells))
+    return "\n".join(lines) + "\n"
+
+
+def report_of_runs(taken: Taken, trees: list[Path], runs: list[str], commit: str) -> str:
+    """The table of other runs as Markdown."""
+    repeats = len(next(iter(taken.values())))
+    lines = [
+        "## Other runs",
+        "",
+        "Seconds from the start of `lockstep train RUN` to the first logged iteration, medians of "
+        f"{repeats} interleaved runs (range in brackets), compiled programs in the cache. Made by "
+        "`python -m benchmarks.startup --run RUN …`.",
+        "",
+        made(commit),
+        "",
+        "| run | " + " | ".join(("now", "before")[: len(trees)]) + " |",
+        "|---|" + "---|" * len(trees),
+    ]
+    for run in runs:
+        lines.append(f"| `{run}` | " + " ".join(f"{cell(taken[tree, run])} |" for tree in trees))
     return "\n".join(lines) + "\n"
 
 
@@ -82,6 +125,7 @@ def main() -> None:
     """Measure, print, and write the report if asked to."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", default="1,2,4,8")
+    parser.add_argument("--run", action="append", help="words of a run, measured in place of the ranks")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--before", type=Path, help="another checkout, measured in turn")
     parser.add_argument("--out", type=Path)
@@ -89,7 +133,12 @@ def main() -> None:
     trees = [ROOT, *([options.before] if options.before else [])]
     ranks = [int(word) for word in options.ranks.split(",")]
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
-    text = report(measure(trees, ranks, options.repeats), trees, ranks, commit.strip())
+    runs = options.run or [of_ranks(number) for number in ranks]
+    taken = measure(trees, runs, options.repeats)
+    if options.run:
+        text = report_of_runs(taken, trees, runs, commit.strip())
+    else:
+        text = report(taken, trees, ranks, commit.strip())
     print(text)
     if options.out is not None:
         options.out.write_text(text)

@@ -18,13 +18,14 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # an account of the tests' own; wor
 import hypothesis
 from command_line import trained
 from frameworks import installed, pytest_collect_directory
-from quick_compiler import compile_quickly, compiler
+from quick_compiler import OPTIMIZED, compile_quickly, compiler
 from s3_server import s3, s3_port
 
 __all__ = ["compiler", "pytest_collect_directory", "s3", "s3_port", "trained"]
 
-hypothesis.settings.register_profile("lockstep", deadline=None, derandomize=True, max_examples=40)
-hypothesis.settings.load_profile("lockstep")
+for profile, examples in (("quick", 30), ("whole", 40)):
+    hypothesis.settings.register_profile(profile, deadline=None, derandomize=True, max_examples=examples)
+hypothesis.settings.load_profile("whole" if OPTIMIZED else "quick")
 
 
 def pytest_collection_finish() -> None:

@@ -16,7 +16,10 @@ from command_server import OPTIMIZATIONS, compile_as
 OPTIMIZED = os.environ.get("LOCKSTEP_TESTS_OPTIMIZED", "0") != "0"
 LEVELS = ("optimized", "exact", "quick")
 """From all that the compiler does to the least."""
-QUICK = ("envs", "jax_engine", "learning", "networks", "parity", "planning", "policies")
+QUICK = (
+    *("commands", "envs", "faults", "jax_engine", "learning", "networks", "parity", "planning", "policies", "python"),
+    "scaling",
+)
 """Folders whose modules without a mark are compiled at the last level; it is the second one elsewhere."""
 LOOPS = "xla_cpu_use_fusion_emitters"
 OLDER_LOOPS = f"--{LOOPS}=false"

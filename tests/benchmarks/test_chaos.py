@@ -112,7 +112,7 @@ def test_bad_arguments_are_refused(capsys):
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize(("faults", "iterations", "seed"), variants([(1, 50, 18), (10, 250, 11)], [(1, 50, 18)]))
+@pytest.mark.parametrize(("faults", "iterations", "seed"), variants([(1, 30, 18), (10, 250, 11)], [(1, 30, 18)]))
 def test_some_faults_break_nothing(monkeypatch, tmp_path, capsys, faults, iterations, seed):
     cases = [dataclasses.replace(case, iterations=iterations, eval_interval=iterations // 5) for case in CASES]
     monkeypatch.setattr(chaos, "CASES", cases)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from command_line import CARTPOLE, GATED, Run, command, metrics_of, same, surroundings, wait_until
 
 TASKS = 2
@@ -36,6 +37,7 @@ def tasks(directory: Path, *words: Any, during: Callable[..., None] | None = Non
     return [(process.returncode, *output) for process, output in zip(processes, outputs, strict=True)]
 
 
+@pytest.mark.long  # test_slurm.py has them of a real cluster
 def test_the_tasks_of_a_step_give_the_same_agent(trained, tmp_path):
     first, second = tasks(tmp_path, *CARTPOLE)
     assert (first[0], second[0]) == (0, 0), (first, second)

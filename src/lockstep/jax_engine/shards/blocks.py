@@ -157,7 +157,11 @@ def traced_once(function: Callable[[*Trees], Result]) -> Callable[[*Trees], Resu
     To ask for its results' shapes first costs nothing then; of loops in loops all would be traced twice at each level.
     The function is of this call alone: a collective in it has a number of its own.
     """
-    return jax.jit(lambda *arguments: function(*arguments), inline=True)
+
+    def once(*arguments: *Trees) -> Result:
+        return function(*arguments)
+
+    return jax.jit(once, inline=True)
 
 
 def each_shard(function: Callable[[*Trees], Result], count: int, owned: Array, *trees: *Trees) -> Result:
