@@ -60,6 +60,12 @@ def measure(trees: list[Path], runs: list[str], repeats: int) -> Taken:
     return taken
 
 
+def commit_of(tree: Path) -> str:
+    """The commit of a checkout, short."""
+    words = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(words, cwd=tree, capture_output=True, text=True).stdout.strip()
+
+
 def made(commit: str) -> str:
     """When, of what, and where."""
     return (
@@ -102,7 +108,7 @@ def report(taken: Taken, trees: list[Path], ranks: list[int], commit: str) -> st
 
 
 def report_of_runs(taken: Taken, trees: list[Path], runs: list[str], commit: str) -> str:
-    """The table of other runs as Markdown."""
+    """The table of other runs as Markdown, for the end of the file of ranks."""
     repeats = len(next(iter(taken.values())))
     lines = [
         "## Other runs",
@@ -118,7 +124,15 @@ def report_of_runs(taken: Taken, trees: list[Path], runs: list[str], commit: str
     ]
     for run in runs:
         lines.append(f"| `{run}` | " + " ".join(f"{cell(taken[tree, run])} |" for tree in trees))
+    if len(trees) > 1:
+        lines += ["", f"Before is commit {commit_of(trees[1])}."]
     return "\n".join(lines) + "\n"
+
+
+def _append(file: Path, text: str) -> None:
+    """Writes a section of other runs in place of the one that is there, after the table of ranks."""
+    before = file.read_text().partition("## Other runs")[0].rstrip() if file.is_file() else ""
+    file.write_text(f"{before}\n\n{text}".lstrip())
 
 
 def main() -> None:
@@ -128,20 +142,20 @@ def main() -> None:
     parser.add_argument("--run", action="append", help="words of a run, measured in place of the ranks")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--before", type=Path, help="another checkout, measured in turn")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="file of the ranks' table, to whose end that of other runs goes")
     options = parser.parse_args()
     trees = [ROOT, *([options.before] if options.before else [])]
     ranks = [int(word) for word in options.ranks.split(",")]
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
+    commit = commit_of(ROOT)
     runs = options.run or [of_ranks(number) for number in ranks]
     taken = measure(trees, runs, options.repeats)
-    if options.run:
-        text = report_of_runs(taken, trees, runs, commit.strip())
-    else:
-        text = report(taken, trees, ranks, commit.strip())
+    text = report_of_runs(taken, trees, runs, commit) if options.run else report(taken, trees, ranks, commit)
     print(text)
     if options.out is not None:
-        options.out.write_text(text)
+        if options.run:
+            _append(options.out, text)
+        else:
+            options.out.write_text(text)
 
 
 if __name__ == "__main__":
