@@ -71,9 +71,8 @@ def test_killed_in_the_middle_of_a_checkpoint(trained, tmp_path, place):
 def test_devices_that_drift_apart_end_the_run_before_it_saves_anything(tmp_path, interval):
     """They are compared after iteration 3: while the next call runs where nothing else is due, or first of all."""
     path = tmp_path / "runs" / "run"
-    words = (*inside("unreduced"), *devices(2), "--name", "run", "--proof.interval", 3)
-    words = (*words, "--checkpoint.interval", interval)
-    line = error_line(lockstep("train", *words, cwd=tmp_path))
+    intervals = ("--proof.interval", 3, "--checkpoint.interval", interval)
+    line = error_line(lockstep("train", *inside("unreduced"), *devices(2), "--name", "run", *intervals, cwd=tmp_path))
     assert "ranks are out of sync after iteration 3: rank 1 of 2" in line
     assert "policy/actor.0.weight" in line
     assert checkpoints_of(path) == []
