@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from lockstep.envs.arrays.base import Array, ArrayEnvironment, State, wrap_angle
+from lockstep.envs.arrays.base import Array, ArrayEnvironment, State, side_by_side, wrap_angle
 
 _NAMES = ("theta1", "theta2", "theta1_dot", "theta2_dot")
 
@@ -108,4 +108,4 @@ class Acrobot(ArrayEnvironment):
 def _observe(xp: Any, state: State) -> Array:
     """Cosine and sine of both angles, and both speeds: float32 ``[n, 6]``."""
     theta1, theta2, speed1, speed2 = (state[name] for name in _NAMES)
-    return xp.stack((xp.cos(theta1), xp.sin(theta1), xp.cos(theta2), xp.sin(theta2), speed1, speed2), axis=-1)
+    return side_by_side(xp, (xp.cos(theta1), xp.sin(theta1), xp.cos(theta2), xp.sin(theta2), speed1, speed2))

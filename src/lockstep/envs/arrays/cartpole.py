@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from lockstep.envs.arrays.base import Array, ArrayEnvironment, State
+from lockstep.envs.arrays.base import Array, ArrayEnvironment, State, numbers, side_by_side
 
 
 class CartPole(ArrayEnvironment):
@@ -56,30 +56,38 @@ class CartPole(ArrayEnvironment):
         """Start every episode near the upright rest: all four components uniform in ±0.05."""
         names = ("x", "x_dot", "theta", "theta_dot")
         state = {name: (2 * random[:, column] - 1) * self.reset_range for column, name in enumerate(names)}
-        return state, xp.stack(tuple(state.values()), axis=-1)
+        return state, side_by_side(xp, tuple(state.values()))
 
     def step(self, xp: Any, state: State, action: Array, random: Array) -> tuple[State, Array, Array, Array]:
         """One explicit Euler step of 0.02 s."""
         x, x_dot, theta, theta_dot = state["x"], state["x_dot"], state["theta"], state["theta_dot"]
+        time_step, x_limit, theta_limit = numbers(x, self.time_step, self.x_limit, self.theta_limit)
         push = xp.full_like(x, self.force)
         x_acc, theta_acc = self._accelerations(xp, theta, theta_dot, xp.where(action == 1, push, -push))
         moved = {
-            "x": x + self.time_step * x_dot,
-            "x_dot": x_dot + self.time_step * x_acc,
-            "theta": theta + self.time_step * theta_dot,
-            "theta_dot": theta_dot + self.time_step * theta_acc,
+            "x": x + time_step * x_dot,
+            "x_dot": x_dot + time_step * x_acc,
+            "theta": theta + time_step * theta_dot,
+            "theta_dot": theta_dot + time_step * theta_acc,
         }
-        terminated = (xp.abs(moved["x"]) > self.x_limit) | (xp.abs(moved["theta"]) > self.theta_limit)
-        return moved, xp.stack(tuple(moved.values()), axis=-1), xp.ones_like(x), terminated
+        terminated = (xp.abs(moved["x"]) > x_limit) | (xp.abs(moved["theta"]) > theta_limit)
+        return moved, side_by_side(xp, tuple(moved.values())), xp.ones_like(x), terminated
 
     def _accelerations(self, xp: Any, theta: Array, theta_dot: Array, force: Array) -> tuple[Array, Array]:
         """Of the cart (m/s²) and of the pole's angle (rad/s²): Florian (2007), without friction."""
-        total_mass = self.cart_mass + self.pole_mass
-        mass_length = self.pole_mass * self.half_pole_length
+        total_mass, mass_length, half_length, pole_mass, gravity, four_thirds = numbers(
+            theta,
+            self.cart_mass + self.pole_mass,
+            self.pole_mass * self.half_pole_length,
+            self.half_pole_length,
+            self.pole_mass,
+            self.gravity,
+            4 / 3,
+        )
         cos, sin = xp.cos(theta), xp.sin(theta)
         pushed = (force + mass_length * (theta_dot * theta_dot) * sin) / total_mass
-        inertia = self.half_pole_length * (4 / 3 - self.pole_mass * (cos * cos) / total_mass)
-        theta_acc = (self.gravity * sin - cos * pushed) / inertia
+        inertia = half_length * (four_thirds - pole_mass * (cos * cos) / total_mass)
+        theta_acc = (gravity * sin - cos * pushed) / inertia
         return pushed - mass_length * theta_acc * cos / total_mass, theta_acc
 
     def pose(self, renderer: Any, row: dict[str, np.ndarray]) -> None:

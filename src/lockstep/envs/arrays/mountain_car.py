@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from lockstep.envs.arrays.base import Array, ArrayEnvironment, State
+from lockstep.envs.arrays.base import Array, ArrayEnvironment, State, side_by_side
 
 
 class _Hill(ArrayEnvironment):
@@ -49,7 +49,7 @@ class _Hill(ArrayEnvironment):
         low, high = self.reset_positions
         position = low + (high - low) * random[:, 0]
         state = {"position": position, "velocity": xp.zeros_like(position)}
-        return state, xp.stack(tuple(state.values()), axis=-1)
+        return state, side_by_side(xp, tuple(state.values()))
 
     def _driven(self, xp: Any, state: State, throttle: Array) -> tuple[State, Array, Array]:
         """State, observation and terminated after a step with throttles in [-1, 1], float32 ``[n]``."""
@@ -62,7 +62,7 @@ class _Hill(ArrayEnvironment):
             "velocity": xp.where(at_wall, xp.zeros_like(velocity), velocity),
         }
         terminated = (moved["position"] >= self.goal_position) & (moved["velocity"] >= self.goal_velocity)
-        return moved, xp.stack(tuple(moved.values()), axis=-1), terminated
+        return moved, side_by_side(xp, tuple(moved.values())), terminated
 
     def pose(self, renderer: Any, row: dict[str, np.ndarray]) -> None:
         """Put Gymnasium's car into the state ``row``."""

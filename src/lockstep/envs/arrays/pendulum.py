@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from gymnasium.spaces import Box
 
-from lockstep.envs.arrays.base import Array, ArrayEnvironment, State, wrap_angle
+from lockstep.envs.arrays.base import Array, ArrayEnvironment, State, side_by_side, wrap_angle
 
 
 class Pendulum(ArrayEnvironment):
@@ -77,4 +77,4 @@ class Pendulum(ArrayEnvironment):
 
 def _observe(xp: Any, state: State) -> Array:
     """``cos theta``, ``sin theta``, ``theta_dot``: float32 ``[n, 3]``."""
-    return xp.stack((xp.cos(state["theta"]), xp.sin(state["theta"]), state["theta_dot"]), axis=-1)
+    return side_by_side(xp, (xp.cos(state["theta"]), xp.sin(state["theta"]), state["theta_dot"]))

@@ -94,7 +94,7 @@ class ArrayEnvs(HostEnvs):
         if score is not None:
             b.scores[:] = score
         self._state = state
-        rows = np.flatnonzero(b.terminated | b.truncated)
+        rows = (b.terminated | b.truncated).nonzero()[0]
         if rows.size:
             b.final_observations[rows] = b.observations[rows]
             b.episodes[rows] += 1
