@@ -29,7 +29,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.envs import register_array_environments
-from lockstep.envs.arrays import ARRAY_ENVIRONMENTS, Acrobot, ArrayEnvironment, CartPole, PushCube
+from lockstep.envs.arrays import ARRAY_ENVIRONMENTS, Acrobot, ArrayEnvironment, CartPole, Pendulum, PushCube
 from lockstep.envs.arrays.base import host_array
 from lockstep.envs.arrays.gymnasium_env import ArrayGymnasiumEnv
 

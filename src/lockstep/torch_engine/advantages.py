@@ -63,6 +63,14 @@ def group_advantages(returns: Tensor, normalize_std: bool) -> Tensor:
     return centred / (centred.square().mean(1, keepdim=True).sqrt() + GROUP_EPSILON)
 
 
+def summed_alone(device: torch.device) -> bool:
+    """Tells whether sums over the last axis are taken row by row, so that no row's bits depend on how many there are.
+
+    They are on a CPU with one thread. Several threads may share one row's sum, accelerators always may.
+    """
+    return on_host(device) and torch.get_num_threads() == 1
+
+
 def moments(x: Tensor) -> Tensor:
     """Computes mean and sum of squared deviations over the last axis in float64: ``[…, n]`` to ``[…, 2]``."""
     x = x.double()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lockstep.config.run import Config
 from lockstep.core.shards import KeyedDraws, ShardPlan, keyed_seed
-from lockstep.torch_engine.advantages import counted_moments, merge_counts
+from lockstep.torch_engine.advantages import counted_moments, merge_counts, summed_alone
 from lockstep.torch_engine.batch import Batch
 from lockstep.torch_engine.nets.functions import DROPOUT_SEED
 from lockstep.torch_engine.nets.memory import on_host
@@ -56,6 +56,12 @@ def minibatch_indices(config: Config, plan: ShardPlan, iteration: int) -> np.nda
 def advantage_moments(batch: Batch, indices: np.ndarray) -> Tensor:
     """Computes count, mean and M2 of each minibatch's advantages: float64 ``[k, num_epochs, num_minibatches, 3]``."""
     device, per_shard = batch.advantages.device, []
+    if summed_alone(device):
+        shards, samples = batch.advantages.shape[:2]
+        index = torch.from_numpy(indices.transpose(2, 0, 1, 3) + np.arange(shards)[:, None, None, None] * samples)
+        chosen = [None if x is None else x.flatten(0, 1)[index].flatten(3) for x in (batch.advantages, batch.valid)]
+        assert chosen[0] is not None
+        return counted_moments(chosen[0], chosen[1])
     for shard, advantages in enumerate(batch.advantages):
         index = to_device(np.ascontiguousarray(indices[:, :, shard]), device)
         valid = None if batch.valid is None else batch.valid[shard][index].flatten(2)

@@ -13,7 +13,7 @@ from lockstep.config.run import Config
 from lockstep.core.episodes import EPISODE_COLUMNS, StatedMetrics
 from lockstep.core.normalizers import merge_shards, shard_moments
 from lockstep.core.shards import ShardPlan
-from lockstep.torch_engine.advantages import counted_moments, merge_counts
+from lockstep.torch_engine.advantages import counted_moments, merge_counts, summed_alone
 from lockstep.torch_engine.batch import Batch
 from lockstep.torch_engine.nets.memory import on_host
 from lockstep.torch_engine.rollout import Rollout
@@ -97,6 +97,11 @@ def fit_moments(batch: Batch) -> Tensor:
     """Computes mean and M2 of returns and of returns minus values by shard: float64 ``[k, 2, 2]``; 0: no critic."""
     if batch.returns is None or batch.values is None:
         return torch.zeros((len(batch.advantages), 2, 2), dtype=torch.float64, device=batch.advantages.device)
+    if summed_alone(batch.returns.device):
+        valid = None if batch.valid is None else batch.valid.flatten(1)
+        returns, values = batch.returns.flatten(1), batch.values.flatten(1)
+        both = [counted_moments(x, valid)[:, 1:] for x in (returns, returns.double() - values.double())]
+        return torch.stack(both, 1)
     per_shard = []
     for shard, (returns, values) in enumerate(zip(batch.returns.flatten(1), batch.values.flatten(1), strict=True)):
         valid = None if batch.valid is None else batch.valid[shard].flatten()
