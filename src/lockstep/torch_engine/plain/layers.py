@@ -44,19 +44,20 @@ ACTIVATIONS: dict[str, tuple[Callable[..., np.ndarray], Callable[..., np.ndarray
 """By name: the activation, and its derivative as a function of its output; both may work in place."""
 
 
-_PACKED_PRODUCT = 2048
-_CHEAP_COPY = 8192
+CHEAP_COPY = 8192  # numbers of a weight; larger ones are copied for longer than that saves
+PACKED = 2048  # results of a product from which on OpenBLAS packs a transposed factor
+DOT = 32  # numbers that are multiplied and added, from which on it sums a small product in another order
 
 
 def columns(weight: np.ndarray, rows: int) -> np.ndarray:
-    """Returns ``weight.T`` ``[in, out]`` for a product with ``rows`` rows: as a copy where OpenBLAS is faster so.
+    """Returns ``weight.T`` ``[in, out]`` for products with ``rows`` rows: as a copy where that has the same bits.
 
-    From so many results on it packs a transposed factor before it multiplies, and up to far larger products it doesn't
-    pack one that lies row by row. There the bits are the same (docs/decisions/075-transposed-weights.md), so the rule
-    has no shard count in it, but could have.
+    OpenBLAS multiplies small matrices faster where neither is transposed, but not always in the same order; where it
+    does was measured (docs/decisions/075-copies-of-transposed-weights.md).
     """
-    faster = weight.size <= _CHEAP_COPY and len(weight) % 64 == 0 and rows * len(weight) >= _PACKED_PRODUCT
-    return np.ascontiguousarray(weight.T) if faster else weight.T
+    outputs, inputs = weight.shape
+    same = outputs % 64 == 0 and (rows * outputs >= PACKED or (rows > 1 and inputs < DOT))
+    return np.ascontiguousarray(weight.T) if same and weight.size <= CHEAP_COPY else weight.T
 
 
 class Mlp:
