@@ -25,6 +25,7 @@ from benchmarks.comparison import Row
 from benchmarks.programs import ENVPOOL, Program, our_config, programs_of, scaling_programs
 from benchmarks.report import Results, markdown
 from benchmarks.steady_rate import MeasurementError, measure, variables
+from lockstep.core.machine import instruction_set, processor
 
 ROOT = Path(__file__).resolve().parent.parent
 PROFILED = 8
@@ -74,13 +75,13 @@ def read_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return arguments
 
 
-def cpu_model() -> str:
-    """The processor's name, where the system tells it."""
+def commit() -> str:
+    """The checkout's commit, short, and whether files were changed since; empty where git can't tell."""
+    words = ["git", "describe", "--always", "--abbrev=7", "--exclude=*", "--dirty= with changes"]
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return subprocess.run(words, capture_output=True, text=True, cwd=ROOT).stdout.strip()
     except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+        return ""
 
 
 def facts(arguments: argparse.Namespace) -> dict[str, str]:
@@ -98,7 +99,8 @@ def facts(arguments: argparse.Namespace) -> dict[str, str]:
     how = f"{repetitions}; steps/s by the wall clock between iterations, the "
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "machine": f"{cpu_model()}, {cores} cores, {platform.system()} {platform.machine()}",
+        "commit": commit(),
+        "machine": f"{processor()}, {instruction_set()}, {cores} cores, {platform.system()} {platform.machine()}",
         "load before the start (1, 5, 15 minutes)": load + "; figures taken on a busy machine mean little",
         "Lockstep's environment": f"Python {platform.python_version()}, {listed(Path(sys.executable), OUR_PACKAGES)}",
         "the peers' environment": listed(peer_environment.PYTHON, PEER_PACKAGES),
