@@ -69,9 +69,9 @@ R1 = Case("R1", "CartPole-v1", 8, 128, 4, 4, iterations=16, entropy_coef=0.01, l
 T2_BOTH = replace(T2, name="T2x2", iterations=24, cores=2)
 T3_BOTH = replace(T3, name="T3x2", cores=2)
 A1_BOTH = replace(A1, name="A1x2", cores=2)
-J1 = replace(T2, name="J1", iterations=192, engine="jax", cores=2)
-J2 = replace(J1, name="J2", num_envs=2048, iterations=12)
-J3 = replace(J1, name="J3", num_envs=8, iterations=1600)
+J1 = replace(T2, name="J1", iterations=120, engine="jax", cores=2)
+J2 = replace(J1, name="J2", num_envs=2048, iterations=6)
+J3 = replace(J1, name="J3", num_envs=8, iterations=1000)
 CASES = (T1, T2, T3, A1, R1, T2_BOTH, T3_BOTH, A1_BOTH, J1, J2, J3)
 
 

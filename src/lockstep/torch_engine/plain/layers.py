@@ -49,7 +49,7 @@ PACKED = 2048  # results of a product from which on OpenBLAS packs a transposed 
 DOT = 32  # numbers that are multiplied and added, from which on it sums a small product in another order
 
 
-def columns(weight: np.ndarray, rows: int) -> np.ndarray:
+def transposed(weight: np.ndarray, rows: int) -> np.ndarray:
     """Returns ``weight.T`` ``[in, out]`` for products with ``rows`` rows: as a copy where that has the same bits.
 
     OpenBLAS multiplies small matrices faster where neither is transposed, but not always in the same order; where it
@@ -84,7 +84,7 @@ class Mlp:
         for layer, (weight, bias) in enumerate(self._layers):
             if kept is not None:
                 kept.append(x)
-            x = np.matmul(x, columns(weight, x.shape[1]))
+            x = np.matmul(x, transposed(weight, x.shape[1]))
             x += bias
             if layer < self._activated:
                 x = self._activate(x)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lockstep.torch_engine.plain.layers import columns
+from lockstep.torch_engine.plain.layers import transposed
 
 INPUTS = (1, 2, 3, 4, 5, 8, 11, 16, 17, 27, 31, 32, 33, 45, 64, 65, 100, 128)
 OUTPUTS = (64, 128, 192, 256, 512)
@@ -11,7 +11,7 @@ ROWS = (1, 2, 3, 4, 5, 8, 16, 20, 31, 32, 33, 37, 64, 100, 128, 250, 256, 512, 1
 
 
 def copied(outputs: int, inputs: int, rows: int) -> bool:
-    return columns(np.zeros((outputs, inputs), np.float32), rows).flags.c_contiguous
+    return transposed(np.zeros((outputs, inputs), np.float32), rows).flags.c_contiguous
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-3])
@@ -23,7 +23,7 @@ def test_products_with_a_copy_have_the_same_bits(outputs: int, scale: float) -> 
         for rows in ROWS:
             if inputs > 1 and copied(outputs, inputs, rows):
                 x = scale * rng.standard_normal((2, rows, inputs)).astype(np.float32)
-                np.testing.assert_array_equal(np.matmul(x, columns(weight, rows)), np.matmul(x, weight.T))
+                np.testing.assert_array_equal(np.matmul(x, transposed(weight, rows)), np.matmul(x, weight.T))
                 compared += 1
     assert compared > 50
 
@@ -36,4 +36,4 @@ def test_where_a_weight_is_copied() -> None:
     assert not copied(64, 17, 1)  # likewise
     assert not copied(48, 64, 64)  # likewise, in the columns that are left over
     assert not copied(256, 256, 64)  # it would take longer than it saves
-    assert columns(np.zeros((64, 64), np.float32), 8).base is not None
+    assert transposed(np.zeros((64, 64), np.float32), 8).base is not None
