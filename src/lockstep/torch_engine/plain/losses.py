@@ -153,7 +153,8 @@ def _policy_loss(
     """Computes the gradient with respect to the log-probability ``[k, rows]``; fills three terms: loss, KL, clipped."""
     ratio = np.exp(log_ratio)
     plain = -advantages * ratio
-    limited = -advantages * np.clip(ratio, 1.0 - settings.clip_range, 1.0 + settings.clip_range)
+    clipped = np.minimum(np.maximum(ratio, 1.0 - settings.clip_range), 1.0 + settings.clip_range)
+    limited = -advantages * clipped
     np.maximum(plain, limited, out=terms[:, 0])
     np.subtract(np.expm1(log_ratio), log_ratio, out=terms[:, 3])
     terms[:, 4] = np.abs(ratio - 1.0) > settings.clip_range
