@@ -30,7 +30,7 @@ from hypothesis import strategies as st
 
 from lockstep.envs import register_array_environments
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS, Acrobot, ArrayEnvironment, CartPole, Pendulum, PushCube
-from lockstep.envs.arrays.base import host_array
+from lockstep.envs.arrays.base import host_array, numbers, side_by_side
 from lockstep.envs.arrays.gymnasium_env import ArrayGymnasiumEnv
 
 RTOL, ATOL = 1e-6, 1e-6
@@ -254,3 +254,21 @@ def test_wrong_use_is_named() -> None:
         ArrayGymnasiumEnv("lockstep/Carpole-v1")
     with pytest.raises(ValueError, match=r"render_mode: 'ansi' isn't offered; use 'rgb_array', 'human' or None"):
         ArrayGymnasiumEnv("lockstep/CartPole-v1", render_mode="ansi")
+
+
+@on_every_backend
+def test_columns_side_by_side_are_stacked(backend: str) -> None:
+    xp = array_namespace(backend)
+    columns = [xp.asarray(np.array([1.0, 2.0, 3.0], np.float32) * k) for k in (1, 10)]
+    stacked = host_array(side_by_side(xp, columns))
+    assert stacked.dtype == np.float32
+    np.testing.assert_array_equal(stacked, [[1.0, 10.0], [2.0, 20.0], [3.0, 30.0]])
+
+
+def test_numbers_are_arrays_of_the_same_dtype_for_numpy_alone() -> None:
+    for dtype in (np.float32, np.float64):
+        (half,) = numbers(np.zeros(2, dtype), 0.5)
+        assert (half.dtype, half.shape, half.flags.writeable) == (dtype, (), False)
+        assert half == 0.5
+    for backend in ("torch", "jax"):
+        assert numbers(array_namespace(backend).zeros(2), 0.5) == (0.5,)

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+import torch
 from small_runs import (
     ScriptedEnvs,
     actions_of,
@@ -21,13 +22,17 @@ from small_runs import (
 from lockstep.config.run import Config
 from lockstep.core.normalizers import shard_moments
 from lockstep.core.shards import ShardPlan
+from lockstep.torch_engine import minibatches, statistics
+from lockstep.torch_engine.batch import Batch
 from lockstep.torch_engine.distributed.communicator import Communicator
 from lockstep.torch_engine.minibatches import advantage_moments, minibatch_indices
+from lockstep.torch_engine.nets.shards import to_shards
 from lockstep.torch_engine.rollout import Rollout
 from lockstep.torch_engine.setup.clock import Laps, RankTimes
 from lockstep.torch_engine.state import make_net
 from lockstep.torch_engine.statistics import (
     Shared,
+    fit_moments,
     initial_statistics,
     merge_normalizers,
     normalizer_moments,
@@ -193,3 +198,37 @@ def test_a_single_rank_spends_no_time_on_others():
     times = share_metrics(EPISODES, 3, laps, [], plan_of(config), alone(config))[1].metrics(32)
     assert (times["time/t_comm"], times["time/t_wait"], times["time/global_fps"]) == (0.0, 0.0, 8.0)
     assert "time/waited_for" not in times
+
+
+def batch_of_shards(columns: dict[str, torch.Tensor], shards: int) -> Batch:
+    """A batch of columns ``[T, E]``, laid out as a run lays them out."""
+    laid = {name: to_shards(x, shards) for name, x in columns.items()}
+    return Batch(observations=laid["values"], actions=laid["values"], log_probs=laid["values"], **laid)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("rows", [1, 2, 3])
+@pytest.mark.parametrize("shards", [1, 2, 3, 8, 16])
+def test_moments_of_all_shards_at_once_have_the_bits_of_each_alone(monkeypatch, shards, rows, masked):
+    steps, rng = 128, np.random.default_rng(shards)
+    names = ["advantages", "returns", "values"] + ["valid"] * masked
+    columns = {name: torch.from_numpy(rng.normal(size=(steps, shards * rows)).astype(np.float32)) for name in names}
+    if masked:
+        columns["valid"] = (columns["valid"] > -1.0).float()
+    indices = np.stack([rng.permutation(steps * rows) for _ in range(2 * shards)])
+    indices = indices.reshape(2, shards, 4, -1).swapaxes(1, 2)
+
+    def moments_of(shard: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+        some = slice(None) if shard is None else slice(shard * rows, (shard + 1) * rows)
+        batch = batch_of_shards({name: x[:, some] for name, x in columns.items()}, shards if shard is None else 1)
+        own = indices if shard is None else indices[:, :, shard : shard + 1]
+        return advantage_moments(batch, own), fit_moments(batch)
+
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    together = moments_of(None)
+    alone = [torch.cat(each) for each in zip(*map(moments_of, range(shards)), strict=True)]
+    for module in (minibatches, statistics):
+        monkeypatch.setattr(module, "summed_alone", lambda _: False)
+    for whole, parts, one_by_one in zip(together, alone, moments_of(None), strict=True):
+        assert torch.equal(whole, parts)
+        assert torch.equal(whole, one_by_one)

@@ -64,7 +64,7 @@ def group_advantages(returns: Tensor, normalize_std: bool) -> Tensor:
 
 
 def summed_alone(device: torch.device) -> bool:
-    """Tells whether sums over the last axis are taken row by row, so that no row's bits depend on how many there are.
+    """Tells whether sums over a contiguous last axis are taken row by row: no row's bits depend on how many there are.
 
     They are on a CPU with one thread. Several threads may share one row's sum, accelerators always may.
     """
@@ -73,7 +73,7 @@ def summed_alone(device: torch.device) -> bool:
 
 def moments(x: Tensor) -> Tensor:
     """Computes mean and sum of squared deviations over the last axis in float64: ``[…, n]`` to ``[…, 2]``."""
-    x = x.double()
+    x = x.double().contiguous()  # else rows may be added side by side, in another order
     mean = x.mean(-1, keepdim=True)
     return torch.cat([mean, (x - mean).square().sum(-1, keepdim=True)], -1)
 
@@ -83,7 +83,7 @@ def counted_moments(x: Tensor, valid: Tensor | None) -> Tensor:
     if valid is None:
         both = moments(x)
         return torch.cat([torch.full_like(both[..., :1], x.shape[-1]), both], -1)
-    x, weight = x.double(), valid.double()
+    x, weight = x.double().contiguous(), valid.double().contiguous()
     count = weight.sum(-1, keepdim=True)
     mean = (x * weight).sum(-1, keepdim=True) / count.clamp(min=1.0)
     return torch.cat([count, mean, ((x - mean).square() * weight).sum(-1, keepdim=True)], -1)

@@ -20,6 +20,7 @@ from lockstep.torch_engine.setup.accelerator import to_device
 from lockstep.torch_engine.state import TrainState
 
 ADVANTAGE_EPSILON = 1e-8
+FEW_SAMPLES = 1 << 16  # of a shard, in all epochs: beyond, shards one by one take less memory and hardly more time
 
 
 @dataclass
@@ -55,13 +56,13 @@ def minibatch_indices(config: Config, plan: ShardPlan, iteration: int) -> np.nda
 
 def advantage_moments(batch: Batch, indices: np.ndarray) -> Tensor:
     """Computes count, mean and M2 of each minibatch's advantages: float64 ``[k, num_epochs, num_minibatches, 3]``."""
-    device, per_shard = batch.advantages.device, []
-    if summed_alone(device):
+    device = batch.advantages.device
+    if summed_alone(device) and indices[:, :, 0].size <= FEW_SAMPLES:
         shards, samples = batch.advantages.shape[:2]
         index = torch.from_numpy(indices.transpose(2, 0, 1, 3) + np.arange(shards)[:, None, None, None] * samples)
-        chosen = [None if x is None else x.flatten(0, 1)[index].flatten(3) for x in (batch.advantages, batch.valid)]
-        assert chosen[0] is not None
-        return counted_moments(chosen[0], chosen[1])
+        valid = None if batch.valid is None else batch.valid.flatten(0, 1)[index].flatten(3)
+        return counted_moments(batch.advantages.flatten(0, 1)[index].flatten(3), valid)
+    per_shard = []
     for shard, advantages in enumerate(batch.advantages):
         index = to_device(np.ascontiguousarray(indices[:, :, shard]), device)
         valid = None if batch.valid is None else batch.valid[shard][index].flatten(2)

@@ -132,11 +132,14 @@ def host_array(values: Array) -> np.ndarray:
 
 @functools.lru_cache
 def _as_arrays(dtype: np.dtype, *values: float) -> tuple[np.ndarray, ...]:
-    return tuple(np.array(value, dtype) for value in values)
+    arrays = tuple(np.array(value, dtype) for value in values)
+    for array in arrays:
+        array.setflags(write=False)
+    return arrays
 
 
 def numbers(like: Array, *values: float) -> tuple[Any, ...]:
-    """Returns numbers as they are, or for NumPy as arrays ``[]`` of the dtype of ``like``.
+    """Returns numbers as they are, or for NumPy as arrays ``[]`` of the floating-point dtype of ``like``.
 
     NumPy takes longer to find out what a Python number is than to multiply a few environments by it. The bits of
     results are the same.
@@ -145,7 +148,10 @@ def numbers(like: Array, *values: float) -> tuple[Any, ...]:
 
 
 def side_by_side(xp: Any, columns: Sequence[Array]) -> Array:
-    """Stacks columns ``[n]`` to rows ``[n, len(columns)]``; for NumPy in a quarter of its own ``stack``'s time."""
+    """Stacks columns ``[n]`` to rows ``[n, len(columns)]``.
+
+    For NumPy in a quarter of its own ``stack``'s time, as the transpose of an array: not contiguous.
+    """
     return np.array(columns).T if xp is np else xp.stack(tuple(columns), axis=-1)
 
 

@@ -45,7 +45,7 @@ ACTIVATIONS: dict[str, tuple[Callable[..., np.ndarray], Callable[..., np.ndarray
 
 
 CHEAP_COPY = 8192  # numbers of a weight; larger ones are copied for longer than that saves
-PACKED = 2048  # results of a product from which on OpenBLAS packs a transposed factor
+PACKED = 2048  # results of a product from which on OpenBLAS packs a transposed factor (with AVX-512)
 DOT = 32  # numbers that are multiplied and added, from which on it sums a small product in another order
 
 
@@ -56,7 +56,7 @@ def transposed(weight: np.ndarray, rows: int) -> np.ndarray:
     does was measured (docs/decisions/075-copies-of-transposed-weights.md).
     """
     outputs, inputs = weight.shape
-    same = outputs % 64 == 0 and (rows * outputs >= PACKED or (rows > 1 and inputs < DOT))
+    same = outputs % 64 == 0 and rows > 1 and (rows * outputs >= PACKED or inputs < DOT)
     return np.ascontiguousarray(weight.T) if same and weight.size <= CHEAP_COPY else weight.T
 
 

@@ -153,6 +153,7 @@ def _policy_loss(
     """Computes the gradient with respect to the log-probability ``[k, rows]``; fills three terms: loss, KL, clipped."""
     ratio = np.exp(log_ratio)
     plain = -advantages * ratio
+    # np.clip's bits, in half its time
     clipped = np.minimum(np.maximum(ratio, 1.0 - settings.clip_range), 1.0 + settings.clip_range)
     limited = -advantages * clipped
     np.maximum(plain, limited, out=terms[:, 0])
