@@ -57,7 +57,10 @@ def aligned(array: np.ndarray | Tensor, device: torch.device) -> Tensor:
 
 
 def to_shards(x: Tensor, num_shards: int) -> Tensor:
-    """Copies ``[T, k·rows, …]`` to one contiguous block per shard: ``[k, T·rows, …]``."""
+    """Puts each shard's part of ``[T, k·rows, …]`` together: ``[k, T·rows, …]``.
+
+    A copy, contiguous; with a single row a shard a view, in which a shard's samples lie ``k`` apart.
+    """
     steps, envs = x.shape[:2]
     rows = envs // num_shards
     parts = x.view(steps, num_shards, rows, *x.shape[2:]).transpose(0, 1)
