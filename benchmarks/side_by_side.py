@@ -26,6 +26,7 @@ from benchmarks.programs import ENVPOOL, Program, our_config, programs_of, scali
 from benchmarks.report import Results, markdown
 from benchmarks.steady_rate import MeasurementError, measure, variables
 from lockstep.core.machine import instruction_set, processor
+from lockstep.runs.commit import commit_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PROFILED = 8
@@ -75,15 +76,6 @@ def read_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return arguments
 
 
-def commit() -> str:
-    """The checkout's commit, short, and whether files were changed since; empty where git can't tell."""
-    words = ["git", "describe", "--always", "--abbrev=7", "--exclude=*", "--dirty= with changes"]
-    try:
-        return subprocess.run(words, capture_output=True, text=True, cwd=ROOT).stdout.strip()
-    except OSError:
-        return ""
-
-
 def facts(arguments: argparse.Namespace) -> dict[str, str]:
     """What a reader has to know to judge the figures."""
 
@@ -99,7 +91,7 @@ def facts(arguments: argparse.Namespace) -> dict[str, str]:
     how = f"{repetitions}; steps/s by the wall clock between iterations, the "
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "commit": commit(),
+        "commit": commit_of(ROOT) or "unknown",
         "machine": f"{processor()}, {instruction_set()}, {cores} cores, {platform.system()} {platform.machine()}",
         "load before the start (1, 5, 15 minutes)": load + "; figures taken on a busy machine mean little",
         "Lockstep's environment": f"Python {platform.python_version()}, {listed(Path(sys.executable), OUR_PACKAGES)}",
