@@ -17,7 +17,7 @@ from lockstep.torch_engine.nets.compiled import LossFunction, compiled
 from lockstep.torch_engine.nets.functions import Columns, in_pieces, shard_gradients
 from lockstep.torch_engine.nets.memory import on_host
 from lockstep.torch_engine.nets.nets import Parameters, PolicyNet
-from lockstep.torch_engine.nets.shards import Mode, part_of
+from lockstep.torch_engine.nets.shards import Mode, part_of, parts_of
 from lockstep.torch_engine.state import TrainState, optimizer_options
 from lockstep.training.losses import LossSettings, loss_settings
 
@@ -46,10 +46,12 @@ GradientSource = Callable[[Columns, Any], Gradient]
 optimiser gets."""
 
 
-def choose_source(state: TrainState, config: Config, communicator: Communicator, mode: Mode) -> GradientSource:
+def choose_source(
+    state: TrainState, config: Config, communicator: Communicator, mode: Mode, together: int
+) -> GradientSource:
     """Chooses how gradients are reduced; with FSDP this turns the state's parameters and optimiser into slices."""
     if config.reduction == "exact":
-        return exact_gradient(state, config, communicator, mode)
+        return exact_gradient(state, config, communicator, mode, together)
     if config.sync_period > 1:
         return local_gradient(state, config, communicator)
     if config.fsdp and not communicator.alone:
@@ -74,8 +76,13 @@ def split(row: Tensor, settings: LossSettings) -> Gradient:
     return Gradient(row[:size], row[size:], norm_of(row[:size]))
 
 
-def exact_gradient(state: TrainState, config: Config, communicator: Communicator, mode: Mode) -> GradientSource:
-    """Takes gradients shard by shard and sums them by a fixed tree: the same bits for every world size."""
+def exact_gradient(
+    state: TrainState, config: Config, communicator: Communicator, mode: Mode, together: int = 1
+) -> GradientSource:
+    """Takes gradients shard by shard and sums them by a fixed tree: the same bits for every world size.
+
+    In a loop, ``together`` says how many shards a call may take at most, a power of two.
+    """
     settings = loss_settings(config).scheduled(state.coefficients)
     gradients = shard_gradients(state.policy, settings, config.ppo.gradient_accumulation)
     rows: Tensor | None = None  # of all steps: new memory costs as much as a pass over it
@@ -86,8 +93,8 @@ def exact_gradient(state: TrainState, config: Config, communicator: Communicator
             return split(communicator.sum_shards(gradients(columns, count)), settings)
         shards, size = len(columns["actions"]), state.parameters.flat.numel() + len(settings.terms)
         rows = state.parameters.flat.new_empty((shards, size)) if rows is None else rows
-        for shard in range(shards):
-            gradients(part_of(dict(columns), shard, shard + 1), count, rows[shard : shard + 1])
+        for first, last in parts_of(shards, together):
+            gradients(part_of(dict(columns), first, last), count, rows[first:last])
         return split(communicator.sum_shards(rows), settings)
 
     return reduced

@@ -34,7 +34,7 @@ from lockstep.torch_engine.nets.autograd import AutogradFunctions
 from lockstep.torch_engine.nets.parameters import FlatParameters
 from lockstep.torch_engine.nets.shards import Mode
 from lockstep.torch_engine.rollout import Collector, HostCollector, Rollout
-from lockstep.torch_engine.setup.choose_mode import choose_mode, choose_rollout_mode
+from lockstep.torch_engine.setup.choose_mode import choose_mode, choose_rollout_mode, choose_together
 from lockstep.torch_engine.setup.devices import machine_facts, set_up_torch, uses_graphs
 from lockstep.torch_engine.state import (
     TrainState,
@@ -196,7 +196,8 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
     set_reference(state, config)
     mode = choose_mode(state, config, communicator)
     rollout_mode = choose_rollout_mode(state, config, communicator, mode)
-    source = choose_source(state, config, communicator, mode)
+    together = choose_together(state, config, communicator, mode)
+    source = choose_source(state, config, communicator, mode, together)
     session = Session(
         config=config,
         topology=topology,

@@ -13,6 +13,7 @@ from lockstep.torch_engine.losses import loss_and_terms
 from lockstep.torch_engine.nets import distributions, nets
 from lockstep.torch_engine.nets.compiled import LossFunction, compiled
 from lockstep.torch_engine.nets.custom import in_pairs
+from lockstep.torch_engine.nets.encoders import GradientPlaces
 from lockstep.torch_engine.nets.functions import DROPOUT_SEED, Actor, Columns
 from lockstep.torch_engine.nets.nets import Parameters, PolicyNet
 from lockstep.torch_engine.nets.parameters import FlatParameters
@@ -139,13 +140,29 @@ class AutogradFunctions:
             pair = self.gradients({name: in_pairs(x) for name, x in columns.items()}, settings)[:1]
             return pair if out is None else out.copy_(pair)
         weights = {name: w.requires_grad_() for name, w in nets.expand(self.weights.views, shards).items()}
+        places = {} if out is None else self._places(out)
+        if places and self.net.convolutional:
+            weights = GradientPlaces(weights, places)
         set_dropout(self.net, columns)
         with torch.enable_grad():
             loss, terms = self._loss(self.net, weights, columns, settings)
             total = loss.sum()
         parts = torch.autograd.grad(total, list(weights.values()), materialize_grads=True)
         set_dropout(self.net, None)
-        return torch.cat([*(part.reshape(shards, -1).float() for part in parts), terms], 1, out=out)
+        if out is None:
+            return torch.cat([*(part.reshape(shards, -1).float() for part in parts), terms], 1)
+        for place, part in zip(places.values(), parts, strict=True):
+            if place.data_ptr() != part.data_ptr():
+                place.copy_(part)
+        out[:, -terms.shape[1] :] = terms
+        return out
+
+    def _places(self, out: Tensor) -> dict[str, Tensor]:
+        """Returns views of each parameter's part of gradients ``[k, P + T]``, by name, ``[k, …]``."""
+        sizes = list(self.weights.sizes.values())
+        parts = out[:, : sum(sizes)].split(sizes, 1)
+        named = zip(self.weights.shapes.items(), parts, strict=True)
+        return {name: part.view(len(out), *shape) for (name, shape), part in named}
 
 
 class NetActor(Actor):

@@ -11,7 +11,16 @@ from torch.nn import functional
 
 from lockstep.core.spaces import Leaf, ObservationLayout
 from lockstep.networks.spec import IMPALA, NATURE, ImageEncoder, encoder_name
+from lockstep.torch_engine.nets.layers_of_shards import ConvolutionOfShards, LinearOfShards
 from lockstep.torch_engine.nets.memory import on_host
+
+class GradientPlaces(dict[str, Tensor]):
+    """Parameters by name, with views of where gradients by them shall lie; who computes one may put it there itself."""
+
+    def __init__(self, parameters: Mapping[str, Tensor], places: Mapping[str, Tensor]) -> None:
+        super().__init__(parameters)
+        self.places = places
+
 
 ONEDNN = torch.backends.mkldnn.is_available() and platform.machine() in ("x86_64", "AMD64")
 
@@ -80,9 +89,10 @@ def _twice(x: Tensor) -> Tensor:
 
 
 def convolve(x: Tensor, parameters: Mapping[str, Tensor], name: str, stride: int = 1, padding: int = 0) -> Tensor:
-    """Convolves ``[k, n, C, H, W]``; with several shards their images are one batch (no gradient by shard)."""
+    """Convolves ``[k, n, C, H, W]``; with several shards their images are one batch."""
     weight, bias = parameters[f"{name}.weight"], parameters[f"{name}.bias"]
-    assert len(x) == 1 or not weight.requires_grad, "gradients of convolutions are taken shard by shard"
+    if len(x) > 1 and weight.requires_grad:
+        return ConvolutionOfShards.apply(x, weight, bias, stride, padding)  # pyright: ignore[reportReturnType]
     out = functional.conv2d(x.flatten(0, 1), _one(weight), _one(bias), stride, padding)
     return out.unflatten(0, x.shape[:2])
 
@@ -129,6 +139,9 @@ def image_features(encoder: ImageEncoder, leaf: Leaf, parameters: Mapping[str, T
     x = x.flatten(2)  # in the order [C, H, W], which is the weight's in a checkpoint
     weight, bias = parameters[f"{name}.out.weight"], parameters[f"{name}.out.bias"]
     if _by_onednn(x):
+        into = parameters.places[f"{name}.out.weight"] if isinstance(parameters, GradientPlaces) else None
+        if weight.requires_grad and (k > 1 or into is not None):
+            return torch.relu(LinearOfShards.apply(x, weight, bias, into))  # pyright: ignore[reportArgumentType]
         rows = functional.linear(x.flatten(0, 1).to_mkldnn(), _one(weight), _one(bias)).to_dense()
         return torch.relu(rows.unflatten(0, x.shape[:2])[:, :n])
     x = x[:, :n]

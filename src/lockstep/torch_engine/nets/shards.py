@@ -46,6 +46,16 @@ def part_of(argument: Any, first: int, last: int) -> Any:
     return part.copy() if isinstance(part, np.ndarray) else part.clone()
 
 
+def parts_of(shards: int, most: int) -> list[tuple[int, int]]:
+    """Cuts shards into runs from first to before last, each of a power of two, of ``most`` (one itself) or fewer."""
+    parts, first = [], 0
+    while first < shards:
+        size = min(most, 1 << (shards - first).bit_length() - 1)
+        parts.append((first, first + size))
+        first += size
+    return parts
+
+
 def _joined(parts: Sequence[Any]) -> Any:
     return np.concatenate(parts) if isinstance(parts[0], np.ndarray) else torch.cat(list(parts))
 

@@ -54,6 +54,24 @@ def choose_rollout_mode(state: TrainState, config: Config, communicator: Communi
     return _agreed(rollouts_invariant_here(state, config), communicator)
 
 
+IMAGES_TOGETHER = 256
+"""Of a minibatch's shards: as many share what a call costs; of more, what lies between layers leaves the cache."""
+
+
+def choose_together(state: TrainState, config: Config, communicator: Communicator, mode: Mode) -> int:
+    """Chooses how many shards' gradients one call takes at most, where mode is to loop: of images, a power of two."""
+    net = state.net
+    if mode == "batched" or not net.convolutional or net.custom is not None or net.bf16 or config.compile:
+        return 1
+    if config.reduction == "fast" or not on_host(state.parameters.flat.device):
+        return 1
+    samples = config.num_steps * ShardPlan(config.envs, config.shards).envs_per_shard
+    images = samples // config.ppo.num_minibatches // config.ppo.gradient_accumulation
+    fit = min(config.shards, max(1, IMAGES_TOGETHER // images))
+    together = 1 << fit.bit_length() - 1
+    return together if _agreed(gradients_invariant_here(state, config, together), communicator) == "batched" else 1
+
+
 LOOP, ALONE, PAIRS = range(3)
 """How a user's network may be called: shard by shard, for several at once, and so with a single one twice."""
 
@@ -125,6 +143,17 @@ def rollouts_invariant_here(state: TrainState, config: Config) -> bool:
     return plan.num_shards == 1 or all(_steps_invariant(state, plan, draw) for draw in draws)
 
 
+def gradients_invariant_here(state: TrainState, config: Config, together: int) -> bool:
+    """Runs the gradient of so many shards of this run, at its shapes on keyed random data, alone and batched."""
+    plan = ShardPlan(config.envs, config.shards)
+    if together == 1:
+        return True
+    draws = _Draws(state, config, plan, SELF_CHECK_DRAWS)
+    observations = draws.observations(config.num_steps * plan.envs_per_shard)
+    actions = to_shards(torch.from_numpy(random_actions(config, plan, state.net.action)), plan.num_shards)
+    return _gradients_invariant(state, config, plan, draws, observations, actions, together)
+
+
 class _Draws:
     """Draws keyed random data of this run's shapes."""
 
@@ -185,9 +214,15 @@ def _steps_invariant(state: TrainState, plan: ShardPlan, draws: _Draws) -> bool:
 
 
 def _gradients_invariant(
-    state: TrainState, config: Config, plan: ShardPlan, draws: _Draws, observations: Tensor, actions: Tensor
+    state: TrainState,
+    config: Config,
+    plan: ShardPlan,
+    draws: _Draws,
+    observations: Tensor,
+    actions: Tensor,
+    together: int | None = None,
 ) -> bool:
-    """Compares the gradient of one minibatch of random data."""
+    """Compares the gradient of one minibatch of random data, of the first shards if it is said of how many."""
     net, length = state.net, config.sequence_length
     count = config.num_steps * plan.envs_per_shard // length // config.ppo.num_minibatches
     shape = (count, length) if net.core else (count,)
@@ -210,4 +245,6 @@ def _gradients_invariant(
     # A loss of the user's own is called for each shard alone anyway: what is asked here is what the networks do.
     settings = replace(loss_settings(config).scheduled(state.coefficients), loss=None)
     gradients = shard_gradients(state.policy, settings, config.ppo.gradient_accumulation)
-    return shard_invariant(lambda part: gradients(part, settings.count), plan.num_shards, columns)
+    shards = together or plan.num_shards
+    columns = {name: x[:shards] for name, x in columns.items()}
+    return shard_invariant(lambda part: gradients(part, settings.count), shards, columns)

@@ -1,0 +1,98 @@
+"""Layers of networks for images whose parameters' gradients are taken shard by shard, and all else of all images.
+
+What each function returns for a shard are the bits that PyTorch's own layer gives the shard alone, if an image's numbers
+don't depend on how many there are; :mod:`lockstep.torch_engine.setup.choose_mode` looks.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+ALIGNED = 16
+"""Elements in a line of a processor's cache."""
+
+
+class ConvolutionOfShards(torch.autograd.Function):
+    """Convolves images ``[k, n, C, H, W]`` by parameters that are one shard's ``k`` times over."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, stride: int, padding: int) -> Tensor:
+        """Takes weights ``[k, out, C, h, w]`` and biases ``[k, out]``; returns ``[k, n, out, H', W']``."""
+        ctx.save_for_backward(x, weight)
+        ctx.options = ([stride] * 2, [padding] * 2, [1, 1], False, [0, 0], 1)
+        return functional.conv2d(x.flatten(0, 1), weight[0], bias[0], stride, padding).unflatten(0, x.shape[:2])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Returns the images' gradient by one call, those of weights and biases by one for each shard."""
+        (x, weight), options = ctx.saved_tensors, ctx.options
+        back, of_images = torch.ops.aten.convolution_backward, None
+        if ctx.needs_input_grad[0]:
+            joined = (grad.flatten(0, 1), x.flatten(0, 1), weight[0], None, *options)
+            of_images = back(*joined, [True, False, False])[0].unflatten(0, x.shape[:2])
+        sizes = list(weight.shape[1:2])
+        parts = [back(g, images, weight[0], sizes, *options, [False, True, True]) for g, images in zip(grad, x, strict=True)]
+        return of_images, torch.stack([part[1] for part in parts]), torch.stack([part[2] for part in parts]), None, None
+
+
+class LinearOfShards(torch.autograd.Function):
+    """Multiplies features ``[k, n, in]`` by oneDNN, by parameters that are one shard's ``k`` times over."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, into: Tensor | None) -> Tensor:
+        """Takes weights ``[k, out, in]``, biases ``[k, out]`` and where the weights' gradients shall lie, or None."""
+        ctx.save_for_backward(x, weight)
+        ctx.into = into
+        rows = functional.linear(x.flatten(0, 1).to_mkldnn(), weight[0], bias[0])
+        return rows.to_dense().unflatten(0, x.shape[:2])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Returns the features' gradient by one call, those of weights and biases by calls for each shard."""
+        (x, weight), into = ctx.saved_tensors, ctx.into
+        joined = (x.flatten(0, 1).shape, grad.flatten(0, 1).to_mkldnn(), weight[0])
+        of_features = torch.ops.aten.mkldnn_linear_backward_input(*joined).to_dense().view_as(x)
+        of_weights = weight.new_empty(weight.shape) if into is None else into
+        of_biases = [_of_parameters(*shard) for shard in zip(grad, x, weight, of_weights, strict=True)]
+        return of_features, of_weights, torch.stack(of_biases), None
+
+
+def _of_parameters(grad: Tensor, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
+    """Puts a shard's gradient by the weight ``[out, in]`` in ``out``, and returns that by the bias.
+
+    oneDNN returns the former in memory of its own, from which it would have to be copied, so that it is the BLAS's
+    where that gives the same bits. oneDNN's gradient by a bias is had of a few columns, for it has nothing to do with
+    what is multiplied.
+    """
+    if products_alike(*x.shape, len(weight)):
+        torch.mm(grad.t(), x, out=out)
+        return _by_onednn(grad, x[:, :ALIGNED], weight[:, :ALIGNED])[1]
+    product, of_bias = _by_onednn(grad, x, weight)
+    out.copy_(product)
+    return of_bias
+
+
+def _by_onednn(grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    gradients = torch.ops.aten.mkldnn_linear_backward_weights(
+        grad.contiguous().to_mkldnn(), x.contiguous().to_mkldnn(), weight.contiguous(), True
+    )
+    product, of_bias = (g.to_dense() if g.is_mkldnn else g for g in gradients)
+    return product, of_bias
+
+
+@lru_cache
+@torch.no_grad()
+def products_alike(rows: int, inputs: int, outputs: int) -> bool:
+    """Tells whether BLAS and oneDNN give one gradient by a weight, wherever it lies, and one by a bias; tried once."""
+    generator = torch.Generator().manual_seed(rows)
+    grad, x = (torch.randn(rows, width, generator=generator) for width in (outputs, inputs))
+    product, of_bias = _by_onednn(grad, x, x.new_zeros(outputs, inputs))
+    few = _by_onednn(grad, x[:, :ALIGNED], x.new_zeros(outputs, min(inputs, ALIGNED)))[1]
+    memory = x.new_empty(1 + outputs * inputs)
+    places = [memory[start : start + outputs * inputs].view(outputs, inputs) for start in (0, 1)]
+    return torch.equal(few, of_bias) and all(torch.equal(torch.mm(grad.t(), x, out=p), product) for p in places)
