@@ -11,14 +11,20 @@ from lockstep.core.machine import MALLOC_VARIABLES, keep_freed_memory
 
 GLIBC = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's malloc")
 FAULTS = """
-import resource, sys
-import numpy as np
+import resource, sys, threading
 from lockstep.core.machine import keep_freed_memory
-if sys.argv[1] == "keep":
-    assert keep_freed_memory()
-def round():
-    arrays = [np.ones(size, np.uint8) for size in [1 << 20] * 9]
+how, where, *sizes = sys.argv[1:]
+if how != "leave":
+    assert keep_freed_memory(one_heap=how == "one heap")
+def make():
+    arrays = [b"1" * int(size) for size in sizes]
     del arrays
+def round():
+    if where == "here":
+        return make()
+    thread = threading.Thread(target=make)
+    thread.start()
+    thread.join()
 for _ in range(3):
     round()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -28,10 +34,20 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-def faults(how: str) -> int:
-    """Page faults of twenty rounds of the same arrays."""
+NINE = (1 << 20,) * 9
+LARGE = (48 << 20,)
+
+
+def faults(how: str, where: str = "here", sizes: tuple[int, ...] = NINE) -> int:
+    """Page faults of twenty rounds of the same bytes."""
     plain = {name: value for name, value in os.environ.items() if name not in MALLOC_VARIABLES}
-    found = subprocess.run([sys.executable, "-c", FAULTS, how], env=plain, capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        [sys.executable, "-c", FAULTS, how, where, *map(str, sizes)],
+        env=plain,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return int(found.stdout)
 
 
@@ -40,6 +56,13 @@ def test_the_same_arrays_again_cost_no_page():
     pages = 20 * (9 << 20) // os.sysconf("SC_PAGESIZE")
     assert faults("keep") < pages // 50
     assert faults("leave") > pages // 4  # the negative: without it they do
+
+
+@GLIBC
+def test_one_heap_keeps_what_threads_take_at_a_time():
+    pages = 20 * LARGE[0] // os.sysconf("SC_PAGESIZE")
+    assert faults("one heap", "in threads", LARGE) < pages // 50
+    assert faults("keep", "in threads", LARGE) > pages // 4  # the negative: each is mapped anew
 
 
 @pytest.mark.parametrize("name", MALLOC_VARIABLES)

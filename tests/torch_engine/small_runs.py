@@ -6,16 +6,18 @@ import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from gymnasium.spaces import Box, Dict
 from torch import Tensor, nn
 
 from lockstep.config.checks import resolve
 from lockstep.config.run import Config
 from lockstep.core.shards import ShardPlan
-from lockstep.core.spaces import ActionLayout, Leaf, ObservationLayout
+from lockstep.core.spaces import ActionLayout, Leaf, ObservationLayout, observation_layout
 from lockstep.core.topology import Topology
 from lockstep.envs.description import EnvDescription
 from lockstep.envs.host_envs import HostEnvs
@@ -28,6 +30,7 @@ from lockstep.torch_engine.minibatches import (
     minibatch_indices,
     minibatch_statistics,
 )
+from lockstep.torch_engine.nets.encoders import float_columns
 from lockstep.torch_engine.nets.functions import ShardGradients, shard_gradients
 from lockstep.torch_engine.nets.nets import PolicyNet
 from lockstep.torch_engine.state import TrainState, init_state
@@ -35,6 +38,15 @@ from lockstep.training.losses import TERMS, LossSettings, loss_settings
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
+PICTURE = Dict({"eye": Box(0, 255, (6, 5, 3), np.uint8), "speed": Box(-1, 1, (2,), np.float32)})
+IMAGE_NETS: dict[str, dict[str, Any]] = {
+    "simple": {},
+    "shared impala": {"shared": True, "image": {"kind": "impala", "width": 0.25, "depth": 1}},
+    "residual, LSTM": {
+        "image": {"kind": "residual", "width": 0.25},
+        **{"recurrent": "lstm", "recurrent_size": 8, "sequence_length": 2},
+    },
+}
 MODULES = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU, "gelu": nn.GELU}
 
 
@@ -67,6 +79,11 @@ def actions_of(discrete: bool, actions: int) -> ActionLayout:
 def described(discrete: bool = True, size: int = 4, actions: int = 3) -> EnvDescription:
     """Spaces without an environment; continuous actions lie in ±1."""
     return EnvDescription("Scripted-v0", vectors(size), actions_of(discrete, actions))
+
+
+def described_picture() -> EnvDescription:
+    """Spaces without an environment: a small picture beside two numbers, and two actions."""
+    return replace(described(actions=2), observation=observation_layout(PICTURE))
 
 
 def policy_net(
@@ -157,13 +174,23 @@ def random_actions_of(net: PolicyNet, shape: Sequence[int], seed: int = 0) -> Te
     return torch.randn((*shape, net.action.outputs), generator=generator)
 
 
+def random_rows(layout: ObservationLayout, shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Observations `[*shape, width]`: normal numbers, and where there are images bytes of any kind."""
+    floats = torch.randn((*shape, layout.float_size), generator=generator)
+    if not layout.image_bytes:
+        return floats
+    rows = torch.randint(0, 256, (*shape, layout.width), dtype=torch.uint8, generator=generator)
+    float_columns(layout, rows)[...] = floats
+    return rows
+
+
 def random_batch(config: Config, net: PolicyNet, seed: int = 0) -> Batch:
     """Samples of all shards, as if the policy had moved a little since they were drawn."""
     shape = (config.shards, config.num_steps * config.envs // config.shards)
     g = seeded(seed)
     columns = [torch.randn(shape, generator=g) for _ in range(4)]
     return Batch(
-        observations=torch.randn((*shape, net.observation.width), generator=g),
+        observations=random_rows(net.observation, shape, g),
         actions=random_actions_of(net, shape, seed),
         log_probs=-1.0 + 0.3 * columns[0],
         values=columns[1],

@@ -23,12 +23,19 @@ NUMBERS = {
 """What tells processors of one name apart, and the kernel's keys."""
 INSTRUCTION_SETS = ("avx512f", "avx2", "avx", "sve", "asimd")
 
-MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # of mallopt(3)
+MMAP_THRESHOLD, TRIM_THRESHOLD, MMAP_MAX, ARENA_MAX = -3, -1, -4, -8  # of mallopt(3)
 MOST_FROM_HEAP = 32 << 20
 """Bytes of the largest array that comes from the heap; glibc takes no more."""
 MOST_KEPT = 512 << 20
 """Bytes that may lie free at the heap's end before they go back to the system."""
-MALLOC_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
+MALLOC_VARIABLES = (
+    "MALLOC_MMAP_THRESHOLD_",
+    "MALLOC_TRIM_THRESHOLD_",
+    "MALLOC_TOP_PAD_",
+    "MALLOC_MMAP_MAX_",
+    "MALLOC_ARENA_MAX",
+    "GLIBC_TUNABLES",
+)
 """By which a user has chosen already."""
 
 
@@ -91,12 +98,14 @@ def check_facts_alike(everyone: Sequence[Mapping[str, str]]) -> None:
         )
 
 
-def keep_freed_memory() -> bool:
+def keep_freed_memory(one_heap: bool = False) -> bool:
     """Tells glibc's ``malloc`` to keep what is freed; returns whether it does.
 
     An iteration makes the same arrays as the one before. By default those above 128 KiB are mapped anew, and the heap's
     end goes back to the system, so that each is filled with zeros again, page by page, as it is written: a tenth of the
-    time of some runs. Other libraries' allocators, and a user's own choice by glibc's variables, stay as they are.
+    time of some runs. With ``one_heap`` this holds for arrays of any size and of every thread: XLA takes all that a
+    program needs at a time, in whichever thread begins it. Other libraries' allocators, and a user's own choice by
+    glibc's variables, stay as they are.
     """
     if sys.platform != "linux" or any(name in os.environ for name in MALLOC_VARIABLES):
         return False
@@ -104,4 +113,6 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):  # no glibc
         return False
-    return bool(mallopt(MMAP_THRESHOLD, MOST_FROM_HEAP)) and bool(mallopt(TRIM_THRESHOLD, MOST_KEPT))
+    wanted = [(MMAP_THRESHOLD, MOST_FROM_HEAP), (TRIM_THRESHOLD, MOST_KEPT)]
+    wanted += [(MMAP_MAX, 0), (ARENA_MAX, 1)] if one_heap else []
+    return all([bool(mallopt(*option)) for option in wanted])

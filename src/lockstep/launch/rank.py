@@ -76,8 +76,8 @@ class Assignment:
 def run_rank(assignment: Assignment, topology: Topology) -> int:
     """Train this rank's part; every failure becomes one report and an exit code."""
     try:
-        keep_freed_memory()
         config = assignment.config
+        keep_freed_memory(one_heap=config.engine == "jax")
         engine = engine_module(config.engine)
         path = assignment.path.absolute()  # environments may change the working directory
         run = RunDirectory(

@@ -174,17 +174,28 @@ def test_width_and_depth_scale_the_networks(kind):
     assert encoder_name("critic", replace(layout.leaves[0], name="a/b")) == "critic.encoder.a.b"
 
 
-def test_gradients_of_convolutions_are_taken_shard_by_shard():
-    """One weight for several shards has one gradient: that would mix them, so it is refused, and runs loop."""
+def test_shards_of_images_have_gradients_of_their_own():
+    """One weight for several shards has one gradient: that would mix them, so each has its own, as if it were alone."""
     layout = observation_layout(picture(5, 5))
     net = PolicyNet(layout, actions_of(True, 2), (4,))
-    rows = torch.zeros((2, 3, layout.width), dtype=torch.uint8)
-    weights = {name: w.requires_grad_() for name, w in nets.expand(random_parameters(net), 2).items()}
-    with pytest.raises(AssertionError, match="shard by shard"):
-        nets.actor(net, weights, rows)
-    one = {name: w.requires_grad_() for name, w in nets.expand(random_parameters(net), 1).items()}
-    assert nets.actor(net, one, rows[:1]).shape == (1, 3, 2)
-    config, description = small_config(), replace(described(actions=2), observation=layout)
+    rows = torch.randint(0, 256, (2, 3, layout.width), dtype=torch.uint8, generator=seeded(0))
+    parameters = random_parameters(net)
+
+    def gradients(part: torch.Tensor) -> list[torch.Tensor]:
+        weights = {name: w.requires_grad_() for name, w in nets.expand(parameters, len(part)).items()}
+        mine = [w for name, w in weights.items() if name.startswith("actor")]
+        output = nets.actor(net, weights, part)
+        assert output.shape == (len(part), 3, 2)
+        return list(torch.autograd.grad(output.square().sum(), mine))
+
+    both, one, other = gradients(rows), gradients(rows[:1]), gradients(rows[1:])
+    for ours, *each in zip(both, one, other, strict=True):
+        torch.testing.assert_close(ours, torch.cat(each), rtol=1e-4, atol=1e-4 * float(ours.abs().max()))
+        assert not torch.allclose(*each, rtol=1e-2)
+
+
+def test_runs_with_images_loop_over_shards():
+    config, description = small_config(), replace(described(actions=2), observation=observation_layout(picture(5, 5)))
     assert choose_mode(small_state(config, description), config, alone(config)) == "loop"
     discrete = replace(described(actions=2), observation=observation_layout(Discrete(4)))
     assert choose_mode(small_state(config, discrete), config, alone(config)) == "batched"

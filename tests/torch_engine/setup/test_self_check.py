@@ -1,14 +1,13 @@
 """The self-check: what it passes, what it finds, and that the mode it leads to keeps a shard's bits."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
 from small_runs import (
+    IMAGE_NETS,
     alone,
     described,
+    described_picture,
     policy_net,
     random_actions_of,
     seeded,
@@ -16,7 +15,6 @@ from small_runs import (
     small_state,
 )
 
-from lockstep.core.spaces import observation_layout
 from lockstep.core.tree import ranges
 from lockstep.torch_engine.nets import autograd, distributions, encoders, nets
 from lockstep.torch_engine.nets.functions import shard_gradients
@@ -230,27 +228,13 @@ def test_the_check_of_a_run_finds_a_recurrent_policy_that_mixes_shards(monkeypat
     assert chosen(config) == "loop"
 
 
-PICTURE = spaces.Dict({"eye": spaces.Box(0, 255, (6, 5, 3), np.uint8), "speed": spaces.Box(-1, 1, (2,), np.float32)})
-
-
 def rollout_mode_of_images(rows=1, ranks_say=None, monkeypatch=None, **settings):
     config = small_config(num_envs=8 * rows, num_shards=8, network={"hidden_sizes": (8,), **settings})
-    description = replace(described(actions=2), observation=observation_layout(PICTURE))
-    state, communicator = small_state(config, description), alone(config)
+    state, communicator = small_state(config, described_picture()), alone(config)
     if ranks_say is not None and monkeypatch is not None:
         monkeypatch.setattr(communicator, "gather_ranks", lambda x: torch.tensor(ranks_say).unsqueeze(1))
     assert choose_mode.choose_mode(state, config, communicator) == "loop"
     return choose_mode.choose_rollout_mode(state, config, communicator, "loop")
-
-
-IMAGE_NETS = {
-    "simple": {},
-    "shared impala": {"shared": True, "image": {"kind": "impala", "width": 0.25, "depth": 1}},
-    "residual, LSTM": {
-        "image": {"kind": "residual", "width": 0.25},
-        **{"recurrent": "lstm", "recurrent_size": 8, "sequence_length": 2},
-    },
-}
 
 
 @pytest.mark.parametrize("rows", [1, 4])

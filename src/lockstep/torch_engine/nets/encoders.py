@@ -14,12 +14,17 @@ from lockstep.networks.spec import IMPALA, NATURE, ImageEncoder, encoder_name
 from lockstep.torch_engine.nets.layers_of_shards import ConvolutionOfShards, LinearOfShards
 from lockstep.torch_engine.nets.memory import on_host
 
+
 class GradientPlaces(dict[str, Tensor]):
-    """Parameters by name, with views of where gradients by them shall lie; who computes one may put it there itself."""
+    """Parameters by name, with views of where gradients by them shall lie; who computes one may take its place."""
 
     def __init__(self, parameters: Mapping[str, Tensor], places: Mapping[str, Tensor]) -> None:
         super().__init__(parameters)
-        self.places = places
+        self._places = dict(places)
+
+    def take(self, name: str) -> Tensor | None:
+        """Gives the place of a parameter's gradient to the first who asks for it, and None to those after."""
+        return self._places.pop(name, None)
 
 
 ONEDNN = torch.backends.mkldnn.is_available() and platform.machine() in ("x86_64", "AMD64")
@@ -139,7 +144,7 @@ def image_features(encoder: ImageEncoder, leaf: Leaf, parameters: Mapping[str, T
     x = x.flatten(2)  # in the order [C, H, W], which is the weight's in a checkpoint
     weight, bias = parameters[f"{name}.out.weight"], parameters[f"{name}.out.bias"]
     if _by_onednn(x):
-        into = parameters.places[f"{name}.out.weight"] if isinstance(parameters, GradientPlaces) else None
+        into = parameters.take(f"{name}.out.weight") if isinstance(parameters, GradientPlaces) else None
         if weight.requires_grad and (k > 1 or into is not None):
             return torch.relu(LinearOfShards.apply(x, weight, bias, into))  # pyright: ignore[reportArgumentType]
         rows = functional.linear(x.flatten(0, 1).to_mkldnn(), _one(weight), _one(bias)).to_dense()

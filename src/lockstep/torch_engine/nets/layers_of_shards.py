@@ -1,7 +1,7 @@
 """Layers of networks for images whose parameters' gradients are taken shard by shard, and all else of all images.
 
-What each function returns for a shard are the bits that PyTorch's own layer gives the shard alone, if an image's numbers
-don't depend on how many there are; :mod:`lockstep.torch_engine.setup.choose_mode` looks.
+What each function returns for a shard are the bits that PyTorch's own layer gives the shard alone, if an image's
+numbers don't depend on how many there are; :mod:`lockstep.torch_engine.setup.choose_mode` looks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ class ConvolutionOfShards(torch.autograd.Function):
             joined = (grad.flatten(0, 1), x.flatten(0, 1), weight[0], None, *options)
             of_images = back(*joined, [True, False, False])[0].unflatten(0, x.shape[:2])
         sizes = list(weight.shape[1:2])
-        parts = [back(g, images, weight[0], sizes, *options, [False, True, True]) for g, images in zip(grad, x, strict=True)]
+        parts = [
+            back(g, images, weight[0], sizes, *options, [False, True, True]) for g, images in zip(grad, x, strict=True)
+        ]
         return of_images, torch.stack([part[1] for part in parts]), torch.stack([part[2] for part in parts]), None, None
 
 
@@ -60,6 +62,10 @@ class LinearOfShards(torch.autograd.Function):
         of_weights = weight.new_empty(weight.shape) if into is None else into
         of_biases = [_of_parameters(*shard) for shard in zip(grad, x, weight, of_weights, strict=True)]
         return of_features, of_weights, torch.stack(of_biases), None
+
+
+SMALL = 1 << 14
+"""Elements of a weight below which oneDNN computes its gradient."""
 
 
 def _of_parameters(grad: Tensor, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
@@ -88,7 +94,12 @@ def _by_onednn(grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]
 @lru_cache
 @torch.no_grad()
 def products_alike(rows: int, inputs: int, outputs: int) -> bool:
-    """Tells whether BLAS and oneDNN give one gradient by a weight, wherever it lies, and one by a bias; tried once."""
+    """Tells whether BLAS and oneDNN give one gradient by a weight, wherever it lies, and one by a bias; tried once.
+
+    Small ones, which may be equal by chance, gain nothing.
+    """
+    if inputs * outputs < SMALL:
+        return False
     generator = torch.Generator().manual_seed(rows)
     grad, x = (torch.randn(rows, width, generator=generator) for width in (outputs, inputs))
     product, of_bias = _by_onednn(grad, x, x.new_zeros(outputs, inputs))

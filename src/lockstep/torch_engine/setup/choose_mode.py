@@ -11,9 +11,9 @@ from torch import Tensor
 
 from lockstep.config.run import Config
 from lockstep.core.shards import ShardPlan, keyed_generator
-from lockstep.envs.gymnasium.random_policy import random_actions
+from lockstep.envs.gymnasium.random_policy import draw_actions, random_actions
 from lockstep.torch_engine.nets.encoders import float_columns
-from lockstep.torch_engine.nets.functions import DROPOUT_SEED, shard_gradients
+from lockstep.torch_engine.nets.functions import DROPOUT_SEED, ShardGradients, shard_gradients
 from lockstep.torch_engine.nets.memory import on_host
 from lockstep.torch_engine.nets.shards import Mode, to_shards
 from lockstep.torch_engine.setup.mapped_operations import OtherOperations
@@ -46,7 +46,7 @@ def choose_mode(state: TrainState, config: Config, communicator: Communicator) -
 def choose_rollout_mode(state: TrainState, config: Config, communicator: Communicator, mode: Mode) -> Mode:
     """Chooses to batch shards in rollouts, where what follows loops over them: images, of which each has one a step.
 
-    Many images at a time gain nothing from more of them, and their gradients are of one shard.
+    Many images at a time gain nothing from more of them.
     """
     net = state.net
     if mode == "batched" or not net.convolutional or net.custom is not None:
@@ -65,8 +65,7 @@ def choose_together(state: TrainState, config: Config, communicator: Communicato
         return 1
     if config.reduction == "fast" or not on_host(state.parameters.flat.device):
         return 1
-    samples = config.num_steps * ShardPlan(config.envs, config.shards).envs_per_shard
-    images = samples // config.ppo.num_minibatches // config.ppo.gradient_accumulation
+    images = _samples(config) // config.ppo.gradient_accumulation
     fit = min(config.shards, max(1, IMAGES_TOGETHER // images))
     together = 1 << fit.bit_length() - 1
     return together if _agreed(gradients_invariant_here(state, config, together), communicator) == "batched" else 1
@@ -139,32 +138,43 @@ def shards_invariant_here(state: TrainState, config: Config) -> bool:
 def rollouts_invariant_here(state: TrainState, config: Config) -> bool:
     """Runs one step of this run's actor, at its shapes on keyed random data, alone and batched."""
     plan = ShardPlan(config.envs, config.shards)
-    draws = [_Draws(state, config, plan, number) for number in range(SELF_CHECK_DRAWS)]
+    draws = [_Draws(state, config, plan.num_shards, number) for number in range(SELF_CHECK_DRAWS)]
     return plan.num_shards == 1 or all(_steps_invariant(state, plan, draw) for draw in draws)
 
 
 def gradients_invariant_here(state: TrainState, config: Config, together: int) -> bool:
-    """Runs the gradient of so many shards of this run, at its shapes on keyed random data, alone and batched."""
-    plan = ShardPlan(config.envs, config.shards)
-    if together == 1:
-        return True
-    draws = _Draws(state, config, plan, SELF_CHECK_DRAWS)
-    observations = draws.observations(config.num_steps * plan.envs_per_shard)
-    actions = to_shards(torch.from_numpy(random_actions(config, plan, state.net.action)), plan.num_shards)
-    return _gradients_invariant(state, config, plan, draws, observations, actions, together)
+    """Runs gradients of as many shards of this run as calls take, at its shapes on keyed random data, and of one."""
+    sizes = [1 << power for power in range(1, together.bit_length())]
+    for number in range(SELF_CHECK_DRAWS if sizes else 0):
+        draws = _Draws(state, config, together, number)
+        observations = draws.observations(_samples(config))
+        gradients, columns = _gradient_of_minibatch(state, config, draws, observations, draws.actions(_samples(config)))
+
+        def in_place(part: dict[str, Tensor], gradients: ShardGradients = gradients) -> Tensor:
+            size = state.parameters.flat.numel() + len(loss_settings(config).terms)
+            return gradients(part, 1, state.parameters.flat.new_empty((len(part["actions"]), size)))
+
+        if not shard_invariant(in_place, together, columns, sizes=sizes):
+            return False
+    return True
 
 
 class _Draws:
     """Draws keyed random data of this run's shapes."""
 
-    def __init__(self, state: TrainState, config: Config, plan: ShardPlan, number: int) -> None:
+    def __init__(self, state: TrainState, config: Config, shards: int, number: int) -> None:
         self._generator = keyed_generator(config.seed, "self-check", number)
-        self._shards, self._layout = plan.num_shards, state.net.observation
+        self._shards, self._layout, self._action = shards, state.net.observation, state.net.action
         self._device = state.parameters.flat.device
 
     def normal(self, *shape: int) -> Tensor:
         """Draws standard normal numbers ``[num_shards, …]``."""
         drawn = self._generator.standard_normal((self._shards, *shape)).astype("float32")
+        return torch.from_numpy(drawn).to(self._device)
+
+    def actions(self, count: int) -> Tensor:
+        """Draws actions ``[num_shards, count, …]``."""
+        drawn = draw_actions(self._generator, self._action, (self._shards, count))
         return torch.from_numpy(drawn).to(self._device)
 
     def observations(self, count: int) -> Tensor:
@@ -184,7 +194,7 @@ class _Draws:
 
 def _shards_invariant(state: TrainState, config: Config, plan: ShardPlan, number: int) -> bool:
     """Compares one draw: raw outputs, for actions would hide their last bits."""
-    net, draws = state.net, _Draws(state, config, plan, number)
+    net, draws = state.net, _Draws(state, config, plan.num_shards, number)
     rows, steps = plan.envs_per_shard, config.num_steps
     observations = draws.observations((steps + 1) * rows)
     random = torch.from_numpy(random_actions(config, plan, net.action)).to(observations.device)
@@ -201,7 +211,10 @@ def _shards_invariant(state: TrainState, config: Config, plan: ShardPlan, number
             passed = shard_invariant(
                 state.policy.unroll, plan.num_shards, *sequence, carried, resets
             ) and shard_invariant(state.policy.step, plan.num_shards, sequence[0][:, 0].contiguous(), carried)
-        return passed and _gradients_invariant(state, config, plan, draws, observations, actions)
+        if not passed:
+            return False
+        gradients, columns = _gradient_of_minibatch(state, config, draws, observations, actions)
+        return shard_invariant(lambda part: gradients(part, 1), plan.num_shards, columns)
 
 
 def _steps_invariant(state: TrainState, plan: ShardPlan, draws: _Draws) -> bool:
@@ -213,22 +226,19 @@ def _steps_invariant(state: TrainState, plan: ShardPlan, draws: _Draws) -> bool:
     return shard_invariant(state.policy.step, plan.num_shards, observations, draws.normal(rows, net.carry_size))
 
 
-def _gradients_invariant(
-    state: TrainState,
-    config: Config,
-    plan: ShardPlan,
-    draws: _Draws,
-    observations: Tensor,
-    actions: Tensor,
-    together: int | None = None,
-) -> bool:
-    """Compares the gradient of one minibatch of random data, of the first shards if it is said of how many."""
-    net, length = state.net, config.sequence_length
-    count = config.num_steps * plan.envs_per_shard // length // config.ppo.num_minibatches
+def _gradient_of_minibatch(
+    state: TrainState, config: Config, draws: _Draws, observations: Tensor, actions: Tensor
+) -> tuple[ShardGradients, dict[str, Tensor]]:
+    """Returns what computes gradients in this run, and a minibatch of random data; its count is 1.
+
+    Takes observations ``[k, n, width]`` and actions ``[k, n, …]`` of at least so many samples.
+    """
+    net, length, shards = state.net, config.sequence_length, len(observations)
+    count = _samples(config) // length
     shape = (count, length) if net.core else (count,)
 
     def first(x: Tensor) -> Tensor:
-        return x[:, : count * length].reshape(plan.num_shards, *shape, *x.shape[2:]).contiguous()
+        return x[:, : count * length].reshape(shards, *shape, *x.shape[2:]).contiguous()
 
     columns = {"observations": first(observations), "actions": first(actions)}
     names = ["log_probs", "advantages", *(("values", "returns") if net.critic else ())]
@@ -238,13 +248,15 @@ def _gradients_invariant(
     if state.reference is not None:
         columns["reference_log_probs"] = draws.normal(*shape)
     if net.custom is not None:
-        columns[DROPOUT_SEED] = torch.zeros((plan.num_shards, 1), dtype=torch.int64)
+        columns[DROPOUT_SEED] = torch.zeros((shards, 1), dtype=torch.int64)
     if net.core:
         columns["recurrent_state"] = draws.normal(count, net.carry_size)
         columns["resets"] = (draws.normal(*shape) > 1.5).float()
     # A loss of the user's own is called for each shard alone anyway: what is asked here is what the networks do.
     settings = replace(loss_settings(config).scheduled(state.coefficients), loss=None)
-    gradients = shard_gradients(state.policy, settings, config.ppo.gradient_accumulation)
-    shards = together or plan.num_shards
-    columns = {name: x[:shards] for name, x in columns.items()}
-    return shard_invariant(lambda part: gradients(part, settings.count), shards, columns)
+    return shard_gradients(state.policy, settings, config.ppo.gradient_accumulation), columns
+
+
+def _samples(config: Config) -> int:
+    """Counts the samples of a shard in a minibatch."""
+    return config.num_steps * ShardPlan(config.envs, config.shards).envs_per_shard // config.ppo.num_minibatches

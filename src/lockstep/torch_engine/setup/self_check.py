@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,16 @@ import torch
 from lockstep.torch_engine.nets.shards import ShardFunction, by_shard, part_of
 
 
-def shard_invariant(function: ShardFunction, num_shards: int, *arguments: Any) -> bool:
-    """Tells whether ``function`` gives each shard the same bits alone and in groups of as many as a rank may own.
+def shard_invariant(
+    function: ShardFunction, num_shards: int, *arguments: Any, sizes: Sequence[int] | None = None
+) -> bool:
+    """Tells whether ``function`` gives each shard the same bits alone and in groups, of as many as a rank may own.
 
     The arguments are tensors ``[num_shards, …]``, or dicts of them, at the shapes of the run; see :func:`by_shard`.
+    The groups may have other ``sizes``.
     """
     alone = _tensors(by_shard("loop", function, *arguments))
-    for size in group_sizes(num_shards):
+    for size in group_sizes(num_shards) if sizes is None else sizes:
         for start in sorted({*range(0, num_shards - size + 1, size), num_shards - size}):
             together = _tensors(function(*(part_of(a, start, start + size) for a in arguments)))
             pieces = zip(alone, together, strict=True)
