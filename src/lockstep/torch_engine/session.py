@@ -66,6 +66,7 @@ class Session:
     Attributes:
         envs: this rank's environments; ``replay`` their live episodes' actions.
         mode: whether shards are batched or looped over; ``rollout_mode`` while actions are sampled.
+        together: of how many shards gradients are taken at once, at most, where they are looped over.
         source: how gradients are reduced.
         update: the update on an accelerator; None where the host takes its decisions.
         restarted: environments that this resume couldn't restore exactly; ``restarted_before`` those of earlier ones.
@@ -84,6 +85,7 @@ class Session:
     state: TrainState
     mode: Mode
     rollout_mode: Mode
+    together: int
     collector: Collector
     source: GradientSource
     update: AcceleratedUpdate | None = None
@@ -142,8 +144,9 @@ class Session:
     @property
     def shards_on_a_rank(self) -> str:
         """Says in words whether a rank's shards are batched or looped over."""
-        same = self.rollout_mode == self.mode
-        return self.mode if same else f"{self.mode}, {self.rollout_mode} in rollouts"
+        rollouts = "" if self.rollout_mode == self.mode else f", {self.rollout_mode} in rollouts"
+        gradients = "" if self.together == 1 else f", {self.together} at a time in gradients"
+        return f"{self.mode}{rollouts}{gradients}"
 
     @property
     def rollout(self) -> Rollout:
@@ -209,6 +212,7 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
         state=state,
         mode=mode,
         rollout_mode=rollout_mode,
+        together=together,
         collector=make_collector(config, plan, state, envs, rollout_mode),
         source=source,
         update=make_update(state, config, plan, source),

@@ -124,7 +124,7 @@ def update(
         for number, columns in enumerate(epoch_minibatches(state, batch, indices, statistics, epoch, config, plan)):
             gradient = source(columns, int(statistics.counts[epoch, number]))
             terms, norm = gradient.terms.double().cpu().numpy(), float(gradient.norm)
-            if not (math.isfinite(norm) and np.isfinite(terms).all()):
+            if not (math.isfinite(norm) and all(map(math.isfinite, terms.tolist()))):
                 where = f"epoch {epoch + 1}, minibatch {number + 1}"
                 raise non_finite(state.iteration + 1, where, names, terms)
             result.terms += terms

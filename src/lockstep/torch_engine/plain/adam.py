@@ -16,16 +16,16 @@ def host_adam(flat: Tensor, moments: dict[str, Tensor], betas: tuple[float, floa
     At few parameters most of PyTorch's step goes into calling it.
     """
     parameters, mean, square = flat.detach().numpy(), moments["exp_avg"].numpy(), moments["exp_avg_sq"].numpy()
-    scratch = np.empty_like(parameters)
+    scratch, steps = np.empty_like(parameters), moments["step"].numpy()
     first, second = betas
 
     def step(used_up: Tensor, learning_rate: float | Tensor, skipped: Tensor | None = None) -> None:
-        nonlocal parameters, mean, square, scratch
+        nonlocal parameters, mean, square, scratch, steps
         assert isinstance(learning_rate, float)
         assert skipped is None
         gradient = used_up.numpy()
-        moments["step"] += 1
-        count = int(moments["step"])
+        steps += 1
+        count = int(steps)
         np.subtract(gradient, mean, out=scratch)
         scratch *= 1.0 - first
         mean += scratch

@@ -21,10 +21,15 @@ if TYPE_CHECKING:
     from lockstep.core.shards import ShardPlan
 
 
+NUMBERS = (int, float, type(None))
+
+
 def in_numbers(settings: LossSettings) -> LossSettings:
     """Returns the settings with scheduled coefficients, which are tensors ``[]``, as numbers."""
-    tensors = {name: x for name, x in vars(settings).items() if isinstance(x, Tensor)}
-    return settings.scheduled({name: x.item() for name, x in tensors.items()})
+    others = {
+        name: x for name, x in vars(settings).items() if not isinstance(x, NUMBERS)
+    }  # quicker than to ask of each
+    return settings.scheduled({name: x.item() for name, x in others.items() if isinstance(x, Tensor)})
 
 
 class PlainFunctions:

@@ -76,7 +76,7 @@ class Mlp:
         ]
         self._activate, self._derive = ACTIVATIONS[net.activation]
         self._activated = len(self._layers) - (name != "trunk")
-        self.width = sum(weight.size + bias.size for weight, bias in self._layers)
+        *self._starts, self.width = itertools.accumulate((w.size + b.size for w, b in self._layers), initial=0)
         self._ones: dict[int, np.ndarray] = {}
 
     def __call__(self, x: np.ndarray, kept: list[np.ndarray] | None = None) -> np.ndarray:
@@ -97,10 +97,11 @@ class Mlp:
 
         Returns the gradient of the input ``[k, rows, in]`` if it is to go ``into`` that, else of the first layer.
         """
-        starts = list(itertools.accumulate((w.size + b.size for w, b in self._layers), initial=0))
-        ones = self._ones.setdefault(d.shape[1], np.ones((1, d.shape[1]), d.dtype))
+        ones = self._ones.get(d.shape[1])
+        if ones is None:
+            ones = self._ones[d.shape[1]] = np.ones((1, d.shape[1]), d.dtype)
         for layer in range(len(self._layers) - 1, -1, -1):
-            (weight, bias), x, at = self._layers[layer], kept[layer], starts[layer]
+            (weight, bias), x, at = self._layers[layer], kept[layer], self._starts[layer]
             if layer < self._activated:
                 d = self._derive(d, kept[layer + 1])
             block = out[:, at : at + weight.size].reshape(len(out), *weight.shape)

@@ -126,7 +126,7 @@ class ActionHead:
 
         def back(d_chosen: np.ndarray, d_log_std: np.ndarray, valid: np.ndarray | None) -> np.ndarray:
             d = d_chosen[..., None]
-            np.sum(d * (z * z - 1.0), axis=1, out=d_log_std)
+            np.add.reduce(d * (z * z - 1.0), axis=1, out=d_log_std)
             rows = mean.shape[1] if valid is None else valid.sum(1, keepdims=True)
             d_log_std -= settings.entropy_coef * rows / settings.count
             return d * z * inverse
