@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 import traceback
@@ -103,6 +104,8 @@ def run_rank(assignment: Assignment, topology: Topology) -> int:
                 checkpoint = find_checkpoint(states, assignment.resume_from, warn=run.is_writer)
         with no_silent_exit():
             result = engine.train(config, run, topology, assignment.options, checkpoint)
+        if "ale_py" in sys.modules:
+            gc.collect()  # environments lie in cycles, and ale-py complains at the end of those that are left
     except PeerFailureError as error:
         report_failure(str(error), secondary=True)
         return EXIT_FAILURE
