@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from lockstep.core.machine import MALLOC_VARIABLES, keep_freed_memory
+from lockstep.core.machine import HEAP_VARIABLES, MALLOC_VARIABLES, keep_freed_memory
 
 GLIBC = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's malloc")
 FAULTS = """
@@ -38,9 +38,10 @@ NINE = (1 << 20,) * 9
 LARGE = (48 << 20,)
 
 
-def faults(how: str, where: str = "here", sizes: tuple[int, ...] = NINE) -> int:
+def faults(how: str, where: str = "here", sizes: tuple[int, ...] = NINE, **variables: str) -> int:
     """Page faults of twenty rounds of the same bytes."""
-    plain = {name: value for name, value in os.environ.items() if name not in MALLOC_VARIABLES}
+    set_here = (*MALLOC_VARIABLES, *HEAP_VARIABLES)
+    plain = {name: value for name, value in os.environ.items() if name not in set_here} | variables
     found = subprocess.run(
         [sys.executable, "-c", FAULTS, how, where, *map(str, sizes)],
         env=plain,
@@ -63,6 +64,14 @@ def test_one_heap_keeps_what_threads_take_at_a_time():
     pages = 20 * LARGE[0] // os.sysconf("SC_PAGESIZE")
     assert faults("one heap", "in threads", LARGE) < pages // 50
     assert faults("keep", "in threads", LARGE) > pages // 4  # the negative: each is mapped anew
+
+
+@GLIBC
+@pytest.mark.parametrize("name", HEAP_VARIABLES)
+def test_a_users_own_heaps_stay_and_what_is_small_is_kept(name):
+    pages = 20 * LARGE[0] // os.sysconf("SC_PAGESIZE")
+    assert faults("one heap", "in threads", LARGE, **{name: "64"}) > pages // 4
+    assert faults("one heap", **{name: "64"}) < 20 * (9 << 20) // os.sysconf("SC_PAGESIZE") // 50
 
 
 @pytest.mark.parametrize("name", MALLOC_VARIABLES)

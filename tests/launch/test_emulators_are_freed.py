@@ -6,6 +6,7 @@ import sys
 import pytest
 
 PROGRAM = """
+import gc
 import sys
 import types
 import weakref
@@ -15,6 +16,8 @@ from lockstep.config.run import Config, RunOptions
 from lockstep.config.checks import resolve
 from lockstep.core.topology import Topology
 from lockstep.launch import rank
+
+gc.disable()
 
 
 class Emulator:

@@ -18,6 +18,7 @@ from small_runs import (
 )
 
 from lockstep.torch_engine.gradients import choose_source, exact_gradient
+from lockstep.torch_engine.nets import layers_of_shards
 from lockstep.torch_engine.nets.shards import parts_of
 from lockstep.torch_engine.setup.choose_mode import gradients_invariant_here
 
@@ -49,6 +50,15 @@ def test_every_shard_is_in_one_part_of_a_power_of_two(shards, most):
     assert all(size.bit_count() == 1 and size <= most for size in sizes)
     assert sizes == sorted(sizes, reverse=True)
     assert len(sizes) == shards // most + (shards % most).bit_count()  # no fewer would do
+
+
+@pytest.fixture(params=["by oneDNN", "by the BLAS"])
+def who_multiplies(request, monkeypatch):
+    """Products of any size by the BLAS where they are alike, which those of small networks aren't tried to be."""
+    monkeypatch.setattr(layers_of_shards, "SMALL", 1 if request.param == "by the BLAS" else 1 << 40)
+    layers_of_shards.products_alike.cache_clear()
+    yield
+    layers_of_shards.products_alike.cache_clear()
 
 
 # so small that ranks of threads, which have no backend, needn't sum by slices
@@ -91,6 +101,7 @@ def invariant():
             pytest.skip("shards would depend on others here")
 
 
+@pytest.mark.usefixtures("who_multiplies")
 @pytest.mark.parametrize(
     ("shards", "together", "sizes"),
     [(8, 2, [2] * 4), (8, 4, [4] * 2), (8, 8, [8]), (3, 2, [2, 1]), (3, 4, [2, 1])],
@@ -105,6 +116,7 @@ def test_gradients_of_several_shards_a_call_have_the_bits_of_one_a_call(invarian
     assert calls == sizes * 2
 
 
+@pytest.mark.usefixtures("who_multiplies")
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_more_ranks_have_the_same_bits_with_several_shards_a_call(invariant, world_size):
     """Of 3 ranks two have three shards, which are two calls, and one has two."""

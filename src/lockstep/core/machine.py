@@ -28,15 +28,10 @@ MOST_FROM_HEAP = 32 << 20
 """Bytes of the largest array that comes from the heap; glibc takes no more."""
 MOST_KEPT = 512 << 20
 """Bytes that may lie free at the heap's end before they go back to the system."""
-MALLOC_VARIABLES = (
-    "MALLOC_MMAP_THRESHOLD_",
-    "MALLOC_TRIM_THRESHOLD_",
-    "MALLOC_TOP_PAD_",
-    "MALLOC_MMAP_MAX_",
-    "MALLOC_ARENA_MAX",
-    "GLIBC_TUNABLES",
-)
+MALLOC_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
 """By which a user has chosen already."""
+HEAP_VARIABLES = ("MALLOC_MMAP_MAX_", "MALLOC_ARENA_MAX")
+"""By which a user has chosen how many heaps there are, and what lies in them."""
 
 
 def system_fact(file: Path, *keys: str) -> str:
@@ -114,5 +109,6 @@ def keep_freed_memory(one_heap: bool = False) -> bool:
     except (AttributeError, OSError):  # no glibc
         return False
     wanted = [(MMAP_THRESHOLD, MOST_FROM_HEAP), (TRIM_THRESHOLD, MOST_KEPT)]
-    wanted += [(MMAP_MAX, 0), (ARENA_MAX, 1)] if one_heap else []
+    if one_heap and not any(name in os.environ for name in HEAP_VARIABLES):
+        wanted += [(MMAP_MAX, 0), (ARENA_MAX, 1)]
     return all([bool(mallopt(*option)) for option in wanted])

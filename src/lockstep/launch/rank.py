@@ -35,6 +35,10 @@ from lockstep.runs.checkpoint import CheckpointError, find_checkpoint
 from lockstep.runs.directory import CHECKPOINTS, RunDirectory, is_writer
 
 
+LARGE_ROLLOUT = 1 << 17
+"""Samples of an iteration from which on XLA's arrays are large, and threads seldom wait for each other's ``malloc``."""
+
+
 @dataclass(frozen=True)
 class Assignment:
     """What a rank is to do, by a resolved config.
@@ -78,7 +82,6 @@ def run_rank(assignment: Assignment, topology: Topology) -> int:
     """Train this rank's part; every failure becomes one report and an exit code."""
     try:
         config = assignment.config
-        keep_freed_memory(one_heap=config.engine == "jax")
         engine = engine_module(config.engine)
         path = assignment.path.absolute()  # environments may change the working directory
         run = RunDirectory(
@@ -102,6 +105,8 @@ def run_rank(assignment: Assignment, topology: Topology) -> int:
             states = assignment.states or run.path / CHECKPOINTS
             with contextlib.nullcontext() if run.is_writer else contextlib.suppress(CheckpointError):
                 checkpoint = find_checkpoint(states, assignment.resume_from, warn=run.is_writer)
+        large = config.steps_per_iteration >= LARGE_ROLLOUT
+        keep_freed_memory(one_heap=large and config.engine == "jax" and config.device == "cpu")
         with no_silent_exit():
             result = engine.train(config, run, topology, assignment.options, checkpoint)
         if "ale_py" in sys.modules:

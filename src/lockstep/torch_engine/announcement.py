@@ -36,7 +36,8 @@ def _own_notes(session: Session) -> list[str]:
     if config.reduction == "exact" and session.mode == "loop" and session.together == 1 and not config.compile:
         net = session.state.net
         custom = None if net.custom is None else net.custom.one_by_one
-        out += loop_notes(session.plan.tree.most_shards, net.convolutional, custom)
+        if custom is not None or not net.convolutional or shards_that_fit(net, config) > 1:
+            out += loop_notes(session.plan.tree.most_shards, net.convolutional, custom)
     if config.fsdp and not session.communicator.alone:
         out.append("fsdp: each rank keeps a slice of parameters and moments; a whole copy is gathered for each rollout")
     elif config.fsdp:

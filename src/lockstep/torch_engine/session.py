@@ -145,7 +145,7 @@ class Session:
     def shards_on_a_rank(self) -> str:
         """Says in words whether a rank's shards are batched or looped over."""
         rollouts = "" if self.rollout_mode == self.mode else f", {self.rollout_mode} in rollouts"
-        gradients = "" if self.together == 1 else f", {self.together} at a time in gradients"
+        gradients = "" if self.together == 1 else f", up to {self.together} at a time in gradients"
         return f"{self.mode}{rollouts}{gradients}"
 
     @property

@@ -28,6 +28,14 @@ def test_the_tree_by_hand():
     assert tree_sum(torch.tensor([big, -big, 1.0, 1.0])).item() == 2.0
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("shards", [2, 3, 8])
+def test_what_is_not_finite_is_summed_in_silence(shards):
+    x = torch.ones(shards, 3)
+    x[0], x[1] = torch.tensor([torch.inf, 3e38, torch.nan]), torch.tensor([-torch.inf, 3e38, 1.0])
+    assert not tree_sum(x).isfinite().any()
+
+
 @given(st.integers(0, 2**32 - 1), st.sampled_from([1, 2, 4, 8, 16]))
 def test_the_tree_is_a_sum(seed, shards):
     x = spread(seed, shards)

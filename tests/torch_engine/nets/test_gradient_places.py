@@ -83,7 +83,7 @@ def test_a_parameter_has_its_own_part_of_the_memory(net):
 def test_only_networks_for_images_are_told_of_the_places(monkeypatch, net):
     told = []
 
-    class Watched(encoders.GradientPlaces):
+    class Watched(layers_of_shards.GradientPlaces):
         def __init__(self, parameters, places):
             super().__init__(parameters, places)
             told.append(list(places))

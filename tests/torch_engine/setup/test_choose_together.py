@@ -57,10 +57,23 @@ def test_a_call_takes_as_many_shards_as_a_number_of_images_are(monkeypatch, imag
     assert asked == [together]
 
 
-def test_a_minibatch_in_pieces_has_room_for_more_shards(monkeypatch):
+def test_pieces_of_a_minibatch_make_no_room_for_more_shards(monkeypatch):
     monkeypatch.setattr(choose_mode, "IMAGES_TOGETHER", 4)
     monkeypatch.setattr(choose_mode, "gradients_invariant_here", lambda *_: True)
-    assert [chosen(config_of(ppo={"gradient_accumulation": pieces})) for pieces in (1, 2)] == [2, 4]
+    assert [chosen(config_of(ppo={"gradient_accumulation": pieces})) for pieces in (1, 2)] == [2, 2]
+
+
+def test_of_larger_images_there_is_room_for_fewer(monkeypatch):
+    monkeypatch.setattr(choose_mode, "gradients_invariant_here", lambda *_: True)
+    monkeypatch.setattr(choose_mode, "BYTES_TOGETHER", 4 * described_picture().observation.image_bytes)
+    assert chosen() == 2
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_a_loss_of_ones_own_changes_nothing(pieces):
+    loss = {"loss": "users_losses:penalised", "gradient_accumulation": pieces}
+    usual = {"gradient_accumulation": pieces}
+    assert chosen(config_of(8, 2, ppo=loss)) == chosen(config_of(8, 2, ppo=usual)) > 1
 
 
 def test_one_shard_is_taken_alone_and_tried_with_none(monkeypatch):
@@ -68,7 +81,7 @@ def test_one_shard_is_taken_alone_and_tried_with_none(monkeypatch):
     assert chosen(config_of(1)) == 1
 
 
-@pytest.mark.parametrize("changes", [{"reduction": "fast"}, {"precision": "bf16"}, {"compile": True}], ids=str)
+@pytest.mark.parametrize("changes", [{"precision": "bf16"}, {"compile": True}], ids=str)
 def test_what_else_runs_do_takes_one_shard_at_a_time_unasked(monkeypatch, changes):
     monkeypatch.setattr(choose_mode, "gradients_invariant_here", lambda *_: pytest.fail("asked"))
     assert chosen(config_of(**changes)) == 1

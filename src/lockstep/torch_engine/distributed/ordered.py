@@ -44,22 +44,25 @@ def traffic(tree: Tree, rank: int, node_bytes: int) -> Traffic:
 def tree_sum(x: Tensor) -> Tensor:
     """Sums over the first axis by a fixed binary tree of neighbours; what has no neighbour waits for the next round.
 
-    On a CPU by NumPy, which adds what lies in a processor's cache in half of PyTorch's time.
+    On a CPU by NumPy, which is faster there.
     """
-    if on_host(x.device) and x.dtype in (torch.float32, torch.float64):
-        return torch.from_numpy(_tree_sum_of_array(x.numpy()))[0]
+    if len(x) > 1 and on_host(x.device) and x.dtype in (torch.float32, torch.float64):
+        total = x.new_empty(x.shape[1:])
+        _sum_array(x.numpy(), total.numpy())
+        return total
     while len(x) > 1:
         paired = x[0:-1:2] + x[1::2]
         x = torch.cat([paired, x[-1:]]) if len(x) % 2 else paired
     return x[0]
 
 
-def _tree_sum_of_array(x: np.ndarray) -> np.ndarray:
-    """Does what :func:`tree_sum` does, and keeps the axis."""
-    while len(x) > 1:
+@np.errstate(all="ignore")  # what isn't finite ends the update, with a line of its own
+def _sum_array(x: np.ndarray, out: np.ndarray) -> None:
+    """Does what :func:`tree_sum` does of more than one row."""
+    while len(x) > 2:
         paired = x[0:-1:2] + x[1::2]
         x = np.concatenate([paired, x[-1:]]) if len(x) % 2 else paired
-    return x
+    np.add(x[0], x[1], out=out)
 
 
 def _sum_of_own(x: Tensor) -> Tensor:

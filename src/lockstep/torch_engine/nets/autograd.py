@@ -13,8 +13,9 @@ from lockstep.torch_engine.losses import loss_and_terms
 from lockstep.torch_engine.nets import distributions, nets
 from lockstep.torch_engine.nets.compiled import LossFunction, compiled
 from lockstep.torch_engine.nets.custom import in_pairs
-from lockstep.torch_engine.nets.encoders import GradientPlaces
 from lockstep.torch_engine.nets.functions import DROPOUT_SEED, Actor, Columns
+from lockstep.torch_engine.nets.layers_of_shards import GradientPlaces
+from lockstep.torch_engine.nets.memory import on_host
 from lockstep.torch_engine.nets.nets import Parameters, PolicyNet
 from lockstep.torch_engine.nets.parameters import FlatParameters
 from lockstep.torch_engine.nets.shards import Mode, aligned, by_shard, shards_within
@@ -140,8 +141,9 @@ class AutogradFunctions:
             pair = self.gradients({name: in_pairs(x) for name, x in columns.items()}, settings)[:1]
             return pair if out is None else out.copy_(pair)
         weights = {name: w.requires_grad_() for name, w in nets.expand(self.weights.views, shards).items()}
-        places = {} if out is None else self._places(out)
-        if places and self.net.convolutional:
+        places: dict[str, Tensor] = {}
+        if out is not None and self.net.convolutional and on_host(out.device):
+            places = self._places(out)
             weights = GradientPlaces(weights, places)
         set_dropout(self.net, columns)
         with torch.enable_grad():
@@ -149,8 +151,8 @@ class AutogradFunctions:
             total = loss.sum()
         parts = torch.autograd.grad(total, list(weights.values()), materialize_grads=True)
         set_dropout(self.net, None)
-        if out is None:
-            return torch.cat([*(part.reshape(shards, -1).float() for part in parts), terms], 1)
+        if out is None or not places:
+            return torch.cat([*(part.reshape(shards, -1).float() for part in parts), terms], 1, out=out)
         for place, part in zip(places.values(), parts, strict=True):
             if place.data_ptr() != part.data_ptr():
                 place.copy_(part)

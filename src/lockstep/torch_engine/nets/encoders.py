@@ -11,21 +11,8 @@ from torch.nn import functional
 
 from lockstep.core.spaces import Leaf, ObservationLayout
 from lockstep.networks.spec import IMPALA, NATURE, ImageEncoder, encoder_name
-from lockstep.torch_engine.nets.layers_of_shards import ConvolutionOfShards, LinearOfShards
+from lockstep.torch_engine.nets.layers_of_shards import ConvolutionOfShards, GradientPlaces, LinearOfShards
 from lockstep.torch_engine.nets.memory import on_host
-
-
-class GradientPlaces(dict[str, Tensor]):
-    """Parameters by name, with views of where gradients by them shall lie; who computes one may take its place."""
-
-    def __init__(self, parameters: Mapping[str, Tensor], places: Mapping[str, Tensor]) -> None:
-        super().__init__(parameters)
-        self._places = dict(places)
-
-    def take(self, name: str) -> Tensor | None:
-        """Gives the place of a parameter's gradient to the first who asks for it, and None to those after."""
-        return self._places.pop(name, None)
-
 
 ONEDNN = torch.backends.mkldnn.is_available() and platform.machine() in ("x86_64", "AMD64")
 

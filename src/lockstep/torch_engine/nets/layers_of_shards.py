@@ -6,6 +6,7 @@ numbers don't depend on how many there are; :mod:`lockstep.torch_engine.setup.ch
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -13,8 +14,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-ALIGNED = 16
-"""Elements in a line of a processor's cache."""
+FEW_COLUMNS = 16
+LINE = 16
+"""Elements in a line of a processor's cache, by which places in memory differ."""
+SMALL = 1 << 14
+"""Elements of a weight below which oneDNN computes its gradient."""
+
+
+class GradientPlaces(dict[str, Tensor]):
+    """Parameters by name, with views of where gradients by them shall lie; who computes one may take its place."""
+
+    def __init__(self, parameters: Mapping[str, Tensor], places: Mapping[str, Tensor]) -> None:
+        super().__init__(parameters)
+        self._places = dict(places)
+
+    def take(self, name: str) -> Tensor | None:
+        """Gives the place of a parameter's gradient to the first who asks for it, and None to those after."""
+        return self._places.pop(name, None)
 
 
 class ConvolutionOfShards(torch.autograd.Function):
@@ -64,10 +80,6 @@ class LinearOfShards(torch.autograd.Function):
         return of_features, of_weights, torch.stack(of_biases), None
 
 
-SMALL = 1 << 14
-"""Elements of a weight below which oneDNN computes its gradient."""
-
-
 def _of_parameters(grad: Tensor, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
     """Puts a shard's gradient by the weight ``[out, in]`` in ``out``, and returns that by the bias.
 
@@ -77,7 +89,7 @@ def _of_parameters(grad: Tensor, x: Tensor, weight: Tensor, out: Tensor) -> Tens
     """
     if products_alike(*x.shape, len(weight)):
         torch.mm(grad.t(), x, out=out)
-        return _by_onednn(grad, x[:, :ALIGNED], weight[:, :ALIGNED])[1]
+        return _by_onednn(grad, x[:, :FEW_COLUMNS], weight[:, :FEW_COLUMNS])[1]
     product, of_bias = _by_onednn(grad, x, weight)
     out.copy_(product)
     return of_bias
@@ -94,7 +106,7 @@ def _by_onednn(grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]
 @lru_cache
 @torch.no_grad()
 def products_alike(rows: int, inputs: int, outputs: int) -> bool:
-    """Tells whether BLAS and oneDNN give one gradient by a weight, wherever it lies, and one by a bias; tried once.
+    """Tells whether BLAS and oneDNN give one gradient by a weight, wherever all lies, and one by a bias; tried once.
 
     Small ones, which may be equal by chance, gain nothing.
     """
@@ -103,7 +115,16 @@ def products_alike(rows: int, inputs: int, outputs: int) -> bool:
     generator = torch.Generator().manual_seed(rows)
     grad, x = (torch.randn(rows, width, generator=generator) for width in (outputs, inputs))
     product, of_bias = _by_onednn(grad, x, x.new_zeros(outputs, inputs))
-    few = _by_onednn(grad, x[:, :ALIGNED], x.new_zeros(outputs, min(inputs, ALIGNED)))[1]
-    memory = x.new_empty(1 + outputs * inputs)
-    places = [memory[start : start + outputs * inputs].view(outputs, inputs) for start in (0, 1)]
-    return torch.equal(few, of_bias) and all(torch.equal(torch.mm(grad.t(), x, out=p), product) for p in places)
+    few = _by_onednn(grad, x[:, :FEW_COLUMNS], x.new_zeros(outputs, min(inputs, FEW_COLUMNS)))[1]
+    if not torch.equal(few, of_bias):
+        return False
+    for offset in range(LINE):
+        elsewhere = [_moved(part, offset) for part in (grad, x, product)]
+        if not torch.equal(torch.mm(elsewhere[0].t(), elsewhere[1], out=elsewhere[2]), product):
+            return False
+    return True
+
+
+def _moved(x: Tensor, offset: int) -> Tensor:
+    """Copies a matrix to so many elements after a line of memory's begin."""
+    return x.new_empty(offset + x.numel())[offset:].view_as(x).copy_(x)

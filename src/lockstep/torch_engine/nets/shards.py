@@ -47,7 +47,7 @@ def part_of(argument: Any, first: int, last: int) -> Any:
 
 
 def parts_of(shards: int, most: int) -> list[tuple[int, int]]:
-    """Cuts shards into runs from first to before last, each of a power of two, of ``most`` (one itself) or fewer."""
+    """Cuts shards into runs ``(first, after the last)``: each a power of two long, ``most`` at most, which is one."""
     parts, first = [], 0
     while first < shards:
         size = min(most, 1 << (shards - first).bit_length() - 1)

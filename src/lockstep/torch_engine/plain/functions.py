@@ -22,13 +22,12 @@ if TYPE_CHECKING:
 
 
 NUMBERS = (int, float, type(None))
+"""What most settings are: to ask for these is faster than to ask for tensors."""
 
 
 def in_numbers(settings: LossSettings) -> LossSettings:
     """Returns the settings with scheduled coefficients, which are tensors ``[]``, as numbers."""
-    others = {
-        name: x for name, x in vars(settings).items() if not isinstance(x, NUMBERS)
-    }  # quicker than to ask of each
+    others = {name: x for name, x in vars(settings).items() if not isinstance(x, NUMBERS)}
     return settings.scheduled({name: x.item() for name, x in others.items() if isinstance(x, Tensor)})
 
 

@@ -23,6 +23,7 @@ from lockstep.training.losses import loss_settings
 if TYPE_CHECKING:
     from lockstep.torch_engine.distributed.communicator import Communicator
     from lockstep.torch_engine.nets.custom import CustomNet
+    from lockstep.torch_engine.nets.nets import PolicyNet
     from lockstep.torch_engine.state import TrainState
 
 SELF_CHECK_DRAWS = 3
@@ -55,7 +56,8 @@ def choose_rollout_mode(state: TrainState, config: Config, communicator: Communi
 
 
 IMAGES_TOGETHER = 256
-"""Of a minibatch's shards: as many share what a call costs; of more, what lies between layers leaves the cache."""
+BYTES_TOGETHER = IMAGES_TOGETHER * 4 * 84 * 84
+"""Of a minibatch's shards: as many share what a call costs, and what lies between layers is still small."""
 
 
 def choose_together(state: TrainState, config: Config, communicator: Communicator, mode: Mode) -> int:
@@ -63,12 +65,17 @@ def choose_together(state: TrainState, config: Config, communicator: Communicato
     net = state.net
     if mode == "batched" or not net.convolutional or net.custom is not None or net.bf16 or config.compile:
         return 1
-    if config.reduction == "fast" or not on_host(state.parameters.flat.device):
+    if not on_host(state.parameters.flat.device):
         return 1
-    images = _samples(config) // config.ppo.gradient_accumulation
-    fit = min(config.shards, max(1, IMAGES_TOGETHER // images))
-    together = 1 << fit.bit_length() - 1
-    return together if _agreed(gradients_invariant_here(state, config, together), communicator) == "batched" else 1
+    together = shards_that_fit(net, config)
+    return together if _all_pass(gradients_invariant_here(state, config, together), communicator) else 1
+
+
+def shards_that_fit(net: PolicyNet, config: Config) -> int:
+    """Counts how many shards' minibatches of images are no more than a call should take, a power of two."""
+    images = max(1, min(IMAGES_TOGETHER, BYTES_TOGETHER // net.observation.image_bytes))
+    fit = min(config.shards, max(1, images // _samples(config)))
+    return 1 << fit.bit_length() - 1
 
 
 LOOP, ALONE, PAIRS = range(3)
@@ -121,9 +128,12 @@ def _how_it_maps(state: TrainState, custom: CustomNet, config: Config) -> int:
     return how
 
 
+def _all_pass(passed: bool, communicator: Communicator) -> bool:
+    return bool(communicator.gather_ranks(torch.tensor([passed])).all())
+
+
 def _agreed(passed: bool, communicator: Communicator) -> Mode:
-    everyone = communicator.gather_ranks(torch.tensor([passed]))
-    return "batched" if bool(everyone.all()) else "loop"
+    return "batched" if _all_pass(passed, communicator) else "loop"
 
 
 def shards_invariant_here(state: TrainState, config: Config) -> bool:
@@ -144,17 +154,16 @@ def rollouts_invariant_here(state: TrainState, config: Config) -> bool:
 
 def gradients_invariant_here(state: TrainState, config: Config, together: int) -> bool:
     """Runs gradients of as many shards of this run as calls take, at its shapes on keyed random data, and of one."""
-    sizes = [1 << power for power in range(1, together.bit_length())]
-    for number in range(SELF_CHECK_DRAWS if sizes else 0):
-        draws = _Draws(state, config, together, number)
-        observations = draws.observations(_samples(config))
-        gradients, columns = _gradient_of_minibatch(state, config, draws, observations, draws.actions(_samples(config)))
+    for power in range(1, together.bit_length()):
+        shards = 1 << power
+        draws = _Draws(state, config, shards, power)
+        observations, actions = draws.observations(_samples(config)), draws.actions(_samples(config))
+        gradients, columns, size = _gradient_of_minibatch(state, config, draws, observations, actions)
 
-        def in_place(part: dict[str, Tensor], gradients: ShardGradients = gradients) -> Tensor:
-            size = state.parameters.flat.numel() + len(loss_settings(config).terms)
+        def in_place(part: dict[str, Tensor], gradients: ShardGradients = gradients, size: int = size) -> Tensor:
             return gradients(part, 1, state.parameters.flat.new_empty((len(part["actions"]), size)))
 
-        if not shard_invariant(in_place, together, columns, sizes=sizes):
+        if not shard_invariant(in_place, shards, columns, sizes=[shards]):
             return False
     return True
 
@@ -213,7 +222,7 @@ def _shards_invariant(state: TrainState, config: Config, plan: ShardPlan, number
             ) and shard_invariant(state.policy.step, plan.num_shards, sequence[0][:, 0].contiguous(), carried)
         if not passed:
             return False
-        gradients, columns = _gradient_of_minibatch(state, config, draws, observations, actions)
+        gradients, columns, _ = _gradient_of_minibatch(state, config, draws, observations, actions)
         return shard_invariant(lambda part: gradients(part, 1), plan.num_shards, columns)
 
 
@@ -228,8 +237,8 @@ def _steps_invariant(state: TrainState, plan: ShardPlan, draws: _Draws) -> bool:
 
 def _gradient_of_minibatch(
     state: TrainState, config: Config, draws: _Draws, observations: Tensor, actions: Tensor
-) -> tuple[ShardGradients, dict[str, Tensor]]:
-    """Returns what computes gradients in this run, and a minibatch of random data; its count is 1.
+) -> tuple[ShardGradients, dict[str, Tensor], int]:
+    """Returns what computes gradients in this run, a minibatch of random data (its count is 1), and how wide rows are.
 
     Takes observations ``[k, n, width]`` and actions ``[k, n, …]`` of at least so many samples.
     """
@@ -254,7 +263,8 @@ def _gradient_of_minibatch(
         columns["resets"] = (draws.normal(*shape) > 1.5).float()
     # A loss of the user's own is called for each shard alone anyway: what is asked here is what the networks do.
     settings = replace(loss_settings(config).scheduled(state.coefficients), loss=None)
-    return shard_gradients(state.policy, settings, config.ppo.gradient_accumulation), columns
+    gradients = shard_gradients(state.policy, settings, config.ppo.gradient_accumulation)
+    return gradients, columns, state.parameters.flat.numel() + len(settings.terms)
 
 
 def _samples(config: Config) -> int:
