@@ -38,10 +38,12 @@ NINE = (1 << 20,) * 9
 LARGE = (48 << 20,)
 
 
-def faults(how: str, where: str = "here", sizes: tuple[int, ...] = NINE, **variables: str) -> int:
+def faults(
+    how: str, where: str = "here", sizes: tuple[int, ...] = NINE, variables: dict[str, str] | None = None
+) -> int:
     """Page faults of twenty rounds of the same bytes."""
     set_here = (*MALLOC_VARIABLES, *HEAP_VARIABLES)
-    plain = {name: value for name, value in os.environ.items() if name not in set_here} | variables
+    plain = {name: value for name, value in os.environ.items() if name not in set_here} | (variables or {})
     found = subprocess.run(
         [sys.executable, "-c", FAULTS, how, where, *map(str, sizes)],
         env=plain,
@@ -70,8 +72,8 @@ def test_one_heap_keeps_what_threads_take_at_a_time():
 @pytest.mark.parametrize("name", HEAP_VARIABLES)
 def test_a_users_own_heaps_stay_and_what_is_small_is_kept(name):
     pages = 20 * LARGE[0] // os.sysconf("SC_PAGESIZE")
-    assert faults("one heap", "in threads", LARGE, **{name: "64"}) > pages // 4
-    assert faults("one heap", **{name: "64"}) < 20 * (9 << 20) // os.sysconf("SC_PAGESIZE") // 50
+    assert faults("one heap", "in threads", LARGE, {name: "64"}) > pages // 4
+    assert faults("one heap", variables={name: "64"}) < 20 * (9 << 20) // os.sysconf("SC_PAGESIZE") // 50
 
 
 @pytest.mark.parametrize("name", MALLOC_VARIABLES)

@@ -1,8 +1,13 @@
 """What the PyTorch engine says of shards that run one after the other."""
 
-import pytest
+from types import SimpleNamespace
 
+import pytest
+from small_runs import alone, described_picture, plan_of, small_config, small_state
+
+from lockstep.torch_engine import announcement
 from lockstep.torch_engine.announcement import loop_notes
+from lockstep.torch_engine.setup import choose_mode
 
 
 @pytest.mark.parametrize(
@@ -22,3 +27,27 @@ def test_it_says_why_how_much_and_what_to_do(convolutional, custom, why):
 
 def test_one_shard_on_a_rank_costs_nothing():
     assert loop_notes(1, False) == loop_notes(1, True, "sees images") == []
+
+
+def notes_of_images(together: int) -> list[str]:
+    """What a run on small images says whose gradients are of so many shards at a time."""
+    config = small_config()
+    session = SimpleNamespace(
+        config=config,
+        communicator=alone(config),
+        plan=plan_of(config),
+        state=small_state(config, described_picture()),
+        mode="loop",
+        together=together,
+        workers_note=None,
+        topology=SimpleNamespace(on_one_host=True),
+    )
+    return announcement._own_notes(session)  # pyright: ignore[reportArgumentType]
+
+
+def test_images_one_shard_at_a_time_are_told_of_where_several_would_fit(monkeypatch):
+    (note,) = notes_of_images(together=1)
+    assert note.startswith("the bits of convolutions may depend on the size of a batch")
+    assert notes_of_images(together=2) == []
+    monkeypatch.setattr(choose_mode, "IMAGES_TOGETHER", 1)  # a call of one shard is large enough
+    assert notes_of_images(together=1) == []

@@ -34,7 +34,6 @@ from lockstep.launch.native_errors import write_natively_elsewhere
 from lockstep.runs.checkpoint import CheckpointError, find_checkpoint
 from lockstep.runs.directory import CHECKPOINTS, RunDirectory, is_writer
 
-
 LARGE_ROLLOUT = 1 << 17
 """Samples of an iteration from which on XLA's arrays are large, and threads seldom wait for each other's ``malloc``."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lockstep.config.run import RunOptions
 from lockstep.torch_engine.session import Session
+from lockstep.torch_engine.setup.choose_mode import shards_that_fit
 from lockstep.training import announcement
 from lockstep.training.announcement import counted, shards_each
 
