@@ -77,6 +77,11 @@ class Assignment:
         return TypeAdapter(Assignment).validate_json(text)
 
 
+def wants_one_heap(config: Config) -> bool:
+    """Tells whether XLA's arrays of a run lie in the host's memory and are large."""
+    return config.engine == "jax" and config.device == "cpu" and config.steps_per_iteration >= LARGE_ROLLOUT
+
+
 def run_rank(assignment: Assignment, topology: Topology) -> int:
     """Train this rank's part; every failure becomes one report and an exit code."""
     try:
@@ -104,8 +109,7 @@ def run_rank(assignment: Assignment, topology: Topology) -> int:
             states = assignment.states or run.path / CHECKPOINTS
             with contextlib.nullcontext() if run.is_writer else contextlib.suppress(CheckpointError):
                 checkpoint = find_checkpoint(states, assignment.resume_from, warn=run.is_writer)
-        large = config.steps_per_iteration >= LARGE_ROLLOUT
-        keep_freed_memory(one_heap=large and config.engine == "jax" and config.device == "cpu")
+        keep_freed_memory(one_heap=wants_one_heap(config))
         with no_silent_exit():
             result = engine.train(config, run, topology, assignment.options, checkpoint)
         if "ale_py" in sys.modules:

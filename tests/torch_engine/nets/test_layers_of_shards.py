@@ -240,7 +240,7 @@ def test_products_that_are_not_alike_are_found(monkeypatch, mistake):
     shape = next((shape for shape in PRODUCTS if products_alike(*shape)), None)
     if shape is None:
         pytest.skip("no products are alike on this machine")
-    multiply, by_onednn = torch.mm, layers_of_shards._by_onednn
+    multiply, by_onednn = torch.mm, layers_of_shards._gradients_by_onednn
 
     def other_product(x: Tensor, y: Tensor, *, out: Tensor) -> Tensor:
         multiply(x, y, out=out)
@@ -251,7 +251,7 @@ def test_products_that_are_not_alike_are_found(monkeypatch, mistake):
         return product, moved(of_bias) if x.shape[1] == FEW_COLUMNS else of_bias
 
     if mistake == "another bias of few":
-        monkeypatch.setattr(layers_of_shards, "_by_onednn", other_bias)
+        monkeypatch.setattr(layers_of_shards, "_gradients_by_onednn", other_bias)
     else:
         monkeypatch.setattr(torch, "mm", other_product)
     assert not products_alike.__wrapped__(*shape)

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 FEW_COLUMNS = 16
+"""Of features, with which oneDNN is called where its gradient by a bias alone is wanted."""
 LINE = 16
 """Elements in a line of a processor's cache, by which places in memory differ."""
 SMALL = 1 << 14
@@ -89,13 +90,13 @@ def _of_parameters(grad: Tensor, x: Tensor, weight: Tensor, out: Tensor) -> Tens
     """
     if products_alike(*x.shape, len(weight)):
         torch.mm(grad.t(), x, out=out)
-        return _by_onednn(grad, x[:, :FEW_COLUMNS], weight[:, :FEW_COLUMNS])[1]
-    product, of_bias = _by_onednn(grad, x, weight)
+        return _gradients_by_onednn(grad, x[:, :FEW_COLUMNS], weight[:, :FEW_COLUMNS])[1]
+    product, of_bias = _gradients_by_onednn(grad, x, weight)
     out.copy_(product)
     return of_bias
 
 
-def _by_onednn(grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def _gradients_by_onednn(grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     gradients = torch.ops.aten.mkldnn_linear_backward_weights(
         grad.contiguous().to_mkldnn(), x.contiguous().to_mkldnn(), weight.contiguous(), True
     )
@@ -114,8 +115,8 @@ def products_alike(rows: int, inputs: int, outputs: int) -> bool:
         return False
     generator = torch.Generator().manual_seed(rows)
     grad, x = (torch.randn(rows, width, generator=generator) for width in (outputs, inputs))
-    product, of_bias = _by_onednn(grad, x, x.new_zeros(outputs, inputs))
-    few = _by_onednn(grad, x[:, :FEW_COLUMNS], x.new_zeros(outputs, min(inputs, FEW_COLUMNS)))[1]
+    product, of_bias = _gradients_by_onednn(grad, x, x.new_zeros(outputs, inputs))
+    few = _gradients_by_onednn(grad, x[:, :FEW_COLUMNS], x.new_zeros(outputs, min(inputs, FEW_COLUMNS)))[1]
     if not torch.equal(few, of_bias):
         return False
     for offset in range(LINE):
