@@ -127,7 +127,7 @@ class RecentEpisodes:
         }
         rate = success_rate(successes)
         out |= {} if rate is None else {SUCCESS_RATE: rate}
-        for name in sorted({name for said in self.stated for name in said}):
+        for name in sorted({name for said in self.stated for name in said}) if any(self.stated) else ():
             values = [said[name] for said in self.stated if name in said]
             out[f"{STATED}{name}"] = sum(values) / len(values)
         return out

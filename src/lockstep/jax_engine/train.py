@@ -37,7 +37,7 @@ class Trainer:
     Attributes:
         dispatched: iterations done or under way.
         pending: calls of the program that are under way, the oldest first.
-        copies: what devices hold after an iteration, where it is to be compared and has been taken over.
+        copies: what devices held after an iteration that has been compared and taken over, or None: all the same.
         schedule: when the host needs the state.
         asked: the highest stop code of any process.
         saves: whether processes have agreed to save the state, and where.
@@ -51,7 +51,7 @@ class Trainer:
         self.config = session.config
         self.dispatched = session.iteration
         self.pending: deque[Any] = deque()
-        self.copies: dict[int, Copies] = {}
+        self.copies: dict[int, Copies | None] = {}
         self.schedule = Schedule(
             session.config,
             session.iteration,
@@ -66,8 +66,8 @@ class Trainer:
         """Iterates until the end, a limit, or a signal; returns the stop code.
 
         A call of the program is always under way while the host logs the one before; both meet where something is due
-        that needs the state. For a comparison of the devices' copies these are set aside before the next call takes
-        the state over.
+        that needs the state. The devices' copies are compared before the next call takes the state over; what differs
+        is set aside, and told of after the iterations before.
         """
         while True:
             stop = self.asked or self.reached()
@@ -97,9 +97,10 @@ class Trainer:
         return reached(self.config, self.options, self.dispatched, self.dispatched * self.config.steps_per_iteration)
 
     def set_aside(self, iteration: int) -> None:
-        """Copies what the devices hold after this iteration, before a call takes it over, if it is to be compared."""
+        """Compares what the devices hold after this iteration, before a call takes it over, and copies what differs."""
         if self.schedule.compares(iteration):
-            self.copies[iteration] = Copies.of(self.session.state, self.session.program.layout, keep=True)
+            state, layout = self.session.state, self.session.program.layout
+            self.copies[iteration] = None if Copies.of(state, layout).alike() else Copies.of(state, layout, keep=True)
 
     def dispatch(self, trainers: Sequence[Trainer]) -> None:
         """Starts iterations: as many as the program takes at once, up to the next one where something is due.
@@ -172,8 +173,8 @@ class Trainer:
     def prove(self, last: bool) -> None:
         """Compares the devices' copies if that is due, and writes this iteration's fingerprints if they are traced."""
         iteration = self.session.iteration
-        copies = self.copies.pop(iteration, None)
-        if copies is not None or (last and self.schedule.compares(iteration)):
+        compared, copies = iteration in self.copies, self.copies.pop(iteration, None)
+        if copies is not None or (last and not compared and self.schedule.compares(iteration)):
             self.session.check_in_sync(f"after iteration {iteration}", copies)
         if last:
             self.recorder.trace()

@@ -2,10 +2,13 @@
 
 import numpy as np
 import pytest
-from jax_engine.small_programs import small_config
+from jax import numpy as jnp
+from jax_engine.small_programs import opened, small_config, trained
 
 from lockstep.core.episodes import WINDOW
 from lockstep.jax_engine.distributed.mesh import make_mesh
+from lockstep.jax_engine.distributed.placement import place
+from lockstep.jax_engine.program import calls
 from lockstep.jax_engine.program.calls import CallInputs, iterations_per_call
 from lockstep.jax_engine.program.iterations import Finished, coefficients_of, finished, learning_rates
 
@@ -55,6 +58,24 @@ def test_what_is_the_same_is_not_placed_again_and_what_is_not_is(inputs):
     assert (np.asarray(stopping).tolist(), int(two)) == ([143], 2)
     _, going_on, three = inputs(8, 3, 0)
     assert (np.asarray(going_on).tolist(), int(three)) == ([0], 3)
+
+
+def test_numbers_that_a_call_left_on_the_mesh_are_not_placed_again(inputs):
+    capacity = iterations_per_call(small_config())
+    left = jnp.arange(13, 13 + capacity, dtype=jnp.int32)
+    inputs.follows(3, left, before=10)
+    assert inputs(3, 2, 0, before=10)[0].iteration is left
+    elsewhere = inputs(5, 2, 0, before=10)[0].iteration
+    assert np.array_equal(elsewhere, np.arange(15, 15 + capacity))
+
+
+def test_only_a_call_that_goes_on_elsewhere_is_given_numbers(monkeypatch):
+    run, placed = opened(small_config(), 1), []
+    trained(run)
+    monkeypatch.setattr(calls, "place", lambda value, sharding: placed.append(value) or place(value, sharding))
+    on, elsewhere = trained(run, first=1, iterations=2), trained(run, first=7)
+    assert [iteration.number for iteration in on + elsewhere] == [1, 2, 7]
+    assert [numbers[0] for numbers in placed] == [7]
 
 
 def test_learning_rates_of_a_schedule_are_those_of_the_iterations():

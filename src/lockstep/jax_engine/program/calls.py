@@ -65,6 +65,11 @@ class CallInputs:
         stops = self._kept("stop", np.full(self._local_devices, stop, np.int32), lambda x: shard_rows(x, self._mesh))
         return inputs, stops, self._same("count", np.asarray(count, np.int32))
 
+    def follows(self, first: int, numbers: Array, before: int = 0) -> None:
+        """Takes note of the numbers of iterations after ``first``, as a call has left them on the mesh."""
+        start = before + first
+        self._placed["iteration"] = np.arange(start, start + self._capacity, dtype=np.int32), numbers
+
     def _same(self, name: str, value: np.ndarray) -> Array:
         return self._kept(name, value, lambda x: place(x, replicate_sharding(self._mesh)))
 

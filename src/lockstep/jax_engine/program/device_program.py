@@ -18,15 +18,22 @@ from lockstep.jax_engine.rollout import Actor, Draws, RandomActor, Rollout, begi
 from lockstep.jax_engine.shards.blocks import each_shard, traced_once
 from lockstep.jax_engine.shards.keys import keyed
 from lockstep.jax_engine.shards.normalizers import frozen
+from lockstep.jax_engine.shards.words import Words
 from lockstep.jax_engine.state import EnvCarry, TrainState
 from lockstep.jax_engine.statistics import NormalizerMoments, merge_normalizers, normalizer_moments
 
-Call = Callable[[TrainState, Inputs, Array, Array, Array], tuple[TrainState, Outputs]]
-"""A compiled :meth:`DeviceProgram.call`."""
+Call = Callable[[TrainState, Inputs, Array, Array, Array], tuple[TrainState, Outputs, Array]]
+"""A compiled :meth:`DeviceProgram.call_of_host`."""
 
 
 class DeviceProgram:
-    """Whole iterations of one device, from rollout to metrics, of a program whose environment is in it."""
+    """Whole iterations of one device, from rollout to metrics, of a program whose environment is in it.
+
+    Attributes:
+        metrics: where they lie in what a call tells the host, known once one has been traced.
+    """
+
+    metrics: Words
 
     def __init__(self, program: Program) -> None:
         assert program.env is not None, "its environment is stepped on the host"
@@ -165,7 +172,20 @@ class DeviceProgram:
 
         return lax.fori_loop(0, count, body, (state, empty))
 
+    def call_of_host(
+        self, state: TrainState, inputs: Inputs, stop: Array, owned: Array, count: Array
+    ) -> tuple[TrainState, Outputs, Array]:
+        """Runs ``count`` iterations as :meth:`call`, with what the host would do array by array done at once.
+
+        Metrics are one matrix of words ``[n, words]``, see :attr:`metrics`. Beside them stand the numbers of the
+        iterations that follow, int32 ``[n]``, which the next call needn't be given by the host.
+        """
+        state, outputs = self.call(state, inputs, stop, owned, count)
+        self.metrics = Words.of(outputs.metrics)
+        packed = self.metrics.pack(outputs.metrics)
+        return state, outputs._replace(metrics=packed), inputs.iteration + count  # type: ignore[arg-type]
+
     def compile_call(self, specs: TrainState) -> Call:
-        """Compiles :meth:`call` over the mesh; the state's memory is reused."""
+        """Compiles :meth:`call_of_host` over the mesh; the state's memory is reused."""
         given = (specs, REPLICATED, SHARDED, SHARDED, REPLICATED)
-        return self.program.compiled(self.call, given, (specs, self.call_specs), donated=0)
+        return self.program.compiled(self.call_of_host, given, (specs, self.call_specs, REPLICATED), donated=0)

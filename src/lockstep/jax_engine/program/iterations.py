@@ -35,7 +35,7 @@ class Outputs(NamedTuple):
     """What an iteration tells the host.
 
     Attributes:
-        metrics: float32 and int32 scalars, on every device the same.
+        metrics: float32 and int32 scalars, on every device the same; told to the host as one matrix of words.
         returns: of episodes that ended, float32 ``[num_shards, T, rows]``.
         marks: 0 where none ended, else 4 times its length, plus 1 (failure), 2 (success isn't said) or 3 (success).
     """

@@ -39,7 +39,7 @@ class DeviceRun:
         self._inputs = CallInputs(self.config, program.mesh, local_devices)
         without = state_specs(state, program.layout.specs)
         self.owned = place(program.rows.owned, named_sharding(program.mesh, SHARDED))
-        compiled = DeviceProgram(program)
+        self._program = compiled = DeviceProgram(program)
         carry = compiled.carry_shapes()
         self.specs = state_specs(state._replace(envs=carry), program.layout.specs)
         self.env_shapes: EnvCarry = jax.tree.map(
@@ -78,13 +78,15 @@ class DeviceRun:
         inputs, stops, many = self._inputs(first, count, stop, self.before)
         before()
         begun = time.perf_counter()
-        self.state, outputs = self._call(self.state, inputs, stops, self.owned, many)
+        self.state, outputs, following = self._call(self.state, inputs, stops, self.owned, many)
+        self._inputs.follows(first + count, following, self.before)
         return Pending(first, count, outputs, begun)
 
     def fetch(self, pending: Pending) -> list[Iteration]:
         """Waits for a call and reads what it tells."""
         life.begin(Part.PROGRAM)
-        metrics = {name: fetch(x).tolist() for name, x in pending.outputs.metrics.items()}
+        words = fetch(pending.outputs.metrics)  # type: ignore[arg-type]
+        metrics = {name: x.tolist() for name, x in self._program.metrics.on_host(words).items()}
         episodes = finished(*(fetch(x)[: pending.count] for x in pending.outputs[1:]))
         now = time.perf_counter()
         seconds = (now - max(self._mark, pending.begun)) / pending.count

@@ -46,6 +46,16 @@ class Words:
             out[name] = part.reshape(*words.shape[:-1], *shape)
         return out
 
+    def on_host(self, words: np.ndarray) -> dict[str, np.ndarray]:
+        """Arrays ``[n, *shape]`` by name, of a matrix ``[n, words]`` on the host."""
+        out, start = {}, 0
+        for name, shape in self.shapes.items():
+            dtype, size = self.dtypes[name], int(np.prod(shape))
+            held = dtype if dtype.name not in WIDE else np.dtype(np.int32)
+            part = np.ascontiguousarray(words[:, start : (start := start + size * held.itemsize // 4)])
+            out[name] = part.view(held).astype(dtype, copy=False).reshape(len(words), *shape)
+        return out
+
 
 def _words(x: Array) -> Array:
     wide = WIDE.get(np.dtype(x.dtype).name)
