@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from benchmarks.commit import short_commit
 from lockstep import __version__
 from lockstep.config.checks import resolve
 from lockstep.config.run import Config
@@ -155,8 +156,7 @@ def main() -> None:
         worker(options.repeats, sizes)
         return
     found = {int(n): measure(int(n), options.repeats, sizes) for n in options.ranks.split(",")}
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT).stdout
-    text = report(found, options.repeats, commit.strip())
+    text = report(found, options.repeats, short_commit())
     print(text)
     if options.out is not None:
         options.out.write_text(text)

@@ -14,7 +14,6 @@ import json
 import math
 import os
 import re
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -28,6 +27,7 @@ os.environ |= {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1", "TPU_SKIP_MDS_QUERY": "1"
 import jax
 import numpy as np
 
+from benchmarks.commit import short_commit
 from lockstep import __version__
 from lockstep.config.checks import resolve
 from lockstep.config.run import Config
@@ -44,7 +44,6 @@ from lockstep.jax_engine.setup.targets import OPTIONS, described_devices
 from lockstep.jax_engine.state import check_networks
 from lockstep.launch.defaults import described_run
 
-ROOT = Path(__file__).parents[1]
 DEVICES = {"tpu": "tpu", "cuda": "cuda"}
 SMALL = ("--num-steps", "16", "--ppo.num-minibatches", "2", "--total-steps", "1e6")
 CASES: dict[str, tuple[str, ...]] = {
@@ -246,8 +245,7 @@ def main() -> None:
                 (options.texts / f"{case}-{reduction}.txt").write_text(text)
     if options.json:
         return
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT).stdout
-    table = report(options.platform, options.topology, rows, devices[0].device_kind, commit.strip())
+    table = report(options.platform, options.topology, rows, devices[0].device_kind, short_commit())
     print(table)
     if options.out is not None:
         before = options.out.read_text() + "\n" if options.out.exists() else "# Compiled for accelerators\n\n"

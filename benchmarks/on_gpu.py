@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import peer_environment
+from benchmarks.commit import short_commit
 from benchmarks.gpu_checks import CHECKS, Check, Outcome, Verdict, verdict
 from benchmarks.report import table
 
@@ -141,20 +142,12 @@ def run_check(check: Check, gpus: dict[str, list[str]], run: Run) -> Result:
     return Result(check, judged, judged.figures, time.perf_counter() - started)
 
 
-def commit() -> str:
-    """The commit that is checked out, and whether files differ from it."""
-    done = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=ROOT, capture_output=True, text=True
-    )
-    return done.stdout.strip() if done.returncode == 0 else "unknown"
-
-
 def facts(gpus: dict[str, list[str]]) -> dict[str, str]:
     """What a reader has to know to judge the figures."""
     found = peer_environment.versions(Path(sys.executable), PACKAGES)
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "commit": commit(),
+        "commit": short_commit(),
         "versions": ", ".join(f"{name} {version}" for name, version in found.items()),
         "GPUs that PyTorch sees": ", ".join(gpus["torch"]) or "none",
         "GPUs that JAX sees": ", ".join(gpus["jax"]) or "none",

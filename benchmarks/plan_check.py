@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.commit import short_commit
 from lockstep.config.run import Config
 from lockstep.core.machine import cpu_model
 from lockstep.core.topology import available_cores, without_launcher
@@ -304,8 +305,7 @@ def main() -> None:
     chosen = range(1, len(CASES) + 1) if options.cases is None else map(int, options.cases.split(","))
     cases = [CASES[number - 1] for number in chosen]
     rows = check(cases, options.repeats, options.warmup_iters, options.iters, lambda x: print(x, file=sys.stderr))
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT).stdout
-    text = table(rows, options.repeats, commit.strip())
+    text = table(rows, options.repeats, short_commit())
     print(text)
     if options.out is not None:
         options.out.write_text("# Plans held to measurements\n\n" + text)

@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.commit import short_commit
 from benchmarks.plan_check import ROOT, into_page
 from lockstep.planning.report import amount, duration
 
@@ -76,10 +77,9 @@ def main() -> None:
     """Plans all, keeps it, and writes the page."""
     with tempfile.TemporaryDirectory() as directory:
         plans = {title: planned(words, Path(directory, str(n))) for n, (title, words) in enumerate(EXAMPLES.items())}
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT).stdout
     kept = {
         "date": datetime.date.today().isoformat(),
-        "commit": commit.strip(),
+        "commit": short_commit(),
         "machine": next(iter(plans.values()))["machine"],
         "plans": plans,
     }

@@ -31,10 +31,10 @@ from typing import Any
 from benchmarks import restart_cost
 from benchmarks.chaos.campaign import result_of
 from benchmarks.chaos.processes import MARK, marked, parents, send
+from benchmarks.commit import short_commit
 from benchmarks.report import table
 from lockstep.core.machine import cpu_model
 
-ROOT = Path(__file__).parents[1]
 ENVIRONMENTS = {"CartPole": "CartPole-v1", "HalfCheetah": "HalfCheetah-v5"}
 ENGINES = {"torch": ("--engine", "torch"), "jax": ("--engine", "jax", "--devices", "1")}
 QUIET = ("--eval.interval", "0", "--log.no-tensorboard", "--quiet")
@@ -216,8 +216,7 @@ def report(rows: Sequence[Row], cost: dict[str, Any] | None = None) -> str:
 
 def facts_now() -> dict[str, str]:
     """Says when this is measured, and on what."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
-    facts = {"date": str(datetime.date.today()), "commit": commit.strip(), "Python": platform.python_version()}
+    facts = {"date": str(datetime.date.today()), "commit": short_commit(), "Python": platform.python_version()}
     facts |= {name: version(name) for name in LIBRARIES} | {"cores": f"{os.cpu_count()} of {cpu_model()}"}
     return facts | {"load average": f"{os.getloadavg()[1]:.1f}"}
 

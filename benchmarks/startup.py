@@ -19,6 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.commit import short_commit
 from lockstep import __version__
 from lockstep.core.machine import cpu_model
 
@@ -58,12 +59,6 @@ def measure(trees: list[Path], runs: list[str], repeats: int) -> Taken:
             if repeat:
                 seconds.append(found)
     return taken
-
-
-def commit_of(tree: Path) -> str:
-    """The commit of a checkout, short."""
-    words = ["git", "rev-parse", "--short", "HEAD"]
-    return subprocess.run(words, cwd=tree, capture_output=True, text=True).stdout.strip()
 
 
 def made(commit: str) -> str:
@@ -125,7 +120,7 @@ def report_of_runs(taken: Taken, trees: list[Path], runs: list[str], commit: str
     for run in runs:
         lines.append(f"| `{run}` | " + " ".join(f"{cell(taken[tree, run])} |" for tree in trees))
     if len(trees) > 1:
-        lines += ["", f"Before is commit {commit_of(trees[1])}."]
+        lines += ["", f"Before is commit {short_commit(trees[1])}."]
     return "\n".join(lines) + "\n"
 
 
@@ -146,7 +141,7 @@ def main() -> None:
     options = parser.parse_args()
     trees = [ROOT, *([options.before] if options.before else [])]
     ranks = [int(word) for word in options.ranks.split(",")]
-    commit = commit_of(ROOT)
+    commit = short_commit()
     runs = options.run or [of_ranks(number) for number in ranks]
     taken = measure(trees, runs, options.repeats)
     text = report_of_runs(taken, trees, runs, commit) if options.run else report(taken, trees, ranks, commit)

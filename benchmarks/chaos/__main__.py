@@ -13,7 +13,6 @@ import datetime
 import json
 import os
 import platform
-import subprocess
 import sys
 import tempfile
 import threading
@@ -27,9 +26,9 @@ from benchmarks.chaos.campaign import Campaign, Reference, attack, reference_of
 from benchmarks.chaos.disk import can_mount
 from benchmarks.chaos.plan import CASES
 from benchmarks.chaos.report import faults_table, totals
+from benchmarks.commit import short_commit
 from lockstep.core.machine import cpu_model
 
-ROOT = Path(__file__).parents[2]
 MOST_FAILURES = 3
 """Of the driver itself, after which it gives up."""
 LIBRARIES = ("lockstep-rl", "torch", "jax", "numpy", "gymnasium")
@@ -129,9 +128,7 @@ def as_json(arguments: argparse.Namespace, campaigns: Sequence[Campaign], with_d
     """What is kept: when, where, and every fault."""
     return {
         "date": str(datetime.date.today()),
-        "commit": subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
-        ).stdout.strip(),
+        "commit": short_commit(),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
         "machine": f"{os.cpu_count()} cores of {cpu_model()}",
         "kills": arguments.kills,
