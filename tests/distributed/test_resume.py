@@ -157,7 +157,7 @@ def test_an_environment_that_no_seed_repeats_is_restarted_and_named(trained, tmp
 def test_an_episode_may_take_longer_to_replay_than_a_step_may_take(trained, tmp_path, workers):
     one_environment = ("slow:SlowPendulum-v0", *SMALL, "--num-envs", 1, "--stop-at-step", 64)
     stopped = trained(*one_environment)
-    words = ("--env.workers", workers, "--env.timeout", 1, "--stop-at-step", 64)
-    resumed = resume(copy_of(stopped, tmp_path / "run"), *words, SECONDS="0.025")
+    words = ("--env.workers", workers, "--env.timeout", 2, "--stop-at-step", 64)
+    resumed = resume(copy_of(stopped, tmp_path / "run"), *words, SECONDS="0.05")
     assert resumed.summary["restarted_environments"] == []
     assert resumed.agent == stopped.agent
