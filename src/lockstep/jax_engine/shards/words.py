@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,13 +32,10 @@ class Words:
 
     def unpack(self, words: Array) -> dict[str, Array]:
         """Arrays ``[…, *shape]`` by name, of a matrix ``[…, words]`` with rows of this layout."""
-        out, start = {}, 0
-        for name, shape in self.shapes.items():
-            dtype, size = self.dtypes[name], int(np.prod(shape))
+        out = {}
+        for name, columns in self._columns():
+            shape, dtype, part = self.shapes[name], self.dtypes[name], words[..., columns]
             wide = WIDE.get(dtype.name)
-            count = size if wide is not None else size * dtype.itemsize // 4
-            part = words[..., start : start + count]
-            start += count
             if wide is not None:
                 part = lax.bitcast_convert_type(part, wide).astype(dtype)
             elif dtype != np.uint32:
@@ -48,13 +45,21 @@ class Words:
 
     def on_host(self, words: np.ndarray) -> dict[str, np.ndarray]:
         """Arrays ``[n, *shape]`` by name, of a matrix ``[n, words]`` on the host."""
-        out, start = {}, 0
+        out = {}
+        for name, columns in self._columns():
+            dtype, part = self.dtypes[name], np.ascontiguousarray(words[:, columns])
+            held = part.view(WIDE.get(dtype.name, dtype)).astype(dtype, copy=False)
+            out[name] = held.reshape(len(words), *self.shapes[name])
+        return out
+
+    def _columns(self) -> Iterator[tuple[str, slice]]:
+        """Says which columns of the matrix each array takes."""
+        start = 0
         for name, shape in self.shapes.items():
             dtype, size = self.dtypes[name], int(np.prod(shape))
-            held = dtype if dtype.name not in WIDE else np.dtype(np.int32)
-            part = np.ascontiguousarray(words[:, start : (start := start + size * held.itemsize // 4)])
-            out[name] = part.view(held).astype(dtype, copy=False).reshape(len(words), *shape)
-        return out
+            count = size if dtype.name in WIDE else size * dtype.itemsize // 4
+            yield name, slice(start, start + count)
+            start += count
 
 
 def _words(x: Array) -> Array:
