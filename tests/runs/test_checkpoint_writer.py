@@ -16,7 +16,8 @@ from lockstep.runs.checkpoint import (
     step_of,
     to_files,
 )
-from lockstep.runs.checkpoint_writer import CheckpointWriter, commit, prune
+from lockstep.runs.checkpoint_writer import CheckpointWriter, commit
+from lockstep.runs.pruning import Pruner
 
 
 def files_of(step):
@@ -100,7 +101,7 @@ def test_pruning_leaves_other_things_alone(tmp_path):
     commit(tmp_path, 1, files_of(1), None)
     commit(tmp_path, 2, files_of(2), None)
     (tmp_path / "step_old").mkdir()
-    prune(tmp_path, keep_last=1, keep_best=False)
+    Pruner(tmp_path, keep_last=1, keep_best=False)()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_2", "step_old"]
 
 

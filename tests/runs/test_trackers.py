@@ -4,6 +4,7 @@ import math
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -67,6 +68,60 @@ def test_run_trackers_write_every_format_and_cut_them_together(tmp_path):
     assert extra.read_bytes() == (run / "metrics.jsonl").read_bytes()
     assert [row["iteration"] for row in read_csv(run / "metrics.csv")] == ["0", "1", "2", "3", "4"]
     assert [step for step, _ in read_scalars(run / "tensorboard")[RETURN]] == [100, 200, 300, 400, 500]
+
+
+ODD = [
+    {},
+    {"eval/return_mean": 2.5},  # a column more
+    {"train/a": 1e-05, "train/%s": 1e300, "train/loss": math.nan, "train/on": True},
+    {"train/big": 10**400, "train/said": 'a "b", c', "train/n": np.int64(3), "train/x": np.float32(0.1)},
+]
+
+
+@pytest.mark.parametrize("names", [("tensorboard",), ()])
+def test_records_that_are_logged_together_are_written_as_one_by_one(tmp_path, names):
+    records = [make_record(i, 0.1 * i, **more) for i, more in enumerate(ODD if not names else ODD[:3])]
+    together, alone = (RunTrackers(tmp_path / name, names) for name in ("together", "alone"))
+    together.log_all(records)
+    for record in records:
+        alone.log(record)
+    for name in ("metrics.jsonl", "metrics.csv"):  # before they are closed
+        assert (tmp_path / "together" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
+    if names:
+        scalars = read_scalars(tmp_path / "together" / "tensorboard")
+        assert scalars == read_scalars(tmp_path / "alone" / "tensorboard")
+        assert scalars["train/%s"] == [(300, math.inf)]
+        assert scalars[RETURN] == [(100, 0.0), (200, pytest.approx(0.1)), (300, pytest.approx(0.2))]
+    together.close()
+    alone.close()
+
+
+def test_values_are_written_as_python_writes_them(tmp_path):
+    records = [make_record(i, 0.1 * i, **more) for i, more in enumerate(ODD)]
+    trackers = RunTrackers(tmp_path, names=())
+    trackers.log_all(records)
+    plain = [
+        {k: None if v != v else v.item() if isinstance(v, np.generic) else v for k, v in r.items()} for r in records
+    ]
+    assert (tmp_path / "metrics.jsonl").read_text() == "".join(json.dumps(record) + "\n" for record in plain)
+    header = list(dict.fromkeys(key for record in plain for key in record))
+    with (tmp_path / "expected.csv").open("w", newline="") as file:
+        rows = csv.DictWriter(file, header, lineterminator="\n")
+        rows.writeheader()
+        rows.writerows(plain)
+    assert (tmp_path / "metrics.csv").read_bytes() == (tmp_path / "expected.csv").read_bytes()
+    trackers.close()
+
+
+def test_an_optional_tracker_that_fails_among_records_costs_the_others_nothing(tmp_path, capsys):
+    bad, good = Recorder(fails_at=1), Recorder()
+    trackers = RunTrackers(tmp_path, ("bad", "good"), available={"bad": lambda _: bad, "good": lambda _: good})
+    trackers.log_all([make_record(iteration) for iteration in range(3)])
+    assert [record["iteration"] for record in bad.records] == [0]
+    assert [record["iteration"] for record in good.records] == [0, 1, 2]
+    assert len(read_jsonl(tmp_path / "metrics.jsonl")) == 3
+    assert capsys.readouterr().err.count("tracker bad failed") == 1
+    trackers.close()
 
 
 def test_without_optional_trackers_only_the_record_is_written(tmp_path):

@@ -142,11 +142,11 @@ def test_a_record_that_cannot_be_written_ends_the_run_with_one_line(recorder_of,
     session = FakeSession()
     recorder = recorder_of(session)
 
-    def full(record):
+    def full(records):
         raise OSError(errno.ENOSPC, "No space left on device", "runs/x/metrics.jsonl")
 
     recorder.log(session.advance())
-    monkeypatch.setattr(recorder.trackers, "log", full)
+    monkeypatch.setattr(recorder.trackers, "log_all", full)
     with pytest.raises(RunError, match=r"^runs/x/metrics\.jsonl can't be written: No space left on device$"):
         recorder.log(session.advance())
 

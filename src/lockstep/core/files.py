@@ -6,11 +6,18 @@ import contextlib
 import os
 from pathlib import Path
 
+NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+"""Flags by which a file is made, and none opened that is there."""
+
 
 def write_synced(path: Path, content: bytes) -> None:
     """Writes a new file, which is on the disk on return; what had its name, a link too, is removed, not followed."""
-    path.unlink(missing_ok=True)
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
+    try:
+        descriptor = os.open(path, NEW_FILE, 0o666)
+    except FileExistsError:
+        path.unlink(missing_ok=True)
+        descriptor = os.open(path, NEW_FILE, 0o666)
+    with open(descriptor, "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

@@ -122,14 +122,23 @@ class Trainer:
 
     def take(self, last: bool) -> None:
         """Waits for the oldest call, and logs its iterations; ``last``: nothing else is under way."""
-        iterations = self.session.run.fetch(self.pending.popleft())
-        for number, iteration in enumerate(iterations, 1):
-            record = self.record(iteration)
-            if number == len(iterations):
-                if last:
-                    record |= self.evaluate()
-                self.prove(last)
-            self.recorder.log(record)
+        *earlier, newest = self.session.run.fetch(self.pending.popleft())
+        self.log(earlier)
+        record = self.record(newest)
+        if last:
+            record |= self.evaluate()
+        self.prove(last)
+        self.recorder.log(record)
+
+    def log(self, iterations: Sequence[Iteration]) -> None:
+        """Logs iterations at once, also if one of them fails: those before it then."""
+        records: list[Record] = []
+        try:
+            for iteration in iterations:
+                records.append(self.record(iteration))
+        finally:
+            if records:
+                self.recorder.log(*records)
 
     def record(self, iteration: Iteration) -> Record:
         """Counts an iteration as done; returns its metrics record.

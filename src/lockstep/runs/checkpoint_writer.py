@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import itertools
 import json
 import os
 import shutil
@@ -16,15 +15,8 @@ from typing import Any
 
 from lockstep.core.files import sync_path, write_synced
 from lockstep.core.life import life
-from lockstep.runs.checkpoint import (
-    FORMAT,
-    MANIFEST,
-    CheckpointError,
-    best_of,
-    checkpoints_in,
-    manifest_of,
-    problem_with,
-)
+from lockstep.runs.checkpoint import FORMAT, MANIFEST, CheckpointError, problem_with
+from lockstep.runs.pruning import Pruner
 
 
 def commit(
@@ -58,14 +50,16 @@ def write_directory(
             temporary.unlink()
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)  # not one that somebody else has made
+        folders = {(temporary / name).parent for name in files}
+        for folder in folders - {temporary}:
+            folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
-            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
             write_synced(temporary / name, content)
             life.progressed()
         hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
         manifest = {"format": FORMAT, **facts, "files": hashes}
         write_synced(temporary / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
-        for folder in {(temporary / name).parent for name in files} | {temporary}:
+        for folder in folders | {temporary}:
             sync_path(folder)
         aside = aside_of(final)
         shutil.rmtree(aside, ignore_errors=True)
@@ -83,15 +77,6 @@ def write_directory(
         raise CheckpointError(
             f"checkpoint {final} can't be written: {why}; earlier checkpoints are untouched"
         ) from None
-
-
-def prune(directory: Path, keep_last: int, keep_best: bool) -> None:
-    """Remove all but the newest ``keep_last`` valid checkpoints and the best one; damaged ones take no place."""
-    valid = (path for path in checkpoints_in(directory) if problem_with(path) is None)
-    keep = {*itertools.islice(valid, keep_last), best_of(directory) if keep_best else None}
-    for path in checkpoints_in(directory):
-        if path not in keep and manifest_of(path) is not None:
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def _sync_record(path: Path) -> None:
@@ -112,7 +97,8 @@ class CheckpointWriter:
     """
 
     def __init__(self, directory: Path | None, keep_last: int, keep_best: bool, records: Sequence[Path] = ()) -> None:
-        self._directory, self._keep_last, self._keep_best, self._records = directory, keep_last, keep_best, records
+        self._directory, self._records = directory, records
+        self._prune = None if directory is None else Pruner(directory, keep_last, keep_best)
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self.seconds = 0.0
@@ -124,18 +110,18 @@ class CheckpointWriter:
     ) -> None:
         """Commit a checkpoint in the background, once the one before it is done; ``facts`` go into its manifest."""
         self.wait()
-        if self._directory is None:
+        if self._directory is None or self._prune is None:
             return
-        arguments = (self._directory, step, files, score, facts)
+        arguments = (self._directory, self._prune, step, files, score, facts)
         self._thread = threading.Thread(target=self._run, args=arguments, name="checkpoint-writer")
         self._thread.start()
 
-    def _run(self, directory: Path, *checkpoint: Any) -> None:
+    def _run(self, directory: Path, prune: Pruner, *checkpoint: Any) -> None:
         try:
             for record in self._records:
                 _sync_record(record)
             commit(directory, *checkpoint)
-            prune(directory, self._keep_last, self._keep_best)
+            prune()
         except BaseException as error:
             self._error = error
         self.seconds = time.thread_time()

@@ -75,22 +75,27 @@ class Recorder:
         if self.is_new:
             self.trackers.text("config", f"```json\n{self.config.model_dump_json(indent=2)}\n```")
 
-    def log(self, record: Record) -> None:
-        """Hands a record, with the number of ranks and what listeners add to it, to trackers and progress.
+    def log(self, *records: Record) -> None:
+        """Hands records, with the number of ranks and what listeners add to them, to trackers and progress.
 
         Raises:
             RunError: the run's own record can't be written; one line.
         """
         life.begin(Part.LOGGING)
-        record = {**record, WORLD_SIZE: self.world_size}
-        record = {**record, **{**(self.audience.tell(record).metrics or {}), **record}}  # ours stand first, and count
-        if not self.config.eval.interval:
-            self.past.score = record["rollout/episode_return_mean"]
+        told = [self._told({**record, WORLD_SIZE: self.world_size}) for record in records]
+        if told and not self.config.eval.interval:
+            self.past.score = told[-1]["rollout/episode_return_mean"]
         try:
-            self.trackers.log(record)
+            self.trackers.log_all(told)
         except OSError as error:
             raise RunError(f"{error.filename} can't be written: {error.strerror or error}") from error
-        self.show(record)
+        for record in told:
+            self.show(record)
+
+    def _told(self, record: Record) -> Record:
+        """Tells listeners of a record; returns it with what they add: ours stand first, and count."""
+        added = self.audience.tell(record).metrics
+        return {**record, **{name: value for name, value in added.items() if name not in record}} if added else record
 
     def show(self, record: Record) -> None:
         """Shows an iteration on the console: the state, or with ``log.console full`` all of it; any evaluation."""

@@ -1,12 +1,21 @@
 import io
 import math
+import struct
 
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from lockstep.runs.trackers.tensorboard import TensorBoardTracker, cut_tensorboard, framed
+from lockstep.runs.trackers.tensorboard import (
+    FLOAT32_LIMIT,
+    Event,
+    Scalars,
+    Summary,
+    TensorBoardTracker,
+    cut_tensorboard,
+    framed,
+)
 
 RETURN = "rollout/episode_return_mean"
 
@@ -33,6 +42,33 @@ def test_tensorboard_writes_the_tagged_metrics_at_the_global_step(tmp_path):
     expected = {RETURN: [(100, 1.5), (200, 2.5)], "train/kl": [(200, 0.25)], "train/n": [(100, 3.0)]}
     assert read_scalars(tmp_path) == expected  # flushed: readable before the tracker is closed
     tracker.close()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"a/b": 0.0},
+        {"a/b": 1.5, "c/ü": -2},
+        {f"train/{n}": n / 7 for n in range(40)},
+        {"a/big": 1e300, "a/low": -1e39},
+        {},
+    ],
+)
+def test_scalars_are_serialised_as_the_library_does(values):
+    summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
+    step, expected = Event(step=7), Event(step=7, summary=summary).SerializeToString()
+    scalars = Scalars(values)
+    for _ in range(2):
+        assert step.SerializeToString() + scalars.with_values(values.values()) == expected
+
+
+def test_the_largest_float32_is_no_infinity_and_the_next_number_is():
+    scalars = Scalars(["a/b"])
+    largest = float(np.finfo(np.float32).max)
+    assert scalars.with_values([largest]).endswith(struct.pack("<f", largest))
+    assert scalars.with_values([FLOAT32_LIMIT]).endswith(struct.pack("<f", math.inf))
+    below = math.nextafter(FLOAT32_LIMIT, 0)
+    assert scalars.with_values([below]).endswith(struct.pack("<f", largest))
 
 
 def test_tensorboard_keeps_metrics_apart_that_come_and_go(tmp_path):

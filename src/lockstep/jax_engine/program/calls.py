@@ -46,7 +46,7 @@ class CallInputs:
     def __init__(self, config: Config, mesh: Mesh, local_devices: int) -> None:
         self._config, self._mesh, self._local_devices = config, mesh, local_devices
         self._capacity = iterations_per_call(config)
-        self._placed: dict[str, tuple[np.ndarray, Array]] = {}
+        self._placed: dict[str, tuple[bytes, Array]] = {}
 
     def __call__(self, first: int, count: int, stop: int, before: int = 0) -> tuple[Inputs, Array, Array]:
         """Places inputs ``[capacity]`` of ``count`` iterations, a stop code ``[devices]``, and ``count`` ``[]``.
@@ -54,8 +54,7 @@ class CallInputs:
         ``first`` iterations are done before; ``before`` are those of earlier runs, whose random numbers aren't drawn
         again.
         """
-        capacity, start = self._capacity, before + first
-        numbers = np.arange(start, start + capacity, dtype=np.int32)
+        capacity, numbers = self._capacity, self._numbers(before + first)
         rates = learning_rates(self._config, first, capacity)
         scheduled = coefficients_of(self._config, first, capacity)
         coefficients = (
@@ -67,13 +66,16 @@ class CallInputs:
 
     def follows(self, first: int, numbers: Array, before: int = 0) -> None:
         """Takes note of the numbers of iterations after ``first``, as a call has left them on the mesh."""
-        start = before + first
-        self._placed["iteration"] = np.arange(start, start + self._capacity, dtype=np.int32), numbers
+        self._placed["iteration"] = self._numbers(before + first).tobytes(), numbers
+
+    def _numbers(self, start: int) -> np.ndarray:
+        return np.arange(start, start + self._capacity, dtype=np.int32)
 
     def _same(self, name: str, value: np.ndarray) -> Array:
         return self._kept(name, value, lambda x: place(x, replicate_sharding(self._mesh)))
 
     def _kept(self, name: str, value: np.ndarray, put: Callable[[np.ndarray], Array]) -> Array:
-        if name not in self._placed or not np.array_equal(self._placed[name][0], value):
-            self._placed[name] = value, put(value)
+        content = value.tobytes()
+        if name not in self._placed or self._placed[name][0] != content:
+            self._placed[name] = content, put(value)
         return self._placed[name][1]

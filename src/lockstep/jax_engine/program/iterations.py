@@ -77,27 +77,34 @@ class Iteration:
 
 def finished(returns: np.ndarray, marks: np.ndarray) -> list[Finished]:
     """Lists each iteration's ended episodes, of a call's ``[n, num_shards, T, rows]``; see :class:`Outputs`."""
-    by_step, values = (x.transpose(0, 2, 1, 3).reshape(len(x), -1) for x in (marks, returns))
-    at, ends = np.nonzero(by_step)
+    found = np.flatnonzero(marks != 0)  # few of many: only they are put in order
+    n, shards, steps, rows = marks.shape
+    at, shard, step, row = np.unravel_index(found, marks.shape)
+    order = np.ravel_multi_index((at, step, shard, row), (n, steps, shards, rows)).argsort(kind="stable")
+    at, found = at[order], found[order]
     counts = np.bincount(at, minlength=len(marks))
     newest = counts.cumsum()[at] - np.arange(len(at)) <= WINDOW
-    at, ends = at[newest], ends[newest]
-    chosen = by_step[at, ends]
-    columns = (values[at, ends], chosen // 4, chosen % 4 - 2)
+    found = found[newest]
+    chosen = marks.reshape(-1)[found]
+    columns = (returns.reshape(-1)[found], chosen // 4, chosen % 4 - 2)
     episodes = zip(*(column.tolist() for column in columns), strict=True)
     return [Finished(list(islice(episodes, min(count, WINDOW))), count) for count in counts.tolist()]
 
 
 def learning_rates(config: Config, first: int, count: int) -> np.ndarray:
     """Returns those of ``count`` iterations, float32; with the adaptive schedule the first one's, unused."""
+    if config.ppo.schedule != "linear":
+        return np.full(count, config.ppo.learning_rate, np.float32)
     done = [(first + n) * config.steps_per_iteration for n in range(count)]
     return np.array([scheduled_learning_rate(config, steps, config.ppo.learning_rate) for steps in done], np.float32)
 
 
 def coefficients_of(config: Config, first: int, count: int) -> dict[str, np.ndarray] | None:
     """Returns the loss's scheduled coefficients of ``count`` iterations, float32 by name; None where none is."""
+    if not scheduled_coefficients(config, 0):
+        return None
     each = [scheduled_coefficients(config, (first + n) * config.steps_per_iteration) for n in range(count)]
-    return {name: np.array([one[name] for one in each], np.float32) for name in each[0]} or None
+    return {name: np.array([one[name] for one in each], np.float32) for name in each[0]}
 
 
 def numbers_of(iteration: Iteration, config: Config) -> Record:

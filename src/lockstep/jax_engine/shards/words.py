@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from jax import Array, lax
@@ -33,7 +35,7 @@ class Words:
     def unpack(self, words: Array) -> dict[str, Array]:
         """Arrays ``[…, *shape]`` by name, of a matrix ``[…, words]`` with rows of this layout."""
         out = {}
-        for name, columns in self._columns():
+        for name, columns in self._columns:
             shape, dtype, part = self.shapes[name], self.dtypes[name], words[..., columns]
             wide = WIDE.get(dtype.name)
             if wide is not None:
@@ -46,20 +48,22 @@ class Words:
     def on_host(self, words: np.ndarray) -> dict[str, np.ndarray]:
         """Arrays ``[n, *shape]`` by name, of a matrix ``[n, words]`` on the host."""
         out = {}
-        for name, columns in self._columns():
+        for name, columns in self._columns:
             dtype, part = self.dtypes[name], np.ascontiguousarray(words[:, columns])
             held = part.view(WIDE.get(dtype.name, dtype)).astype(dtype, copy=False)
             out[name] = held.reshape(len(words), *self.shapes[name])
         return out
 
-    def _columns(self) -> Iterator[tuple[str, slice]]:
+    @cached_property
+    def _columns(self) -> list[tuple[str, slice]]:
         """Says which columns of the matrix each array takes."""
-        start = 0
+        out, start = [], 0
         for name, shape in self.shapes.items():
-            dtype, size = self.dtypes[name], int(np.prod(shape))
+            dtype, size = self.dtypes[name], math.prod(shape)
             count = size if dtype.name in WIDE else size * dtype.itemsize // 4
-            yield name, slice(start, start + count)
+            out.append((name, slice(start, start + count)))
             start += count
+        return out
 
 
 def _words(x: Array) -> Array:

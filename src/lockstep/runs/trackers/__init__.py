@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -108,14 +108,18 @@ class RunTrackers(Tracker):
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Hand ``record`` to every tracker; an ``OSError`` if the run's own record can't be written."""
-        plain = PlainRecord.of(record)
+        self.log_all([record])
+
+    def log_all(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Hand records to every tracker, in order; an ``OSError`` if the run's own record can't be written."""
+        plain = [PlainRecord.of(record) for record in records]
         for name, tracker in self._required.items():
             try:
-                tracker.log(plain)
+                tracker.log_all(plain)
             except OSError as error:
                 path = str(self._directory / f"metrics.{name}")
                 raise OSError(error.errno, error.strerror, path) from error
-        self._try_optional(lambda tracker: tracker.log(plain))
+        self._try_optional(lambda tracker: tracker.log_all(plain))
 
     def text(self, tag: str, text: str) -> None:
         """Hand ``text`` to the optional trackers; for a new run only, or it stands there twice."""

@@ -13,7 +13,7 @@ from lockstep.runs.trackers.service import Tracker
 
 
 class CsvTracker(Tracker):
-    """Appends one row a record and flushes each.
+    """Appends one row a record, which is in the file on return.
 
     The header is the first record's keys. A record with new keys (the first evaluation, say) has the file rewritten
     with further columns at the right. What a record lacks, and ``None``, NaN and infinities, are empty cells.
@@ -31,11 +31,19 @@ class CsvTracker(Tracker):
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Append ``record`` as a row."""
-        new = [key for key in record if key not in self._header]
-        if new:
-            self._extend(new)
-        plain = PlainRecord.of(record)
-        self._rows.writerow([plain.get(key) for key in self._header])
+        self.log_all([record])
+
+    def log_all(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Append records as rows, in order."""
+        for record in map(PlainRecord.of, records):
+            if list(record) == self._header:
+                self._rows.writerow(record.cells)
+                continue
+            new = [key for key in record if key not in self._header]
+            if new:
+                self._extend(new)
+            cells = dict(zip(record, record.cells, strict=True))
+            self._rows.writerow([cells.get(key) for key in self._header])
         self._file.flush()
 
     def close(self) -> None:

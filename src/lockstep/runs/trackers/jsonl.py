@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -11,22 +11,33 @@ from typing import Any
 from lockstep.runs.trackers.files import PlainRecord, open_to_append, replacing
 from lockstep.runs.trackers.service import Tracker
 
-_ENCODER = json.JSONEncoder(allow_nan=False)
-
 
 class JsonlTracker(Tracker):
-    """Appends one JSON object a line and flushes each, with every digit of a float64.
+    """Appends one JSON object a line, which is in the file on return, with every digit of a float64.
 
     A value that is ``None``, NaN or infinite is written as ``null``.
     """
 
     def __init__(self, path: Path) -> None:
         self._file = open_to_append(path)
+        self._keys: tuple[str, ...] = ()
+        self._line = "{}\n"  # of these keys, to be filled in with the values' texts
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Append ``record``, keys in its own order."""
-        self._file.write(_ENCODER.encode(PlainRecord.of(record)) + "\n")
+        self.log_all([record])
+
+    def log_all(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Append records, in order."""
+        self._file.write("".join([self._line_of(PlainRecord.of(record)) for record in records]))
         self._file.flush()
+
+    def _line_of(self, record: PlainRecord) -> str:
+        keys = tuple(record)
+        if keys != self._keys:
+            members = [json.dumps(key).replace("%", "%%") + ": %s" for key in keys]
+            self._keys, self._line = keys, "{" + ", ".join(members) + "}\n"
+        return self._line % record.texts
 
     def close(self) -> None:
         """Close the file."""

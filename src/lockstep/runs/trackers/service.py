@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,11 @@ class Tracker:
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Take one metrics record."""
+
+    def log_all(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Take metrics records, in order; one that writes files writes them at once."""
+        for record in records:
+            self.log(record)
 
     def text(self, tag: str, text: str) -> None:
         """Keep markdown, the run's config, say, under ``tag``."""

@@ -6,9 +6,10 @@ and a thread is one more thing that a fork can hang on. Here an event is in the 
 
 from __future__ import annotations
 
+import math
 import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from lockstep.runs.trackers.files import PlainRecord, replacing
 from lockstep.runs.trackers.service import Tracker
 
 EVENT_FILES = "events.out.tfevents.*"
+FLOAT32_LIMIT = 2.0**128 - 2.0**103
+"""What is as large rounds to infinity."""
 
 
 class TensorBoardTracker(Tracker):
@@ -37,38 +40,75 @@ class TensorBoardTracker(Tracker):
         number = _next_number(directory)
         self._file = (directory / f"events.out.tfevents.{number:010d}.lockstep").open("xb")
         self._continues = number > 0
-        self._tags: list[str] = []
-        self._scalars = Event(summary=Summary())  # of these tags: making one anew takes most of a record's time
-        self._write(Event(file_version="brain.Event:2"))
+        self._scalars = Scalars(())
+        self._write(_serialized(Event(file_version="brain.Event:2")))
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Write the record's scalars; a value that is missing, not finite or no number is left out."""
+        self.log_all([record])
+
+    def log_all(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Write the scalars of records, in order; see :meth:`log`."""
+        self._write(*[event for record in records for event in self._events(record)])
+
+    def _events(self, record: Mapping[str, Any]) -> Iterator[bytes]:
         step = int(record["global_step"])
         if self._continues:
             # A TensorBoard that was open all along drops what it had read of the steps that were cut.
-            self._write(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
+            yield _serialized(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
             self._continues = False
-        plain = PlainRecord.of(record)
-        tags = [tag for tag, value in plain.items() if "/" in tag and isinstance(value, (int, float))]
-        if tags != self._tags:
-            self._tags, self._scalars = tags, Event(summary=Summary(value=[Summary.Value(tag=tag) for tag in tags]))
-        self._scalars.step = step
-        for tag, scalar in zip(tags, self._scalars.summary.value, strict=True):
-            scalar.simple_value = plain[tag]
-        self._write(self._scalars)
+        scalars = {tag: x for tag, x in PlainRecord.of(record).items() if "/" in tag and isinstance(x, (int, float))}
+        tags = tuple(scalars)
+        if tags != self._scalars.tags:
+            self._scalars = Scalars(tags)
+        yield _serialized(Event(step=step)) + self._scalars.with_values(scalars.values())
 
     def text(self, tag: str, text: str) -> None:
         """Write markdown (the run's config, say) for the text tab, at step 0: once, when the run is new."""
-        self._write(Event(summary=Summary.FromString(text_pb(tag, text).SerializeToString())))
+        self._write(_serialized(Event(summary=Summary.FromString(text_pb(tag, text).SerializeToString()))))
 
     def close(self) -> None:
         """Close the event file."""
         self._file.close()
 
-    def _write(self, event: Event) -> None:
-        event.wall_time = time.time()  # the format wants the time of day; nothing of ours reads it
-        self._file.write(framed(event.SerializeToString()))
+    def _write(self, *events: bytes) -> None:
+        self._file.write(b"".join(map(framed, events)))
         self._file.flush()
+
+
+class Scalars:
+    """The summary of an event with a scalar of each tag, as bytes in which only the values change.
+
+    To fill in a message and to serialise it takes most of a record's time.
+    """
+
+    def __init__(self, tags: Sequence[str]) -> None:
+        self.tags = tuple(tags)
+        each = [Summary(value=[Summary.Value(tag=tag, simple_value=0.0)]).SerializeToString() for tag in tags]
+        whole = Summary(value=[Summary.Value(tag=tag, simple_value=0.0) for tag in tags])
+        fields = Event(summary=whole).SerializeToString()
+        self._head = fields[: len(fields) - sum(map(len, each))]
+        self._layout = struct.Struct("<" + "".join(f"{len(one) - 4}sf" for one in each))  # a value is its last field
+        self._cells: list[Any] = [part for one in each for part in (one[:-4], 0.0)]
+
+    def with_values(self, values: Iterable[float]) -> bytes:
+        """The summary, serialised, as the last fields of an event; a value beyond float32 is infinite."""
+        self._cells[1::2] = values
+        try:
+            return self._head + self._layout.pack(*self._cells)
+        except OverflowError:
+            self._cells[1::2] = map(_float32, self._cells[1::2])
+            return self._head + self._layout.pack(*self._cells)
+
+
+def _float32(value: float) -> float:
+    """The value, or infinity where it is too large for float32."""
+    return math.copysign(math.inf, value) if abs(value) >= FLOAT32_LIMIT else value
+
+
+def _serialized(event: Event) -> bytes:
+    event.wall_time = time.time()  # the format wants the time of day; nothing of ours reads it
+    return event.SerializeToString()
 
 
 def framed(data: bytes) -> bytes:

@@ -1,0 +1,73 @@
+"""Removes old checkpoints; what has been found whole is read again only where its files have changed."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+from functools import cached_property
+from pathlib import Path
+
+from lockstep.runs.checkpoint import MANIFEST, best_among, checkpoints_in, manifest_of, problem_with, score_in
+
+Stamp = tuple[int, ...] | None
+"""What changes with a file's content, name or kind; None: there is no such file."""
+
+
+class Seen:
+    """A checkpoint as it was when it was looked at.
+
+    Attributes:
+        manifest: None if it has none, and is no checkpoint of ours.
+        score: in the manifest.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.manifest = manifest_of(path)
+        self.score = score_in(self.manifest)
+        self._files = [MANIFEST, *(self.manifest["files"] if self.manifest else ())]
+        self._stamps = self._stamps_now()
+
+    @cached_property
+    def is_whole(self) -> bool:
+        """Whether every file is what the manifest says, byte for byte."""
+        return problem_with(self._path) is None
+
+    def is_unchanged(self) -> bool:
+        """Whether all files are those that were looked at."""
+        return self._stamps == self._stamps_now()
+
+    def _stamps_now(self) -> list[Stamp]:
+        return [_stamp(f"{self._path}/{name}") for name in self._files]
+
+
+def _stamp(path: str) -> Stamp:
+    try:
+        found = os.lstat(path)
+    except (OSError, ValueError):
+        return None
+    return found.st_dev, found.st_ino, found.st_mode, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+class Pruner:
+    """Removes all but the newest ``keep_last`` whole checkpoints of a directory and the best; damaged ones don't count.
+
+    Called after each save, it reads what is new, or has changed since.
+    """
+
+    def __init__(self, directory: Path, keep_last: int, keep_best: bool) -> None:
+        self._directory, self._keep_last, self._keep_best = directory, keep_last, keep_best
+        self._seen: dict[Path, Seen] = {}
+
+    def __call__(self) -> None:
+        """Removes what is too old by now."""
+        found, before = checkpoints_in(self._directory), self._seen
+        seen = {path: before[path] if path in before and before[path].is_unchanged() else Seen(path) for path in found}
+        keep = set(itertools.islice((path for path in found if seen[path].is_whole), self._keep_last))
+        if self._keep_best:
+            keep |= {best_among({path: one.score for path, one in seen.items()})}
+        self._seen = {path: seen[path] for path in found if path in keep or seen[path].manifest is None}
+        for path in found:
+            if path not in self._seen:
+                shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,86 @@
+"""What is removed of old checkpoints, and what is read again to decide it."""
+
+import os
+
+import numpy as np
+import pytest
+
+from lockstep.runs import pruning
+from lockstep.runs.checkpoint import checkpoints_in, pack, step_of, to_files
+from lockstep.runs.checkpoint_writer import commit
+from lockstep.runs.pruning import Pruner
+
+
+def save(directory, step, score=None):
+    shards = {0: pack({"x": np.ones(2)})}
+    return commit(directory, step, to_files({"policy/w": np.full(3, step, np.float32)}, shards, {"step": step}), score)
+
+
+def steps_in(directory):
+    return sorted(step_of(path) or 0 for path in checkpoints_in(directory))
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """Names of the checkpoints that were read whole."""
+    names, problem_with = [], pruning.problem_with
+    monkeypatch.setattr(pruning, "problem_with", lambda path: names.append(path.name) or problem_with(path))
+    return names
+
+
+def test_each_checkpoint_is_read_once(tmp_path, read):
+    prune = Pruner(tmp_path, keep_last=2, keep_best=False)
+    for step in range(1, 6):
+        save(tmp_path, step)
+        prune()
+    assert steps_in(tmp_path) == [4, 5]
+    assert read == [f"step_{step}" for step in range(1, 6)]
+
+
+@pytest.mark.parametrize("same_size", [True, False])
+@pytest.mark.parametrize("name", ["policy.safetensors", "envs/shard_0.safetensors"])
+def test_one_that_is_damaged_later_is_read_again_and_takes_no_place(tmp_path, read, name, same_size):
+    prune = Pruner(tmp_path, keep_last=2, keep_best=False)
+    for step in (1, 2):
+        save(tmp_path, step)
+    prune()
+    file = tmp_path / "step_2" / name
+    before, content = file.stat(), bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content if same_size else content[:-1])
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))  # the time of its change tells all the same
+    save(tmp_path, 3)
+    prune()
+    assert steps_in(tmp_path) == [1, 3]
+    assert read.count("step_2") == 2
+    assert read.count("step_1") == 1
+
+
+def test_one_that_has_lost_a_file_or_its_manifest_takes_no_place(tmp_path):
+    prune = Pruner(tmp_path, keep_last=2, keep_best=False)
+    for step in (1, 2, 3):
+        save(tmp_path, step)
+    prune()
+    assert steps_in(tmp_path) == [2, 3]
+    (tmp_path / "step_3" / "state.json").unlink()
+    save(tmp_path, 4)
+    prune()
+    assert steps_in(tmp_path) == [2, 4]
+    (tmp_path / "step_4" / "manifest.json").unlink()
+    save(tmp_path, 5)
+    prune()
+    assert steps_in(tmp_path) == [2, 4, 5]  # what has no manifest may be somebody else's
+
+
+def test_a_checkpoint_that_another_takes_the_place_of_is_read_again(tmp_path, read):
+    prune = Pruner(tmp_path, keep_last=2, keep_best=True)
+    save(tmp_path, 1, score=1.0)
+    save(tmp_path, 2, score=9.0)
+    prune()
+    (tmp_path / "step_2").rename(tmp_path / "elsewhere")
+    save(tmp_path, 2, score=0.0)
+    save(tmp_path, 3, score=0.5)
+    prune()
+    assert steps_in(tmp_path) == [1, 2, 3]  # the best is 1 now
+    assert read.count("step_2") == 2
+    assert read.count("step_1") == 1
