@@ -5,13 +5,13 @@ import struct
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from lockstep.runs.trackers.tensorboard import (
     FLOAT32_LIMIT,
-    Event,
     Scalars,
-    Summary,
     TensorBoardTracker,
     cut_tensorboard,
     framed,
