@@ -52,6 +52,31 @@ class UpdateResult(NamedTuple):
         return cls(zero, none, jnp.zeros(()), none, jnp.zeros((), jnp.bool_), none + NOTHING_FAILED, zero)
 
 
+class Tally(NamedTuple):
+    """An :class:`UpdateResult` under way: an array of each dtype, for one a number takes longer than the numbers do.
+
+    Attributes:
+        floats: loss terms, failed terms, and the sum of gradient norms, float32 ``[2T + 1]``.
+        counts: minibatches evaluated, steps, whether the KL stop ended it, first one that failed, int32 ``[4]``.
+    """
+
+    floats: Array
+    counts: Array
+
+    @classmethod
+    def of(cls, result: UpdateResult) -> Tally:
+        """Packs a result."""
+        counts = (result.evaluated, result.steps, result.stopped_by_kl, result.failed)
+        floats = jnp.concatenate([result.terms, result.failed_terms, result.grad_norm[None]])
+        return cls(floats, jnp.stack([x.astype(jnp.int32) for x in counts]))
+
+    def result(self) -> UpdateResult:
+        """Unpacks it."""
+        terms, failed_terms, (grad_norm,) = jnp.split(self.floats, [len(self.floats) // 2, len(self.floats) - 1])
+        evaluated, steps, stopped, failed = self.counts
+        return UpdateResult(terms, evaluated, grad_norm, steps, stopped != 0, failed, failed_terms)
+
+
 class Learner(NamedTuple):
     """What an optimiser step changes; parameters and moments are held by the layout, the rate is float32 ``[]``."""
 
@@ -184,17 +209,20 @@ class Update:
         self, learner: Learner, samples: Array, numbers: Array, minibatches: Minibatch, owned: Array
     ) -> Progress:
         """Trains on a rollout's samples, packed columns ``[blocks, units, words]``; ``numbers`` are of minibatches."""
-        start = Progress(learner, UpdateResult.empty(len(self.gradients.terms)))
+        tally = Tally.of(UpdateResult.empty(len(self.gradients.terms)))
 
-        def body(progress: Progress, now: tuple[Array, Minibatch]) -> tuple[Progress, None]:
-            def do(progress: Progress) -> Progress:
-                return self.step(progress, samples, *now, owned)
+        def do(learner: Learner, tally: Tally, now: tuple[Array, Minibatch]) -> tuple[Learner, Tally]:
+            after = self.step(Progress(learner, tally.result()), samples, *now, owned)
+            return after.learner, Tally.of(after.result)
 
+        def body(carry: tuple[Learner, Tally], now: tuple[Array, Minibatch]) -> tuple[tuple[Learner, Tally], None]:
             if self.config.ppo.target_kl is None:
-                return do(progress), None
-            return lax.cond(progress.result.stopped_by_kl, lambda progress: progress, do, progress), None
+                return do(*carry, now), None
+            stopped = carry[1].result().stopped_by_kl
+            return lax.cond(stopped, lambda *carry: carry, lambda *carry: do(*carry, now), *carry), None
 
-        return lax.scan(body, start, (numbers, minibatches))[0]
+        learner, tally = lax.scan(body, (learner, tally), (numbers, minibatches))[0]
+        return Progress(learner, tally.result())
 
     def step(self, progress: Progress, samples: Array, number: Array, minibatch: Minibatch, owned: Array) -> Progress:
         """Takes one optimiser step; nothing is applied if it isn't finite, or if the KL stop takes effect."""

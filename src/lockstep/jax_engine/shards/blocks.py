@@ -188,7 +188,16 @@ def _at(trees: tuple[*Trees], i: Array | int) -> tuple[*Trees]:
 
 
 def _never_one(trees: Tree) -> Tree:
-    return jax.tree.map(lambda x: jnp.concatenate([x, x]) if len(x) == 1 else x, trees)
+    """Lays single rows out in arrays of two; what the second holds is never looked at, and costs nothing to compute."""
+
+    def of(x: Array) -> Array:
+        if len(x) > 1:
+            return x
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return jnp.concatenate([x, x])
+        return jnp.pad(x, [(0, 1)] + [(0, 0)] * (x.ndim - 1))
+
+    return jax.tree.map(of, trees)
 
 
 def _empty(count: int, shape: jax.ShapeDtypeStruct) -> Array:
