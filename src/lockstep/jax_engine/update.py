@@ -211,15 +211,14 @@ class Update:
         """Trains on a rollout's samples, packed columns ``[blocks, units, words]``; ``numbers`` are of minibatches."""
         tally = Tally.of(UpdateResult.empty(len(self.gradients.terms)))
 
-        def do(learner: Learner, tally: Tally, now: tuple[Array, Minibatch]) -> tuple[Learner, Tally]:
-            after = self.step(Progress(learner, tally.result()), samples, *now, owned)
-            return after.learner, Tally.of(after.result)
-
         def body(carry: tuple[Learner, Tally], now: tuple[Array, Minibatch]) -> tuple[tuple[Learner, Tally], None]:
+            def do(carry: tuple[Learner, Tally]) -> tuple[Learner, Tally]:
+                after = self.step(Progress(carry[0], carry[1].result()), samples, *now, owned)
+                return after.learner, Tally.of(after.result)
+
             if self.config.ppo.target_kl is None:
-                return do(*carry, now), None
-            stopped = carry[1].result().stopped_by_kl
-            return lax.cond(stopped, lambda *carry: carry, lambda *carry: do(*carry, now), *carry), None
+                return do(carry), None
+            return lax.cond(carry[1].result().stopped_by_kl, lambda carry: carry, do, carry), None
 
         learner, tally = lax.scan(body, (learner, tally), (numbers, minibatches))[0]
         return Progress(learner, tally.result())
