@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 SHARE_OF_TIME = 0.02
 """On two cores looking disturbs what is measured."""
+SHARE_WHILE_TIMED = 0.125
+"""Of that, while what takes all cores is timed."""
 PROC = Path("/proc")
 
 
 @dataclass
 class Sample:
-    """One look: seconds by the performance counter, CPU seconds used so far, bytes of memory."""
+    """One look: seconds by the performance counter, CPU seconds used so far, bytes of memory if those were looked at."""
 
     time: float
     cpu: float
-    memory: int
+    memory: int | None
 
 
 @dataclass
@@ -36,7 +39,8 @@ class ProcessTree:
     Attributes:
         roots: ids of the processes.
         shortest: seconds between two looks at least.
-        share: of the wall time, what looking may take at most.
+        share: of the wall time, what looking at CPU time may take at most, and what looking at memory may, which takes
+            several times as long.
         samples: what was seen.
         proc: where the system tells it; where there is no such place nothing is seen.
     """
@@ -47,30 +51,34 @@ class ProcessTree:
     samples: list[Sample] = field(default_factory=list)
     proc: Path = PROC
     _next: float = 0.0
+    _next_memory: float = 0.0
 
-    def look_if_due(self) -> None:
-        """Takes a sample, unless the last one is too recent for what one costs."""
-        now = time.perf_counter()
-        if now >= self._next:
-            self.look()
-            spent = time.perf_counter() - now
-            self._next = now + max(self.shortest, spent / self.share)
+    def look_if_due(self, timed: bool = False) -> None:
+        """Takes a sample, unless the last one is too recent for what one costs; ``timed``: while it counts most."""
+        begun = time.perf_counter()
+        if begun < self._next:
+            return
+        share = self.share * SHARE_WHILE_TIMED if timed else self.share
+        memory = begun >= self._next_memory
+        processes = self._processes()
+        cpu = self._sum(self._cpu_seconds, processes)
+        looked = time.perf_counter()
+        self._next = begun + max(self.shortest, (looked - begun) / share)
+        held = self._sum(self._bytes, processes) if memory else None
+        if memory:
+            self._next_memory = begun + max(self.shortest, (time.perf_counter() - looked) / share)
+        if cpu is not None and (held is not None or not memory):
+            self.samples.append(Sample(begun, cpu, None if held is None else int(held)))
 
     def look(self) -> None:
         """Takes a sample now."""
-        now, cpu, memory = time.perf_counter(), 0.0, 0
-        for number in self._processes():
-            process = self.proc / str(number)
-            with suppress(OSError, ValueError, IndexError):  # it may end while it is looked at
-                cpu += self._cpu_seconds(process)
-                memory += self._bytes(process)
-        if memory:
-            self.samples.append(Sample(now, cpu, memory))
+        self._next = self._next_memory = 0.0
+        self.look_if_due()
 
     @property
     def peak(self) -> int | None:
         """The highest sum of bytes that was seen, None if nothing was."""
-        return max((sample.memory for sample in self.samples), default=None)
+        return max((sample.memory for sample in self.samples if sample.memory is not None), default=None)
 
     def cores_between(self, begin: float, end: float) -> float | None:
         """CPU seconds a second, from the first to the last look between two moments; None with fewer than two."""
@@ -94,6 +102,14 @@ class ProcessTree:
             if more <= found:
                 return found
             found |= more
+
+    def _sum(self, of: Callable[[Path], float], processes: set[int]) -> float | None:
+        """What processes use together, those left out that end while they are looked at; None: nothing was seen."""
+        found = []
+        for number in processes:
+            with suppress(OSError, ValueError, IndexError):
+                found.append(of(self.proc / str(number)))
+        return sum(found) if found else None
 
     @staticmethod
     def _fields(process: Path) -> list[str]:

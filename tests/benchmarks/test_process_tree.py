@@ -89,3 +89,31 @@ def test_looks_are_not_too_near_to_each_other(tmp_path):
         seldom.look_if_due()
         often.look_if_due()
     assert (len(seldom.samples), len(often.samples)) == (1, 3)
+
+
+def test_what_is_timed_is_looked_at_less_and_its_memory_least(tmp_path, monkeypatch):
+    process(tmp_path, 10, 10, 1.0, 1000)
+    now, costs = [100.0], {"_cpu_seconds": 0.002, "_bytes": 0.008}
+    monkeypatch.setattr("benchmarks.process_tree.time.perf_counter", lambda: now[0])
+    for name, seconds in costs.items():
+        real = getattr(ProcessTree, name)
+
+        def slowly(path, real=real, seconds=seconds):
+            now[0] += seconds
+            return real(path)
+
+        monkeypatch.setattr(ProcessTree, name, staticmethod(slowly))
+
+    def looks(timed):
+        tree, end = ProcessTree({10}, shortest=0.05, proc=tmp_path), now[0] + 20
+        while now[0] < end:
+            tree.look_if_due(timed)
+            now[0] += 0.01
+        assert tree.peak == 1000 * 1024
+        return len(tree.samples), sum(sample.memory is not None for sample in tree.samples)
+
+    often, seldom = looks(False), looks(True)
+    assert often[0] > 5 * seldom[0]
+    assert often[1] > 5 * seldom[1]
+    assert seldom[0] > 2 * seldom[1]
+    assert sum(n * cost for n, cost in zip(seldom, costs.values(), strict=True)) < 20 * 2 * 0.02 * 0.2
