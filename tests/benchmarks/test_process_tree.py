@@ -95,14 +95,14 @@ def test_what_is_timed_is_looked_at_less_and_its_memory_least(tmp_path, monkeypa
     process(tmp_path, 10, 10, 1.0, 1000)
     now, costs = [100.0], {"_cpu_seconds": 0.002, "_bytes": 0.008}
     monkeypatch.setattr("benchmarks.process_tree.time.perf_counter", lambda: now[0])
-    for name, seconds in costs.items():
-        real = getattr(ProcessTree, name)
+    held = {"_cpu_seconds": 1.0, "_bytes": 1000 * 1024}
 
-        def slowly(path, real=real, seconds=seconds):
-            now[0] += seconds
-            return real(path)
+    def slowly(name):
+        now[0] += costs[name]
+        return held[name]
 
-        monkeypatch.setattr(ProcessTree, name, staticmethod(slowly))
+    monkeypatch.setattr(ProcessTree, "_cpu_seconds", lambda self, path: slowly("_cpu_seconds"))
+    monkeypatch.setattr(ProcessTree, "_bytes", staticmethod(lambda path: slowly("_bytes")))
 
     def looks(timed):
         tree, end = ProcessTree({10}, shortest=0.05, proc=tmp_path), now[0] + 20
