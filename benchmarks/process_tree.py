@@ -22,7 +22,7 @@ PROC = Path("/proc")
 
 @dataclass
 class Sample:
-    """One look: seconds by the performance counter, CPU seconds used so far, bytes of memory if those were looked at."""
+    """One look: seconds by the performance counter, CPU seconds so far, bytes of memory where those were looked at."""
 
     time: float
     cpu: float
