@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lockstep.runs.trackers import RunTrackers, Tracker, cut_trackers
+from lockstep.runs.trackers import OPTIONAL_TRACKERS, RunTrackers, Tracker, cut_trackers
 
 RETURN = "rollout/episode_return_mean"
 
@@ -110,6 +110,21 @@ def test_values_are_written_as_python_writes_them(tmp_path):
         rows.writeheader()
         rows.writerows(plain)
     assert (tmp_path / "metrics.csv").read_bytes() == (tmp_path / "expected.csv").read_bytes()
+    trackers.close()
+
+
+def test_the_runs_own_record_is_at_most_one_ahead_of_a_service(tmp_path):
+    seen = []
+
+    class Service(Tracker):
+        def log(self, record):
+            seen.append((record["iteration"], len(read_jsonl(tmp_path / "metrics.jsonl"))))
+
+    trackers = RunTrackers(
+        tmp_path, ("tensorboard", "service"), available={**OPTIONAL_TRACKERS, "service": lambda _: Service()}
+    )
+    trackers.log_all([make_record(iteration) for iteration in range(3)])
+    assert seen == [(0, 1), (1, 2), (2, 3)]
     trackers.close()
 
 

@@ -55,6 +55,11 @@ class Audience:
             except OSError:  # whoever called is gone, and this process soon as well
                 self._drop()
 
+    @property
+    def listens(self) -> bool:
+        """Whether there is somebody to tell."""
+        return self._connection is not None
+
     def tell(self, record: Mapping[str, Any]) -> Answer:
         """Tells a record; returns the answer, or nothing at once where nobody waits for it."""
         self.answer = Answer()

@@ -82,8 +82,12 @@ class Recorder:
             RunError: the run's own record can't be written; one line.
         """
         life.begin(Part.LOGGING)
+        for together in [[record] for record in records] if self.audience.listens else [records]:
+            self._log(together)
+
+    def _log(self, records: Sequence[Record]) -> None:
         told = [self._told({**record, WORLD_SIZE: self.world_size}) for record in records]
-        if told and not self.config.eval.interval:
+        if not self.config.eval.interval:
             self.past.score = told[-1]["rollout/episode_return_mean"]
         try:
             self.trackers.log_all(told)

@@ -67,6 +67,7 @@ def test_the_largest_float32_is_no_infinity_and_the_next_number_is():
     largest = float(np.finfo(np.float32).max)
     assert scalars.with_values([largest]).endswith(struct.pack("<f", largest))
     assert scalars.with_values([FLOAT32_LIMIT]).endswith(struct.pack("<f", math.inf))
+    assert scalars.with_values([-(10**400)]).endswith(struct.pack("<f", -math.inf))
     below = math.nextafter(FLOAT32_LIMIT, 0)
     assert scalars.with_values([below]).endswith(struct.pack("<f", largest))
 

@@ -111,7 +111,15 @@ class RunTrackers(Tracker):
         self.log_all([record])
 
     def log_all(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Hand records to every tracker, in order; an ``OSError`` if the run's own record can't be written."""
+        """Hand records to every tracker, in order; an ``OSError`` if the run's own record can't be written.
+
+        One by one where a service is told: the run's own record, by which a resumed run knows what services have been
+        sent, is never more than one ahead of them.
+        """
+        if len(records) > 1 and not all(tracker.writes_files for tracker in self._optional.values()):
+            for record in records:
+                self.log_all([record])
+            return
         plain = [PlainRecord.of(record) for record in records]
         for name, tracker in self._required.items():
             try:

@@ -20,6 +20,8 @@ class CsvTracker(Tracker):
     An existing file is continued with its header.
     """
 
+    writes_files = True
+
     def __init__(self, path: Path) -> None:
         self._path = path
         self._header = _read_header(path)

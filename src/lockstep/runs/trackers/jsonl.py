@@ -18,6 +18,8 @@ class JsonlTracker(Tracker):
     A value that is ``None``, NaN or infinite is written as ``null``.
     """
 
+    writes_files = True
+
     def __init__(self, path: Path) -> None:
         self._file = open_to_append(path)
         self._keys: tuple[str, ...] = ()

@@ -21,9 +21,11 @@ class Tracker:
 
     Attributes:
         place: where to look at it, in one line, if that is outside the run directory.
+        writes_files: of the run, and several records at once.
     """
 
     place: str | None = None
+    writes_files = False
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Take one metrics record."""

@@ -35,6 +35,8 @@ class TensorBoardTracker(Tracker):
     order of their names, and one that is running moves on to the new file.
     """
 
+    writes_files = True
+
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         number = _next_number(directory)
@@ -96,14 +98,16 @@ class Scalars:
         self._cells[1::2] = values
         try:
             return self._head + self._layout.pack(*self._cells)
-        except OverflowError:
+        except (OverflowError, struct.error):  # of a float, of an int
             self._cells[1::2] = map(_float32, self._cells[1::2])
             return self._head + self._layout.pack(*self._cells)
 
 
 def _float32(value: float) -> float:
     """The value, or infinity where it is too large for float32."""
-    return math.copysign(math.inf, value) if abs(value) >= FLOAT32_LIMIT else value
+    if abs(value) < FLOAT32_LIMIT:
+        return value
+    return math.inf if value > 0 else -math.inf
 
 
 def _serialized(event: Event) -> bytes:
