@@ -11,6 +11,7 @@ from lockstep.core.errors import DesyncError, RunError
 from lockstep.core.fingerprint import sha256_of
 from lockstep.runs.checkpoint import Checkpoint, checkpoints_in, find_checkpoint
 from lockstep.runs.directory import RunDirectory
+from lockstep.training.audience import Answer
 from lockstep.training.recorder import Recorder, record_training
 from lockstep.training.stop import FINISHED, TIME_LIMIT
 
@@ -149,6 +150,17 @@ def test_a_record_that_cannot_be_written_ends_the_run_with_one_line(recorder_of,
     monkeypatch.setattr(recorder.trackers, "log_all", full)
     with pytest.raises(RunError, match=r"^runs/x/metrics\.jsonl can't be written: No space left on device$"):
         recorder.log(session.advance())
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_listeners_are_told_of_a_record_once_those_before_it_are_written(recorder_of, monkeypatch, listens):
+    session, order = FakeSession(), []
+    recorder = recorder_of(session)
+    monkeypatch.setattr(type(recorder.audience), "listens", listens)
+    monkeypatch.setattr(recorder.audience, "tell", lambda record: order.append("told") or Answer())
+    monkeypatch.setattr(recorder.trackers, "log_all", lambda records: order.append(len(records)))
+    recorder.log(session.advance(), session.advance())
+    assert order == (["told", 1, "told", 1] if listens else ["told", "told", 2])
 
 
 def test_fingerprints_are_written_where_they_are_traced(recorder_of, tmp_path):

@@ -67,7 +67,7 @@ def to_files(
         members = {k.removeprefix(f"{group}/"): v for k, v in arrays.items() if k.startswith(f"{group}/")}
         files[f"{group}.safetensors"] = pack(members)
     files |= {f"{SHARD}{shard}.safetensors": content for shard, content in env_shards.items()}
-    files["state.json"] = (json.dumps(state) + "\n").encode()  # indented it would take a tenth of the time of a save
+    files["state.json"] = (json.dumps(state) + "\n").encode()  # the encoder in C doesn't indent
     return files
 
 

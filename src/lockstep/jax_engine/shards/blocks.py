@@ -188,7 +188,7 @@ def _at(trees: tuple[*Trees], i: Array | int) -> tuple[*Trees]:
 
 
 def _never_one(trees: Tree) -> Tree:
-    """Lays single rows out in arrays of two; what the second holds is never looked at, and costs nothing to compute."""
+    """Lays single rows out in arrays of two; the second, which is never looked at, is zeros."""
 
     def of(x: Array) -> Array:
         if len(x) > 1:

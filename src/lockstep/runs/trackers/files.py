@@ -22,7 +22,7 @@ REWRITTEN = ".rewrite-"
 
 
 BUFFER_BYTES = 1 << 16
-"""Holds the lines of several iterations: they reach a file by one write, none of them in halves."""
+"""Holds the lines of several iterations, which reach a file by one write then."""
 
 NUMBERS = frozenset({int, float})
 """Types, exactly, of what JSON and CSV write alike: as Python does."""
