@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -23,11 +24,11 @@ class Seen:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        before = _stamps(path, [MANIFEST])  # not after: a manifest that changes while it is read has changed
         self.manifest = manifest_of(path)
         self.score = score_in(self.manifest)
-        self._files = [MANIFEST, *(self.manifest["files"] if self.manifest else ())]
-        self._stamps = self._stamps_now()
+        listed = list(self.manifest["files"]) if self.manifest else []
+        self._path, self._files, self._stamps = path, [MANIFEST, *listed], before + _stamps(path, listed)
 
     @cached_property
     def is_whole(self) -> bool:
@@ -36,10 +37,11 @@ class Seen:
 
     def is_unchanged(self) -> bool:
         """Whether all files are those that were looked at."""
-        return self._stamps == self._stamps_now()
+        return self._stamps == _stamps(self._path, self._files)
 
-    def _stamps_now(self) -> list[Stamp]:
-        return [_stamp(f"{self._path}/{name}") for name in self._files]
+
+def _stamps(path: Path, names: Sequence[str]) -> list[Stamp]:
+    return [_stamp(f"{path}/{name}") for name in names]
 
 
 def _stamp(path: str) -> Stamp:
