@@ -79,6 +79,17 @@ def test_learning_is_what_it_was_before_images_and_recurrent_policies_got_faster
         assert sum(new) / len(new) > min(old) - 0.05
 
 
+def test_another_processor_has_agents_of_its_own_which_are_the_same_by_old_and_new_code():
+    def agents(when: str) -> dict[int, str]:
+        runs = json.loads(FIGURES.with_name(f"learning-{when}.json").read_text())["runs"]
+        return {run["seed"]: run["params_sha256"] for run in runs if run["environment"] == "HalfCheetah-v5"}
+
+    here, there = agents("other-after"), agents("after")
+    assert here == agents("other-before")
+    assert here.keys() == there.keys() == {1, 2, 3}
+    assert not set(here.values()) & set(there.values())
+
+
 def test_the_figures_name_commit_and_versions():
     assert len(FOUND["facts"]["commit"]) == 40
     assert {"date", "torch", "gymnasium", "mujoco", "numpy", "python", "cpu"} <= FOUND["facts"].keys()
