@@ -55,8 +55,8 @@ def kept(runs: Sequence[Path | tuple[Path, Path]], commit: str, times: bool = Fa
     """Reads finished run directories, each by itself or with its config file; ``times``: how long they took, too.
 
     Raises:
-        ValueError: a run isn't finished, two are of other versions or machines, or a run isn't of its config file;
-            one line.
+        ValueError: a run isn't finished, says another commit, or isn't of its config file, or two are of other versions
+            or machines; one line.
     """
     versions: dict[str, str] = {}
     out = []
@@ -64,6 +64,9 @@ def kept(runs: Sequence[Path | tuple[Path, Path]], commit: str, times: bool = Fa
         summary = json.loads((run / "summary.json").read_text())
         if summary["status"] != "finished":
             raise ValueError(f"{run}: status {summary['status']!r}; only finished runs are kept")
+        said = summary.get("commit")  # of the directory it was started in; None: in no repository
+        if said is not None and said != commit:
+            raise ValueError(f"{run}: its summary says commit {said}, not {commit}")
         mine = {name: summary[name] for name in VERSIONS if summary.get(name, NOT_LOADED) != NOT_LOADED}
         for name, value in mine.items():
             if versions.setdefault(name, value) != value:
@@ -256,7 +259,7 @@ def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.learning")
     parser.add_argument("what", choices=("keep", "draw"))
     parser.add_argument("runs", nargs="*", type=_run, metavar="[FILE=]RUN")
-    parser.add_argument("--commit", help="of the code that trained the runs")
+    parser.add_argument("--commit", help="of the code that trained the runs, all 40 digits")
     parser.add_argument("--times", action="store_true", help="keep how many minutes each run took")
     parser.add_argument("--to", default=FIGURES.name, help="file in benchmarks/results, learning-….json")
     options = parser.parse_intermixed_args(argv)

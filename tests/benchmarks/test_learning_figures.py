@@ -80,14 +80,19 @@ def test_learning_is_what_it_was_before_images_and_recurrent_policies_got_faster
 
 
 def test_another_processor_has_agents_of_its_own_which_are_the_same_by_old_and_new_code():
-    def agents(when: str) -> dict[int, str]:
-        runs = json.loads(FIGURES.with_name(f"learning-{when}.json").read_text())["runs"]
-        return {run["seed"]: run["params_sha256"] for run in runs if run["environment"] == "HalfCheetah-v5"}
+    before, after, first = (
+        json.loads(FIGURES.with_name(f"learning-{when}.json").read_text())
+        for when in ("other-before", "other-after", "after")
+    )
+    assert before["facts"]["commit"] != after["facts"]["commit"]
+    assert before["facts"]["cpu"] == after["facts"]["cpu"] != first["facts"]["cpu"]
 
-    here, there = agents("other-after"), agents("after")
-    assert here == agents("other-before")
-    assert here.keys() == there.keys() == {1, 2, 3}
-    assert not set(here.values()) & set(there.values())
+    def agents(found: dict) -> dict[int, str]:
+        return {run["seed"]: run["params_sha256"] for run in found["runs"] if run["environment"] == "HalfCheetah-v5"}
+
+    assert agents(before) == agents(after)
+    assert agents(after).keys() == agents(first).keys() == {1, 2, 3}
+    assert not set(agents(after).values()) & set(agents(first).values())
 
 
 def test_the_figures_name_commit_and_versions():
@@ -150,7 +155,12 @@ def test_returns_have_the_digits_that_matter():
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"status": "interrupted"}, "only finished runs"), ({"torch": "2.12.0"}, "torch 2.12.0, and")],
+    [
+        ({"status": "interrupted"}, "only finished runs"),
+        ({"torch": "2.12.0"}, "torch 2.12.0, and"),
+        ({"commit": "d" * 40}, "b: its summary says commit d{40}, not c{40}$"),
+        ({"commit": "c" * 40 + "-dirty"}, "b: its summary says commit c{40}-dirty, not c{40}$"),
+    ],
 )
 def test_runs_that_make_no_table_together_are_refused(changes, words, tmp_path):
     with pytest.raises(ValueError, match=words):
@@ -159,12 +169,14 @@ def test_runs_that_make_no_table_together_are_refused(changes, words, tmp_path):
 
 def test_a_run_by_a_config_file_is_held_to_it(trained):
     file = ROOT / "benchmarks/configs/recall-gru.yaml"
-    found = kept([(file, trained(file, "--seed", 3, "--log.no-tensorboard").path)], "c" * 40, times=True)
+    path = trained(file, "--seed", 3, "--log.no-tensorboard").path
+    commit = json.loads((path / "summary.json").read_text())["commit"] or "c" * 40
+    found = kept([(file, path)], commit, times=True)
     (run,) = found["runs"]
     assert (run["config"], run["seed"]) == ("benchmarks/configs/recall-gru.yaml", 3)
     assert 0 <= run["minutes"] < 60
     with pytest.raises(ValueError, match=r"total_steps is 512, and 16384 by .*recall-gru\.yaml"):
-        kept([(file, trained(file, "--total-steps", 512).path)], "c" * 40)
+        kept([(file, trained(file, "--total-steps", 512).path)], commit)
 
 
 def test_a_row_names_its_config_file_ranks_and_minutes():

@@ -84,3 +84,24 @@ def test_a_checkpoint_that_another_takes_the_place_of_is_read_again(tmp_path, re
     assert steps_in(tmp_path) == [1, 2, 3]  # the best is 1 now
     assert read.count("step_2") == 2
     assert read.count("step_1") == 1
+
+
+@pytest.mark.parametrize(("replaced", "left"), [(True, [3]), (False, [2, 3])])
+def test_a_manifest_that_changes_while_it_is_read_is_read_again(tmp_path, monkeypatch, replaced, left):
+    save(tmp_path, 1, score=1.0)
+    save(tmp_path, 2, score=9.0)
+    manifest_of, elsewhere = pruning.manifest_of, tmp_path / "elsewhere"
+
+    def read_meanwhile(path):
+        found = manifest_of(path)
+        if replaced and path.name == "step_2" and not elsewhere.exists():
+            path.rename(elsewhere)
+            save(tmp_path, 2, score=0.0)
+        return found
+
+    monkeypatch.setattr(pruning, "manifest_of", read_meanwhile)
+    prune = Pruner(tmp_path, keep_last=1, keep_best=True)
+    prune()
+    save(tmp_path, 3, score=0.5)
+    prune()
+    assert steps_in(tmp_path) == left

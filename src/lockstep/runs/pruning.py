@@ -24,7 +24,7 @@ class Seen:
     """
 
     def __init__(self, path: Path) -> None:
-        before = _stamps(path, [MANIFEST])  # not after: a manifest that changes while it is read has changed
+        before = _stamps(path, [MANIFEST])  # before it is read: one that changes meanwhile counts as changed
         self.manifest = manifest_of(path)
         self.score = score_in(self.manifest)
         listed = list(self.manifest["files"]) if self.manifest else []
