@@ -236,6 +236,13 @@ def test_arguments_that_the_environment_does_not_take():
     assert "'gravitation'" in text
 
 
+def test_a_class_that_is_no_environment_of_gymnasium_says_which_backend_takes_it():
+    assert complaint(EnvConfig(id="corridors:Corridor")) == (
+        "env.id: corridors:Corridor is no gymnasium.Env; one of lockstep.jax takes --env.backend jax, one of tensors "
+        "--env.backend tensor"
+    )
+
+
 def test_an_environment_that_raises_when_it_is_made():
     text = complaint(fake(error=RuntimeError("no licence")))
     assert text.startswith(f"env.id: {FAKE} can't be made: RuntimeError: no licence")

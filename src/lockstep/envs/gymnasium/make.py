@@ -72,6 +72,11 @@ def make_environment(config: EnvConfig, **kwargs: Any) -> gymnasium.Env:
             raise ValueError(
                 f"env.atari: {config.id} is no ALE game (their ids begin with ALE/); leave it out"
             ) from None
+        if isinstance(error, TypeError) and "must inherit from the gymnasium.Env class" in text:
+            raise ValueError(
+                f"env.id: {config.id} is no gymnasium.Env; one of lockstep.jax takes --env.backend jax, one of tensors "
+                "--env.backend tensor"
+            ) from None
         raise ValueError(f"env.id: {config.id} can't be made: {type(error).__name__}: {text}") from error
     try:
         return wrap(config, made)
