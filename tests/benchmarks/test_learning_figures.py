@@ -82,7 +82,7 @@ def test_learning_is_what_it_was_before_images_and_recurrent_policies_got_faster
 def test_another_processor_has_agents_of_its_own_which_are_the_same_by_old_and_new_code():
     before, after, first = (
         json.loads(FIGURES.with_name(f"learning-{when}.json").read_text())
-        for when in ("other-before", "other-after", "after")
+        for when in ("family25-before", "family25-after", "after")
     )
     assert before["facts"]["commit"] != after["facts"]["commit"]
     assert before["facts"]["cpu"] == after["facts"]["cpu"] != first["facts"]["cpu"]
